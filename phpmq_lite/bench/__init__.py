@@ -1,1 +1,1 @@
-"""A benchmark that measures a broker from outside, and the limits of its machine."""
+"""Benchmark that measures a broker from the outside, and the limits of the machine."""

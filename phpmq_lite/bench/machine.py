@@ -1,4 +1,4 @@
-"""The machine: its processor, its file system, and its limits without a broker."""
+"""The benchmark machine: its processor, its file system, and its limits without a broker."""
 
 import os
 import platform
@@ -17,20 +17,20 @@ from phpmq_lite.storage.data_folder import MOUNTS, mount_of, parse_mounts
 
 @dataclass(slots=True, frozen=True)
 class Machine:
-    """The environment that results depend on."""
+    """The environment that benchmark results depend on."""
 
-    broker: str  # our own version
-    build: str | None  # compiled or pure Python; None for a broker that we did not start
+    broker: str  # version of this package
+    build: str | None  # compiled or pure Python; None if we did not start the broker
     cpu: str
     cores: int
     kernel: str
     python: str
     sqlite: str
-    file_system: str  # file system of the data folder
+    file_system: str  # type of the data folder's file system
 
 
 def describe_machine(folder: Path, *, is_own: bool) -> Machine:
-    """Describe the machine; ``folder`` holds the data, ``is_own``: we start the broker."""
+    """Describe the machine; ``folder`` holds the data, and ``is_own`` if we start the broker."""
     return Machine(
         broker=__version__,
         build=installation.build_kind() if is_own else None,
@@ -44,7 +44,7 @@ def describe_machine(folder: Path, *, is_own: bool) -> Machine:
 
 
 def file_system(folder: Path) -> str | None:
-    """Return the type of the file system, such as ``ext4``; None if unknown (macOS)."""
+    """Return a folder's file system type, such as ``ext4``, or None if unknown (macOS)."""
     try:
         text = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -67,7 +67,7 @@ def _cpu_name() -> str:
 ROW_BYTES: Final = 256
 ECHO_BYTES: Final = 256
 LARGE_ROW_BYTES: Final = 100_000
-COMMIT_BYTES: Final = 4 << 20  # bodies per commit; the broker's limit for one transaction
+COMMIT_BYTES: Final = 4 << 20  # size of the bodies per commit; the broker's transaction limit
 _BLOCK: Final = b"x" * 4096
 _ROWS_PER_STATEMENT: Final = 500
 _CACHE_BYTES: Final = 8 << 20  # the broker's cache size
@@ -75,7 +75,7 @@ _RECEIVE_BYTES: Final = 1 << 16
 
 
 def _rate(step: Callable[[], object], seconds: float) -> float:
-    """Repeat ``step`` for ``seconds``; return the number of runs per second."""
+    """Repeat ``step`` for ``seconds``; return the number of repetitions per second."""
     done = 0
     began_s = time.perf_counter()
     while (elapsed_s := time.perf_counter() - began_s) < seconds:
@@ -85,7 +85,7 @@ def _rate(step: Callable[[], object], seconds: float) -> float:
 
 
 def measure_syncs(folder: Path, seconds: float) -> Generator[None, None, float]:
-    """Append blocks of 4 KiB and sync each one; return syncs per second."""
+    """Append 4 KiB blocks to a file and sync each one; return syncs per second."""
     file = os.open(folder / "sync.bin", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     sync = getattr(os, "fdatasync", os.fsync)
 
@@ -102,9 +102,9 @@ def measure_syncs(folder: Path, seconds: float) -> Generator[None, None, float]:
 def measure_rows(
     folder: Path, seconds: float, rows_per_commit: int
 ) -> Generator[None, None, float]:
-    """Insert rows of 256 bytes durably; return rows per second.
+    """Insert 256-byte rows durably; return rows per second.
 
-    Uses WAL, ``synchronous=FULL`` and one connection.
+    Uses WAL mode, ``synchronous=FULL`` and one connection.
     """
     database = sqlite3.connect(folder / f"rows-{rows_per_commit}.db", isolation_level=None)
     execute = database.execute
@@ -128,11 +128,11 @@ def measure_rows(
 
 
 def measure_writes(folder: Path, seconds: float) -> Generator[None, None, float]:
-    """Insert rows of 100 KB in transactions of 4 MiB, as the broker does; return bytes per second.
+    """Insert 100 KB rows in 4 MiB transactions, as the broker does; return bytes per second.
 
-    It uses the broker's SQLite settings and checkpoints, so everything is written twice.
+    Uses the broker's SQLite settings and checkpoints, so everything is written twice.
     """
-    # Imported here because the other limits do not need the broker's code.
+    # Imported here because only this measurement uses the broker's code.
     from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store
 
     connection = sqlite3.connect(folder / "writes.db", isolation_level=None)
@@ -162,7 +162,7 @@ def measure_writes(folder: Path, seconds: float) -> Generator[None, None, float]
 
 
 def echo_server(listener: socket.socket) -> Generator[None, None, None]:
-    """Echo the bytes that one connection sends, for ``measure_round_trips``."""
+    """Accept one connection and echo its bytes, for ``measure_round_trips``."""
     with listener:
         yield
         link, _ = listener.accept()
@@ -173,7 +173,7 @@ def echo_server(listener: socket.socket) -> Generator[None, None, None]:
 
 
 def measure_round_trips(address: Address, seconds: float) -> Generator[None, None, float]:
-    """Send 256 bytes over the loopback and wait for the echo; return round trips per second."""
+    """Send 256 bytes over loopback and wait for the echo; return round trips per second."""
     message = b"x" * ECHO_BYTES
     with connect(address) as link:
 

@@ -1,4 +1,4 @@
-"""Load generators in separate processes, and the CPU time of processes."""
+"""Load generators in separate processes, and CPU times of processes."""
 
 import multiprocessing
 import os
@@ -20,14 +20,14 @@ from phpmq_lite.errors import ClientError, PhpmqError, os_reason
 
 BenchFunction = Callable[..., Generator[None, None, Any]]
 
-_START_S: Final = 60.0  # timeout for a process to import and prepare
+_START_S: Final = 60.0  # how long a process may take to import modules and prepare
 _TICK_S: Final = 0.25
-_spawn = multiprocessing.get_context("spawn")  # copies no threads or memory from the parent
+_spawn = multiprocessing.get_context("spawn")  # does not copy the parent's threads or memory
 
 
 @dataclass(slots=True, frozen=True)
 class BenchJob:
-    """A generator function to run in a separate process, and its pickled arguments.
+    """A generator function to run in a separate process, with arguments that can be pickled.
 
     The function prepares, yields once, and measures when it is resumed.
     """
@@ -38,12 +38,12 @@ class BenchJob:
 
 @dataclass(slots=True, frozen=True)
 class BenchTiming:
-    """The result of one job; times are on the monotonic clock, which all processes share."""
+    """The result of a benchmark job; times are from the monotonic clock that processes share."""
 
     value: Any
     began_s: float
     ended_s: float
-    cpu_s: float  # CPU time of its process during the measurement
+    cpu_s: float  # CPU time of the job's process during the measurement
 
 
 @contextmanager
@@ -71,17 +71,17 @@ def run_together(
 
     Args:
         jobs: jobs by name; the names appear in errors.
-        limit_s: timeout, counted from the release.
+        limit_s: timeout in seconds, counted from the release.
         on_start: called when all jobs are prepared, right before the release.
         on_tick: called a few times per second while the jobs run.
 
     Raises:
-        ClientError: a job failed or timed out. All processes have ended.
+        ClientError: a job failed or timed out; all processes have ended.
     """
     running: list[tuple[str, SpawnProcess, Connection]] = []
     try:
         for name, job in jobs.items():
-            with signals_blocked(signal.SIGINT):  # after Ctrl-C, we end the processes
+            with signals_blocked(signal.SIGINT):  # on Ctrl-C, this process ends the jobs
                 running.append((name, *_start(job)))
         pipes = {pipe: name for name, _, pipe in running}
         _gather(pipes, _START_S, on_tick)
@@ -92,7 +92,7 @@ def run_together(
     finally:
         with signals_blocked(signal.SIGINT, signal.SIGTERM):
             for _, process, pipe in running:
-                process.kill()  # a no-op if the process has already ended
+                process.kill()  # does nothing if the process has already ended
                 process.join()
                 pipe.close()
 
@@ -108,7 +108,7 @@ def _start(job: BenchJob) -> tuple[SpawnProcess, Connection]:
 def _gather(
     pipes: dict[Connection, str], limit_s: float, on_tick: Callable[[], None]
 ) -> dict[str, Any]:
-    """Return one reply per pipe, in the order of the pipes."""
+    """Return a reply from each pipe, in the order of the pipes."""
     replies: dict[str, Any] = {}
     end_s = time.monotonic() + limit_s
     while len(replies) < len(pipes):
@@ -120,7 +120,7 @@ def _gather(
         on_tick()
         if time.monotonic() > end_s and len(replies) < len(pipes):
             late = ", ".join(pipes[pipe] for pipe in pending)
-            raise ClientError(f"{late}: not finished within {limit_s:.0f} s")
+            raise ClientError(f"{late}: did not finish within {limit_s:.0f} s")
     return {name: replies[name] for name in pipes.values()}
 
 
@@ -135,7 +135,7 @@ def _receive(pipe: Connection, name: str) -> Any:
 
 
 def _work(pipe: Connection, job: BenchJob) -> None:
-    """Run one job in its process: send one reply when prepared and one when done."""
+    """Run a job in its own process; send one reply when prepared and another when done."""
     try:
         generator = job.function(*job.arguments)
         next(generator)
@@ -163,7 +163,7 @@ _PROC: Final = Path("/proc")
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Return the user and system time of a process, over all its threads."""
+    """Return the user and system CPU time of all threads of a process, or None if unknown."""
     try:
         text = (_PROC / str(pid) / "stat").read_text()
     except OSError:
@@ -173,7 +173,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def busy_seconds() -> float | None:
-    """Return the CPU time of all processes since boot, over all cores."""
+    """Return the CPU time used on all cores since boot, or None if unknown."""
     try:
         line = (_PROC / "stat").read_text().partition("\n")[0]
     except OSError:

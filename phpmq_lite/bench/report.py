@@ -1,4 +1,4 @@
-"""The results of a benchmark run, and the ratios that make them comparable."""
+"""Benchmark results, and ratios that make the results of different machines comparable."""
 
 import os
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from typing import Any, Final, Self
 
 from phpmq_lite.bench.machine import Machine
 
-_FULL_CORE: Final = 0.85  # a process that uses more of its core is saturated
-_ALL_CORES_FULL: Final = 0.92  # the same threshold, as a share of all cores
-_NOISE: Final = 0.25  # share of a core; other processes that use more distort the figures
+_FULL_CORE: Final = 0.85  # a process that uses more than this share of a core is saturated
+_ALL_CORES_FULL: Final = 0.92  # the machine is saturated above this share of all cores
+_NOISE: Final = 0.25  # other processes distort the figures above this share of a core
 _LARGE_BYTES: Final = 64 << 10  # the disk's bandwidth limits larger bodies, not the row rate
 
 
@@ -17,24 +17,24 @@ _LARGE_BYTES: Final = 64 << 10  # the disk's bandwidth limits larger bodies, not
 class MachineLimits:
     """Rates per second that the machine achieves without a broker."""
 
-    syncs: float  # blocks of 4 KiB, each appended and synced
-    rows_1: float  # rows of 256 bytes into SQLite, synchronous=FULL, one per commit
-    rows_1000: float  # the same, 1,000 per commit
-    written_bytes: float  # bytes of 100 KB rows into SQLite, 4 MiB per commit, with checkpoints
-    round_trips: float  # round trips of 256 bytes over loopback
+    syncs: float  # 4 KiB blocks appended to a file, with a sync after each block
+    rows_1: float  # 256-byte rows inserted into SQLite with synchronous=FULL, one per commit
+    rows_1000: float  # 256-byte rows inserted into SQLite, 1,000 per commit
+    written_bytes: float  # bytes inserted in 100 KB rows, 4 MiB per commit, with checkpoints
+    round_trips: float  # 256-byte round trips over loopback
 
 
 @dataclass(slots=True, frozen=True)
 class CpuLoad:
-    """CPU use in cores (1.0 is one fully used core); None if unknown."""
+    """CPU usage in cores (1.0 is one fully used core); None if unknown."""
 
     broker: float | None
     clients: dict[str, float]
-    others: float | None  # all other processes: noise
+    others: float | None  # noise from all other processes
 
     @property
     def limit(self) -> str:
-        """What limited the rate; ``waiting`` means that all wait for the disk or each other."""
+        """The bottleneck; ``waiting`` means that all processes wait for the disk or each other."""
         busiest = max(self.clients, key=lambda name: self.clients[name])
         is_client_full = self.clients[busiest] >= _FULL_CORE
         if self.broker is None:
@@ -54,21 +54,21 @@ class CpuLoad:
 
 @dataclass(slots=True, frozen=True)
 class Throughput:
-    """Throughput of one workload."""
+    """The throughput measured for one workload."""
 
     workload: str
-    size: int  # bytes of a body
+    size: int  # body size in bytes
     messages: int
     seconds: float
     load: CpuLoad
 
     @property
     def per_second(self) -> float:
-        """Messages per second, until the last is known to be stored."""
+        """Messages per second, timed until the last message is known to be stored."""
         return self.messages / self.seconds
 
     def share_of_sqlite(self, limits: MachineLimits) -> float:
-        """Return the rate relative to SQLite alone; 1.0 means that both are equal.
+        """Return the rate relative to SQLite alone, where 1.0 means equally fast.
 
         Compares rows at 1,000 per commit, or bytes written for bodies of 64 KiB or more.
         """
@@ -87,7 +87,7 @@ class Quantiles:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Self:
-        """Return the quantiles of one or more values, which need not be sorted."""
+        """Return the quantiles of one or more values in seconds, in any order."""
         ordered = sorted(seconds)
         last = len(ordered) - 1
         p50, p95, p99 = (ordered[round(last * share)] * 1_000 for share in (0.5, 0.95, 0.99))
@@ -96,22 +96,22 @@ class Quantiles:
 
 @dataclass(slots=True, frozen=True)
 class LatencyResult:
-    """Latency with one message in flight, measured from its publish."""
+    """Latency from publishing a message, with one message in flight."""
 
     rounds: int
-    receive: Quantiles  # until the consumer has received it
-    receipt: Quantiles  # until the publisher has its receipt
+    receive: Quantiles  # until the consumer receives the message
+    receipt: Quantiles  # until the publisher receives the receipt
 
     @classmethod
     def of(cls, receive_s: Sequence[float], receipt_s: Sequence[float]) -> Self:
-        """Summarize the measured seconds; a run of a single round has no ``receipt_s``."""
+        """Summarize the measured latencies; ``receipt_s`` is empty after a single round."""
         rounds = len(receive_s) + len(receipt_s)
         return cls(rounds, Quantiles.of(receive_s), Quantiles.of(receipt_s or receive_s))
 
 
 @dataclass(slots=True)
 class BenchReport:
-    """The results of one run; workloads that did not run are empty or None."""
+    """The results of a benchmark run; workloads that did not run are empty or None."""
 
     machine: Machine
     size: int
@@ -128,12 +128,12 @@ class BenchReport:
         return any(rate.load.is_noisy for rate in self.rates)
 
     def latency_ratio(self, quantiles: Quantiles) -> float:
-        """Return p50 relative to its lower bound: one commit of one row and one round trip."""
+        """Return the p50 relative to its lower bound: a one-row commit plus a round trip."""
         least_ms = 1_000 / self.limits.rows_1 + 1_000 / self.limits.round_trips
         return quantiles.p50 / least_ms
 
     def document(self) -> dict[str, Any]:
-        """Return the report as a JSON document that includes the ratios."""
+        """Return the report as a JSON document, including the ratios."""
         latency: dict[str, Any] | None = None
         if self.latency is not None:
             latency = {

@@ -13,7 +13,7 @@ from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.encoder import encoder_for
 
 KEY_BYTES: Final = 16
-ID_BYTES: Final = 32  # length of this broker's message ids
+ID_BYTES: Final = 32  # length of the broker's message ids
 _BODY: Final = b"x"
 _LAST_BODY: Final = b"y"  # marks the last message for the consumer
 
@@ -31,7 +31,7 @@ _broker: Final = encoder_for(b"", 32, "ttl")
 
 
 def body_of(content: str, size: int, *, is_last: bool = False) -> bytes:
-    """Return a body of ``size`` bytes, or the smallest envelope if that is larger.
+    """Return a body of ``size`` bytes, or the smallest envelope if the envelope is larger.
 
     The last body differs in one byte. All envelopes have the same ``trace_id``, so indexing it
     costs less than with real messages.
@@ -44,9 +44,9 @@ def body_of(content: str, size: int, *, is_last: bool = False) -> bytes:
 
 
 class PublishStream:
-    """Publishes of one body to one queue, confirmed or plain, without expiry.
+    """Encoder of publishes of one body to one queue, confirmed or plain, without expiry.
 
-    Keys of confirmed publishes are unique across all processes.
+    The keys of confirmed publishes are unique across all processes.
     """
 
     __slots__ = ("_head", "_is_confirmed", "_last_head", "_numbers", "_receipt", "_rest",
@@ -68,7 +68,7 @@ class PublishStream:
         self._rest = b""
 
     def encode(self, number: int, *, is_last: bool = False) -> bytes:
-        """Return ``number`` publishes; ``is_last`` marks the last of them for the consumer."""
+        """Encode ``number`` publishes; ``is_last`` marks the final one for the consumer."""
         if is_last:
             return self.encode(number - 1) + self._last_head + self._keys(1)[0]
         if not self._is_confirmed:
@@ -77,10 +77,10 @@ class PublishStream:
         return b"".join([head + key for key in self._keys(number)])
 
     def feed(self, data: bytes) -> int:
-        """Process bytes from the broker; return the number of publishes they confirm.
+        """Process bytes from the broker; return the number of publishes that they confirm.
 
         Raises:
-            ClientError: they contain a refusal or anything but receipts.
+            ClientError: the bytes contain a refusal or anything other than receipts.
         """
         data = self._rest + data
         size = self.receipt_bytes
@@ -92,7 +92,7 @@ class PublishStream:
         return count
 
     def has_receipt(self, data: bytes) -> bool:
-        """Return whether a receipt begins anywhere in the data, even among other frames."""
+        """Return whether a receipt begins anywhere in the data, even between other frames."""
         return self._receipt in data
 
     def _keys(self, number: int) -> list[bytes]:
@@ -102,32 +102,32 @@ class PublishStream:
 
 
 class DispatchStream:
-    """Dispatches of the messages from a ``PublishStream``, and their acknowledgements."""
+    """Decoder of dispatches of a ``PublishStream``'s messages, which it acknowledges."""
 
     __slots__ = ("_ack_head", "_head", "_last_head", "_parts", "_size", "consume", "frame_bytes",
                  "is_complete", "received")  # fmt: skip
 
     def __init__(self, queue: str, size: int, window: int, content: str = PLAIN) -> None:
-        self.consume = _client.consume(queue, window)  # the frame that opens the window
+        self.consume = _client.consume(queue, window)  # frame that opens the window
         self.received = 0
         self.is_complete = False  # whether the last message was received
         self._ack_head = _client.acknowledge(queue, bytes(ID_BYTES))[:-ID_BYTES]
         self._head = _dispatch_head(queue, body_of(content, size))
         self._last_head = _dispatch_head(queue, body_of(content, size, is_last=True))
-        self.frame_bytes = len(self._head) + ID_BYTES + len(_dispatch_tail())  # size of a dispatch
-        self._parts: list[bytes] = []  # parts of an incomplete frame
-        self._size = 0  # total size of these parts
+        self.frame_bytes = len(self._head) + ID_BYTES + len(_dispatch_tail())  # dispatch size
+        self._parts: list[bytes] = []  # received parts of an incomplete frame
+        self._size = 0  # total size of `_parts`
 
     def feed(self, data: bytes) -> bytes:
-        """Process bytes from the broker; return acknowledgements for the dispatches in them.
+        """Process bytes from the broker; return acknowledgements of the dispatched messages.
 
         Raises:
-            ClientError: they contain another frame, or a message after the last one.
+            ClientError: the bytes contain another frame, or a message after the last one.
         """
         self._parts.append(data)
         self._size += len(data)
         if self._size < self.frame_bytes:
-            return b""  # joining the pieces of a large body at each call took a whole core
+            return b""  # joining a large body's pieces on every call would use a whole core
         data = b"".join(self._parts)
         head, size, ids = self._head, self.frame_bytes, []
         end = len(data) // size * size
@@ -143,7 +143,7 @@ class DispatchStream:
 
     def _take_last(self, data: bytes, at: int, end: int) -> None:
         if not data.startswith(self._last_head, at) or at + self.frame_bytes != end:
-            raise ClientError(f"the broker dispatched {data[at : at + 200]!r}")
+            raise ClientError(f"the broker dispatched an unexpected {data[at : at + 200]!r}")
         self.is_complete = True
 
 
@@ -154,7 +154,7 @@ def _dispatch(queue: str, body: bytes) -> bytes:
 
 
 def _dispatch_head(queue: str, body: bytes) -> bytes:
-    """Return the bytes before the id; no byte after the id is zero."""
+    """Return the bytes before the id, whose end is found because no byte after it is zero."""
     return _dispatch(queue, body).removesuffix(_dispatch_tail())[:-ID_BYTES]
 
 
@@ -167,19 +167,19 @@ Address = tuple[str, int]
 UNCONFIRMED: Final = 1_000  # maximum number of unconfirmed publishes on one connection
 BARRIER_QUEUE: Final = "bench.barrier"
 RECEIVE_TIMEOUT_S: Final = 30.0
-_UNCONFIRMED_BYTES: Final = 32 << 20  # maximum total size of their bodies
-_MAX_PER_WRITE: Final = 200  # publishes per write
+_UNCONFIRMED_BYTES: Final = 32 << 20  # maximum total size of unconfirmed bodies
+_MAX_PER_WRITE: Final = 200  # maximum number of publishes per write
 _RECEIVE_BYTES: Final = 1 << 18
-_RECEIPT_BYTES: Final = 256  # upper bound for the size of a receipt
+_RECEIPT_BYTES: Final = 256  # upper bound on the size of a receipt
 
 
 def unconfirmed_limit(size: int) -> int:
-    """Return how many messages of ``size`` bytes may await confirmation at once."""
+    """Return how many messages of ``size`` bytes may await confirmation at the same time."""
     return max(2, min(UNCONFIRMED, _UNCONFIRMED_BYTES // size))
 
 
 def publishes_per_write(size: int) -> int:
-    """Return how many publishes of ``size`` bytes are sent in one write."""
+    """Return how many publishes of ``size`` bytes to send in one write."""
     return max(1, min(_MAX_PER_WRITE, unconfirmed_limit(size) // 5))
 
 
@@ -203,11 +203,11 @@ def receive(link: socket.socket) -> bytes:
 
 
 def wait_until_stored(link: socket.socket, before: bytes = b"") -> None:
-    """Send ``before`` and wait until the broker has stored its effect.
+    """Send the frames in ``before`` and wait until the broker has stored their effects.
 
-    Acknowledgements have no reply, but the commands of one connection are stored in order, so
-    the receipt of a publish after them proves that they are stored. The broker must not be about
-    to send anything else.
+    Acknowledgements have no reply, but the commands of a connection are stored in order, so the
+    receipt of a later publish proves that the acknowledgements are stored. The broker must not be
+    about to send anything else.
     """
     barrier = PublishStream(BARRIER_QUEUE, 1)
     link.sendall(before + barrier.encode(1))
@@ -224,7 +224,7 @@ def publish(
     content: str = PLAIN,
     limit: int | None = None,
 ) -> Generator[None, None, int]:
-    """Publish for ``seconds``, wait until all messages are stored, and return their number.
+    """Publish for ``seconds`` and wait until all messages are stored; return their number.
 
     Publishing ends early after ``limit`` messages, rounded up to whole writes.
     """
@@ -247,7 +247,7 @@ def publish(
 def publish_number(
     address: Address, queue: str, size: int, number: int
 ) -> Generator[None, None, int]:
-    """Publish ``number`` confirmed messages, rounded up to whole writes; return their number.
+    """Publish ``number`` confirmed messages, rounded up to whole writes; return how many.
 
     No message is marked as the last, because more may follow.
     """
@@ -285,7 +285,7 @@ def _publish_plain(
     publishes = stream.encode(per_write)
     sent = 0
     while not is_finished(sent):
-        link.sendall(publishes)  # blocks while the broker does not read
+        link.sendall(publishes)  # blocks until the broker reads
         sent += per_write
     link.sendall(stream.encode(1, is_last=True))
     return sent + 1
@@ -294,9 +294,9 @@ def _publish_plain(
 def consume(
     address: Address, queue: str, size: int, window: int, content: str = PLAIN
 ) -> Generator[None, None, int]:
-    """Receive and acknowledge messages up to the last one of ``publish``; return their number.
+    """Receive and acknowledge messages up to the last one that ``publish`` sends; count them.
 
-    Returns once all acknowledgements are stored. The queue must be empty at the start.
+    Returns once all acknowledgements are stored. The queue must be empty before the call.
     """
     stream = DispatchStream(queue, size, window, content)
     with connect(address) as link:
@@ -313,10 +313,10 @@ def consume(
 def one_in_flight(
     address: Address, queue: str, size: int, seconds: float, content: str = PLAIN
 ) -> Generator[None, None, tuple[list[float], list[float]]]:
-    """Publish one message at a time, after the acknowledgement of the previous one is stored.
+    """Publish one message at a time, each after the previous message's acknowledgement is stored.
 
-    Returns the seconds from publish to dispatch, and from publish to receipt. Rounds alternate
-    which of the two they wait for first and measure only that one, so neither is read late.
+    Returns the seconds from publish to dispatch and from publish to receipt. Each round waits first
+    for one of the two, in alternation, and measures only that one, so neither is read late.
     """
     stream = PublishStream(queue, size, content=content)
     dispatches = DispatchStream(queue, size, 1, content)
@@ -359,10 +359,10 @@ def _wait_dispatch(link: socket.socket, stream: DispatchStream) -> bytes:
 def drain(
     address: Address, queue: str, size: int, number: int, window: int, content: str = PLAIN
 ) -> Generator[None, None, int]:
-    """Consume ``number`` messages from a queue; return how many were acknowledged and stored.
+    """Consume ``number`` messages from a queue; return the number of stored acknowledgements.
 
-    If the queue has more messages, up to ``window`` more are acknowledged, and up to ``window`` in
-    flight are returned to the queue.
+    If the queue has more messages, up to ``window`` more are acknowledged, and up to ``window``
+    messages in flight are returned to the queue.
     """
     stream = DispatchStream(queue, size, window, content)
     barrier = PublishStream(BARRIER_QUEUE, 1)

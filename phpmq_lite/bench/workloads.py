@@ -1,4 +1,4 @@
-"""A benchmark run: first the limits of the machine, then the workloads.
+"""A benchmark run, which measures the machine's limits first and then the workloads.
 
 Disks and machines vary from run to run. Only ratios within one run are comparable, so everything
 is measured within seconds and in the same folder.
@@ -36,42 +36,42 @@ LATENCY: Final = "latency"
 WORKLOADS: Final = (PUBLISH, FLOW, FLOW_PLAIN, LATENCY)
 _RATES: Final = (PUBLISH, FLOW, FLOW_PLAIN)
 
-_TIMEOUT_FACTOR: Final = 10.0  # consuming may take this many times as long as publishing
+_TIMEOUT_FACTOR: Final = 10.0  # consuming may take up to this many times as long as publishing
 _EXTRA_TIMEOUT_S: Final = 60.0
-_MAX_BYTES: Final = 1 << 30  # most bytes that one step may write to the disk
+_MAX_BYTES: Final = 1 << 30  # maximum bytes that one step may write to disk
 
 
 @dataclass(slots=True, frozen=True)
 class BenchPlan:
-    """What to measure."""
+    """The options of a benchmark run."""
 
     seconds: float = 5.0  # publishing time per workload; consuming the rest takes longer
-    size: int = 256  # bytes of a body
-    window: int = 100  # messages that the consumer holds unacknowledged
+    size: int = 256  # body size in bytes
+    window: int = 100  # maximum number of messages that the consumer has not acknowledged
     workloads: tuple[str, ...] = (PUBLISH, FLOW, LATENCY)
     folder: Path = field(default_factory=Path.cwd)  # folder on the disk to measure
-    address: Address | None = None  # address of a running broker; None starts one
+    address: Address | None = None  # a running broker; None means start one
     content: str = PLAIN
 
     @property
     def limit_seconds(self) -> float:
-        """Duration of each measurement of a machine limit."""
+        """The duration of each machine limit measurement."""
         return min(1.0, self.seconds / 5)
 
     @property
     def planned_seconds(self) -> float:
-        """Approximate duration of the whole run."""
+        """The approximate duration of the whole run."""
         return 5 * self.limit_seconds + len(self.workloads) * self.seconds
 
 
 class BenchObserver:
-    """Receives the progress of a run; this base class ignores it."""
+    """Observer of a run's progress; this base class does nothing."""
 
     def begin(self, step: str, seconds: float) -> None:
         """Handle the start of a step that takes about ``seconds``."""
 
     def tick(self) -> None:
-        """Update the progress; called a few times per second."""
+        """Update the progress display; called a few times per second."""
 
 
 def measure(plan: BenchPlan, observer: BenchObserver) -> BenchReport:
@@ -102,7 +102,7 @@ def measure(plan: BenchPlan, observer: BenchObserver) -> BenchReport:
 
 @contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """Create a folder with a short name, because a Unix socket's path has at most 107 bytes."""
+    """Create a folder with a short name, because Unix socket paths are limited to 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix=".bench-", dir=parent))
     try:
         yield folder
@@ -113,7 +113,7 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 
 @contextmanager
 def _measured_broker(plan: BenchPlan, data: Path) -> Iterator[tuple[Address, int | None]]:
-    """Yield the address of the broker, and its pid if we start it."""
+    """Yield the broker's address, and its process id if we start the broker."""
     if plan.address is not None:
         yield plan.address, None
         return
@@ -122,7 +122,7 @@ def _measured_broker(plan: BenchPlan, data: Path) -> Iterator[tuple[Address, int
 
 
 class BenchRunner:
-    """Measures the steps of a plan and reports each one to the observer."""
+    """Measures the steps of a plan and reports each step to the observer."""
 
     def __init__(self, plan: BenchPlan, observer: BenchObserver) -> None:
         self._plan = plan
@@ -138,14 +138,14 @@ class BenchRunner:
         """Run all jobs at the same time; ``seconds`` is their approximate duration.
 
         Raises:
-            ClientError: a job failed or took far too long.
+            ClientError: a job failed or timed out.
         """
         self._observer.begin(step, seconds)
         timeout_s = seconds * _TIMEOUT_FACTOR + _EXTRA_TIMEOUT_S
         return run_together(dict(jobs), timeout_s, on_start, self._observer.tick)
 
     def measure_limits(self, folder: Path) -> MachineLimits:
-        """Measure disk, SQLite and loopback without a broker."""
+        """Measure the disk, SQLite and loopback without a broker."""
         seconds = self._plan.limit_seconds
 
         def limit(step: str, function: Callable[..., Any], *arguments: int) -> float:
@@ -172,9 +172,9 @@ class BenchRunner:
         return rate
 
     def measure_rate(self, address: Address, pid: int | None, workload: str) -> Throughput:
-        """Measure messages per second, from the first publish until the last is known to be stored.
+        """Measure messages per second, until the last message is known to be stored.
 
-        With bodies above 1 KB, publishing ends early once 1 GiB is written.
+        With bodies larger than 1 KB, publishing ends early once 1 GiB has been written.
         """
         plan = self._plan
         queue = fresh_queue_name(workload)
@@ -191,7 +191,7 @@ class BenchRunner:
         load = meter.stop(seconds, timings)
         counts = [timing.value for timing in timings.values()]
         if len(set(counts)) > 1:
-            raise ClientError(f"{counts[0]} messages published, {counts[1]} received")
+            raise ClientError(f"{counts[0]} messages were published, but {counts[1]} were received")
         if workload == PUBLISH and plan.address is not None:
             window = traffic.unconfirmed_limit(plan.size)
             job = BenchJob(traffic.drain, (*target, counts[0], window, plan.content))
@@ -208,7 +208,7 @@ class BenchRunner:
 
 
 class CpuMeter:
-    """A meter of the CPU use of broker, clients and other processes from start to stop."""
+    """Meters the CPU usage of the broker, the clients and other processes."""
 
     def __init__(self, pid: int | None) -> None:
         self._pid = pid
@@ -221,7 +221,7 @@ class CpuMeter:
         self._busy_s = busy_seconds()
 
     def stop(self, seconds: float, timings: Mapping[str, BenchTiming]) -> CpuLoad:
-        """Return the load over ``seconds`` in cores."""
+        """Return the average load, in cores, since ``start``, which was ``seconds`` ago."""
         busy_s = busy_seconds()
         broker_s = cpu_seconds(self._pid) if self._pid is not None else None
         broker = _share(self._broker_s, broker_s, seconds)
@@ -234,14 +234,14 @@ class CpuMeter:
 
 
 def elapsed_span(timings: Mapping[str, BenchTiming]) -> float:
-    """Return the seconds from the first start to the last end."""
+    """Return the seconds from the earliest start to the latest end."""
     return max(timing.ended_s for timing in timings.values()) - min(
         timing.began_s for timing in timings.values()
     )
 
 
 def fresh_queue_name(workload: str) -> str:
-    """Return the name of a queue that does not exist yet."""
+    """Return a queue name that is not in use yet."""
     return f"bench.{workload}.{secrets.token_hex(4)}"
 
 

@@ -1,1 +1,1 @@
-"""Export of history and claims as Arrow, in a process outside the broker's interpreter."""
+"""Export of history and claims as Arrow, in a process of its own outside the broker."""

@@ -1,4 +1,4 @@
-"""The export process: answers JSON requests on stdin with frames on stdout."""
+"""The export process, which answers JSON requests on stdin with frames on stdout."""
 
 import json
 import os
@@ -14,25 +14,25 @@ from typing import Any, Final
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.storage.arrow import HistoryRanges, RangeRows, RowSelection
 
-PREFIX: Final = struct.Struct(">cI")  # kind, number of payload bytes
+PREFIX: Final = struct.Struct(">cI")  # frame kind, payload length
 PIECE_BYTES: Final = 1 << 20  # maximum size of a frame's payload
 
-HEADER: Final = b"H"  # JSON: rows, lo, hi, history_id, queue
+HEADER: Final = b"H"  # JSON with rows, lo, hi, history_id and queue
 DATA: Final = b"D"  # a piece of the Arrow stream
-END: Final = b"Z"  # JSON: number of rows sent
-ERROR: Final = b"E"  # JSON: code (empty unless refused), detail
-BEAT: Final = b"B"  # empty payload
+END: Final = b"Z"  # JSON with the number of rows sent
+ERROR: Final = b"E"  # JSON with code (empty unless refused) and detail
+BEAT: Final = b"B"  # sign of life with an empty payload
 
 
 NICE: Final = 10  # a tenth of the broker's weight; exports still progress on a busy machine
 BEAT_S: Final = 1.0
-_PIPE_BYTES: Final = 1 << 20  # largest pipe allowed without privileges; reduces wake-ups
+_PIPE_BYTES: Final = 1 << 20  # Linux's limit for unprivileged users; reduces wake-ups
 
 
 class FrameWriter:
-    """Writes frames to a file descriptor; also serves Arrow's writer as a file object."""
+    """Writes frames to a file descriptor; also acts as the file object of Arrow's writer."""
 
-    closed = False  # read by pyarrow
+    closed = False  # pyarrow reads this attribute
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -40,7 +40,7 @@ class FrameWriter:
         self._beat_s = time.monotonic()
 
     def put(self, kind: bytes, payload: bytes | bytearray | memoryview = b"") -> None:
-        """Write a frame, blocking while the broker does not read.
+        """Write a frame, blocking until the broker reads it.
 
         Raises:
             BrokenPipeError: the broker has ended.
@@ -50,16 +50,16 @@ class FrameWriter:
         self._beat_s = time.monotonic()
 
     def put_json(self, kind: bytes, **members: Any) -> None:
-        """Write a frame with a JSON object."""
+        """Write a frame whose payload is a JSON object."""
         self.put(kind, json.dumps(members).encode())
 
     def beat(self) -> None:
-        """Signal progress if nothing has been written for a second."""
+        """Write a sign of life if nothing has been written for a second."""
         if time.monotonic() - self._beat_s >= BEAT_S:
             self.put(BEAT)
 
     def write(self, data: Any) -> int:
-        """Buffer part of the stream and write full pieces; ``flush_all`` writes the remainder."""
+        """Buffer stream data and write each full piece; ``flush_all`` writes the remainder."""
         view = memoryview(data).cast("B")
         at = 0
         while at < len(view):
@@ -71,10 +71,10 @@ class FrameWriter:
         return len(view)
 
     def flush(self) -> None:
-        """Do nothing: Arrow's writer calls this after each write, before a piece is full."""
+        """Do nothing, because Arrow's writer calls this before a piece is full."""
 
     def flush_all(self) -> None:
-        """Write the buffered bytes."""
+        """Write the buffered bytes, even if they do not fill a piece."""
         if self._piece:
             self.put(DATA, self._piece)
             self._piece = bytearray()
@@ -92,7 +92,7 @@ class FrameWriter:
 def main(database: str) -> int:
     """Answer requests until standard input ends; return the exit code."""
     descriptor = os.dup(1)
-    os.dup2(2, 1)  # keep printed text out of the frames
+    os.dup2(2, 1)  # keeps printed text out of the frames
     _lower_priority()
     _enlarge_pipe(descriptor)
     try:
@@ -103,7 +103,7 @@ def main(database: str) -> int:
 
 
 def answer_requests(database: str, lines: Iterable[bytes], output: FrameWriter) -> None:
-    """Answer each line, which contains one request."""
+    """Answer the requests, one per line."""
     for line in lines:
         try:
             answer_request(database, json.loads(line), output)
@@ -113,7 +113,7 @@ def answer_requests(database: str, lines: Iterable[bytes], output: FrameWriter) 
             output.put_json(ERROR, code=error.code, detail=str(error))
         except StorageError as error:
             output.put_json(ERROR, code="", detail=str(error))
-        except Exception as error:  # a bug or lack of memory; the broker reports it
+        except Exception as error:  # a bug or out of memory; the broker reports it
             traceback.print_exc()
             output.put_json(ERROR, code="", detail=f"the export failed: {error!r}"[:500])
         finally:
@@ -121,7 +121,7 @@ def answer_requests(database: str, lines: Iterable[bytes], output: FrameWriter) 
 
 
 def answer_request(database: str, request: dict[str, Any], output: FrameWriter) -> None:
-    """Answer one request: ``of`` is history or claims; ``is_head`` requests only the header.
+    """Answer a request for history or claims, or only for the header if ``is_head`` is true.
 
     The end of the Arrow stream is written only after all rows have been sent and counted.
     """
@@ -156,16 +156,16 @@ def _stream(rows: RangeRows, output: FrameWriter) -> int:
     for batch in rows:
         writer.write_batch(batch)
         given += batch.num_rows
-    writer.close()  # not a ``with`` block, which would end the stream after a failure, too
+    writer.close()  # a ``with`` block would end the stream even after a failure
     output.flush_all()
     return given
 
 
 def _lower_priority() -> None:
-    """Lower the priority of this process below the broker's."""
+    """Make the priority of this process lower than the broker's."""
     with suppress(OSError):
         os.nice(NICE)
-    # Linux may schedule by session (autogroup) and apply priorities only within each.
+    # With autogroups, Linux schedules by session and applies priorities only within a session.
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICE))
 
@@ -175,5 +175,5 @@ def _enlarge_pipe(descriptor: int) -> None:
         from fcntl import F_SETPIPE_SZ, fcntl
 
         fcntl(descriptor, F_SETPIPE_SZ, _PIPE_BYTES)
-    except (ImportError, OSError):  # not Linux, or a socket: keep the default
+    except (ImportError, OSError):  # not Linux or not a pipe, so keep the default size
         pass

@@ -1,4 +1,4 @@
-"""Starts, paces, relays and ends export processes."""
+"""Starts and ends export processes, paces them, and relays their data."""
 
 import asyncio
 import json
@@ -16,10 +16,10 @@ from phpmq_lite.errors import RefusedError, StorageError, os_reason
 from phpmq_lite.export import child_process
 from phpmq_lite.logs import get_logger, is_quiet
 
-LATE_WAKE_S: Final = 0.001  # a later wake-up means that the loop waited for a CPU
+LATE_WAKE_S: Final = 0.001  # if a wake-up is later, the event loop had to wait for a CPU
 MIN_PAUSE_S: Final = 0.001  # shorter pauses are not measurable
-MAX_PAUSE_S: Final = 0.05  # so the lowest rate is 1 MiB per 50 ms
-_DECAY: Final = 0.98  # slow, because a reader that wakes up works for a long time
+MAX_PAUSE_S: Final = 0.05  # limits the slowdown to 1 MiB per 50 ms
+_DECAY: Final = 0.98  # slow decay, because a reader that wakes up works for a long time
 
 
 class ExportPacer:
@@ -27,7 +27,7 @@ class ExportPacer:
 
     Args:
         passed: returns a number that grows while messages are processed.
-        now: returns the time of a monotonic clock in seconds.
+        now: returns monotonic time in seconds.
         sleep: waits for the given number of seconds.
     """
 
@@ -45,7 +45,7 @@ class ExportPacer:
         self._turn = asyncio.Lock()
 
     async def pause(self) -> float:
-        """Wait before the next piece if messages were processed; one export waits at a time.
+        """Pause before the next piece if messages were processed; only one export pauses at a time.
 
         Returns:
             How long the call waited, in seconds.
@@ -67,10 +67,10 @@ class ExportPacer:
             self._pause_s = max(_DECAY * self._pause_s, MIN_PAUSE_S)
 
 
-EXPORT_LIMIT: Final = 2  # concurrent exports
-STALLED_S: Final = 30.0  # an export without a frame for this long has stalled
-IDLE_S: Final = 60.0  # idle processes are ended after this time
-PROGRAM: Final = (  # our folder is last in sys.path, so that it shadows no modules
+EXPORT_LIMIT: Final = 2  # maximum number of concurrent exports
+STALLED_S: Final = 30.0  # an export that sends no frame for this long has stalled
+IDLE_S: Final = 60.0  # idle processes are killed after this time
+PROGRAM: Final = (  # our folder comes last in sys.path, so that it shadows no modules
     sys.executable, "-P", "-c",
     "import sys; sys.path.append(sys.argv[1]);"
     " from phpmq_lite.export.child_process import main; sys.exit(main(sys.argv[2]))",
@@ -86,13 +86,13 @@ class ExportError(StorageError):
 
 @dataclass(slots=True, frozen=True)
 class ExportHeader:
-    """What is known about an export before its first byte."""
+    """Facts about an export that are known before its first byte."""
 
     rows: int  # exact number of rows that follow
-    lo: int  # bounds as requested, or clipped
+    lo: int  # lower bound as requested, or clipped
     hi: int
     history_id: str
-    queue: str  # queue of a subscription, else empty
+    queue: str  # the subscription's queue; empty for history
 
 
 class RunningExport:
@@ -100,7 +100,7 @@ class RunningExport:
 
     def __init__(self, process: "_ExportProcess", header: ExportHeader, pacer: ExportPacer) -> None:
         self.header = header
-        self.paused_s = 0.0  # time spent in pauses for message processing
+        self.paused_s = 0.0  # time spent pausing in favor of message processing
         self._child = process
         self._pace = pacer
 
@@ -118,24 +118,25 @@ class RunningExport:
                 continue
             reply = json.loads(payload)
             if kind != child_process.END:
-                raise ExportError(str(reply.get("detail", f"the export process sent {kind!r}")))
+                unexpected = f"the export process sent an unexpected {kind!r} frame"
+                raise ExportError(str(reply.get("detail", unexpected)))
             if reply["rows"] != self.header.rows:
                 raise ExportError(
-                    f"{reply['rows']} rows were exported instead of {self.header.rows}"
+                    f"the export should contain {self.header.rows} rows, but has {reply['rows']}"
                 )
             self._child.is_clean = True
             return
 
     async def finish(self) -> None:
-        """Receive the end of an export for which only the header was requested."""
+        """Receive the last frame of an export for which only the header was requested."""
         kind, _ = await self._child.frame()
         self._child.is_clean = kind == child_process.END
 
 
 class ExportProcesses:
-    """The exports of one broker; call it only from the broker's event loop.
+    """The export processes of a broker, to be used only from the broker's event loop.
 
-    ``passed`` returns a number that grows while messages are processed, to slow down exports.
+    ``passed`` returns a number that grows while messages are processed, which slows down exports.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class ExportProcesses:
         self.program = program
         self.stalled_s = stalled_s
         self._database = database
-        self.ends: Counter[str] = Counter()  # number of ended exports by outcome, for the metrics
+        self.ends: Counter[str] = Counter()  # number of ended exports per outcome, for metrics
         self._idle_s = idle_s
         self._pace = ExportPacer(passed)
         self._running = 0
@@ -162,12 +163,12 @@ class ExportProcesses:
 
     @property
     def running(self) -> int:
-        """Number of running exports, at most ``EXPORT_LIMIT``."""
+        """The number of running exports, at most ``EXPORT_LIMIT``."""
         return self._running
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the export processes."""
+        """The process ids of the export processes."""
         return sorted(process.process.pid for process in self._all)
 
     @asynccontextmanager
@@ -175,7 +176,7 @@ class ExportProcesses:
         """Start an export; leaving the block before the end of the stream kills the process.
 
         Raises:
-            RefusedError: two exports are running (``busy``), or ``storage.arrow`` refuses.
+            RefusedError: two exports are already running (``busy``), or ``storage.arrow`` refuses.
             StorageError: the database cannot be read.
             ExportError: the process died or stalled.
         """
@@ -224,7 +225,7 @@ class ExportProcesses:
             started = await asyncio.create_subprocess_exec(
                 *self.program, str(self._database), stdin=PIPE, stdout=PIPE,
                 limit=child_process.PIECE_BYTES,
-                start_new_session=True,  # only the broker gets Ctrl-C, and ends this process
+                start_new_session=True,  # on Ctrl-C, the broker must end this process itself
             )  # fmt: skip
         except OSError as error:
             raise ExportError(f"the export process did not start: {os_reason(error)}") from error
@@ -237,7 +238,7 @@ class ExportProcesses:
         return process
 
     def _release(self, process: "_ExportProcess") -> None:
-        """Keep a process that finished its export for the next one; kill it otherwise."""
+        """Keep a process for the next export if it finished its own; otherwise kill it."""
         if not process.is_clean or self._is_closed or process not in self._all:
             self._end_process(process)
             return
@@ -269,17 +270,17 @@ class _LostError(ExportError):
 
 
 class _ExportProcess:
-    """An export process, and the frames it sends."""
+    """A running export process and its frames."""
 
     def __init__(self, process: Process, stalled_s: float) -> None:
         self.process = process
-        self.is_clean = True  # no reply is outstanding
+        self.is_clean = True  # whether no reply is outstanding
         self.was_used = False
         self._stalled_s = stalled_s
-        self._is_read = False  # a call waits for a frame
+        self._is_read = False  # whether a call is waiting for a frame
 
     async def ask(self, request: Mapping[str, Any]) -> ExportHeader:
-        """Send a request and wait for the header of its reply."""
+        """Send a request and wait for the header of the reply."""
         if self.process.stdin is None:
             raise _LostError("the export process has no standard input")
         self.is_clean = False
@@ -291,7 +292,7 @@ class _ExportProcess:
         if kind == child_process.HEADER:
             return ExportHeader(**reply)
         if kind != child_process.ERROR:
-            raise ExportError(f"the export process sent {kind!r} instead of a header")
+            raise ExportError(f"the export process sent a {kind!r} frame instead of a header")
         self.is_clean = True
         if reply["code"]:
             raise RefusedError(reply["code"], reply["detail"])
@@ -325,7 +326,10 @@ class _ExportProcess:
                 await stdout.readexactly(child_process.PREFIX.size)
             )
             if size > child_process.PIECE_BYTES:
-                raise ExportError(f"the export process sent a frame of {size} bytes")
+                limit = child_process.PIECE_BYTES
+                raise ExportError(
+                    f"the export process sent a frame of {size} bytes; the limit is {limit}"
+                )
             return kind, await stdout.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError):
             raise _LostError("the export process ended") from None
@@ -338,7 +342,7 @@ class _ExportProcess:
             self.process.kill()
         if self.process.stdin is not None:
             self.process.stdin.close()
-        # Unread data would keep the pipe open, unless a call is already reading to its end.
+        # Unread data would keep the pipe open, so read the rest unless another call is doing so.
         while self.process.stdout is not None and not self._is_read:
             if not await self.process.stdout.read(child_process.PIECE_BYTES):
                 break

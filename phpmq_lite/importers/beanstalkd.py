@@ -1,8 +1,8 @@
-"""Read the jobs of a running beanstalkd server and plan how to publish each.
+"""Read the jobs of a running beanstalkd server and plan how to publish them.
 
-``stats-job`` and ``peek`` do not change a job, but no command lists the ids. So every id up to the
-newest is requested, many in one write, because waiting for each reply would take a round trip per
-id. Only finding the newest id requires a command with a temporary effect, ``put``.
+``stats-job`` and ``peek`` do not change a job, but no command lists the ids. We therefore request
+every id up to the newest, many in one write, because waiting for each reply would take a round trip
+per id. Only finding the newest id requires a command with a temporary effect, ``put``.
 """
 
 import hashlib
@@ -21,10 +21,10 @@ from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_recor
 from phpmq_lite.errors import PhpmqError, os_reason
 
 DEFAULT_PORT: Final = 11_300
-STATES: Final = ("ready", "delayed", "buried", "reserved")  # in the order in which jobs are moved
+STATES: Final = ("ready", "delayed", "buried", "reserved")  # in the order of the move
 READY, RESERVED = STATES[0], STATES[3]
 PROBE_TUBE: Final = "phpmq-lite-import"
-_PROBE_S: Final = 86_400  # delay of the probe job, so that no worker receives it
+_PROBE_S: Final = 86_400  # delays the probe job, so that no worker receives it
 _TIMEOUT_S: Final = 30.0
 _IDS_AT_ONCE: Final = 2_000
 _LONGEST_LINE: Final = 1_024
@@ -36,14 +36,14 @@ class BeanstalkdError(PhpmqError):
 
 
 class BeanstalkdReply(NamedTuple):
-    """The words of a reply line, and the data that follows it."""
+    """The words of a reply line, and the body that follows the line."""
 
     words: list[bytes]
     body: bytes = b""
 
 
 class JobGroup(NamedTuple):
-    """The key of jobs that are moved together; groups sort in the order of the move."""
+    """The tube, state and priority shared by jobs that are moved together; sorted in move order."""
 
     tube: str
     state_index: int  # index into STATES
@@ -51,7 +51,7 @@ class JobGroup(NamedTuple):
 
     @property
     def state(self) -> str:
-        """State of the jobs when they were found."""
+        """The state of the jobs when they were found."""
         return STATES[self.state_index]
 
 
@@ -63,7 +63,7 @@ class BeanstalkdJob:
     tube: str
     state: str
     delay_s: int  # seconds until the job is ready
-    reserves: int  # number of times workers reserved it
+    reserves: int  # number of times the job was reserved
     body: bytes = b""
 
 
@@ -75,10 +75,10 @@ class BeanstalkdClient:
         self._reader = reader
         stats = _fields(self.expect(b"OK", b"stats").body)
         try:
-            self.instance = stats["id"]  # id of the server process; a restart may reuse job ids
+            self.instance = stats["id"]  # server process id, because a restart may reuse job ids
             self.max_job_bytes = int(stats["max-job-size"])
         except (KeyError, ValueError):
-            raise BeanstalkdError("the stats of beanstalkd lack id or max-job-size") from None
+            raise BeanstalkdError("beanstalkd's stats lack id or max-job-size") from None
         self.can_reserve = self.ask([b"reserve-job 0"])[0].words[0] == b"NOT_FOUND"
 
     def ask(self, commands: Sequence[bytes]) -> list[BeanstalkdReply]:
@@ -94,7 +94,7 @@ class BeanstalkdClient:
             raise BeanstalkdError(f"beanstalkd: {os_reason(error)}") from None
 
     def expect(self, word: bytes, command: bytes) -> BeanstalkdReply:
-        """Send a command and return its reply, which must be ``word``."""
+        """Send a command and return its reply, which must begin with ``word``."""
         (answer,) = self.ask([command])
         if answer.words[0] != word:
             reply = b" ".join(answer.words).decode("ascii", "replace")
@@ -127,7 +127,7 @@ class BeanstalkdClient:
         return sum(int(stats[f"current-jobs-{state}"]) for state in STATES)
 
     def newest_id(self) -> int | None:
-        """Return the id of the newest job, found by adding and deleting a job of our own.
+        """Return the newest job's id, found by adding and deleting a job of our own.
 
         Return None if the server is draining and accepts no jobs.
         """
@@ -140,7 +140,7 @@ class BeanstalkdClient:
         return probe - 1
 
     def find_groups(self, job_ids: Iterable[int]) -> Iterator[tuple[JobGroup, int]]:
-        """Yield the group and id of each job; missing jobs are omitted."""
+        """Yield the group and id of each job that still exists."""
         for answer in self.ask([b"stats-job %d" % job_id for job_id in job_ids]):
             if answer.words[0] == b"OK":
                 stats = _fields(answer.body)
@@ -150,11 +150,11 @@ class BeanstalkdClient:
     def read_jobs(
         self, wanted: Sequence[tuple[JobGroup, int]], *, is_held: bool
     ) -> list[BeanstalkdJob | None]:
-        """Read jobs; return None for each job that no longer exists.
+        """Return the wanted jobs, with None for each job that no longer exists.
 
         With ``is_held``, ready jobs are reserved, so that no worker receives them until they are
-        deleted or the connection ends. Other jobs are not reserved, because when the connection
-        ends a reserved job becomes ready, whatever its previous state.
+        deleted or the connection ends. Other jobs are not reserved, because a reserved job becomes
+        ready when the connection ends, whatever its previous state.
         """
         commands = []
         for group, job_id in wanted:
@@ -164,17 +164,17 @@ class BeanstalkdClient:
         return [_job_from(*answers[at : at + 2]) for at in range(0, len(answers), 2)]
 
     def delete(self, job_ids: Sequence[int]) -> int:
-        """Delete jobs; return how many existed and were not reserved by others."""
+        """Delete jobs; return how many existed and were not reserved by other clients."""
         answers = self.ask([b"delete %d" % job_id for job_id in job_ids])
         return sum(answer.words[0] == b"DELETED" for answer in answers)
 
 
 @contextmanager
 def connect_beanstalkd(target: BrokerAddress) -> Iterator[BeanstalkdClient]:
-    """Open a connection; closing it makes the jobs that it reserved ready again.
+    """Connect to beanstalkd; when the block ends, jobs that it reserved become ready again.
 
     Raises:
-        BeanstalkdError: no server listens there, or it is not beanstalkd.
+        BeanstalkdError: no server listens there, or the server is not beanstalkd.
     """
     try:
         connection = socket.create_connection((target.host, target.port), _TIMEOUT_S)
@@ -185,7 +185,7 @@ def connect_beanstalkd(target: BrokerAddress) -> Iterator[BeanstalkdClient]:
 
 
 def find_jobs(server: BeanstalkdClient, tubes: Sequence[str] = ()) -> "dict[JobGroup, array[int]]":
-    """Return the ids of all jobs, or of the jobs in ``tubes``, by group in the order of the move.
+    """Return the ids of all jobs, or of those in ``tubes``, keyed by group and in move order.
 
     Jobs that are added during the search are not included.
     """
@@ -198,7 +198,7 @@ def find_jobs(server: BeanstalkdClient, tubes: Sequence[str] = ()) -> "dict[JobG
             break
         for group, job_id in server.find_groups(ids):
             seen += 1
-            if group.tube == PROBE_TUBE:  # left by an earlier run that was killed
+            if group.tube == PROBE_TUBE:  # left over from a run that was killed
                 server.delete([job_id])
             elif not tubes or group.tube in tubes:
                 groups[group].append(job_id)
@@ -206,7 +206,7 @@ def find_jobs(server: BeanstalkdClient, tubes: Sequence[str] = ()) -> "dict[JobG
 
 
 def _all_ids(newest: int | None) -> Iterator[range]:
-    """Yield ranges of ids down from the newest one, or endlessly upward if that is unknown."""
+    """Yield ranges of ids downward from ``newest``, or upward without end if it is unknown."""
     if newest is None:
         return (range(first, first + _IDS_AT_ONCE) for first in count(1, _IDS_AT_ONCE))
     return (
@@ -215,10 +215,10 @@ def _all_ids(newest: int | None) -> Iterator[range]:
 
 
 def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> KeyedMessage | None:
-    """Return how to publish a job, or None if a worker has reserved it. Pure.
+    """Return the message to publish for a job, or None if a worker has reserved the job. Pure.
 
     The key depends only on values that never change, so a second run stores nothing twice, unless
-    the target queue has changed, because the broker remembers keys by queue.
+    the target queue has changed, because the broker remembers keys per queue.
     """
     key = job_key(job, queue, instance)
     if job.state == RESERVED:
@@ -229,7 +229,7 @@ def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> K
         block = DeadLetterBlock(
             reason="failed",
             original_queue=queue,
-            failed_at=now_ms,  # beanstalkd does not report when it was buried
+            failed_at=now_ms,  # beanstalkd does not report when a job was buried
             attempts=job.reserves,
             error="buried in beanstalkd",
             detail="buried",
@@ -239,10 +239,10 @@ def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> K
 
 
 def job_key(job: BeanstalkdJob, queue: str, instance: str) -> bytes:
-    """Return the publish key of a job.
+    """Return a job's publish key.
 
-    It includes ``queue``, so that the journal distinguishes a rehearsal with another queue, and
-    ``instance``, because beanstalkd reuses ids if it restarts without its binlog.
+    The key includes ``queue``, so that the journal distinguishes a rehearsal with another queue,
+    and ``instance``, because beanstalkd reuses ids if it restarts without its binlog.
     """
     whole = f"{instance} {job.job_id} {job.tube} {queue}"
     return hashlib.sha256(whole.encode()).hexdigest().encode()
@@ -265,6 +265,6 @@ def _job_from(stats: BeanstalkdReply, content: BeanstalkdReply) -> BeanstalkdJob
 
 
 def _fields(yaml: bytes) -> dict[str, str]:
-    """Parse the reply of ``stats`` or ``stats-job``: one ``name: value`` per line."""
+    """Parse the reply to ``stats`` or ``stats-job``, which has one ``name: value`` per line."""
     pairs = (line.partition(": ") for line in yaml.decode("utf-8", "replace").splitlines())
     return {name: value.strip('"') for name, sign, value in pairs if sign}

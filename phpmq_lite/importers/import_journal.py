@@ -1,4 +1,4 @@
-"""Remembers which messages an import has stored, for longer than the broker remembers keys."""
+"""Journal of the messages that imports have stored; outlasts the broker's memory of keys."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,7 @@ from phpmq_lite.envelopes.sqlite_file import open_file, transaction
 
 
 class ImportJournal:
-    """An SQLite file with the keys of stored messages.
+    """SQLite file with the keys of all messages that imports have stored.
 
     The broker remembers keys for 10 minutes or 100,000 publishes by default.
     """

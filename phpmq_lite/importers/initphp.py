@@ -6,14 +6,14 @@ Their columns, as created by ``PdoTransport::createSchema``::
     jobs_failed  id queue urn trace_id attempts payload reason failed_at created_at
 
 ``payload`` is the whole envelope, with its ``attempts`` and, after a failure, its ``dead_letter``
-block; the other columns repeat parts of it. So the payload is published byte for byte:
+block; the other columns repeat parts of the envelope. The payload is published byte for byte:
 
 - A job is published to its queue, or if it was released before, to ``<queue>.retry`` with the rest
   of its delay, but at least one second. This depends only on the row, not on the current time, so
   a second run publishes the job to the same queue with the same key.
-- A failed job is published to ``<queue>.dlq``. A payload without a block gets one from the columns.
+- A failed job is published to ``<queue>.dlq``, with a block built from the columns if it has none.
 
-Times are local times of the PHP process, without a time zone. The database is not changed.
+Times are in the PHP process's local time, without a time zone. The database is not changed.
 """
 
 import hashlib
@@ -37,37 +37,37 @@ OPTIONAL: Final[dict[Kind, tuple[str, ...]]] = {
     "jobs": ("available_at", "reserved_at", "created_at"),
     "failed": ("reason", "failed_at", "attempts"),
 }
-RESERVED_S: Final = 90  # InitPHP's retryAfter; an older reservation was abandoned
+RESERVED_S: Final = 90  # InitPHP's retryAfter; older reservations were abandoned
 _PAGE: Final = 500
 _REASONS: Final = ("failed", "unknown_urn", "poison")
 
 
 class InitphpError(PhpmqError):
-    """The database cannot be imported; the message names the table and the column."""
+    """The database cannot be imported; the error message names the table and the column."""
 
 
 @dataclass(slots=True, frozen=True)
 class TableMapping:
-    """Names of tables and columns that differ from the defaults: ``{"payload": "body"}``."""
+    """Table names, and column names that differ from the defaults, as ``{"payload": "body"}``."""
 
     jobs: str = "jobs"
     failed: str = "jobs_failed"
-    columns: Mapping[str, str] = field(default_factory=dict)  # columns of both tables
-    failed_columns: Mapping[str, str] = field(default_factory=dict)  # override these in ``failed``
+    columns: Mapping[str, str] = field(default_factory=dict)  # in both tables
+    failed_columns: Mapping[str, str] = field(default_factory=dict)  # only for the failed table
 
     def table(self, kind: Kind) -> str:
-        """Return the name of a table."""
+        """Return the table name for a kind of rows."""
         return self.jobs if kind == "jobs" else self.failed
 
     def column(self, kind: Kind, name: str) -> str:
-        """Return the name of a column in a table."""
+        """Return the name that a column has in the table for ``kind``."""
         own = self.failed_columns.get(name) if kind == "failed" else None
         return own or self.columns.get(name, name)
 
 
 @dataclass(slots=True, frozen=True)
 class InitphpRow:
-    """A row of one of the tables; columns that its table lacks are None."""
+    """A row of either table; columns that the table lacks are None."""
 
     kind: Kind
     row_id: int | str
@@ -83,15 +83,15 @@ class InitphpRow:
 
 @dataclass(slots=True, frozen=True)
 class PlannedMessage:
-    """A row, and how to publish it."""
+    """A row and the message to publish for it."""
 
     row: InitphpRow
     message: KeyedMessage | None  # None if a PHP worker has reserved the row
-    problem: str | None  # why the payload is invalid, if it is
+    problem: str | None  # reason if the payload is invalid
 
 
 def open_source(path: Path) -> sqlite3.Connection:
-    """Open a database read-only.
+    """Open an SQLite database read-only.
 
     Raises:
         sqlite3.Error: the file is not a database, or cannot be read.
@@ -102,7 +102,7 @@ def open_source(path: Path) -> sqlite3.Connection:
 def read_rows(
     connection: sqlite3.Connection, kind: Kind, layout: TableMapping, zone: tzinfo
 ) -> Iterator[InitphpRow]:
-    """Yield the rows of a table ordered by id, page by page to avoid a long read.
+    """Yield a table's rows ordered by id, reading page by page to avoid a long transaction.
 
     Raises:
         InitphpError: the table or a required column is missing, or a time cannot be parsed.
@@ -128,7 +128,7 @@ def read_rows(
 def find_columns(
     connection: sqlite3.Connection, kind: Kind, layout: TableMapping
 ) -> dict[str, str]:
-    """Return the columns to read, keyed by our names.
+    """Return the columns to read, keyed by their default names.
 
     Raises:
         InitphpError: the table or a required column is missing.
@@ -148,7 +148,8 @@ def find_columns(
             found[name] = column
         elif name in REQUIRED or column != name:
             raise InitphpError(
-                f"table {table!r} has no column {column!r} for {name}: {', '.join(available)}"
+                f"table {table!r} has no column {column!r} for {name}; "
+                f"found: {', '.join(available)}. Use --column"
             )
     return found
 
@@ -163,7 +164,7 @@ def _row(kind: Kind, values: dict[str, Any], zone: tzinfo) -> InitphpRow:
             return _parse_time_ms(values.get(name), zone)
         except (ValueError, OverflowError, OSError):
             raise InitphpError(
-                f"row {values['id']}: {name} is {values[name]!r}, not a date and time"
+                f"row {values['id']}: {name} must be a date and time, not {values[name]!r}"
             ) from None
 
     attempts = values.get("attempts")
@@ -183,7 +184,7 @@ def _row(kind: Kind, values: dict[str, Any], zone: tzinfo) -> InitphpRow:
 
 
 def _parse_time_ms(value: object, zone: tzinfo) -> int | None:
-    """Parse a time as PHP writes it (``2026-01-31 12:00:00``), or Unix seconds."""
+    """Convert a time in PHP's format (``2026-01-31 12:00:00``) or in Unix seconds."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -197,9 +198,9 @@ def _parse_time_ms(value: object, zone: tzinfo) -> int | None:
 def plan_row(
     row: InitphpRow, now_ms: int, *, source: str, reserved_s: float = RESERVED_S
 ) -> PlannedMessage:
-    """Return how to publish a row. Pure.
+    """Plan how to publish a row. Pure.
 
-    ``source`` names the database; it is part of the key if the payload has no ``meta.id``.
+    ``source`` names the database and is part of the key if the payload has no ``meta.id``.
     """
     verdict = validate(row.payload)
     problem = None if verdict.problem is None else verdict.problem.reason
@@ -219,7 +220,7 @@ def plan_row(
 
 
 def _was_released(row: InitphpRow, now_ms: int) -> bool:
-    """Return whether a job was released before; the two times of a new job are equal."""
+    """Return whether a job has been released; the two times of a new job are equal."""
     if row.available_ms is None:
         return False
     if row.created_ms is None:
@@ -237,7 +238,7 @@ def _key(row: InitphpRow, identity: str) -> bytes:
 
 
 def _record(row: InitphpRow) -> bytes:
-    """Return the payload if it has a block, else a payload with a block built from the columns."""
+    """Return the payload, with a block built from the columns if it has none."""
     with suppress(ValueError):
         if read_block(row.payload) is not None:
             return row.payload

@@ -239,7 +239,7 @@ def test_run_tells_which_job_failed() -> None:
 
 
 def test_run_ends_jobs_that_take_too_long() -> None:
-    with pytest.raises(ClientError, match="waiter: not finished within 0 s"):
+    with pytest.raises(ClientError, match="waiter: did not finish within 0 s"):
         run_together({"waiter": BenchJob(_wait_for_ever)}, 0.3)
 
 

@@ -102,7 +102,7 @@ def test_stream_is_complete_with_the_marked_message() -> None:
 
 @pytest.mark.parametrize("bodies", [[b"xxx", b"zzz"], [b"yyy", b"xxx"]])
 def test_dispatch_that_was_not_published_is_an_error(bodies: list[bytes]) -> None:
-    with pytest.raises(ClientError, match="the broker dispatched"):
+    with pytest.raises(ClientError, match="the broker dispatched an unexpected"):
         DispatchStream("orders", 3, 10).feed(dispatches(bodies))
 
 

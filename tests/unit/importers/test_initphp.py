@@ -234,7 +234,7 @@ def test_names_may_be_mapped() -> None:
         (TableMapping("queue"), "there is no table 'queue'"),
         (
             TableMapping(columns={"payload": "body"}),
-            "no column 'body' for payload: id, queue",
+            "no column 'body' for payload; found: id, queue",
         ),
         (TableMapping(columns={"reserved_at": "taken"}), "no column 'taken' for reserved_at"),
     ],
