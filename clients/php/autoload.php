@@ -1,5 +1,5 @@
 <?php
-/** Loads the classes of this folder, for programs without Composer. */
+/** Autoloads the classes in this folder, for programs without Composer. */
 
 declare(strict_types=1);
 

@@ -1,8 +1,8 @@
 <?php
 /**
- * The two interfaces that PhpmqTransport implements and the class it gives, for whoever has not got
- * them from Composer. Load Composer's autoloader first where there is one: what is known already is
- * not declared again.
+ * The two interfaces that PhpmqTransport implements and the class that it returns, for programs that
+ * do not load them through Composer. If you use Composer's autoloader, load it first: names that are
+ * already declared are skipped.
  */
 
 declare(strict_types=1);
@@ -17,7 +17,7 @@ namespace BabelQueue\Contracts {
     }
 
     if (!interface_exists(InboundMessage::class)) {
-        /** babelqueue/php-sdk: what a handler sees of an envelope. */
+        /** babelqueue/php-sdk: the view of an envelope that a handler gets. */
         interface InboundMessage
         {
             public function getUrn(): string;
@@ -39,8 +39,8 @@ namespace InitPHP\Queue\Message {
         final class ReceivedMessage implements \BabelQueue\Contracts\InboundMessage
         {
             /**
-             * @param array<string, mixed> $envelope empty for a malformed body
-             * @param mixed $receipt understood by the transport only
+             * @param array<string, mixed> $envelope empty if the body is malformed
+             * @param mixed $receipt only for the transport
              */
             public function __construct(
                 private readonly string $queue,
@@ -103,7 +103,7 @@ namespace InitPHP\Queue\Contracts {
     use InitPHP\Queue\Message\ReceivedMessage;
 
     if (!interface_exists(ConsumerTransport::class)) {
-        /** initphp/queue: reserves messages and ends them. */
+        /** initphp/queue: reserves and settles messages. */
         interface ConsumerTransport
         {
             public function reserve(string $queue, float $timeout = 5.0): ?ReceivedMessage;

@@ -147,7 +147,7 @@ def test_made_envelope_has_nothing_to_complain_about(php: PhpClient) -> None:
 
 @pytest.mark.parametrize("arguments", [(" \t",), ("urn:a", [1, 2])], ids=["blank", "list"])
 def test_envelope_that_nobody_could_read_is_not_made(php: PhpClient, arguments: Any) -> None:
-    with pytest.raises(PhpError, match="BadEnvelope: not an envelope: poison"):
+    with pytest.raises(PhpError, match="BadEnvelope: invalid envelope: poison"):
         php.call("make", *arguments)
 
 
@@ -166,12 +166,12 @@ def test_value_that_json_has_not_is_refused_with_its_pointer(php: PhpClient, kin
 
 @pytest.mark.parametrize("kind", ["Closure", "DateTime", "ArrayObject"])
 def test_object_for_data_is_refused(php: PhpClient, kind: str) -> None:
-    with pytest.raises(PhpError, match=f"/data is {kind}: give arrays, stdClass and scalars"):
+    with pytest.raises(PhpError, match=f"/data is {kind}; use arrays, stdClass and scalars"):
         php.call("makeOf", kind)
 
 
 def test_array_that_holds_itself_is_refused(php: PhpClient) -> None:
-    with pytest.raises(PhpError, match=r"/again.* is deeper than 256 levels"):
+    with pytest.raises(PhpError, match=r"/again.* is nested more than 256 levels deep"):
         php.call("makeOf", "deeper")
 
 

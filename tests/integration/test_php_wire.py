@@ -406,7 +406,7 @@ async def test_what_no_consumer_could_handle_is_not_published(
     broker: ScriptedBroker, content: bytes
 ) -> None:
     async with php_at(broker) as php:
-        with pytest.raises(PhpError, match="BadEnvelope: not an envelope"):
+        with pytest.raises(PhpError, match="BadEnvelope: invalid envelope"):
             await do(php, "publish", content, "orders")
     assert broker.peers == []
 
@@ -417,7 +417,7 @@ async def test_queue_that_has_no_right_name_is_refused_before_anything_is_sent(
 ) -> None:
     async with php_at(broker) as php:
         for call in (("publish", BODY, name), ("reserve", name, 0.1)):
-            with pytest.raises(PhpError, match="PhpmqException: a queue has 1 to 255 bytes"):
+            with pytest.raises(PhpError, match="PhpmqException: a queue name must have 1 to 255"):
                 await do(php, *call)
     assert broker.peers == []
 
@@ -426,7 +426,7 @@ async def test_body_above_the_limit_is_refused_before_anything_is_sent(
     broker: ScriptedBroker,
 ) -> None:
     async with php_at(broker, maxContent=len(BODY) - 1) as php:
-        with pytest.raises(PhpError, match=f"BadEnvelope: {len(BODY)} bytes, the limit is"):
+        with pytest.raises(PhpError, match=f"BadEnvelope: the message is {len(BODY)} bytes"):
             await do(php, "publish", BODY, "orders")
     assert broker.peers == []
 

@@ -4,7 +4,7 @@ declare(strict_types=1);
 
 namespace Phpmq;
 
-/** What should be published is no envelope; no consumer could handle it. */
+/** The body to publish is not a valid envelope, so no consumer could handle it. */
 final class BadEnvelope extends PhpmqException
 {
 }

@@ -4,7 +4,7 @@ declare(strict_types=1);
 
 namespace Phpmq;
 
-/** One connection: frames out, frames in. After an error it is of no use any more. */
+/** A connection that sends and receives frames. It cannot be used after an error. */
 final class Connection
 {
     public const PUBLISH = '001';
@@ -14,22 +14,22 @@ final class Connection
     public const DEAD_LETTER = '006';
     private const QUEUE = '01';
     private const CONTENT = '02';
-    private const ID = '03'; // of a message, or the key of a publish
+    private const ID = '03'; // message id or publish key
     private const COUNT = '04';
     private const TTL = '05';
-    private const LONGEST = ['01' => 259, '02' => 1 << 30, '03' => 64, '05' => 19]; // bytes
+    private const LONGEST = ['01' => 259, '02' => 1 << 30, '03' => 64, '05' => 19]; // maximum bytes by packet type
 
     /** @var resource */
     private $stream;
-    private string $in = ''; // the frame that is still incomplete
-    /** @var array<string, list<Reservation>> dispatched and not yet taken, by queue; a key: 002 was sent */
+    private string $in = ''; // received bytes of an incomplete frame
+    /** @var array<string, list<Reservation>> messages not yet taken, by queue; a key exists once 002 was sent */
     private array $dispatched = [];
-    /** @var array<string, array<string, Reservation>> taken and not yet settled, by queue and id */
+    /** @var array<string, array<string, Reservation>> messages taken but not yet settled, by queue and id */
     private array $held = [];
-    /** @var array<string, string|true|null> of what was published: null no answer yet, true stored, else why not */
+    /** @var array<string, string|true|null> by key: null while unanswered, true if stored, else the reason */
     private array $receipts = [];
 
-    /** @param array<string, mixed> $tls options of PHP's ssl:// context, as cafile or local_cert */
+    /** @param array<string, mixed> $tls options of PHP's SSL context, such as cafile or local_cert */
     public function __construct(
         string $address,
         array $tls = [],
@@ -44,7 +44,7 @@ final class Connection
         $options = ['ssl' => $tls, 'socket' => ['tcp_nodelay' => true]];
         $why = null;
         set_error_handler(function (int $level, string $message) use (&$why): bool {
-            $why ??= $message; // of several the first one is the cause, as a certificate
+            $why ??= $message; // the first of several warnings names the cause, such as a certificate
             return true;
         });
         try {
@@ -62,15 +62,15 @@ final class Connection
         $this->stream = $stream;
     }
 
-    /** Seconds on a clock that nobody sets. */
+    /** Returns the seconds on a monotonic clock. */
     public static function now(): float
     {
         return hrtime(true) / 1e9;
     }
 
-    // -- what a transport does
+    // -- called by the transport
 
-    /** Publishes and waits for the receipt; gives the reason of a refusal. */
+    /** Publishes a message and waits for the receipt; returns null if stored, or the reason for a refusal. */
     public function publish(string $queue, string $content, int $ttl, string $key): ?string
     {
         $this->receipts[$key] = null;
@@ -87,14 +87,14 @@ final class Connection
         return $answer === true ? null : $answer;
     }
 
-    /** Opens the window of a queue once: what is dispatched late waits here for the next call. */
+    /** Opens a queue's window once; messages that arrive late wait for the next call. */
     public function open(string $queue, int $credit): void
     {
         if (!isset($this->dispatched[$queue])) {
             $this->send(self::CONSUME, [self::QUEUE => $queue, self::COUNT => (string) $credit]);
             $this->dispatched[$queue] = [];
         }
-        while (count($this->held[$queue] ?? []) >= $credit) { // left unsettled: it goes to the end
+        while (count($this->held[$queue] ?? []) >= $credit) { // an unsettled message goes to the end of its queue
             $oldest = reset($this->held[$queue]);
             $this->settle(self::REQUEUE, $queue, $oldest->id, $oldest->remainingTtl());
         }
@@ -109,7 +109,7 @@ final class Connection
         return $next;
     }
 
-    /** 004, 005 or 006; they end what this connection holds, or what nobody holds. */
+    /** Sends 004, 005 or 006 for a message that this connection, or no consumer, holds. */
     public function settle(string $type, string $queue, string $id, int $ttl = 0): void
     {
         $packets = [self::QUEUE => $queue, self::ID => $id];
@@ -117,7 +117,7 @@ final class Connection
         unset($this->held[$queue][$id]);
     }
 
-    /** Gives back all that is not settled, and goes when the broker has read it all. */
+    /** Returns unsettled messages to their queues, and closes once the broker has read everything. */
     public function close(): void
     {
         foreach (array_keys($this->dispatched) as $queue) {
@@ -129,7 +129,7 @@ final class Connection
                 $this->wait($until);
             }
         } catch (ConnectionLost) {
-            // the end that was waited for
+            // the broker has closed the connection, as expected
         }
         fclose($this->stream);
     }
@@ -137,9 +137,9 @@ final class Connection
     // -- bytes
 
     /**
-     * Waits for bytes, until a time of now(); a signal ends the wait early.
+     * Waits for bytes until the given time on the clock of now(); a signal ends the wait early.
      *
-     * @return bool some came
+     * @return bool whether bytes were received
      * @throws ConnectionLost
      */
     public function wait(float $until): bool
@@ -170,7 +170,7 @@ final class Connection
         return $has;
     }
 
-    /** @param array<int|string, string> $packets contents by type */
+    /** @param array<int|string, string> $packets contents by packet type */
     private function send(string $type, array $packets): void
     {
         $frame = sprintf('H01%s%02d', $type, count($packets));
@@ -180,13 +180,13 @@ final class Connection
         $this->write($frame);
     }
 
-    /** Sends frames that somebody else has written, as those of php-mq/protocol. */
+    /** Sends frames that were encoded elsewhere, such as by php-mq/protocol. */
     public function write(string $frame): void
     {
         $until = self::now() + $this->timeout;
         for ($at = 0; $at < strlen($frame); $at += $size) {
             $size = strlen($part = substr($frame, $at, 1 << 14));
-            while ($part !== '') { // the same string again after 0 bytes, as TLS wants it
+            while ($part !== '') { // after 0 bytes, TLS requires a retry with the same string
                 $written = @fwrite($this->stream, $part);
                 if ($written === false || feof($this->stream)) {
                     throw $this->lost('the broker closed the connection');
@@ -194,9 +194,9 @@ final class Connection
                 if ($written > 0) {
                     $part = substr($part, $written);
                 } elseif (self::now() >= $until) {
-                    throw $this->lost("nothing could be sent for $this->timeout s");
+                    throw $this->lost("could not send any data for $this->timeout s");
                 } elseif ($this->select($until, true)) {
-                    $this->read(); // or both sides would wait for each other
+                    $this->read(); // otherwise, both sides could wait for each other
                 }
             }
         }
@@ -226,7 +226,7 @@ final class Connection
             [, $type, $digits] = $isRight ? $found : ['', '', ''];
             $length = (int) $digits;
             if (!$isRight || isset($packets[$type]) || $length > self::LONGEST[$type]) {
-                throw $this->lost("a packet of the broker is broken at byte $at");
+                throw $this->lost("the broker sent an invalid packet at byte $at");
             }
             if ($size < $at + 32 + $length) {
                 return false;
@@ -241,17 +241,17 @@ final class Connection
     /** @param array<int|string, string> $packets */
     private function receive(string $type, array $packets): void
     {
-        $queue = $packets[self::QUEUE] ?? throw $this->lost('a frame of the broker has no queue');
-        $id = $packets[self::ID] ?? throw $this->lost('a frame of the broker has no id');
+        $queue = $packets[self::QUEUE] ?? throw $this->lost('the broker sent a frame without a queue');
+        $id = $packets[self::ID] ?? throw $this->lost('the broker sent a frame without an id');
         if ($type === '007') {
-            if (array_key_exists($id, $this->receipts)) { // else it comes too late
+            if (array_key_exists($id, $this->receipts)) { // otherwise, the receipt is too late
                 $this->receipts[$id] = $packets[self::CONTENT] ?? true;
             }
             return;
         }
-        $content = $packets[self::CONTENT] ?? throw $this->lost('a dispatch has no content');
+        $content = $packets[self::CONTENT] ?? throw $this->lost('the broker dispatched a message without content');
         $ttl = (int) ($packets[self::TTL] ?? 0);
-        unset($this->held[$queue][$id]); // it came back, and is dispatched again
+        unset($this->held[$queue][$id]); // the message was requeued and is dispatched again
         $this->dispatched[$queue][] = new Reservation($id, $content, $ttl, self::now());
     }
 }

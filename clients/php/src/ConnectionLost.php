@@ -4,7 +4,7 @@ declare(strict_types=1);
 
 namespace Phpmq;
 
-/** No connection, or it ended: what was reserved over it goes back to its queue. Try again. */
+/** There is no connection, or it was lost. Reserved messages return to their queues. Call again to reconnect. */
 final class ConnectionLost extends PhpmqException
 {
 }

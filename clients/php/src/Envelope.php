@@ -4,13 +4,13 @@ declare(strict_types=1);
 
 namespace Phpmq;
 
-/** What an envelope says and whether it is right; copies and dead-letter records of it. */
+/** Creates, reads and validates envelopes, their copies and their dead-letter records. */
 final class Envelope
 {
-    public const DEPTH = 256; // levels; PHP itself would stop at 512
+    public const DEPTH = 256; // maximum nesting levels; PHP's own limit is 512
     public const MAX_ATTEMPTS = 2 ** 31;
     private const WHITE = " \t\n\v\f\r";
-    private const HUGE = '/(?<![0-9.])[0-9]{4301}[0-9]*+(?![0-9.eE])/'; // an integer
+    private const HUGE = '/(?<![0-9.])[0-9]{4301}[0-9]*+(?![0-9.eE])/'; // matches an integer of more than 4300 digits
     private const TYPES = [
         'trace_id' => 'string', 'data' => 'object', 'meta' => 'object', 'attempts' => 'integer',
         'dead_letter' => 'object',
@@ -28,11 +28,11 @@ final class Envelope
     ];
 
     /**
-     * Makes a new envelope; without a trace id a new trace begins.
+     * Returns a new envelope; starts a new trace unless a trace id is given.
      *
-     * @param array<string, mixed>|\stdClass $data of arrays, stdClass, scalars and null; a list is
-     *     refused; write {} inside it as new \stdClass()
-     * @throws BadEnvelope it cannot be written as JSON, or nobody could read it
+     * @param array<string, mixed>|\stdClass $data arrays, stdClass, scalars and null; must not be a
+     *     list; for an empty object inside, use new \stdClass()
+     * @throws BadEnvelope JSON cannot represent the data, or no consumer could handle the envelope
      */
     public static function make(
         string $urn,
@@ -58,13 +58,13 @@ final class Envelope
         try {
             $body = json_encode($envelope, Json::FLAGS);
         } catch (\JsonException $error) {
-            throw new BadEnvelope("the envelope cannot be written: {$error->getMessage()}");
+            throw new BadEnvelope("the envelope cannot be encoded: {$error->getMessage()}");
         }
         self::require($body);
         return $body;
     }
 
-    /** Returns the URN of a decoded envelope: job, else its alias urn; empty without both. */
+    /** Returns the URN of a decoded envelope: job, its alias urn, or an empty string. */
     public static function urn(array $envelope): string
     {
         foreach ([$envelope['job'] ?? null, $envelope['urn'] ?? null] as $urn) {
@@ -75,43 +75,43 @@ final class Envelope
         return '';
     }
 
-    /** @throws BadEnvelope a consumer could not handle it */
+    /** @throws BadEnvelope no consumer could handle the envelope */
     public static function require(string $body): void
     {
         $problem = self::problem($body);
         if ($problem !== null) {
-            throw new BadEnvelope("not an envelope: {$problem[0]}, {$problem[1]}");
+            throw new BadEnvelope("invalid envelope: {$problem[0]}: {$problem[1]}");
         }
     }
 
     /**
-     * Says why no consumer may handle a body, as the broker's verdict does; null: one may.
+     * Returns why no consumer may handle a body, as the broker's verdict does, or null if it is valid.
      *
      * @return array{string, string}|null reason (poison, too_deep, missing_meta …) and detail
      */
     public static function problem(string $body): ?array
     {
         if (preg_match('//u', $body) !== 1) {
-            return ['poison', 'not UTF-8'];
+            return ['poison', 'the body is not valid UTF-8'];
         }
         $envelope = self::decode($body);
         if ($envelope === null) {
-            $said = json_last_error() === JSON_ERROR_NONE ? 'no object' : json_last_error_msg();
+            $error = json_last_error() === JSON_ERROR_NONE ? '' : ': ' . json_last_error_msg();
             return self::isTooDeep($body)
-                ? ['too_deep', 'more than ' . self::DEPTH . ' levels']
-                : ['poison', "not a JSON object: $said"];
+                ? ['too_deep', 'nested more than ' . self::DEPTH . ' levels deep']
+                : ['poison', "the body is not a JSON object$error"];
         }
         if (preg_match(self::HUGE, $body) && preg_match(self::HUGE, self::withoutStrings($body))) {
-            return ['poison', 'an integer has more than 4300 digits']; // Python reads no such one
+            return ['poison', 'an integer has more than 4300 digits']; // Python rejects it
         }
         $wrong = self::wrongMember($body, $envelope);
         return $wrong !== null ? ['poison', $wrong] : self::breach($envelope);
     }
 
     /**
-     * Reads an envelope for a handler: urn folded into job, attempts within bounds.
+     * Decodes an envelope for a handler: renames urn to job and clamps attempts.
      *
-     * @return array<string, mixed> empty for what is no JSON object
+     * @return array<string, mixed> empty if the body is not a JSON object
      */
     public static function view(string $body): array
     {
@@ -127,9 +127,9 @@ final class Envelope
     }
 
     /**
-     * Takes attempts from what a worker hands back and all other bytes from what came: a body that
-     * went through PHP arrays has lost {} and large numbers. Where the worker changed more, it
-     * meant to: its payload is taken as it is.
+     * Returns the received body with the attempts of a worker's payload, because a payload that went
+     * through PHP arrays has lost {} and large numbers. If the worker changed anything else, the
+     * change is intended, and its payload is returned as it is.
      */
     public static function carry(string $body, string $payload): string
     {
@@ -148,7 +148,7 @@ final class Envelope
         return $isSame ? self::withAttempts($body, $attempts) ?? $payload : $payload;
     }
 
-    /** Replaces attempts and no other byte; null where it is not there just once. */
+    /** Replaces attempts and no other byte; returns null unless attempts occurs exactly once. */
     public static function withAttempts(string $body, int $attempts): ?string
     {
         $isOnce = count(array_keys(array_column(Json::members($body), 0), 'attempts', true)) === 1;
@@ -156,9 +156,9 @@ final class Envelope
     }
 
     /**
-     * Makes the dead-letter record of a body, with the block and the attempts of $payload.
+     * Returns a body's dead-letter record, with the block and the attempts from $payload.
      *
-     * @return string|null null: the broker must make it, for the bytes have to stay as they are
+     * @return string|null null if the bytes must not change and the broker must write the record
      */
     public static function record(
         string $body,
@@ -180,7 +180,7 @@ final class Envelope
         $names = self::decode($body) === null ? [] : array_column(Json::members($body), 0);
         $blocks = count(array_keys($names, 'dead_letter', true));
         $others = array_values(array_diff($names, ['dead_letter', 'raw_encoding']));
-        $isSpliced = self::decode($body) !== null && $others !== ['raw'] // which a wrapper has
+        $isSpliced = self::decode($body) !== null && $others !== ['raw'] // it would resemble a wrapper
             && ($blocks === 0 || $blocks === 1 && $problem === null);
         if ($isSpliced) {
             return Json::with($body, 'dead_letter', $json);
@@ -191,7 +191,7 @@ final class Envelope
             . ',"dead_letter":' . $json . '}';
     }
 
-    /** @return array<mixed>|null null: no JSON object; json_last_error() tells what it is */
+    /** @return array<mixed>|null null if not a JSON object; json_last_error() then gives the reason */
     private static function decode(string $body): ?array
     {
         $value = json_decode($body, true, self::DEPTH + 1);
@@ -199,7 +199,7 @@ final class Envelope
         return $isObject ? $value : null;
     }
 
-    /** Counts brackets, whatever they are in: the first of two faults is the reason. */
+    /** Counts brackets even in malformed JSON, because too_deep takes precedence over poison. */
     private static function isTooDeep(string $body): bool
     {
         $bare = self::withoutStrings($body);
@@ -221,30 +221,30 @@ final class Envelope
     /** @param array<mixed> $envelope */
     private static function wrongMember(string $body, array $envelope): ?string
     {
-        $mayBeList = ($envelope['meta']['lang'] ?? null) === 'php'; // php-sdk writes {} as []
+        $mayBeList = ($envelope['meta']['lang'] ?? null) === 'php'; // php-sdk encodes {} as []
         foreach (Json::members($body) as [$name, $start, $end]) {
             $value = substr($body, $start, $end - $start);
             if ($name === 'data' && $mayBeList && json_decode($value) === []) {
                 continue;
             }
             if (!self::isOf($value, self::TYPES[$name] ?? '')) {
-                return "$name is of a wrong type";
+                return "$name has the wrong type";
             }
             $types = self::NESTED_TYPES[$name] ?? [];
             foreach ($types === [] || $value === 'null' ? [] : Json::members($value) as $member) {
                 [$inner, $from, $to] = $member;
                 if (!self::isOf(substr($value, $from, $to - $from), $types[$inner] ?? '')) {
-                    return "$name.$inner is of a wrong type";
+                    return "$name.$inner has the wrong type";
                 }
             }
             if ($name === 'data' && !self::isFinite($value)) {
-                return 'data holds a number that is no finite double';
+                return 'data contains a number that is not a finite double';
             }
         }
         return self::urn($envelope) === '' ? 'missing_urn' : null;
     }
 
-    /** Only long numbers and large exponents can be beyond a double. */
+    /** Decodes only if there are long numbers or large exponents, because others fit in a double. */
     private static function isFinite(string $json): bool
     {
         $isFinite = true;
@@ -257,7 +257,7 @@ final class Envelope
         return $isFinite;
     }
 
-    /** null is of every type: it counts as missing. 1.0 and what is beyond 64 bits decode to floats. */
+    /** Accepts null for every type, as a missing member; 1.0 and integers beyond 64 bits are floats. */
     private static function isOf(string $json, string $type): bool
     {
         return $json === 'null' || match ($type) {
@@ -276,12 +276,12 @@ final class Envelope
     {
         $traceId = $envelope['trace_id'] ?? '';
         return match (true) {
-            !isset($envelope['meta']) => ['missing_meta', 'no meta'],
+            !isset($envelope['meta']) => ['missing_meta', 'meta is missing'],
             ($envelope['meta']['schema_version'] ?? null) !== 1
                 => ['unsupported_schema_version', 'meta.schema_version is not 1'],
-            !isset($envelope['data']) => ['invalid_data', 'no data'],
-            trim($traceId, self::WHITE) === '' => ['missing_trace_id', 'no trace_id'],
-            !isset($envelope['attempts']) => ['invalid_attempts', 'no attempts'],
+            !isset($envelope['data']) => ['invalid_data', 'data is missing'],
+            trim($traceId, self::WHITE) === '' => ['missing_trace_id', 'trace_id is missing'],
+            !isset($envelope['attempts']) => ['invalid_attempts', 'attempts is missing'],
             default => null,
         };
     }
@@ -290,7 +290,7 @@ final class Envelope
      * @param array{string, string}|null $problem
      * @param array<mixed> $payload
      * @param array<mixed> $view
-     * @return array<string, mixed> with members of the right types only
+     * @return array<string, mixed> only members that have the right type
      */
     private static function block(?array $problem, array $payload, string $queue, array $view): array
     {
@@ -312,16 +312,16 @@ final class Envelope
         ] + ($detail === null ? [] : ['detail' => $detail]);
     }
 
-    /** json_encode writes a closure as {} and any object as its public members. */
+    /** Rejects values that json_encode would write as {} (closures) or as their public members (objects). */
     private static function refuseUnwritable(mixed $value, string $pointer, int $level): void
     {
         $why = match (true) {
             is_array($value), $value instanceof \stdClass
-                => $level > self::DEPTH ? 'is deeper than ' . self::DEPTH . ' levels' : null,
-            is_float($value) => is_finite($value) ? null : 'is ' . $value . ', which JSON cannot write',
+                => $level > self::DEPTH ? 'is nested more than ' . self::DEPTH . ' levels deep' : null,
+            is_float($value) => is_finite($value) ? null : 'is ' . $value . ', which JSON cannot represent',
             is_string($value) => preg_match('//u', $value) === 1 ? null : 'is not UTF-8',
             is_null($value), is_bool($value), is_int($value) => null,
-            default => 'is ' . get_debug_type($value) . ': give arrays, stdClass and scalars',
+            default => 'is ' . get_debug_type($value) . '; use arrays, stdClass and scalars',
         };
         if ($why !== null) {
             throw new BadEnvelope(substr($pointer, 0, 200) . " $why");

@@ -4,14 +4,14 @@ declare(strict_types=1);
 
 namespace Phpmq;
 
-/** Where the members of a JSON object lie in its bytes; of valid JSON only, json_decode comes first. */
+/** Finds and replaces members in the bytes of a JSON object, which must be valid (call json_decode first). */
 final class Json
 {
     public const FLAGS = JSON_THROW_ON_ERROR | JSON_UNESCAPED_UNICODE | JSON_UNESCAPED_SLASHES
         | JSON_UNESCAPED_LINE_TERMINATORS | JSON_PRESERVE_ZERO_FRACTION;
     private const BLANK = " \t\r\n";
 
-    /** @return list<array{string, int, int}> name, start of the value, its end (exclusive) */
+    /** @return list<array{string, int, int}> name, start of the value, end of the value (exclusive) */
     public static function members(string $json): array
     {
         $members = [];
@@ -30,7 +30,7 @@ final class Json
         }
     }
 
-    /** Replaces the value of a member that is there at most once, or adds it before the last brace. */
+    /** Replaces the value of a member that occurs at most once, or adds the member before the last brace. */
     public static function with(string $json, string $name, string $value): string
     {
         $members = self::members($json);
@@ -45,7 +45,7 @@ final class Json
 
     private static function endOfString(string $json, int $at): int
     {
-        for ($at++; ; $at += 2) { // over the backslash and what it escapes
+        for ($at++; ; $at += 2) { // skips a backslash and the character that it escapes
             $at += strcspn($json, '"\\', $at);
             if ($json[$at] === '"') {
                 return $at + 1;

@@ -4,7 +4,7 @@ declare(strict_types=1);
 
 namespace Phpmq;
 
-/** All that goes wrong here is one of these. */
+/** Base class of this package's exceptions. */
 class PhpmqException extends \RuntimeException
 {
 }

@@ -19,10 +19,10 @@ use InitPHP\Queue\Message\ReceivedMessage;
  *     }
  *     $transport->close();
  *
- * It publishes and consumes over one connection, which is made at the first call and again when
- * lost. docs/guides/php.md says what each call does on the wire.
+ * The transport publishes and consumes over one connection, which it opens on the first call and
+ * reopens after a loss. docs/guides/php.md describes the frames that each call sends.
  *
- * Not for two processes at once: make it after pcntl_fork().
+ * Processes must not share a transport: create it after pcntl_fork().
  */
 final class PhpmqTransport implements Transport, ConsumerTransport
 {
@@ -30,13 +30,13 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     private bool $isInterrupted = false;
 
     /**
-     * @param string $address HOST:PORT, tls://HOST:PORT or unix:PATH, of a listener with TTL
-     * @param array<string, mixed> $tls PHP's ssl context options: cafile, local_cert, local_pk …
-     * @param float $timeout seconds for connecting, for sending, for a receipt
-     * @param int $credit messages of a queue that may be reserved at once; the next reserve gives
-     *     the oldest unsettled one back
-     * @param int $maxContent bytes, the broker's limits.max_content
-     * @param string $deadLetterSuffix as the broker names a queue's dead letters
+     * @param string $address HOST:PORT, tls://HOST:PORT or unix:PATH of a listener with TTL
+     * @param array<string, mixed> $tls options of PHP's SSL context: cafile, local_cert, local_pk …
+     * @param float $timeout seconds for connecting, for sending and for a receipt
+     * @param int $credit messages of a queue that may be reserved at the same time; one more reserve
+     *     requeues the oldest unsettled message
+     * @param int $maxContent maximum body size in bytes; use the broker's limits.max_content
+     * @param string $deadLetterSuffix suffix of dead-letter queues, the same as in the broker
      */
     public function __construct(
         private readonly string $address = '127.0.0.1:9100',
@@ -48,7 +48,7 @@ final class PhpmqTransport implements Transport, ConsumerTransport
         private readonly string $deadLetterSuffix = '.dlq',
     ) {
         if ($timeout <= 0 || $credit < 1) {
-            throw new PhpmqException('timeout and credit must be above 0');
+            throw new PhpmqException('timeout and credit must be greater than 0');
         }
         $this->checkQueue($defaultQueue);
     }
@@ -59,12 +59,12 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     }
 
     /**
-     * Returns when the envelope is on the broker's disk; a lost connection stores it once.
+     * Returns when the envelope is on the broker's disk; lost connections do not store it twice.
      *
-     * @return string|null its meta.id: the broker tells a publisher no id
+     * @return string|null the envelope's meta.id, because the broker does not send publishers an id
      * @throws BadEnvelope nothing was sent
      * @throws PublishRefused nothing was stored
-     * @throws ConnectionLost it may be stored or not
+     * @throws ConnectionLost the envelope may or may not be stored
      */
     public function publish(string $payload, ?string $queue = null): ?string
     {
@@ -74,9 +74,9 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     }
 
     /**
-     * Gives the next message; null where none came in time, or after interrupt().
+     * Returns the next message, or null if none arrives in time or interrupt() is called.
      *
-     * Of a malformed body the envelope has a fault that InitPHP's dispatcher sees, or is empty.
+     * The envelope of a malformed body is empty, or has a fault that InitPHP's dispatcher detects.
      *
      * @throws ConnectionLost no connection within the timeout
      */
@@ -104,9 +104,9 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     }
 
     /**
-     * Puts a message back, with another body or after a delay as a copy that is stored first.
+     * Requeues a message; if the body changed or a delay is given, first publishes a copy.
      *
-     * @throws PublishRefused the message is still reserved: settle it otherwise
+     * @throws PublishRefused the message is still reserved; settle it in another way
      */
     public function release(ReceivedMessage $message, string $payload, int $delaySeconds = 0): void
     {
@@ -120,7 +120,7 @@ final class PhpmqTransport implements Transport, ConsumerTransport
         $attempts = Envelope::view($copy)['attempts'] ?? null;
         $key = $reservation->id . ':' . (is_int($attempts) ? $attempts : hash('xxh64', $copy));
         $retry = $message->queue() . '.retry';
-        if ($delaySeconds > 0 && strlen($retry) <= 255) { // else the next try comes without a delay
+        if ($delaySeconds > 0 && strlen($retry) <= 255) { // otherwise, the retry has no delay
             $this->put($retry, $copy, $delaySeconds, $key);
         } else {
             $this->put($message->queue(), $copy, $reservation->remainingTtl(), $key);
@@ -129,7 +129,7 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     }
 
     /**
-     * Writes the record with the block of $payload and all bytes that came, then ends the message.
+     * Publishes a record of the original bytes with the block from $payload, then dead-letters the message.
      *
      * @throws PublishRefused the message is still reserved
      */
@@ -137,29 +137,29 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     {
         $reservation = $this->reservationOf($message);
         [$queue, $target] = [$message->queue(), $message->queue() . $this->deadLetterSuffix];
-        $isLast = str_ends_with($queue, $this->deadLetterSuffix); // what dies there only ends
+        $isLast = str_ends_with($queue, $this->deadLetterSuffix); // dead letters of a .dlq get no record
         $record = $isLast || !self::fits($target)
             ? null : Envelope::record($reservation->content, $payload, $queue, $reservation->id);
-        if ($record !== null && strlen($record) <= $this->maxContent) { // else the broker makes it
+        if ($record !== null && strlen($record) <= $this->maxContent) { // otherwise, the broker writes it
             $this->put($target, $record, 0, $reservation->id . ':dead');
         }
         $this->settle(Connection::DEAD_LETTER, $message);
     }
 
-    /** Ends a waiting reserve, or the next one, with null; for signal handlers. */
+    /** Makes the current or next reserve return null; for signal handlers. */
     public function interrupt(): void
     {
         $this->isInterrupted = true;
     }
 
-    /** Gives back all that is not settled. The next call connects again. */
+    /** Returns unsettled messages to their queues and closes. The next call reconnects. */
     public function close(): void
     {
         [$connection, $this->connection] = [$this->connection, null];
         try {
             $connection?->close();
         } catch (ConnectionLost) {
-            // the broker gives back what a lost connection held
+            // the broker requeues the messages of a lost connection
         }
     }
 
@@ -178,7 +178,8 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     {
         $this->checkQueue($queue);
         if (strlen($content) > $this->maxContent) {
-            throw new BadEnvelope(strlen($content) . " bytes, the limit is $this->maxContent");
+            $size = strlen($content);
+            throw new BadEnvelope("the message is $size bytes; the limit is $this->maxContent (maxContent)");
         }
         $until = Connection::now() + $this->timeout;
         $reason = $this->try($until, fn (Connection $c) => $c->publish($queue, $content, $ttl, $key));
@@ -198,14 +199,14 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     {
         $receipt = $message->receipt();
         return $receipt instanceof Reservation
-            ? $receipt : throw new PhpmqException('the message was not reserved by a PhpmqTransport');
+            ? $receipt : throw new PhpmqException('the message was not reserved through a PhpmqTransport');
     }
 
     /**
-     * Does something on a connection; a lost one is replaced, after growing pauses, until a time.
+     * Runs $do on a connection; until $until, reconnects after each loss, with growing pauses.
      *
      * @template T
-     * @param \Closure(Connection): T $do must be harmless when done twice
+     * @param \Closure(Connection): T $do must be idempotent
      * @return T
      */
     private function try(float $until, \Closure $do): mixed
@@ -230,8 +231,8 @@ final class PhpmqTransport implements Transport, ConsumerTransport
         $isText = preg_match('/^[^\x{0}-\x{9}\x{B}-\x{1F}\x{7F}-\x{9F}]+$/Du', $queue) === 1;
         if (!$isText || !self::fits($queue)) {
             throw new PhpmqException(
-                'a queue has 1 to 255 bytes of UTF-8 (up to 259 if it ends in .dlq) without control '
-                . 'characters but line feeds'
+                'a queue name must have 1 to 255 bytes of UTF-8 (up to 259 if it ends in .dlq) and no '
+                . 'control characters except line feeds'
             );
         }
     }

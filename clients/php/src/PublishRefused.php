@@ -4,7 +4,7 @@ declare(strict_types=1);
 
 namespace Phpmq;
 
-/** The broker stored nothing and said why, as "queue is full". */
+/** The broker did not store the message; the exception gives the reason, such as "queue is full". */
 final class PublishRefused extends PhpmqException
 {
 }

@@ -4,7 +4,7 @@ declare(strict_types=1);
 
 namespace Phpmq;
 
-/** What the transport keeps about a reserved message; nobody else needs to look into it. */
+/** The transport's own data about a reserved message. */
 final class Reservation
 {
     public function __construct(
@@ -15,7 +15,7 @@ final class Reservation
     ) {
     }
 
-    /** The seconds that remain, at least 1; 0: it never expires. */
+    /** Returns the remaining time to live in seconds, at least 1; 0 means no expiry. */
     public function remainingTtl(): int
     {
         return $this->ttl === 0 ? 0 : max(1, (int) ceil($this->ttl - Connection::now() + $this->at));

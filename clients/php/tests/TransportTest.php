@@ -13,7 +13,7 @@ use Phpmq\PhpmqException;
 use Phpmq\PhpmqTransport;
 use PHPUnit\Framework\TestCase;
 
-/** Against the broker at PHPMQ_ADDRESS where it is set, else without one. */
+/** Tests with the broker at PHPMQ_ADDRESS if that is set, and without a broker otherwise. */
 final class TransportTest extends TestCase
 {
     private const NOWHERE = '127.0.0.1:1';
@@ -47,7 +47,7 @@ final class TransportTest extends TestCase
     {
         $address = getenv('PHPMQ_ADDRESS');
         if ($address === false) {
-            $this->markTestSkipped('PHPMQ_ADDRESS names no broker');
+            $this->markTestSkipped('PHPMQ_ADDRESS is not set');
         }
         $queue = 'phpunit-' . bin2hex(random_bytes(4));
         $transport = new PhpmqTransport($address);
