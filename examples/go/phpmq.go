@@ -8,8 +8,8 @@
 //		message.Ack() // or message.Requeue(60), message.DeadLetter()
 //	}
 //
-// It connects by itself, and again when the connection is lost: publishes without a receipt are
-// repeated under their keys, so each is stored once; messages that were not acknowledged come again.
+// The client connects automatically and reconnects after a loss. Publishes without a receipt are then
+// repeated with their keys, so each is stored once; unacknowledged messages are delivered again.
 //
 // As a program:
 //
@@ -17,7 +17,7 @@
 //	go run phpmq.go consume 127.0.0.1:9100 orders [MESSAGES]
 //	go run phpmq.go requeue 127.0.0.1:9100 orders TTL
 //
-// Copy the file into your project, change the package and leave out main.
+// Copy the file into your project, change the package name and remove main.
 package main
 
 import (
@@ -45,32 +45,32 @@ const (
 	requeue, deadLetter, receipt            = "005", "006", "007"
 
 	queuePacket, contentPacket = "01", "02"
-	idPacket                   = "03" // the id of a message, or the key of a publish
+	idPacket                   = "03" // message id or publish key
 	countPacket, ttlPacket     = "04", "05"
 
-	receiptTimeout = 30 * time.Second // over all connections
+	receiptTimeout = 30 * time.Second // including reconnects
 	dialTimeout    = 5 * time.Second
 	writeTimeout   = 30 * time.Second
-	closeTimeout   = 2 * time.Second // for the broker to read what was sent
-	maxPacketBytes = 1 << 30         // of the broker; more is no PHPMQ
+	closeTimeout   = 2 * time.Second // for the broker to read the remaining data
+	maxPacketBytes = 1 << 30         // the broker never sends a larger packet
 )
 
-// ErrTimeout says that no receipt came in time: the message may be stored. Publish it again with
-// the same key.
-var ErrTimeout = errors.New("no receipt in time: the message may be stored")
+// ErrTimeout means that no receipt arrived in time, so the message may be stored. To retry, publish
+// the message again with the same key.
+var ErrTimeout = errors.New("no receipt in time; the message may be stored")
 
-// ErrClosed says that the client was closed before the receipt came.
-var ErrClosed = errors.New("closed before the receipt: the message may be stored")
+// ErrClosed means that the client was closed before the receipt arrived.
+var ErrClosed = errors.New("closed before the receipt arrived; the message may be stored")
 
 // Refused is the broker's reason for not storing a message: paused, queue full, disk full …
 type Refused struct{ Reason string }
 
 func (refused Refused) Error() string { return "refused: " + refused.Reason }
 
-// packet is one part of a frame.
+// packet is a part of a frame.
 type packet struct{ kind, content string }
 
-// frame returns the bytes of a frame: a header of 8 bytes, then each packet behind one of 32.
+// frame returns the bytes of a frame: a header of 8 bytes, then each packet with a header of 32 bytes.
 func frame(kind string, packets ...packet) []byte {
 	var out bytes.Buffer
 	fmt.Fprintf(&out, "H01%s%02d", kind, len(packets))
@@ -88,38 +88,38 @@ func checkQueue(queue string) error {
 	}
 	isControl := func(r rune) bool { return unicode.IsControl(r) && r != '\n' }
 	if len(queue) < 1 || len(queue) > longest || !utf8.ValidString(queue) || strings.IndexFunc(queue, isControl) >= 0 {
-		return errors.New("a queue has 1 to 255 bytes of UTF-8 (259 with .dlq) and no control characters")
+		return errors.New("a queue name must have 1 to 255 bytes of UTF-8 (259 with .dlq) and no control characters")
 	}
 	return nil
 }
 
-// Message is one that the broker dispatched. End it with Ack, Requeue or DeadLetter.
+// Message is a received message. Settle it with Ack, Requeue or DeadLetter.
 type Message struct {
 	Queue, ID string
 	Content   []byte
-	TTL       int64 // seconds left; 0: it never expires
+	TTL       int64 // remaining seconds; 0 means no expiry
 	client    *Client
 }
 
-// Ack settles the message.
+// Ack acknowledges the message as processed.
 func (m *Message) Ack() {
 	m.client.settle(frame(acknowledge, packet{queuePacket, m.Queue}, packet{idPacket, m.ID}))
 }
 
-// Requeue moves it to the end of its queue, to live for so many seconds from now on (0: for ever).
+// Requeue moves the message to the end of its queue with a TTL in seconds (0 means no expiry).
 func (m *Message) Requeue(ttl int64) {
 	seconds := strconv.FormatInt(ttl, 10)
 	m.client.settle(frame(requeue, packet{queuePacket, m.Queue}, packet{idPacket, m.ID}, packet{ttlPacket, seconds}))
 }
 
-// DeadLetter takes it out of its queue; a record of it goes to <queue>.dlq.
+// DeadLetter removes the message from its queue and moves a record of it to <queue>.dlq.
 func (m *Message) DeadLetter() {
 	m.client.settle(frame(deadLetter, packet{queuePacket, m.Queue}, packet{idPacket, m.ID}))
 }
 
 type consumer struct {
 	credit   int
-	messages chan *Message // room for credit messages, so that sending never blocks
+	messages chan *Message // with a capacity of credit, so that sending never blocks
 }
 
 func (c *consumer) open(queue string) []byte {
@@ -131,23 +131,23 @@ type waiting struct {
 	done  chan error
 }
 
-// Client is one connection to a broker, made by NewClient. All methods may be called at once.
+// Client is a connection to a broker, created by NewClient. Its methods may be called concurrently.
 type Client struct {
 	address string
 
 	mutex     sync.Mutex
 	changed   *sync.Cond
-	conn      *net.TCPConn // nil: not connected
+	conn      *net.TCPConn // nil if not connected
 	isClosed  bool
-	outgoing  [][]byte           // for conn, in order
-	publishes map[string]waiting // by key, without a receipt
+	outgoing  [][]byte           // frames for conn, in order
+	publishes map[string]waiting // unconfirmed publishes by key
 	consumers map[string]*consumer
-	unsent    [][]byte // frames that end messages, for the next connection
+	unsent    [][]byte // settlements to send on the next connection
 	stopped   chan struct{}
-	ended     chan struct{} // run has returned
+	ended     chan struct{} // closed when run has returned
 }
 
-// NewClient connects to HOST:PORT, a listener with TTL (9100), in the background.
+// NewClient connects in the background to HOST:PORT, which must be a listener with TTL (port 9100).
 func NewClient(address string) *Client {
 	client := &Client{
 		address:   address,
@@ -161,15 +161,15 @@ func NewClient(address string) *Client {
 	return client
 }
 
-// Publish returns when the message is on the broker's disk. An empty key stands for a random one;
-// ttl is in seconds, 0 for a message that never expires. The error is a Refused, ErrTimeout or
-// ErrClosed, or says what cannot be published.
+// Publish returns when the message is on the broker's disk. An empty key means a random key; ttl is
+// in seconds, and 0 means no expiry. The error is a Refused, ErrTimeout or ErrClosed, or describes
+// an invalid argument.
 func (c *Client) Publish(queue string, content []byte, ttl int64, key string) error {
 	if err := checkQueue(queue); err != nil {
 		return err
 	}
 	if ttl < 0 || len(key) > 64 {
-		return errors.New("a TTL is 0 or more seconds, a key has 1 to 64 bytes")
+		return errors.New("ttl must not be negative, and key must not be longer than 64 bytes")
 	}
 	if key == "" {
 		random := make([]byte, 16)
@@ -184,7 +184,7 @@ func (c *Client) Publish(queue string, content []byte, ttl int64, key string) er
 	if _, isKnown := c.publishes[key]; c.isClosed || isKnown {
 		c.mutex.Unlock()
 		if isKnown {
-			return errors.New("a message with this key is being published")
+			return errors.New("a publish with this key is still waiting for its receipt")
 		}
 		return ErrClosed
 	}
@@ -204,8 +204,8 @@ func (c *Client) Publish(queue string, content []byte, ttl int64, key string) er
 	}
 }
 
-// Consume returns a channel of messages; at most credit of them are unacknowledged at a time. Close
-// closes the channel. A name that no queue can have closes it at once.
+// Consume returns a channel of messages, with at most credit of them unacknowledged at a time. Close
+// closes the channel. An invalid queue name closes the channel immediately.
 func (c *Client) Consume(queue string, credit int) <-chan *Message {
 	one := &consumer{credit, make(chan *Message, credit)}
 	c.mutex.Lock()
@@ -219,7 +219,7 @@ func (c *Client) Consume(queue string, credit int) <-chan *Message {
 	return one.messages
 }
 
-// Close ends the connection after what was sent; what is not acknowledged goes back to its queue.
+// Close closes after sending pending data; unacknowledged messages return to their queues.
 func (c *Client) Close() {
 	c.mutex.Lock()
 	if c.isClosed {
@@ -233,7 +233,7 @@ func (c *Client) Close() {
 	}
 	for queue, one := range c.consumers {
 		close(one.messages)
-		one.credit = 0 // gives back what is not acknowledged
+		one.credit = 0 // a count of 0 returns unacknowledged messages to the queue
 		c.write(one.open(queue))
 	}
 	c.publishes, c.consumers = nil, nil
@@ -249,7 +249,7 @@ func (c *Client) Close() {
 	}
 }
 
-// settle sends 004, 005 or 006; without a connection, first on the next one.
+// settle sends 004, 005 or 006 now, or first on the next connection if not connected.
 func (c *Client) settle(bytes []byte) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -259,8 +259,8 @@ func (c *Client) settle(bytes []byte) {
 	c.write(bytes)
 }
 
-// write sends on the connection there is. What is lost with it is sent on the next one (begin), or
-// the broker has taken the message back.
+// write sends on the current connection, if any. After a loss, begin sends the frame again, or the
+// broker has already requeued the message.
 func (c *Client) write(bytes []byte) {
 	if c.conn != nil {
 		c.outgoing = append(c.outgoing, bytes)
@@ -298,14 +298,14 @@ func (c *Client) run() {
 	}
 }
 
-// serve reads a connection to its end, and says whether a frame of a broker came over it.
+// serve reads a connection until it ends, and returns whether a broker sent a frame.
 func (c *Client) serve(conn *net.TCPConn) (isBroker bool, err error) {
 	defer conn.Close()
 	if !c.begin(conn) {
 		return false, ErrClosed
 	}
 	defer c.lost()
-	go c.send(conn) // reading never waits for writing, or both sides could wait for each other
+	go c.send(conn) // reading never waits for writing; otherwise, both sides could block
 	for reader := bufio.NewReader(conn); ; isBroker = true {
 		kind, packets, err := readFrame(reader)
 		if err != nil {
@@ -333,7 +333,7 @@ func (c *Client) send(conn *net.TCPConn) {
 		conn.SetWriteDeadline(time.Now().Add(writeTimeout))
 		_, err := batch.WriteTo(conn)
 		if err != nil {
-			conn.Close() // which ends serve
+			conn.Close() // ends serve
 		}
 		c.mutex.Lock()
 		if err != nil {
@@ -349,7 +349,7 @@ func (c *Client) begin(conn *net.TCPConn) bool {
 		return false
 	}
 	c.conn = conn
-	for _, bytes := range c.unsent { // nobody holds these messages yet
+	for _, bytes := range c.unsent { // before other consumers receive these messages
 		c.write(bytes)
 	}
 	c.unsent = nil
@@ -368,7 +368,7 @@ func (c *Client) lost() {
 	c.conn, c.outgoing = nil, nil
 	c.changed.Broadcast()
 	for _, one := range c.consumers {
-		for len(one.messages) > 0 { // the broker dispatches them again
+		for len(one.messages) > 0 { // the broker delivers these messages again
 			select {
 			case <-one.messages:
 			default:
@@ -387,7 +387,7 @@ func readFrame(reader io.Reader) (kind string, packets map[string][]byte, err er
 	kind = string(header[3:6])
 	count, err := strconv.ParseUint(string(header[6:]), 10, 8)
 	if string(header[:3]) != "H01" || kind != dispatch && kind != receipt || err != nil {
-		return "", nil, fmt.Errorf("what answers is not a PHPMQ broker: %q", header)
+		return "", nil, fmt.Errorf("the server is not a PHPMQ broker: it sent %q", header)
 	}
 	packets = map[string][]byte{}
 	for ; count > 0; count-- {
@@ -397,7 +397,7 @@ func readFrame(reader io.Reader) (kind string, packets map[string][]byte, err er
 		}
 		size, err := strconv.ParseUint(string(head[3:]), 10, 63)
 		if head[0] != 'P' || err != nil || size > maxPacketBytes {
-			return "", nil, fmt.Errorf("the broker sent a broken packet header: %q", head)
+			return "", nil, fmt.Errorf("the broker sent an invalid packet header: %q", head)
 		}
 		content := make([]byte, size)
 		if _, err = io.ReadFull(reader, content); err != nil {
@@ -413,7 +413,7 @@ func (c *Client) handle(kind string, packets map[string][]byte) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if kind == receipt {
-		if sent, isKnown := c.publishes[id]; isKnown { // else it comes too late
+		if sent, isKnown := c.publishes[id]; isKnown { // otherwise, the receipt is too late
 			delete(c.publishes, id)
 			if reason, isRefused := packets[contentPacket]; isRefused {
 				sent.done <- Refused{string(reason)}
@@ -427,10 +427,10 @@ func (c *Client) handle(kind string, packets map[string][]byte) {
 	if one == nil {
 		return
 	}
-	ttl, _ := strconv.ParseInt(string(packets[ttlPacket]), 10, 64) // none: 0
+	ttl, _ := strconv.ParseInt(string(packets[ttlPacket]), 10, 64) // 0 if missing
 	select {
 	case one.messages <- &Message{queue, id, packets[contentPacket], ttl, c}:
-	default: // more than the credit: this is no broker of ours
+	default: // exceeds the credit, so the server is not our broker
 	}
 }
 
@@ -461,7 +461,7 @@ func run(arguments []string) error {
 	}
 	left, err := number(0, 1)
 	if err != nil || command != "consume" && command != "requeue" {
-		return errors.New("give publish with a content, consume with a number, or requeue with a TTL")
+		return errors.New("use publish with a content, consume with a number, or requeue with a TTL")
 	}
 	ttl := left
 	for message := range client.Consume(queue, 1) {

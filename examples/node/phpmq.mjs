@@ -11,8 +11,8 @@
  *     }
  *     client.close();
  *
- * It connects by itself, and again when the connection is lost: publishes without a receipt are
- * repeated under their keys, so each is stored once; messages that were not acknowledged come again.
+ * The client connects automatically and reconnects after a loss. Publishes without a receipt are then
+ * repeated with their keys, so each is stored once; unacknowledged messages are delivered again.
  *
  * As a program:
  *
@@ -27,13 +27,13 @@ import { pathToFileURL } from 'node:url';
 
 const PUBLISH = '001', CONSUME = '002', DISPATCH = '003', ACKNOWLEDGE = '004', REQUEUE = '005';
 const DEAD_LETTER = '006', RECEIPT = '007';
-const QUEUE = '01', CONTENT = '02', ID = '03', COUNT = '04', TTL = '05'; // ID: or the key of a publish
-const MAX_PACKET_BYTES = 1 << 30; // of the broker; more is no PHPMQ
+const QUEUE = '01', CONTENT = '02', ID = '03', COUNT = '04', TTL = '05'; // ID: message id or publish key
+const MAX_PACKET_BYTES = 1 << 30; // the broker never sends a larger packet
 
-/** The broker stored nothing and says why in its message: paused, queue full, disk full … */
+/** The broker did not store the message. The error message is its reason: paused, queue full, disk full … */
 export class PublishRefused extends Error {}
 
-/** Returns the bytes of a frame: a header of 8 bytes, then each packet after a header of 32. */
+/** Returns the bytes of a frame: a header of 8 bytes, then each packet with a header of 32 bytes. */
 function frame(type, packets) {
     const entries = Object.entries(packets).sort(([a], [b]) => order(type, a) - order(type, b));
     const parts = [Buffer.from(`H01${type}${String(entries.length).padStart(2, '0')}`)];
@@ -44,7 +44,7 @@ function frame(type, packets) {
     return Buffer.concat(parts);
 }
 
-/** Packets may come in any order; this is the one in which the broker reads them fastest. */
+/** Returns a packet's sort key. Any order is valid; the broker reads this one fastest. */
 function order(type, packet) {
     return type === PUBLISH && packet === ID ? 9 : Number(packet);
 }
@@ -52,36 +52,36 @@ function order(type, packet) {
 function checkedQueue(queue) {
     const size = Buffer.byteLength(queue);
     if (size < 1 || size > (queue.endsWith('.dlq') ? 259 : 255) || /[\x00-\x09\x0b-\x1f\x7f-\x9f]/.test(queue)) {
-        throw new RangeError('a queue has 1 to 255 bytes (259 with .dlq) and no control characters');
+        throw new RangeError('a queue name must have 1 to 255 bytes (259 with .dlq) and no control characters');
     }
     return queue;
 }
 
 function checkedTtl(ttl) {
     if (!Number.isSafeInteger(ttl) || ttl < 0) {
-        throw new RangeError(`ttl is ${ttl}: give whole seconds, or 0 for a message that never expires`);
+        throw new RangeError(`ttl is ${ttl}; use whole seconds, or 0 for a message that never expires`);
     }
     return String(ttl);
 }
 
-/** A message that the broker dispatched. End it with one of its three methods. */
+/** A received message. Settle it with one of its three methods. */
 export class Message {
     constructor(client, queue, id, content, ttl) {
-        Object.assign(this, { client, queue, id, content, ttl }); // content: a Buffer; ttl: seconds, 0: never
+        Object.assign(this, { client, queue, id, content, ttl }); // content is a Buffer; ttl is in seconds, 0 if none
     }
 
-    /** Settles the message. */
+    /** Acknowledges the message as processed. */
     ack() {
         this.client.settle(ACKNOWLEDGE, { [QUEUE]: this.queue, [ID]: this.id });
     }
 
-    /** Moves it to the end of its queue, to live for so many seconds from now on (0: for ever). */
+    /** Moves the message to the end of its queue with a TTL in seconds (0 means no expiry). */
     requeue(ttl = this.ttl) {
         const packets = { [QUEUE]: this.queue, [ID]: this.id, [TTL]: checkedTtl(ttl) };
         this.client.settle(REQUEUE, packets);
     }
 
-    /** Takes it out of its queue; a record of it goes to `<queue>.dlq`. */
+    /** Removes the message from its queue and moves a record of it to `<queue>.dlq`. */
     deadLetter() {
         this.client.settle(DEAD_LETTER, { [QUEUE]: this.queue, [ID]: this.id });
     }
@@ -93,46 +93,46 @@ export class Client {
     #socket = null;
     #isConnected = false;
     #isClosed = false;
-    #input = Buffer.alloc(0); // begins with a frame that is not whole
-    #publishes = new Map(); // key -> { bytes, resolve, reject, timer }, without a receipt
+    #input = Buffer.alloc(0); // received bytes of an incomplete frame
+    #publishes = new Map(); // unconfirmed publishes: key -> { bytes, resolve, reject, timer }
     #consumers = new Map(); // queue -> { credit, waiting: Message[], wake }
-    #unsent = []; // frames that end messages, for the next connection
-    #timer = undefined; // of the next attempt to connect
-    #pause = 0.1; // seconds before the next attempt to connect
+    #unsent = []; // settlements to send on the next connection
+    #timer = undefined; // timer of the next connection attempt
+    #pause = 0.1; // seconds before the next connection attempt
 
-    /** @param {string} address HOST:PORT of a listener with TTL (9100) */
+    /** @param {string} address HOST:PORT of a listener with TTL (port 9100) */
     constructor(address = '127.0.0.1:9100', { timeout = 30 } = {}) {
         const [, host, port] = /^\[?(.+?)\]?:(\d+)$/.exec(address) ?? [];
         if (host === undefined) {
-            throw new RangeError(`${address} is not HOST:PORT`);
+            throw new RangeError(`${address} is not a valid address; use HOST:PORT`);
         }
         this.#host = host;
         this.#port = Number(port);
-        this.timeout = timeout; // seconds for a receipt, over all connections
+        this.timeout = timeout; // seconds to wait for a receipt, including reconnects
     }
 
     /**
-     * Resolves when the message is on the broker's disk. To try again after a timeout, give the same key.
+     * Resolves when the message is on the broker's disk. To retry after a timeout, pass the same key.
      *
      * @throws {PublishRefused} nothing was stored
      */
     publish(queue, content, { ttl = 0, key = randomUUID() } = {}) {
         const packets = { [QUEUE]: checkedQueue(queue), [CONTENT]: content, [TTL]: checkedTtl(ttl), [ID]: key };
         if (this.#publishes.has(key) || Buffer.byteLength(key) < 1 || Buffer.byteLength(key) > 64) {
-            throw new RangeError('a key has 1 to 64 bytes, and only one message has it at a time');
+            throw new RangeError('a key must have 1 to 64 bytes and must not belong to another unconfirmed publish');
         }
         const bytes = frame(PUBLISH, packets);
         return new Promise((resolve, reject) => {
             const timer = setTimeout(() => {
                 this.#publishes.delete(key);
-                reject(new Error(`no receipt within ${this.timeout} s: the message may be stored`));
+                reject(new Error(`no receipt within ${this.timeout} s; the message may be stored`));
             }, this.timeout * 1000);
             this.#publishes.set(key, { bytes, resolve, reject, timer });
             this.#write(bytes);
         });
     }
 
-    /** Yields messages for ever; at most `credit` of them are unacknowledged at a time. */
+    /** Yields messages without end, with at most `credit` of them unacknowledged at a time. */
     async *consume(queue, credit = 1) {
         const consumer = { credit, waiting: [], wake: null };
         this.#consumers.set(checkedQueue(queue), consumer);
@@ -147,13 +147,13 @@ export class Client {
             }
         } finally {
             this.#consumers.delete(queue);
-            if (this.#isConnected) { // 0 gives back what is not acknowledged
+            if (this.#isConnected) { // a count of 0 returns unacknowledged messages to the queue
                 this.#write(frame(CONSUME, { [QUEUE]: queue, [COUNT]: '0' }));
             }
         }
     }
 
-    /** Sends 004, 005 or 006; without a connection, first on the next one. */
+    /** Sends 004, 005 or 006 now, or first on the next connection if not connected. */
     settle(type, packets) {
         const bytes = frame(type, packets);
         if (this.#isConnected) {
@@ -164,13 +164,13 @@ export class Client {
         }
     }
 
-    /** Ends the connection after what was sent; what is not acknowledged goes back to its queue. */
+    /** Closes after sending pending data; unacknowledged messages return to their queues. */
     close() {
         this.#isClosed = true;
         clearTimeout(this.#timer);
         for (const { reject, timer } of this.#publishes.values()) {
             clearTimeout(timer);
-            reject(new Error('closed before the receipt: the message may be stored'));
+            reject(new Error('closed before the receipt arrived; the message may be stored'));
         }
         this.#publishes.clear();
         this.#consumers.forEach((consumer) => consumer.wake?.());
@@ -183,7 +183,7 @@ export class Client {
         if (this.#isConnected) {
             this.#socket.write(bytes);
         } else {
-            this.#connect(); // which sends it: it is among the publishes or the consumers
+            this.#connect(); // sends the frame after connecting, from #publishes or #consumers
         }
     }
 
@@ -195,7 +195,7 @@ export class Client {
         this.#socket = socket;
         socket.on('connect', () => {
             this.#isConnected = true;
-            for (const bytes of this.#unsent.splice(0)) { // nobody holds these messages yet
+            for (const bytes of this.#unsent.splice(0)) { // before other consumers receive these messages
                 socket.write(bytes);
             }
             for (const { bytes } of this.#publishes.values()) {
@@ -215,7 +215,7 @@ export class Client {
         this.#isConnected = false;
         this.#input = Buffer.alloc(0);
         for (const consumer of this.#consumers.values()) {
-            consumer.waiting = []; // the broker dispatches them again
+            consumer.waiting = []; // the broker delivers these messages again
         }
         if (!this.#isClosed) {
             this.#timer = setTimeout(() => this.#connect(), this.#pause * (500 + Math.random() * 500));
@@ -229,14 +229,14 @@ export class Client {
         this.#input = Buffer.concat([this.#input, bytes]);
         try {
             for (let size; (size = this.#frameSize()) > 0; this.#input = this.#input.subarray(size)) {
-                this.#pause = 0.1; // it is a broker
+                this.#pause = 0.1; // the peer is a broker
             }
         } catch (error) {
             this.#socket.destroy(error);
         }
     }
 
-    /** Handles the first frame of the input; returns its size, or 0 if it is not whole. */
+    /** Handles the first frame of the input; returns its size, or 0 if it is incomplete. */
     #frameSize() {
         const input = this.#input;
         if (input.length < 8) {
@@ -244,7 +244,7 @@ export class Client {
         }
         const header = /^H01(003|007)(\d\d)$/.exec(input.toString('latin1', 0, 8));
         if (header === null) {
-            throw new Error('what answers is not a PHPMQ broker');
+            throw new Error('the server is not a PHPMQ broker');
         }
         const packets = {};
         let at = 8;
@@ -254,7 +254,7 @@ export class Client {
             }
             const packet = /^P(\d\d)(\d{29})$/.exec(input.toString('latin1', at, at + 32));
             if (packet === null || Number(packet[2]) > MAX_PACKET_BYTES) {
-                throw new Error('the broker sent a broken packet header');
+                throw new Error('the broker sent an invalid packet header');
             }
             const end = at + 32 + Number(packet[2]);
             if (input.length < end) {
@@ -272,7 +272,7 @@ export class Client {
         const id = packets[ID].toString();
         if (type === RECEIPT) {
             const publish = this.#publishes.get(id);
-            if (publish !== undefined) { // else it comes too late
+            if (publish !== undefined) { // otherwise, the receipt is too late
                 this.#publishes.delete(id);
                 clearTimeout(publish.timer);
                 const reason = packets[CONTENT]?.toString();
@@ -302,7 +302,7 @@ async function main([command, address, queue, ...rest]) {
             }
         }
     } else {
-        throw new RangeError('the first argument is publish, consume or requeue');
+        throw new RangeError('the first argument must be publish, consume or requeue');
     }
     client.close();
 }

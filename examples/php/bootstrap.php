@@ -1,5 +1,5 @@
 <?php
-/** Loads Composer's packages if there are any, else the client of this repository. */
+/** Loads Composer's packages if they are installed, and otherwise this repository's client. */
 
 declare(strict_types=1);
 

@@ -1,11 +1,11 @@
 <?php
 /**
- * Consumes messages, shows each on a line of its own, and acknowledges it.
+ * Consumes messages, prints each of them on its own line, and acknowledges it.
  *
  *     php consume.php 127.0.0.1:9100 orders 10
  *
- * Use port 9100 or 9102: the dispatches of the newer revision have a TTL packet, those of the older
- * do not, and the number of packets tells.
+ * Both port 9100 and port 9102 work: only dispatches of the newer revision have a TTL packet, and
+ * the header gives the number of packets.
  */
 
 declare(strict_types=1);
@@ -21,7 +21,7 @@ $messages = (int) ($argv[3] ?? 1);
 
 $broker = connect($address);
 stream_set_timeout($broker, 60);
-send($broker, CONSUME, [QUEUE => $queue, COUNT => '1']); // one at a time
+send($broker, CONSUME, [QUEUE => $queue, COUNT => '1']); // one message at a time
 for (; $messages > 0; $messages--) {
     [$type, $message] = receive($broker);
     if ($type !== DISPATCH) {

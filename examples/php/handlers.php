@@ -1,5 +1,5 @@
 <?php
-/** Handlers by URN: who returns has done it, who throws wants another try. */
+/** Handlers by URN. Returning acknowledges the message; an exception retries it. */
 
 declare(strict_types=1);
 

@@ -1,9 +1,9 @@
 <?php
 /**
- * PHPMQ without a library: messages as bytes, over a plain stream.
+ * PHPMQ without a library: messages as bytes over a plain stream.
  *
- * A message is a header of 8 bytes (H, version, type, number of packets) and its packets; a packet
- * is a header of 32 bytes (P, type, length of the content) and the content.
+ * A message is a header of 8 bytes (H, version, type, number of packets) followed by its packets. A
+ * packet is a header of 32 bytes (P, type, length of the content) followed by the content.
  */
 
 declare(strict_types=1);
@@ -45,7 +45,7 @@ function send($broker, string $type, array $packets): void
     }
 }
 
-/** @return array{string, array<string, string>} type, and contents by packet type */
+/** @return array{string, array<string, string>} message type, and contents by packet type */
 function receive($broker): array
 {
     $header = read($broker, 8);
@@ -57,14 +57,14 @@ function receive($broker): array
     return [substr($header, 3, 3), $packets];
 }
 
-/** One fread gives what has arrived, which may be less than was asked for. */
+/** Reads exactly $length bytes, because one fread may return fewer bytes than requested. */
 function read($broker, int $length): string
 {
     $bytes = '';
     while (strlen($bytes) < $length) {
         $part = fread($broker, $length - strlen($bytes));
         if ($part === false || $part === '') {
-            throw new RuntimeException('the broker closed the connection, or said nothing for long');
+            throw new RuntimeException('the broker closed the connection or did not answer in time');
         }
         $bytes .= $part;
     }

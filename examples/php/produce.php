@@ -20,9 +20,9 @@ if ($argc < 4) {
 [, $address, $queue, $urn] = $argv;
 
 try {
-    $data = json_decode($argv[4] ?? '{}', false, 250, JSON_THROW_ON_ERROR); // objects: {} stays {}
+    $data = json_decode($argv[4] ?? '{}', false, 250, JSON_THROW_ON_ERROR); // as objects, so that {} stays {}
     if (!is_object($data) && $data !== []) {
-        throw new JsonException('data is no object');
+        throw new JsonException('DATA must be a JSON object');
     }
     $transport = new PhpmqTransport($address);
     echo $transport->publish(Envelope::make($urn, $data, $queue, $argv[5] ?? null), $queue), "\n";

@@ -3,11 +3,11 @@
  * Publishes one message.
  *
  *     php publish.php 127.0.0.1:9102 orders '{"order_id": 1042}'         the older revision, no TTL
- *     php publish.php 127.0.0.1:9100 orders '{"order_id": 1042}' 3600    lives an hour
+ *     php publish.php 127.0.0.1:9100 orders '{"order_id": 1042}' 3600    expires after an hour
  *     php publish.php 127.0.0.1:9100 orders '{"order_id": 1042}' 0 my-key    waits for the receipt
  *
- * With a key the broker answers once the message is on its disk. Who got no answer repeats the
- * message under the same key: it is stored once.
+ * With a key, the broker answers once the message is on its disk. If there is no answer, publish the
+ * message again with the same key; it is stored only once.
  */
 
 declare(strict_types=1);

@@ -1,12 +1,12 @@
 <?php
 /**
- * Runs handlers: acknowledges, tries again later, or leaves a dead letter.
+ * Runs handlers: acknowledges each message, retries it later, or dead-letters it.
  *
  *     php worker.php --handlers=handlers.php 127.0.0.1:9100 orders
  *
- * --max-attempts=3, --delays=1,5,15 (seconds, the last repeats), --timeout=5 (of one reserve),
- * --max-jobs=N, --stop-when-empty. It logs one line of JSON per message on standard error. SIGTERM
- * and SIGINT end it after the message in hand, where PHP has pcntl.
+ * Options: --max-attempts=3, --delays=1,5,15 (seconds; the last one repeats), --timeout=5 (seconds per
+ * reserve), --max-jobs=N, --stop-when-empty. The worker logs one line of JSON per message to standard
+ * error. With pcntl, SIGTERM and SIGINT stop it after the current message.
  */
 
 declare(strict_types=1);
@@ -54,7 +54,7 @@ final class Worker
                     $jobs++;
                     $this->process($message);
                 }
-            } catch (PhpmqException $error) { // the broker has the message back, or gets it back
+            } catch (PhpmqException $error) { // the broker requeues the message
                 $this->log('transport.failed', ['queue' => $queue, 'error' => $error->getMessage()]);
                 usleep(100_000);
             }
@@ -73,7 +73,7 @@ final class Worker
         $reason = 'failed';
         try {
             if (Envelope::problem($message->rawBody()) !== null) {
-                $this->transport->deadLetter($message, $message->rawBody()); // it finds the reason
+                $this->transport->deadLetter($message, $message->rawBody()); // the transport adds the reason
                 $this->log('job.dead_letter', $this->about($message) + ['reason' => 'poison']);
                 return;
             }
@@ -104,7 +104,7 @@ final class Worker
             ];
             $payload = ['attempts' => $attempts, 'dead_letter' => $block];
             $payload = json_encode($payload, JSON_INVALID_UTF8_SUBSTITUTE);
-            $this->transport->deadLetter($message, $payload); // the other bytes are those that came
+            $this->transport->deadLetter($message, $payload); // all other bytes are the original ones
             $this->log('job.dead_letter', $about + ['reason' => $reason]);
             return;
         }

@@ -1,4 +1,4 @@
-"""A worker with the plain client: any bodies, no envelopes, retries by the broker.
+"""A worker that uses the plain client: any bodies, no envelopes, and the broker retries.
 
     cd examples/python
     python plain_worker.py [QUEUE [HOST:PORT]]
@@ -16,7 +16,7 @@ from phpmq_lite.client import connect
 
 
 class HopelessError(Exception):
-    """A retry would not help."""
+    """The message can never be handled, so a retry would not help."""
 
 
 def handle(body: bytes) -> None:
@@ -31,7 +31,7 @@ def handle(body: bytes) -> None:
 
 
 async def work(queue: str, address: str) -> None:
-    """Handle messages one by one; up to ten are in flight."""
+    """Handle messages one by one, with up to ten in flight."""
     async with connect(address) as client, client.consume(queue, credit=10) as deliveries:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, deliveries.close)
@@ -39,11 +39,11 @@ async def work(queue: str, address: str) -> None:
             try:
                 handle(delivery.body)
             except HopelessError as error:
-                print(f"{delivery.message_id} is dead-lettered: {error}", flush=True)
-                delivery.dead_letter()  # a record in <queue>.dlq
+                print(f"{delivery.message_id} was dead-lettered: {error}", flush=True)
+                delivery.dead_letter()  # leaves a record in <queue>.dlq
             except Exception as error:
-                print(f"{delivery.message_id} is requeued: {error!r}", flush=True)
-                delivery.requeue(delivery.ttl_s or 0)  # until the queue's max_deliveries
+                print(f"{delivery.message_id} was requeued: {error!r}", flush=True)
+                delivery.requeue(delivery.ttl_s or 0)  # at most max_deliveries times
             else:
                 delivery.ack()
 

@@ -13,7 +13,7 @@ def main() -> None:
     order_id, total, address = (*sys.argv[1:], *("1", "9.9", "127.0.0.1:9100")[len(sys.argv) - 1 :])
     app = connect(f"phpmq://{address}", queue="orders")
     try:
-        # Raises before anything is sent if the data cannot be JSON: NaN, a datetime, …
+        # Raises before anything is sent if JSON cannot represent the data (NaN, a datetime, …).
         print(
             app.publish(
                 "urn:babel:orders:created",

@@ -1,13 +1,13 @@
-"""From an empty machine to a chart: a broker, a minute's work, its history in Spark, a picture.
+"""From an empty machine to a chart: a broker, a minute of work, and its history in Spark.
 
     pip install '.[spark,java]'  # in the checkout
     python examples/spark/pipeline_tour.py [FOLDER]
 
-Cells begin with ``# %%``: editors and Jupytext show the file as a notebook.  It starts a broker of
-its own on free ports and ends it; what it computes stays in FOLDER (default: ./pipeline-tour).
+Cells begin with ``# %%``, so editors and Jupytext can show the file as a notebook.  It starts and
+stops its own broker on free ports; the results stay in FOLDER (default: ./pipeline-tour).
 """
 
-# %% A broker in a process of its own, on free ports
+# %% A broker in its own process, on free ports
 
 import argparse
 import html
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from phpmq_lite.client.blocking_client import BlockingClient, connect_blocking
 from phpmq_lite.envelopes import codec
@@ -28,11 +28,11 @@ from phpmq_lite.spark.source_options import SourceConnection
 from phpmq_lite.testing import BrokerProcess, broker_process
 
 ORDERS = 3_000
-QUOTES = 400  # nobody takes them: they expire after a second
+QUOTES = 400  # messages that expire after a second because no client consumes them
 OUTCOMES = {"acked": "#2a7f62", "dead": "#b3402e", "expired": "#c98a1b", "deleted": "#777"}
 
 
-# %% Work: orders, some of which fail, and a mail for each that does not
+# %% Work: orders, some of which fail, and a mail for each order that succeeds
 
 
 def publish(client: BlockingClient) -> None:
@@ -46,7 +46,7 @@ def publish(client: BlockingClient) -> None:
 
 
 def work(client: BlockingClient, chance: random.Random) -> int:
-    """Handle every order: 3 % die, 10 % come once more, the rest asks for a mail."""
+    """Handle all orders: dead-letter 3 %, requeue 10 % once, and send a mail for all others."""
     mails = 0
     seen: set[str] = set()
     with client.consume("orders", credit=200, timeout_s=2) as deliveries:
@@ -71,18 +71,18 @@ def work(client: BlockingClient, chance: random.Random) -> int:
     return mails
 
 
-# %% The history in Spark: the pipeline's own jobs, and a query of ours
+# %% The history in Spark: the pipeline's own jobs, and our own query
 
 
 def compute(spark: SparkSession, connection: SourceConnection, out: Path) -> tuple[int, int]:
-    """Archive what there is and compute the metrics; gives rows archived and dates computed."""
+    """Archive the history and compute metrics; return how many rows and dates were processed."""
     archived = archive.run(spark, ArchiveOptions(connection=connection, out=str(out)))
     computed = metrics.run(spark, MetricsOptions(connection=connection, out=str(out)))
     return archived.rows, int(computed.details["dates"])
 
 
 def totals(spark: SparkSession, out: Path) -> DataFrame:
-    """Sum the metrics of all minutes up per queue."""
+    """Sum up each queue's metrics over all minutes."""
     minutes = spark.read.parquet(str(out / "metrics" / "minutes"))
     counts = [F.sum(name).alias(name) for name in ("published", *OUTCOMES, "redelivered")]
     waits = [F.max(name).alias(name) for name in ("wait_p50", "wait_p95", "wait_max")]
@@ -90,7 +90,7 @@ def totals(spark: SparkSession, out: Path) -> DataFrame:
 
 
 def seconds(spark: SparkSession, connection: SourceConnection) -> DataFrame:
-    """Count what was settled each second, straight from the broker's history."""
+    """Count the messages settled in each second, read directly from the broker's history."""
     history = (
         spark.read.format("phpmq")
         .options(**connection.as_options(), columns="queue,outcome,settled_at")
@@ -103,11 +103,11 @@ def seconds(spark: SparkSession, connection: SourceConnection) -> DataFrame:
     )
 
 
-# %% The picture: HTML and SVG by hand, nothing to install
+# %% The chart: hand-written HTML and SVG, with nothing to install
 
 
 def bars(rows: Sequence[tuple[str, dict[str, float]]], colours: dict[str, str]) -> str:
-    """Draw a stacked bar for each row: its label, and the parts by name."""
+    """Draw a stacked bar for each row, which has a label and named parts."""
     widest = max((sum(parts.values()) for _, parts in rows), default=1) or 1
     drawn = []
     for at, (label, parts) in enumerate(rows):
@@ -127,7 +127,7 @@ def bars(rows: Sequence[tuple[str, dict[str, float]]], colours: dict[str, str]) 
 
 
 def table(frame: DataFrame) -> str:
-    """Write a small DataFrame as a table."""
+    """Return a small DataFrame as an HTML table."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in frame.columns)
     rows: Iterable[Sequence[object]] = frame.collect()
     body = "".join(
@@ -140,7 +140,7 @@ def table(frame: DataFrame) -> str:
 
 
 def draw(file: Path, per_queue: DataFrame, per_second: DataFrame) -> None:
-    """Write the page."""
+    """Write the page with both charts and the table."""
     by_queue = [
         (row["queue"], {name: float(row[name]) for name in OUTCOMES}) for row in per_queue.collect()
     ]
@@ -163,11 +163,11 @@ def draw(file: Path, per_queue: DataFrame, per_second: DataFrame) -> None:
     )
 
 
-# %% From the top
+# %% The whole tour
 
 
 def tour(broker: BrokerProcess, folder: Path) -> Path:
-    """Publish, work, archive, compute, draw; gives the page."""
+    """Publish, work, archive, compute and draw; return the path of the page."""
     with connect_blocking(broker.phpmq[0]) as client:
         publish(client)
         print(f"{ORDERS:,} orders and {QUOTES:,} quotes published")
@@ -178,7 +178,7 @@ def tour(broker: BrokerProcess, folder: Path) -> Path:
     spark = session("pipeline tour", master="local[2]", conf={"spark.sql.shuffle.partitions": "2"})
     try:
         rows, dates = compute(spark, connection, folder / "results")
-        print(f"{rows:,} rows archived, metrics of {dates} date(s)")
+        print(f"{rows:,} rows archived, metrics computed for {dates} date(s)")
         per_queue = totals(spark, folder / "results").cache()
         per_queue.show()
         page = folder / "chart.html"
@@ -189,13 +189,13 @@ def tour(broker: BrokerProcess, folder: Path) -> Path:
 
 
 def main() -> None:
-    """Run it all in the folder that was named."""
+    """Run the tour in the folder given on the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path("pipeline-tour"))
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     with broker_process(folder / "data", "--admin", "127.0.0.1:0") as broker:
-        print(f"open {tour(broker, folder)} in a browser")
+        print(f"Open {tour(broker, folder)} in a browser.")
 
 
 if __name__ == "__main__":

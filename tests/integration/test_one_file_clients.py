@@ -140,7 +140,9 @@ def test_client_refuses_a_queue_that_cannot_be(
     program: Program, broker: BrokerProcess, wrong: str
 ) -> None:
     for command in ("publish", "consume"):
-        assert "a queue has 1 to 255" in program.run(command, broker.phpmq[0], wrong, "1", code=1)
+        assert "a queue name must have 1 to 255" in program.run(
+            command, broker.phpmq[0], wrong, "1", code=1
+        )
 
 
 async def test_consumer_goes_on_after_a_restart_of_the_broker(

@@ -165,7 +165,9 @@ def test_producer_says_what_it_cannot_send(broker: BrokerProcess, arguments: lis
         capture_output=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert re.fullmatch(rb"(data is no object|Syntax error|the envelope cannot .*)\n", done.stderr)
+    assert re.fullmatch(
+        rb"(DATA must be a JSON object|Syntax error|the envelope cannot .*)\n", done.stderr
+    )
     assert done.stdout == b""
 
 

@@ -1,11 +1,11 @@
 <?php
 /**
- * The worker of an application on InitPHP Queue: wires handlers to PHPMQ and returns the Worker.
+ * Worker of an InitPHP Queue application: connects handlers to PHPMQ and returns the Worker.
  *
  *     vendor/bin/queue work --bootstrap=worker.php --queue=emails
  *
- * Copy it beside your composer.json. PHPMQ_ADDRESS names the broker, 127.0.0.1:9100 by default.
- * deploy/phpmq-worker@.service runs it under systemd: phpmq-worker@emails.
+ * Copy this file next to your composer.json. PHPMQ_ADDRESS sets the broker (default 127.0.0.1:9100).
+ * deploy/phpmq-worker@.service runs the file under systemd: phpmq-worker@emails.
  */
 
 declare(strict_types=1);
@@ -21,7 +21,7 @@ use Phpmq\PhpmqTransport;
 
 $handlers = (new HandlerMap())->register(
     'urn:babel:users:registered',
-    function (InboundMessage $message): void { // who returns has done it, who throws wants another try
+    function (InboundMessage $message): void { // returning acknowledges the message; an exception retries it
         echo 'welcome, user ', $message->getData()['user_id'], "\n";
     },
 );
@@ -31,9 +31,9 @@ return new Worker(
     new Dispatcher($handlers),
     new WorkerOptions(
         maxAttempts: 3,
-        backoff: [1, 5, 15], // seconds; the broker keeps the message in <queue>.retry meanwhile
-        sleepWhenEmpty: 0.0, // reserve() waits by itself
-        maxJobs: 1000, // then it ends, and systemd starts a fresh one
+        backoff: [1, 5, 15], // in seconds; until then, the message is in <queue>.retry
+        sleepWhenEmpty: 0.0, // reserve() already waits
+        maxJobs: 1000, // then the worker exits, and systemd starts a new one
         memoryLimitMb: 128,
     ),
     function (string $level, string $event, array $context): void {

@@ -1,13 +1,13 @@
 <?php
 /**
- * Ends messages with the newer revision's classes of php-mq/protocol, ReQueue and DeadLetter.
+ * Settles messages with the newer revision's classes in php-mq/protocol, ReQueue and DeadLetter.
  *
  *     composer install
  *     php settle.php 127.0.0.1:9100 orders
  *
- * Port 9100: its dispatches have the TTL packet. The first message is put back to the end of its
- * queue, to live for an hour; the second becomes a dead letter. The package has classes for messages
- * and no connection for the newer revision, so phpmq-lite/client brings that.
+ * Use port 9100, whose dispatches have the TTL packet. The first message is requeued with a TTL of an
+ * hour; the second message is dead-lettered. The package has message classes for the newer revision
+ * but no connection, so this example uses the connection of phpmq-lite/client.
  */
 
 declare(strict_types=1);
@@ -81,12 +81,12 @@ if ($argc !== 3) {
 [, $address, $queue] = $argv;
 
 $broker = new Connection($address);
-$broker->open($queue, 2); // the credit: two unacknowledged messages
+$broker->open($queue, 2); // credit for two unacknowledged messages
 foreach ([3600, null] as $ttl) {
     $until = Connection::now() + 10;
     while (($message = $broker->take($queue)) === null) {
         if (!$broker->wait($until) && Connection::now() >= $until) {
-            fwrite(STDERR, "no message came within 10 s\n");
+            fwrite(STDERR, "no message arrived within 10 s\n");
             exit(1);
         }
     }

@@ -1,12 +1,12 @@
 <?php
 /**
- * Handles messages with the published client, php-mq/client, and ends after so many.
+ * Handles a number of messages with the published client, php-mq/client, and exits.
  *
  *     composer install
  *     php receive.php 127.0.0.1 9102 orders 10
  *
- * What throws goes back to its place when the program ends; after 20 such ends the broker makes it
- * a dead letter. pushBackMessage() puts a copy at the end of the queue instead.
+ * If a handler throws, the message returns to its position when the program exits; after 20 such exits,
+ * the broker dead-letters it. pushBackMessage() adds a copy to the end of the queue instead.
  */
 
 declare(strict_types=1);
@@ -27,10 +27,10 @@ if ($argc < 4) {
 $left = (int) ($argv[4] ?? 1);
 
 $client = new Client(new ClientSocket(new NetworkSocket($host, (int) $port)));
-$client->requestMessages(new QueueName($queue), 5); // so many unacknowledged at a time
+$client->requestMessages(new QueueName($queue), 5); // at most 5 unacknowledged messages
 $client->registerMessageHandlers(
     function (MessageServerToClient $message, Client $client) use (&$left): void {
-        if ($left-- > 0) { // what came with the last one goes back when we disconnect
+        if ($left-- > 0) { // any further messages return to the queue when we disconnect
             echo $message->getContent(), "\n";
             $client->acknowledgeMessage($message->getQueueName(), $message->getMessageId());
         }

@@ -22,5 +22,5 @@ if ($argc !== 5) {
 [, $host, $port, $queue, $content] = $argv;
 
 $client = new Client(new ClientSocket(new NetworkSocket($host, (int) $port)));
-$client->sendMessage(new QueueName($queue), $content); // no receipt: the client knows none
+$client->sendMessage(new QueueName($queue), $content); // no receipt, because the client does not support receipts
 $client->disconnect();
