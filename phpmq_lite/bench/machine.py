@@ -30,7 +30,7 @@ class Machine:
 
 
 def describe_machine(folder: Path, *, is_own: bool) -> Machine:
-    """Describe the machine; ``folder`` holds the data, and ``is_own`` if we start the broker."""
+    """Describe the machine; ``folder`` holds the data, and ``is_own`` means we start the broker."""
     return Machine(
         broker=__version__,
         build=installation.build_kind() if is_own else None,

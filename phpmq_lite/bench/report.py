@@ -1,4 +1,4 @@
-"""Benchmark results, and ratios that make the results of different machines comparable."""
+"""Benchmark results, and ratios that relate the results to the limits of the machine."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +20,9 @@ class MachineLimits:
     syncs: float  # 4 KiB blocks appended to a file, with a sync after each block
     rows_1: float  # 256-byte rows inserted into SQLite with synchronous=FULL, one per commit
     rows_1000: float  # 256-byte rows inserted into SQLite, 1,000 per commit
-    written_bytes: float  # bytes inserted in 100 KB rows, 4 MiB per commit, with checkpoints
+    written_bytes: (
+        float  # bytes in 100 KB rows inserted into SQLite, 4 MiB per commit, checkpointed
+    )
     round_trips: float  # 256-byte round trips over loopback
 
 
@@ -99,8 +101,8 @@ class LatencyResult:
     """Latency from publishing a message, with one message in flight."""
 
     rounds: int
-    receive: Quantiles  # until the consumer receives the message
-    receipt: Quantiles  # until the publisher receives the receipt
+    receive: Quantiles  # time until the consumer receives the message
+    receipt: Quantiles  # time until the publisher receives the receipt
 
     @classmethod
     def of(cls, receive_s: Sequence[float], receipt_s: Sequence[float]) -> Self:

@@ -44,7 +44,7 @@ def body_of(content: str, size: int, *, is_last: bool = False) -> bytes:
 
 
 class PublishStream:
-    """Encoder of publishes of one body to one queue, confirmed or plain, without expiry.
+    """Encodes publishes of one body to one queue, confirmed or plain, without expiry.
 
     The keys of confirmed publishes are unique across all processes.
     """
@@ -102,7 +102,7 @@ class PublishStream:
 
 
 class DispatchStream:
-    """Decoder of dispatches of a ``PublishStream``'s messages, which it acknowledges."""
+    """Decodes dispatches of a ``PublishStream``'s messages and encodes the acknowledgements."""
 
     __slots__ = ("_ack_head", "_head", "_last_head", "_parts", "_size", "consume", "frame_bytes",
                  "is_complete", "received")  # fmt: skip
@@ -154,11 +154,11 @@ def _dispatch(queue: str, body: bytes) -> bytes:
 
 
 def _dispatch_head(queue: str, body: bytes) -> bytes:
-    """Return the bytes before the id, whose end is found because no byte after it is zero."""
     return _dispatch(queue, body).removesuffix(_dispatch_tail())[:-ID_BYTES]
 
 
 def _dispatch_tail() -> bytes:
+    # The id is the last run of zeros, because no byte after the id is zero.
     return _dispatch("q", b"").rpartition(bytes(ID_BYTES))[2]
 
 

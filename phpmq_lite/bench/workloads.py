@@ -50,7 +50,7 @@ class BenchPlan:
     window: int = 100  # maximum number of messages that the consumer has not acknowledged
     workloads: tuple[str, ...] = (PUBLISH, FLOW, LATENCY)
     folder: Path = field(default_factory=Path.cwd)  # folder on the disk to measure
-    address: Address | None = None  # a running broker; None means start one
+    address: Address | None = None  # address of a running broker; None means start one
     content: str = PLAIN
 
     @property
@@ -208,7 +208,7 @@ class BenchRunner:
 
 
 class CpuMeter:
-    """Meters the CPU usage of the broker, the clients and other processes."""
+    """Measures the CPU usage of the broker, the clients and other processes."""
 
     def __init__(self, pid: int | None) -> None:
         self._pid = pid
@@ -221,7 +221,7 @@ class CpuMeter:
         self._busy_s = busy_seconds()
 
     def stop(self, seconds: float, timings: Mapping[str, BenchTiming]) -> CpuLoad:
-        """Return the average load, in cores, since ``start``, which was ``seconds`` ago."""
+        """Return the load in cores since ``start``, averaged over ``seconds``."""
         busy_s = busy_seconds()
         broker_s = cpu_seconds(self._pid) if self._pid is not None else None
         broker = _share(self._broker_s, broker_s, seconds)

@@ -95,7 +95,7 @@ class Client(ClientBase):
             raise self._connect_error(error) from error
         self._ended = None
         self.is_closing = False
-        if self._connection is None:  # it is already lost again
+        if self._connection is None:  # the connection is already lost again
             self._ready.clear()
         self._keeper = asyncio.create_task(self._stay_connected(link))
 
@@ -264,7 +264,7 @@ class Client(ClientBase):
     # -- consuming
 
     def consume(self, queue: str, credit: int = 100) -> "Consumer":
-        """Return an iterator over a queue's messages, with at most ``credit`` unsettled messages.
+        """Return an iterator over a queue's messages that keeps at most ``credit`` unsettled.
 
         ::
 

@@ -120,7 +120,7 @@ class BufferedSocket:
             yield data
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait up to 1 s until data can be read or, if some is buffered, sent."""
+        """Wait up to 1 s until data can be read or buffered data can be sent."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
         self._selector.modify(self._socket, events)
         self._selector.select(_SIGNAL_S if timeout_s is None else min(timeout_s, _SIGNAL_S))
@@ -384,7 +384,7 @@ class BlockingClient(ClientBase):
     def consume(
         self, queue: str, credit: int = 100, timeout_s: float | None = None
     ) -> "BlockingConsumer":
-        """Return an iterator over a queue's messages, with at most ``credit`` unsettled messages.
+        """Return an iterator over a queue's messages that keeps at most ``credit`` unsettled.
 
         ::
 
@@ -523,7 +523,7 @@ def _finish(stream: BufferedSocket) -> None:
 
 
 TIMEOUT_S: Final = 10.0  # default timeout for connecting and for each receipt
-_SCHEMES: Final = {"phpmq": False, "phpmqs": True}  # scheme -> whether it uses TLS
+_SCHEMES: Final = {"phpmq": False, "phpmqs": True}  # scheme -> whether TLS is used
 
 
 def client_from_url(

@@ -20,7 +20,7 @@ from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import CONTENT, TOO_LARGE, Dispatch, WireLimits
 
 if TYPE_CHECKING:
-    from ssl import SSLContext  # slow to import
+    from ssl import SSLContext  # ssl is slow to import
 
 AnswerCallback = Callable[[ClientError | None], None]  # called with None if the message is stored
 
@@ -76,7 +76,7 @@ class PendingPublishes:
         return True
 
     def forget(self, queue: str, key: bytes) -> None:
-        """Forget a publish whose sender has stopped waiting; it may or may not be stored."""
+        """Forget a publish whose sender has stopped waiting; the message may still be stored."""
         self._waiting.pop((queue, key), None)
 
     def forget_all(self, answer: AnswerCallback) -> None:
@@ -189,7 +189,7 @@ class ConsumedQueue:
 class ClientSession:
     """Consumed queues, unanswered publishes, and the current connection's protocol state.
 
-    Each connection calls :meth:`connected` first, :meth:`receive` per read and :meth:`lost` last.
+    For each connection, call :meth:`connected` first, :meth:`receive` per read, :meth:`lost` last.
     """
 
     def __init__(self, max_content: int) -> None:

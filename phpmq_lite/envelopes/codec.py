@@ -85,7 +85,7 @@ def encode(envelope: Mapping[str, Any]) -> bytes:
     return content
 
 
-_Path = tuple["_Path", object] | None  # path to the container, then the name or index within it
+_Path = tuple["_Path", object] | None  # (path of the container, name or index within it)
 
 
 def _check_values(root: dict[str, Any]) -> None:

@@ -23,9 +23,9 @@ class DeadLetterBlock:
     reason: str  # failed, unknown_urn or poison
     error: str | None = None  # message of the last exception
     exception: str | None = None  # class of that exception
-    failed_at: int  # Unix ms
+    failed_at: int  # Unix time in milliseconds
     original_queue: str  # queue in which the message failed
-    attempts: int  # number of times workers ran it
+    attempts: int  # number of attempts by workers
     lang: str = "python"  # language of the program that gave up
     detail: str | None = None  # exact cause: a verdict's reason, max_deliveries, expired …
     message_id: str | None = None  # wire id of the failed message

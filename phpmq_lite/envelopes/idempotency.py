@@ -70,7 +70,7 @@ class IdempotencyStore(Protocol):
 def idempotency_key(
     envelope: Mapping[str, Any], by: Literal["meta.id", "trace_id"] = "meta.id"
 ) -> str | None:
-    """Return the key for claiming an envelope, or None if it lacks that member.
+    """Return an envelope's claim key, or None if the envelope lacks the chosen member.
 
     With ``trace_id``, all envelopes of a trace count as one, so use it only for queues that receive
     one envelope per trace.
@@ -183,7 +183,7 @@ class SqliteIdempotencyStore:
             yield connection
 
     def _connect(self) -> sqlite3.Connection:
-        if self._connection is None or self._process != os.getpid():  # forks must not share it
+        if self._connection is None or self._process != os.getpid():  # forks must reconnect
             connection = open_file(self._path, is_wal=True)
             with transaction(connection):
                 connection.execute(_TABLE)

@@ -144,6 +144,6 @@ def _raw_text(raw: bytes) -> str | None:
 def _raw_integer(raw: bytes) -> int | None:
     if INTEGER.match(raw) is None:
         return None
-    if len(raw) > 20:  # beyond 64 bits, and possibly too long for int()
+    if len(raw) > 20:  # exceeds 64 bits, and may be too long for int()
         return INT64_MIN if raw.startswith(b"-") else INT64_MAX
     return clamp_int64(int(raw))

@@ -12,7 +12,8 @@ from phpmq_lite.model import DeadLetterCause, EnvelopeInspection, Indexed, Recor
 from phpmq_lite.queue_settings import QueueSettings
 
 _REASON_CHARACTERS: Final = 200
-_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # with bidi controls
+# Control characters, including those that change the text direction.
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _KNOWN: Final = frozenset(validation.REASONS)
 _UNSUPPORTED: Final = "unsupported_schema_version"
 _NOTHING: Final = indexed_fields.IndexedFields(None, None, None, None)
@@ -98,7 +99,7 @@ class BabelQueueInspector:
         )
 
     def record_source(self, content: bytes) -> RecordSource | None:
-        """Return the message id and cause from a record's block, or None without a message id."""
+        """Return the message id and cause in a record's block, or None if the block has no id."""
         block = dead_letter_record.read_block(content)
         if block is None or not block.message_id:
             return None
@@ -107,7 +108,7 @@ class BabelQueueInspector:
         return RecordSource(block.message_id.encode(), cause, block.error)
 
     def redrive_content(self, content: bytes) -> bytes:
-        """Return the content to redrive: unwrapped, without its block, and with attempts at 0."""
+        """Return redrive content: unwrapped, without its block, and with attempts reset to 0."""
         return dead_letter_record.redrive_content(content)
 
     def origin_queue(self, content: bytes) -> str | None:
@@ -130,4 +131,4 @@ def _data_of(content: bytes) -> object:
     try:
         return json.loads(content)["data"]
     except (ValueError, RecursionError):
-        return None  # no schema allows None
+        return None  # invalid unless the schema allows null

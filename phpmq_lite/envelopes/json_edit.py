@@ -21,7 +21,7 @@ class JsonMember(NamedTuple):
     name: str
     start: int  # position of the name's opening quote
     value_start: int
-    end: int  # where the value ends
+    end: int  # end of the value, exclusive
 
 
 # Values are skipped, not built: objects are discarded and numbers are not converted.

@@ -109,7 +109,7 @@ def schema(table: str = TABLE) -> tuple[str, ...]:
 def insert(
     envelope: Mapping[str, Any], *, queue: str | None = None, ttl_s: int = 0, table: str = TABLE
 ) -> tuple[str, tuple[str, str, bytes, int, int]]:
-    """Return an envelope's INSERT statement and the statement's values, for any SQLite driver.
+    """Return the SQL and the values that insert an envelope, for use with any SQLite driver.
 
     The first value is the row's id.
 
@@ -148,7 +148,7 @@ class Outbox:
     def __init__(
         self, connection: sqlite3.Connection, *, queue: str = "default", table: str = TABLE
     ) -> None:
-        self.queue = queue  # used if ``publish`` gets no queue
+        self.queue = queue  # default queue of ``publish``
         self._connection = connection
         self._table = check_table_name(table)
 
@@ -202,9 +202,9 @@ class OutboxQueueStatus(NamedTuple):
     queue: str
     waiting: int
     failing: int  # number of rows with an error
-    oldest_ms: int  # when the oldest row was written, Unix ms
+    oldest_ms: int  # time when the oldest row was written, in Unix ms
     attempts: int  # highest number of failed attempts of any row
-    error: str | None  # error of the oldest row that has one
+    error: str | None  # error of the oldest row with an error
 
 
 class SqliteOutboxStore:

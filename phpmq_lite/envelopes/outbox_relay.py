@@ -21,7 +21,7 @@ from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
 from phpmq_lite.errors import ConnectionLostError, PublishRefusedError
 
 BATCH_ROWS: Final = 500  # number of rows sent before waiting for replies
-PAUSE_FIRST_S: Final = 1.0  # first pause of a queue that refuses messages; doubles
+PAUSE_FIRST_S: Final = 1.0  # first pause of a queue that refuses messages; doubles each time
 PAUSE_MAX_S: Final = 30.0
 
 Report = Callable[[OutboxRow, str], None]
@@ -38,7 +38,7 @@ class RelayPass:
 
 
 class Relay:
-    """Sends the unsent rows of a store; for use by a single thread.
+    """Sends a store's unsent rows; must be used by a single thread.
 
     ``send`` is ``publish_each`` bound to a client. ``report`` is called with each failed row and
     the reason. ``now_s`` is a monotonic clock. ``is_stopped`` is checked between batches.
@@ -60,7 +60,7 @@ class Relay:
         self._batch = batch
         self._report = report
         self._is_stopped = is_stopped
-        self._pauses: dict[str, tuple[float, float]] = {}  # queue -> (end, length)
+        self._pauses: dict[str, tuple[float, float]] = {}  # queue -> (end time, duration)
 
     def run(self) -> RelayPass:
         """Send due rows until none are left or the broker is unreachable.

@@ -63,7 +63,7 @@ class SchemaRule:
     items: "SchemaRule | None" = None  # rule for array items; None allows anything
     values: tuple[Any, ...] | None = None  # from enum and const; None allows any value
     keys: frozenset[Any] = frozenset()  # equality keys of the allowed values
-    min_length: int = 0  # in code points
+    min_length: int = 0  # counted in code points
     minimum: int | float | None = None
     rejects_all: bool = False  # set by the schema ``false``, which rejects everything
     sensitivity: str | None = None  # category from x-gdpr-sensitive; empty if that is ``true``
@@ -179,13 +179,14 @@ def _rule(document: Any, at: str, unchecked: list[str], depth: int) -> SchemaRul
     )
     properties = document.get("properties", {})
     if not isinstance(properties, dict):
-        raise SchemaError("properties must be an object with schemas", f"{at}/properties")
+        detail = "properties must be an object whose values are schemas"
+        raise SchemaError(detail, f"{at}/properties")
 
     def subschema(word: str) -> SchemaRule | None:
         if word not in document:
             return None
         if word == "items" and isinstance(document[word], list):
-            unchecked.append(f"{at}/{word}")  # schemas by position, which no SDK supports
+            unchecked.append(f"{at}/{word}")  # no SDK supports schemas by position
             return None
         rule = _rule(document[word], f"{at}/{word}", unchecked, depth + 1)
         return None if rule == ANYTHING else rule
@@ -296,7 +297,7 @@ _Found = tuple[str, list[str | int]]  # the violation, and its path from innermo
 
 
 def _check(rule: SchemaRule, value: Any, is_on_wire: bool) -> _Found | None:
-    """Return the first violation; its path is built while returning, so valid values need none.
+    """Return the first violation; its path is built only on return, so valid values cost less.
 
     A check takes 2 to 4 µs per member (measured on a 2-core virtual machine).
     """
@@ -430,9 +431,9 @@ class SchemaField:
 
     path: str  # such as lines[].sku; empty for data itself
     types: str  # readable, such as "a string or null"
-    is_required: bool  # whether the enclosing object requires it
+    is_required: bool  # required by the enclosing object
     limits: str  # "one of 3 values, at least 1"; usually empty
-    sensitivity: str | None  # its category, if marked as sensitive
+    sensitivity: str | None  # category of sensitive data, or None
     title: str  # the schema's title or description; usually empty
 
 

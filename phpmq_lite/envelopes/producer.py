@@ -92,7 +92,7 @@ def prepare_publish(
         raise EnvelopeError("/meta/queue is missing; set it or pass a queue")
     meta_id = meta.get("id") or ""
     attempts = envelope["attempts"]
-    own = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id  # retries need new keys
+    own = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id  # a retry needs a new key
     return PreparedEnvelope(target, content, receipt_key(content, own, key), meta_id)
 
 

@@ -40,7 +40,7 @@ class RetryDelays:
 
 
 def parse_delays(text: str) -> RetryDelays:
-    """Parse seconds separated by commas, such as ``1,5,15``.
+    """Parse a comma-separated list of seconds, such as ``1,5,15``.
 
     Raises:
         ValueError: the text is not a list of non-negative numbers.

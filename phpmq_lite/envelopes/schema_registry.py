@@ -134,7 +134,7 @@ def _content(path: Path) -> bytes:
             content = file.read(FILE_BYTES + 1)
     except OSError as error:
         raise SchemaError(error.strerror or str(error)) from None
-    except ValueError as error:  # the name contains a NUL
+    except ValueError as error:  # raised if the name contains a NUL
         raise SchemaError(str(error)) from None
     if len(content) > FILE_BYTES:
         raise SchemaError(f"larger than the limit of {FILE_BYTES} bytes")
@@ -233,7 +233,7 @@ class ActiveSchemas:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.registry = SchemaRegistry()
-        self.faults: tuple[RegistryFault, ...] = ()  # found by the latest read
+        self.faults: tuple[RegistryFault, ...] = ()  # faults found by the latest read
         self._read = SchemaRegistry()  # result of the latest read, even if invalid
         self._counts: dict[str, ValidationCounts] = {}
         self._lock = threading.Lock()  # guards `_counts`

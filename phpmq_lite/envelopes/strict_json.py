@@ -14,7 +14,7 @@ from phpmq_lite.errors import EnvelopeError
 DEPTH_LIMIT: Final = 256  # maximum nesting levels, including the root
 DIGITS_LIMIT: Final = 4300  # maximum digits of an integer, as for CPython's int()
 
-_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # the last one may be open
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # may lack its end quote
 _STEPS: Final = bytes(
     1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256)
 )  # as signed bytes: 1 opens a level, -1 closes one
@@ -67,7 +67,7 @@ def to_bytes(content: object) -> bytes:
 
 
 def is_too_deep(content: bytes) -> bool:
-    """Return whether any bytes have more than ``DEPTH_LIMIT`` brackets open at the same time."""
+    """Return whether brackets are nested deeper than ``DEPTH_LIMIT``, even in invalid JSON."""
     if content.count(b"[") + content.count(b"{") <= DEPTH_LIMIT:
         return False
     steps = _STRING.sub(b"", content).translate(_STEPS, _NO_BRACKETS)

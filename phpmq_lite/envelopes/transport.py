@@ -73,12 +73,12 @@ class WorkerJob:
     delivery: Delivery
     verdict: Verdict
     attempts: int  # between 0 and ATTEMPTS_LIMIT
-    received_s: float  # monotonic time
+    received_s: float  # arrival time on the monotonic clock
     claim: str | None = None  # None if the job is not claimed
     is_started: bool = False
     is_handled: bool = False
     is_settled: bool = False
-    error: BaseException | None = None  # raised by the handler
+    error: BaseException | None = None  # exception raised by the handler
 
     @property
     def message_id(self) -> str:
@@ -116,7 +116,7 @@ class PhpmqTransport(Transport):
         self.idempotency_store = idempotency_store
         self.dead_letter_queue = dead_letter_queue  # None means QUEUE.dlq
         self.must_stop: Callable[[bool], bool] = lambda is_empty: False
-        self.jobs = 0  # number received so far, including malformed ones
+        self.jobs = 0  # number of messages received so far, including malformed ones
         self._idempotency_by = idempotency_by
         self._empty_list_data: EmptyListData = empty_list_data
         self._release_s = release_s
@@ -163,7 +163,7 @@ class PhpmqTransport(Transport):
         return None
 
     def ack(self, message: ReceivedMessage) -> None:
-        """Settle a job that was handled, or that the app drops."""
+        """Acknowledge a job that was handled or that the app drops."""
         job = _job_of(message)
         self._finish_claim(job, is_done=job.is_handled)
         self._settle(job, Settlement.ACK)
@@ -323,7 +323,7 @@ class PhpmqTransport(Transport):
         self._emit_for("warning", "job.released", job, delay_s=delay_s, reason=reason)
 
     def _publish_copy(self, job: WorkerJob, content: bytes, delay_s: float, attempts: int) -> None:
-        """Publish a copy for a later run, stored only once, then acknowledge the message."""
+        """Publish a copy for a later run, deduplicated by key, then acknowledge the message."""
         queue, key = job.delivery.queue, f"{job.message_id}:{attempts}".encode()
         if delay_s > 0 and len((queue + RETRY_SUFFIX).encode()) <= QUEUE_BYTES:
             self.link.publish(queue + RETRY_SUFFIX, content, ceil(delay_s), key)

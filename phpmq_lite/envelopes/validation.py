@@ -24,8 +24,8 @@ from phpmq_lite.envelopes.indexed_fields import (
 )
 from phpmq_lite.model import Indexed
 
-EmptyListData = Literal["php", "never", "always"]  # whether ``data: []`` is read as ``{}``
-REASONS: Final = (  # for layers A and B; only the first that applies is reported
+EmptyListData = Literal["php", "never", "always"]  # when to read ``data: []`` as ``{}``
+REASONS: Final = (  # reasons from layers A and B; only the first that applies is reported
     "poison",
     "too_deep",
     "missing_meta",
@@ -94,7 +94,7 @@ class Verdict:
     problem: EnvelopeProblem | None  # None if a consumer can handle the envelope
     index: IndexedFields | None  # None if the body is not a JSON object
     is_tolerated: bool = False  # ``data: []`` was read as ``{}``
-    warnings: tuple[str, ...] = ()  # about members that are ignored
+    warnings: tuple[str, ...] = ()  # each describes an ignored member
 
 
 class _Body:
@@ -341,7 +341,7 @@ def _layer_c_of_meta(meta: dict[str, Any]) -> Iterator[EnvelopeProblem]:
 
 
 def _repeated(body: _Body) -> Iterator[EnvelopeProblem]:
-    """Yield repeated members; we read the last value, but other parsers may read another one."""
+    """Yield repeated members, because other parsers may not use the last value as we do."""
     for prefix, pairs, known in (
         ("", body.pairs, _TOP.keys() | {"job", "urn"}),
         ("/meta", body.last.get("meta"), _NESTED["meta"].keys()),

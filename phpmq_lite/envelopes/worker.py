@@ -20,7 +20,7 @@ from phpmq_lite.process_memory import peak_resident_bytes, resident_bytes
 
 @dataclass(slots=True, frozen=True)
 class WorkerLimits:
-    """Limits of one run; 0 means unlimited."""
+    """Limits of a worker run; 0 means unlimited."""
 
     max_jobs: int = 0
     max_runtime_s: float = 0.0
@@ -129,7 +129,7 @@ def _checked_transport(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> 
     except LocalProtocolError as error:
         raise SettingsError(f"the app cannot consume {queue!r}: {error}") from None
     if app.unknown_urn_release_delay <= 0:
-        app.unknown_urn_release_delay = RELEASE_S  # with no delay, `release` would loop
+        app.unknown_urn_release_delay = RELEASE_S  # with no delay, `release` would loop forever
     if transport.dead_letter_queue is None:
         suffix = app.dead_letter_suffix
         transport.dead_letter_queue = app.dead_letter_queue or (queue + suffix if suffix else None)
@@ -146,7 +146,7 @@ class _RunLimits:
         limits: WorkerLimits,
         monotonic: Callable[[], float],
     ) -> None:
-        self.reason = "stopped"  # the SDK does not report a signal or app.stop()
+        self.reason = "stopped"  # the default, because the SDK reports no signal or stop()
         self._app = app
         self._transport = transport
         self._jobs_before = transport.jobs

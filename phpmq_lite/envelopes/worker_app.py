@@ -33,7 +33,7 @@ STRATEGIES: Final[tuple[Unknown, ...]] = get_args(Unknown)
 
 
 class App(BabelQueue):
-    """The SDK's app over PHPMQ, with middleware: see :meth:`use`.
+    """The SDK's app on PHPMQ, extended with middleware (:meth:`use`).
 
     Envelopes are validated before they are published, and the broker confirms each of them. Use
     :func:`connect` to create an app.
@@ -49,7 +49,7 @@ class App(BabelQueue):
             )
         if self.max_attempts < 1:
             raise ValueError(f"max_attempts is {self.max_attempts}; the minimum is 1")
-        self.middleware: list[Middleware] = []  # outermost first
+        self.middleware: list[Middleware] = []  # outermost middleware first
 
     def use(self, middleware: Middleware) -> Middleware:
         """Add a middleware inside the existing ones; may also be used as a decorator.

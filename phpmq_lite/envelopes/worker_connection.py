@@ -57,7 +57,7 @@ class WorkerConnection:
     # -- connecting
 
     def _ensure_connected(self, timeout_s: float) -> None:
-        """Connect if needed; raise ConnectionLostError if that fails or must wait too long."""
+        """Connect if needed; raise ConnectionLostError if it fails or is not due in time."""
         if self.client.is_connected:
             return
         self._forget_windows()
@@ -157,7 +157,7 @@ class WorkerConnection:
             if window is not None:
                 frame = self.client.session.stop_consuming(window)
                 if self.client.is_connected:
-                    with suppress(ConnectionLostError):  # if lost, the broker has requeued them
+                    with suppress(ConnectionLostError):  # the broker has requeued the messages
                         self.client.send_now(frame)
 
     def close(self, *, is_tidy: bool = True) -> None:

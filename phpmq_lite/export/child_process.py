@@ -113,7 +113,7 @@ def answer_requests(database: str, lines: Iterable[bytes], output: FrameWriter) 
             output.put_json(ERROR, code=error.code, detail=str(error))
         except StorageError as error:
             output.put_json(ERROR, code="", detail=str(error))
-        except Exception as error:  # a bug or out of memory; the broker reports it
+        except Exception as error:  # a bug or lack of memory; the broker reports the error
             traceback.print_exc()
             output.put_json(ERROR, code="", detail=f"the export failed: {error!r}"[:500])
         finally:
@@ -162,7 +162,7 @@ def _stream(rows: RangeRows, output: FrameWriter) -> int:
 
 
 def _lower_priority() -> None:
-    """Make the priority of this process lower than the broker's."""
+    """Lower this process's priority below the broker's."""
     with suppress(OSError):
         os.nice(NICE)
     # With autogroups, Linux schedules by session and applies priorities only within a session.

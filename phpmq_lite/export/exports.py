@@ -16,8 +16,8 @@ from phpmq_lite.errors import RefusedError, StorageError, os_reason
 from phpmq_lite.export import child_process
 from phpmq_lite.logs import get_logger, is_quiet
 
-LATE_WAKE_S: Final = 0.001  # if a wake-up is later, the event loop had to wait for a CPU
-MIN_PAUSE_S: Final = 0.001  # shorter pauses are not measurable
+LATE_WAKE_S: Final = 0.001  # after a later wake-up, the event loop must have waited for a CPU
+MIN_PAUSE_S: Final = 0.001  # shorter pauses cannot be measured
 MAX_PAUSE_S: Final = 0.05  # limits the slowdown to 1 MiB per 50 ms
 _DECAY: Final = 0.98  # slow decay, because a reader that wakes up works for a long time
 
@@ -89,7 +89,7 @@ class ExportHeader:
     """Facts about an export that are known before its first byte."""
 
     rows: int  # exact number of rows that follow
-    lo: int  # lower bound as requested, or clipped
+    lo: int  # bounds of the range, as requested or clipped
     hi: int
     history_id: str
     queue: str  # the subscription's queue; empty for history
@@ -274,7 +274,7 @@ class _ExportProcess:
 
     def __init__(self, process: Process, stalled_s: float) -> None:
         self.process = process
-        self.is_clean = True  # whether no reply is outstanding
+        self.is_clean = True  # whether all replies have been read
         self.was_used = False
         self._stalled_s = stalled_s
         self._is_read = False  # whether a call is waiting for a frame

@@ -43,7 +43,7 @@ class BeanstalkdReply(NamedTuple):
 
 
 class JobGroup(NamedTuple):
-    """The tube, state and priority shared by jobs that are moved together; sorted in move order."""
+    """Tube, state and priority of jobs that are moved together; sorts in the order of the move."""
 
     tube: str
     state_index: int  # index into STATES
@@ -75,7 +75,9 @@ class BeanstalkdClient:
         self._reader = reader
         stats = _fields(self.expect(b"OK", b"stats").body)
         try:
-            self.instance = stats["id"]  # server process id, because a restart may reuse job ids
+            self.instance = stats[
+                "id"
+            ]  # identifies the server process; a restart may reuse job ids
             self.max_job_bytes = int(stats["max-job-size"])
         except (KeyError, ValueError):
             raise BeanstalkdError("beanstalkd's stats lack id or max-job-size") from None
@@ -185,7 +187,7 @@ def connect_beanstalkd(target: BrokerAddress) -> Iterator[BeanstalkdClient]:
 
 
 def find_jobs(server: BeanstalkdClient, tubes: Sequence[str] = ()) -> "dict[JobGroup, array[int]]":
-    """Return the ids of all jobs, or of those in ``tubes``, keyed by group and in move order.
+    """Return the ids of all jobs, or of those in ``tubes``, by group in the order of the move.
 
     Jobs that are added during the search are not included.
     """

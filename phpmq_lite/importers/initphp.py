@@ -48,12 +48,14 @@ class InitphpError(PhpmqError):
 
 @dataclass(slots=True, frozen=True)
 class TableMapping:
-    """Table names, and column names that differ from the defaults, as ``{"payload": "body"}``."""
+    """Table names, and columns whose names differ from the defaults: ``{"payload": "body"}``."""
 
     jobs: str = "jobs"
     failed: str = "jobs_failed"
-    columns: Mapping[str, str] = field(default_factory=dict)  # in both tables
-    failed_columns: Mapping[str, str] = field(default_factory=dict)  # only for the failed table
+    columns: Mapping[str, str] = field(default_factory=dict)  # column names in both tables
+    failed_columns: Mapping[str, str] = field(
+        default_factory=dict
+    )  # overrides for the failed table
 
     def table(self, kind: Kind) -> str:
         """Return the table name for a kind of rows."""
@@ -73,7 +75,7 @@ class InitphpRow:
     row_id: int | str
     queue: str
     payload: bytes
-    available_ms: int | None = None  # Unix ms
+    available_ms: int | None = None  # Unix time in milliseconds
     reserved_ms: int | None = None
     created_ms: int | None = None
     reason: str | None = None
