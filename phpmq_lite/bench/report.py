@@ -21,7 +21,7 @@ class MachineLimits:
     rows_1: float  # 256-byte rows inserted into SQLite with synchronous=FULL, one per commit
     rows_1000: float  # 256-byte rows inserted into SQLite, 1,000 per commit
     written_bytes: (
-        float  # bytes in 100 KB rows inserted into SQLite, 4 MiB per commit, checkpointed
+        float  # bytes of 100 KB rows inserted into SQLite, 4 MiB per commit, checkpointed
     )
     round_trips: float  # 256-byte round trips over loopback
 

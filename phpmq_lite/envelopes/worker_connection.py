@@ -57,7 +57,7 @@ class WorkerConnection:
     # -- connecting
 
     def _ensure_connected(self, timeout_s: float) -> None:
-        """Connect if needed; raise ConnectionLostError if it fails or is not due in time."""
+        """Connect if needed; raise ConnectionLostError if connecting fails or is not yet due."""
         if self.client.is_connected:
             return
         self._forget_windows()

@@ -77,7 +77,7 @@ class BeanstalkdClient:
         try:
             self.instance = stats[
                 "id"
-            ]  # identifies the server process; a restart may reuse job ids
+            ]  # id of the server process; restarts may reuse job ids
             self.max_job_bytes = int(stats["max-job-size"])
         except (KeyError, ValueError):
             raise BeanstalkdError("beanstalkd's stats lack id or max-job-size") from None

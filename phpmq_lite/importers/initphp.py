@@ -55,7 +55,7 @@ class TableMapping:
     columns: Mapping[str, str] = field(default_factory=dict)  # column names in both tables
     failed_columns: Mapping[str, str] = field(
         default_factory=dict
-    )  # overrides for the failed table
+    )  # overrides in `failed`
 
     def table(self, kind: Kind) -> str:
         """Return the table name for a kind of rows."""
