@@ -75,9 +75,7 @@ class BeanstalkdClient:
         self._reader = reader
         stats = _fields(self.expect(b"OK", b"stats").body)
         try:
-            self.instance = stats[
-                "id"
-            ]  # id of the server process; restarts may reuse job ids
+            self.instance = stats["id"]  # id of the server process; restarts may reuse job ids
             self.max_job_bytes = int(stats["max-job-size"])
         except (KeyError, ValueError):
             raise BeanstalkdError("beanstalkd's stats lack id or max-job-size") from None

@@ -53,9 +53,7 @@ class TableMapping:
     jobs: str = "jobs"
     failed: str = "jobs_failed"
     columns: Mapping[str, str] = field(default_factory=dict)  # column names in both tables
-    failed_columns: Mapping[str, str] = field(
-        default_factory=dict
-    )  # overrides in `failed`
+    failed_columns: Mapping[str, str] = field(default_factory=dict)  # overrides in `failed`
 
     def table(self, kind: Kind) -> str:
         """Return the table name for a kind of rows."""
