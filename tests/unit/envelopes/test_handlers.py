@@ -324,7 +324,7 @@ def test_hook_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
         ({"on_unknown_urn": "ignore"}, "on_unknown_urn"),
         ({"max_attempts": 0}, "max_attempts"),
         ({"credit": 0}, "credit"),
-        ({"url": "redis://localhost"}, "is not a broker"),
+        ({"url": "redis://localhost"}, "is not a valid broker"),
         ({"url": "phpmq://host/path"}, "is not a broker"),
     ],
 )
