@@ -325,7 +325,7 @@ def test_hook_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
         ({"max_attempts": 0}, "max_attempts"),
         ({"credit": 0}, "credit"),
         ({"url": "redis://localhost"}, "is not a valid broker"),
-        ({"url": "phpmq://host/path"}, "is not a broker"),
+        ({"url": "phpmq://host/path"}, "is not a valid broker"),
     ],
 )
 def test_connect_refuses(options: dict[str, Any], text: str) -> None:
