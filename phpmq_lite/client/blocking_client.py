@@ -611,7 +611,7 @@ def publish_each(
             waiting.add(place)
             client.send_now(frame, may_wait=True)
         client.pump(lambda: not waiting, timeout_s)
-    except ConnectionLostError as error:  # which has already answered all waiting publishes
+    except ConnectionLostError as error:  # the client has failed all waiting publishes
         gone = NoReplyError(str(error))
         for place, outcome in enumerate(outcomes):
             if isinstance(outcome, ConnectionLostError | NoReplyError):
