@@ -1,1 +1,1 @@
-"""The broker core: all queue logic as plain function calls, without I/O, a clock or ``async``."""
+"""The broker core: all queue logic as plain function calls, with no I/O, clock or ``async``."""

@@ -13,19 +13,19 @@ class AckTimeouts:
     """
 
     def __init__(self) -> None:
-        self.next_ms: int | None = None  # no held message times out before then (steady)
+        self.next_ms: int | None = None  # no timeout can occur before this steady-clock time
 
     def watch(self, by_id: dict[int, Queue], dispatched: Iterable[Message], now_ms: int) -> None:
-        """Schedule a check for when the first of the newly dispatched messages times out."""
+        """Schedule a check for the earliest timeout among newly dispatched messages."""
         for queue_id in {message.queue_id for message in dispatched}:
-            queue = by_id.get(queue_id)  # None: the queue was emptied and removed in this batch
+            queue = by_id.get(queue_id)  # None if the queue was emptied and removed in this batch
             if queue is not None and (timeout_s := queue.settings.ack_timeout_s):
                 at = now_ms + timeout_s * 1_000
                 if self.next_ms is None or at < self.next_ms:
                     self.next_ms = at
 
     def postpone(self, connections: Iterable[Connection], gap_ms: int) -> None:
-        """Extend all timeouts by ``gap_ms``, during which the process was suspended."""
+        """Extend all timeouts by ``gap_ms``, the time that the process was suspended."""
         for connection in connections:
             for consumer in connection.consumers.values():
                 for message in consumer.held.values():
@@ -34,7 +34,7 @@ class AckTimeouts:
             self.next_ms += gap_ms
 
     def take_overdue(self, connections: Iterable[Connection], now_ms: int) -> list[Message]:
-        """Return the messages that were held too long; the caller returns them to their queues.
+        """Return messages held longer than the timeout; the caller puts them back in their queues.
 
         A message that has not been sent yet is not overdue: its timeout starts when it is sent.
         """
@@ -49,7 +49,7 @@ class AckTimeouts:
                     continue
                 for message in consumer.held.values():
                     if not message.is_sent:
-                        message.held_since_ms = now_ms  # not sent yet, because the disk is slow
+                        message.held_since_ms = now_ms  # sending was delayed by a slow disk
                     at = message.held_since_ms + timeout_ms
                     if at > now_ms:
                         soonest = at if soonest is None else min(soonest, at)

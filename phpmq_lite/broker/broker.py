@@ -1,4 +1,4 @@
-"""The broker: one method per command, each a plain call that records changes in the open batch.
+"""The broker: one method per command; each method records its changes in the open batch.
 
 How ``server/engine.py`` drives it::
 
@@ -60,7 +60,7 @@ def add_loaded(state: BrokerState, loaded: LoadedRows) -> dict[int, Message | No
     if loaded.has_due:
         state.next_deadline_ms = loaded.next_deadline_ms
         for row in loaded.due:
-            if state.pending.is_full:  # request the remaining rows again later
+            if state.pending.is_full:  # the remaining rows are requested again later
                 state.note_deadline(row.deadline_ms)
                 break
             if row.seq not in state.pending:
@@ -105,7 +105,7 @@ def _add_body(state: BrokerState, seq: int, body: bytes | None, written: ClientR
             dead_letters.settle_dead(state, *state.pending[seq], body, written=written)
     elif (message := state.messages.get(seq)) is not None and message.holder is None:
         queue = state.by_id[message.queue_id]
-        if body is None:  # damaged: never deliver it
+        if body is None:  # never deliver a damaged message
             dead_letters.settle_dead(state, message, "crc", None)
         elif queue.window is not None:
             queue.window.set_body(message, body)
@@ -128,15 +128,15 @@ class CommandResult(IntEnum):
     """Result of a command from a connection."""
 
     DONE = 0
-    LOAD = 1  # not done: the message is being loaded; start the next batch with this command
-    PARK = 2  # not done: the queue accepts nothing now; repeat it when the peer is resumed
-    CLOSE = 3  # cannot be done: close the connection
-    WAIT = 4  # done, but stored in the next batch: hold back later commands until then
-    VALIDATE = 5  # not done: its content is large; call ``validate_in_background``, then repeat it
+    LOAD = 1  # not executed; start the next batch with this command, once the message is loaded
+    PARK = 2  # not executed; repeat the command when the peer is resumed, once the queue has room
+    CLOSE = 3  # cannot be executed; close the connection
+    WAIT = 4  # executed, but stored in the next batch; hold back later commands until then
+    VALIDATE = 5  # not executed; call ``validate_in_background`` for the content, then repeat
 
 
 class Broker:
-    """All queues, consumers and messages in memory.  Not thread-safe; works in batches."""
+    """In-memory queues, consumers and messages, processed in batches.  Not thread-safe."""
 
     def __init__(
         self,
@@ -156,16 +156,16 @@ class Broker:
         state.next_deadline_ms = stored.next_deadline_ms
         self._next_client = stored.counters.get("next_client", 1)
         self._next_audit = stored.counters.get("next_audit", 1)
-        self.audit_counts: Counter[str] = Counter()  # audit rows since startup, by action
-        self._publishers: dict[tuple[str, str], int] = {}  # source, actor -> client number
+        self.audit_counts: Counter[str] = Counter()  # number of audit rows since startup, by action
+        self._publishers: dict[tuple[str, str], int] = {}  # (source, actor) -> client number
         self.publish_keys = PublishKeys(limits.receipts, limits.receipt_window_ms)
         self.publish_keys.load(stored.receipts)
-        self.connections: dict[int, Connection] = {}  # by client number
-        self.ignored: Counter[str] = Counter()  # commands that had no effect, by reason
-        self.refused: Counter[str] = Counter()  # refused publishes, by reason
+        self.connections: dict[int, Connection] = {}  # keyed by client number
+        self.ignored: Counter[str] = Counter()  # number of commands without effect, by reason
+        self.refused: Counter[str] = Counter()  # number of refused publishes, by reason
         self.batch_number = 0
-        self._on_drained: Reply | None = None  # called once no message is held
-        self._loaded: dict[int, Message | None] = {}  # rows loaded by seq, for this batch only
+        self._on_drained: Reply | None = None  # called once no messages are held
+        self._loaded: dict[int, Message | None] = {}  # rows loaded by seq in this batch
         self.ack_timeouts = AckTimeouts()
         self.subscriptions = Subscriptions(state, stored.pipeline)
         self.staging = StagingArea(stored.pipeline)
@@ -174,7 +174,7 @@ class Broker:
 
     @property
     def next_wake_ms(self) -> int | None:
-        """Return when the next deadline or timeout is due (steady ms), or None."""
+        """Return the steady-clock time of the next deadline or timeout in ms, or None."""
         deadline_ms = None if self.state.pending.is_full else self.state.next_deadline_ms
         times = (deadline_ms, self.ack_timeouts.next_ms, self.staging.due_ms)
         return min([at for at in times if at is not None], default=None)
@@ -232,13 +232,13 @@ class Broker:
         return batch
 
     def drain(self, answer: Reply) -> None:
-        """Stop dispatching but still run commands; call ``answer`` once no message is held."""
+        """Stop dispatching but keep running commands; call ``answer`` once no messages are held."""
         self._on_drained = answer
 
     # -- connections
 
     def connect(self, peer: Peer, kind: str, address: str) -> Connection:
-        """Register a new connection under the next client number."""
+        """Register a new connection and assign it the next client number."""
         state = self.state
         number = self._number_client()
         connection = Connection(number, peer, kind, address, state.now.wall_ms)
@@ -261,7 +261,7 @@ class Broker:
         *,
         is_charged: bool = True,
     ) -> None:
-        """Close a connection, return its messages, and charge the oldest one that was sent.
+        """Close a connection, return its messages, and charge a failed delivery to the oldest one.
 
         Nothing is charged if ``is_charged`` is false or the broker is stopping: no message is to
         blame for an orderly shutdown, or for workers that stop along with the broker.
@@ -303,7 +303,7 @@ class Broker:
             self.state.needs_dispatch[consumer.queue.queue_id] = consumer.queue
 
     def undo_dispatches(self, connection: Connection, messages: list[Message]) -> None:
-        """Undo dispatches that were not sent because their deadlines passed during the commit."""
+        """Undo dispatches of messages that were not sent because they expired during the commit."""
         for message in messages:
             if message.holder is not None and message.holder.connection is connection:
                 transitions.undo_dispatch(self.state, message)
@@ -319,7 +319,7 @@ class Broker:
         key: bytes | None,
         validated: ValidatedPublish | None = None,
     ) -> CommandResult:
-        """Store a message; if it has a key, store it only once and send a receipt after the commit.
+        """Store a message; with a key, store it only once and send a receipt after the commit.
 
         ``validated`` is the result of ``validate_in_background`` for this content.
         """
@@ -367,7 +367,7 @@ class Broker:
         ttls: Sequence[int | None],
         keys: Sequence[bytes] | None,
     ) -> None:
-        """Store messages in queues from ``unchecked_queue``, in order; store each key only once."""
+        """Store messages in order in queues from ``unchecked_queue``, only one message per key."""
         if keys is None or self._store_keys(connection, parts, keys):
             transitions.publish_run(self.state, parts, bodies, ttls, connection.number)
             connection.published += len(bodies)
@@ -416,7 +416,7 @@ class Broker:
     def validate_in_background(
         self, name: str, body: bytes, give: Callable[[ValidatedPublish], None]
     ) -> None:
-        """Validate content in the background after ``VALIDATE``; pass the result to ``give``."""
+        """Validate content in the background after ``VALIDATE``; call ``give`` with the result."""
         work = validation.background_validation(self.state, self.state.queues[name], body)
         self.state.batch.background.append((work, give))
 
@@ -428,7 +428,7 @@ class Broker:
         ttl_s: int | None,
         validated: ValidatedPublish | None = None,
     ) -> CommandResult:
-        """Store a message in a full queue, because a consumer's acknowledgements wait for it.
+        """Store a message in a full queue, because a consumer's acknowledgements wait behind it.
 
         Refuse it if the disk is full: other acknowledgements need the remaining space.
         """
@@ -442,14 +442,14 @@ class Broker:
                 inspection = validation.validate(self.state, queue, body, validated)
                 if inspection is None:
                     return CommandResult.VALIDATE
-            if connection.parked is not None:  # it waits for this queue or its dead-letter queue
+            if connection.parked is not None:  # parked on this queue or its dead-letter queue
                 connection.parked.parked.discard(connection)
             connection.published += 1
             transitions.publish(self.state, queue, body, ttl_s, connection.number, inspection)
         return CommandResult.DONE
 
     def consume(self, connection: Connection, name: str, count: int) -> CommandResult:
-        """Set the credit on a queue and return messages held under the old credit.  0 pauses."""
+        """Set the credit on a queue (0 pauses) and put back messages held under the old credit."""
         queue = self.state.registry.get_or_create(name, connection.creator)
         if queue is None:
             return CommandResult.CLOSE
@@ -470,7 +470,7 @@ class Broker:
         return CommandResult.DONE
 
     def acknowledge(self, connection: Connection, name: str, message_id: bytes) -> CommandResult:
-        """Settle a message as acked if no other connection holds it."""
+        """Settle a message as acked unless another connection holds it."""
         found = self._find(connection, name, message_id)
         if isinstance(found, CommandResult):
             return found
@@ -479,7 +479,7 @@ class Broker:
         return CommandResult.DONE
 
     def acknowledge_run(self, connection: Connection, ends: Iterable[tuple[str, bytes]]) -> int:
-        """Acknowledge messages that this connection holds, given by queue and id, in order.
+        """Acknowledge, in order, messages held by this connection, each identified by queue and id.
 
         Stops at the first message that it does not hold, and returns the number before it: pass
         that message to ``acknowledge``.
@@ -491,7 +491,7 @@ class Broker:
     def requeue(
         self, connection: Connection, name: str, message_id: bytes, ttl_s: int
     ) -> CommandResult:
-        """Move a message to the end of its queue if no other connection holds it."""
+        """Move a message to the end of its queue unless another connection holds it."""
         found = self._find(connection, name, message_id)
         if isinstance(found, CommandResult):
             return found
@@ -499,7 +499,7 @@ class Broker:
         return self._done_or_wait(connection, found)
 
     def dead_letter(self, connection: Connection, name: str, message_id: bytes) -> CommandResult:
-        """Dead-letter a message if no other connection holds it."""
+        """Dead-letter a message unless another connection holds it."""
         found = self._find(connection, name, message_id)
         if isinstance(found, CommandResult):
             return found
@@ -513,7 +513,7 @@ class Broker:
     def _find(
         self, connection: Connection, name: str, message_id: bytes
     ) -> Message | CommandResult:
-        """Return the message that a command names, or the result: repeat or ignore the command."""
+        """Return the message that a command names, or a result to repeat or ignore the command."""
         try:
             seq = int(message_id[:16], 16)
         except ValueError:
@@ -536,7 +536,7 @@ class Broker:
             return self._ignore("wrong_queue")
         if message.holder is not None and message.holder.connection is not connection:
             return self._ignore("foreign")
-        self._loaded.pop(seq, None)  # this batch changes its row: reload it before the next use
+        self._loaded.pop(seq, None)  # this batch changes the row, so reload it before its next use
         return message
 
     def _ignore(self, reason: str) -> CommandResult:
@@ -544,7 +544,7 @@ class Broker:
         return CommandResult.DONE
 
     def preload(self, message_ids: list[bytes]) -> None:
-        """Request the messages that the next commands name, so that one batch loads them all."""
+        """Request the messages named by upcoming commands, so that one batch loads all of them."""
         for message_id in message_ids:
             try:
                 seq = int(message_id[:16], 16)
@@ -553,7 +553,7 @@ class Broker:
             if 0 < seq < self.state.next_number and seq not in self.state.messages:
                 self.state.batch.seqs.add(seq)
 
-    # -- for operator commands, see operator/queue_operations.py
+    # -- used by operator commands; see operator/queue_operations.py
 
     @property
     def is_draining(self) -> bool:
@@ -561,13 +561,13 @@ class Broker:
         return self._on_drained is not None
 
     def check_not_draining(self) -> None:
-        """Check that the broker accepts messages.
+        """Check that the broker is not stopping.
 
         Raises:
             RefusedError: ``draining``.
         """
         if self.is_draining:
-            raise RefusedError("draining", "the broker is stopping and accepts no messages")
+            raise RefusedError("draining", "the broker is stopping and no longer accepts messages")
 
     def find_queue(self, name: str) -> Queue:
         """Return a queue by name.
@@ -581,7 +581,7 @@ class Broker:
         return queue
 
     def destination(self, name: str, creator: str, *, create: bool) -> Queue | None:
-        """Return the queue to move messages to, or None if it has yet to be created.
+        """Return the destination queue, or None if it must be created first.
 
         Raises:
             RefusedError: ``unknown_queue``, ``bad_name`` or ``too_many_queues``.
@@ -596,7 +596,7 @@ class Broker:
         return queue
 
     def check_queues(self, creator: str, more: int) -> None:
-        """Check that ``more`` queues can be created.
+        """Check that ``creator`` may create ``more`` queues.
 
         Raises:
             RefusedError: ``too_many_queues``.
@@ -613,12 +613,12 @@ class Broker:
     def settings_changed(self, queue: Queue, changes: Mapping[str, Any]) -> None:
         """Apply new settings to held messages, waiting publishers and waiting consumers."""
         if "ack_timeout_s" in changes:
-            self.ack_timeouts.next_ms = self.state.now.steady_ms  # check all held messages again
+            self.ack_timeouts.next_ms = self.state.now.steady_ms  # recheck all held messages
         self.state.needs_dispatch[queue.queue_id] = queue
         self.state.registry.settings_changed(queue, changes)
 
     def client_number_of(self, entry: AuditEntry) -> int:
-        """Return the client number of a user without a connection, assigned on the first call."""
+        """Return the client number of a user without a connection; assign it on the first call."""
         who = (entry.source, entry.actor)
         number = self._publishers.get(who)
         if number is None:
@@ -632,7 +632,7 @@ class Broker:
         return number
 
     def take_audit_number(self) -> int:
-        """Return the next number in the audit log; it is stored with the batch that uses it."""
+        """Return the next audit-log sequence number; it is stored with the batch that uses it."""
         number = self._next_audit
         self._next_audit = number + 1
         self.state.batch.counters["next_audit"] = self._next_audit

@@ -7,7 +7,7 @@ from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.broker.state_table import DEAD, StateEvent
 from phpmq_lite.model import DeadLetterCause, EnvelopeInspector, Message
 
-ClientRecords = Sequence[tuple[bytes, bytes]]  # id and content of records, oldest first
+ClientRecords = Sequence[tuple[bytes, bytes]]  # (record id, content) pairs, oldest first
 
 
 def dead_letter(state: BrokerState, message: Message, reason: str) -> None:
@@ -24,7 +24,7 @@ def dead_letter(state: BrokerState, message: Message, reason: str) -> None:
     body = message.body
     if not queue.is_dead_letter_queue:
         may_have_record = state.inspector is not None and message.deliveries > 0
-        if may_have_record:  # its consumer may have published the record
+        if may_have_record:  # the consumer may have published a record itself
             places = state.registry.record_queue_ids(queue)
             state.batch.record_seqs[message.seq] = (*places, message.consumer or 0)
         is_cheap = state.inspector is None or not queue.inspects
@@ -45,7 +45,7 @@ def settle_dead(
     written: ClientRecords = (),
     content: bytes | None = None,
 ) -> None:
-    """Settle a message as dead and store its record; a damaged message (no body) gets no record.
+    """Settle a message as dead and store its record, unless the message is damaged (has no body).
 
     ``written`` holds records that clients published before their 006; one may belong to the
     message.  ``content`` is the content of the record, if it has already been created.
@@ -91,9 +91,9 @@ def _store_record(
 def settle_dead_in_background(
     state: BrokerState, seq: int, body: bytes, written: ClientRecords
 ) -> bool:
-    """Create the record of a pending message in the background thread, if it is large.
+    """If a pending message is large, create its record in the background thread.
 
-    Returns False if the body is small enough: the caller then settles the message at once.
+    Returns False if the body is small; the caller must then settle the message immediately.
     """
     message, reason = state.pending[seq]
     queue, inspector = state.by_id[message.queue_id], state.inspector
@@ -120,11 +120,11 @@ def settle_dead_in_background(
     return True
 
 
-# -- records that clients publish
+# -- records published by clients
 
 
 def link_record(state: BrokerState, record: Message, content: bytes) -> None:
-    """Link a record that a client published to the message that it names, if any.
+    """Link a client-published record to the message that it names, if any.
 
     If the message is only on disk, ``find_client_record`` compares the full id when the message is
     dead-lettered.
@@ -147,12 +147,12 @@ def link_record(state: BrokerState, record: Message, content: bytes) -> None:
 
 
 def link_record_of_consumer(state: BrokerState, record: Message, content: bytes) -> None:
-    """Link a record in an ordinary queue to the message that its publisher received.
+    """Link a record in an ordinary queue to the message that the record's publisher received.
 
     Records from other clients are not linked: any client could pass off a message as a record.
     """
     inspector = state.inspector
-    # rfind takes a third of the time of ``in``, because the block is at the end.
+    # rfind takes a third as long as ``in`` because the block is at the end of the content.
     if inspector is None or content.rfind(b'"dead_letter"') < 0:
         return
     source = inspector.record_source(content)
@@ -171,7 +171,7 @@ def link_record_of_consumer(state: BrokerState, record: Message, content: bytes)
 
 
 def seq_of(message_id: bytes) -> int | None:
-    """Return the seq in a message id from the wire, or None if this broker did not issue the id."""
+    """Return the seq encoded in a message id, or None if this broker cannot have issued the id."""
     try:
         return int(message_id[:16], 16) if len(message_id) == 32 else None
     except ValueError:
@@ -181,7 +181,7 @@ def seq_of(message_id: bytes) -> int | None:
 def find_client_record(
     inspector: EnvelopeInspector | None, message: Message, written: ClientRecords
 ) -> tuple[bytes, str] | None:
-    """Return the id and reason of the record that a client published for a message, or None."""
+    """Return the id and reason of the client-published record for a message, or None."""
     for record_id, content in written:
         source = None if inspector is None else inspector.record_source(content)
         if source is not None and source.message_id == message.message_id:
@@ -192,7 +192,7 @@ def find_client_record(
 def _exact_reason(
     inspector: EnvelopeInspector | None, message: Message, queue: Queue, body: bytes, reason: str
 ) -> str:
-    """Return the exact reason for a plain 006: not every envelope lets a worker add a block."""
+    """Return a more precise reason if the worker of a 006 could not add a block to the envelope."""
     if reason != "client" or inspector is None or not queue.inspects or message.urn is None:
         return reason
     return inspector.read_only_reason(body) or reason
@@ -201,7 +201,7 @@ def _exact_reason(
 def _record_content(
     state: BrokerState, message: Message, queue: Queue, body: bytes, reason: str, detail: str
 ) -> bytes:
-    """Return the content of a record; in an opaque queue, this is the content of the message."""
+    """Return the record's content; for an opaque queue, this is the unchanged message body."""
     if state.inspector is None or not queue.inspects:
         return body
     cause = DeadLetterCause(queue.name, message.message_id, reason, detail, state.now.wall_ms)

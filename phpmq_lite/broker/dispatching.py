@@ -1,4 +1,4 @@
-"""Dispatching of ready messages: consumers with free credit take turns."""
+"""Dispatching of ready messages to consumers with free credit, in turn."""
 
 from phpmq_lite.broker import transitions
 from phpmq_lite.broker.queue import Consumer, Queue
@@ -6,17 +6,17 @@ from phpmq_lite.broker.ready_window import ReadyWindow
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.model import WindowRequest, has_room
 
-_PREFETCHED_BODIES = 200  # loaded together if a returned message has no body in memory
+_PREFETCHED_BODIES = 200  # bodies loaded together when a returned message's body is missing
 
 
 def dispatch_ready(state: BrokerState, batch_number: int) -> None:
-    """Dispatch on every queue that may have both a ready message and free credit.
+    """Dispatch from every queue that may have both ready messages and consumers with credit.
 
     Repeats while the number of queues that wait for room in ``limits.held`` shrinks: those that
     still wait may use room that the others left.
     """
     waiting: dict[int, Queue] = {}
-    served: dict[int, Queue] = {}  # still waiting, but served last next time
+    served: dict[int, Queue] = {}  # queues that still wait but are served last next time
     while True:
         refused: dict[int, Queue] = {}
         _serve_queues(state, batch_number, waiting, served, refused)
@@ -35,7 +35,7 @@ def _serve_queues(
     served: dict[int, Queue],
     refused: dict[int, Queue],
 ) -> None:
-    """Serve each waiting queue; a message that expires on the way can make another queue wait."""
+    """Serve all waiting queues, including those that start to wait when a message expires."""
     while state.needs_dispatch:
         queues, state.needs_dispatch = state.needs_dispatch, {}
         for queue in queues.values():
@@ -82,7 +82,7 @@ def _serve_queue(
     batch_number: int,
     refused: dict[int, Queue],
 ) -> bool:
-    """Dispatch until no message, credit or loaded body is left; return whether to try again."""
+    """Dispatch until messages, credit or loaded bodies run out; return whether to try again."""
     turns, now_ms = queue.waiting_consumers, state.now.steady_ms
     _serve_in_rounds(state, queue, window, batch_number)
     passed_over = 0  # consumers skipped because the first message is too large for them
@@ -109,14 +109,14 @@ def _serve_queue(
             turns.append(consumer)  # a smaller message may fit
             passed_over += 1
         else:
-            consumer.is_waiting = False  # an acknowledgement or a drained socket adds it again
+            consumer.is_waiting = False  # re-added by an acknowledgement or a drained socket
     return False
 
 
 def _serve_in_rounds(
     state: BrokerState, queue: Queue, window: ReadyWindow, batch_number: int
 ) -> None:
-    """Dispatch messages that need no individual checks; leave the others to the caller.
+    """Dispatch messages that need no individual checks; leave the rest to the caller.
 
     Dispatches as many whole rounds at once as all consumers have credit for, so limits are checked
     once for all messages instead of once for each (0.44 instead of 0.87 µs a message).
@@ -126,7 +126,7 @@ def _serve_in_rounds(
         rounds = min([consumer.credit - len(consumer.held) for consumer in turns])
         if rounds <= 0:
             for consumer in [one for one in turns if len(one.held) >= one.credit]:
-                consumer.is_waiting = False  # an acknowledgement adds it again
+                consumer.is_waiting = False  # re-added after an acknowledgement
                 turns.remove(consumer)
             continue
         for consumer in turns:
@@ -141,7 +141,7 @@ def _serve_in_rounds(
 
 
 def _may_hold(state: BrokerState, queue: Queue, size: int) -> bool:
-    """Return whether consumers of the queue may hold one more message, of ``size`` bytes.
+    """Return whether the queue's consumers may hold one more message of ``size`` bytes.
 
     A queue may use all of ``limits.held`` and ``held_bytes`` as long as no other queue waits for
     room.  Otherwise, a queue that has its fair share gets nothing more.  Held messages are not
@@ -155,12 +155,12 @@ def _may_hold(state: BrokerState, queue: Queue, size: int) -> bool:
     sharing = len(short) + (queue.queue_id not in short)
     if not _has_share(held, state.held, 1, limits.held, sharing):
         return False
-    is_first = not held and state.held_bytes <= limits.held_bytes  # a first message may be any size
+    is_first = not held and state.held_bytes <= limits.held_bytes  # the first may have any size
     return is_first or _has_share(held_bytes, state.held_bytes, size, limits.held_bytes, sharing)
 
 
 def _has_share(own: int, total: int, more: int, limit: int, sharing: int) -> bool:
-    """Return whether a queue holding ``own`` of ``total`` may hold ``more``."""
+    """Return whether a queue that holds ``own`` of ``total`` may hold ``more`` in addition."""
     return own * sharing < limit and has_room(own, total, more, limit)
 
 
@@ -178,22 +178,22 @@ def _is_near_limit(state: BrokerState, consumer: Consumer, size: int, batch_numb
 
 
 def _has_room(state: BrokerState, consumer: Consumer, size: int, batch_number: int) -> bool:
-    """Return whether credit and socket allow one more message; they always allow the first."""
+    """Return whether credit and socket allow one more message; the first may have any size."""
     limits, connection = state.limits, consumer.connection
     if len(consumer.held) >= consumer.credit or connection.is_blocked:
         return False
     if consumer.held and consumer.held_bytes + size > limits.credit_bytes:
-        return False  # see _is_short_of_bytes
+        return False  # _is_short_of_bytes handles this case
     if connection.batch_number != batch_number:
         connection.batch_number, connection.batch_bytes = batch_number, 0
     if connection.batch_bytes >= limits.write_bytes:
-        state.batch_limited.add(connection)  # more is sent with the next batch
+        state.batch_limited.add(connection)  # the next batch sends more
         return False
     return True
 
 
 def _is_short_of_bytes(state: BrokerState, consumer: Consumer, size: int) -> bool:
-    """Return whether only its size prevents the message from being dispatched to a consumer."""
+    """Return whether size alone prevents a message from being dispatched to a consumer."""
     return (
         len(consumer.held) < consumer.credit
         and not consumer.connection.is_blocked
@@ -209,9 +209,9 @@ def _request_page(state: BrokerState, queue: Queue, window: ReadyWindow) -> None
 
 
 def _request_bodies(state: BrokerState, window: ReadyWindow) -> bool:
-    """Request the bodies of the next messages, at least one; they are loaded after this batch."""
+    """Request at least one of the next messages' bodies, which are loaded after this batch."""
     if window.body_bytes > state.limits.window_bytes // 2:
-        window.drop_bodies()  # other messages are next and need the memory
+        window.drop_bodies()  # the messages that come next need this memory
     room = state.free_body_bytes(window)
     for message in window.upcoming(_PREFETCHED_BODIES):
         if message.body is None:

@@ -17,27 +17,27 @@ from typing import Final
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Queue
 
-# Each batch accepts at least this many messages; less free room in a window counts as none.
+# Each batch accepts at least this many messages; less free window space counts as none.
 MIN_PER_BATCH: Final = 64
-MAX_PER_PUBLISHER: Final = 500  # messages before other publishers and consumers get a turn
+MAX_PER_PUBLISHER: Final = 500  # messages allowed before other clients get a turn
 UNLIMITED: Final = 1 << 30
-_ACTIVE_BATCHES: Final = 8  # batches after an acknowledgement in which a queue counts as consumed
+_ACTIVE_BATCHES: Final = 8  # a queue counts as consumed this many batches after an acknowledgement
 
-# The command to run, and how many messages it publishes.
+# A publish command and the number of messages that it publishes.
 _WaitingPublisher = tuple[Callable[[Broker], None], int]
 
 
 class QueueShare:
-    """How many messages one queue still accepts in one batch."""
+    """Number of messages that a queue still accepts in the current batch."""
 
     def __init__(self) -> None:
-        self._batch = 0  # number of the batch that _published and _minimum belong to
-        self._published = 0  # the queue's counter when the batch began
-        self._minimum = 0  # messages accepted in the batch even without room
-        self._acked = 0  # the queue's counter at the last check
-        # Batches since _acked grew.  A new consumer counts as working: in the 20 ms until its first
-        # acknowledgement, a publisher could send 25,000 messages, which would have to be read back
-        # from disk.
+        self._batch = 0  # batch number that _published and _minimum refer to
+        self._published = 0  # the queue's publish counter when the batch began
+        self._minimum = 0  # number of messages accepted in the batch even without room
+        self._acked = 0  # the queue's acked counter at the last check
+        # Number of batches since _acked grew; it starts at 0, so a new consumer counts as working.
+        # Otherwise a publisher could send 25,000 messages in the 20 ms before the first
+        # acknowledgement, and these would have to be read back from disk.
         self._silent = 0
 
     def available(self, queue: Queue, batch_number: int) -> int:
@@ -52,8 +52,8 @@ class QueueShare:
             self._minimum = MIN_PER_BATCH if taken <= MIN_PER_BATCH else 0
         if window is None or self._silent >= _ACTIVE_BATCHES:
             return UNLIMITED
-        # Reserve a quarter of the window for the minimum of the next batches: once the window
-        # overflows, messages come from disk.
+        # Reserve a quarter of the window for the minimum of the next batches.
+        # Once the window overflows, messages must be loaded from disk.
         room = window.limit - window.limit // 4 - len(window) if window.reaches_end else 0
         if room >= MIN_PER_BATCH:
             return room
@@ -61,15 +61,15 @@ class QueueShare:
 
 
 class FlowControl:
-    """The share of each queue, and the publishers that wait for room in it."""
+    """Per-queue publish limits, and the publishers that wait for room in each queue."""
 
     def __init__(self, core: Broker) -> None:
-        self.waiting_publishers = 0  # number of publishers
+        self.waiting_publishers = 0
         self._core = core
-        self._waiting_by_queue: dict[int, deque[_WaitingPublisher]] = {}  # by queue_id
+        self._waiting_by_queue: dict[int, deque[_WaitingPublisher]] = {}
 
     def available(self, name: str, *, is_called: bool = False) -> int:
-        """Return how many messages one publisher may publish to a queue now; 0: it must wait.
+        """Return how many messages one publisher may publish to a queue now; 0 means it must wait.
 
         Only a publisher that ``is_called``, because it waited longest, may go before those that
         wait.
@@ -85,9 +85,9 @@ class FlowControl:
     def wait_in_line(
         self, name: str, command: Callable[[Broker], None], count: int, *, at_front: bool = False
     ) -> None:
-        """Queue a publisher of about ``count`` messages behind all waiting publishers.
+        """Add a publisher of about ``count`` messages to the end of the line of waiting publishers.
 
-        ``at_front`` puts it first: it was called, but others had taken the room.
+        ``at_front`` puts the publisher first, because others took the room before it was called.
         """
         self.waiting_publishers += 1
         line = self._waiting_by_queue.setdefault(self._core.state.queues[name].queue_id, deque())
@@ -98,7 +98,7 @@ class FlowControl:
             line.append(place)
 
     def take_ready(self) -> list[Callable[[Broker], None]]:
-        """Remove and return the publishers whose turn it is, as many as there is room for."""
+        """Remove and return the next waiting publishers, as many as there is room for."""
         called: list[Callable[[Broker], None]] = []
         if not self._waiting_by_queue:
             return called
@@ -115,7 +115,7 @@ class FlowControl:
         return called
 
     def _available(self, queue: Queue) -> int:
-        if queue.window is None:  # it has no consumers
+        if queue.window is None:  # the queue has no consumers
             queue.publish_share = None
             return UNLIMITED
         share: QueueShare | None = queue.publish_share
@@ -125,19 +125,19 @@ class FlowControl:
 
 
 class PublishQuota:
-    """How many messages queues accept while frames are processed: asked once, then counted down."""
+    """The remaining publish quota per queue while frames are processed, queried only once."""
 
     def __init__(self, ask: Callable[[str], int]) -> None:
         self._ask = ask
         self._left: dict[str, int] = {}
 
     def available(self, name: str) -> int:
-        """Return how many messages a queue accepts now; 0: the publisher must wait."""
+        """Return how many messages a queue accepts now; 0 means the publisher must wait."""
         left = self._left.get(name)
         if left is None:
             left = self._left[name] = self._ask(name)
         return left
 
     def use(self, name: str, count: int) -> None:
-        """Count published messages.  Call it only after ``available`` has allowed them."""
+        """Deduct published messages from the quota, after ``available`` has allowed them."""
         self._left[name] -= count

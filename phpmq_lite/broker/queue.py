@@ -1,4 +1,4 @@
-"""One queue in memory, with its row, settings, counters and consumers; and one connection."""
+"""In-memory queues (with row, settings, counters and consumers) and connections."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _REASONS_MAX: Final = 30
 
 
 class Connection:
-    """A client's connection, as the core sees it."""
+    """A client connection, as the core sees it."""
 
     def __init__(self, number: int, peer: Peer, kind: str, address: str, opened_at: int) -> None:
         self.number = number  # client number
@@ -26,25 +26,25 @@ class Connection:
         self.kind = kind
         self.address = address
         self.opened_at = opened_at  # Unix ms
-        self.consumers: dict[int, Consumer] = {}  # by queue_id
+        self.consumers: dict[int, Consumer] = {}  # keyed by queue_id
         self.is_open = True
-        self.is_blocked = False  # its write buffer is full
-        self.batch_number = 0  # the batch that batch_bytes belongs to
-        self.batch_bytes = 0  # bytes dispatched to it in that batch
-        self.parked: Queue | None = None  # its publish waits until this queue accepts messages
-        self.pending: set[int] = set()  # seqs of dead letters that its later commands wait for
+        self.is_blocked = False  # True while the write buffer is full
+        self.batch_number = 0  # number of the batch that batch_bytes refers to
+        self.batch_bytes = 0  # bytes dispatched to this connection in that batch
+        self.parked: Queue | None = None  # queue that the connection's publish waits for
+        self.pending: set[int] = set()  # seqs of dead letters that later commands must wait for
         self.published = 0
         self.acked = 0
 
     @property
     def creator(self) -> str:
-        """Return the name recorded as creator of its queues: its kind and host."""
+        """Return the connection kind and host, which are recorded as the creator of queues."""
         host = self.address.rpartition(":")[0]
         return f"{self.kind} {host}" if host else self.kind
 
 
 class SubscriptionHolder:
-    """Placeholder for the holder of messages that subscriptions hold, which are on disk only."""
+    """Stand-in holder for messages that subscriptions hold; such messages are on disk only."""
 
     __slots__ = ()
     connection = None  # compares unequal to every connection
@@ -61,17 +61,17 @@ class Consumer:
     def __init__(self, connection: Connection, queue: "Queue", credit: int) -> None:
         self.connection = connection
         self.queue = queue
-        self.credit = credit  # in messages
-        self.held: dict[bytes, Message] = {}  # by message id
+        self.credit = credit  # maximum number of unacknowledged messages
+        self.held: dict[bytes, Message] = {}  # keyed by message id
         self.held_bytes = 0
-        self.is_waiting = False  # whether it is in queue.waiting_consumers
+        self.is_waiting = False  # True while in queue.waiting_consumers
 
 
 @dataclass(slots=True)
 class QueueCounters:
-    """Counts of what happened on one queue since the broker started."""
+    """Event counts for one queue since the broker started."""
 
-    published: int = 0  # from all sources: TCP and the next three
+    published: int = 0  # from all sources: TCP and the three counted below
     published_http: int = 0
     published_ui: int = 0
     published_cli: int = 0
@@ -79,7 +79,7 @@ class QueueCounters:
     dispatched: int = 0
     redelivered: int = 0
     acked: int = 0
-    requeued: int = 0  # both by consumers and by operators
+    requeued: int = 0  # by consumers and operators
     requeued_operator: int = 0
     returned: int = 0
     forwarded: int = 0
@@ -93,7 +93,7 @@ class QueueCounters:
 
     @property
     def activity(self) -> int:
-        """Return a number that grows with everything that happens on the queue."""
+        """Return a number that increases with every event on the queue."""
         return (
             self.published + self.deduplicated + self.dispatched + self.acked + self.requeued
             + self.returned + self.forwarded + self.moved + self.expired + self.dead
@@ -101,7 +101,7 @@ class QueueCounters:
         )  # fmt: skip
 
     def count_source(self, source: str, number: int = 1) -> None:
-        """Count messages published from page (``ui``), API (``http``) or command line (``cli``)."""
+        """Count messages published through the web UI (``ui``), API (``http``) or CLI (``cli``)."""
         if source == "http":
             self.published_http += number
         elif source == "ui":
@@ -111,7 +111,7 @@ class QueueCounters:
 
 
 class Queue:
-    """One queue; without consumers it has no ``window``, and its messages are on disk only."""
+    """A queue.  Without consumers, it has no ``window`` and all its messages are on disk only."""
 
     def __init__(self, row: QueueRow, defaults: QueueSettings) -> None:
         self.row = row
@@ -119,35 +119,35 @@ class Queue:
         self.name = row.name
         self.is_dead_letter_queue = row.name.endswith(DEAD_LETTER_SUFFIX)
         self.settings = effective_settings(row, defaults)
-        self.inspects = False  # contents are inspected; QueueRegistry.configure sets these three
-        self.validates = False  # invalid envelopes are dead-lettered at once
-        self.is_bounded = False  # the queue may refuse a message
-        self.stop_reason: str | None = None  # why the whole broker accepts no messages
+        self.inspects = False  # whether contents are inspected; set by QueueRegistry.configure
+        self.validates = False  # whether invalid envelopes are dead-lettered immediately
+        self.is_bounded = False  # whether the queue may refuse a message
+        self.stop_reason: str | None = None  # why the entire broker refuses messages
         self.consumers: dict[Connection, Consumer] = {}
-        self.waiting_consumers: deque[Consumer] = deque()  # consumers with free credit, in order
+        self.waiting_consumers: deque[Consumer] = deque()  # have free credit, in dispatch order
         self.window: ReadyWindow | None = None
-        self.claimed_to = 0  # no ready message has this position or a lower one
+        self.claimed_to = 0  # all ready messages have positions above this
         self.held = 0  # dispatched messages, including claimed ones
         self.held_bytes = 0
-        self.claimed = 0  # dispatched messages that subscriptions hold
+        self.claimed = 0  # dispatched messages held by subscriptions
         self.claimed_bytes = 0
         self.publish_share: Any = None  # a QueueShare once publishers compete with consumers
-        self.parked: set[Connection] = set()  # publishers that wait until it accepts messages
+        self.parked: set[Connection] = set()  # publishers waiting for the queue to accept messages
         self.counters = QueueCounters()
-        self.dead_by_reason: dict[str, int] = {}  # breakdown of counters.dead
-        # Histograms, see histogram.py.  None until needed, because with many queues most are idle,
-        # and each list takes 2 KB.
-        self.wait_histogram: list[int] | None = None  # from publish to first dispatch
-        self.hold_histogram: list[int] | None = None  # from dispatch to settlement
+        self.dead_by_reason: dict[str, int] = {}  # counters.dead, broken down by reason
+        # Histograms (see histogram.py) are None until needed, because each list takes 2 KB
+        # and most queues are idle if there are many.
+        self.wait_histogram: list[int] | None = None  # times from publish to first dispatch
+        self.hold_histogram: list[int] | None = None  # times from dispatch to settlement
 
     def count_dead_letter(self, reason: str) -> None:
-        """Count a dead letter by reason; clients can choose reasons, so their number is limited."""
+        """Count a dead letter by reason.  Clients choose reasons, so the number is limited."""
         if reason not in self.dead_by_reason and len(self.dead_by_reason) >= _REASONS_MAX:
             reason = "other"
         self.dead_by_reason[reason] = self.dead_by_reason.get(reason, 0) + 1
 
     def refusal(self, number: int = 1, size: int = 1) -> str | None:
-        """Return why the queue does not accept ``number`` messages of ``size`` bytes now, or None.
+        """Return why the queue refuses ``number`` messages of ``size`` bytes in total now, or None.
 
         A single message may exceed the remaining bytes.
         """
@@ -170,7 +170,7 @@ def effective_settings(
     has_records: bool = False,
     home: QueueSettings | None = None,
 ) -> QueueSettings:
-    """Return a queue's settings, with defaults that depend on its name or come from the broker.
+    """Return a queue's settings; defaults depend on the queue's name or come from the broker.
 
     ``has_records`` marks a dead-letter queue whose name does not show it.  ``home`` holds the
     settings of the queue that a ``.retry`` queue forwards to, which also apply to validation.

@@ -11,14 +11,14 @@ _by_position = attrgetter("position")
 
 
 class BodyCache:
-    """The total size of the bodies that all windows cache."""
+    """Total size of the bodies cached by all windows."""
 
     def __init__(self) -> None:
         self.total_bytes = 0
 
 
 class ReadyWindow:
-    """A bounded prefix of a queue's ready messages, by position.
+    """A bounded prefix of a queue's ready messages, ordered by position.
 
     Invariant: it contains every ready message of the queue at or before ``covered_to``.  If
     ``reaches_end``, these are all ready messages, and new ones are appended while there is room.
@@ -30,11 +30,11 @@ class ReadyWindow:
     def __init__(self, limit: int, bodies: BodyCache) -> None:
         self.limit = limit
         self.bodies = bodies
-        self.reaches_end = False  # unknown before the first page is loaded
-        self.covered_to = 0  # a position
-        self.is_loading = False  # a page has been requested
+        self.reaches_end = False  # unknown until the first page is loaded
+        self.covered_to = 0  # the highest position covered
+        self.is_loading = False  # True while a requested page is pending
         self.body_bytes = 0  # total size of the cached bodies
-        self._ready: OrderedDict[int, Message] = OrderedDict()  # by position
+        self._ready: OrderedDict[int, Message] = OrderedDict()  # keyed by position
         self._returned: list[Message] = []  # not yet merged into _ready
 
     def __len__(self) -> int:
@@ -46,11 +46,11 @@ class ReadyWindow:
 
     @property
     def is_exhausted(self) -> bool:
-        """Return whether the queue has no ready message, here or on disk."""
+        """Return whether the queue has no ready messages in memory or on disk."""
         return self.reaches_end and not self._ready and not self._returned
 
     def first(self) -> Message | None:
-        """Return the next message without taking it, or None."""
+        """Return the next message without removing it, or None if the window is empty."""
         if self._returned:
             self._merge()
         for message in self._ready.values():
@@ -58,14 +58,14 @@ class ReadyWindow:
         return None
 
     def take(self) -> Message:
-        """Remove and return the first message.  Call it only after ``first`` has returned one."""
+        """Remove and return the first message.  Call only if ``first`` has returned a message."""
         message = self._ready.popitem(last=False)[1]
         if message.body is not None:
             self._count(-message.size)
         return message
 
     def take_run(self, count: int, now_ms: int) -> list[Message]:
-        """Remove and return up to ``count`` of the first messages, if they can be sent as they are.
+        """Remove and return up to ``count`` leading messages that can be sent immediately.
 
         Stops at a message that has expired (``now_ms`` is steady) or has no body in memory.
         """
@@ -90,11 +90,11 @@ class ReadyWindow:
         return list(islice(iter(self), count))
 
     def append(self, message: Message) -> bool:
-        """Append a message; return False if it has to wait on disk."""
+        """Append a message; return False if it does not fit and must wait on disk."""
         return self.add((message,)) == 1
 
     def add(self, messages: Sequence[Message]) -> int:
-        """Append messages in order; return how many fit.  The others wait on disk."""
+        """Append messages in order and return how many fit; the rest wait on disk."""
         if not self.reaches_end:
             return 0
         room = self.limit - len(self._ready) - len(self._returned)
@@ -113,7 +113,7 @@ class ReadyWindow:
         return len(messages)
 
     def insert(self, message: Message) -> bool:
-        """Insert a message at its position; return False if the position is after the window."""
+        """Insert a message at its position; return False if that is after the end of the window."""
         if message.position > self.covered_to:
             if not self.reaches_end:
                 return False
@@ -154,7 +154,7 @@ class ReadyWindow:
         self._count(-self.body_bytes)
 
     def trim(self) -> list[Message]:
-        """Remove messages from the end until the window is within its limit; return them."""
+        """Remove and return messages from the end until the window is within its limit."""
         if self._returned:
             self._merge()
         given_up = []

@@ -1,4 +1,4 @@
-"""All queues by name and number: creating, removing, configuring, and their dead-letter queues."""
+"""The registry of all queues: creation, removal, configuration and dead-letter queues."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,37 +8,37 @@ from phpmq_lite.broker.queue import Queue, effective_settings
 from phpmq_lite.model import Batch, Limits, QueueRow, has_room
 from phpmq_lite.queue_settings import DEAD_LETTER_SUFFIX, RETRY_SUFFIX, QueueSettings, home_of
 
-# Changing one of these may let publishers continue that wait for another queue's dead-letter queue.
+# Changing one of these may unblock publishers that wait for another queue's dead-letter queue.
 _DEAD_LETTER_SETTINGS: Final = frozenset(
     {"payload_policy", "dead_letter_queue", "schema_mode", "empty_list_data"}
 )
-REMOVED: Final = "removed"  # marks the row of a removed queue, among its settings
+REMOVED: Final = "removed"  # settings key that marks the row of a removed queue
 
 
 class PublishBlock(NamedTuple):
-    """Why the broker accepts no messages in any queue."""
+    """Why the broker refuses messages for all queues."""
 
-    code: str  # the code of the RefusedError
-    reason: str  # constant text, for receipts and counters
-    detail: str  # readable text with the bounds
+    code: str  # error code carried by RefusedError
+    reason: str  # fixed text for receipts and counters
+    detail: str  # human-readable text that includes the limits
     is_bare: bool  # refuse even publishes that a consumer's acknowledgements wait for
 
 
 class QueueRegistry:
-    """The queues in memory.  ``batch`` is the open batch, in which changes are recorded."""
+    """All queues in memory.  Changes are recorded in ``batch``, the open batch."""
 
     def __init__(self, limits: Limits, defaults: QueueSettings, *, has_inspector: bool) -> None:
         self.batch = Batch(0)
         self.queues: dict[str, Queue] = {}
         self.by_id: dict[int, Queue] = {}
         self.publishing_stop: PublishBlock | None = None
-        self.removed: dict[str, QueueRow] = {}  # kept because the history refers to them
-        self.created: Counter[str] = Counter()  # queues that count towards the limit, by creator
+        self.removed: dict[str, QueueRow] = {}  # kept because the history refers to these rows
+        self.created: Counter[str] = Counter()  # queues counted towards the limit, by creator
         self.next_queue_id = 1
         self._limits = limits
         self._defaults = defaults
-        self._has_inspector = has_inspector  # False: contents are never inspected
-        self._references: Counter[str] = Counter()  # dead_letter_queue -> queues that name it
+        self._has_inspector = has_inspector  # contents are never inspected if False
+        self._references: Counter[str] = Counter()  # name -> queues that use it for dead letters
 
     def has_room(self, creator: str, more: int = 1) -> bool:
         """Return whether a creator may create ``more`` queues within the limit."""
@@ -46,12 +46,12 @@ class QueueRegistry:
         return has_room(own, total, more, self._limits.queues)
 
     def counts_with_origin(self, name: str) -> bool:
-        """Return whether this is the ``.dlq`` of an existing queue, and so not counted itself."""
+        """Return whether ``name`` is the ``.dlq`` of an existing queue, which is not counted."""
         origin = name.removesuffix(DEAD_LETTER_SUFFIX)
         return origin != name and origin in self.queues and not origin.endswith(DEAD_LETTER_SUFFIX)
 
     def get_or_create(self, name: str, creator: str = "") -> Queue | None:
-        """Return the queue, creating it if it does not exist; None if the limit is reached."""
+        """Return the queue, creating it if necessary, or None if the limit is reached."""
         queue = self.queues.get(name)
         if queue is None and (self.counts_with_origin(name) or self.has_room(creator)):
             queue = self._create(name, creator)
@@ -63,7 +63,7 @@ class QueueRegistry:
             row = QueueRow(self.next_queue_id, name, self.batch.wall_ms, created_by=creator)
             self.batch.new_queues.append(row)
             self.batch.counters["next_queue_id"] = self.next_queue_id + 1
-        else:  # keep the old number, because the history refers to it
+        else:  # the history refers to the old number, so keep it
             row.own, row.created_by = {}, creator
             self.batch.configured.append(row)
         return self._add(row)
@@ -89,7 +89,7 @@ class QueueRegistry:
         return queue
 
     def remove(self, queue: Queue) -> None:
-        """Remove an empty queue without consumers; its row stays for the history."""
+        """Remove an empty queue without consumers; its row is kept for the history."""
         row = queue.row
         row.own = {REMOVED: True}
         self.removed[row.name] = row
@@ -98,13 +98,13 @@ class QueueRegistry:
         del self.queues[row.name], self.by_id[row.queue_id]
         if not self.counts_with_origin(row.name):
             self.created[row.created_by] -= 1
-        self.batch.to_resume |= queue.parked  # their publishes recreate the queue
+        self.batch.to_resume |= queue.parked  # the resumed publishes recreate the queue
         queue.parked.clear()
         self._change_reference(queue.settings.dead_letter_queue, "")
         self._refresh_retry_queue(queue)
 
     def _count_own_dead_letter_queue(self, origin: str, change: int) -> None:
-        """Adjust the count of a creator's queues: a ``.dlq`` counts only if it has no origin."""
+        """Adjust a creator's queue count; a ``.dlq`` counts only if its origin does not exist."""
         queue = self.queues.get(origin + DEAD_LETTER_SUFFIX)
         if queue is not None and self.counts_with_origin(queue.name):
             self.created[queue.row.created_by] += change
@@ -147,7 +147,7 @@ class QueueRegistry:
         _update_is_bounded(queue)
 
     def _change_reference(self, former: str, name: str) -> None:
-        """Record that a queue now names ``name`` as its dead-letter queue; empty: none."""
+        """Record a change of a queue's dead-letter queue; an empty name means none."""
         if former == name:
             return
         self._references[name] += 1
@@ -157,30 +157,30 @@ class QueueRegistry:
                 self._refresh(queue)
 
     def settings_changed(self, queue: Queue, names: Iterable[str]) -> None:
-        """Wake the publishers that wait for this queue or for its dead-letter queue."""
+        """Wake publishers that wait for this queue or its dead-letter queue."""
         if _DEAD_LETTER_SETTINGS.isdisjoint(names):
             self.wake_publishers(queue)
             return
-        for other in self.queues.values():  # wake all; those that still cannot publish wait again
+        for other in self.queues.values():  # publishers that still cannot publish wait again
             self.batch.to_resume |= other.parked
             other.parked.clear()
 
     # -- dead-letter queues
 
     def dead_letter_name(self, queue: Queue) -> str:
-        """Return the name of a queue's dead-letter queue; a ``.retry`` queue shares its home's."""
+        """Return a queue's dead-letter queue name; a ``.retry`` queue uses its home queue's."""
         home = home_of(queue.name)
         if home is None or queue.settings.dead_letter_queue:
             return queue.settings.dead_letter_queue or queue.name + DEAD_LETTER_SUFFIX
         return self.configured_dead_letter_queue(home) or home + DEAD_LETTER_SUFFIX
 
     def dead_letter_queue(self, queue: Queue) -> Queue:
-        """Return a queue's dead-letter queue, creating it regardless of limits."""
+        """Return a queue's dead-letter queue, creating it if necessary, regardless of limits."""
         name = self.dead_letter_name(queue)
         return self.queues.get(name) or self._create(name, queue.row.created_by)
 
     def record_queue_ids(self, queue: Queue) -> tuple[int, int]:
-        """Return the queue_ids where clients publish records for ``queue``; 0: no such queue.
+        """Return the ids of the queues where clients publish records for ``queue``; 0 if missing.
 
         Clients that do not know the setting append the suffix to the name.
         """
@@ -192,14 +192,14 @@ class QueueRegistry:
         )
 
     def configured_dead_letter_queue(self, name: str) -> str:
-        """Return a queue's ``dead_letter_queue`` setting; empty if not set, or no such queue."""
+        """Return a queue's ``dead_letter_queue`` setting; empty if unset or if no queue exists."""
         queue = self.queues.get(name)
         return "" if queue is None else queue.settings.dead_letter_queue
 
     def dead_letter_refusal(
         self, queue: Queue, number: int = 1, size: int = 1
     ) -> tuple[Queue, str] | None:
-        """Return a queue's dead-letter queue and why it refuses a record; None if it accepts it.
+        """Return the dead-letter queue and why it refuses a record, or None if it accepts one.
 
         Creates the dead-letter queue if it does not exist.
         """
@@ -210,7 +210,7 @@ class QueueRegistry:
     # -- waiting publishers
 
     def stop_publishing(self, stop: PublishBlock | None) -> None:
-        """Refuse messages to all queues for lack of space; None: accept them again."""
+        """Refuse messages in all queues for lack of space, or accept them if ``stop`` is None."""
         self.publishing_stop = stop
         for queue in self.queues.values():
             queue.stop_reason = None if stop is None else stop.reason
@@ -224,14 +224,14 @@ class QueueRegistry:
         return "paused" if reason.endswith("paused") else "queue_full"
 
     def wake_publishers(self, queue: Queue) -> None:
-        """Wake the publishers that wait for this queue if it accepts messages again."""
+        """Wake publishers that wait for this queue, if it accepts messages again."""
         if queue.refusal() is None:
             self.batch.to_resume |= queue.parked
             queue.parked.clear()
 
 
 def _update_is_bounded(queue: Queue) -> None:
-    """Set whether ``Queue.refusal`` must be called for each message; most queues accept any."""
+    """Set whether ``Queue.refusal`` must be called for each message; most queues do not need it."""
     settings = queue.settings
     queue.is_bounded = queue.stop_reason is not None or bool(
         settings.publishing_paused or settings.max_messages or settings.max_bytes

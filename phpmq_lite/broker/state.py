@@ -1,4 +1,4 @@
-"""The state that the broker keeps in memory, and the primitives that keep it consistent.
+"""The broker's in-memory state, and the primitives that keep it consistent.
 
 A primitive changes messages, counters and ready windows, and records in the open batch what the
 transaction has to store.  ``transitions.py`` and ``dead_letters.py`` combine primitives into what
@@ -27,18 +27,18 @@ from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
 from phpmq_lite.model import Batch, ClockReading, EnvelopeInspector, Limits, Message, State
 from phpmq_lite.queue_settings import QueueSettings
 
-BACKGROUND_BYTES: Final = 64 << 10  # longer content is inspected in the background thread
-INLINE_BYTES: Final = 256 << 10  # total size of the contents that one batch inspects inline
-PENDING_MAX: Final = 1_000  # as many as can expire in one batch, see storage/write/store.py
+BACKGROUND_BYTES: Final = 64 << 10  # larger content is inspected in the background thread
+INLINE_BYTES: Final = 256 << 10  # maximum total size of content inspected inline per batch
+PENDING_MAX: Final = 1_000  # the most that can expire in one batch; see storage/write/store.py
 PENDING_BYTES_MAX: Final = 32 << 20
 ACKED_KEY: Final = (int(ACKED), None)
 _TOKENS_AT_ONCE: Final = 512
 
-QueueRun = tuple[Queue, int]  # a queue, and how many consecutive messages it has
+QueueRun = tuple[Queue, int]  # a queue and its number of consecutive messages
 
 
 class PendingDeadLetters(dict[int, tuple[Message, str]]):
-    """Messages that wait for their body or record, by seq, each with its dead-letter reason.
+    """Messages waiting for a body or record, with dead-letter reasons, keyed by seq.
 
     Their rows on disk are unchanged.  While this is full, no expired messages are requested,
     because the same rows would be loaded again and again.
@@ -46,7 +46,7 @@ class PendingDeadLetters(dict[int, tuple[Message, str]]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.size = 0  # total size of their bodies
+        self.size = 0  # total size of the messages' bodies
         self._waiting: dict[int, Connection] = {}  # seq -> connection whose later commands wait
 
     @property
@@ -60,7 +60,7 @@ class PendingDeadLetters(dict[int, tuple[Message, str]]):
         self.size += message.size
 
     def delays(self, connection: Connection, seq: int) -> bool:
-        """Hold back a connection's later commands if a message is pending; return whether it is."""
+        """Return whether a message is pending; if so, hold back the connection's later commands."""
         if seq not in self:
             return False
         self._waiting[seq] = connection
@@ -89,60 +89,60 @@ class BrokerState:
         inspector: EnvelopeInspector | None = None,
     ) -> None:
         self.limits = limits
-        self.inspector = inspector  # None: contents are never inspected
+        self.inspector = inspector  # None if contents are never inspected
         self.registry = QueueRegistry(limits, defaults, has_inspector=inspector is not None)
         self.queues = self.registry.queues
         self.by_id = self.registry.by_id
         self.now = ClockReading(0, 0)
         self.batch = self.registry.batch
         self.needs_dispatch: dict[int, Queue] = {}  # may have both ready messages and credit
-        self.batch_limited: set[Connection] = set()  # reached write_bytes in this batch
+        self.batch_limited: set[Connection] = set()  # have reached write_bytes in this batch
         self.messages: dict[int, Message] = {}  # seq -> message held by a consumer or in a window
-        self.next_number = 1  # seq and position share one sequence
-        self.next_deadline_ms: int | None = None  # no ready message expires before then
+        self.next_number = 1  # seqs and positions share one sequence
+        self.next_deadline_ms: int | None = None  # no ready message expires before this
         self.held = 0
         self.held_bytes = 0
         self.bodies = BodyCache()
         self.pending = PendingDeadLetters()
-        self.dispatch_pauses = 0  # how often consumers held as much as allowed
+        self.dispatch_pauses = 0  # number of times consumers reached the held limits
         self.starved: dict[int, Queue] = {}  # queues that other queues must leave room for
-        self.transitioned: set[int] = set()  # seqs of loaded rows that changed in this batch
-        self._tokens: list[int] = []  # 63 random bits each
+        self.transitioned: set[int] = set()  # seqs of loaded rows changed in this batch
+        self._tokens: list[int] = []  # random numbers of 63 bits each
 
     def open_batch(self, batch: Batch, now: ClockReading) -> None:
-        """Record changes in ``batch`` from now on."""
+        """Make ``batch`` the open batch, in which changes are recorded."""
         self.now = now
         self.batch = self.registry.batch = batch
 
     # -- numbers
 
     def take_number(self) -> int:
-        """Return the next number for a seq or position; it is stored with the batch."""
+        """Return the next seq or position; the counter is stored with the batch."""
         number = self.next_number
         self.next_number = number + 1
         return number
 
     def take_token(self) -> int:
-        """Return 63 random bits."""
+        """Return a random token of 63 bits."""
         if not self._tokens:
             self._draw_tokens(1)
         return self._tokens.pop()
 
     def _draw_tokens(self, number: int) -> None:
-        """Draw at least ``number`` tokens; one system call draws many."""
+        """Draw at least ``number`` tokens with a single system call."""
         count = max(_TOKENS_AT_ONCE, number)
         drawn = unpack(f">{count}Q", urandom(8 * count))
         self._tokens += [token >> 1 for token in drawn]
 
     def remove_queue(self, queue: Queue) -> None:
-        """Remove an empty queue without consumers; its row stays for the history."""
+        """Remove an empty queue without consumers; its row is kept for the history."""
         self.registry.remove(queue)
         self.needs_dispatch.pop(queue.queue_id, None)
 
     # -- bookkeeping
 
     def record_event(self, message: Message, kind: str, detail: str | None = None) -> None:
-        """Record an event for the timeline of a message."""
+        """Record an event in a message's timeline."""
         self.batch.events += (message.seq, self.now.wall_ms, kind, detail)
 
     def note_deadline(self, deadline_ms: int | None) -> None:
@@ -153,11 +153,11 @@ class BrokerState:
             self.next_deadline_ms = deadline_ms
 
     def set_ttl(self, message: Message, ttl_s: int) -> None:
-        """Set a message to expire in ``ttl_s`` seconds; 0: never."""
+        """Set a message to expire in ``ttl_s`` seconds, or never if 0."""
         message.ttl_s, message.deadline_ms = deadline_of(ttl_s, self.now.steady_ms)
 
     def can_inspect_inline(self, size: int) -> bool:
-        """Return whether this batch may validate content of this size, or create its record.
+        """Return whether this batch may validate content of this size or create a record for it.
 
         Each of them takes 0.1 s for 1 MiB, during which the event loop is blocked.
         """
@@ -168,7 +168,7 @@ class BrokerState:
         return True
 
     def record_hold_time(self, message: Message, queue: Queue) -> None:
-        """Record in the histogram how long a message was held that is about to be settled."""
+        """Add the hold time of a message that is about to be settled to the queue's histogram."""
         if message.last_dispatched_at is not None:
             hold = queue.hold_histogram = queue.hold_histogram or [0] * BUCKETS
             hold[bucket(self.now.wall_ms - message.last_dispatched_at)] += 1
@@ -182,7 +182,7 @@ class BrokerState:
         ttls: Sequence[int | None],
         publisher: int | None,
     ) -> list[Message]:
-        """Create and record messages at the end of their queues, but not in their windows.
+        """Create and record messages at the end of their queues without adding them to windows.
 
         ``ttls`` are in seconds; 0: never expires, None: the queue's default.
         """
@@ -200,7 +200,7 @@ class BrokerState:
             for body, given_s in islice(pieces, count):
                 ttl_s = default_s if given_s is None else given_s
                 bounded_s, deadline_ms = deadline_of(ttl_s, steady_ms) if ttl_s else (None, None)
-                if deadline_ms is not None:  # saves one call per message
+                if deadline_ms is not None:  # saves a call per message without a TTL
                     self.note_deadline(deadline_ms)
                 size = len(body)
                 crc = crc32(body, crc32(seq.to_bytes(8, "big")))  # model.checksum, inlined
@@ -225,7 +225,7 @@ class BrokerState:
     def add_to_window(
         self, queue: Queue, created: Sequence[Message], contents: Sequence[bytes]
     ) -> None:
-        """Add new messages of a queue to its ready window, as many as fit."""
+        """Add as many of a queue's new messages to its ready window as fit."""
         window = queue.window
         if window is None:
             return
@@ -252,7 +252,7 @@ class BrokerState:
         return room if room > 0 else 0
 
     def trim_window(self, queue: Queue) -> None:
-        """Drop messages above the limit of a window, after messages were returned to it."""
+        """Drop messages that exceed the window's limit after messages were returned to it."""
         if queue.window is not None:
             dropped = queue.window.trim()
             if dropped:
@@ -286,7 +286,7 @@ class BrokerState:
             self.needs_dispatch[queue.queue_id] = queue
 
     def make_ready_at_end(self, message: Message, queue: Queue) -> None:
-        """Move a message to the end of ``queue``; it keeps its id."""
+        """Move a message to the end of ``queue``, keeping its id."""
         message.position = self.take_number()
         message.queue_id = queue.queue_id
         window = queue.window
@@ -330,7 +330,7 @@ class BrokerState:
             self.needs_dispatch[queue.queue_id] = queue
         elif queue.window is not None:
             queue.window.discard(message)
-            self.needs_dispatch[queue.queue_id] = queue  # its first message may have changed
+            self.needs_dispatch[queue.queue_id] = queue  # the first message may have changed
 
     # -- dispatch
 
@@ -362,7 +362,7 @@ class BrokerState:
             message.last_dispatched_at = wall_ms
             if message.first_dispatched_at is None:
                 message.first_dispatched_at = wall_ms
-                ms = wall_ms - message.published_at  # with the hold time, 0.17 µs a message
+                ms = wall_ms - message.published_at  # both histograms take 0.17 µs a message
                 wait[NEAR[ms] if 0 <= ms < NEAR_MS else bucket(ms)] += 1
             else:
                 again += 1
@@ -397,7 +397,7 @@ class BrokerState:
         self.subtract_counts(message, queue)
 
     def subtract_counts(self, message: Message, queue: Queue) -> None:
-        """Subtract a message from the live count of ``queue``."""
+        """Subtract a message from the live counts of ``queue``."""
         queue.row.live_count -= 1
         queue.row.live_bytes -= message.size
         self.batch.queue_rows[queue.queue_id] = queue.row
@@ -405,7 +405,7 @@ class BrokerState:
             self.registry.wake_publishers(queue)
 
     def acknowledge_held(self, connection: Connection, acks: Iterable[tuple[str, bytes]]) -> int:
-        """Settle messages that a connection holds as acked, given by queue and id.
+        """Settle messages held by a connection as acked; each is identified by queue and id.
 
         Stops at the first message that the connection does not hold; returns the number before it.
         """
@@ -413,7 +413,7 @@ class BrokerState:
         seqs: list[int] = []
         consumer: Consumer | None = None
         last: str | None = None
-        first = size = 0  # index of the current queue's first seq, and total size
+        first = size = 0  # the current queue's first index in seqs and total size
         for name, message_id in acks:
             if name is not last:
                 if consumer is not None:
@@ -440,7 +440,7 @@ class BrokerState:
         return len(seqs)
 
     def _count_released(self, consumer: Consumer, count: int, size: int) -> None:
-        """Count messages, ``size`` bytes in total, that a consumer has acknowledged."""
+        """Update counts after a consumer has acknowledged messages of ``size`` bytes in total."""
         if not count:
             return
         queue = consumer.queue

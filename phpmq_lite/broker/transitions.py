@@ -16,7 +16,7 @@ from phpmq_lite.broker.validation import index_content
 from phpmq_lite.model import EnvelopeInspection, Message, State, checksum
 from phpmq_lite.writes import EraseBody
 
-NOT_FORWARDED: Final = "not_forwarded"  # limits.max_queues prevented creating the target queue
+NOT_FORWARDED: Final = "not_forwarded"  # limits.max_queues prevented creation of the target queue
 
 # -- publish
 
@@ -29,7 +29,7 @@ def publish(
     publisher: int | None,
     inspection: EnvelopeInspection | None = None,
 ) -> Message:
-    """Store a new message at the end of ``queue``; ``ttl_s`` None uses the queue's default.
+    """Store a new message at the end of ``queue``; if ``ttl_s`` is None, use the queue's default.
 
     ``inspection`` is the result of an earlier inspection of the content.  An invalid message is
     dead-lettered at once; the caller has checked with ``dead_letter_refusal`` that its record can
@@ -57,7 +57,7 @@ def publish_run(
     ttls: Sequence[int | None],
     publisher: int,
 ) -> None:
-    """Store new messages like ``publish``, in queues that do not validate."""
+    """Store new messages like ``publish``, but only in queues that do not validate content."""
     created = state.create_messages(runs, bodies, ttls, publisher)
     at = 0
     for queue, count in runs:
@@ -79,7 +79,7 @@ def restore(
     ttl_s: int | None,
     deadline_ms: int | None,
 ) -> Message:
-    """Store a deleted message as a new message, at its old position in ``queue``."""
+    """Store a deleted message as a new message at its old position in ``queue``."""
     seq = state.take_number()
     message = Message(
         seq, state.take_token(), queue.queue_id, old.position, State.READY, ttl_s, deadline_ms,
@@ -111,7 +111,7 @@ def restore(
 
 
 def return_message(state: BrokerState, message: Message, detail: str, *, is_charged: bool) -> None:
-    """Return a held message to its old position, or dead-letter it at ``max_deliveries``."""
+    """Return a held message to its old position, or dead-letter it after ``max_deliveries``."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     queue.counters.returned += 1
@@ -145,7 +145,7 @@ def release(state: BrokerState, message: Message, detail: str) -> None:
 
 
 def requeue(state: BrokerState, message: Message, ttl_s: int) -> None:
-    """Move a message to the end of its queue, or dead-letter it at ``max_deliveries``."""
+    """Move a message to the end of its queue, or dead-letter it after ``max_deliveries``."""
     queue = state.by_id[message.queue_id]
     was_held = message.holder is not None
     state.detach(message, queue)
@@ -159,7 +159,7 @@ def requeue(state: BrokerState, message: Message, ttl_s: int) -> None:
 
 
 def requeue_uncharged(state: BrokerState, message: Message, ttl_s: int | None, detail: str) -> None:
-    """Move a message to the end of its queue for an operator; TTL None keeps its deadline."""
+    """Move a message to the end of its queue for an operator; keep its deadline if TTL is None."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     queue.counters.requeued += 1
@@ -171,9 +171,9 @@ def requeue_uncharged(state: BrokerState, message: Message, ttl_s: int | None, d
 
 
 def _charge(state: BrokerState, message: Message, queue: Queue) -> bool:
-    """Count a failed delivery; return whether ``max_deliveries`` allows no other."""
+    """Count a failed delivery; return whether ``max_deliveries`` is reached."""
     message.charged += 1
-    state.batch.changed[message.seq] = message  # for its history row, if settled in this batch
+    state.batch.changed[message.seq] = message  # in case its history row is written now
     limit = queue.settings.max_deliveries
     return 0 < limit <= message.charged
 
@@ -186,7 +186,7 @@ def remove_consumer(
     charged: Message | None = None,
     is_leaving: bool = True,
 ) -> None:
-    """Remove a consumer, return what it held, and charge a failed delivery to ``charged``.
+    """Remove a consumer, return its messages, and charge a failed delivery to ``charged``.
 
     Dispatches that were not sent are undone, because they do not count as deliveries.
     """
@@ -210,27 +210,27 @@ def remove_consumer(
 
 
 def forward(state: BrokerState, message: Message, target: Queue) -> None:
-    """Move a ready message to the end of another queue, with that queue's TTL."""
+    """Move a ready message to the end of another queue, with that queue's default TTL."""
     _change_queue(state, message, target, StateEvent.FORWARD).counters.forwarded += 1
     state.set_ttl(message, target.settings.default_ttl_s)
     state.make_ready_at_end(message, target)
 
 
 def move(state: BrokerState, message: Message, target: Queue) -> None:
-    """Move a ready message to the end of another queue; it keeps its id and its deadline."""
+    """Move a ready message to the end of another queue, keeping its id and deadline."""
     _change_queue(state, message, target, StateEvent.MOVE).counters.moved += 1
     state.make_ready_at_end(message, target)
 
 
 def move_back(state: BrokerState, message: Message, target: Queue, position: int) -> None:
-    """Move a ready message back to its earlier position, which no other message can take."""
+    """Move a ready message back to its earlier position, which no other message can have taken."""
     _change_queue(state, message, target, StateEvent.PLACE)
     message.queue_id, message.position = target.queue_id, position
     state.make_ready(message, target)
 
 
 def _change_queue(state: BrokerState, message: Message, target: Queue, event: StateEvent) -> Queue:
-    """Count a ready message in ``target`` instead of its queue; return its old queue."""
+    """Move a ready message's counts from its queue to ``target``; return the old queue."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     state.subtract_counts(message, queue)
@@ -264,7 +264,7 @@ def delete(state: BrokerState, message: Message, reason: str) -> None:
 
 
 def erase(state: BrokerState, message: Message, detail: str) -> None:
-    """Remove the body of a settled message permanently; its history row stays."""
+    """Permanently remove the body of a settled message, but keep its history row."""
     state.batch.writes.append(EraseBody(message.seq))
     state.record_event(message, "erase", detail)
 

@@ -1,10 +1,10 @@
-"""The time to live of messages: the deadline at publishing, and the time left at dispatch."""
+"""Message time to live: the deadline at publishing and the time left at dispatch."""
 
 from phpmq_lite.queue_settings import LONGEST_TTL_S
 
 
 def deadline_of(ttl_s: int, now_ms: int) -> tuple[int | None, int | None]:
-    """Return the bounded TTL and the deadline (steady ms, like ``now_ms``); both None for TTL 0."""
+    """Return the capped TTL and the steady-clock deadline in ms; both are None for TTL 0."""
     if ttl_s <= 0:
         return None, None
     ttl_s = min(ttl_s, LONGEST_TTL_S)
@@ -12,7 +12,7 @@ def deadline_of(ttl_s: int, now_ms: int) -> tuple[int | None, int | None]:
 
 
 def remaining_ttl_s(deadline_ms: int | None, now_ms: int) -> int | None:
-    """Return the seconds left, rounded up; 0: the message never expires, None: it has expired."""
+    """Return the seconds left, rounded up; 0 if the message never expires, None if expired."""
     if deadline_ms is None:
         return 0
     return (deadline_ms - now_ms + 999) // 1_000 if deadline_ms > now_ms else None

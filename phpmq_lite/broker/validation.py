@@ -1,4 +1,4 @@
-"""Validation of content published to ``envelope`` queues, and the fields that index a message.
+"""Validation of content published to ``envelope`` queues, and indexing of message fields.
 
 Validation takes 0.1 s for 1 MiB, so large contents, and contents beyond what one batch may validate
 (``BrokerState.can_inspect_inline``), are validated in the background before their batch.
@@ -19,7 +19,7 @@ from phpmq_lite.model import (
 )
 from phpmq_lite.queue_settings import QueueSettings
 
-INSPECTED_BYTES_MAX: Final = 1 << 20  # longer content is indexed only if it is validated
+INSPECTED_BYTES_MAX: Final = 1 << 20  # larger content is indexed only if it is validated
 NOT_INDEXED: Final = EnvelopeInspection((None, None, None, None))
 
 
@@ -37,14 +37,14 @@ def validate(
     inspector = state.inspector
     inspection = NOT_INDEXED if inspector is None else inspector.validate(body, queue.settings)
     if inspection.reason is not None:
-        state.batch.inspected_bytes += len(body)  # count it again, for its record
+        state.batch.inspected_bytes += len(body)  # count again, because a record is also created
     return inspection
 
 
 def background_validation(
     state: BrokerState, queue: Queue, body: bytes
 ) -> Callable[[], ValidatedPublish]:
-    """Return a function that validates content in a thread, and makes its record if needed."""
+    """Return a function that validates content in a thread and creates a record if needed."""
     name, settings, at_ms = queue.name, queue.settings, state.now.wall_ms
     placeholder = placeholder_id(state)
     return lambda: validate_with(state.inspector, name, settings, body, at_ms, placeholder)
@@ -63,7 +63,7 @@ def validate_with(
     at_ms: int,
     placeholder: bytes,
 ) -> ValidatedPublish:
-    """Validate content with a queue's settings; make a record if it is invalid."""
+    """Validate content with a queue's settings; create a record if the content is invalid."""
     if inspector is None:
         return ValidatedPublish(settings, NOT_INDEXED)
     inspection = inspector.validate(body, settings)
@@ -81,7 +81,7 @@ def index_content(
     body: bytes,
     known: EnvelopeInspection | None,
 ) -> EnvelopeInspection | None:
-    """Set the indexed fields of a new message; return the verdict, if there is one.
+    """Set a new message's indexed fields; return the verdict on its content, or None.
 
     ``known`` is the result of an earlier inspection of its content.
     """
@@ -97,7 +97,7 @@ def index_content(
         elif body.startswith(b"{") and len(body) <= INSPECTED_BYTES_MAX:
             indexed = inspector.index(body)
     if (
-        body.endswith(b"}}")  # an added block ends like this, and few other contents do
+        body.endswith(b"}}")  # an added block ends this way; little other content does
         and inspector is not None
         and not queue.is_dead_letter_queue
         and len(body) <= INSPECTED_BYTES_MAX

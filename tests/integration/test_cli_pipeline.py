@@ -130,7 +130,7 @@ def test_app_ids_are_listed_and_transferred(broker: BrokerProcess) -> None:
         )
 
     made = run("transfer", "nightly", "--to", "anna")
-    assert (made.exit_code, "othing was published under 'nightly'" in made.stderr) == (3, True)
+    assert (made.exit_code, "o version was published under 'nightly'" in made.stderr) == (3, True)
     asked = {"app_id": "nightly", "version": 7, "tokens": []}
     AdminClient(broker.data / "control.sock").post("/pipeline/publish", asked)
     [row] = [json.loads(line) for line in run("app-ids", "-o", "jsonl").stdout.splitlines()]

@@ -1,4 +1,4 @@
-"""Rows of the audit log: each is stored in the transaction of the change that it describes."""
+"""Audit-log rows, each stored in the same transaction as the change that it describes."""
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.model import AuditEntry
@@ -6,7 +6,7 @@ from phpmq_lite.writes import AdvanceAudit, InsertAudit
 
 
 def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True) -> None:
-    """Record an audit row; later calls with the same entry add ``number`` to its count.
+    """Record an audit row, or add ``number`` to its count if the entry already has one.
 
     The row says ``running`` until the last part of the work is done.  After a restart, such a row
     shows that the work was interrupted.
@@ -30,5 +30,5 @@ def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True
 
 
 def to_storable_text(text: str) -> str:
-    """Escape lone surrogates, which JSON may contain and SQLite cannot store."""
+    """Escape lone surrogates, which JSON may contain but SQLite cannot store."""
     return text.encode("utf-8", "backslashreplace").decode()

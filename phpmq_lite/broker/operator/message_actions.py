@@ -1,4 +1,4 @@
-"""Operator actions on messages, selected by number or by queue, one slice per batch.
+"""Operator actions on messages selected by number or queue, processed one slice per batch.
 
 The rows are loaded after a commit.  In the next batch, each message is changed, or skipped with a
 reason, and the audit row counts the changes in the same transaction.
@@ -19,60 +19,60 @@ from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Message, PageRequest, Reply, RowsRequest, State
 
-ACTION_SLICE: Final = 1_000  # messages in one call
-PAGE_ROWS: Final = 1_000  # rows per batch of an action on a queue
+ACTION_SLICE: Final = 1_000  # maximum number of messages per call
+PAGE_ROWS: Final = 1_000  # number of rows that a queue action processes per batch
 
 
 class Action(StrEnum):
-    """What an operator can do to a message; each comment says to which messages it applies."""
+    """Actions that operators can apply to messages; comments list the applicable messages."""
 
     REQUEUE = "requeue"  # ready or dispatched: move to the end of the queue, keep the id
-    RELEASE = "release"  # dispatched: make ready at the old position
+    RELEASE = "release"  # dispatched: return to the old position
     MOVE = "move"  # ready: move to the end of another queue, keep the id
-    DELETE = "delete"  # ready, or dispatched if requested
+    DELETE = "delete"  # ready, and dispatched if requested: settle as deleted
     REDRIVE = "redrive"  # dead-letter record: publish the message again, delete the record
     RESTORE = "restore"  # deleted: publish the message again at the old position
-    ERASE = "erase"  # settled: remove the body, keep the row
+    ERASE = "erase"  # settled: remove the body but keep the row
     PLACE = "place"  # ready: move back to the earlier position, to undo a requeue or move
 
 
 @dataclass(slots=True, frozen=True)
 class ActionOptions:
-    """Options of an action."""
+    """Options for an operator action."""
 
-    # 0: never expires.  None keeps the deadline (requeue) or uses the queue's default (redrive).
-    # Restore uses it only for messages whose deadline has passed.
+    # 0 means never; None keeps the deadline (requeue) or uses the queue's default (redrive).
+    # Restore uses ttl_s only for messages whose deadline has passed.
     ttl_s: int | None = None
-    target: str | None = None  # move: an existing queue; redrive: None is where the message died
+    target: str | None = None  # move: target queue; redrive: None means the original queue
     create: bool = False  # move: create the target if it does not exist
-    with_dispatched: bool = False  # delete: include messages that consumers hold
-    # Act only on messages in these queue_ids, and redrive only back to them; None: all.  The caller
-    # checks that it may use ``target``.
+    with_dispatched: bool = False  # delete: include messages held by consumers
+    # Act only on messages in these queue_ids, and redrive only to these queues; None allows all.
+    # The caller must check that the operator may use ``target``.
     queues: frozenset[int] | None = None
-    # place: seq -> queue_id, position
+    # place: seq -> (queue_id, position)
     places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     is_dry_run: bool = False  # redrive: only report what would happen
 
 
 @dataclass(slots=True)
 class ActionOutcome:
-    """What happened to each message."""
+    """The outcome of an action for each of its messages."""
 
-    done: list[int] = field(default_factory=list)  # seqs, in order
+    done: list[int] = field(default_factory=list)  # seqs of changed messages, in order
     new_ids: dict[int, str] = field(default_factory=dict)  # seq -> id of the new message
-    skipped: Counter[str] = field(default_factory=Counter)  # reasons
-    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # seq -> queue_id, position
+    skipped: Counter[str] = field(default_factory=Counter)  # number of messages by reason
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # seq -> (queue_id, position)
     targets: Counter[str] = field(default_factory=Counter)  # redrive: messages by target queue
-    poisoned: Counter[str] = field(default_factory=Counter)  # redrive: still invalid, by reason
+    poisoned: Counter[str] = field(default_factory=Counter)  # redrive: invalid messages, by reason
 
 
 _WITH_BODIES: Final = frozenset({Action.REDRIVE, Action.RESTORE})
-_READ_AHEAD: Final = "read ahead"  # not done yet: its content is large, so a thread reads it first
+_READ_AHEAD: Final = "read ahead"  # not done yet, because a thread must read the large content
 _SETTLED: Final = frozenset({Action.RESTORE, Action.ERASE})
 
 
 class PagedAction:
-    """One action on messages that are loaded page by page."""
+    """An action on messages that are loaded page by page."""
 
     def __init__(
         self, core: Broker, entry: AuditEntry, action: Action, options: ActionOptions, reply: Reply
@@ -84,19 +84,19 @@ class PagedAction:
         self._options = options
         self._reply = reply
         self._detail = audit.to_storable_text(f"by {entry.actor}")
-        self._changed_queues: dict[int, Queue] = {}  # messages returned to their windows
+        self._changed_queues: dict[int, Queue] = {}  # queues whose windows regained messages
         self._do: Callable[[Message, bytes | None], str | None] = getattr(self, f"_{action}")
         self._reads: dict[int, redrive.RedriveContent] = {}
-        self._left: int | None = None  # messages still to act on; None: no limit
+        self._left: int | None = None  # messages left to act on; None means no limit
         self._done = 0
         self.outcome = ActionOutcome()
 
     def _request_rest(self, row: Message, *, with_row: bool) -> None:
-        """Request the next page: the rows after ``row``, starting with ``row`` if ``with_row``."""
+        """Request the next page, starting after ``row``, or with ``row`` if ``with_row`` is set."""
         raise NotImplementedError
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
-        """Act on the rows of a page; rows with large bodies come in several pages."""
+        """Act on a page of rows; rows with large bodies arrive in several pages."""
         outcome, before = self.outcome, len(self.outcome.done)
         again: Sequence[Message] = ()
         for at, row in enumerate(page):
@@ -138,7 +138,7 @@ class PagedAction:
             audit.record(self._core, self._entry, done, is_last=is_last)
 
     def _apply(self, row: Message) -> str | None:
-        """Act on one message; return None, or the reason why it was skipped."""
+        """Act on one message; return the reason if it was skipped, otherwise None."""
         state, seq = self._state, row.seq
         if seq in state.pending or seq in state.transitioned:
             return "gone"
@@ -154,7 +154,7 @@ class PagedAction:
     def _record_position(self, message: Message) -> None:
         self.outcome.places[message.seq] = (message.queue_id, message.position)
 
-    # -- one method per action; each returns None, or why the message was skipped
+    # -- one method per action; each returns the reason if it skipped the message, otherwise None
 
     def _requeue(self, message: Message, _body: bytes | None) -> str | None:
         self._record_position(message)
@@ -231,7 +231,7 @@ class PagedAction:
 
     def _restore(self, old: Message, body: bytes | None) -> str | None:
         state = self._state
-        if old.state == State.READY:  # see batch.sql, settled_by_seq
+        if old.state == State.READY:  # see settled_by_seq in batch.sql
             return "restored already"
         if old.state != State.DELETED:
             return "not deleted"
@@ -266,7 +266,7 @@ class PagedAction:
 
 
 class MessageAction(PagedAction):
-    """One action on one slice of messages; passes an ``ActionOutcome`` to ``reply``."""
+    """An action on one slice of messages, which replies with an ``ActionOutcome``."""
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ class MessageAction(PagedAction):
         reply: Reply,
     ) -> None:
         super().__init__(core, entry, action, options, reply)
-        self._all = dict.fromkeys(seqs)  # without duplicates, in order
+        self._all = dict.fromkeys(seqs)  # in order, without duplicates
         self._request_page([seq for seq in self._all if 0 < seq < self._state.next_number])
 
     def _request_page(self, seqs: Sequence[int]) -> None:
@@ -320,7 +320,7 @@ def act_on_messages(
     seqs: Sequence[int],
     options: ActionOptions,
 ) -> None:
-    """Apply one action to at most ``ACTION_SLICE`` messages; reply with an ``ActionOutcome``.
+    """Apply an action to at most ``ACTION_SLICE`` messages; reply with an ``ActionOutcome``.
 
     The slices of one bulk job share an entry: the first slice stores the audit row, and later
     slices add their counts.  The caller sets ``entry.result`` to ``running`` for all slices but the
@@ -336,16 +336,16 @@ def act_on_messages(
 def check_action(
     core: Broker, entry: AuditEntry, action: Action, seqs: Sequence[int], options: ActionOptions
 ) -> None:
-    """Check an action as a whole, before it starts.
+    """Check that an action may start.
 
     Raises:
         RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
     """
     if len(seqs) > ACTION_SLICE:
-        raise RefusedError("too_many", f"{len(seqs)} messages at once; the limit is {ACTION_SLICE}")
+        raise RefusedError("too_many", f"{len(seqs)} messages given; the limit is {ACTION_SLICE}")
     name = options.target
     if action is Action.MOVE and not name:
-        raise RefusedError("unknown_queue", "a move needs the queue to move to")
+        raise RefusedError("unknown_queue", "a move requires a target queue")
     if name is None or action not in (Action.MOVE, Action.REDRIVE):
         return
     may_create = options.create and action is Action.MOVE
@@ -353,7 +353,7 @@ def check_action(
 
 
 class QueueAction(PagedAction):
-    """One action on a queue's messages, or the ``limit`` oldest; replies with the number done."""
+    """An action on a queue's messages, or its ``limit`` oldest; replies with the number changed."""
 
     def __init__(
         self,
@@ -383,12 +383,12 @@ class QueueAction(PagedAction):
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
         """Act on one page, then request the next page or reply."""
-        self.outcome = ActionOutcome()  # one per page, as a queue may have millions of messages
+        self.outcome = ActionOutcome()  # reset per page; a queue may have millions of messages
         super().process_page(page, is_last)
 
     def _apply(self, row: Message) -> str | None:
         if row.seq > self._upto:
-            return "restored meanwhile"  # at an old position
+            return "restored meanwhile"  # and placed at its old position
         return super()._apply(row)
 
     def _end(self, done: int) -> None:
@@ -397,7 +397,7 @@ class QueueAction(PagedAction):
 
 
 def dead_letter_damaged(core: Broker, reply: Callable[[int], None], seqs: Sequence[int]) -> None:
-    """Dead-letter ready messages that are still found damaged, with reason ``crc``.
+    """Dead-letter ready messages that are still damaged when read again, with reason ``crc``.
 
     Their bodies are read once more.  Dispatched messages, which have been sent already, and
     messages whose body is in memory are skipped; they are checked at their next dispatch.  Replies

@@ -1,4 +1,4 @@
-"""Publishing from the admin pages, the API or the command line: a list of messages, or none."""
+"""All-or-nothing publishing of messages from the admin pages, the API or the command line."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,11 +19,11 @@ from phpmq_lite.model import (
 )
 from phpmq_lite.writes import LinkMessages
 
-NewMessage = tuple[bytes, int | None]  # body, ttl_s; None: the queue's default, 0: never expires
+NewMessage = tuple[bytes, int | None]  # body, ttl_s (None uses the default, 0 never)
 
 
 class Published(list[str]):
-    """The ids of stored messages, in order; ``quarantined`` holds why messages are invalid."""
+    """Ids of stored messages, in order; ``quarantined`` maps invalid messages to reasons."""
 
     def __init__(self, ids: Sequence[str], quarantined: Mapping[str, str] | None = None) -> None:
         super().__init__(ids)
@@ -32,7 +32,7 @@ class Published(list[str]):
 
 PUBLISH_MAX: Final = 1_000
 KEY_BYTES: Final = 64
-_LAST: Final = b":last"  # appended to a key padded to 64 bytes: no client's key is that long
+_LAST: Final = b":last"  # follows a key padded to 64 bytes, so no client's key can be equal
 
 
 def publish(
@@ -47,7 +47,7 @@ def publish(
     create: bool = True,
     validated: Mapping[int, ValidatedPublish] | None = None,
 ) -> None:
-    """Store messages at the end of a queue, all or none.  Reply with ``Published``.
+    """Store either all messages at the end of a queue or none.  Reply with ``Published``.
 
     Large messages are validated in a thread first; if the publish is refused after that, the reply
     is a RefusedError.  ``validated`` holds the results, by index in the list.
@@ -68,8 +68,8 @@ def publish(
     _check_accepts_all(core, known, messages)
     state = core.state
     queue = state.registry.get_or_create(name, entry.actor)
-    if queue is None:  # destination() has checked the limit
-        raise RefusedError("too_many_queues", "the limit on queues is reached")
+    if queue is None:  # unexpected, because destination() has checked the limit
+        raise RefusedError("too_many_queues", "the queue limit is reached (limits.max_queues)")
     inspections = _validate_inline(core, queue, messages, validated or {})
     if inspections is None:
         again = partial(
@@ -99,7 +99,7 @@ def _validate_inline(
     messages: Sequence[NewMessage],
     validated: Mapping[int, ValidatedPublish],
 ) -> list[EnvelopeInspection | None] | None:
-    """Validate contents if the queue requires it; return None if this batch is too small for it."""
+    """Validate contents if the queue requires it; return None if they exceed this batch's limit."""
     if not queue.validates:
         return [None] * len(messages)
     found: list[EnvelopeInspection | None] = []
@@ -117,7 +117,7 @@ def _invalid_reasons(
     messages: Sequence[NewMessage],
     inspections: Sequence[EnvelopeInspection | None],
 ) -> dict[int, str]:
-    """Return why messages are invalid, by index in the list.
+    """Return the reasons why messages are invalid, keyed by list index.
 
     Raises:
         RefusedError: their records cannot be stored.
@@ -160,16 +160,16 @@ def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> N
     core.check_not_draining()
     if len(messages) > PUBLISH_MAX:
         raise RefusedError(
-            "too_many", f"{len(messages)} messages at once; the limit is {PUBLISH_MAX}"
+            "too_many", f"{len(messages)} messages given; the limit is {PUBLISH_MAX}"
         )
     if key is not None and not 0 < len(key) <= KEY_BYTES:
         raise RefusedError(
-            "bad_key", f"the key is {len(key)} bytes long; it must be 1 to {KEY_BYTES}"
+            "bad_key", f"the key is {len(key)} bytes long; it must have 1 to {KEY_BYTES} bytes"
         )
 
 
 def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[NewMessage]) -> None:
-    """Refuse all messages, and count the refusal, unless the queue accepts all of them."""
+    """Count and raise a refusal unless the queue accepts all messages."""
     registry = core.state.registry
     if (stop := registry.publishing_stop) is not None:
         reason, detail = stop.reason, stop.detail
@@ -187,13 +187,13 @@ def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[New
 
 
 def _refusal_detail(queue: Queue, reason: str) -> str:
-    """Return a readable text for a reason from ``Queue.refusal``."""
+    """Return a human-readable error for a reason from ``Queue.refusal``."""
     settings, row = queue.settings, queue.row
     if reason == "paused":
         return f"publishing to {queue.name!r} is paused"
     if reason == "queue full: messages":
-        return f"the queue has {row.live_count} messages; its limit is {settings.max_messages}"
-    return f"the queue has {row.live_bytes} bytes; its limit is {settings.max_bytes}"
+        return f"the queue has {row.live_count} messages; max_messages is {settings.max_messages}"
+    return f"the queue has {row.live_bytes} bytes; max_bytes is {settings.max_bytes}"
 
 
 # -- repeated keys
@@ -231,7 +231,7 @@ def _store_key(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> N
 def _reply_again(
     core: Broker, entry: AuditEntry, name: str, key: bytes, first: int, reply: Reply
 ) -> None:
-    """Send the first reply again: the tokens of all messages are on disk, live or settled."""
+    """Send the original reply again, rebuilt from the messages' rows on disk, live or settled."""
     if (known := core.state.queues.get(name)) is not None:
         known.counters.deduplicated += 1
     last = max(first, _first_seq(core, name, _last_key(key)) or first)
@@ -253,13 +253,13 @@ def _reply_again(
 
 
 def _as_published(rows: Sequence[Message], first: int) -> Published:
-    """Rebuild the reply to a publish from its messages, each followed by its record, if any.
+    """Rebuild a publish reply from message rows, each followed by its dead-letter record, if any.
 
     If a message has left the history but its record still exists, the record's id stands for it.
     """
     published = Published([])
     message_id = ""
-    before: int | None = None  # the message that a record may belong to
+    before: int | None = None  # seq of the message that a record may belong to
     for row in rows:
         about = row.source_seq
         is_record = about is not None and row.source_reason is not None and first <= about < row.seq
@@ -273,7 +273,7 @@ def _as_published(rows: Sequence[Message], first: int) -> Published:
 
 
 def _link_source(core: Broker, message: Message, source_seq: int, kind: str) -> None:
-    """Record an event for both messages; the writer looks up the source's token."""
+    """Record an event on both messages; the writer looks up the source message's token."""
     batch = core.state.batch
     at_ms = core.state.now.wall_ms
     batch.events += (source_seq, at_ms, kind, message.message_id.decode())

@@ -1,4 +1,4 @@
-"""Operations on queues, connections and the admin's own tables.
+"""Operations on queues, connections and the admin interface's own tables.
 
 The admin runs each function in a batch: ``await engine.run(operations.purge, entry, "orders")``.
 ``reply`` is called with the result after the commit.  ``entry`` becomes one row of the audit log,
@@ -18,14 +18,14 @@ from phpmq_lite.model import AuditEntry, Message
 from phpmq_lite.queue_settings import check_no_cycle, check_settings, name_problem, to_dict
 from phpmq_lite.writes import RecordHistoryReader, ShiftDeadlines, Write
 
-READERS: Final = 200  # history readers to keep, so that one page can show all of them
+READERS: Final = 200  # maximum number of history readers; one page can show all of them
 DISCONNECTED: Final = "disconnected by an operator"
 
-Precondition = Callable[[Broker], None]  # raises if the change is not allowed; called in its batch
+Precondition = Callable[[Broker], None]  # raises if a change is not allowed; called in its batch
 
 
 def accept(_core: Broker) -> None:
-    """Accept any change: the default of ``check``."""
+    """Accept any change; this is the default for ``check``."""
 
 
 def purge(
@@ -37,7 +37,7 @@ def purge(
     with_dispatched: bool = False,
     limit: int | None = None,
 ) -> None:
-    """Settle a queue's messages, or the ``limit`` oldest, as deleted.  Reply with their number."""
+    """Settle a queue's messages, or its ``limit`` oldest, as deleted.  Reply with the count."""
     queue = core.find_queue(name)
     options = ActionOptions(with_dispatched=with_dispatched)
     QueueAction(core, entry, Action.DELETE, queue, options, reply, limit)
@@ -54,7 +54,7 @@ def redrive(
     limit: int | None = None,
     queues: frozenset[int] | None = None,
 ) -> None:
-    """Redrive dead-letter records to their origin, or to ``target``.  Reply with their number.
+    """Redrive dead-letter records to ``target`` or their original queues.  Reply with the count.
 
     ``ttl_s`` None uses the default of the destination; 0 never expires.  ``queues`` are the
     queue_ids that records may return to; None allows all.
@@ -63,7 +63,7 @@ def redrive(
     if target is not None:
         core.find_queue(target)
     if queues is not None:
-        queues |= {queue.queue_id}  # the queue of the records themselves
+        queues |= {queue.queue_id}  # the queue that contains the records
     options = ActionOptions(ttl_s=ttl_s, target=target, queues=queues)
     QueueAction(core, entry, Action.REDRIVE, queue, options, reply, limit)
 
@@ -95,7 +95,7 @@ def configure(
     *,
     check: Precondition = accept,
 ) -> None:
-    """Change a queue's settings; None restores a default.  Reply with all settings.
+    """Change a queue's settings; a value of None restores the default.  Reply with all settings.
 
     ``check`` is called in the same batch, before anything changes.
 
@@ -129,7 +129,7 @@ def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def create_queue(core: Broker, reply: Callable[[bool], None], entry: AuditEntry, name: str) -> None:
-    """Create a queue.  Reply True, or False if it already exists.
+    """Create a queue.  Reply with True, or with False if the queue already exists.
 
     Raises:
         RefusedError: ``bad_name`` or ``too_many_queues``.
@@ -149,7 +149,7 @@ def remove_queue(
     *,
     check: Precondition = accept,
 ) -> None:
-    """Remove an empty queue; its name stays in the history.  Reply True.
+    """Remove an empty queue, but keep its name in the history.  Reply with True.
 
     Raises:
         RefusedError: ``unknown_queue``, ``queue_not_empty``, ``queue_consumed``, ``queue_pinned``,
@@ -162,7 +162,7 @@ def remove_queue(
     if queue.consumers:
         raise RefusedError("queue_consumed", f"{name!r} has {len(queue.consumers)} consumers")
     if queue.settings.pinned:
-        raise RefusedError("queue_pinned", f"{name!r} is pinned")
+        raise RefusedError("queue_pinned", f"{name!r} is pinned; unpin it before removing it")
     core.state.remove_queue(queue)
     audit.record(core, entry, 1)
     core.state.batch.replies.append((reply, True))
@@ -201,7 +201,7 @@ def disconnect(
 def write(
     core: Broker, reply: Callable[[int], None], entry: AuditEntry | None, rows: Sequence[Write]
 ) -> None:
-    """Store rows in the admin's own tables, with an audit row.  Reply with the number of rows.
+    """Store rows in the admin interface's own tables, plus an audit row.  Reply with the row count.
 
     Without an entry there is no audit row, for example for the last use of a session or a token.
     Violating a constraint would stop the broker: check the rows first, or use ON CONFLICT.
@@ -217,7 +217,7 @@ def write(
 
 
 def check_rows(rows: Iterable[Write]) -> None:
-    """Check that ``write`` accepts these rows, for callers that change something else first.
+    """Check that ``write`` would accept these rows, for callers that change something else first.
 
     Raises:
         RefusedError: ``bad_value`` if SQLite cannot store one of the values.
@@ -234,11 +234,11 @@ def _check_value(name: str, value: Any) -> None:
         elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             raise RefusedError("bad_value", f"{name}: {value} does not fit in 64 bits")
     except UnicodeEncodeError:
-        raise RefusedError("bad_value", f"{name}: the text is not UTF-8") from None
+        raise RefusedError("bad_value", f"{name}: the text cannot be encoded as UTF-8") from None
 
 
 def record_reader(core: Broker, reply: Callable[[None], None], name: str, offset: int) -> None:
-    """Store the progress of a history reader, by name, without an audit row.  Reply None.
+    """Store a named history reader's progress without an audit row.  Reply with None.
 
     Only the readers that reported most recently are kept.
 
@@ -257,7 +257,7 @@ def record_reader(core: Broker, reply: Callable[[None], None], name: str, offset
 def record_only(
     core: Broker, reply: Callable[[None], None], entry: AuditEntry, number: int = 0
 ) -> None:
-    """Store only an audit row, for a refusal; if the row exists, add ``number`` to its count."""
+    """Store only an audit row, for a refusal, or add ``number`` to the count of an existing row."""
     audit.record(core, entry, number)
     core.state.batch.replies.append((reply, None))
 
@@ -271,21 +271,21 @@ def decide_clock(
     *,
     is_right: bool,
 ) -> None:
-    """Apply an operator's decision about the clock.  Reply None.
+    """Apply an operator's decision about the clock.  Reply with None.
 
     ``number`` was the next number at that start.  Messages that were requeued or forwarded since
     then already have a new deadline.
     """
     state = core.state
     if is_right:
-        changed = list(state.batch.changed)  # stored with their values from memory
+        changed = list(state.batch.changed)  # messages stored with their in-memory values
         for message in {**state.messages, **state.batch.changed}.values():
             if message.deadline_ms is not None and _existed_before(message, number):
                 message.deadline_ms -= away_ms
         given = ShiftDeadlines(away_ms, number, json.dumps(changed))
         state.batch.writes.append(given)
         state.note_deadline(state.now.steady_ms)  # check which deadlines have passed
-        # Allow no later command in this batch: its change would be applied in memory and on disk.
+        # Allow no later commands in this batch: their deadlines would be shifted twice.
         state.batch.commands = core.limits.batch_commands
     state.batch.counters["clock_doubt_ms"] = 0
     audit.record(core, entry, 1)

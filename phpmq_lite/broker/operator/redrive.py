@@ -1,4 +1,4 @@
-"""Redriving a dead-letter record: what is published again, and to which queue."""
+"""Redriving of dead-letter records: what is republished, and to which queue."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from phpmq_lite.queue_settings import home_of
 
 @dataclass(slots=True, frozen=True)
 class RedriveContent:
-    """The content of a record; a large one is read in a thread."""
+    """The content of a dead-letter record; large records are read in a thread."""
 
     origin: str | None  # the queue that the record names
-    content: bytes  # what is published again
-    validated: ValidatedPublish | None  # None: the queue did not validate when this was read
+    content: bytes  # the content to republish
+    validated: ValidatedPublish | None  # None if the queue did not validate at that time
 
 
-NO_CONTENTS: Final[Mapping[int, RedriveContent]] = {}  # nothing was read in advance
+NO_CONTENTS: Final[Mapping[int, RedriveContent]] = {}  # no records were read ahead
 
 
 @dataclass(slots=True, frozen=True)
 class RedriveDestination:
-    """The queue that a record goes to, and the content to publish there."""
+    """The destination queue of a redriven record, and the content to publish there."""
 
     queue: Queue
     content: bytes
-    inspection: EnvelopeInspection | None  # None: inspect the content when it is stored
+    inspection: EnvelopeInspection | None  # None if the content is inspected when stored
 
     @property
     def poison(self) -> str | None:
@@ -40,7 +40,7 @@ class RedriveDestination:
 
 
 def is_record(state: BrokerState, message: Message) -> bool:
-    """Return whether a message is a record made by the broker, or possibly by a client."""
+    """Return whether a message is a record from the broker, or may be one from a client."""
     if message.source_queue_id is not None:
         return True
     return state.inspector is not None and state.by_id[message.queue_id].is_dead_letter_queue
@@ -56,7 +56,7 @@ def find_destination(
     reads: Mapping[int, RedriveContent] = NO_CONTENTS,
     is_dry_run: bool = False,
 ) -> RedriveDestination | str | None:
-    """Return the destination of a record, or why it is skipped; None: read it in a thread first.
+    """Return a record's destination, or why it is skipped, or None if a thread must read it first.
 
     Without a target, the record goes to the queue where its message died, or else to the queue that
     it names.  Without a target, it may return only to ``queues`` (queue_ids); None allows all.  A
@@ -86,7 +86,7 @@ def find_destination(
     if not origin.validates:
         return RedriveDestination(origin, read.content, None)
     if read.validated is None or read.validated.settings is not origin.settings:
-        return None  # the queue's settings have changed since
+        return None  # the queue's settings have changed since the read
     inspection = read.validated.inspection
     if inspection.reason is not None and not is_dry_run:
         full = state.registry.dead_letter_refusal(origin)
@@ -105,7 +105,7 @@ def content_reader(
     envelopes, at_ms = state.inspector, state.now.wall_ms
     placeholder = validation.placeholder_id(state)
     died_in = state.by_id.get(record.source_queue_id or 0)
-    is_whole = died_in is not None and not died_in.inspects  # its records hold the original bytes
+    is_whole = died_in is not None and not died_in.inspects  # such records hold the original bytes
 
     def read() -> RedriveContent:
         if envelopes is None:
@@ -161,7 +161,7 @@ def redrive_record(
 
 
 def _origin_queue(state: BrokerState, record: Message, name: str | None) -> Queue | None:
-    """Return the queue that a record returns to, never a ``.retry`` queue, where it would stay."""
+    """Return a record's original queue, or the home queue if that is a ``.retry`` queue."""
     if record.source_queue_id is not None:
         died_in = state.by_id.get(record.source_queue_id)
         name = None if died_in is None else died_in.name
@@ -171,5 +171,5 @@ def _origin_queue(state: BrokerState, record: Message, name: str | None) -> Queu
 
 
 def refusal_code(refusal: str) -> str:
-    """Return a refusal without the bound after the colon, for example ``queue full``."""
+    """Return a refusal reason without the part after the colon, for example ``queue full``."""
     return refusal.partition(":")[0]

@@ -21,7 +21,7 @@ from phpmq_lite.model import AuditEntry, Message, PageKind, PageRequest, Reply
 from phpmq_lite.queue_settings import name_problem
 
 CLAIM_SLICE: Final = 1_000  # rows per batch
-CLAIM_MAX: Final = 100_000  # messages per claim
+CLAIM_MAX: Final = 100_000  # maximum number of messages per claim
 
 
 def claim(
@@ -35,7 +35,7 @@ def claim(
     *,
     after: int | None = None,
 ) -> None:
-    """Claim ready messages in order.  Reply with the number of the last claim.
+    """Claim ready messages in order.  Reply with the last claim number.
 
     If unacknowledged claims above ``after`` exist, claim nothing and reply with the last of them;
     with None, always claim.  A single message may exceed ``max_bytes``.  Nothing is claimed while
@@ -47,7 +47,7 @@ def claim(
             ``other_queue``, or ``unknown_claims`` if there is no claim ``after``.
     """
     if (problem := name_problem(name)) is not None:
-        raise RefusedError("bad_name", f"the name of the subscription {problem}")
+        raise RefusedError("bad_name", f"the subscription name {problem}")
     if not 0 < max_messages <= CLAIM_MAX:
         raise RefusedError(
             "too_many", f"max_messages is {max_messages}; it must be 1 to {CLAIM_MAX}"
@@ -78,7 +78,7 @@ def claim(
 def ack_claims(
     core: Broker, reply: Callable[[int], None], _entry: AuditEntry, name: str, upto: int
 ) -> None:  # fmt: skip
-    """Settle the claims up to ``upto`` (inclusive) as acked.  Reply with their number.
+    """Settle all claims up to and including ``upto`` as acked.  Reply with the number of claims.
 
     Repeating the call changes nothing.  Like a 004, it has no audit row.
 
@@ -114,7 +114,7 @@ def release_claims(
     *,
     forget: bool = False,
 ) -> None:
-    """Return all claimed messages to their positions.  Reply with their number.
+    """Return all claimed messages to their positions.  Reply with the number of messages.
 
     With ``forget``, also remove the subscription.
 
@@ -145,14 +145,14 @@ def release_claims(
 def _run_in_turn(
     core: Broker, subscription: Subscription, begin: Callable[[], None], reply: Reply
 ) -> None:
-    """Start now, or after earlier commands; after waiting, send a refusal as the reply."""
+    """Run a command now, or after earlier ones and with any refusal sent as the reply."""
     if not subscription.is_busy:
         subscription.run(begin)
         return
 
     def begin_late() -> None:
         try:
-            if core.subscriptions.get(subscription.name) is not subscription:  # removed since
+            if core.subscriptions.get(subscription.name) is not subscription:  # removed
                 raise _unknown_subscription(subscription.name)
             begin()
         except RefusedError as error:
@@ -196,7 +196,7 @@ def _check_queue(core: Broker, subscription: Subscription, queue: Queue) -> None
 
 
 class ClaimOperation:
-    """One call of ``claim``, processed page by page."""
+    """One call to ``claim``, processed page by page."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class ClaimOperation:
         self._left_bytes = max_bytes
         self._reply = reply
         self._first = subscription.next_claim
-        self._front: int | None = queue.claimed_to  # None: there is a ready message before it
+        self._front: int | None = queue.claimed_to  # None if earlier ready messages remain
         self._upto = core.state.next_number - 1
         self._request_page(queue.claimed_to)
 
@@ -231,7 +231,7 @@ class ClaimOperation:
         self._state.batch.pages.append(page)
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
-        """Claim the rows of a page that are free; then request the next page, or reply."""
+        """Claim the free rows of a page, then request the next page or reply."""
         state, is_full = self._state, False
         queue = self._queue = state.by_id.get(self._queue.queue_id, self._queue)
         if queue.settings.delivery_paused:
@@ -310,7 +310,7 @@ def _settle_claims(
     act: Callable[[Message], None],
     end: Callable[[int], None],
 ) -> None:
-    """Settle claims page by page, lowest number first; the claim rows go with their messages.
+    """Settle claims page by page in ascending order; each claim row is removed with its message.
 
     Calls ``end`` with their number.  Messages that an operator changed in the same batch are
     skipped, because they are no longer claimed.

@@ -1,4 +1,4 @@
-"""Publishing in two phases: rows are staged under tokens, then published all at once.
+"""Two-phase publishing: rows are staged under tokens, then published in one transaction.
 
 A publish is one transaction with any number of rows, so the writer thread copies them with SQL.
 The core reserves their numbers and counts them; the windows load them from disk.  Contents are
@@ -36,22 +36,22 @@ from phpmq_lite.writes import (
     UpdateStageQueue,
 )
 
-STAGE_SLICE: Final = 1_000  # rows in one call of ``stage``
+STAGE_SLICE: Final = 1_000  # maximum number of rows per ``stage`` call
 TOKEN_ROWS: Final = 100_000
 TOKEN_BYTES: Final = 64 << 20  # total size of bodies
 TOKENS: Final = 10_000
-STAGED_BYTES: Final = 1 << 30  # for all tokens together, like the next two
+STAGED_BYTES: Final = 1 << 30  # for all tokens together, as are the next two limits
 STAGED_ROWS: Final = 10_000_000
-STAGED_PARTS: Final = 100_000  # queues, counted once for each token; kept in memory
+STAGED_PARTS: Final = 100_000  # queues kept in memory, counted once per token
 PUBLISH_ROWS: Final = 100_000
 PUBLISH_BYTES: Final = 256 << 20
-PUBLISH_BAD: Final = 1_000  # invalid rows, which are dead-lettered
-PUBLISH_BAD_BYTES: Final = 16 << 20  # total size of their bodies, which pass through the core
+PUBLISH_BAD: Final = 1_000  # maximum number of invalid rows, which are dead-lettered
+PUBLISH_BAD_BYTES: Final = 16 << 20  # total size of invalid bodies, which pass through the core
 
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
 ANY_WRITER: Final = StageWriter()
 
-StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s; None: default, 0: never expires
+StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s (None uses the default, 0 never)
 
 
 class _GivenRow(NamedTuple):
@@ -62,7 +62,7 @@ class _GivenRow(NamedTuple):
 
 
 class StagingStatus(NamedTuple):
-    """How many rows and bytes are staged under a token."""
+    """Number of rows and bytes staged under a token."""
 
     rows: int
     bytes: int
@@ -71,11 +71,11 @@ class StagingStatus(NamedTuple):
 class StagedPublishResult(NamedTuple):
     """Result of ``publish_staged``."""
 
-    published: int  # rows, including quarantined ones
-    is_repeated: bool  # nothing was done: this or a higher version was already published
+    published: int  # number of rows, including quarantined ones
+    is_repeated: bool  # True if this or a higher version was already published
     quarantined: int
     remaining: int = 0  # rows left for the next call with the same version
-    is_resumed: bool = False  # continued an earlier call's publish; dropped its own tokens
+    is_resumed: bool = False  # True if it continued an earlier publish and dropped its own tokens
 
 
 # -- staging
@@ -134,28 +134,28 @@ def _check_stage(
         raise RefusedError(shut.code, shut.detail)
     if not _TOKEN.fullmatch(token):
         raise RefusedError(
-            "bad_token", f"{token[:50]!r}: a token must be 1 to 128 printable ASCII characters"
+            "bad_token", f"{token[:50]!r}: a token must have 1 to 128 printable ASCII characters"
         )
     staging = core.staging
     known = staging.stages.get(token)
     if known is None:
         if after:
-            raise RefusedError("unknown_token", f"nothing is staged under {token!r}")
+            raise RefusedError("unknown_token", f"nothing is staged under token {token!r}")
     elif known.is_whole or not after:
         raise RefusedError("token_staged", f"token {token!r} already exists")
     elif known.rows != after:
-        raise RefusedError("gap", f"{known.rows} rows are staged, but after is {after}")
+        raise RefusedError("gap", f"{known.rows} rows are already staged, but after is {after}")
     size = sum(len(body) for _, body, _ in rows)
     total = size + (0 if known is None else known.bytes)
     if len(rows) > STAGE_SLICE:
-        raise RefusedError("too_many", f"{len(rows)} rows at once; the limit is {STAGE_SLICE}")
+        raise RefusedError("too_many", f"{len(rows)} rows given; the limit is {STAGE_SLICE}")
     if after + len(rows) > TOKEN_ROWS:
-        detail = f"{after + len(rows)} rows under {token!r}; the limit is {TOKEN_ROWS}"
+        detail = f"{after + len(rows)} rows under token {token!r}; the limit is {TOKEN_ROWS}"
         raise RefusedError("too_many", detail)
     if total > TOKEN_BYTES:
-        detail = f"{total} bytes of bodies under {token!r}; the limit is {TOKEN_BYTES}"
+        detail = f"{total} bytes under token {token!r}; the limit is {TOKEN_BYTES}"
         raise RefusedError("too_large", detail)
-    names = len({row[0] for row in rows})  # an upper bound: some may already be counted
+    names = len({row[0] for row in rows})  # an upper bound, as some may already be counted
     bounds: tuple[tuple[str, int, int, int, Callable[[StageState], int]], ...] = (
         ("tokens", len(staging.stages), int(known is None), TOKENS, lambda _: 1),
         ("bytes", staging.bytes, size, STAGED_BYTES, lambda stage: stage.bytes),
@@ -174,7 +174,7 @@ def _check_stage(
 
 
 def _get_or_create_queues(core: Broker, names: Sequence[str], creator: str) -> dict[str, Queue]:
-    """Return the queues by name; create those that do not exist, all or none."""
+    """Return queues by name, after creating either all missing ones or none."""
     state = core.state
     wanted = dict.fromkeys(names)
     new = [name for name in wanted if core.destination(name, creator, create=True) is None]
@@ -244,7 +244,7 @@ def _store(
         staging.rows += 1
         stage.bytes += size
         staging.bytes += size
-        state.batch.created_bytes += size  # counts towards the limit of a batch
+        state.batch.created_bytes += size  # counts towards the batch limit
     stage.is_whole = is_whole
     for part in touched.values():
         writes.append(UpdateStageQueue(
@@ -262,7 +262,7 @@ def _effective_ttl(queue: Queue, ttl_s: int | None) -> int | None:
 
 
 def _validation_policy(queue: Queue) -> str:
-    """Return the settings that a verdict depends on; empty if the queue does not validate."""
+    """Return the settings that affect validation; empty if the queue does not validate."""
     settings = queue.settings
     if not queue.validates:
         return ""
@@ -277,7 +277,7 @@ def unstage(
     *,
     writer: StageWriter = ANY_WRITER,
 ) -> None:
-    """Drop tokens that were not published.  Reply with their number; there is no audit row.
+    """Drop unpublished tokens without an audit row.  Reply with the number of dropped tokens.
 
     Tokens with rows for queues that the writer may not use are skipped.
     """
@@ -294,7 +294,7 @@ def _drop_tokens(core: Broker, tokens: Sequence[str], writer: StageWriter) -> in
 
 
 def _foreign_queue(core: Broker, writer: StageWriter, stage: StageState) -> str | None:
-    """Return the name of a queue in a token that the writer may not use, or None."""
+    """Return the name of a staged queue that the writer may not use, or None."""
     for queue_id in stage.queues:
         queue = core.state.by_id.get(queue_id)
         removed = core.state.registry.removed_name(queue_id) or f"number {queue_id}"
@@ -309,7 +309,7 @@ def _foreign_queue(core: Broker, writer: StageWriter, stage: StageState) -> str 
 
 @dataclass(slots=True)
 class _StagedPublish:
-    """One publish: its arguments, and the rows that must be dead-lettered."""
+    """The arguments of one publish, and its rows that must be dead-lettered."""
 
     core: Broker
     entry: AuditEntry
@@ -320,11 +320,11 @@ class _StagedPublish:
     tokens: Sequence[str]
     reply: Reply
     in_parts: bool = False
-    spans: list[list[int]] = field(default_factory=list)  # spans of row numbers that were read
-    bad: list[tuple[Any, ...]] = field(default_factory=list)  # invalid rows in these spans
+    spans: list[list[int]] = field(default_factory=list)  # row-number ranges that were read
+    bad: list[tuple[Any, ...]] = field(default_factory=list)  # invalid rows in those ranges
 
     def begin(self) -> None:
-        """Check the publish, then store it; if there are invalid rows, read them first."""
+        """Check the publish and store it, after reading its invalid rows, if any."""
         core, state = self.core, self.core.state
         core.check_not_draining()
         app_ids, now_ms = core.staging.app_ids, state.now.steady_ms
@@ -340,8 +340,8 @@ class _StagedPublish:
         if unfinished and rest is None:
             raise RefusedError(
                 "unfinished_version",
-                f"version {next(iter(unfinished))} of {self.app_id!r} is only partly published:"
-                f" repeat it, with the rows first staged for it, before version {self.version}",
+                f"version {next(iter(unfinished))} of {self.app_id!r} is only partly published;"
+                f" repeat it with the same rows before publishing version {self.version}",
             )
         whole = self._stages() if rest is None else rest
         stages = _first_stages(whole) if rest is not None or self.in_parts else whole
@@ -368,9 +368,9 @@ class _StagedPublish:
         for token in dict.fromkeys(self.tokens):
             stage = self.core.staging.stages.get(token)
             if stage is None:
-                raise RefusedError("unknown_token", f"nothing is staged under {token!r}")
+                raise RefusedError("unknown_token", f"nothing is staged under token {token!r}")
             if not stage.is_whole:
-                raise RefusedError("token_open", f"the last rows of {token!r} are missing")
+                raise RefusedError("token_open", f"the last rows of token {token!r} are missing")
             stages.append(stage)
         return stages
 
@@ -380,7 +380,7 @@ class _StagedPublish:
             if foreign is not None:
                 raise RefusedError(
                     "foreign_queue",
-                    f"{stage.token!r} has rows for another user's queue {foreign!r}",
+                    f"token {stage.token!r} has rows for another user's queue {foreign!r}",
                 )
 
     def _check_queues(self, parts: dict[int, StageQueue]) -> dict[int, Queue]:
@@ -392,8 +392,8 @@ class _StagedPublish:
             if queue is None:
                 raise RefusedError(
                     "too_many_queues",
-                    f"queue number {queue_id} was removed after its rows were staged, and cannot"
-                    f" be created again: the limit is {state.limits.queues} queues",
+                    f"queue number {queue_id} was removed after its rows were staged and cannot"
+                    f" be recreated, because the limit of {state.limits.queues} queues is reached",
                 )
             if _validation_policy(queue) != part.policy:
                 raise RefusedError(
@@ -422,7 +422,7 @@ class _StagedPublish:
         queues: dict[int, Queue],
         whole: list[StageState],
     ) -> None:
-        """Publish ``stages``, the first of ``whole``, and keep the others for later calls."""
+        """Publish ``stages``, the first stages in ``whole``, and keep the rest for later calls."""
         core, state = self.core, self.core.state
         staging, is_resumed = core.staging, " " in stages[0].token if stages else False
         remaining = sum(stage.rows for stage in whole[len(stages) :])
@@ -434,7 +434,7 @@ class _StagedPublish:
             transitions.publish(state, queues[queue_id], body, ttl_s or 0, client, inspection)
         first = state.next_number
         for stage in stages:
-            # Only valid rows become messages; the numbers of the invalid rows stay unused.
+            # Only valid rows become messages; the numbers of invalid rows remain unused.
             offset, state.next_number = state.next_number, state.next_number + stage.rows
             end_row = stage.first_row + stage.rows
             state.batch.writes.append(CopyStagedRows(
@@ -451,7 +451,7 @@ class _StagedPublish:
         for queue_id, part in parts.items():
             self._count(queues[queue_id], part)
         total = sum(part.rows for part in parts.values())
-        version = self.version - 1 if remaining else self.version  # not finished yet
+        version = self.version - 1 if remaining else self.version  # not yet complete
         staging.app_ids.record_version(
             state, self.writer, self.app_id, version, total, is_single=self.is_single
         )
@@ -460,7 +460,7 @@ class _StagedPublish:
         state.batch.replies.append((self.reply, done))
 
     def _count(self, queue: Queue, part: StageQueue) -> None:
-        """Count the rows that the writer adds to a queue, beyond the end of its window."""
+        """Count the rows that the writer adds to a queue after the end of its window."""
         state = self.core.state
         rows, size = part.rows - part.bad_rows, part.bytes - part.bad_bytes
         queue.row.live_count += rows
@@ -490,20 +490,20 @@ def _first_stages(stages: Sequence[StageState]) -> list[StageState]:
 def _limit_error(total: StageQueue) -> RefusedError | None:
     """Return an error if the total exceeds the limits of one publish, or None."""
     if total.rows > PUBLISH_ROWS:
-        return RefusedError("too_many", f"{total.rows} rows at once; the limit is {PUBLISH_ROWS}")
+        return RefusedError("too_many", f"{total.rows} rows given; the limit is {PUBLISH_ROWS}")
     if total.bytes > PUBLISH_BYTES:
-        return RefusedError("too_large", f"{total.bytes} bytes; the limit is {PUBLISH_BYTES}")
+        return RefusedError("too_large", f"{total.bytes} bytes given; the limit is {PUBLISH_BYTES}")
     if total.bad_rows > PUBLISH_BAD or total.bad_bytes > PUBLISH_BAD_BYTES:
         return RefusedError(
             "too_many_quarantined",
             f"{total.bad_rows} rows ({total.bad_bytes} bytes) would be quarantined; the limit is"
-            f" {PUBLISH_BAD} rows and {PUBLISH_BAD_BYTES} bytes at once",
+            f" {PUBLISH_BAD} rows and {PUBLISH_BAD_BYTES} bytes per publish",
         )
     return None
 
 
 def _queue_sums(stages: Sequence[StageState]) -> dict[int, StageQueue]:
-    """Return the rows of all stages, added up by queue.
+    """Return the row counts and sizes of all stages, summed by queue.
 
     Raises:
         RefusedError: the total exceeds the limits of one publish.
@@ -559,19 +559,19 @@ def publish_staged(
     """
     if not 0 < len(app_id) <= 256 or not app_id.isprintable():
         raise RefusedError(
-            "bad_app_id", f"{app_id[:50]!r}: an app_id must be 1 to 256 printable characters"
+            "bad_app_id", f"{app_id[:50]!r}: an app_id must have 1 to 256 printable characters"
         )
     if not 0 <= version < 1 << 63:
         raise RefusedError("bad_version", f"version is {version}; it must be 0 to 2^63 - 1")
     if len(tokens) > TOKENS:
-        raise RefusedError("too_many", f"{len(tokens)} tokens at once; the limit is {TOKENS}")
+        raise RefusedError("too_many", f"{len(tokens)} tokens given; the limit is {TOKENS}")
     _StagedPublish(core, entry, writer, app_id, version, is_single, tokens, reply, in_parts).begin()
 
 
 def transfer_app_id(
     core: Broker, reply: Callable[[None], None], entry: AuditEntry, app_id: str, owner: str | None
 ) -> None:
-    """Transfer an app_id to another owner; None: to its next writer.  Reply None.
+    """Transfer an app_id to ``owner``, or to its next writer if None.  Reply with None.
 
     Raises:
         RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.

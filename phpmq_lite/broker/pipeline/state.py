@@ -28,7 +28,7 @@ SUBSCRIPTIONS_MAX: Final = 1_000
 
 
 class Subscription:
-    """One subscription; its commands take several batches each and run one after another.
+    """A subscription, whose commands run one after another and take several batches each.
 
     Claims are numbered from 1 without gaps; all claims up to ``acked_upto`` are acknowledged.
     """
@@ -43,18 +43,18 @@ class Subscription:
         self.acked_upto = acked_upto
         self.is_busy = False
         self._waiting: deque[Callable[[], None]] = deque()
-        self._is_starting_work = False  # ``finish`` is starting waiting work
+        self._is_starting_work = False  # True while ``finish`` starts waiting work
 
     @property
     def last_claim(self) -> int:
-        """Return the number of the last claim, or 0 if there is none."""
+        """Return the last claim number, or 0 if there are no claims."""
         return self.next_claim - 1
 
     def run(self, work: Callable[[], None]) -> None:
-        """Start ``work`` in the open batch, or once the work before it has called ``finish``.
+        """Start ``work`` in the open batch, or after earlier work has called ``finish``.
 
         Raises:
-            RefusedError: ``work`` started at once and raised it; work that waits must not raise it.
+            RefusedError: raised by ``work`` if it started immediately; waiting work must not raise.
         """
         if self.is_busy:
             self._waiting.append(work)
@@ -67,9 +67,9 @@ class Subscription:
             raise
 
     def finish(self) -> None:
-        """Start the next waiting work."""
+        """Mark the current work as finished, and start the next waiting work."""
         self.is_busy = False
-        if self._is_starting_work:  # called by work that ended at once: continue in the loop below
+        if self._is_starting_work:  # the work ended immediately, so the loop below continues
             return
         self._is_starting_work = True
         while self._waiting and not self.is_busy:
@@ -102,7 +102,7 @@ class Subscriptions(dict[str, Subscription]):
                 queue.claimed, queue.claimed_bytes = count, size
 
     def create(self, name: str, queue_id: int) -> Subscription:
-        """Create a subscription with the open batch.
+        """Create a subscription as part of the open batch.
 
         Raises:
             RefusedError: ``too_many_subscriptions``.
@@ -125,27 +125,27 @@ class Subscriptions(dict[str, Subscription]):
         self._state.batch.writes.append(DeleteSubscription(subscription.subscription_id))
 
 
-STAGE_KEPT_MS: Final = 86_400_000  # stages that are not published are dropped after this time
+STAGE_KEPT_MS: Final = 86_400_000  # unpublished stages are dropped after this time
 APP_ID_KEPT_MS: Final = 30 * 86_400_000  # an app_id used within this time is never forgotten
-APP_IDS: Final = 10_000  # for each owner
-MIXED_POLICIES: Final = "several"  # policy of a StageQueue with several; no queue has this policy
-SINGLE_USES: Final = 1_000  # single-use app_ids for each owner; the oldest are forgotten
+APP_IDS: Final = 10_000  # maximum number per owner
+MIXED_POLICIES: Final = "several"  # marks a StageQueue with several policies; not a real policy
+SINGLE_USES: Final = 1_000  # single-use app_ids kept per owner; older ones are forgotten
 
 
 @dataclass(slots=True)
 class StageQueue:
-    """The rows that a token has for one queue."""
+    """The rows staged under one token for one queue."""
 
     queue_id: int
     rows: int = 0
     bytes: int = 0
-    bad_rows: int = 0  # rows among them that are dead-lettered when published
+    bad_rows: int = 0  # number of rows to be dead-lettered when published
     bad_bytes: int = 0
-    min_ttl_s: int | None = None  # None: no row expires
-    policy: str = ""  # the policy that the rows were validated with; empty: not validated
+    min_ttl_s: int | None = None  # None if no row expires
+    policy: str = ""  # the policy that rows were validated with, or empty if not validated
 
     def add(self, other: "StageQueue") -> None:
-        """Add the rows of ``other``."""
+        """Add the counts of ``other``."""
         self.rows += other.rows
         self.bytes += other.bytes
         self.bad_rows += other.bad_rows
@@ -162,22 +162,22 @@ class StageState:
 
     stage_id: int
     token: str
-    until_ms: int  # when the stage is dropped (steady)
+    until_ms: int  # steady-clock time at which the stage is dropped
     rows: int = 0
     bytes: int = 0
-    is_whole: bool = False  # the last row has been staged
-    actor: str = ""  # who staged the rows; empty if that was before the last restart
-    queues: dict[int, StageQueue] = field(default_factory=dict)  # by queue_id
+    is_whole: bool = False  # True once the last row has been staged
+    actor: str = ""  # who staged the rows; empty if they were staged before the last restart
+    queues: dict[int, StageQueue] = field(default_factory=dict)  # keyed by queue_id
 
     @property
     def first_row(self) -> int:
-        """Return the number of the stage's first row."""
+        """Return the first row number of the stage."""
         return self.stage_id << ROW_BITS
 
 
 @dataclass(slots=True, frozen=True)
 class StageWriter:
-    """A publisher: the owner of app_ids, and the queues that it may publish to.
+    """A publisher, with the owner of its app_ids and the queues that it may publish to.
 
     An empty ``owner`` stands for the local machine without accounts, which may use every app_id.
     """
@@ -190,14 +190,14 @@ class StageWriter:
 class KnownAppId:
     """The version, owner and last use of an app_id."""
 
-    version: int  # the highest version that was published
-    owner: str | None  # None: the next writer becomes the owner
-    used_ms: int  # last use (steady)
-    is_single: bool = False  # for a single publish: forgetting it cannot store anything twice
+    version: int  # highest published version
+    owner: str | None  # None if the next writer becomes the owner
+    used_ms: int  # steady-clock time of the last use
+    is_single: bool = False  # used for one publish only, so forgetting it cannot cause duplicates
 
 
 class KnownAppIds:
-    """The highest version of each app_id, and its owner.
+    """The owner and the highest published version of each app_id.
 
     The table ``published`` is the source of truth; this is a copy in memory.  Publishing under a
     forgotten app_id is no longer exactly-once, so each owner has a limit, and only app_ids that
@@ -214,7 +214,7 @@ class KnownAppIds:
     def check(
         self, writer: StageWriter, app_id: str, now_ms: int, *, is_single: bool
     ) -> KnownAppId | None:
-        """Return what is known about an app_id, or None for a new one.
+        """Return the stored state of an app_id, or None if the app_id is new.
 
         Raises:
             RefusedError: ``foreign_app_id`` or ``too_many_app_ids``.
@@ -241,7 +241,7 @@ class KnownAppIds:
         *,
         is_single: bool,
     ) -> None:
-        """Store a published version."""
+        """Record a version as published."""
         known, now_ms = self.known.get(app_id), state.now.steady_ms
         owner = (known.owner if known else None) or writer.owner or None
         made = KnownAppId(version, owner, now_ms, known.is_single if known else is_single)
@@ -252,19 +252,19 @@ class KnownAppIds:
         ))  # fmt: skip
 
     def record_use(self, state: BrokerState, writer: StageWriter, app_id: str) -> None:
-        """Record that an app_id was used again, by a repeated publish that had no effect."""
+        """Record the use of an app_id by a repeated publish that had no effect."""
         known = self.known[app_id]
         self._move(state, app_id, known.owner or writer.owner or None)
 
     def transfer(self, state: BrokerState, app_id: str, owner: str | None) -> None:
-        """Transfer an app_id to another owner; None: to its next writer.
+        """Transfer an app_id to another owner, or to its next writer if ``owner`` is None.
 
         Raises:
             RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.
         """
         known = self.known.get(app_id)
         if known is None:
-            raise RefusedError("unknown_app_id", f"nothing was published under {app_id!r}")
+            raise RefusedError("unknown_app_id", f"no version was published under {app_id!r}")
         if known.owner != owner and not known.is_single:
             self._check_room(owner, state.now.steady_ms)
         self._move(state, app_id, owner)
@@ -288,8 +288,8 @@ class KnownAppIds:
         if len(own) >= APP_IDS and next(iter(own.values())).used_ms > now_ms - APP_ID_KEPT_MS:
             raise RefusedError(
                 "too_many_app_ids",
-                f"{len(own)} app_ids were used in the last 30 days; the limit is {APP_IDS} for "
-                "each user. Publish increasing versions under one app_id (txnAppId and "
+                f"{len(own)} app_ids were used in the last 30 days; the limit is {APP_IDS} per "
+                "user. Publish increasing versions under one app_id (txnAppId and "
                 "txnVersion, or the same checkpoint) instead of using a new one each time.",
             )
 
@@ -340,7 +340,7 @@ class StagingArea:
 
     @property
     def due_ms(self) -> int | None:
-        """Return when the next token is dropped (steady ms), or None."""
+        """Return the steady-clock time in ms when the next token is dropped, or None."""
         due = [stage.until_ms for stage in islice(self.stages.values(), 1)]
         if self.sealed:
             rests = (rest for versions in self.sealed.values() for rest in versions.values())
@@ -364,7 +364,7 @@ class StagingArea:
     def seal(
         self, state: BrokerState, app_id: str, version: int, rest: Sequence[StageState]
     ) -> None:
-        """Keep the remaining tokens of a partial publish; no client can publish or drop them."""
+        """Seal a partial publish's remaining tokens so that no client can publish or drop them."""
         key, until_ms = _key(app_id), state.now.steady_ms + APP_ID_KEPT_MS
         for number, stage in enumerate(rest):
             del self.stages[stage.token]
@@ -373,7 +373,7 @@ class StagingArea:
         self.sealed.setdefault(key, {})[version] = list(rest)
 
     def unseal(self, state: BrokerState, app_id: str, version: int, count: int) -> None:
-        """Remove the first sealed tokens, published or expired; ``app_id`` may be a ``_key``."""
+        """Remove the first ``count`` sealed tokens; ``app_id`` may also be a hash from ``_key``."""
         key = app_id if app_id in self.sealed else _key(app_id)
         rest = self.sealed[key][version]
         for stage in rest[:count]:
@@ -385,7 +385,7 @@ class StagingArea:
             del self.sealed[key]
 
     def drop(self, state: BrokerState, token: str) -> bool:
-        """Drop a token, whose rows are removed in the background; return False if it is unknown."""
+        """Drop a token and remove its rows in the background; return False for an unknown token."""
         stage = self.stages.pop(token, None)
         if stage is None:
             return False
@@ -400,5 +400,5 @@ class StagingArea:
 
 
 def _key(app_id: str) -> str:
-    """Return the hash that stands for an app_id in the names of sealed tokens."""
+    """Return the hash that stands for an app_id in sealed token names."""
     return sha256(app_id.encode()).hexdigest()
