@@ -1,4 +1,4 @@
-"""Listen addresses: parse and bind them, and refuse to bind beyond loopback without opt-in."""
+"""Listen addresses: parsing, binding, and refusal to bind beyond loopback without opt-in."""
 
 import asyncio
 import errno
@@ -16,7 +16,7 @@ from phpmq_lite.settings import Settings
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-LONGEST_UNIX_PATH: Final = 107  # bytes; the kernel's field holds 108 with the terminating zero
+LONGEST_UNIX_PATH: Final = 107  # in bytes; the kernel's field holds 108, including a zero byte
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,7 +39,7 @@ class PhpmqListener(NamedTuple):
 
     address: str
     transport: Literal["tcp", "tls", "unix"]
-    has_ttl: bool  # False: clients use the older revision
+    has_ttl: bool  # False if clients use the older revision
 
 
 def parse_endpoint(text: str) -> ListenAddress | None:
@@ -60,9 +60,9 @@ def parse_endpoint(text: str) -> ListenAddress | None:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
         if ":" not in host or parse_address(host) is None:
-            raise SettingsError(f"{text!r} has no IPv6 address between its brackets")
+            raise SettingsError(f"{text!r} must contain an IPv6 address between the brackets")
     elif ":" in host:
-        raise SettingsError(f"{text!r}: an IPv6 address needs brackets, as in [::1]:{port}")
+        raise SettingsError(f"{text!r}: an IPv6 address must be in brackets, as in [::1]:{port}")
     elif not host or any(char.isspace() for char in host):
         raise SettingsError(f"{text!r} has no host; use 0.0.0.0 or [::] for all addresses")
     return ListenAddress("tcp", host, int(port))
@@ -70,7 +70,7 @@ def parse_endpoint(text: str) -> ListenAddress | None:
 
 def _unix_endpoint(path: str) -> ListenAddress:
     if not path or "\0" in path:
-        raise SettingsError("unix: must be followed by the path of a socket")
+        raise SettingsError("unix: must be followed by a socket path")
     size = len(path.encode(errors="surrogateescape"))
     if size > LONGEST_UNIX_PATH:
         raise SettingsError(
@@ -80,7 +80,7 @@ def _unix_endpoint(path: str) -> ListenAddress:
 
 
 def parse_address(text: str) -> IpAddress | None:
-    """Parse an IP address without its zone; return None for anything else.
+    """Parse an IP address, dropping its zone; return None if the text is not an address.
 
     An IPv4-mapped IPv6 address (``::ffff:10.0.0.1``) is returned as IPv4.
     """
@@ -99,18 +99,18 @@ def address_text(host: str, port: int) -> str:
 
 
 def is_loopback(endpoint: ListenAddress) -> bool:
-    """Return whether only this machine can connect; no name except ``localhost`` is trusted."""
+    """Return whether only this machine can connect; ``localhost`` is the only trusted name."""
     if endpoint.kind == "unix" or endpoint.host.lower() == "localhost":
         return True
     address = parse_address(endpoint.host)
     return address is not None and address.is_loopback
 
 
-CONTROL_SOCKET: Final = "control.sock"  # in the data folder; its clients have full access
+CONTROL_SOCKET: Final = "control.sock"  # a file in the data folder; its clients have full access
 
 
 def read_endpoints(name: str, texts: list[str]) -> list[ListenAddress]:
-    """Parse the addresses of the setting ``name``; ``none`` means no listener.
+    """Parse the addresses in setting ``name``, where ``none`` means no listener.
 
     Raises:
         SettingsError: an address is invalid; the message names the setting.
@@ -146,7 +146,7 @@ def _tcp_problems(settings: Settings) -> Iterator[str]:
         for endpoint in read_endpoints(name, texts):
             if not (is_decided or is_loopback(endpoint)):
                 yield (
-                    f"{name} {endpoint} reaches beyond this machine, where any client could read "
+                    f"{name} {endpoint} reaches beyond this machine, so any client could read "
                     "and publish: list the allowed networks in tcp.allow, set tcp.tls_cert and "
                     "tcp.tls_key, or set tcp.open = true"
                 )
@@ -164,7 +164,7 @@ def _admin_problems(settings: Settings, has_admin_user: Callable[[], bool]) -> I
     reaches = f"admin.listen {', '.join(map(str, wide))} reaches beyond this machine"
     if not (admin.initial_password_file or has_admin_user()):
         yield (
-            f"{reaches} and needs an admin user: set admin.initial_password_file to a file with "
+            f"{reaches} and requires an admin user: set admin.initial_password_file to a file with "
             "the first password, or start on loopback and create a user with "
             "`phpmq-lite user create NAME` or at /setup"
         )
@@ -175,12 +175,12 @@ def _admin_problems(settings: Settings, has_admin_user: Callable[[], bool]) -> I
         )
 
 
-# Errors for a name that has an IPv6 address while IPv6 is disabled.
+# Errors when a name resolves to an IPv6 address while IPv6 is disabled.
 _MISSING_ADDRESS: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 async def bind_tcp(endpoint: ListenAddress) -> list[socket.socket]:
-    """Bind each address of the host, skipping those that this machine does not have.
+    """Bind all addresses of the host, skipping addresses that this machine does not have.
 
     Raises:
         OSError: an address is in use, or the host has no local address; nothing stays bound.
@@ -237,7 +237,7 @@ def bind_private(path: Path) -> socket.socket:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove the socket of a killed broker; raise OSError if a program listens on it."""
+    """Remove a killed broker's socket; raise OSError if a program is listening on the socket."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Admission of connections: allowed networks, and limits in total and per address."""
+"""Connection admission: allowed networks, and limits per address and in total."""
 
 import ipaddress
 import os
@@ -12,7 +12,7 @@ from phpmq_lite.settings import Settings
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-SPARE_FILES: Final = 64  # descriptors for database, readers, admin and listeners
+SPARE_FILES: Final = 64  # descriptors reserved for the database, readers, admin and listeners
 
 NOT_ALLOWED: Final = "address not in tcp.allow"
 TOO_MANY: Final = "too many connections"
@@ -20,7 +20,7 @@ TOO_MANY_OF_ADDRESS: Final = "too many connections from this address"
 
 
 def max_connections(wanted: int, files: int) -> int:
-    """Return how many connections fit into ``files`` descriptors, at most ``wanted``."""
+    """Return how many of the ``wanted`` connections fit into ``files`` descriptors."""
     return max(1, min(wanted, files - SPARE_FILES))
 
 
@@ -36,7 +36,7 @@ def max_http_connections(settings: Settings) -> int:
 def open_files_problem(
     connections: int, http_connections: int, files: int, hard: int | None
 ) -> tuple[str, str] | None:
-    """Return a problem and its remedy if too few files may be open for the connections.
+    """Return a problem and its remedy if the open-file limit is too low for the connections.
 
     ``hard`` is the highest limit that this account can set itself; None means no limit.
     """
@@ -44,14 +44,15 @@ def open_files_problem(
     if places >= connections:
         return None
     needed = connections + http_connections + SPARE_FILES
-    remedy = f"set LimitNOFILE={needed} in the unit, or run `ulimit -n {needed}` before the start"
+    remedy = f"set LimitNOFILE={needed} in the unit, or run `ulimit -n {needed}` before startup"
     if hard is not None and hard < needed:
         remedy = (
             f"this account may open at most {hard:,}: ask root for LimitNOFILE={needed} in the "
             f"unit or in /etc/security/limits.conf, or set limits.connections = {places}"
         )
     return (
-        f"{files:,} may be open, enough for {places:,} of limits.connections = {connections:,}",
+        f"{files:,} files may be open, enough for {places:,} of the {connections:,} connections"
+        " in limits.connections",
         remedy,
     )
 
@@ -62,7 +63,7 @@ def open_files(pid: int | None = None) -> int | None:
     Raises:
         OSError: the process has ended, or belongs to another account.
     """
-    if pid is not None and hasattr(resource, "prlimit"):  # Linux
+    if pid is not None and hasattr(resource, "prlimit"):  # only on Linux
         files, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     else:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -76,7 +77,7 @@ def max_open_files() -> int | None:
 
 
 class Admission:
-    """Counts and limits connections per address: an IP as text, or None for a Unix socket.
+    """Counts and limits connections per address (an IP address, or None for a Unix socket).
 
     Unix sockets count as loopback and need no entry in ``allow``; loopback TCP connections do.
     ``refused`` counts refusals by reason.  Each call costs O(networks + addresses).
@@ -91,14 +92,14 @@ class Admission:
         self._total = total
         self._per_address = per_address
         self._per_loopback = per_loopback
-        self._allow = tuple(allow)  # empty: all addresses may connect
-        self._counts: Counter[str] = Counter()  # by address, including reserved places
+        self._allow = tuple(allow)  # if empty, all addresses may connect
+        self._counts: Counter[str] = Counter()  # connections by address, with reserved places
         self._reserved: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
-        """Create an instance from the settings, within the limit on open files."""
+        """Create an instance from the settings, respecting the limit on open files."""
         limits, files = settings.limits, open_files()
         return cls(
             limits.connections if files is None else max_connections(limits.connections, files),
@@ -124,7 +125,7 @@ class Admission:
         return max(others, default=0)
 
     def admit(self, address: str | None) -> str | None:
-        """Count a connection and return None, or return why it is refused without counting it.
+        """Count a connection and return None, or return the reason for refusing it.
 
         Call ``leave`` once for each admitted connection.  A reserved place is used first.
         """
@@ -139,7 +140,7 @@ class Admission:
         self._drop(self._counts, _normalized(address)[0])
 
     def reserve(self, address: str | None) -> str | None:
-        """Like ``admit``, for a connection that must complete its TLS handshake first.
+        """Count a connection like ``admit``, before its TLS handshake; return why it is refused.
 
         Afterwards either the connection calls ``admit``, or the listener calls
         ``cancel_reservation``.
@@ -182,7 +183,7 @@ class Admission:
 
     @staticmethod
     def _drop(counts: Counter[str], name: str) -> None:
-        """Subtract one, and delete the entry of an address without connections."""
+        """Decrement an address's count, and delete the entry at zero."""
         counts[name] -= 1
         if counts[name] <= 0:
             del counts[name]

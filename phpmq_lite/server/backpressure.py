@@ -1,4 +1,4 @@
-"""Limits that make a peer wait, and limits after which a slow peer is disconnected."""
+"""Limits that make peers wait, and limits beyond which slow peers are disconnected."""
 
 import asyncio
 import socket
@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 from phpmq_lite.broker.queue import Connection
 
-# Connections that hold less are always read, because pausing them would gain nothing.
+# Connections that hold fewer bytes are always read, because pausing them would gain nothing.
 FREE_BYTES: Final = 64 << 10
 
 
@@ -19,13 +19,13 @@ class PausableConnection(Protocol):
 
     @property
     def is_parked(self) -> bool:
-        """Whether it waits for something else, with its bytes still in memory."""
+        """Whether the connection waits for something else while its bytes stay in memory."""
 
     def pause_reading(self, reason: str) -> None:
         """Stop reading for the given reason."""
 
     def resume_reading(self, reason: str) -> None:
-        """Remove a reason not to read."""
+        """Remove a pause reason; reading resumes once no reasons remain."""
 
 
 class ReadBackpressure:
@@ -43,13 +43,13 @@ class ReadBackpressure:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.total_bytes = 0
-        self.limit_hits = 0  # times that the limit was reached
-        # Bytes held by each connection; the one that has waited longest comes first.
+        self.limit_hits = 0  # number of times that the limit was reached
+        # Bytes held by each connection, ordered with the longest-waiting connection first.
         self._waiting: dict[PausableConnection, int] = {}
         self._held: set[PausableConnection] = set()
 
     def report(self, reader: PausableConnection, held_bytes: int) -> None:
-        """Record how many bytes ``reader`` holds now; 0 removes it."""
+        """Record how many bytes ``reader`` now holds; 0 removes the reader."""
         self.total_bytes += held_bytes - self._waiting.get(reader, 0)
         if held_bytes:
             self._waiting[reader] = held_bytes
@@ -72,7 +72,7 @@ class ReadBackpressure:
             reader.pause_reading(self.REASON)
 
     def _oldest(self) -> PausableConnection | None:
-        """Return the connection that may complete its message; parked connections cannot."""
+        """Return the connection that may complete its message, skipping parked connections."""
         for reader, size in self._waiting.items():
             if size >= FREE_BYTES and not reader.is_parked:
                 return reader
@@ -89,9 +89,9 @@ class ReadBackpressure:
             reader.resume_reading(self.REASON)
 
 
-REASON: Final = "resident"  # why reading from a publisher is paused
+REASON: Final = "resident"  # reason for pausing reads from publishers
 CGROUP_SHARE: Final = 0.6
-_BRIEF_READ_S: Final = 0.01  # how long a paused publisher is read, once a second
+_BRIEF_READ_S: Final = 0.01  # a paused publisher is read for this long once a second
 _CGROUP_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -99,14 +99,14 @@ _CGROUP_LIMITS: Final = (
 
 
 def memory_bound(setting: int, files: Iterable[Path] = _CGROUP_LIMITS) -> int:
-    """Return the memory limit: the setting, or 60 % of the container's limit if that is less.
+    """Return the memory limit: the setting, or 60 % of the container's limit if that is lower.
 
     The rest of the container's memory is for SQLite and the page cache.
     """
     for file in files:
         try:
             return min(setting, int(int(file.read_text(encoding="ascii")) * CGROUP_SHARE))
-        except (OSError, ValueError):  # no limit: the file is missing, or contains the word max
+        except (OSError, ValueError):  # no limit if the file is missing or contains "max"
             continue
     return setting
 
@@ -128,7 +128,7 @@ class MemoryLimiter:
     def __init__(self, bound_bytes: int) -> None:
         self.bound_bytes = bound_bytes
         self.resident_bytes = 0  # as of the last check
-        self.limit_hits = 0  # times that the limit was reached
+        self.limit_hits = 0  # number of times that the limit was reached
         self._is_on = False
         self._held: set[Publisher] = set()
 
@@ -155,11 +155,11 @@ class MemoryLimiter:
 
 
 _INFO_BYTES: Final = 128
-_ACKED: Final = slice(120, 128)  # tcpi_bytes_acked, since Linux 4.1; the struct only ever grows
+_ACKED: Final = slice(120, 128)  # tcpi_bytes_acked, since Linux 4.1; new fields are only appended
 
 
 class WriteProgress:
-    """The write progress of one connection at the last check."""
+    """A connection's write progress at the last check."""
 
     __slots__ = ("_acked", "_unsent")
 
@@ -182,7 +182,7 @@ class WriteProgress:
 
 
 def acked_bytes(transport: asyncio.Transport) -> int | None:
-    """Return how many bytes the peer's system has acknowledged; None if that is unknown."""
+    """Return how many bytes the peer's system has acknowledged, or None if unknown."""
     used = transport.get_extra_info("socket")
     if used is None or sys.platform != "linux":
         return None
@@ -205,15 +205,15 @@ IDLE_S: Final = 10  # idle time allowed once four fifths of the connections are 
 class SlowPeerLimits:
     """Limits on how slow a peer may be; see ``docs/operate/security.md``, section 9."""
 
-    frame_s: int = 60  # time to complete a frame that has begun
-    frame_bytes_per_s: int = 64 << 10  # a frame that keeps this rate may take longer
-    write_s: int = 30  # time without progress while blocked or closing
+    frame_s: int = 60  # time allowed to complete a frame that has begun
+    frame_bytes_per_s: int = 64 << 10  # frames that arrive at this rate may take longer
+    write_s: int = 30  # time allowed without progress while blocked or closing
     silent_s: int = IDLE_S  # idle time allowed once connections are scarce
     places: int = 500  # maximum number of connections; scarce once four fifths are in use
 
 
 class TimedSession(Protocol):
-    """A session whose times, on the event loop's clock, are compared with ``SlowPeerLimits``."""
+    """A session whose event-loop times are checked against ``SlowPeerLimits``."""
 
     frame_began_at: float | None
     blocked_at: float | None
@@ -224,11 +224,11 @@ class TimedSession(Protocol):
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes received of the incomplete frame."""
+        """Number of bytes received of the incomplete frame."""
 
     @property
     def is_idle(self) -> bool:
-        """Return whether it has neither credit nor an incomplete frame."""
+        """Return whether the session has neither credit nor an incomplete frame."""
 
 
 AnySession = TypeVar("AnySession", bound=TimedSession)
@@ -265,7 +265,7 @@ def idle_sessions(
 
 
 def exclude_time(session: TimedSession, seconds: float) -> None:
-    """Exclude from the timeouts a period in which the process was suspended."""
+    """Exclude time during which the process was suspended from the session's timeouts."""
     session.last_read_at += seconds
     if session.frame_began_at is not None:
         session.frame_began_at += seconds

@@ -1,4 +1,4 @@
-"""Counters of connections and commits, and smoothed rates, for the admin."""
+"""Connection and commit counters and smoothed rates for the admin interface."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -11,15 +11,15 @@ from phpmq_lite.server.frame_recorder import Inspector
 
 @dataclass(slots=True)
 class ConnectionCounters:
-    """Counters since the start of the broker; they never decrease."""
+    """Connection counters since broker startup; they never decrease."""
 
     clients_opened: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
-    protocol_errors: Counter[str] = field(default_factory=Counter)  # by error code
-    closed: Counter[str] = field(default_factory=Counter)  # by reason
-    paused: Counter[str] = field(default_factory=Counter)  # pauses in reading, by reason
-    late: int = 0  # dispatches not sent because their deadline passed during the commit
+    protocol_errors: Counter[str] = field(default_factory=Counter)  # counts by error code
+    closed: Counter[str] = field(default_factory=Counter)  # counts by reason
+    paused: Counter[str] = field(default_factory=Counter)  # read pauses by reason
+    late: int = 0  # dispatches not sent because messages expired during the commit
     inspector: Inspector = field(default_factory=Inspector)
 
 
@@ -31,7 +31,7 @@ BATCH_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 
 
 class CommitCounters:
-    """Counters of commits since the start.  Batches that only load rows are in no histogram."""
+    """Commit counters since startup.  Batches that only load rows are not in the histograms."""
 
     __slots__ = ("batch_counts", "batch_sum", "count", "last_ms", "seconds_counts", "seconds_sum")
 
@@ -41,7 +41,7 @@ class CommitCounters:
         self.seconds_counts = [0] * (len(COMMIT_BOUNDS_S) + 1)
         self.seconds_sum = 0.0
         self.batch_counts = [0] * (len(BATCH_BOUNDS) + 1)
-        self.batch_sum = 0  # messages created, dispatched or settled
+        self.batch_sum = 0  # total number of messages created, dispatched or settled
 
     def record(self, batch: Batch, seconds: float) -> None:
         """Count a stored batch."""
@@ -56,7 +56,7 @@ class CommitCounters:
             self.batch_sum += messages
 
 
-SMOOTHING_S: Final = 10.0  # time constant of the smoothing
+SMOOTHING_S: Final = 10.0  # smoothing time constant
 _MIN_RATE: Final = 0.01  # smaller rates are rounded to 0
 
 

@@ -34,7 +34,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Operation = Callable[Concatenate[Broker, Callable[[T], None], P], None]
 
-REPLY_S: Final = 30.0  # how long an operator's operation waits for its reply
+REPLY_S: Final = 30.0  # maximum wait for the reply to an operator's operation
 _MAINTENANCE_S = 1.0
 _NOTHING: Final[tuple[list[Message], list[Receipt]]] = ([], [])
 
@@ -47,13 +47,13 @@ class BatchStore(Protocol):
         """Whether maintenance should run earlier than scheduled."""
 
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
-        """Store a batch in one transaction, then load what it requests.
+        """Store a batch in one transaction, then load the rows that it requests.
 
         The future raises OutcomeUnknownError if it is unknown whether the batch is stored.
         """
 
     def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
-        """Store a jump of the wall clock, before the batches that follow."""
+        """Store a wall-clock jump before any later batches."""
 
     async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
         """Run a slice of maintenance between two batches; return True if more slices follow."""
@@ -67,11 +67,11 @@ class _Commit(NamedTuple):
 
     batch: Batch
     done: asyncio.Future[LoadedRows | None]
-    began_at: float  # on the clock of time.perf_counter()
+    began_at: float  # time.perf_counter() when the commit began
 
 
 class Engine:
-    """Owner and only caller of the core.  ``run`` returns after ``stop``."""
+    """The owner and only caller of the core.  ``run`` returns after ``stop``."""
 
     def __init__(self, core: Broker, writer: BatchStore, clock: Clock) -> None:
         self.core = core
@@ -83,14 +83,14 @@ class Engine:
         self.yielded = CooperativeTasks()
         self._writer = writer
         self._maintenance: asyncio.Task[None] | None = None
-        self._maintained_at = 0.0  # when maintenance last began, on the event loop's clock
+        self._maintained_at = 0.0  # event-loop time when maintenance last began
         self._inbox: deque[Command] = deque()
-        self._retried: list[Command] = []  # waited for rows; run before the inbox
+        self._retried: list[Command] = []  # commands that waited for rows; run before the inbox
         self._loop: asyncio.AbstractEventLoop  # set by ``run``
         self._ended: asyncio.Future[None] | None = None  # set while ``run`` is running
-        self._is_scheduled = False  # a run of the loop is scheduled or in progress
+        self._is_scheduled = False  # True while a run of the loop is scheduled or active
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0  # on the event loop's clock
+        self._timer_at = 0.0  # event-loop time at which the timer fires
         self._open: Batch | None = None  # the batch that the core is filling
         self._ack_delay = AckCommitDelay()
         self._commit: _Commit | None = None  # the batch that the writer is storing
@@ -100,7 +100,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Number of commands that no batch has taken yet."""
+        """Number of commands that are not yet in a batch."""
         return len(self._inbox) + len(self._retried) + self.flow_control.waiting_publishers
 
     # -- commands
@@ -111,7 +111,7 @@ class Engine:
         self.wake()
 
     def submit_first(self, command: Command) -> None:
-        """Like ``submit``, but ahead of the inbox: for commands that waited for loaded rows."""
+        """Queue ``command`` ahead of the inbox; for commands that waited for loaded rows."""
         self._retried.append(command)
 
     def check_files(self) -> None:
@@ -123,13 +123,13 @@ class Engine:
         self._writer.check_files()
 
     def wake(self) -> None:
-        """Schedule a run of the loop.  Call it after changing a deadline, too."""
+        """Schedule a run of the loop; also call this after changing a deadline."""
         if not self._is_scheduled and self._ended is not None:
             self._is_scheduled = True
             self._loop.call_soon(self._run_once)
 
     async def call(self, operation: Operation[T, P], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``operation(core, reply, *args)`` and return what it replies, after the commit.
+        """Run ``operation(core, reply, *args)`` and return its reply after the commit.
 
         Raises:
             RefusedError: the core refuses the operation; nothing has changed.
@@ -139,7 +139,7 @@ class Engine:
         def reply(result: Any) -> None:
             if future.done():
                 return
-            if isinstance(result, RefusedError):  # the operation waited, and was then refused
+            if isinstance(result, RefusedError):  # the operation was refused after it had waited
                 future.set_exception(result)
             else:
                 future.set_result(result)
@@ -157,7 +157,7 @@ class Engine:
     async def run_operation(
         self, operation: Operation[T, P], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Like ``call``, but wait at most 30 s; for the admin.
+        """Run an admin operation like ``call``, but wait at most 30 s.
 
         Raises:
             RefusedError: the core refuses the operation; nothing has changed.
@@ -176,7 +176,7 @@ class Engine:
         of CPU time instead of 280 µs.
 
         Raises:
-            OutcomeUnknownError: a commit failed; the state in memory is invalid, stop the process.
+            OutcomeUnknownError: a commit failed; the in-memory state is invalid: stop the process.
         """
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
@@ -192,7 +192,7 @@ class Engine:
                 self._timer.cancel()
 
     def _run_once(self, stored: Batch | None = None, *, has_waited: bool = False) -> None:
-        """Do everything that needs no waiting.
+        """Do all work that requires no waiting.
 
         ``stored`` is the batch to resume with after yielding to the event loop.
         """
@@ -209,7 +209,7 @@ class Engine:
                 stored = self._take_stored()
                 if stored is not None:
                     if self.yielded.resume_next():
-                        self._loop.call_soon(self._run_once, stored)  # after the resumed task
+                        self._loop.call_soon(self._run_once, stored)  # runs after the resumed task
                         return
                     self._finish_commit(stored)
                     if not self._has_work:
@@ -231,13 +231,13 @@ class Engine:
         self._is_scheduled = False
 
     def _finish_commit(self, stored: Batch) -> None:
-        """Start the next commit, and send the results of the one that has ended."""
+        """Start the next commit, then send the results of the completed one."""
         done = self._record()  # before sending results, because the writer is idle
         self._send_results(stored)
-        if self._commit is not None:  # may dispatch what has just been stored
+        if self._commit is not None:  # may dispatch messages that have just been stored
             self._send_stored(self._commit.batch)
         self._send_results(done)
-        self.commits.record(stored, self._took_s)  # last, because no client waits for it
+        self.commits.record(stored, self._took_s)  # last, because no client waits for this
 
     @property
     def _is_done(self) -> bool:
@@ -247,7 +247,7 @@ class Engine:
         )
 
     async def pause(self) -> None:
-        """Yield to the event loop and resume between two batches; for work that is not urgent."""
+        """Yield to the event loop and resume between two batches; for work that can wait."""
         await asyncio.sleep(0)
         if self._commit is not None:
             await self.yielded.wait()
@@ -259,7 +259,7 @@ class Engine:
 
     @property
     def _delay_s(self) -> float:
-        """Return how long to wait if no command arrives; 0 or less means something is due."""
+        """Return how long to wait if no command arrives; 0 or less means that work is due."""
         delay_s = _MAINTENANCE_S
         if self._commit is not None:
             return delay_s  # the writer is busy and could not store anything
@@ -270,7 +270,7 @@ class Engine:
         return delay_s
 
     def _set_timer(self, delay_s: float) -> None:
-        """Run the loop again after ``delay_s`` at the latest; an earlier timer is kept."""
+        """Run the loop again within ``delay_s``; keep the current timer if it fires earlier."""
         at = self._loop.time() + delay_s
         if self._timer is not None:
             if self._timer_at <= at:
@@ -290,7 +290,7 @@ class Engine:
 
     @property
     def _has_work(self) -> bool:
-        """Return whether something can be done without waiting."""
+        """Return whether any work can be done without waiting."""
         commit = self._commit
         if commit is None:
             return bool(
@@ -319,7 +319,7 @@ class Engine:
 
     @property
     def _delays_commit(self) -> bool:
-        """Return whether the open batch waits for more commands, because no client waits for it."""
+        """Return whether to delay the open batch's commit because no client waits for it."""
         batch = self._open
         return (
             batch is not None
@@ -355,7 +355,7 @@ class Engine:
             self._send_stored(batch)
 
     def _handle_clock_change(self, now: ClockReading) -> None:
-        """Store a clock jump before later decisions; exclude time the process was suspended."""
+        """Store a clock jump before later decisions; exclude suspended time from timeouts."""
         gap_ms, jump_ms = self.clock.take_disturbance()
         if gap_ms:
             self.core.ack_timeouts.postpone(self.core.connections.values(), gap_ms)
@@ -371,7 +371,7 @@ class Engine:
             self._ended.set_exception(failure)
 
     def _send_stored(self, batch: Batch) -> None:
-        """Send each connection the messages stored earlier, up to the first that was not.
+        """Send each connection its already stored messages, up to the first one not yet stored.
 
         Consumers work on them while the batch is being stored.  With a credit of 100, throughput
         is a third higher than if they waited for the commit (``benchmarks/profile.md``).
@@ -390,7 +390,7 @@ class Engine:
                 batch.is_partly_sent = True
 
     def _record(self) -> Batch | None:
-        """Pass the open batch to the writer; return it if there is nothing to store."""
+        """Pass the open batch to the writer, or return the batch if it has nothing to store."""
         if self._open is None:
             return None
         batch = self.core.finish()
@@ -401,13 +401,13 @@ class Engine:
             return batch
         began_at = time.perf_counter()
         done = self._writer.commit(batch)
-        if not done.done():  # otherwise the current run continues with it
+        if not done.done():  # otherwise the current run continues with the result
             done.add_done_callback(self._on_commit_done)
         self._commit = _Commit(batch, done, began_at)
         return None
 
     def _take_stored(self) -> Batch | None:
-        """Return the batch that the writer has stored, and keep the rows it loaded.
+        """Return the batch that the writer has stored, and keep the rows loaded for it.
 
         Raises:
             OutcomeUnknownError: the commit failed.
@@ -421,7 +421,7 @@ class Engine:
         return commit.batch
 
     def _send_results(self, batch: Batch | None) -> None:
-        """Notify clients of a stored batch, and start the work that follows it."""
+        """Notify clients of a stored batch, and start its follow-up work."""
         if batch is None:
             return
         if self.taps and batch.stores:
@@ -437,7 +437,7 @@ class Engine:
             connection.peer.resume()
         for work, use in batch.background:
             self._background.run(work, use)
-        self._run_maintenance(is_idle=False)  # even if everything was refused and nothing stored
+        self._run_maintenance(is_idle=False)  # also runs if everything was refused
 
     def _send(
         self,
@@ -460,7 +460,7 @@ class Engine:
                 _log.exception("tap_failed")
 
     def _run_maintenance(self, *, is_idle: bool) -> None:
-        """Start maintenance if it is due; the next batch waits behind it in the writer's thread."""
+        """Start maintenance if due; the next batch then waits for the writer's thread."""
         at = self._loop.time()
         is_due = at - self._maintained_at >= _MAINTENANCE_S
         if not (is_due or self._writer.needs_maintenance):

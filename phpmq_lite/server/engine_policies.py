@@ -9,7 +9,7 @@ from typing import Any, Final
 from phpmq_lite.broker.state import ACKED_KEY
 from phpmq_lite.model import Batch
 
-_ACK_DELAY_S: Final = 0.0009  # below 1 ms, so that uvloop's timers (whole ms) fire after it
+_ACK_DELAY_S: Final = 0.0009  # below uvloop's timer resolution of 1 ms, so that timers fire later
 _ACK_COMMANDS: Final = 500  # this many acknowledgements are committed without delay
 _MAX_DEFER_S: Final = 0.01  # deferred work waits at most this long for a commit; the disk may hang
 
@@ -24,10 +24,10 @@ class AckCommitDelay:
     __slots__ = ("ends_at",)
 
     def __init__(self) -> None:
-        self.ends_at = 0.0  # seconds on the event loop's clock
+        self.ends_at = 0.0  # event-loop time in seconds
 
     def start(self, now_s: float) -> None:
-        """Start the delay of a batch that has just been opened."""
+        """Start the commit delay of a newly opened batch."""
         self.ends_at = now_s + _ACK_DELAY_S
 
     def applies(self, batch: Batch, now_s: float) -> bool:
@@ -42,7 +42,7 @@ class AckCommitDelay:
 
 
 class CooperativeTasks:
-    """Tasks that run a fraction of a millisecond at a time, between two batches.
+    """Tasks that run between batches, for a fraction of a millisecond at a time.
 
     During a commit they would cost more than their own time: the writer's thread needs the
     interpreter about ten times per commit and would wait each time (commits of 0.6 ms took 7 to
@@ -53,7 +53,7 @@ class CooperativeTasks:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Wait until the next batch is stored, but at most 10 ms."""
+        """Wait at most 10 ms for the next batch to be stored."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._waiting.append(turn)
@@ -64,7 +64,7 @@ class CooperativeTasks:
             timer.cancel()
 
     def resume_next(self) -> bool:
-        """Resume one waiting task; return False if there is none."""
+        """Resume one waiting task; return False if no task is waiting."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -77,12 +77,12 @@ class BackgroundThread:
     """One thread for long-running work; the core receives the results in a later batch."""
 
     def __init__(self, submit: Callable[[Callable[[Any], None]], None]) -> None:
-        self.pending = 0  # calls whose results no batch has received yet
+        self.pending = 0  # number of calls whose results have not reached a batch
         self._submit = submit
-        self._executor = ThreadPoolExecutor(1, "background")  # more would share an interpreter
+        self._executor = ThreadPoolExecutor(1, "background")  # more would compete for the GIL
 
     def run(self, work: Callable[[], Any], use: Callable[[Any], None]) -> None:
-        """Call ``work`` in the thread, and ``use`` with its result in a later batch."""
+        """Call ``work`` in the thread, then ``use`` with the result in a later batch."""
         self.pending += 1
         future = asyncio.get_running_loop().run_in_executor(self._executor, work)
 
@@ -93,7 +93,7 @@ class BackgroundThread:
         future.add_done_callback(lambda _: self._submit(take))
 
     def close(self) -> None:
-        """Cancel work that has not started; otherwise the process would wait for it at exit."""
+        """Cancel work that has not started, because the process would wait for it at exit."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 

@@ -39,7 +39,7 @@ _BROKER_TYPES: Final = (b"003", b"007")
 
 
 class UnreadableError(PhpmqError):
-    """The text is not in the given encoding; the message says why."""
+    """The text is not valid in the given encoding; the message says why."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,16 +56,16 @@ class WrongByte:
 
 @dataclass(slots=True, frozen=True)
 class Explanation:
-    """The contents of a connection that begins with these bytes.
+    """The explanation of a connection that begins with the given bytes.
 
     ``outcomes`` contains one text per frame, which says what its receiver does with it.
     ``conclusion`` describes the bytes after the last complete frame.
     """
 
     sender: Literal["client", "broker"]
-    framing: str  # for display: "line framing, LF"
-    packet_header: int  # bytes: 32 or 36
-    revision: str  # for display
+    framing: str  # display text, such as "line framing, LF"
+    packet_header: int  # 32 or 36 bytes
+    revision: str  # display text
     frames: tuple[DissectedFrame, ...]
     outcomes: tuple[str, ...]
     begun: DissectedFrame | None  # the pieces of a frame that is incomplete or invalid
@@ -74,7 +74,7 @@ class Explanation:
 
 
 def pasted_bytes(text: bytes, encoding: Encoding = "auto") -> bytes:
-    """Return the bytes that a user pasted or stored in a file.
+    """Decode the bytes that a user pasted or stored in a file.
 
     ``auto`` means raw if the text begins with ``H01``; otherwise hex or base64 if valid, else raw.
 
@@ -93,17 +93,17 @@ def pasted_bytes(text: bytes, encoding: Encoding = "auto") -> bytes:
         try:
             return bytes.fromhex(_NO_HEX.sub(b"", text).decode("ascii"))
         except ValueError:
-            raise UnreadableError("not hex: use pairs of the digits 0 to 9 and a to f") from None
+            raise UnreadableError("not valid hex: use pairs of the digits 0-9 and a-f") from None
     if encoding == "base64":
         try:
             return base64.b64decode(bare.translate(bytes.maketrans(b"-_", b"+/")), validate=True)
         except binascii.Error as error:
-            raise UnreadableError(f"not base64: {error}") from None
+            raise UnreadableError(f"not valid base64: {error}") from None
     return text
 
 
 def explain_bytes(data: bytes, limits: WireLimits | None = None) -> Explanation:
-    """Explain the bytes that one side of a connection has sent, from the first byte on.
+    """Explain bytes sent by one side of a connection, starting with the first byte.
 
     Frames of the broker (003, 007) are recognized by their first message header.
     """
@@ -134,7 +134,7 @@ def explain_bytes(data: bytes, limits: WireLimits | None = None) -> Explanation:
 
 def _framing(framing: str | None, data: bytes) -> str:
     if framing is None:
-        return "not known yet: the byte after the first message header decides"
+        return "unknown; the byte after the first message header determines it"
     if framing == "compact":
         return "compact: no line breaks"
     return "line framing, " + ("CR LF" if data[8:10] == b"\r\n" else "LF")
@@ -154,7 +154,7 @@ def _outcome(frame: Parsed) -> str:
     match frame:
         case Publish(queue, content, ttl_s, key):
             if ttl_s is None:
-                expiry = "it expires after the queue's default_ttl_s, if that is set"
+                expiry = "it expires after the queue's default_ttl_s, if set"
             else:
                 expiry = f"it expires after {ttl_s:,} s" if ttl_s else "it never expires"
             size = f"{len(content):,} byte{'' if len(content) == 1 else 's'}"
@@ -166,7 +166,7 @@ def _outcome(frame: Parsed) -> str:
                 " a message that repeats the key gets a receipt, but is not stored."
             )
         case Consume(queue, 0):
-            return f"Stop dispatching {queue!r} to this connection; the messages it holds return."
+            return f"Stop dispatching {queue!r} to this connection; messages it holds are returned."
         case Consume(queue, count):
             return (
                 f"Dispatch messages from {queue!r}, at most {count:,} unacknowledged at a time (and"
@@ -178,15 +178,15 @@ def _outcome(frame: Parsed) -> str:
         case Requeue(queue, message_id, ttl_s):
             expiry = f"expires after {ttl_s:,} s" if ttl_s else "never expires"
             where = f"Move {_text(message_id)} to the end of {queue!r}"
-            return f"{where}, with the same id; from now on it {expiry}. {_HELD}"
+            return f"{where}, keeping its id; it then {expiry}. {_HELD}"
         case DeadLetter(queue, message_id):
-            where = f"Remove {_text(message_id)} from {queue!r}, whatever its TTL"
-            return f"{where}, and store a record in its dead-letter queue. {_HELD}"
+            where = f"Remove {_text(message_id)} from {queue!r}, regardless of its TTL"
+            return f"{where}, and store a record in the dead-letter queue. {_HELD}"
         case Dispatch(queue, _, message_id, ttl_s):
-            left = "" if ttl_s is None else f"; {ttl_s:,} s left" if ttl_s else "; never expires"
+            left = "" if ttl_s is None else f" ({ttl_s:,} s left)" if ttl_s else " (never expires)"
             return (
-                f"The client holds {_text(message_id)} from {queue!r}{left}, until it sends 004,"
-                " 005 or 006, or the connection ends."
+                f"The client holds {_text(message_id)} from {queue!r}{left} until it sends 004,"
+                " 005 or 006, or until the connection ends."
             )
         case ReceiptFrame(queue, key, None):
             return f"The message published to {queue!r} with the key {_text(key)} is on disk."
@@ -195,8 +195,8 @@ def _outcome(frame: Parsed) -> str:
 
 
 _HELD: Final = (
-    "This applies if this connection or no connection holds the message; otherwise the frame is"
-    " ignored and counted."
+    "This applies unless another connection holds the message; in that case, the frame is ignored"
+    " and counted."
 )
 
 
@@ -222,7 +222,7 @@ def _conclusion(
     if error is not None and is_from_broker:
         return "This broker never sends these bytes; its clients would close the connection."
     if error is not None and error.code == frames.HTTP_REQUEST:
-        return "This is HTTP, so the broker ignores it and closes the connection."
+        return "This is HTTP, so the broker ignores the request and closes the connection."
     if error is not None:
         return (
             "The broker closes the connection without a reply. Complete frames before the "
@@ -230,10 +230,10 @@ def _conclusion(
             "connection held return to their queues."
         )
     if is_empty:
-        return "There are no bytes."
+        return "No bytes were given."
     if partial_bytes:
         return (
-            f"The last frame is incomplete: {partial_bytes:,} bytes of it have arrived. The"
+            f"The last frame is incomplete: only {partial_bytes:,} bytes have arrived. The"
             " receiver waits for the rest; the broker closes the connection after"
             " limits.frame_timeout_s."
         )
@@ -241,7 +241,7 @@ def _conclusion(
 
 
 def as_data(found: Explanation) -> dict[str, Any]:
-    """Return an explanation as JSON values; bytes become text with escape sequences."""
+    """Return an explanation as JSON values, with bytes as escaped text."""
     wrong = found.wrong
     return {
         "sender": found.sender,

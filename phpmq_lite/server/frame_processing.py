@@ -1,4 +1,4 @@
-"""Passes the frames of a connection to the core, in order, and handles those that must wait."""
+"""Passes a connection's frames to the core in order, and handles frames that must wait."""
 
 import asyncio
 from collections import deque
@@ -22,8 +22,8 @@ from phpmq_lite.protocol.frames import (
 )
 from phpmq_lite.server.engine import Engine
 
-FORCED_PUBLISH_S: Final = 0.1  # interval of publishes if a parked publisher also consumes
-UNSTORED: Final = "unstored"  # reason for not reading from a session
+FORCED_PUBLISH_S: Final = 0.1  # publish interval of a parked publisher that also consumes
+UNSTORED: Final = "unstored"  # reason for pausing reads from a session
 _PRELOADED: Final = 500  # number of frames whose messages are loaded together
 
 
@@ -41,17 +41,17 @@ class FrameSession(Protocol):
 
     @property
     def connection(self) -> Connection | None:
-        """The core's connection; None before the first batch and after the last one."""
+        """The core's connection, or None before the first batch and after the last one."""
 
     @property
     def is_ending(self) -> bool:
-        """Whether the connection closes once its frames are processed."""
+        """Whether the connection will close once its frames are processed."""
 
     def pause_reading(self, reason: str) -> None:
         """Stop reading until ``resume_reading`` has been called for every reason."""
 
     def resume_reading(self, reason: str) -> None:
-        """Remove a reason not to read."""
+        """Remove a pause reason; reading resumes once no reasons remain."""
 
     def finish(self, reason: str) -> None:
         """Close the connection once its frames are processed."""
@@ -61,7 +61,7 @@ class FrameSession(Protocol):
 
 
 class _EndedSession:
-    """Replaces a session that has ended, so that it is freed without garbage collection."""
+    """Replaces an ended session, which is then freed without garbage collection."""
 
     connection: Connection | None = None
     is_ending = True
@@ -83,23 +83,23 @@ class FrameProcessor:
     """The frames that a session has read but the broker has not yet processed."""
 
     def __init__(self, session: FrameSession, engine: Engine, limits: SessionLimits) -> None:
-        self.is_parked = False  # a publish and all frames after it wait for its queue
+        self.is_parked = False  # a publish and all later frames wait for its queue
         self.content_bytes = 0  # total size of the message contents in the frames
         self._session: FrameSession = session
         self._engine = engine
         self._limits = limits
         self._frames: deque[ClientFrame] = deque()
-        self._is_queued = False  # ``process`` is in the engine's inbox or in a queue's line
-        self._waits_for: str | None = None  # the queue in whose line it is
-        self._is_forced = False  # store the next parked publish even though its queue is full
+        self._is_queued = False  # True while ``process`` is in the inbox or in a queue's line
+        self._waits_for: str | None = None  # the queue whose line ``process`` is in
+        self._is_forced = False  # store the next parked publish even if its queue is full
         self._validated: ValidatedPublish | None = None  # verdict on the first frame
 
     def __bool__(self) -> bool:
-        """Return whether there are frames left."""
+        """Return whether any frames are left."""
         return bool(self._frames)
 
     def add(self, frames: list[ClientFrame]) -> None:
-        """Add frames in order, for the next batch."""
+        """Add frames, in order, for the next batch."""
         if frames:
             self._frames += frames
             for frame in frames:
@@ -127,7 +127,7 @@ class FrameProcessor:
         self.content_bytes, self._validated = 0, None
 
     def close(self) -> None:
-        """Drop all frames and the session, which has ended."""
+        """Drop all frames and the ended session."""
         self.clear()
         self._session = _EndedSession()
 
@@ -198,14 +198,14 @@ class FrameProcessor:
     def _must_stop(
         self, core: Broker, connection: Connection, frame: ClientFrame, result: CommandResult
     ) -> bool:
-        """Handle any result but DONE; return False if the next frame may be processed."""
+        """Handle a result other than DONE; return False if the next frame may be processed."""
         if result is CommandResult.LOAD:
             ahead = islice(self._frames, _PRELOADED)
             ends = (f for f in ahead if isinstance(f, Acknowledge | Requeue | DeadLetter))
             core.preload([end.message_id for end in ends])
             self._process_in_next_batch()
             return True
-        if result is CommandResult.WAIT:  # dead letters that follow may wait together with it
+        if result is CommandResult.WAIT:  # later dead letters may wait together with this one
             self._frames.popleft()
             while self._frames and isinstance(other := self._frames[0], DeadLetter):
                 if apply_frame(core, connection, other) is CommandResult.LOAD:
@@ -224,8 +224,8 @@ class FrameProcessor:
         return not isinstance(frame, Publish) or self._park(core, connection, frame)
 
     def _park(self, core: Broker, connection: Connection, frame: Publish) -> bool:
-        """Wait until the queue accepts messages; a client that also consumes goes on slowly."""
-        if self._session.is_ending:  # no client is waiting any more
+        """Wait until the queue accepts messages; a client that also consumes continues slowly."""
+        if self._session.is_ending:  # the client no longer waits
             core.refused["connection ended"] += 1
         elif self._is_forced:
             piece = (frame.queue, frame.content, frame.ttl_s, self._validated)
@@ -246,7 +246,7 @@ class FrameProcessor:
         return False
 
     def _on_validated(self, validated: ValidatedPublish) -> None:
-        """Continue after a large content was validated in the background."""
+        """Continue after large content was validated in the background."""
         self._validated = validated
         self.process(self._engine.core)
 
@@ -263,7 +263,7 @@ def apply_frame(
     frame: ClientFrame,
     validated: ValidatedPublish | None = None,
 ) -> CommandResult:
-    """Pass one frame to the core, with the verdict on its content if there is one."""
+    """Pass one frame to the core, with the verdict on its content, if available."""
     match frame:
         case Publish():
             return core.publish(
@@ -286,7 +286,7 @@ def apply_frames(
     most: int,
     quota: PublishQuota,
 ) -> tuple[int, int]:
-    """Pass the first frames to the core as one run if they need no individual checks; remove them.
+    """Remove the first frames that need no individual checks and pass them to the core as one run.
 
     A run consists of publishes or of acknowledgements, for any queues.  Return how many frames were
     passed, at most ``most`` and what ``quota`` allows, and the total size of their contents.  Pass
@@ -296,7 +296,7 @@ def apply_frames(
     count = size = 0
     if type(first) is Acknowledge:
         count = core.acknowledge_run(connection, _acknowledgements(frames, most))
-    elif type(first) is Publish and len(frames) > 1:  # a single one gains nothing
+    elif type(first) is Publish and len(frames) > 1:  # a single publish gains nothing
         runs, publishes = _publishes(core, frames, first, most, quota)
         if publishes:
             bodies = [frame.content for frame in publishes]
@@ -315,7 +315,7 @@ def _publishes(
     most: int,
     quota: PublishQuota,
 ) -> tuple[list[QueueRun], list[Publish]]:
-    """Return the first frames that publish to unchecked queues, all with keys or all without.
+    """Return the leading publishes to unchecked queues, either all with keys or all without.
 
     Their number is limited by ``quota`` and by the bytes of content that the batch accepts.
     """
@@ -323,7 +323,7 @@ def _publishes(
     runs: list[QueueRun] = []
     room = core.limits.batch_bytes - core.state.batch.created_bytes
     queue: Queue | None = None
-    name, start, end = "", 0, 0  # last run: queue, start and highest end in ``found``
+    name, start, end = "", 0, 0  # the last run's queue, start and maximum end in ``found``
     has_key = first.key is not None
     for frame in islice(frames, most):
         if type(frame) is not Publish or (found and room <= 0):
@@ -350,7 +350,7 @@ def _publishes(
 
 
 def _acknowledgements(frames: deque[ClientFrame], most: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the queue and id of each acknowledgement, up to the first other frame."""
+    """Yield the queue and id of each acknowledgement, until a frame of another type."""
     for frame in islice(frames, most):
         if type(frame) is not Acknowledge:
             return

@@ -15,7 +15,7 @@ from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import AppendDispatch, ServerSide
 from phpmq_lite.protocol.frames import ClientFrame
 
-CUT_BYTES: Final = 256  # maximum number of bytes recorded of each content
+CUT_BYTES: Final = 256  # maximum number of bytes recorded per content
 
 _MESSAGES: Final = {
     frames.PUBLISH: "publish",
@@ -27,12 +27,12 @@ _MESSAGES: Final = {
     frames.RECEIPT: "receipt",
 }
 _BREAKS: Final = b"\r\n"
-_LONGEST_HEAD: Final = 38  # 36 and a line break; longer lines are not packet headers
+_LONGEST_HEAD: Final = 38  # 36 bytes and a line break; longer lines are not packet headers
 
 
 @dataclass(slots=True, frozen=True)
 class FramePiece:
-    """Bytes that belong together, and their meaning; ``cut`` is the number of bytes dropped."""
+    """A piece of a frame and its meaning; ``cut`` is the number of bytes dropped."""
 
     raw: bytes
     meaning: str
@@ -41,7 +41,7 @@ class FramePiece:
 
 @dataclass(slots=True, frozen=True)
 class DissectedFrame:
-    """A frame: a message header, followed by packets."""
+    """A frame, split into a message header and packets."""
 
     kind: str  # publish, consume, …
     queue: str | None
@@ -80,18 +80,18 @@ class Dissector:
         return not self._frame and not self._head
 
     def reset(self) -> None:
-        """Drop an incomplete frame; the next byte must begin a new one."""
+        """Drop an incomplete frame; the next byte must begin a new frame."""
         self._frame = b""  # message header of the incomplete frame
         self._head = b""  # an incomplete header, or the packet header of the incomplete content
         self._packets_left = 0
-        self._pieces: list[tuple[bytes, bytes, int]] = []  # header, recorded content, full length
+        self._pieces: list[tuple[bytes, bytes, int]] = []  # (header, recorded content, length)
         self._content = b""
         self._length = 0
-        self._left = -1  # missing bytes of content; -1: a header comes next
+        self._left = -1  # number of content bytes missing, or -1 if a header comes next
         self._size = 0
 
     def incomplete(self) -> DissectedFrame | None:
-        """Return the part of an incomplete frame that has arrived."""
+        """Return the part of an incomplete frame received so far, or None."""
         if self.is_between:
             return None
         if not self._frame:
@@ -129,7 +129,7 @@ class Dissector:
 
     def _message_header(self, data: bytes, pos: int) -> int:
         if not self._head and data[pos] in _BREAKS:
-            self._size -= 1  # the break does not belong to a frame
+            self._size -= 1  # this line break is not part of a frame
             return pos + 1
         stop = pos + frames.HEADER_BYTES - len(self._head)
         self._head += data[pos:stop]
@@ -141,7 +141,7 @@ class Dissector:
 
     def _packet_header(self, data: bytes, pos: int) -> int:
         if not self._head and data[pos] in _BREAKS:
-            return pos + 1  # the break ends the previous content
+            return pos + 1  # this line break ends the previous content
         if self.is_line:
             stop = data.find(b"\n", pos) + 1 or len(data)
             self._head += data[pos:stop]
@@ -220,19 +220,19 @@ def _describe_packet(message: int, packet: int, content: bytes, length: int) -> 
 FRAMES: Final = 50  # frames recorded per connection
 FRAMES_PER_S: Final = 200  # total for both directions; frames beyond this limit are skipped
 IDLE_S: Final = 60.0  # recording ends after this long without a viewer
-WATCHED: Final = 16  # connections watched at the same time
-ERRORS: Final = 100  # protocol errors kept
+WATCHED: Final = 16  # maximum number of connections watched at the same time
+ERRORS: Final = 100  # number of protocol errors kept
 CONTEXT_BYTES: Final = 32  # bytes recorded on either side of a wrong byte
 
 _EXPECTED: Final = {
     frames.BAD_HEADER: "a message header: H and seven digits",
     frames.BAD_VERSION: "version 01",
     frames.UNKNOWN_TYPE: "a message type: 001, 002, 004, 005 or 006",
-    frames.UNEXPECTED_TYPE: "a type that a client sends: 001, 002, 004, 005 or 006",
-    frames.BAD_PACKET_COUNT: "a packet count that this message type allows",
+    frames.UNEXPECTED_TYPE: "a type that clients send: 001, 002, 004, 005 or 006",
+    frames.BAD_PACKET_COUNT: "a packet count allowed for this message type",
     frames.BAD_FRAMING: "a packet or a line break, as in the first frame",
     frames.BAD_PACKET_HEADER: "a packet header: P and digits",
-    frames.BAD_PACKET_TYPE: "a packet type that this message allows",
+    frames.BAD_PACKET_TYPE: "a packet type allowed in this message",
     frames.DUPLICATE_PACKET: "each packet type at most once",
     frames.TOO_LARGE: "a length within the limit",
     frames.EMPTY_QUEUE: "a queue name of 1 to 255 bytes, up to 259 if it ends in .dlq",
@@ -244,7 +244,7 @@ _EXPECTED: Final = {
 
 
 def expected_syntax(code: str) -> str:
-    """Return what the grammar expects where an error with this code occurred."""
+    """Return the syntax that the grammar expects where an error with this code occurred."""
     return _EXPECTED.get(code, "")
 
 
@@ -254,7 +254,7 @@ class RecordedFrame:
 
     number: int
     at_ms: int  # Unix ms
-    is_inbound: bool  # from the client
+    is_inbound: bool  # True if sent by the client
     frame: DissectedFrame
 
 
@@ -269,22 +269,22 @@ class ProtocolErrorRecord:
     detail: str
     expected: str
     offset: int  # position of the first wrong byte in the connection
-    before: bytes  # correct bytes before it that came in the same read
-    found: bytes  # from the wrong byte on; empty if it came in an earlier read
+    before: bytes  # correct bytes before the wrong byte that arrived in the same read
+    found: bytes  # the wrong byte and the bytes after it; empty if it arrived in an earlier read
 
 
 class FrameRecorder:
-    """The last frames of one connection; times are on the event loop's clock, in seconds."""
+    """The most recent frames on a connection; times are event-loop times in seconds."""
 
     def __init__(self, now_s: float) -> None:
         self.frames: deque[RecordedFrame] = deque(maxlen=FRAMES)
         self.began_at = _wall_ms()
         self.viewed_at = now_s
-        self.count = 0  # frames recorded
-        self.skipped = 0  # frames skipped by the rate limit
+        self.count = 0  # number of frames recorded
+        self.skipped = 0  # number of frames skipped by the rate limit
         self._in = Dissector()
         self._out = Dissector()
-        self._is_aligned = False  # the position of the next inbound byte in its frame is known
+        self._is_aligned = False  # True if the next inbound byte's position is known
         self._second = 0
         self._budget = 0
 
@@ -311,11 +311,11 @@ class FrameRecorder:
         if side.error is not None:  # bytes from the wrong byte on are not frames
             seen = seen[:frames]
         self._keep(seen, is_inbound=True)
-        if not partial and not self._in.is_between:  # resynchronize
+        if not partial and not self._in.is_between:  # start over
             self._in.reset()
 
     def record_outbound(self, parts: Sequence[bytes], side: ServerSide) -> None:
-        """Record a frame that is about to be written, given in pieces."""
+        """Record a frame, given in pieces, that is about to be written."""
         if not self._has_budget():
             self.skipped += 1
             return
@@ -343,7 +343,7 @@ class FrameRecorder:
 
 
 class RecordedSide:
-    """Replaces a ``ServerSide`` and records its traffic; ``side`` does everything else.
+    """Wraps a ``ServerSide`` and records its traffic; everything else is delegated to ``side``.
 
     The frames that ``release`` returns have been recorded on arrival.
     """
@@ -366,7 +366,7 @@ class RecordedSide:
 
     @property
     def dispatcher(self) -> AppendDispatch:
-        """See ``ServerSide``."""
+        """Return the function that appends and records a dispatch."""
         return self.append_dispatch
 
     def append_dispatch(
@@ -471,7 +471,7 @@ class Inspector:
 def watch_client(
     core: Any, inspector: Inspector, client: int, now_s: float
 ) -> FrameRecorder | None:
-    """Watch the connection with number ``client``; call it within a batch."""
+    """Watch the connection with client number ``client``; call this within a batch."""
     connection = core.connections.get(client)
     return inspector.watch(client, None if connection is None else connection.peer, now_s)
 

@@ -30,10 +30,10 @@ from phpmq_lite.server.tls import HANDSHAKE_S, server_context
 from phpmq_lite.settings.model import TcpSettings
 
 Kind = Literal["tcp", "tls", "unix"]
-Factory = Callable[[Kind, Revision], asyncio.Protocol]  # creates the protocol
+Factory = Callable[[Kind, Revision], asyncio.Protocol]  # creates a connection's protocol
 
-_BACKLOG: Final = 1_024  # the kernel may use less
-_SHUTDOWN_S: Final = 5.0  # how long a TLS peer may take to answer the close
+_BACKLOG: Final = 1_024  # the kernel may use a lower value
+_SHUTDOWN_S: Final = 5.0  # time allowed for a TLS peer to answer a close
 _RETRY_S: Final = 1.0  # delay after running out of a resource
 
 # A peer that sends no data for 60 s is probed every 15 s and dropped after 4 missed probes.
@@ -60,7 +60,7 @@ class _Listener:
 
 
 class Listeners:
-    """All configured PHPMQ listeners: optionally ``bind``, then ``open`` once and ``close`` once.
+    """All configured PHPMQ listeners.  Optionally ``bind``, then ``open`` and ``close`` once each.
 
     ``factory(kind, revision)`` returns the protocol of a connection.  With ``gate``, a TLS
     connection reserves a place before its handshake; the protocol must call ``gate.admit`` in
@@ -73,13 +73,13 @@ class Listeners:
         self._gate = gate
         self.tls: ssl.SSLContext | None = None  # set by ``bind`` if TLS is configured
         self._is_bound = False
-        self._unix: list[tuple[int, ListenAddress, Revision]] = []  # with the index in _listeners
+        self._unix: list[tuple[int, ListenAddress, Revision]] = []  # int: index in _listeners
         self._listeners: list[_Listener] = []
         self._handshakes: set[asyncio.Task[None]] = set()
 
     @property
     def addresses(self) -> list[str]:
-        """Open listeners (``HOST:PORT`` or ``unix:PATH``); the older revision's come last."""
+        """Addresses of open listeners (``HOST:PORT`` or ``unix:PATH``), older revision last."""
         return [listener.address for listener in self._listeners]
 
     @property
@@ -121,7 +121,7 @@ class Listeners:
         self._is_bound = True
 
     async def open(self) -> None:
-        """Accept connections on all listeners; bind them first if needed, and on errors close all.
+        """Accept connections on all listeners, binding them if necessary; on errors, close all.
 
         Raises:
             SettingsError, StartRefusedError: see ``bind``.
@@ -177,7 +177,7 @@ class Listeners:
             except ConnectionAbortedError:
                 continue  # the client has already disconnected
             except OSError as error:
-                # Out of descriptors or memory: retry after other connections have closed.
+                # Descriptors or memory have run out, so retry after other connections have closed.
                 if not is_quiet("accept_failed"):
                     _log.error("accept_failed", listener=listener.address, reason=str(error))
                 await asyncio.sleep(_RETRY_S)
@@ -212,7 +212,7 @@ class Listeners:
         try:
             _set_options(connection)
             protocol = self._factory(listener.kind, listener.revision)
-        except Exception as error:  # keep accepting others
+        except Exception as error:  # keep accepting other connections
             connection.close()
             if not is_quiet("session_failed"):
                 _log.error(
@@ -254,15 +254,15 @@ def _bind_unix(path: Path, revision: Revision) -> _Listener:
 
 
 def _absolute(address: str) -> str:
-    """Return the address; the path of a Unix socket becomes absolute."""
+    """Return the address, with an absolute path if it is a Unix socket."""
     if not address.startswith("unix:"):
         return address
     return f"unix:{Path(address.removeprefix('unix:')).absolute()}"
 
 
 def _remove_own_socket(path: Path, file: tuple[int, int]) -> None:
-    """Remove our socket file, unless another one has replaced it."""
-    with suppress(OSError):  # a file that remains is stale, as after a kill
+    """Remove our socket file, unless another file has replaced it."""
+    with suppress(OSError):  # a remaining file counts as stale, as after a kill
         status = path.stat()
         if (status.st_dev, status.st_ino) == file:
             path.unlink()

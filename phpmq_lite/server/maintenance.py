@@ -27,20 +27,20 @@ from phpmq_lite.storage.integrity.scrub import (
     write_state,
 )
 
-START_S: Final = 60.0  # delay after a start, which has more urgent work
+START_S: Final = 60.0  # delay after startup, which has more urgent work
 _TICK_S: Final = 0.2
-_SAVE_EVERY_S: Final = 10.0  # between two saves of the scrub progress
-_BUSY_BYTES: Final = 64 << 10  # bytes received per tick at which clients count as busy
+_SAVE_EVERY_S: Final = 10.0  # interval between saves of the scrub progress
+_BUSY_BYTES: Final = 64 << 10  # clients count as busy if this many bytes arrive per tick
 _DAY_MS: Final = 86_400_000
 # Limit on bytes written during a structure check, which keeps the WAL from being truncated.
 LOG_BYTES: Final = 1 << 30
-_LOG_CHECK_S: Final = 1.0  # between two checks of the WAL's size
+_LOG_CHECK_S: Final = 1.0  # interval between checks of the WAL's size
 T = TypeVar("T")
 _log = logs.get_logger(__name__)
 
 
 class ScrubRunner:
-    """Runs the scrub of a broker; ``run`` works until it is cancelled."""
+    """Runs a broker's scrub; ``run`` continues until it is cancelled."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ScrubRunner:
         self._requested = asyncio.Event()
         self._is_cancelled = False
         self._bytes_in = 0
-        self._thread: asyncio.Future[Any] | None = None  # the last call that runs in a thread
+        self._thread: asyncio.Future[Any] | None = None  # the last call made in a thread
 
     @property
     def is_working(self) -> bool:
@@ -69,7 +69,7 @@ class ScrubRunner:
 
     @property
     def tick_bytes(self) -> int:
-        """Return how many bytes the next tick reads: a tenth as many while clients are busy."""
+        """Return how many bytes the next tick reads, reduced to a tenth while clients are busy."""
         seen, self._bytes_in = self._bytes_in, self._figures.bytes_in
         rate = self._settings().scrub.bytes_per_s * _TICK_S
         return max(1, int(rate if self._bytes_in - seen < _BUSY_BYTES else rate / 10))
@@ -98,7 +98,7 @@ class ScrubRunner:
 
     def _check(self, *, is_working: bool) -> None:
         if self.is_working and not is_working:
-            raise RefusedError("scrub_running", "a scrub is running")
+            raise RefusedError("scrub_running", "a scrub is already running")
         if is_working and not self.is_working:
             raise RefusedError("scrub_idle", "no scrub is running")
 
@@ -117,7 +117,7 @@ class ScrubRunner:
                 )
         finally:
             self._scrub.stop()
-            if self._thread is not None:  # its read connection would keep the WAL open
+            if self._thread is not None:  # the thread's read connection would keep the WAL open
                 await asyncio.wait({self._thread})
 
     async def _wait_until_due(self) -> bool:
@@ -150,7 +150,7 @@ class ScrubRunner:
             self.state.structure = [str(error)]
             _log.error("scrub_failed", reason=str(error))
             self._abandon_round(is_requested=is_requested)
-        except StorageError as error:  # such as a lack of descriptors: retry soon
+        except StorageError as error:  # for example, too few descriptors; retry soon
             _log.error("scrub_failed", reason=str(error))
             self.state.now = ScrubRound()
         except Exception:
@@ -240,7 +240,7 @@ class ScrubRunner:
 
 
 class Maintenance:
-    """Backups and scrub of a broker; ``run`` works until it is cancelled.
+    """A broker's backups and scrub; ``run`` continues until it is cancelled.
 
     ``settings`` returns the current settings.
     """
@@ -266,7 +266,7 @@ class Maintenance:
         self.scrub = ScrubRunner(engine, figures, database, settings)
 
     async def run(self, *, is_structure_due: bool = False) -> None:
-        """Work on schedule and on demand; check the structure first if ``is_structure_due``."""
+        """Back up and scrub on schedule and on demand; first check the structure if it is due."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_run_again("backups", self.backups.run))
             tasks.create_task(
@@ -293,13 +293,13 @@ def _log_backup(result: Backup | StorageError) -> None:
 
 
 def _cause_of(failure: StorageError) -> BaseException | None:
-    """Return the cause if it is unexpected, so that its traceback is worth logging."""
+    """Return the cause if it is unexpected, which makes its traceback worth logging."""
     cause = failure.__cause__
     return None if isinstance(cause, OSError | sqlite3.Error) else cause
 
 
 class DiskSpaceMonitor:
-    """Applies, in the event loop, the changes that the writer's thread makes to a ``DiskSpace``.
+    """Applies the writer thread's changes to a ``DiskSpace`` in the event loop.
 
     Create it in the loop; call ``attach`` once the engine exists.
     """
@@ -307,7 +307,7 @@ class DiskSpaceMonitor:
     def __init__(self, space: DiskSpace) -> None:
         self.space = space
         self._engine: Engine | None = None
-        self._shortage: Shortage | None = None  # the last one applied
+        self._shortage: Shortage | None = None  # the last shortage applied
         self._trouble: str | None = None
         loop = asyncio.get_running_loop()
 

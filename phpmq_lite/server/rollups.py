@@ -1,4 +1,4 @@
-"""Queue activity: 10 s points of the last hour in memory, stored minutes and quarter hours.
+"""Queue activity: 10 s points for the last hour in memory; minutes and quarter hours on disk.
 
 ``Rollups`` keeps the numbers and uses no clock, task or disk; ``RollupSampler`` drives it::
 
@@ -45,11 +45,11 @@ from phpmq_lite.writes import PutRollup, TrimRollups, Write
 
 SLOT_S: Final = 10
 HOUR_S: Final = 3_600
-QUEUES_MAX: Final = 200  # queues that have points and rows of their own
+QUEUES_MAX: Final = 200  # maximum number of queues with their own points and rows
 _LATE_S: Final = 60  # longest time that a point covers; a longer delay leaves a gap
 _QUEUES_AT_ONCE: Final = 500  # idle queues per slice
 _CHANGED_AT_ONCE: Final = 50  # queues with histograms per slice
-_REMOVED_AT_ONCE: Final = 500  # rows trimmed per minute; at most 203 are added
+_REMOVED_AT_ONCE: Final = 500  # maximum number of rows trimmed per minute; at most 203 are added
 
 _NUMBERS: Final = 2 + len(COUNTS) + len(GAUGES)
 _ZEROS: Final = (0,) * len(COUNTS)
@@ -59,7 +59,7 @@ Writes = list[Write]
 
 
 class RollupSum:
-    """Activity in a time span: total counts, gauges at the end, and histograms."""
+    """Activity in a time span: total counts, gauges at its end, and histograms."""
 
     __slots__ = ("counts", "gauges", "hold", "wait")
 
@@ -87,12 +87,12 @@ class RollupSum:
         )
 
     def append(self, later: "RollupSum") -> None:
-        """Add activity of the time span that follows."""
+        """Add the activity of the following time span."""
         self.add(later)
         self.gauges = list(later.gauges)
 
     def add(self, other: "RollupSum") -> None:
-        """Add activity of the same time span; the gauges do not change."""
+        """Add activity from the same time span, leaving the gauges unchanged."""
         self.counts = list(map(add, self.counts, other.counts))
         self.wait = _sum_histograms(self.wait, other.wait)
         self.hold = _sum_histograms(self.hold, other.hold)
@@ -105,7 +105,7 @@ def _sum_histograms(one: list[int] | None, other: list[int] | None) -> list[int]
 
 
 class Series:
-    """Points of one queue in the last hour, oldest first, each of 14 numbers and two histograms."""
+    """A queue's points in the last hour, oldest first; each has 14 numbers and two histograms."""
 
     __slots__ = ("_histograms", "_numbers")
 
@@ -119,7 +119,7 @@ class Series:
         self._histograms.append((point.wait, point.hold))
 
     def trim(self, before_s: int) -> bool:
-        """Drop points that began before a time; return whether any are left."""
+        """Drop points that began before ``before_s``; return whether any points are left."""
         numbers, at = self._numbers, 0
         while at < len(numbers) and numbers[at] < before_s:
             at += _NUMBERS
@@ -146,10 +146,10 @@ class Rollups:
     """
 
     def __init__(self) -> None:
-        self.ages: dict[int, int] = {}  # when the first ready message was published, Unix ms
+        self.ages: dict[int, int] = {}  # publish time of each first ready message, in Unix ms
         self.ready_queues: list[int] = []  # queue_ids with ready messages at the last ``collect``
         self.dead_letter_queues: set[int] = set()  # ready queues that store dead letters
-        # Charts drawn from the points; valid until the next points.
+        # Charts drawn from the points are valid until new points are added.
         self.charts: dict[tuple[int, str], str] = {}
         self._series: dict[int, Series] = {}
         self._before: dict[int, tuple[QueueCounters, tuple[int, ...]]] = {}
@@ -157,13 +157,13 @@ class Rollups:
         self._holds: dict[int, Sequence[int]] = {}
         self._nonempty: set[int] = set()  # queue_ids that were not empty at the last sample
         self._own_queues: set[int] = set()  # queue_ids with their own points
-        self._activity: dict[int, int] = {}  # events in this minute, by queue_id
+        self._activity: dict[int, int] = {}  # number of events in this minute, by queue_id
         self._slot: dict[int, RollupSum] = {}
         self._minute: dict[int, RollupSum] = {}
         self._quarter: dict[int, RollupSum] = {}
-        self.minute_s = 0  # start of the open minute; earlier ones are stored
+        self.minute_s = 0  # start of the open minute; earlier minutes are stored
         self._slot_s = 0  # start of the open slot
-        self._refused: deque[tuple[int, dict[str, int]]] = deque()  # each minute, for an hour
+        self._refused: deque[tuple[int, dict[str, int]]] = deque()  # one per minute, for an hour
 
     # -- reading
 
@@ -173,12 +173,12 @@ class Rollups:
         return series.points() if series is not None else []
 
     def uptime(self) -> list[UptimeSpan]:
-        """Return the time spans in which the broker ran; the time between them is a gap."""
+        """Return the time spans in which the broker was running; all other times are gaps."""
         rests = {point.at_s for point in self.points(OTHERS)}
         return [UptimeSpan(p.at_s, p.span_s, p.at_s in rests) for p in self.points(ALL)]
 
     def recently_refused(self, refused: Mapping[str, int]) -> dict[str, int]:
-        """Return how many publishes were refused in the last hour, by reason."""
+        """Return the number of publishes refused in the last hour, by reason."""
         before = self._refused[0][1] if self._refused else {}
         lately = {reason: count - before.get(reason, 0) for reason, count in refused.items()}
         return {reason: count for reason, count in lately.items() if count > 0}
@@ -191,7 +191,7 @@ class Rollups:
         self.minute_s = now_s // MINUTE_S * MINUTE_S
 
     def load(self, rows: Sequence[tuple[int, Point]]) -> Iterator[Writes]:
-        """Continue from stored minutes in order: those of the last hour and the last quarter.
+        """Continue from the stored minutes of the last hour and the last quarter hour, in order.
 
         A minute or quarter hour that a stop interrupted is continued.
         """
@@ -215,7 +215,7 @@ class Rollups:
     # -- each slot
 
     def collect(self, queues: Sequence[Queue]) -> Iterator[Writes]:
-        """Add what happened on each queue since the last call."""
+        """Add each queue's activity since the last call."""
         self._slot.setdefault(ALL, RollupSum()).gauges = [0] * len(GAUGES)
         for gone in (DEAD_LETTERS, OTHERS):
             if gone in self._slot:
@@ -229,7 +229,7 @@ class Rollups:
                 yield []
 
     def _sample_queue(self, queue: Queue) -> bool:
-        """Add the activity of one queue; return False if there was none."""
+        """Add one queue's activity; return False if there was none."""
         queue_id, row, held = queue.queue_id, queue.row, queue.held
         counts: tuple[int, ...] = _counts(queue.counters)
         before = self._last_counts(queue)
@@ -259,7 +259,7 @@ class Rollups:
         return True
 
     def _last_counts(self, queue: Queue) -> tuple[int, ...]:
-        """Return the counts at the last sample; zeros for a queue that was recreated."""
+        """Return the counts at the last sample, or zeros if the queue was recreated."""
         queue_id = queue.queue_id
         totals, counts = self._before.get(queue_id, (queue.counters, _ZEROS))
         if totals is queue.counters:
@@ -310,7 +310,7 @@ class Rollups:
             yield from self._end_minute(now_s)
 
     def _set_ages(self, slot: dict[int, RollupSum], now_s: int) -> None:
-        """Set the gauge for how long the oldest ready message of each queue has waited."""
+        """Set each queue's gauge for the waiting time of its oldest ready message."""
         first: dict[int, int] = {}
         for queue_id in self.ready_queues:
             at_ms = self.ages.get(queue_id)
@@ -347,7 +347,7 @@ class Rollups:
             ]
 
     def _choose_own(self) -> None:
-        """Choose the queues with their own points, preferring those that already have them."""
+        """Choose which queues get their own points, preferring those that already have them."""
         activity, self._activity = self._activity, {}
         own = self._own_queues
         self._own_queues = set(
@@ -366,7 +366,7 @@ class Rollups:
     # -- once a minute
 
     def record_refused(self, now_s: int, refused: Mapping[str, int]) -> None:
-        """Record how many publishes were refused so far."""
+        """Record the number of publishes refused so far."""
         self._refused.append((now_s, dict(refused)))
         while self._refused[0][0] < now_s - HOUR_S:
             self._refused.popleft()
@@ -386,7 +386,7 @@ class Rollups:
 def _histogram_growth(
     seen: dict[int, Sequence[int]], queue_id: int, counts: Sequence[int] | None
 ) -> list[int] | None:
-    """Return what was added to a histogram since the last call; None if nothing was."""
+    """Return the counts added to a histogram since the last call, or None if it is unchanged."""
     if not counts:
         return None
     before = seen.get(queue_id)
@@ -397,11 +397,11 @@ def _histogram_growth(
 
 
 _AFTER_S: Final = 0.05  # delay after a slot, because a timer may fire slightly early
-_AGES_AT_ONCE: Final = 500  # queues per read
+_AGES_AT_ONCE: Final = 500  # number of queues per read
 
 
 class RollupSampler:
-    """Samples the broker's activity: cancel ``run`` to stop it, then call ``finish`` once."""
+    """Samples the broker's activity.  To stop, cancel ``run``, then call ``finish`` once."""
 
     def __init__(self, engine: Engine, readers: Readers, rollups: Rollups) -> None:
         self._engine = engine
@@ -409,7 +409,7 @@ class RollupSampler:
         self._stored = StoredRollups(readers)
         self._reader = MessageReader(readers)
         self._work: Iterator[Writes] = iter(())  # a sample in progress
-        self.is_loaded = False  # stored rows were read, or cannot be read
+        self.is_loaded = False  # True once stored rows were read or proved unreadable
         rollups.begin(self._now_ms() // 1_000)
 
     def _now_ms(self) -> int:
@@ -434,7 +434,7 @@ class RollupSampler:
         return await self._stored.since(MINUTE_S, since_s)
 
     async def sample(self) -> None:
-        """Sample all queues, and store each time span that is complete."""
+        """Sample all queues, and store each completed time span."""
         rollups, state = self._rollups, self._engine.core.state
         await self._collect()
         now_s = self._now_ms() // 1_000
@@ -446,7 +446,7 @@ class RollupSampler:
     async def _collect(self) -> None:
         rollups = self._rollups
         await self._run_slices(rollups.collect(list(self._engine.core.state.by_id.values())))
-        with suppress(StorageError):  # keep the previous ages
+        with suppress(StorageError):  # on failure, keep the previous ages
             rollups.ages = await self._read_ages(rollups.ready_queues)
 
     async def _run_slices(self, work: Iterator[Writes]) -> None:
@@ -463,7 +463,7 @@ class RollupSampler:
         return ages
 
     async def finish(self) -> None:
-        """Store the incomplete minute; call it after the last command, before the engine stops.
+        """Store the incomplete minute; call this after the last command, before the engine stops.
 
         If the stored rows were never read, nothing is stored.
         """
@@ -478,7 +478,7 @@ class RollupSampler:
         await self._engine.call(finish)
 
     def _last_slices(self, core: Broker) -> Iterator[Writes]:
-        yield from self._work  # what is left of a cancelled sample
+        yield from self._work  # the rest of a cancelled sample
         yield from self._rollups.collect(list(core.state.by_id.values()))
         yield from self._rollups.close(self._now_ms() // 1_000, is_last=True)
 

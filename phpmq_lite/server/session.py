@@ -1,4 +1,4 @@
-"""One client on a socket: reads bytes, passes on frames, writes dispatches and receipts.
+"""A client session on a socket: reads bytes, passes on frames, writes dispatches and receipts.
 
 A ``Session`` is an asyncio protocol around ``protocol.connection.ServerSide``.  Its frames go to a
 ``FrameProcessor``, which passes them to the core in the engine's batches, strictly in order.
@@ -26,8 +26,8 @@ from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.frame_processing import FrameProcessor, SessionLimits
 from phpmq_lite.server.frame_recorder import Side
 
-GUARD_SILENCE_S: Final = 0.02  # after this, bytes that could be HTTP are treated as PHPMQ
-HALF_CLOSED_BATCHES: Final = 4  # two suffice to load a page of messages and their bodies
+GUARD_SILENCE_S: Final = 0.02  # after this silence, bytes that could be HTTP are treated as PHPMQ
+HALF_CLOSED_BATCHES: Final = 4  # two batches suffice to load a page of messages and their bodies
 _SMALL_BYTES: Final = 4_096
 _PEER_CLOSED: Final = getattr(select, "POLLRDHUP", 0)  # poll() always reports a reset
 _HINT_S: Final = 1.0  # maximum time from first dispatch to disconnect for a hint
@@ -53,14 +53,14 @@ class SessionContext:
             self._emptied.set()
 
     async def wait_empty(self) -> None:
-        """Wait until there are no sessions."""
+        """Wait until no sessions remain."""
         while self.sessions:
             self._emptied.clear()
             await self._emptied.wait()
 
 
 class Session(asyncio.Protocol):
-    """One connection: a ``model.Peer`` for the engine, a protocol for the event loop."""
+    """A connection: a ``model.Peer`` for the engine and a protocol for the event loop."""
 
     def __init__(self, shared: SessionContext, side: ServerSide, kind: str) -> None:
         self.side: Side = side  # replaced with a RecordedSide while the connection is watched
@@ -70,17 +70,17 @@ class Session(asyncio.Protocol):
         self.bytes_in = 0
         self.bytes_out = 0
         self.acks = SmoothedRate()
-        self.frame_began_at: float | None = None  # on the event loop's clock; None between frames
-        self.frame_bytes = 0  # bytes received of the incomplete frame
+        self.frame_began_at: float | None = None  # event-loop time; None between frames
+        self.frame_bytes = 0  # number of bytes received of the incomplete frame
         self.last_read_at = 0.0
-        self.blocked_at: float | None = None  # last progress while the buffer is full
-        self.closing_at: float | None = None  # last progress while closing with unsent data
+        self.blocked_at: float | None = None  # time of the last progress while the buffer is full
+        self.closing_at: float | None = None  # last progress time while closing with unsent data
         self.first_dispatch_at: float | None = None
-        self.paused: set[str] = set()  # reasons not to read
-        self.has_eof = False  # the peer will not send anything more
+        self.paused: set[str] = set()  # reasons why reading is paused
+        self.has_eof = False  # the peer will send no more data
         self.frames = FrameProcessor(self, shared.engine, shared.limits)
         self._progress = WriteProgress()
-        self._is_charged = True  # False: the peer closed before its first dispatch
+        self._is_charged = True  # False if the peer closed before its first dispatch
         self._batches_left = HALF_CLOSED_BATCHES
         self._end_detector: EndDetector | None = None
         self._shared = shared
@@ -88,7 +88,7 @@ class Session(asyncio.Protocol):
         self._limits = shared.limits
         self._pressure = shared.pressure
         self._figures = shared.figures
-        self._host: str | None = None  # address that the gate counted
+        self._host: str | None = None  # address counted by the gate
         self._descriptor: int | None = None  # file descriptor for small writes
         self._loop = asyncio.get_running_loop()
         self._end_reason: str | None = None
@@ -146,12 +146,12 @@ class Session(asyncio.Protocol):
             self._stop_dispatching()
         if not self.frames:
             self._engine.submit(self._end_half_closed)
-        return self.kind != "tls"  # TLS cannot close one direction only
+        return self.kind != "tls"  # TLS cannot close only one direction
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Disconnect from the core after the complete frames are processed."""
         if self not in self._shared.sessions:
-            return  # it was never admitted
+            return  # the session was never admitted
         self._shared.remove(self)
         self._shared.gate.leave(self._host)
         self.finish("closed by the peer" if exc is None else "connection reset")
@@ -174,9 +174,9 @@ class Session(asyncio.Protocol):
     def send(
         self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
     ) -> list[Message]:
-        """See ``model.Peer``; write everything from a batch at once."""
+        """See ``model.Peer``; write all data from a batch in one call."""
         if self.transport.is_closing():
-            return []  # the disconnect is in the inbox, and returns what was not sent
+            return []  # the queued disconnect returns unsent messages
         if dispatches and self._has_ended:
             if self._end_reason is not None or self.first_dispatch_at is not None:
                 dispatches = []
@@ -191,7 +191,7 @@ class Session(asyncio.Protocol):
                 self.first_dispatch_at = self._loop.time()
             write_data(self.transport, self._descriptor, data)
             if receipts and self.blocked_at is not None:
-                self.pause_reading("receipts")  # the peer does not read the replies
+                self.pause_reading("receipts")  # the peer is not reading its receipts
             if self.has_eof and dispatches:
                 self.finish("closed by the peer")
         self._figures.late += len(expired)
@@ -199,7 +199,7 @@ class Session(asyncio.Protocol):
 
     @property
     def _has_ended(self) -> bool:
-        """Return whether the peer or this side has ended the connection, asking the system."""
+        """Return whether either side has ended the connection, according to the system."""
         if self.has_eof or self._end_reason is not None:
             return True
         detector = self._end_detector
@@ -207,10 +207,10 @@ class Session(asyncio.Protocol):
 
     def _stop_dispatching(self) -> None:
         if self.connection is not None:
-            self.connection.is_blocked = True  # now, because the next batch may be full
+            self.connection.is_blocked = True  # set now, because the next batch may be full
 
     def resume(self) -> None:
-        """See ``model.Peer``; the queue accepts messages again."""
+        """Continue because a queue accepts messages again; see ``model.Peer``."""
         self.frames.resume()
 
     def end(self, reason: str) -> None:
@@ -238,13 +238,13 @@ class Session(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the peer neither consumes nor has sent a frame that is being processed."""
+        """Return whether the peer has neither consumers nor frames that are being processed."""
         is_served = bool(self.frames) or self.frame_began_at is not None
         is_consuming = self.connection is None or bool(self.connection.consumers)
         return not is_consuming and (self.is_parked or not is_served)
 
     def abort(self, reason: str) -> None:
-        """Close now, dropping an incomplete frame and losing data that the peer has not read."""
+        """Close immediately, losing any incomplete frame and data that the peer has not read."""
         self.finish(reason)
         self.transport.abort()
 
@@ -252,7 +252,7 @@ class Session(asyncio.Protocol):
 
     @property
     def is_ending(self) -> bool:
-        """Whether the connection closes once its frames are processed."""
+        """Whether the connection will close once its frames are processed."""
         return self._end_reason is not None
 
     def pause_reading(self, reason: str) -> None:
@@ -264,7 +264,7 @@ class Session(asyncio.Protocol):
             self._figures.paused[reason] += 1
 
     def resume_reading(self, reason: str) -> None:
-        """Remove a reason not to read."""
+        """Remove a pause reason; reading resumes once no reasons remain."""
         if reason in self.paused:
             self.paused.discard(reason)
             if not self.paused and not self.transport.is_closing():
@@ -294,7 +294,7 @@ class Session(asyncio.Protocol):
 
     def _release_guard(self) -> None:
         frames = self.side.release()
-        self._set_guard_timer()  # cancels the timer, because nothing is held back
+        self._set_guard_timer()  # cancels the timer, because no frames are held back
         self._add_frames(frames)
         if self.side.error is not None:
             self._end_on_error(self.side.error)
@@ -347,7 +347,7 @@ class Session(asyncio.Protocol):
             self._engine.submit(self._close)
 
     def _end_half_closed(self, core: Broker) -> None:
-        """Close, but first give a consumer that only listens (``nc -N``) what is ready.
+        """Close, but first send ready messages to a consumer that only listens (``nc -N``).
 
         Messages that arrive later are not dispatched to it, and no attempt is charged, because its
         process may have ended.
@@ -360,7 +360,7 @@ class Session(asyncio.Protocol):
             and any(window is not None and not window.is_exhausted for window in windows)
         ):
             self._batches_left -= 1
-            self._engine.submit_first(self._end_half_closed)  # after the rows that are being loaded
+            self._engine.submit_first(self._end_half_closed)  # after pending rows are loaded
         else:
             self.finish("closed by the peer")
 
@@ -381,7 +381,7 @@ class Session(asyncio.Protocol):
         core.state.batch.replies.append((self._close_transport, None))
 
     def _close_transport(self, _: Any) -> None:
-        """Close after the batch, whose receipts have been written."""
+        """Close the transport, after the batch's receipts have been written."""
         if self.transport.is_closing():
             self._break_cycles()
             return
@@ -423,7 +423,7 @@ def encode_batch(
         if append is None:
             append = side.dispatcher
         append(parts, holder.queue.name, body, message.message_id, ttl_s)
-        message.body = None  # the body is on disk; a redelivery loads it
+        message.body = None  # a redelivery loads the body from disk
         message.is_sent = True
     for receipt in receipts:
         side.append_receipts(parts, receipt.queue, receipt.keys, receipt.reason)
@@ -431,13 +431,13 @@ def encode_batch(
 
 
 def descriptor_of(transport: asyncio.Transport, kind: str) -> int | None:
-    """Return the file descriptor for ``write_data``; None with TLS, which encrypts the bytes."""
+    """Return the file descriptor for ``write_data``, or None for TLS, which encrypts the data."""
     socket = transport.get_extra_info("socket")
     return None if socket is None or kind == "tls" else socket.fileno()
 
 
 def write_data(transport: asyncio.Transport, descriptor: int | None, data: bytes) -> None:
-    """Write to a transport that is not closing, after all earlier writes."""
+    """Write to an open transport, after all earlier writes."""
     is_small = len(data) <= _SMALL_BYTES
     if is_small and descriptor is not None and not transport.get_write_buffer_size():
         try:
@@ -451,7 +451,7 @@ def write_data(transport: asyncio.Transport, descriptor: int | None, data: bytes
 
 
 class EndDetector:
-    """Asks the system whether the peer of a socket has closed its side.
+    """Asks the operating system whether a socket's peer has closed its side.
 
     The event loop notices the end of a connection only after it has handled earlier events.  A
     system call before each write, of 0.7 µs, notices it immediately.
@@ -465,19 +465,19 @@ class EndDetector:
 
     @classmethod
     def of(cls, transport: asyncio.Transport) -> "EndDetector | None":
-        """Return a detector for a transport; None if it has no socket."""
+        """Return a detector for a transport, or None if the transport has no socket."""
         socket = transport.get_extra_info("socket")
         return None if socket is None else cls(socket.fileno())
 
     def has_ended(self) -> bool:
-        """Return whether the peer has closed or reset; our socket must still be open."""
+        """Return whether the peer has closed or reset the connection; our side must be open."""
         return bool(self._poll.poll(0))
 
 
 def hint_at_revision(
     connection: Connection, side: Side, address: str, first_dispatch_at: float | None
 ) -> None:
-    """Log a hint if a consumer may use the other revision and failed at its first dispatch.
+    """Log a hint if a consumer left after its first dispatch and may use the other revision.
 
     ``first_dispatch_at`` is on the event loop's clock.
     """

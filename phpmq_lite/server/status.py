@@ -25,14 +25,14 @@ from phpmq_lite.storage.disk_space import DiskSpace, Shortage
 
 RATE_WINDOW_S: Final = 10.0
 NO_RATES: Final = (0.0, 0.0, 0.0)
-SLICE: Final = 500  # queues per slice
+SLICE: Final = 500  # number of queues per slice
 _TOTALS: Final = tuple(field.name for field in fields(QueueCounters))
 _totals: Final = attrgetter(*_TOTALS)  # asdict() takes ten times as long
 
 
-@dataclass(slots=True)  # not frozen, which would take four times as long to create
+@dataclass(slots=True)  # not frozen, because creating frozen objects takes four times as long
 class QueueStatus:
-    """Current figures of a queue; rates cover the last ten seconds, and totals begin at the start.
+    """Current queue figures; rates cover the last ten seconds, totals the time since startup.
 
     The object of an idle queue is reused, so do not modify it.
     """
@@ -41,27 +41,27 @@ class QueueStatus:
     name: str
     ready: int
     dispatched: int
-    dead: int  # messages in its dead-letter queue
+    dead: int  # number of messages in the dead-letter queue
     bytes: int  # total size of the bodies of live messages
     published_per_s: float
     dispatched_per_s: float
     acked_per_s: float
     consumers: int
-    credit: int  # unused credit of all consumers
+    credit: int  # total unused credit of all consumers
     delivery_paused: bool
     publishing_paused: bool
     settings: QueueSettings
     totals: dict[str, int]
     wait: Sequence[int] = ()  # histograms; empty if nothing was measured
     hold: Sequence[int] = ()
-    deaths: Mapping[str, int] = field(default_factory=dict)  # totals["dead"] by reason
-    is_dead_letter_queue: bool = False  # by its name or another queue's setting
+    deaths: Mapping[str, int] = field(default_factory=dict)  # totals["dead"], split by reason
+    is_dead_letter_queue: bool = False  # because of its name or another queue's setting
     dead_letter_queue: str = ""  # queue that receives its dead-letter records
 
 
 @dataclass(slots=True, frozen=True)
 class ClientStatus:
-    """Current figures of a connection; ``queues`` maps names to credit and held messages."""
+    """Current connection figures; ``queues`` maps names to credit and number of held messages."""
 
     client: int
     kind: str
@@ -81,7 +81,7 @@ class ClientStatus:
 
 @dataclass(slots=True, frozen=True)
 class BrokerStatus:
-    """Current figures of the broker."""
+    """Current broker figures."""
 
     started_at: int = 0  # Unix ms
     is_ready: bool = False
@@ -109,28 +109,28 @@ class BrokerStatus:
     shortage: Shortage | None = None  # why publishing is stopped
     write_problem: str | None = None  # why nothing can be stored now
     has_ballast: bool = False
-    commit_counts: tuple[int, ...] = ()  # per bucket of counters.COMMIT_BOUNDS_S, and above
+    commit_counts: tuple[int, ...] = ()  # per bucket of COMMIT_BOUNDS_S, plus larger values
     commit_s_sum: float = 0.0
-    batch_counts: tuple[int, ...] = ()  # per bucket of counters.BATCH_BOUNDS, and above
+    batch_counts: tuple[int, ...] = ()  # per bucket of BATCH_BOUNDS, plus larger values
     batch_sum: int = 0
-    audited: Mapping[str, int] | None = None  # audit log rows, by action
+    audited: Mapping[str, int] | None = None  # number of audit-log rows, by action
     clock_jumps: int = 0
     clock_jump_ms: int = 0  # size of the last jump
-    clock_doubt_ms: int = 0  # clock difference about which a decision is pending
-    clock_doubt_number: int = 0  # first message number assigned since then
+    clock_doubt_ms: int = 0  # clock difference that awaits a decision
+    clock_doubt_number: int = 0  # first message number assigned since the clock was doubted
     clock_steady_ms: int = 0
-    unstored_bytes: int = 0  # read from clients, not yet in a batch
-    unstored_times: int = 0  # times that the limit was reached
-    memory_bytes: int = 0  # memory of the process
+    unstored_bytes: int = 0  # bytes read from clients but not yet in a batch
+    unstored_times: int = 0  # number of times that the unstored limit was reached
+    memory_bytes: int = 0  # memory used by the process
     memory_bound: int = 0
-    memory_times: int = 0  # times that the limit was reached
-    consumer_bytes: int = 0  # bytes held by the consumer that holds most
-    unsent_bytes: int = 0  # unsent bytes of the connection that has most
-    held_times: int = 0  # times that a consumer reached its limit on messages or bytes
-    paused: Mapping[str, int] = field(default_factory=dict)  # pauses in reading, by reason
-    refused_connections: Mapping[str, int] = field(default_factory=dict)  # by reason
-    connections: int = 0  # including those not yet, or no longer, known to the core
-    places: int = 0  # limit on connections
+    memory_times: int = 0  # number of times that the memory limit was reached
+    consumer_bytes: int = 0  # highest number of bytes held by one consumer
+    unsent_bytes: int = 0  # highest number of unsent bytes on one connection
+    held_times: int = 0  # number of times that consumers reached the held limits
+    paused: Mapping[str, int] = field(default_factory=dict)  # read pauses by reason
+    refused_connections: Mapping[str, int] = field(default_factory=dict)  # count by reason
+    connections: int = 0  # including connections that the core does not know yet or any longer
+    places: int = 0  # maximum number of connections
     queue_count: int = 0
 
 
@@ -152,13 +152,13 @@ class Rates:
             self._samples.popleft()
 
     def of(self, queue: Queue, at_s: float) -> tuple[float, float, float]:
-        """Return the messages published, dispatched and acked per second."""
+        """Return the number of messages published, dispatched and acked per second."""
         if not self._samples:
             return NO_RATES
         since, counts = self._samples[0]
         totals, span_s = queue.counters, max(at_s - since, 0.5)
         before = counts.get(queue.queue_id)
-        if before is None or before[0] is not totals:  # a new queue: count from 0
+        if before is None or before[0] is not totals:  # count from 0 for a new queue
             before = (totals, 0, 0, 0)
         _, published, dispatched, acked = before
         if (totals.published, totals.dispatched, totals.acked) == (published, dispatched, acked):
@@ -178,7 +178,7 @@ class RunOperation(Protocol):
 
 
 class OperationRunner(Protocol):
-    """Runs operations; the service uses ``BrokerHandle``."""
+    """Interface for running operations; ``BrokerHandle`` implements it for the service."""
 
     @property
     def run(self) -> RunOperation:
@@ -198,7 +198,7 @@ class BrokerHandle:
         self.space: DiskSpace | None = None
         self.loop_lag_ms = 0.0
         self._base = BrokerStatus(started_at=time.time_ns() // 1_000_000)
-        self._idle: dict[int, tuple[int, QueueStatus]] = {}  # by queue_id: activity counter, status
+        self._idle: dict[int, tuple[int, QueueStatus]] = {}  # queue_id -> (activity, status)
 
     def set(self, **changes: object) -> None:
         """Change ``step``, ``is_ready``, ``is_draining``, ``listeners`` or ``last_error``."""
@@ -220,7 +220,7 @@ class BrokerHandle:
         return self.engine.run_operation
 
     async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
-        """Decide whether a clock that was far ahead at the start is right.
+        """Decide whether a clock that was far ahead at startup is right.
 
         Raises:
             RefusedError: ``no_doubt``: no decision is pending.
@@ -316,7 +316,7 @@ class BrokerHandle:
         )
 
     def _limit_figures(self) -> dict[str, Any]:
-        """Return figures about limits; empty until sessions can be opened."""
+        """Return the figures for limits; empty until sessions can be opened."""
         pressure, brake, gate = self.pressure, self.brake, self.gate
         if pressure is None or brake is None or gate is None:
             return {}
@@ -412,7 +412,7 @@ def _queue(
         credit=credit,
         delivery_paused=queue.settings.delivery_paused,
         publishing_paused=queue.settings.publishing_paused,
-        settings=queue.settings,  # never modified: a change replaces the object
+        settings=queue.settings,  # never modified, because a change replaces the object
         totals=dict(zip(_TOTALS, _totals(queue.counters), strict=True)),
         wait=queue.wait_histogram or (),
         hold=queue.hold_histogram or (),

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Never
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings.loading import check_private
 
-HANDSHAKE_S: Final = 10.0  # how long a handshake may take
+HANDSHAKE_S: Final = 10.0  # maximum duration of a handshake
 
 # https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/
 _TIME_ERRORS: Final = {9: "is not valid yet", 10: "has expired"}
@@ -68,7 +68,7 @@ def reload_contexts(secured: Sequence[TlsListener]) -> None:
         server_context(one.cert, one.key, one.client_ca, section=one.section) for one in secured
     ]
     for one, context in zip(secured, fresh, strict=True):
-        # Also called if the client sends no server name.
+        # The callback also runs if the client sends no server name.
         one.context.sni_callback = partial(_switch_context, context)
 
 
@@ -100,7 +100,7 @@ def _refuse_password() -> Never:
 
 
 def _check_validity(name: str, cert: Path, server: ssl.SSLContext) -> None:
-    """Check the validity period with a handshake in memory, where OpenSSL verifies the certificate.
+    """Check a certificate's validity period with an in-memory handshake verified by OpenSSL.
 
     Python cannot inspect a certificate that is only loaded.  The client of this handshake trusts
     exactly this certificate, so only its validity period can fail.

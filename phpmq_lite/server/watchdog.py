@@ -1,4 +1,4 @@
-"""Checks that run once a second: slow sessions, lag, memory and rates; and the engine watchdog."""
+"""The engine watchdog, and once-a-second checks of slow sessions, lag, memory and rates."""
 
 import asyncio
 from collections.abc import Collection
@@ -24,7 +24,7 @@ _INTERVAL_S: Final = 1.0
 
 
 class SessionMonitor:
-    """Checks all sessions; ``run`` works until it is cancelled."""
+    """Checks all sessions; ``run`` continues until it is cancelled."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SessionMonitor:
             if session.connection is not None:
                 session.acks.sample(session.connection.acked, _INTERVAL_S)
             if session.paused and session.frame_began_at is not None:
-                # The frame timeout is suspended while the session is not read.
+                # The frame timeout is suspended while reading from the session is paused.
                 session.frame_began_at += _INTERVAL_S
             reason = overdue_reason(session, now_s, self._limits)
             if reason is not None:
@@ -83,10 +83,10 @@ class EngineWatchdog:
     def __init__(self, engine: Engine, writer: Writer) -> None:
         self._engine = engine
         self._writer = writer
-        self._is_waiting = False  # the last probe has not been answered yet
+        self._is_waiting = False  # True until the last probe is answered
 
     def probe(self) -> bool:
-        """Return whether the last probe was answered, and send the next one; True at first.
+        """Return whether the last probe, if any, was answered, and send the next one.
 
         A writer that waits for disk space or another program is alive; a restart would not help.
         """
@@ -100,4 +100,4 @@ class EngineWatchdog:
         self._writer.start(lambda _store: None).add_done_callback(self._on_answer)
 
     def _on_answer(self, done: asyncio.Future[None]) -> None:
-        self._is_waiting = done.cancelled() or done.exception() is not None  # failed for good
+        self._is_waiting = done.cancelled() or done.exception() is not None  # permanent failure

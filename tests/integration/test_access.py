@@ -556,7 +556,7 @@ async def test_wide_admin_starts_with_a_user_and_a_decision_only(tmp_path: Path)
     data = tmp_path / "data"
     wide: dict[str, Any] = {"listen": ["0.0.0.0:0"]}
     for admin in (wide, wide | {"plaintext": True}):
-        with pytest.raises(SettingsError, match=r"admin\.listen .*needs an admin user"):
+        with pytest.raises(SettingsError, match=r"admin\.listen .*requires an admin user"):
             async with running_service(data, admin=admin):
                 pass
     assert not data.exists()

@@ -274,4 +274,4 @@ def test_frame_with_a_wrong_byte_ends_with_1(run: Run) -> None:
 
 def test_frame_in_another_encoding_than_named_is_refused(run: Run) -> None:
     result = run("frame", "explain", "--as", "hex", code=1, input="H0100102")
-    assert "not hex: use pairs of the digits 0 to 9 and a to f" in result.stderr
+    assert "not valid hex: use pairs of the digits 0-9 and a-f" in result.stderr

@@ -178,7 +178,7 @@ async def test_frame_is_escaped_and_its_text_keeps_line_feeds(browser: LivePages
     _, page = await browser.get("/frame?frame=H0100502&encoding=raw")
     assert "message receipt of an earlier revision" in page
     _, page = await browser.get("/frame?frame=zz&encoding=hex")
-    assert "not hex" in page
+    assert "not valid hex" in page
 
 
 @pytest.mark.parametrize("query", ["frame=" + "0" * 4_001, "encoding=utf-7"])

@@ -411,7 +411,7 @@ async def test_scrub_neither_begins_nor_ends_when_its_audit_row_is_refused(
         with pytest.raises(RefusedError, match="nothing can be stored"):
             await scrub.stop(refuse)
         seen = scrub.state.now.began_at
-        with pytest.raises(RefusedError, match="scrub is running"):
+        with pytest.raises(RefusedError, match="scrub is already running"):
             await scrub.start(refuse)
         assert scrub.state.now.began_at == seen
         await scrub.stop()

@@ -158,9 +158,11 @@ def remove_queue(
     check(core)
     queue = core.find_queue(name)
     if queue.row.live_count:
-        raise RefusedError("queue_not_empty", f"{name!r} has {queue.row.live_count} messages")
+        detail = f"{name!r} has {queue.row.live_count} messages; only empty queues can be removed"
+        raise RefusedError("queue_not_empty", detail)
     if queue.consumers:
-        raise RefusedError("queue_consumed", f"{name!r} has {len(queue.consumers)} consumers")
+        detail = f"{name!r} has {len(queue.consumers)} consumers; disconnect them first"
+        raise RefusedError("queue_consumed", detail)
     if queue.settings.pinned:
         raise RefusedError("queue_pinned", f"{name!r} is pinned; unpin it before removing it")
     core.state.remove_queue(queue)

@@ -156,7 +156,7 @@ def test_wide_listener_is_taken_when_it_was_decided(decision: dict[str, Any]) ->
 @pytest.mark.parametrize("address", WIDE)
 @pytest.mark.parametrize("admin", [{}, {"plaintext": True}, {"trusted_proxies": ["10.0.0.0/8"]}])
 def test_wide_admin_is_refused_without_an_admin_user(address: str, admin: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=r"admin\.listen .* needs an admin user"):
+    with pytest.raises(SettingsError, match=r"admin\.listen .* requires an admin user"):
         check_exposed_listeners(settings(admin={"listen": [address]} | admin))
 
 

@@ -35,7 +35,7 @@ NEWER, OLDER, UNKNOWN = "newer", "older", "unknown"
         (["H0100202", *FOO, "P0400000000000000000000000000001", "5"], "consume", UNKNOWN,
          "at most 5 unacknowledged"),
         (["H0100202", *FOO, "P0400000000000000000000000000001", "0"], "consume", UNKNOWN,
-         "the messages it holds return"),
+         "messages it holds are returned"),
         (["H0100304", *FOO, *HELLO, *MESSAGE, TTL[0], "3300"], "dispatch", NEWER,
          "3,300 s left"),
         (["H0100303", *FOO, *HELLO, *MESSAGE], "dispatch", OLDER, "until it sends 004"),
@@ -97,11 +97,11 @@ def test_wrong_byte_is_shown_behind_what_is_right() -> None:
 @pytest.mark.parametrize(
     ("data", "last", "conclusion"),
     [
-        (b"", None, "There are no bytes."),
-        (b"H0", "message header, 2 of 8 bytes", "2 bytes of it have arrived"),
-        (b"H0100102", "publish, 2 packets", "8 bytes of it"),
-        (b"H0100102P01", "incomplete packet header", "11 bytes of it"),
-        (b"H0100102" + FOO[0].encode() + b"F", "content, 1 of 3 bytes", "41 bytes of it"),
+        (b"", None, "No bytes were given."),
+        (b"H0", "message header, 2 of 8 bytes", "only 2 bytes have arrived"),
+        (b"H0100102", "publish, 2 packets", "only 8 bytes have"),
+        (b"H0100102P01", "incomplete packet header", "only 11 bytes have"),
+        (b"H0100102" + FOO[0].encode() + b"F", "content, 1 of 3 bytes", "only 41 bytes have"),
     ],
 )
 def test_frame_that_is_not_whole_shows_what_came(
@@ -147,8 +147,8 @@ def test_other_text_is_raw(text: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("text", "encoding", "words"),
-    [(b"4", "hex", "not hex"), (b"zz", "hex", "not hex"), (b"a", "base64", "not base64"),
-     (b"\xff", "base64", "not base64"), (b"\xff", "hex", "not hex")],
+    [(b"4", "hex", "valid hex"), (b"zz", "hex", "valid hex"), (b"a", "base64", "valid base64"),
+     (b"\xff", "base64", "valid base64"), (b"\xff", "hex", "valid hex")],
 )  # fmt: skip
 def test_text_in_another_encoding_than_named_is_refused(
     text: bytes, encoding: Encoding, words: str
