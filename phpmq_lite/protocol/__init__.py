@@ -1,1 +1,1 @@
-"""The PHPMQ wire protocol without I/O: parses arbitrary chunks of bytes and encodes frames."""
+"""The PHPMQ wire protocol without I/O: parsing of arbitrary byte chunks, encoding of frames."""

@@ -1,4 +1,4 @@
-"""The two ends of a PHPMQ connection, without I/O: they turn bytes into frames and vice versa."""
+"""The two ends of a PHPMQ connection, which convert bytes to frames and back without I/O."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, cast
@@ -67,7 +67,7 @@ class HttpRequestDetector:
 
 
 AppendDispatch = Callable[[list[bytes], str, bytes, bytes, int], None]
-GUARDED_BYTES: Final = 4 << 20  # at most this many bytes of whole frames wait for the guard
+GUARDED_BYTES: Final = 4 << 20  # maximum number of bytes of whole frames that the guard holds back
 
 
 class _ConnectionEnd:
@@ -88,22 +88,22 @@ class _ConnectionEnd:
 
     @property
     def framing(self) -> str | None:
-        """Return ``compact`` or ``line``, or None until a byte shows which it is."""
+        """Return ``compact`` or ``line``, or None while the framing is unknown."""
         return self._parser.framing
 
     @property
     def packet_header(self) -> int:
-        """Return the width of packet headers, 32 or 36 bytes; 32 until the width is known."""
+        """Return the packet header width, 32 or 36 bytes; this is 32 until the width is known."""
         return self._parser.packet_header or 32
 
     @property
     def revision(self) -> Revision | None:
-        """Return ``ttl`` or ``legacy``, whichever was seen first (R7), or None if neither was."""
+        """Return the first revision seen (R7), ``ttl`` or ``legacy``, or None if not yet known."""
         return self._parser.revision_seen
 
 
 class ServerSide(_ConnectionEnd):
-    """The broker's end: reads publishes, consumes and acknowledgements; writes 003 and 007.
+    """The broker's end, which reads 001, 002, 004, 005 and 006 and writes 003 and 007.
 
     ``packet_header`` sets the width of compact headers (``32`` or ``36``); ``auto`` learns it from
     the first packet (R4).  ``revision`` (``ttl`` or ``legacy``) applies until the peer shows which
@@ -123,18 +123,18 @@ class ServerSide(_ConnectionEnd):
         super().__init__(Parser(limits, frames.FROM_CLIENT, FastClientFrames, pinned))
         self._default_revision = revision
         self._encoder: BrokerEncoder | None = None  # set by the first dispatch
-        self._guard = HttpRequestDetector() if http_guard else None  # None: decided or disabled
-        self._held: list[ClientFrame] = []  # frames that wait for the guard
-        self._inspected_bytes = 0  # bytes that the guard has seen
+        self._guard = HttpRequestDetector() if http_guard else None  # None if decided or disabled
+        self._held: list[ClientFrame] = []  # frames held back by the guard
+        self._inspected_bytes = 0  # number of bytes inspected by the guard
 
     @property
     def error(self) -> RemoteProtocolError | None:
-        """Return the peer's protocol error, or None; None also while frames are held back."""
+        """Return the peer's protocol error, or None; also None while frames are held back."""
         return None if self._held else self._parser.error
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the HTTP guard holds frames back.
+        """Return whether the HTTP guard is holding frames back.
 
         If so, keep reading.  Call :meth:`release` once no bytes have arrived for 20 ms (a pause in
         reading does not count), or once the peer has closed its side.
@@ -181,13 +181,13 @@ class ServerSide(_ConnectionEnd):
 
     @property
     def dispatcher(self) -> AppendDispatch:
-        """The function behind ``append_dispatch``: calling it directly saves a call each time."""
+        """The function behind ``append_dispatch``; calling it directly saves a call each time."""
         return (self._encoder or self._fix_encoder()).append_dispatch
 
     def append_dispatch(
         self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int
     ) -> None:
-        """Append the parts of one 003 in this connection's style (R7, R9), to be written at once.
+        """Append the parts of one 003 in this connection's style (R7, R9), to be written together.
 
         ``content`` is appended without copying.  ``ttl_s`` is the number of seconds left, rounded
         up, or 0 for a message that never expires (R8).
@@ -198,7 +198,7 @@ class ServerSide(_ConnectionEnd):
     def append_receipt(
         self, parts: list[bytes], queue: str, key: bytes, reason: str | None
     ) -> None:
-        """Append the parts of one 007: stored if ``reason`` is None, else refused."""
+        """Append the parts of one 007: "stored" if ``reason`` is None, otherwise "refused"."""
         self.append_receipts(parts, queue, (key,), reason)
 
     def append_receipts(
@@ -217,7 +217,7 @@ class ServerSide(_ConnectionEnd):
 
 
 class ClientSide(_ConnectionEnd):
-    """A client's end: reads 003 and 007, writes all other frames.
+    """A client's end, which reads 003 and 007 and writes all other frames.
 
     Writes compact frames with 32-byte headers in the newer revision; reads every style.
     :attr:`publish`, ``consume``, ``acknowledge``, ``requeue`` and ``dead_letter`` return the bytes

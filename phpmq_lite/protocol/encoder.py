@@ -14,14 +14,14 @@ from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.frames import WireLimits
 from phpmq_lite.protocol.revisions import DISPATCH_HEADERS, Revision
 
-_CACHE_ENTRIES: Final = 10_000  # entries in each cache, per style
-_ID_BYTES: Final = 32  # length of every message id from this broker
+_CACHE_ENTRIES: Final = 10_000  # maximum number of entries per cache and style
+_ID_BYTES: Final = 32  # length of all message ids from this broker
 
 _Name = TypeVar("_Name", str, int)
 
 
 class BrokerEncoder:
-    """Writes 003 and 007 in one style (R9), packets in the order of ``docs/reference/wire.md``.
+    """Writes 003 and 007 in one style (R9), with packets ordered as in ``docs/reference/wire.md``.
 
     ``line_break`` is empty in compact framing.  In line framing it also follows the last content,
     so that the next frame begins on its own line (R10).
@@ -33,16 +33,16 @@ class BrokerEncoder:
         self._with_ttl = revision == "ttl"
         self._dispatch_header = DISPATCH_HEADERS[revision]
         self._id_head = line_break + self._header(frames.ID, _ID_BYTES)
-        self._heads: dict[str, bytes] = {}  # queue -> 003 up to the length of the content
+        self._heads: dict[str, bytes] = {}  # queue -> 003 up to the content length
         self._lengths: dict[int, bytes] = {}  # content length -> digits and line break
-        self._receipts: dict[str, bytes] = {}  # queue -> 007 up to the packet of the key
-        self._keys: dict[int, bytes] = {}  # key length -> packet header of the key
-        self._tails: dict[int, bytes] = {}  # ttl_s -> bytes after the id
+        self._receipts: dict[str, bytes] = {}  # queue -> 007 up to the key packet
+        self._keys: dict[int, bytes] = {}  # key length -> header of the key packet
+        self._tails: dict[int, bytes] = {}  # ttl_s -> bytes that follow the id
 
     def append_dispatch(
         self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int
     ) -> None:
-        """Append the parts of one 003; ``content`` is one of them, without copying."""
+        """Append the parts of one 003, including ``content``, which is not copied."""
         size = len(content)
         id_head = self._id_head
         if len(message_id) != _ID_BYTES:
@@ -59,7 +59,7 @@ class BrokerEncoder:
     def append_receipts(
         self, parts: list[bytes], queue: str, keys: Sequence[bytes], reason: str | None
     ) -> None:
-        """Append the parts of one 007 for each key: stored if ``reason`` is None, else refused.
+        """Append the parts of one 007 per key: "stored" if ``reason`` is None, otherwise "refused".
 
         The bytes between keys of the same length are the same, so the keys are joined: 0.07 instead
         of 0.36 µs a receipt.
@@ -105,7 +105,7 @@ class BrokerEncoder:
         return _cache(self._lengths, size, b"%0*d%s" % (self._digits, size, self._break))
 
     def _tail(self, ttl_s: int) -> bytes:
-        if not self._with_ttl:  # not cached, because b"" in compact framing is falsy
+        if not self._with_ttl:  # not cached, because the b"" of compact framing is falsy
             return self._break
         return _cache(self._tails, ttl_s, self._break + self._packet(frames.TTL, b"%d" % ttl_s))
 
@@ -119,12 +119,12 @@ def _cache(kept: dict[_Name, bytes], name: _Name, value: bytes) -> bytes:
 
 @cache
 def encoder_for(line_break: bytes, packet_header: int, revision: Revision) -> BrokerEncoder:
-    """Return the encoder for a style; there are twelve styles."""
+    """Return the encoder for one of the twelve styles."""
     return BrokerEncoder(line_break, packet_header, revision)
 
 
 class ClientEncoder:
-    """Encodes frames that clients send: compact, 32-byte headers, the newer revision.
+    """Encodes client frames in compact framing, with 32-byte headers and the newer revision.
 
     Each method raises :class:`LocalProtocolError` if the grammar does not allow an argument.
     """
@@ -136,7 +136,7 @@ class ClientEncoder:
     def publish(
         self, queue: str, content: bytes, ttl_s: int = 0, key: bytes | None = None
     ) -> bytes:
-        """Return a 001; with a ``key``, the broker answers it with a 007."""
+        """Return a 001; if it has a ``key``, the broker answers with a 007."""
         size = len(content)
         if size > self._limits.max_content:
             limit = self._limits.max_content
@@ -153,21 +153,21 @@ class ClientEncoder:
         return b"".join(parts)
 
     def consume(self, queue: str, count: int) -> bytes:
-        """Return a 002: a credit of ``count`` unacknowledged messages; 0 stops consuming."""
+        """Return a 002, which sets a credit of ``count`` unacknowledged messages (0 stops)."""
         return b"H0100202" + self._queue(queue) + self._number(frames.COUNT, count)
 
     def acknowledge(self, queue: str, message_id: bytes) -> bytes:
-        """Return a 004."""
+        """Return a 004, which acknowledges a message."""
         name = self._queues.get(queue) or self._queue(queue)
         return b"H0100402" + name + self._id(message_id)
 
     def requeue(self, queue: str, message_id: bytes, ttl_s: int) -> bytes:
-        """Return a 005: requeue the message with a new time to live (0: never expires)."""
+        """Return a 005, which requeues a message with a new time to live (0 means no expiry)."""
         number = self._number(frames.TTL, ttl_s)
         return b"H0100503" + self._queue(queue) + self._id(message_id) + number
 
     def dead_letter(self, queue: str, message_id: bytes) -> bytes:
-        """Return a 006."""
+        """Return a 006, which dead-letters a message."""
         return b"H0100602" + self._queue(queue) + self._id(message_id)
 
     def _queue(self, queue: str) -> bytes:

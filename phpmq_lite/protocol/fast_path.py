@@ -1,4 +1,4 @@
-"""The parser's common case: whole compact frames in the usual order, parsed by slicing.
+"""The parser's fast path for whole compact frames in the usual order, parsed by slicing.
 
 This module handles only frames whose packet headers have 32 bytes.  Anything unusual, invalid or
 incomplete is left to the steps in ``parser.py``: this code never refuses a frame, and accepts a
@@ -25,17 +25,17 @@ from phpmq_lite.protocol.frames import (
     message_header,
 )
 
-_ID_BYTES: Final = 32  # length of every message id from this broker
+_ID_BYTES: Final = 32  # length of all message ids from this broker
 _ID_HEADER: Final = b"P03%029d" % _ID_BYTES
 _KNOWN_LENGTHS: Final = 4_096
-# 29 digits -> value, for all lengths of names; saves calling int() and checking the digits.
+# 29 digits -> value for all name lengths; this saves calling int() and checking the digits.
 _KNOWN: dict[bytes, int] = {b"%029d" % size: size for size in range(256)}
 
-_Empty = tuple[()]  # nothing cached yet: ``startswith(())`` is False
+_Empty = tuple[()]  # placeholder for nothing cached; ``startswith(())`` is False
 
 
 def read_length(digits: bytes) -> int:
-    """Return the number in the 29 digits of a packet header, or -1 if they are not digits."""
+    """Return the number in a packet header's 29 digits, or -1 if any of these is not a digit."""
     value = _KNOWN.get(digits)
     if value is None:
         if len(digits) != 29 or not digits.isdigit():
@@ -47,31 +47,31 @@ def read_length(digits: bytes) -> int:
 
 
 class FastFrames(Protocol):
-    """What the parser needs from the fast path."""
+    """Interface that the parser requires of a fast path."""
 
-    headers: set[bytes]  # message headers of frames that passed the steps; no others are accepted
+    headers: set[bytes]  # accepted message headers: those of frames that passed the steps
 
     def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
-        """Append the whole common frames from ``pos`` on; return the position after them."""
+        """Append whole common frames starting at ``pos``, and return the position after them."""
 
 
 class _FrameCache:
-    """The constant parts of the last long and the last short frame of a connection."""
+    """The constant parts of a connection's last long frame and last short frame."""
 
     def __init__(self, names: dict[bytes, str], limits: WireLimits) -> None:
         self.headers: set[bytes] = set()
         self._names = names  # verified queue names, shared by all parsers
         self._limits = limits
         self._max_content = limits.max_content
-        self._long: bytes | _Empty = ()  # H…P01…queueP02, up to the 29 digits of the content
+        self._long: bytes | _Empty = ()  # H…P01…queueP02, up to the content's 29 digits
         self._long_queue = ""
         self._tail: bytes | _Empty = ()  # the constant packets after the content
-        self._short: bytes | _Empty = ()  # H…P01…queueP03 and 29 digits, up to the id
+        self._short: bytes | _Empty = ()  # H…P01…queueP03 and its 29 digits, up to the id
         self._short_queue = ""
         self._short_id = 0
 
     def _queue_end(self, data: bytes, pos: int) -> int:
-        """Return where the queue of the frame at ``pos`` ends, or 0 if the frame is uncommon."""
+        """Return the end of the queue name in the frame at ``pos``, or 0 for an uncommon frame."""
         if data[pos : pos + 8] not in self.headers or data[pos + 8 : pos + 11] != b"P01":
             return 0
         size = read_length(data[pos + 11 : pos + 40])
@@ -81,15 +81,15 @@ class _FrameCache:
         return after if is_known else 0
 
     def _id_size(self, data: bytes, pos: int) -> int:
-        """Return the size of the id whose packet begins at ``pos``, or 0 if there is none."""
+        """Return the id size in the packet at ``pos``, or 0 if that is not an id packet."""
         size = read_length(data[pos + 3 : pos + 32])
         return size if data[pos : pos + 3] == b"P03" and 0 < size <= self._limits.max_id else 0
 
     def _number_end(self, data: bytes, pos: int) -> int:
-        """Return the end of the complete TTL packet at ``pos``, or 0 if there is none."""
+        """Return the end of the TTL packet at ``pos``, or 0 if there is no complete one."""
         size = read_length(data[pos + 3 : pos + 32])
         if data[pos : pos + 3] != b"P05" or not 0 < size <= self._limits.max_number_digits:
-            return 0  # return before slicing: in compiled code a negative size raises SystemError
+            return 0  # in compiled code, slicing with a negative size raises SystemError
         digits = data[pos + 32 : pos + 32 + size]
         return pos + 32 + size if len(digits) == size and digits.isdigit() else 0
 
@@ -99,16 +99,16 @@ class FastClientFrames(_FrameCache):
 
     def __init__(self, names: dict[bytes, str], limits: WireLimits) -> None:
         super().__init__(names, limits)
-        self._opening: bytes | _Empty = ()  # the beginning of the last publish: H…P01
+        self._opening: bytes | _Empty = ()  # beginning of the last publish, H…P01
         self._packets = 0  # number of packets in the last publish
         self._sized: bytes | _Empty = ()  # _long and the digits of the last content length
         self._size = 0  # length of the last content
         self._ttl_s: int | None = None
         self._key_size = 0
-        self._id_head: bytes | _Empty = ()  # id header of acknowledgements: P03, then 29 digits
+        self._id_head: bytes | _Empty = ()  # P03 and 29 digits of the last acknowledgement
 
     def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
-        """Append the whole publishes and acknowledgements from ``pos`` on."""
+        """Append whole publishes and acknowledgements from ``pos`` on, and return their end."""
         while True:
             pos = self._parse_repeated(data, pos, frames)
             if pos == len(data) or not self._learn(data, pos):
@@ -176,7 +176,7 @@ class FastClientFrames(_FrameCache):
         return pos
 
     def _learn(self, data: bytes, pos: int) -> bool:
-        """Cache the kind of the frame at ``pos``; return False if the kind is known or uncommon."""
+        """Cache the frame kind at ``pos``; return False if this kind is known or uncommon."""
         after = self._queue_end(data, pos)
         if not after:
             return False
@@ -196,7 +196,7 @@ class FastClientFrames(_FrameCache):
         return True
 
     def _learn_tail(self, data: bytes, pos: int) -> bool:
-        """Cache the TTL, and the header of the key if the publish has one."""
+        """Cache the TTL, and the key header if the publish has a key."""
         number_end = after = self._number_end(data, pos)
         if not number_end:
             return False
@@ -220,7 +220,7 @@ class FastBrokerFrames(_FrameCache):
         self._ttl_s = 0
 
     def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
-        """Append the whole dispatches and receipts from ``pos`` on."""
+        """Append whole dispatches and receipts from ``pos`` on, and return their end."""
         end = len(data)
         while True:
             if data.startswith(self._long, pos):

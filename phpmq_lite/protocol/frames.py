@@ -1,4 +1,4 @@
-"""The seven frames of the protocol, as slotted objects.
+"""The protocol's seven frames, as slotted objects.
 
 They are not frozen: one is created per message, and a frozen one costs four times as much.
 """
@@ -32,7 +32,7 @@ def message_header(message_type: int, packets: int) -> bytes:
     return b"H%s%03d%02d" % (VERSION, message_type, packets)
 
 
-Shapes = dict[bytes, tuple[int, ...]]  # message header -> packet types as we order them (R2, R12)
+Shapes = dict[bytes, tuple[int, ...]]  # message header -> packet types in our order (R2, R12)
 
 
 def _shapes(*shapes: tuple[int, tuple[int, ...]]) -> Shapes:
@@ -59,7 +59,7 @@ FROM_BROKER: Final = _shapes(
 def wrong_count(shapes: Shapes, message_type: int, count: int) -> str:
     """Return the error text for a wrong packet count, with its likely cause (R18)."""
     known = " or ".join(str(int(h[6:])) for h in shapes if int(h[3:6]) == message_type)
-    detail = f"a message of type {message_type:03} has {known} packets, not {count}"
+    detail = f"a message of type {message_type:03} must have {known} packets, not {count}"
     if (message_type, count) == (REQUEUE, 2):
         detail += (
             ": with 2 packets, 005 was the message receipt of an earlier revision;"
@@ -68,7 +68,7 @@ def wrong_count(shapes: Shapes, message_type: int, count: int) -> str:
     return detail
 
 
-# Codes of RemoteProtocolError, for counters.
+# RemoteProtocolError codes, which also appear in counters.
 BAD_HEADER: Final = "bad-header"
 BAD_VERSION: Final = "bad-version"
 UNKNOWN_TYPE: Final = "unknown-type"
@@ -95,12 +95,12 @@ class WireLimits:
     """The maximum content of each packet type, in bytes; a longer packet closes the connection."""
 
     max_content: int = 8 << 20
-    max_queue: int = 255  # plus 4 if the name ends in .dlq, see max_name_bytes
+    max_queue: int = 255  # plus 4 if the name ends in .dlq; see max_name_bytes
     max_id: int = 64  # for ids and keys
     max_number_digits: int = 19  # R14
 
     def by_packet(self) -> dict[int, int]:
-        """Return the maximum content by packet type (R13); for queues, this includes ``.dlq``."""
+        """Return the maximum content size by packet type (R13), including ``.dlq`` for queues."""
         return {
             QUEUE: self.max_queue + len(DEAD_LETTER_SUFFIX),
             CONTENT: self.max_content,
@@ -152,7 +152,7 @@ class Consume:
 
 @dataclass(slots=True)
 class Dispatch:
-    """003: a message for a consumer; ``ttl_s``: None in the older revision, 0 never expires."""
+    """003: a message for a consumer; ``ttl_s`` is None in the older revision, 0 without expiry."""
 
     queue: str
     content: bytes
@@ -170,7 +170,7 @@ class Acknowledge:
 
 @dataclass(slots=True)
 class Requeue:
-    """005: move the message to the end of its queue, with a new TTL (0: never expires)."""
+    """005: move the message to the end of its queue, with a new TTL (0 means no expiry)."""
 
     queue: str
     message_id: bytes

@@ -1,4 +1,4 @@
-"""Parsing of bytes, in chunks of any size, into frames: a state machine of named steps.
+"""Parsing of byte chunks of any size into frames, as a state machine with named steps.
 
 ``fast_path.py`` parses common frames (compact, 32-byte headers, usual order, whole in one read);
 all other frames go byte by byte through the steps below.  Each step consumes the available bytes,
@@ -29,12 +29,12 @@ _P: Final = 0x50
 _CR: Final = 0x0D
 _LF: Final = 0x0A
 _DIGITS: Final = frozenset(b"0123456789")
-_MAX_NAMES: Final = 16_384  # for all connections: 10 to 22 MiB if all names have the maximum length
+_MAX_NAMES: Final = 16_384  # for all connections; 10 to 22 MiB if all names have maximum length
 _NAMES: Final[dict[bytes, str]] = {}  # verified names; verifying a name takes 15 µs
 
 Values = dict[int, Any]  # packet type -> content, as in the frame
 
-Step = Callable[["Parser", bytes, int], int]  # consumes bytes from a position; returns the new one
+Step = Callable[["Parser", bytes, int], int]  # consumes bytes at a position; returns the next
 
 _MAKE: Final[dict[int, Callable[[Values], Frame]]] = {
     frames.PUBLISH: lambda v: Publish(v[1], v[2], v.get(5), v.get(3)),
@@ -68,27 +68,27 @@ class Parser:
         self.framing: str | None = None
         self.line_break: bytes | None = None
         self.packet_header: int | None = pinned
-        self.revision_seen: Revision | None = None  # the first frame that differs shows it (R7)
+        self.revision_seen: Revision | None = None  # set by the first frame that differs (R7)
         self._shapes = shapes
         self._limits = limits.by_packet()
         self._max_queue = limits.max_queue
         self._names = _NAMES
         self._whole = whole(self._names, limits)
-        self._width = pinned  # width of compact packet headers; None: learn it from the first (R4)
+        self._width = pinned  # compact packet header width; None until the first one shows it (R4)
         self._is_plain = False  # compact framing with 32-byte headers
-        self._frames: list[Frame] = []  # completed in this read
+        self._frames: list[Frame] = []  # frames completed in this read
         self._fed = 0  # bytes received on the connection before this read
         # -- the current frame
         self._in_frame = False
         self._began = 0  # offset of the frame's first byte
-        self._header = b""  # its message header
+        self._header = b""  # the frame's message header
         self._shape: tuple[int, ...] = ()
         self._left = 0  # remaining packets
         self._values: Values = {}
         # -- the current step
         self._step: Step = Parser._message_header  # unbound, to avoid a reference cycle
         self._next: Step = Parser._message_header  # the step after a line break
-        self._break_code = frames.BAD_FRAMING  # the error if the line break is missing
+        self._break_code = frames.BAD_FRAMING  # error code if the line break is missing
         self._cr = False  # a CR was seen, so LF must follow
         self._head = b""  # the part of a header received so far
         self._head_at = 0
@@ -164,7 +164,7 @@ class Parser:
                 self._fail(frames.BAD_HEADER, _describe(head[index:]), self._began + index)
             elif index <= 2:
                 if byte != frames.VERSION[index - 1]:
-                    self._fail(frames.BAD_VERSION, "the version is not 01", self._began + index)
+                    self._fail(frames.BAD_VERSION, "the version must be 01", self._began + index)
             elif index == 5:
                 self._check_type(int(head[3:6]))
             elif index == 7:
@@ -173,7 +173,7 @@ class Parser:
 
     def _check_type(self, message_type: int) -> None:
         if message_type not in _MAKE:
-            detail = f"there is no message type {message_type:03}"
+            detail = f"message type {message_type:03} does not exist"
             self._fail(frames.UNKNOWN_TYPE, detail, self._began + 3)
         if not any(int(header[3:6]) == message_type for header in self._shapes):
             detail = f"this side does not send messages of type {message_type:03}"
@@ -191,7 +191,7 @@ class Parser:
         return pos + 1
 
     def _first_framing(self, data: bytes, pos: int) -> int:
-        """Learn the framing from the byte after the first message header (R3)."""
+        """Detect the framing from the byte that follows the first message header (R3)."""
         byte = data[pos]
         if byte == _P:
             self.framing = "compact"
@@ -225,7 +225,7 @@ class Parser:
         return pos
 
     def _first_width(self, data: bytes, pos: int) -> int:
-        """Learn the width from the first packet: a digit after 29 zeros means 36 bytes (R4)."""
+        """Detect the width from the first packet; a digit after 29 zeros means 36 bytes (R4)."""
         if data[pos] not in _DIGITS:
             self._begin_content(32)
             return pos
@@ -234,7 +234,7 @@ class Parser:
         return pos
 
     def _line_width(self, data: bytes, pos: int) -> int:
-        """Learn the width of a header line: after 29 digits comes a break or four more (R5)."""
+        """Detect a header line's width: 29 digits precede a line break or four more digits (R5)."""
         if len(self._head) == 32 and data[pos] in (_CR, _LF):
             self._begin_content(32)
             return pos
@@ -253,10 +253,10 @@ class Parser:
         if len(head) >= 3:
             packet = int(head[1:3])
             if packet not in self._shape:
-                detail = f"packet {packet:02} is not allowed in a {self._header[3:6].decode()}"
+                detail = f"packet {packet:02} is not allowed in type {self._header[3:6].decode()}"
                 self._fail(frames.BAD_PACKET_TYPE, detail, self._head_at + 1)
             if packet in self._values:
-                detail = f"packet {packet:02} is repeated"
+                detail = f"packet {packet:02} occurs more than once"
                 self._fail(frames.DUPLICATE_PACKET, detail, self._head_at + 1)
             self._check_digits(head, 3, len(head))
 
@@ -264,13 +264,13 @@ class Parser:
         part = head[start:stop]
         if part and not part.isdigit():
             wrong = next(index for index, byte in enumerate(part) if byte not in _DIGITS)
-            detail = "a packet header must be P and digits"
+            detail = "a packet header must consist of P and digits"
             self._fail(frames.BAD_PACKET_HEADER, detail, self._head_at + start + wrong)
 
     # -- step 3: the content
 
     def _begin_content(self, width: int) -> None:
-        """Compare the length with its limit before any content is buffered (R13)."""
+        """Check the length against its limit before any content is buffered (R13)."""
         limit = self._limits[self._packet]
         if self._length > limit:
             detail = f"packet {self._packet:02} is {self._length} bytes; the limit is {limit}"
@@ -304,12 +304,12 @@ class Parser:
         packet = self._packet
         if packet == frames.QUEUE:
             if self._length > self._max_queue and not content.endswith(frames.DEAD_LETTER_SUFFIX):
-                detail = f"a queue name of {len(content)} bytes does not end in .dlq"
+                detail = f"a queue name of {len(content)} bytes must end in .dlq"
                 self._fail(frames.TOO_LARGE, detail, at)
             self._values[packet] = self._names.get(content) or self._queue_name(content, at)
         elif packet in (frames.COUNT, frames.TTL):
             if not content.isdigit():
-                self._fail(frames.BAD_NUMBER, "a number must be 1 to 19 digits", at)
+                self._fail(frames.BAD_NUMBER, "a number must have 1 to 19 digits", at)
             self._values[packet] = int(content)
         else:
             self._values[packet] = content
@@ -326,7 +326,7 @@ class Parser:
             return ""  # _end_frame raises EMPTY_QUEUE, unless a wrong header width raises first
         name = frames.decode_queue(raw)
         if name is None:
-            detail = "a queue name must be UTF-8 without control characters except line feeds"
+            detail = "a queue name must be UTF-8 with no control characters except line feeds"
             self._fail(frames.BAD_QUEUE, detail, at)
         if len(self._names) >= _MAX_NAMES:
             self._names.clear()
@@ -380,9 +380,9 @@ class Parser:
 
 
 def _describe(found: bytes) -> str:
-    """Describe bytes that are not a message header; name the protocol if it is a common one."""
+    """Describe bytes that are not a message header, naming the protocol if it is a common one."""
     if found[:1] == b"\x16":
-        return "no message header; looks like TLS"
+        return "not a message header; looks like TLS"
     if found[:4] in (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN"):
-        return "no message header; looks like HTTP"
-    return f"no message header: {found[:8]!r}"
+        return "not a message header; looks like HTTP"
+    return f"not a message header: {found[:8]!r}"

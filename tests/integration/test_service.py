@@ -230,7 +230,7 @@ def test_start_warns_of_fewer_open_files_than_connections(data: Path) -> None:
     with broker_process(data, *NO_ADMIN, "--set", "limits.connections=100000000") as broker:
         log = broker.log.read_text(encoding="utf-8")
     assert "few_open_files" in log
-    assert "of limits.connections = 100,000,000" in log
+    assert "of the 100,000,000 connections in limits.connections" in log
     assert "LimitNOFILE=100000" in log
 
 

@@ -273,7 +273,7 @@ def test_inspector_names_the_message_receipt_of_an_earlier_revision() -> None:
     inspector.record_error(side.error, 7, "127.0.0.1:5", data, 0)
     (bad,) = inspector.errors
     assert (bad.code, bad.offset, bad.before) == ("bad-packet-count", 6, b"H01005")
-    assert "005 has 3 packets, not 2" in bad.detail
+    assert "005 must have 3 packets, not 2" in bad.detail
     assert "the message receipt of an earlier revision" in bad.detail
 
 
