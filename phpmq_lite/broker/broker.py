@@ -261,7 +261,7 @@ class Broker:
         *,
         is_charged: bool = True,
     ) -> None:
-        """Close a connection, return its messages, and charge a failed delivery to the oldest one.
+        """Close a connection and return its messages, charging a delivery to the oldest one sent.
 
         Nothing is charged if ``is_charged`` is false or the broker is stopping: no message is to
         blame for an orderly shutdown, or for workers that stop along with the broker.
@@ -367,7 +367,7 @@ class Broker:
         ttls: Sequence[int | None],
         keys: Sequence[bytes] | None,
     ) -> None:
-        """Store messages in order in queues from ``unchecked_queue``, only one message per key."""
+        """Store messages in order, at most one per key, in queues from ``unchecked_queue``."""
         if keys is None or self._store_keys(connection, parts, keys):
             transitions.publish_run(self.state, parts, bodies, ttls, connection.number)
             connection.published += len(bodies)
@@ -513,7 +513,7 @@ class Broker:
     def _find(
         self, connection: Connection, name: str, message_id: bytes
     ) -> Message | CommandResult:
-        """Return the message that a command names, or a result to repeat or ignore the command."""
+        """Return the message that a command names, or the command's result if there is none."""
         try:
             seq = int(message_id[:16], 16)
         except ValueError:

@@ -192,7 +192,7 @@ def find_client_record(
 def _exact_reason(
     inspector: EnvelopeInspector | None, message: Message, queue: Queue, body: bytes, reason: str
 ) -> str:
-    """Return a more precise reason if the worker of a 006 could not add a block to the envelope."""
+    """Return a more precise reason if a worker sent 006 because it could not add a block."""
     if reason != "client" or inspector is None or not queue.inspects or message.urn is None:
         return reason
     return inspector.read_only_reason(body) or reason

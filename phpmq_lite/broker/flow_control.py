@@ -17,11 +17,11 @@ from typing import Final
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Queue
 
-# Each batch accepts at least this many messages; less free window space counts as none.
+# Each batch accepts at least this many messages; a window with less room counts as full.
 MIN_PER_BATCH: Final = 64
 MAX_PER_PUBLISHER: Final = 500  # messages allowed before other clients get a turn
 UNLIMITED: Final = 1 << 30
-_ACTIVE_BATCHES: Final = 8  # a queue counts as consumed this many batches after an acknowledgement
+_ACTIVE_BATCHES: Final = 8  # a queue is active for this many batches after an acknowledgement
 
 # A publish command and the number of messages that it publishes.
 _WaitingPublisher = tuple[Callable[[Broker], None], int]
@@ -87,7 +87,7 @@ class FlowControl:
     ) -> None:
         """Add a publisher of about ``count`` messages to the end of the line of waiting publishers.
 
-        ``at_front`` puts the publisher first, because others took the room before it was called.
+        ``at_front`` puts the publisher first, because it was called but others had taken the room.
         """
         self.waiting_publishers += 1
         line = self._waiting_by_queue.setdefault(self._core.state.queues[name].queue_id, deque())

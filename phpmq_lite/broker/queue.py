@@ -124,9 +124,9 @@ class Queue:
         self.is_bounded = False  # whether the queue may refuse a message
         self.stop_reason: str | None = None  # why the entire broker refuses messages
         self.consumers: dict[Connection, Consumer] = {}
-        self.waiting_consumers: deque[Consumer] = deque()  # have free credit, in dispatch order
+        self.waiting_consumers: deque[Consumer] = deque()  # consumers with free credit, in order
         self.window: ReadyWindow | None = None
-        self.claimed_to = 0  # all ready messages have positions above this
+        self.claimed_to = 0  # all ready messages have higher positions
         self.held = 0  # dispatched messages, including claimed ones
         self.held_bytes = 0
         self.claimed = 0  # dispatched messages held by subscriptions
@@ -147,7 +147,7 @@ class Queue:
         self.dead_by_reason[reason] = self.dead_by_reason.get(reason, 0) + 1
 
     def refusal(self, number: int = 1, size: int = 1) -> str | None:
-        """Return why the queue refuses ``number`` messages of ``size`` bytes in total now, or None.
+        """Return why the queue currently refuses ``number`` messages of ``size`` bytes, or None.
 
         A single message may exceed the remaining bytes.
         """

@@ -46,7 +46,7 @@ class QueueRegistry:
         return has_room(own, total, more, self._limits.queues)
 
     def counts_with_origin(self, name: str) -> bool:
-        """Return whether ``name`` is the ``.dlq`` of an existing queue, which is not counted."""
+        """Return whether ``name`` is an existing queue's ``.dlq`` and so is not counted itself."""
         origin = name.removesuffix(DEAD_LETTER_SUFFIX)
         return origin != name and origin in self.queues and not origin.endswith(DEAD_LETTER_SUFFIX)
 
@@ -192,7 +192,7 @@ class QueueRegistry:
         )
 
     def configured_dead_letter_queue(self, name: str) -> str:
-        """Return a queue's ``dead_letter_queue`` setting; empty if unset or if no queue exists."""
+        """Return a queue's ``dead_letter_queue`` setting, empty if unset or the queue unknown."""
         queue = self.queues.get(name)
         return "" if queue is None else queue.settings.dead_letter_queue
 

@@ -95,8 +95,8 @@ class BrokerState:
         self.by_id = self.registry.by_id
         self.now = ClockReading(0, 0)
         self.batch = self.registry.batch
-        self.needs_dispatch: dict[int, Queue] = {}  # may have both ready messages and credit
-        self.batch_limited: set[Connection] = set()  # have reached write_bytes in this batch
+        self.needs_dispatch: dict[int, Queue] = {}  # queues that may have messages and credit
+        self.batch_limited: set[Connection] = set()  # connections at the write_bytes limit
         self.messages: dict[int, Message] = {}  # seq -> message held by a consumer or in a window
         self.next_number = 1  # seqs and positions share one sequence
         self.next_deadline_ms: int | None = None  # no ready message expires before this

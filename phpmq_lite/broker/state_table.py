@@ -28,7 +28,7 @@ TRANSITIONS: Final[dict[tuple[State, StateEvent], State]] = {
     (State.READY, StateEvent.ACKNOWLEDGE): State.ACKED,  # late, after the consumer reconnected
     (State.READY, StateEvent.REQUEUE): State.READY,  # moves to the end of the queue
     (State.READY, StateEvent.FORWARD): State.READY,  # moves to another queue, keeping its id
-    (State.READY, StateEvent.MOVE): State.READY,  # an operator moves it to another queue
+    (State.READY, StateEvent.MOVE): State.READY,  # moved to another queue by an operator
     (State.READY, StateEvent.PLACE): State.READY,  # undoes a requeue or move
     (State.READY, StateEvent.EXPIRE): State.EXPIRED,
     (State.READY, StateEvent.DEAD_LETTER): State.DEAD,
@@ -36,7 +36,7 @@ TRANSITIONS: Final[dict[tuple[State, StateEvent], State]] = {
     (State.DISPATCHED, StateEvent.ACKNOWLEDGE): State.ACKED,
     (State.DISPATCHED, StateEvent.REQUEUE): State.READY,
     (State.DISPATCHED, StateEvent.RETURN): State.READY,  # returns to its old position
-    (State.DISPATCHED, StateEvent.RELEASE): State.READY,  # an operator returns it
+    (State.DISPATCHED, StateEvent.RELEASE): State.READY,  # returned by an operator
     (State.DISPATCHED, StateEvent.DEAD_LETTER): State.DEAD,
     (State.DISPATCHED, StateEvent.DELETE): State.DELETED,
 }

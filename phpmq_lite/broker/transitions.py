@@ -173,7 +173,7 @@ def requeue_uncharged(state: BrokerState, message: Message, ttl_s: int | None, d
 def _charge(state: BrokerState, message: Message, queue: Queue) -> bool:
     """Count a failed delivery; return whether ``max_deliveries`` is reached."""
     message.charged += 1
-    state.batch.changed[message.seq] = message  # in case its history row is written now
+    state.batch.changed[message.seq] = message  # in case the history row is written in this batch
     limit = queue.settings.max_deliveries
     return 0 < limit <= message.charged
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-VERSION: Final = b"01"  # R1
+VERSION: Final = b"01"  # set by rule R1
 HEADER_BYTES: Final = 8  # H, version, type, packet count
 
 # Message types.  005 to 007 are unknown to the older revision.
@@ -97,7 +97,7 @@ class WireLimits:
     max_content: int = 8 << 20
     max_queue: int = 255  # plus 4 if the name ends in .dlq; see max_name_bytes
     max_id: int = 64  # for ids and keys
-    max_number_digits: int = 19  # R14
+    max_number_digits: int = 19  # set by rule R14
 
     def by_packet(self) -> dict[int, int]:
         """Return the maximum content size by packet type (R13), including ``.dlq`` for queues."""

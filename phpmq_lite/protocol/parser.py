@@ -34,7 +34,7 @@ _NAMES: Final[dict[bytes, str]] = {}  # verified names; verifying a name takes 1
 
 Values = dict[int, Any]  # packet type -> content, as in the frame
 
-Step = Callable[["Parser", bytes, int], int]  # consumes bytes at a position; returns the next
+Step = Callable[["Parser", bytes, int], int]  # consumes bytes and returns the new position
 
 _MAKE: Final[dict[int, Callable[[Values], Frame]]] = {
     frames.PUBLISH: lambda v: Publish(v[1], v[2], v.get(5), v.get(3)),
@@ -234,7 +234,7 @@ class Parser:
         return pos
 
     def _line_width(self, data: bytes, pos: int) -> int:
-        """Detect a header line's width: 29 digits precede a line break or four more digits (R5)."""
+        """Detect whether a header line has 32 or 36 bytes by what follows its 29 digits (R5)."""
         if len(self._head) == 32 and data[pos] in (_CR, _LF):
             self._begin_content(32)
             return pos

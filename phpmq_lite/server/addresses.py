@@ -106,7 +106,7 @@ def is_loopback(endpoint: ListenAddress) -> bool:
     return address is not None and address.is_loopback
 
 
-CONTROL_SOCKET: Final = "control.sock"  # a file in the data folder; its clients have full access
+CONTROL_SOCKET: Final = "control.sock"  # in the data folder; clients of the socket have full access
 
 
 def read_endpoints(name: str, texts: list[str]) -> list[ListenAddress]:

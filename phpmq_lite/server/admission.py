@@ -47,8 +47,8 @@ def open_files_problem(
     remedy = f"set LimitNOFILE={needed} in the unit, or run `ulimit -n {needed}` before startup"
     if hard is not None and hard < needed:
         remedy = (
-            f"this account may open at most {hard:,}: ask root for LimitNOFILE={needed} in the "
-            f"unit or in /etc/security/limits.conf, or set limits.connections = {places}"
+            f"this account may open at most {hard:,} files: ask root for LimitNOFILE={needed} in "
+            f"the unit or in /etc/security/limits.conf, or set limits.connections = {places}"
         )
     return (
         f"{files:,} files may be open, enough for {places:,} of the {connections:,} connections"
@@ -140,7 +140,7 @@ class Admission:
         self._drop(self._counts, _normalized(address)[0])
 
     def reserve(self, address: str | None) -> str | None:
-        """Count a connection like ``admit``, before its TLS handshake; return why it is refused.
+        """Reserve a place before a TLS handshake; return None, or why the connection is refused.
 
         Afterwards either the connection calls ``admit``, or the listener calls
         ``cancel_reservation``.

@@ -284,7 +284,7 @@ class FrameRecorder:
         self.skipped = 0  # number of frames skipped by the rate limit
         self._in = Dissector()
         self._out = Dissector()
-        self._is_aligned = False  # True if the next inbound byte's position is known
+        self._is_aligned = False  # True if the next inbound byte's position in its frame is known
         self._second = 0
         self._budget = 0
 
@@ -311,7 +311,7 @@ class FrameRecorder:
         if side.error is not None:  # bytes from the wrong byte on are not frames
             seen = seen[:frames]
         self._keep(seen, is_inbound=True)
-        if not partial and not self._in.is_between:  # start over
+        if not partial and not self._in.is_between:  # start again at the next frame
             self._in.reset()
 
     def record_outbound(self, parts: Sequence[bytes], side: ServerSide) -> None:

@@ -73,7 +73,7 @@ class Listeners:
         self._gate = gate
         self.tls: ssl.SSLContext | None = None  # set by ``bind`` if TLS is configured
         self._is_bound = False
-        self._unix: list[tuple[int, ListenAddress, Revision]] = []  # int: index in _listeners
+        self._unix: list[tuple[int, ListenAddress, Revision]] = []  # first item indexes _listeners
         self._listeners: list[_Listener] = []
         self._handshakes: set[asyncio.Task[None]] = set()
 

@@ -109,9 +109,9 @@ class BrokerStatus:
     shortage: Shortage | None = None  # why publishing is stopped
     write_problem: str | None = None  # why nothing can be stored now
     has_ballast: bool = False
-    commit_counts: tuple[int, ...] = ()  # per bucket of COMMIT_BOUNDS_S, plus larger values
+    commit_counts: tuple[int, ...] = ()  # per COMMIT_BOUNDS_S bucket, plus one for larger values
     commit_s_sum: float = 0.0
-    batch_counts: tuple[int, ...] = ()  # per bucket of BATCH_BOUNDS, plus larger values
+    batch_counts: tuple[int, ...] = ()  # per BATCH_BOUNDS bucket, plus one for larger values
     batch_sum: int = 0
     audited: Mapping[str, int] | None = None  # number of audit-log rows, by action
     clock_jumps: int = 0
@@ -128,7 +128,7 @@ class BrokerStatus:
     unsent_bytes: int = 0  # highest number of unsent bytes on one connection
     held_times: int = 0  # number of times that consumers reached the held limits
     paused: Mapping[str, int] = field(default_factory=dict)  # read pauses by reason
-    refused_connections: Mapping[str, int] = field(default_factory=dict)  # count by reason
+    refused_connections: Mapping[str, int] = field(default_factory=dict)  # counts by reason
     connections: int = 0  # including connections that the core does not know yet or any longer
     places: int = 0  # maximum number of connections
     queue_count: int = 0

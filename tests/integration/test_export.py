@@ -117,7 +117,7 @@ async def test_bounds_note_how_far_a_reader_is(site: ExportSite) -> None:
     assert told == "[('nightly', 500)]"
     status, told = await site.get("reader=%00&position=1", "history/bounds")
     assert (status, told["code"]) == (422, "bad_name")
-    assert "name of the reader" in told["detail"]
+    assert "reader name" in told["detail"]
 
 
 @reading

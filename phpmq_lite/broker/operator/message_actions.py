@@ -40,7 +40,7 @@ class Action(StrEnum):
 class ActionOptions:
     """Options for an operator action."""
 
-    # 0 means never; None keeps the deadline (requeue) or uses the queue's default (redrive).
+    # 0 means no expiry; None keeps the deadline (requeue) or uses the queue default (redrive).
     # Restore uses ttl_s only for messages whose deadline has passed.
     ttl_s: int | None = None
     target: str | None = None  # move: target queue; redrive: None means the original queue
@@ -60,7 +60,7 @@ class ActionOutcome:
 
     done: list[int] = field(default_factory=list)  # seqs of changed messages, in order
     new_ids: dict[int, str] = field(default_factory=dict)  # seq -> id of the new message
-    skipped: Counter[str] = field(default_factory=Counter)  # number of messages by reason
+    skipped: Counter[str] = field(default_factory=Counter)  # number of skipped messages by reason
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # seq -> (queue_id, position)
     targets: Counter[str] = field(default_factory=Counter)  # redrive: messages by target queue
     poisoned: Counter[str] = field(default_factory=Counter)  # redrive: invalid messages, by reason

@@ -19,7 +19,7 @@ from phpmq_lite.model import (
 )
 from phpmq_lite.writes import LinkMessages
 
-NewMessage = tuple[bytes, int | None]  # body, ttl_s (None uses the default, 0 never)
+NewMessage = tuple[bytes, int | None]  # body and ttl_s; None is the queue's default, 0 no expiry
 
 
 class Published(list[str]):
@@ -129,7 +129,7 @@ def _invalid_reasons(
         core.refused[full[1]] += 1
         raise RefusedError(
             core.state.registry.refusal_code(full[1]),
-            f"a message is {bad[min(bad)]}, and its record cannot be stored: {full[1]}",
+            f"a message is invalid ({bad[min(bad)]}), and its record cannot be stored: {full[1]}",
         )
     return bad
 

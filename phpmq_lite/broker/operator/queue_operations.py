@@ -191,7 +191,7 @@ def disconnect(
     consumed = connection.consumers.keys()
     if queues is not None and not (consumed and consumed <= queues):
         raise RefusedError(
-            "foreign_queue", f"client {client} does not consume only from your queues"
+            "foreign_queue", f"client {client} must consume from your queues and no others"
         )
     held = sum(len(consumer.held) for consumer in connection.consumers.values())
     audit.record(core, entry, held)
@@ -248,7 +248,7 @@ def record_reader(core: Broker, reply: Callable[[None], None], name: str, offset
         RefusedError: ``bad_name`` or ``bad_value``.
     """
     if (problem := name_problem(name)) is not None:
-        raise RefusedError("bad_name", f"the name of the reader {problem}")
+        raise RefusedError("bad_name", f"the reader name {problem}")
     if not 0 <= offset < 1 << 63:
         raise RefusedError("bad_value", f"offset is {offset}; it must be 0 to 2^63 - 1")
     batch = core.state.batch

@@ -145,14 +145,14 @@ def release_claims(
 def _run_in_turn(
     core: Broker, subscription: Subscription, begin: Callable[[], None], reply: Reply
 ) -> None:
-    """Run a command now, or after earlier ones and with any refusal sent as the reply."""
+    """Run a command after all earlier commands; if it had to wait, a refusal becomes the reply."""
     if not subscription.is_busy:
         subscription.run(begin)
         return
 
     def begin_late() -> None:
         try:
-            if core.subscriptions.get(subscription.name) is not subscription:  # removed
+            if core.subscriptions.get(subscription.name) is not subscription:  # since removed
                 raise _unknown_subscription(subscription.name)
             begin()
         except RefusedError as error:

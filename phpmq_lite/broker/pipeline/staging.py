@@ -51,7 +51,7 @@ PUBLISH_BAD_BYTES: Final = 16 << 20  # total size of invalid bodies, which pass 
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
 ANY_WRITER: Final = StageWriter()
 
-StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s (None uses the default, 0 never)
+StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s; None is the default, 0 no expiry
 
 
 class _GivenRow(NamedTuple):
@@ -75,7 +75,7 @@ class StagedPublishResult(NamedTuple):
     is_repeated: bool  # True if this or a higher version was already published
     quarantined: int
     remaining: int = 0  # rows left for the next call with the same version
-    is_resumed: bool = False  # True if it continued an earlier publish and dropped its own tokens
+    is_resumed: bool = False  # True if an earlier publish was continued and new tokens dropped
 
 
 # -- staging
@@ -155,7 +155,7 @@ def _check_stage(
     if total > TOKEN_BYTES:
         detail = f"{total} bytes under token {token!r}; the limit is {TOKEN_BYTES}"
         raise RefusedError("too_large", detail)
-    names = len({row[0] for row in rows})  # an upper bound, as some may already be counted
+    names = len({row[0] for row in rows})  # upper bound, as some queues may already be counted
     bounds: tuple[tuple[str, int, int, int, Callable[[StageState], int]], ...] = (
         ("tokens", len(staging.stages), int(known is None), TOKENS, lambda _: 1),
         ("bytes", staging.bytes, size, STAGED_BYTES, lambda stage: stage.bytes),
