@@ -1,1 +1,1 @@
-"""Everything that touches the disk: one writer, read-only readers, numbered migrations."""
+"""The storage layer: a single writer, read-only readers and numbered schema migrations."""

@@ -1,4 +1,4 @@
-"""History and claims as Arrow batches, read from SQLite through ADBC or row by row.
+"""History and claims as Arrow batches, read from SQLite with ADBC or Python's ``sqlite3``.
 
 Importing this module needs only the standard library.
 
@@ -22,9 +22,9 @@ from phpmq_lite.model import checksum
 from phpmq_lite.storage.statements import load, parts
 
 _PARTS: Final = parts("arrow")
-BUSY_MS: Final = 5_000  # longest wait for a lock; ADBC sets no timeout
-RANGE_SLICE: Final = 10_000  # offsets or claims per statement
-PART_BYTES: Final = 16 << 20  # total size of bodies per statement; a single body may exceed it
+BUSY_MS: Final = 5_000  # maximum lock wait in ms; ADBC itself sets no timeout
+RANGE_SLICE: Final = 10_000  # maximum number of offsets or claims per statement
+PART_BYTES: Final = 16 << 20  # maximum body bytes per statement, unless one body alone is larger
 
 ArrowEngine = Literal["auto", "adbc", "python"]
 ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]
@@ -34,7 +34,7 @@ _PARAMETER: Final = re.compile(r":(\w+)")
 
 @dataclass(slots=True, frozen=True)
 class ArrowColumn:
-    """A column; ``timestamp`` is Arrow's timestamp in milliseconds, UTC."""
+    """An Arrow column; ``timestamp`` values are in milliseconds, UTC."""
 
     name: str
     type: ColumnType
@@ -42,7 +42,7 @@ class ArrowColumn:
 
 
 def arrow_schema(columns: Sequence[ArrowColumn]) -> Any:
-    """Return the ``pyarrow.Schema`` for columns."""
+    """Return the ``pyarrow.Schema`` for the given columns."""
     import pyarrow as pa
 
     types = {
@@ -80,7 +80,7 @@ class _PythonDatabase:
             raise StorageError(f"cannot open the database: {error}") from error
 
     def read_table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
-        """Execute a statement with named parameters, and return all rows as a ``pyarrow.Table``."""
+        """Execute a statement with named parameters and return all rows as a ``pyarrow.Table``."""
         import pyarrow as pa
 
         try:
@@ -107,10 +107,10 @@ class _AdbcDatabase:
         import adbc_driver_sqlite
         from adbc_driver_sqlite import dbapi
 
-        # ADBC infers types from the first batch, so a whole result must fit into one.
+        # ADBC infers types from the first batch, so the whole result must fit into one batch.
         self._options = {adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: str(RANGE_SLICE + 1)}
         self._error = dbapi.Error
-        try:  # autocommit: otherwise all reads would be one long transaction
+        try:  # without autocommit, all reads would share one long transaction
             self._connection = dbapi.connect(uri, autocommit=True)
             with closing(self._connection.cursor()) as cursor:
                 cursor.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
@@ -133,7 +133,7 @@ class _AdbcDatabase:
 
 
 def _cast(table: Any, schema: Any) -> Any:
-    """Convert a table to a schema; a column of nothing but nulls arrives as numbers."""
+    """Cast a table to a schema; ADBC returns a column that contains only nulls as numbers."""
     import pyarrow as pa
 
     if table.num_rows == 0:
@@ -147,7 +147,7 @@ def _cast(table: Any, schema: Any) -> Any:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-COLUMNS: Final = (  # history columns, in order; docs/guides/pipeline.md explains them
+COLUMNS: Final = (  # history columns in order, as described in docs/guides/pipeline.md
     ArrowColumn("offset", "int64"),
     ArrowColumn("seq", "int64"),
     ArrowColumn("message_id", "string"),
@@ -162,7 +162,7 @@ COLUMNS: Final = (  # history columns, in order; docs/guides/pipeline.md explain
     ArrowColumn("deadline", "timestamp", is_nullable=True),
     ArrowColumn("ttl_s", "int64", is_nullable=True),
     ArrowColumn("deliveries", "int32"),
-    ArrowColumn("size", "int64"),  # bytes of the body
+    ArrowColumn("size", "int64"),  # body size in bytes
     ArrowColumn("publisher", "int64", is_nullable=True),  # client number
     ArrowColumn("consumer", "int64", is_nullable=True),
     ArrowColumn("urn", "string", is_nullable=True),
@@ -170,11 +170,11 @@ COLUMNS: Final = (  # history columns, in order; docs/guides/pipeline.md explain
     ArrowColumn("meta_id", "string", is_nullable=True),
     ArrowColumn("attempts", "int64", is_nullable=True),
 )
-OUTCOMES: Final = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}  # numbers used in the tables
+OUTCOMES: Final = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}  # numbers stored in tables
 DELETED: Final = "deleted"
-# The body is null if retention removed it, or if it is damaged.
+# The body is null if it is damaged or was removed by retention.
 BODY: Final = ArrowColumn("body", "binary", is_nullable=True)
-# Columns that are read with bodies but not returned.
+# These columns are read to verify bodies but are not returned.
 _CHECKS: Final = (ArrowColumn("_seq", "int64"), ArrowColumn("_crc", "int64"))
 CLAIM_COLUMNS: Final = (
     ArrowColumn("claim", "int64"),
@@ -194,43 +194,43 @@ class HistoryOffsets:
     """The range of offsets in the history."""
 
     history_id: str  # offsets are comparable only within one history_id
-    lo: int  # above it, only rows of deleted messages may have been removed
-    hi: int  # the last offset assigned
-    lo_deleted: int  # above it, no row was removed
+    lo: int  # above this offset, only rows of deleted messages may have been removed
+    hi: int  # last assigned offset
+    lo_deleted: int  # above this offset, no rows have been removed
 
 
 @dataclass(slots=True, frozen=True)
 class RowSelection:
-    """A selection of history rows: offsets ``lo`` (exclusive) to ``hi`` (inclusive) and conditions.
+    """Selects history rows by offset, ``lo`` (exclusive) to ``hi`` (inclusive), and by filters.
 
-    All conditions must hold.  ``pattern`` and ``allowed`` are case-sensitive globs.
+    A row must match all of them.  ``pattern`` and ``allowed`` are case-sensitive globs.
     """
 
     lo: int
     hi: int
-    queues: Sequence[str] = ()  # names; empty: all
+    queues: Sequence[str] = ()  # queue names; empty means all
     pattern: str | None = None  # glob that queue names must match
-    outcomes: Sequence[str] = ()  # keys of OUTCOMES; empty: all
-    columns: Sequence[str] = ()  # names; empty: all
+    outcomes: Sequence[str] = ()  # keys of OUTCOMES; empty means all
+    columns: Sequence[str] = ()  # column names; empty means all
     body: bool = False
-    allowed: Sequence[str] = ()  # globs of the queues that the caller may use; empty: all
-    history_id: str | None = None  # refuse any other history
+    allowed: Sequence[str] = ()  # globs for queues that the caller may use; empty means all
+    history_id: str | None = None  # if set, a history with a different id is refused
 
     @property
     def needs_deleted(self) -> bool:
-        """Return whether rows of deleted messages are selected; they are removed separately."""
+        """Return whether rows of deleted messages, which are removed separately, are selected."""
         return not self.outcomes or DELETED in self.outcomes
 
 
 class RangeError(StorageError):
-    """Rows were removed while a range was read: the result is incomplete; read the range again."""
+    """Rows were removed during a range read, so the result is incomplete; read the range again."""
 
 
 def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowColumn, ...]:
-    """Return columns of the history in table order, the body last.
+    """Return the requested history columns in table order, with the body last.
 
     Raises:
-        RefusedError: ``bad_value``: there is no column with that name.
+        RefusedError: ``bad_value``: a column does not exist.
     """
     known = {column.name for column in COLUMNS}
     for name in names:
@@ -243,18 +243,18 @@ def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowC
 
 @dataclass(slots=True)
 class RangeRows:
-    """The rows of a range: their count, and a one-time iterator of ``pyarrow.RecordBatch``.
+    """Row count of a range and a one-time iterator of ``pyarrow.RecordBatch`` objects.
 
     Batches are in order, have at most ``RANGE_SLICE`` rows and are never empty.  If the number of
     rows is not ``count``, the iterator raises RangeError at its end; discard the rows in that case.
     """
 
-    lo: int  # as requested, or clipped
+    lo: int  # lower bound, as requested or clipped
     hi: int
     count: int
     schema: Any
     batches: Iterator[Any]
-    queue: str = ""  # the queue of a subscription
+    queue: str = ""  # queue of the subscription whose claims are read
 
     def __iter__(self) -> Iterator[Any]:
         returned = 0
@@ -263,14 +263,15 @@ class RangeRows:
             yield batch
         if returned != self.count:
             raise RangeError(
-                f"({self.lo}, {self.hi}] had {self.count} rows, but {returned} were read"
+                f"range ({self.lo}, {self.hi}] should contain {self.count} rows, "
+                f"but {returned} were read"
             )
 
 
 class HistoryRanges:
-    """Reads one database, in one thread.  Call ``close``, or use it as a context manager.
+    """Reads one database in one thread.  Call ``close`` or use it as a context manager.
 
-    With the ``engine`` auto, ADBC is used if it is installed.
+    With ``engine="auto"``, ADBC is used if it is installed.
     Methods raise StorageError if the database cannot be read.  ``on_statement`` is called before
     each statement; a statement takes about 0.1 s.
     """
@@ -302,19 +303,19 @@ class HistoryRanges:
         return HistoryOffsets(**row)
 
     def offset_at(self, at_ms: int) -> int:
-        """Return the last offset settled before ``at_ms`` (Unix ms), or else ``bounds().lo``."""
+        """Return the last offset settled before ``at_ms`` (Unix ms); if none, ``bounds().lo``."""
         bounds = self.bounds()
         values = {"lo": bounds.lo, "hi": bounds.hi, "at_ms": at_ms}
         return int(self._rows(load("arrow")["offset_at"], values)[0]["offset"])
 
     def queues(self) -> list[str]:
-        """Return the names of all queues that rows may refer to, in order."""
+        """Return the sorted names of all queues that history rows may refer to."""
         return list(self._ids_by_name())
 
     # -- ranges
 
     def history(self, selection: RowSelection, *, is_gap_ok: bool = False) -> RangeRows:
-        """Return settled messages; ``hi`` is clipped to the last offset.
+        """Return settled messages, with ``hi`` clipped to the last offset.
 
         With ``is_gap_ok``, ``lo`` is clipped to the first offset, and rows of deleted messages that
         retention removed are omitted.
@@ -326,7 +327,7 @@ class HistoryRanges:
         chosen = columns_of(selection.columns, body=selection.body)
         bounds = self.bounds()
         if selection.history_id not in (None, bounds.history_id):
-            detail = f"this is the history {bounds.history_id}, not {selection.history_id}"
+            detail = f"the history id is {bounds.history_id}, not {selection.history_id}"
             raise RefusedError("other_history", detail)
         text, values = self._conditions(selection)
         while True:
@@ -337,11 +338,11 @@ class HistoryRanges:
             has_lost_deleted = selection.needs_deleted and bounds.lo_deleted > max(
                 lo, before.lo_deleted
             )
-            if bounds.lo <= lo and not has_lost_deleted:  # no row was removed in the meantime
+            if bounds.lo <= lo and not has_lost_deleted:  # no rows were removed during the count
                 return RangeRows(lo, hi, count, arrow_schema(chosen), reading.batches(lo, hi))
 
     def claims(self, subscription: str, lo: int, hi: int, allowed: Sequence[str] = ()) -> RangeRows:
-        """Return the messages that a subscription holds, by claim number, with bodies.
+        """Return the messages that a subscription holds, in claim order and with bodies.
 
         Raises:
             RefusedError: ``gap``: claims above ``lo`` are acknowledged; ``bad_value``: ``hi`` was
@@ -353,12 +354,12 @@ class HistoryRanges:
             raise RefusedError("unknown_subscription", f"there is no subscription {subscription!r}")
         [held] = found
         if not _is_match(held["queue"], allowed):
-            raise RefusedError("foreign_queue", f"{subscription!r} holds messages of another queue")
+            raise RefusedError("foreign_queue", f"{subscription!r} belongs to another queue")
         if lo < held["acked_upto"]:
-            detail = f"claims up to {held['acked_upto']} are acknowledged; request those above it"
+            detail = f"claims up to {held['acked_upto']} are acknowledged; request only later ones"
             raise RefusedError("gap", detail)
         if not lo <= hi < held["next_claim"]:
-            detail = f"({lo}, {hi}] is not claimed: the last claim is {held['next_claim'] - 1}"
+            detail = f"({lo}, {hi}] exceeds the last claim, which is {held['next_claim'] - 1}"
             raise RefusedError("bad_value", detail)
         values = {"subscription_id": held["subscription_id"]}
         text = _PARTS["claim_range"]
@@ -372,7 +373,7 @@ class HistoryRanges:
     def read_table(
         self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn] = ()
     ) -> Any:
-        """Execute a statement; return its ``pyarrow.Table``, unconverted without ``columns``."""
+        """Execute a statement and return a ``pyarrow.Table``, cast if ``columns`` are given."""
         self.on_statement()
         return self._database.read_table(text, values, columns)
 
@@ -381,7 +382,7 @@ class HistoryRanges:
         return rows
 
     def _conditions(self, selection: RowSelection) -> tuple[str, dict[str, Any]]:
-        """Return the FROM and WHERE clauses of a selection, and their parameters."""
+        """Return the FROM and WHERE clauses for a selection, and their parameters."""
         text, values = _PARTS["history_range"], {}
         queue_ids = self._queue_ids(selection)
         if queue_ids is not None:
@@ -401,7 +402,7 @@ class HistoryRanges:
         return {row["name"]: row["queue_id"] for row in rows}
 
     def _queue_ids(self, selection: RowSelection) -> list[int] | None:
-        """Return the ids of the queues that are selected and allowed; None: all."""
+        """Return the ids of the selected queues that the caller may use, or None for all queues."""
         if not selection.queues and selection.pattern is None and not selection.allowed:
             return None
         known = self._ids_by_name()
@@ -425,14 +426,14 @@ def _clipped(
     selection: RowSelection, bounds: HistoryOffsets, *, is_gap_ok: bool
 ) -> tuple[int, int]:
     if not 0 <= selection.lo <= selection.hi:
-        detail = f"({selection.lo}, {selection.hi}] is not a range: 0 <= lo <= hi must hold"
+        detail = f"({selection.lo}, {selection.hi}] is invalid; 0 <= lo <= hi is required"
         raise RefusedError("bad_value", detail)
     if selection.lo < bounds.lo and not is_gap_ok:
-        detail = f"rows up to {bounds.lo} left the history; the request begins above {selection.lo}"
+        detail = f"rows up to {bounds.lo} were removed; the request begins above {selection.lo}"
         raise RefusedError("gap", detail)
     if selection.needs_deleted and selection.lo < bounds.lo_deleted and not is_gap_ok:
         detail = (
-            f"rows of deleted messages up to {bounds.lo_deleted} left the history; the request "
+            f"rows of deleted messages up to {bounds.lo_deleted} were removed; the request "
             f"begins above {selection.lo}. Request only other outcomes, or accept the gap"
         )
         raise RefusedError("gap", detail)
@@ -448,14 +449,14 @@ def _clipped(
 
 @dataclass(slots=True, frozen=True)
 class _RangeReader:
-    """Reads a range of rows that meet conditions."""
+    """Reads the rows of a range that match the given conditions."""
 
     ranges: HistoryRanges
-    number: str  # the column that orders the rows
+    number: str  # column that determines the row order
     range: str  # FROM and WHERE clauses
     values: dict[str, Any]
     columns: Sequence[ArrowColumn]
-    needs_bodies: bool = False  # a damaged body must not be skipped
+    needs_bodies: bool = False  # a damaged body raises an error instead of becoming null
 
     def count(self, lo: int, hi: int) -> int:
         """Return the number of rows."""
@@ -482,7 +483,7 @@ class _RangeReader:
                 yield from map(self._check_bodies, batches) if has_bodies else batches
 
     def _check_bodies(self, batch: Any) -> Any:
-        """Compare the bodies of a batch with their checksums; replace damaged ones with null.
+        """Verify the body checksums in a batch and replace damaged bodies with null.
 
         Raises:
             StorageError: the body of a claimed message is damaged; without it the message would be
@@ -497,7 +498,7 @@ class _RangeReader:
         ]
         if self.needs_bodies and None in bodies:
             message_id = batch.column("message_id")[bodies.index(None)].as_py()
-            raise StorageError(f"the body of message {message_id} is damaged: delete the message")
+            raise StorageError(f"the body of message {message_id} is damaged; delete the message")
         kept = batch.select([column.name for column in self.columns])
         if bodies.count(None) == batch.column(BODY.name).null_count:
             return kept

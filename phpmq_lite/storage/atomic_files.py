@@ -19,12 +19,12 @@ def create_private(path: Path) -> int:
         FileExistsError: the file exists.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
-    os.fchmod(fd, PRIVATE_FILE)  # a umask can only remove bits; this restores them
+    os.fchmod(fd, PRIVATE_FILE)  # sets the mode again, because the umask may have removed bits
     return fd
 
 
 def new_folder(parent: Path, prefix: str) -> Path:
-    """Create a folder with mode 0700, named after the UTC time: ``<prefix>20261231T235959Z``."""
+    """Create a folder with mode 0700, named ``<prefix>20261231T235959Z`` after the UTC time."""
     target = unused_path(parent, f"{prefix}{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     target.mkdir(mode=PRIVATE_FOLDER)
     target.chmod(PRIVATE_FOLDER)
@@ -32,7 +32,7 @@ def new_folder(parent: Path, prefix: str) -> Path:
 
 
 def unused_path(parent: Path, name: str) -> Path:
-    """Return an unused path: ``name``, or ``name`` with the first free number appended."""
+    """Return an unused path: ``name`` itself, or ``name`` followed by the lowest free number."""
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     return next(path for path in map(parent.joinpath, names) if not path.exists())
 
@@ -40,7 +40,7 @@ def unused_path(parent: Path, name: str) -> Path:
 def write_whole(path: Path, content: bytes, *, sync: bool = True) -> None:
     """Replace ``path`` atomically: readers see the old or the new content, even after a power cut.
 
-    ``sync=False`` suits a process that must end: it does not wait for a disk that may hang.
+    ``sync=False`` does not wait for the disk, which may hang while the process is shutting down.
     """
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
@@ -55,12 +55,12 @@ def write_whole(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any], *, sync: bool = True) -> None:
-    """Replace ``path`` with a JSON object, as ``write_whole`` does."""
+    """Replace ``path`` atomically with a file that contains a JSON object."""
     write_whole(path, json.dumps(content, indent=1).encode() + b"\n", sync=sync)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if the file is missing or contains no object."""
+    """Return the JSON object in a file, or None if the file is missing or contains no object."""
     try:
         value = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -69,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 hash of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -80,7 +80,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in the folder ``path`` are on disk."""
+    """Wait until the directory entries of the folder ``path`` are on disk."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 

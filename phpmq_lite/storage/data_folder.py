@@ -1,6 +1,6 @@
 """The data folder: the files of one broker, private to its account and locked while it runs.
 
-A start begins with ``DataFolder.open``, and a stop ends with ``close``::
+Startup begins with ``DataFolder.open``, and shutdown ends with ``close``::
 
     folder = DataFolder.open(path)   # lock, file modes, check for a lost database
     check_wal(folder)                # before SQLite opens the WAL
@@ -36,7 +36,7 @@ from phpmq_lite.storage.atomic_files import (
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 
-# File systems on a network or shared by several machines; every other "fuse.*" is local.
+# These file systems are remote or shared by several machines; all other "fuse.*" are local.
 NETWORK: Final = frozenset(
     (
         *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs"),
@@ -53,12 +53,12 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 class Mount(NamedTuple):
     """A mounted file system."""
 
-    point: str  # absolute path
-    kind: str  # ext4, nfs4, fuse.sshfs, …
+    point: str  # absolute path of the mount point
+    kind: str  # type, such as ext4, nfs4 or fuse.sshfs
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    """Parse the lines of ``/proc/self/mountinfo`` (proc(5)); invalid lines are skipped."""
+    """Parse the lines of ``/proc/self/mountinfo`` (see proc(5)), skipping invalid ones."""
     mounts = []
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
@@ -70,7 +70,7 @@ def parse_mounts(text: str) -> list[Mount]:
 
 
 def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
-    """Return the innermost mount that contains ``path``, an absolute path without symlinks.
+    """Return the innermost mount that contains ``path``, which must be absolute without symlinks.
 
     If several mounts share a mount point, the last one is visible.
     """
@@ -86,7 +86,7 @@ def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
 def file_system(path: Path) -> str | None:
     """Return the type of the file system that contains or would contain ``path``.
 
-    Return None if the system has no list of mounts (macOS).
+    Return None if the system provides no list of mounts, as on macOS.
     """
     try:
         text = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
@@ -99,7 +99,7 @@ def file_system(path: Path) -> str | None:
 DATABASE: Final = "phpmq.db"
 _META: Final = "meta.json"
 _LOCK: Final = "lock"
-_SHARED_LOCK_S: Final = 5.0  # longest wait for a check with a shared lock; checks take at most 1 s
+_SHARED_LOCK_S: Final = 5.0  # maximum wait for checks that share the lock; they take at most 1 s
 _RETRY_S: Final = 0.02
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
@@ -110,24 +110,24 @@ class DataFolderMetadata:
     """The contents of ``meta.json``, which reveal whether the database was lost."""
 
     created_at: int  # Unix ms
-    has_messages: bool = False  # a message has been stored; never reset to False
-    is_running: bool = False  # the database is open for writing, so there must be a WAL
+    has_messages: bool = False  # whether a message has ever been stored; never reset to False
+    is_running: bool = False  # whether the database is open for writing, so a WAL must exist
     seal: int | None = None  # CRC-32 of the database after the last clean stop; see seal.py
 
 
 class DataFolder:
-    """A locked data folder.  The lock is held until ``close`` or until the process ends."""
+    """A locked data folder.  The lock is held until ``close`` is called or the process ends."""
 
     __slots__ = ("_lock", "meta", "path")
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
-        self._lock = lock  # descriptor of the lock file
+        self._lock = lock  # file descriptor of the lock file
         self.meta = read_meta(path)
 
     @classmethod
     def open(cls, path: Path, *, allow_network_fs: bool = False, is_replaced: bool = False) -> Self:
-        """Create the folder if it does not exist, lock it, and check for lost files.
+        """Create the folder if necessary, lock it and check for lost files.
 
         Afterwards, the folder has mode 0700, its files have mode 0600, and the database file exists
         (empty in a new folder), because SQLite copies its mode to the WAL.  With ``is_replaced``,
@@ -135,7 +135,7 @@ class DataFolder:
 
         Raises:
             StartRefusedError: another process uses the folder, it is on a network file system, or
-                the account has no access; the message says which.
+                the account has no access.
             DataDamagedError: the database is missing or empty, but messages were stored.
         """
         path = path.absolute()
@@ -165,41 +165,41 @@ class DataFolder:
 
     @property
     def database(self) -> Path:
-        """The SQLite file."""
+        """Path of the SQLite database."""
         return self.path / DATABASE
 
     @property
     def wal(self) -> Path:
-        """SQLite's write-ahead log; it exists while the database is open, or after a crash."""
+        """Path of SQLite's write-ahead log, present while the database is open or after a crash."""
         return self.path / f"{DATABASE}-wal"
 
     @property
     def shm(self) -> Path:
-        """The index of the WAL, which SQLite rebuilds after a crash."""
+        """Path of the WAL index, which SQLite rebuilds after a crash."""
         return self.path / f"{DATABASE}-shm"
 
     @property
     def has_journal(self) -> bool:
-        """Return whether the first write was interrupted; SQLite will roll it back."""
+        """Return whether the first write was interrupted; if so, SQLite will roll it back."""
         return self.path.joinpath(f"{DATABASE}-journal").exists()
 
     @property
     def control_socket(self) -> Path:
-        """The socket through which the command line reaches a running broker."""
+        """Path of the socket through which the command line reaches a running broker."""
         return self.path / "control.sock"
 
     @property
     def meta_file(self) -> Path:
-        """The file with facts about the database; only this class writes it."""
+        """Path of the file that describes the database; only this class writes to it."""
         return self.path / _META
 
     @property
     def last_error_file(self) -> Path:
-        """The file that says why the broker stopped immediately, if it did."""
+        """Path of the file that says why the broker stopped immediately, if it did."""
         return self.path / "last_error.json"
 
     def record(self, *, has_messages: bool | None = None, is_running: bool | None = None) -> None:
-        """Store changes in ``meta.json``, with two fsyncs; do no I/O if nothing changed.
+        """Store changes in ``meta.json`` with two fsyncs, or do nothing if there are no changes.
 
         Call it with ``is_running=True`` after the writer's first transaction, when the WAL exists,
         and with ``is_running=False`` before its connection closes, which deletes the WAL.  In the
@@ -218,9 +218,9 @@ class DataFolder:
         self._update_meta(replace(self.meta, seal=checksum))
 
     def write_last_error(self, error: BaseException, at_ms: int) -> bool:
-        """Write ``last_error.json`` for the next start; return whether it was written.
+        """Write ``last_error.json`` for the next startup and return whether it was written.
 
-        It is safe during a fail-stop: it raises nothing and does not wait for the disk.
+        This is safe during a fail-stop, because it raises no error and does not wait for the disk.
         """
         cause = _sqlite_cause(error)
         content = {
@@ -238,19 +238,19 @@ class DataFolder:
         return True
 
     def read_last_error(self) -> dict[str, Any] | None:
-        """Return the error that ``write_last_error`` stored, or None."""
+        """Return the error stored by ``write_last_error``, or None."""
         return read_json(self.last_error_file)
 
     def close(self) -> None:
-        """Release the lock; may be called twice.  The lock file stays: unlinking it would race."""
+        """Release the lock.  May be called twice.  The lock file stays; unlinking it would race."""
         if self._lock >= 0:
-            with suppress(OSError):  # the pid is only for processes that find the file locked
+            with suppress(OSError):  # remove the pid, which is shown only while locked
                 os.ftruncate(self._lock, 0)
             os.close(self._lock)
             self._lock = -1
 
     def check_database(self) -> None:
-        """Check that the database exists; otherwise SQLite would create one and hide the loss.
+        """Check that the database exists, because SQLite would create a new one and hide the loss.
 
         ``open`` calls this method.
 
@@ -312,7 +312,7 @@ def read_meta(path: Path) -> DataFolderMetadata:
 
 
 def locking_pid(path: Path) -> str | None:
-    """Return the pid of the broker that has locked a folder; None if the folder is not locked.
+    """Return the pid of the broker that has locked a folder, or None if it is not locked.
 
     Changes nothing, but prevents a broker from starting for some microseconds.
     """
@@ -335,10 +335,10 @@ def prevent_start(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _shared_lock(path: Path) -> Iterator[str | None]:
-    """Share the lock of a folder, and yield the pid of the broker that holds it, or None."""
+    """Share a folder's lock, and yield the pid of the broker that holds it exclusively, or None."""
     try:
         fd = os.open(path / _LOCK, os.O_RDONLY)
-    except FileNotFoundError:  # no broker has ever used the folder
+    except FileNotFoundError:  # no broker has ever used this folder
         yield None
         return
     pid = None
@@ -358,7 +358,7 @@ def in_use_message(path: Path, pid: str) -> str:
 
 
 def check_local(path: Path) -> None:
-    """Refuse a path that is not on a local disk.
+    """Raise an error if a path is not on a local disk.
 
     Raises:
         StartRefusedError: the path is on a network file system, or would be created on one.
@@ -373,7 +373,7 @@ def check_local(path: Path) -> None:
 
 
 def check_rights(path: Path) -> None:
-    """Refuse a folder that a start cannot make private, without changing it.
+    """Check that startup can make a folder private, without changing the folder.
 
     Raises:
         StartRefusedError: the path is not a folder, is shared by all accounts, or belongs to
@@ -392,12 +392,12 @@ def check_rights(path: Path) -> None:
     if status.st_uid != os.geteuid() and mode & stat.S_IRWXO:
         raise StartRefusedError(
             f"{path} belongs to account {status.st_uid} and is open to others (mode {mode:04o}); "
-            "it needs mode 0700"
+            "mode 0700 is required"
         )
 
 
 def _make_private(path: Path) -> None:
-    """Create the folder, or revoke other accounts' access to it."""
+    """Create the folder or revoke other accounts' access to it."""
     check_rights(path)
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -409,7 +409,7 @@ def _make_private(path: Path) -> None:
 
 
 def _take_lock(path: Path) -> int:
-    """Lock the file ``lock``, write our pid into it, and return its descriptor."""
+    """Lock the file ``lock``, write our pid to it and return its descriptor."""
     fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
         os.fchmod(fd, PRIVATE_FILE)
@@ -427,7 +427,7 @@ def _take_lock(path: Path) -> int:
 
 
 def _lock_exclusively(lock: int, path: Path) -> None:
-    """Lock exclusively; wait for checks that hold a shared lock.
+    """Acquire an exclusive lock, waiting for checks that hold a shared lock.
 
     Raises:
         BlockingIOError: a broker holds the lock.
@@ -438,13 +438,13 @@ def _lock_exclusively(lock: int, path: Path) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if a broker holds it
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if a broker holds the lock
             fcntl.flock(lock, fcntl.LOCK_UN)
         else:
             return
         if time.monotonic() >= until_s:
             raise StartRefusedError(
-                f"{path} is locked by a check or a backup; wait until it has finished"
+                f"{path} is locked by a check or a backup; wait until that has finished"
             )
         time.sleep(_RETRY_S)
 
@@ -454,7 +454,7 @@ def _read_pid(lock: int) -> str:
 
 
 def _size_of(path: Path) -> int | None:
-    """Return the size of a file; None if it does not exist."""
+    """Return the size of a file, or None if the file does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -473,8 +473,8 @@ def _sqlite_cause(error: BaseException | None) -> BaseException | None:
 
 # -- the database and its write-ahead log, as the broker opened them
 
-# SQLite keeps writing to a file that was unlinked or replaced: the broker would confirm messages
-# that no start will find, and finally remove the WAL of another database.
+# SQLite keeps writing to a file even after it is unlinked or replaced.  The broker would confirm
+# messages that are lost at the next startup, and finally remove another database's WAL.
 
 _REMEDY: Final = (
     "confirmed messages are in the file that the broker had open; move that file back, or restore "
@@ -482,16 +482,16 @@ _REMEDY: Final = (
 )
 
 
-# Since Linux 6.13, a stat that reads a file's times slows down the next sync of that file: by 40
-# of 120 µs for the WAL.  statx reads only links and inode.  If there is no statx, os.stat is used.
+# Since Linux 6.13, a stat that reads file times slows down the next sync of that file (for the WAL,
+# by 40 of 120 µs).  statx reads only links and inode; os.stat is the fallback.
 _STATX: Final = getattr(ctypes.PyDLL(None), "statx", None)
 _AT_FDCWD: Final = -100
 _MASK: Final = 0x4 | 0x100  # STATX_NLINK | STATX_INO; the device is always returned
-_STRUCT: Final = struct.Struct("=16x I 12x Q 96x I I 112x")  # links, inode, major, minor
+_STRUCT: Final = struct.Struct("=16x I 12x Q 96x I I 112x")  # links, inode, major and minor device
 
 
 class _OpenedFile:
-    """A file and its identity when it was opened: links, inode, major and minor device.
+    """A file and its identity when it was opened: links, inode, major and minor device number.
 
     The arguments of statx are created only once: on a cold cache, this saves a third of its time.
     """
@@ -508,20 +508,20 @@ class _OpenedFile:
         self.opened = self.identity()
 
     def identity(self) -> tuple[int, ...]:
-        """Return the identity of the file that is at the path now.
+        """Return the identity of the file that currently exists at the path.
 
         Raises:
             FileNotFoundError: there is no file.
         """
         if _STATX is not None and _STATX(*self._arguments) == 0:
             return _STRUCT.unpack(self._found)
-        status = os.stat(self.path)  # raises the actual error
+        status = os.stat(self.path)  # raises an OSError that describes the failure
         device = status.st_dev
         return status.st_nlink, status.st_ino, os.major(device), os.minor(device)
 
 
 class OpenedFiles:
-    """Detects that the database or its WAL was removed or replaced, with two system calls (5 µs).
+    """Detects a removed or replaced database or WAL, with two system calls (5 µs).
 
     Call ``note_database`` before the connection is opened and ``note_log`` once the WAL exists.
     Usable in any thread.
@@ -535,12 +535,12 @@ class OpenedFiles:
         self._opened: dict[str, _OpenedFile] = {}
 
     def note_database(self) -> None:
-        """Remember the database if it exists; otherwise the connection creates it."""
+        """Record the identity of the database if it exists; if not, the connection creates it."""
         self._opened.clear()
         self._note(self._database)
 
     def note_log(self) -> None:
-        """Remember the WAL, and the database if it is new.
+        """Record the identity of the WAL, and of the database if it is new.
 
         Raises:
             DatabaseReplacedError: the database was replaced since ``note_database``.
@@ -552,7 +552,7 @@ class OpenedFiles:
         self._note(self._log)
 
     def check(self) -> None:
-        """Compare the files with those that were opened.
+        """Compare the files on disk with those that were opened.
 
         Raises:
             DatabaseReplacedError: a file was unlinked or replaced, or got another hard link.
@@ -571,7 +571,7 @@ class OpenedFiles:
                 )
 
     def check_database(self) -> None:
-        """Compare only the database: SQLite removes the WAL when the last connection closes.
+        """Check only the database, because SQLite removes the WAL when the last connection closes.
 
         Raises:
             DatabaseReplacedError: as ``check``.

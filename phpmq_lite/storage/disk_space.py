@@ -1,4 +1,4 @@
-"""Disk space and database size: when publishing stops, and the reserve for other writes.
+"""Disk space and database size limits: when publishing stops and what is kept in reserve.
 
 A full disk would also block acknowledgements and checkpoints, so consumers could not drain the
 queues.  Publishing therefore stops early.  If another program still fills the disk, the *ballast*,
@@ -18,10 +18,10 @@ from phpmq_lite.errors import NotWritableError, StorageFullError
 from phpmq_lite.storage.atomic_files import create_private
 
 BALLAST: Final = "ballast"
-MAX_TROUBLE_S: Final = 30.0  # longest time without a successful write, unless the disk is full
+MAX_TROUBLE_S: Final = 30.0  # time limit without a successful write, unless the disk is full
 RETRY_S: Final = 1.0
 _MIB: Final = 1 << 20
-_MIN_RESERVE: Final = 8 * _MIB  # reserve if the settings have none; more than a batch needs
+_MIN_RESERVE: Final = 8 * _MIB  # default reserve in bytes, more than a batch requires
 
 DISK_LOW: Final = ("disk_full", "disk full: storage.free_bytes")  # code, reason
 DISK_FULL: Final = ("disk_full", "disk full")
@@ -32,34 +32,34 @@ DATABASE_FULL: Final = ("database_full", "database full: storage.max_bytes")
 class DiskSpaceBounds:
     """Limits on disk space and database size, in bytes."""
 
-    free_bytes: int = 0  # publishing stops below this free space; 0: only on a full disk
-    max_bytes: int = 0  # publishing stops when the database uses more; 0: no limit
-    ballast_bytes: int = 0  # size of the ballast, more than a batch needs; 0: no ballast
+    free_bytes: int = 0  # publishing stops below this free space; 0: only when the disk is full
+    max_bytes: int = 0  # publishing stops when the database exceeds this size; 0 means no limit
+    ballast_bytes: int = 0  # ballast file size, more than a batch requires; 0 means no ballast
 
 
 @dataclass(slots=True, frozen=True)
 class Shortage:
-    """Why publishing is stopped."""
+    """A reason why publishing is stopped."""
 
-    code: str  # error code for HTTP
-    reason: str  # short and constant, for receipts and counters
-    detail: str  # an explanation that names the bounds
+    code: str  # error code returned over HTTP
+    reason: str  # short, constant text for receipts and counters
+    detail: str  # explanation that includes the limits
 
 
 @dataclass(slots=True)
 class LowWatermark:
-    """Detects a shortage, with hysteresis so that its state does not flap."""
+    """Detects a shortage, with hysteresis to prevent flapping."""
 
     is_short: bool = False
 
     def update(self, left: int, least: int, enough: int) -> bool:
-        """Return whether ``left`` is short: below ``least``, then until it reaches ``enough``."""
+        """Return whether ``left`` is short; once below ``least``, it must recover to ``enough``."""
         self.is_short = left < (enough if self.is_short else least)
         return self.is_short
 
 
 class DiskSpace:
-    """Tracks the disk space for one database, in the writer's thread.
+    """Tracks disk space for one database; used in the writer's thread.
 
     Other threads read ``shortage`` and ``write_problem``; ``on_change`` is called when either of
     them changes.  ``bounds`` may be replaced at any time.
@@ -74,10 +74,10 @@ class DiskSpace:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.bounds = bounds or DiskSpaceBounds()
-        self.shortage: Shortage | None = None  # why publishing is stopped
-        self.write_problem: str | None = None  # why nothing can be stored now
-        self.free_bytes = 0  # free space on the disk, as last measured
-        self.used_bytes = 0  # used size of the database, as last measured
+        self.shortage: Shortage | None = None  # why publishing is stopped, if it is
+        self.write_problem: str | None = None  # why nothing can be stored at the moment, if so
+        self.free_bytes = 0  # free disk space, as last measured
+        self.used_bytes = 0  # database space in use, as last measured
         self.on_change: Callable[[], None] = lambda: None
         self._folder = folder
         self._ballast = folder / BALLAST
@@ -85,12 +85,12 @@ class DiskSpace:
         self._sleep = sleep
         self._disk = LowWatermark()
         self._database = LowWatermark()
-        self._was_full = False  # the disk was full and has not recovered yet
-        self._trouble_since = 0.0  # when writing began to fail
+        self._was_full = False  # whether the disk was full and has not recovered yet
+        self._trouble_since = 0.0  # when writes began to fail
 
     @property
     def has_ballast(self) -> bool:
-        """Return whether the ballast has its full size; a kill may have truncated it."""
+        """Return whether the ballast has its full size, which it may lack after a kill."""
         try:
             size = self._ballast.stat().st_size
         except OSError:
@@ -100,14 +100,14 @@ class DiskSpace:
     # -- measuring
 
     def prepare(self) -> None:
-        """Measure before the first write: on a full disk, SQLite cannot even open the database."""
+        """Measure before the first write, because SQLite cannot open a database on a full disk."""
         self.free_bytes = _free(self._folder)
         self._was_full = self.free_bytes < self.bounds.ballast_bytes // 2
         if self._was_full or not self.bounds.ballast_bytes:
             self._delete_ballast()
 
     def measure(self, used_bytes: int) -> None:
-        """Measure the free space, record the used size, and create the ballast if it fits."""
+        """Measure free space, record the database's used size and create the ballast if it fits."""
         self.used_bytes = used_bytes
         try:
             self.free_bytes = free = _free(self._folder)
@@ -157,7 +157,7 @@ class DiskSpace:
 
     @property
     def _ballast_threshold(self) -> int:
-        """Free bytes from which creating the ballast does not stop publishing."""
+        """Free bytes above which creating the ballast does not stop publishing."""
         return max(
             self._reserve * 3 // 2, self.bounds.free_bytes * 3 // 2 + self.bounds.ballast_bytes
         )
@@ -165,11 +165,11 @@ class DiskSpace:
     # -- the ballast
 
     def _make_ballast(self) -> bool:
-        """Create the ballast if it is missing; return whether it exists."""
+        """Create the ballast if it is missing and return whether it exists."""
         size = self.bounds.ballast_bytes
         if not size or self.has_ballast:
             return True
-        self._delete_ballast()  # an incomplete file
+        self._delete_ballast()  # remove an incomplete file
         try:
             file = create_private(self._ballast)
             try:
@@ -189,14 +189,14 @@ class DiskSpace:
         return True
 
     def release_ballast_if_full(self) -> None:
-        """Delete the ballast if the disk is nearly full: files written at shutdown need space."""
+        """Delete the ballast if the disk is nearly full, so that shutdown can write its files."""
         if self._was_full or _free(self._folder) < _MIB:
             self._delete_ballast()
 
     # -- failed writes
 
     def note_full(self) -> bool:
-        """Record that the disk is full, and delete the ballast; return False if there was none."""
+        """Record that the disk is full and delete the ballast; return False if it did not exist."""
         self._was_full = True
         if self.shortage != (full := self._full()):
             self.shortage = full
@@ -204,7 +204,7 @@ class DiskSpace:
         return self._delete_ballast()
 
     def note_not_writable(self, error: NotWritableError) -> None:
-        """Record that nothing can be written now.
+        """Record that nothing can be written at the moment.
 
         Raises:
             NotWritableError: nothing could be written for ``MAX_TROUBLE_S``.
@@ -214,7 +214,7 @@ class DiskSpace:
             raise error
 
     def wait_after(self, error: StorageFullError | NotWritableError) -> None:
-        """Free space or wait, before the same write is retried.
+        """Free space or wait before the same write is retried.
 
         A full disk has no time limit: waiting loses nothing, and a restart would not help.
 
@@ -236,7 +236,7 @@ class DiskSpace:
             self.on_change()
 
     def note_stored(self) -> None:
-        """Record a successful write, which clears ``write_problem``."""
+        """Record a successful write and clear ``write_problem``."""
         if self.write_problem is not None:
             self.write_problem = None
             self.on_change()
@@ -251,7 +251,7 @@ def _allocate(file: int, size: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
         return
-    for _ in range(0, size, _MIB):  # macOS
+    for _ in range(0, size, _MIB):  # fallback for macOS
         os.write(file, bytes(_MIB))
 
 
@@ -268,13 +268,13 @@ _SUFFIXES: Final = {"database": "", "wal": "-wal", "shm": "-shm"}
 class DiskUsage:
     """Disk usage of the data folder and its file system, in bytes."""
 
-    files: dict[str, int]  # database, wal, shm; 0 if a file does not exist
+    files: dict[str, int]  # sizes of database, wal and shm; 0 if a file does not exist
     total: int
-    free: int  # available to the account that runs the broker
+    free: int  # bytes available to the account that runs the broker
 
 
 async def measure_disk(database: Path) -> DiskUsage:
-    """Measure the database files and their file system, in a thread.
+    """Measure the database files and their file system in a separate thread.
 
     Raises:
         OSError: the data folder no longer exists.

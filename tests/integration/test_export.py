@@ -161,7 +161,7 @@ async def test_gap_is_told_or_left_out(site: ExportSite) -> None:
     remove_history_upto(site.database, 100)
     status, told = await site.get("lo=50&hi=200")
     assert (status, told["code"]) == (409, "gap")
-    assert told["detail"] == "Rows up to 100 left the history; the request begins above 50."
+    assert told["detail"] == "Rows up to 100 were removed; the request begins above 50."
     table = await site.read("lo=50&hi=200&gap=ok")
     assert table["offset"].to_pylist() == list(range(101, 201))
 

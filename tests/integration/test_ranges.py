@@ -256,7 +256,7 @@ def test_rows_that_leave_while_they_are_read_are_missed(
     batches = iter(rows)
     next(batches)
     remove_history_upto(ranges.path, 120)
-    with pytest.raises(RangeError, match=r"\(0, 300\] had 300 rows, but 230 were"):
+    with pytest.raises(RangeError, match=r"\(0, 300\] should contain 300 rows, but 230 were"):
         list(batches)
 
 
@@ -264,7 +264,7 @@ def test_rows_that_leave_while_they_are_read_are_missed(
 @pytest.mark.parametrize(
     ("remove", "lo", "count", "message"),
     [
-        (remove_history_upto, 100, 200, "left the history"),
+        (remove_history_upto, 100, 200, "were removed"),
         (remove_deleted_upto, 0, ROWS - 25, "of deleted messages"),
     ],
 )

@@ -206,9 +206,9 @@ class Handler(BaseHTTPRequestHandler):
         broker = self.broker
         lo, hi = int(asked["lo"]), int(asked["hi"])
         if asked.get("history", broker.history_id) != broker.history_id:
-            self._problem(409, "other_history", f"this is the history {broker.history_id}")
+            self._problem(409, "other_history", f"the history id is {broker.history_id}")
         elif lo < broker.lo and asked.get("gap") != "ok":
-            self._problem(409, "gap", f"rows up to {broker.lo} left the history")
+            self._problem(409, "gap", f"rows up to {broker.lo} were removed")
         else:
             queues = self.many.get("queue", [])
             outcomes = [*filter(None, asked.get("outcomes", "").split(","))]

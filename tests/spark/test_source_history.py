@@ -215,7 +215,7 @@ def test_batch_that_was_planned_in_another_history_does_not_hold_the_stream_up(
     forget_commit(tmp_path, 0)
     broker.history_id = "b" * 32
     sink = Batches()
-    with pytest.raises(PySparkException, match="this is the history b"):
+    with pytest.raises(PySparkException, match="the history id is b"):
         run(spark, tmp_path, sink, **options)
     run(spark, tmp_path, sink, failOnDataLoss=False, **options)
     assert sink.kept == {0: [], 1: list(range(1, 11))}

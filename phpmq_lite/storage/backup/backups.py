@@ -1,4 +1,4 @@
-"""Backups: complete copies of the database, checked before they get their name.
+"""Creates, verifies, lists and removes backups, which are complete copies of the database.
 
 The backup folder contains a folder per backup, named after its time, with the database and
 ``manifest.json``.  ``VACUUM INTO`` on a separate reader makes the copy, which therefore includes
@@ -43,24 +43,24 @@ from phpmq_lite.storage.integrity.database_check import integrity_problems
 from phpmq_lite.storage.statements import load
 
 MANIFEST: Final = "manifest.json"
-BACKUP_LIMIT_S: Final = 600.0  # longest time for the copy
-_STEPS_BETWEEN_CHECKS: Final = 100_000  # steps of SQLite's virtual machine: a few milliseconds
+BACKUP_LIMIT_S: Final = 600.0  # time limit for the copy
+_STEPS_BETWEEN_CHECKS: Final = 100_000  # in SQLite virtual-machine steps; about a few ms
 _ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z(-[0-9]+)?")
 
 
 @dataclass(slots=True, frozen=True)
 class BackupManifest:
-    """The contents of a backup; counts and numbers describe its database."""
+    """The contents of a backup's manifest; counts and numbers describe the copied database."""
 
     id: str
     made_at: int  # Unix ms: when the backup began
     took_ms: int
-    version: str  # version of phpmq-lite
+    version: str  # phpmq-lite version
     schema: int
     sha256: str
     bytes: int
     queues: int
-    messages: int  # live messages
+    messages: int  # number of live messages
     settled: int
     bodies: int
     last_seq: int
@@ -79,12 +79,12 @@ class Backup:
 
     @property
     def database(self) -> Path:
-        """The copy of the database."""
+        """Path of the database copy."""
         return self.folder / DATABASE
 
 
 class BackupMaker:
-    """Makes one backup; call ``run`` in its own thread, and ``stop`` from any thread.
+    """Makes one backup.  Call ``run`` in a separate thread; ``stop`` may be called from any thread.
 
     With ``is_open``, a broker has the database open; otherwise the caller must lock its folder.
     """
@@ -100,7 +100,7 @@ class BackupMaker:
         check_files: Callable[[], None] = lambda: None,
     ) -> None:
         self._check_files = check_files  # raises StorageError if the database was replaced
-        self._reserve = reserve  # bytes to leave free on the database's disk
+        self._reserve = reserve  # free bytes to preserve on the database's disk
         self._is_open = is_open
         self._database = database
         self._folder = folder
@@ -109,15 +109,15 @@ class BackupMaker:
         self._is_stopped = threading.Event()
 
     def stop(self) -> None:
-        """Cancel the backup; ``run`` raises soon."""
+        """Cancel the backup; ``run`` raises an error shortly afterwards."""
         self._is_stopped.set()
         connection = self._connection
         if connection is not None:
-            with suppress(sqlite3.ProgrammingError):  # the connection has just been closed
+            with suppress(sqlite3.ProgrammingError):  # the connection may just have been closed
                 connection.interrupt()
 
     def run(self, limit_s: float = BACKUP_LIMIT_S) -> Backup:
-        """Copy, check and name the backup.  Blocks for about 4 s per GiB.
+        """Copy the database, check the copy and name the backup.  Blocks for about 4 s per GiB.
 
         Raises:
             StorageFullError: free space is below twice the database size, or would be below the
@@ -149,7 +149,7 @@ class BackupMaker:
         if not self._folder.exists():
             self._folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
             sync_folder(self._folder.parent)
-        for left in self._folder.glob(".*.new"):  # left by an interrupted backup
+        for left in self._folder.glob(".*.new"):  # unfinished copies from interrupted backups
             shutil.rmtree(left, ignore_errors=True)
         size = _size(self._database)
         is_beside = self._folder.stat().st_dev == self._database.stat().st_dev
@@ -166,9 +166,9 @@ class BackupMaker:
             raise
 
     def _copy(self, copy: Path) -> None:
-        os.close(create_private(copy))  # SQLite accepts an empty file and keeps its mode
+        os.close(create_private(copy))  # SQLite accepts an existing empty file and keeps its mode
         wal = self._database.with_name(f"{self._database.name}-wal")
-        # SQLite would create a WAL to read a closed database.
+        # SQLite would create a WAL even to read a closed database.
         is_alone = not self._is_open and not (wal.exists() and _size(wal))
         uri = f"{self._database.resolve().as_uri()}?mode=ro{'&immutable=1' * is_alone}"
         with self._open(uri) as connection:
@@ -181,17 +181,17 @@ class BackupMaker:
             sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         ) as connection:
             self._connection = connection
-            # ``interrupt`` does not affect a statement that has not begun.
+            # ``interrupt`` does not affect a statement that has not started yet.
             connection.set_progress_handler(self._is_stopped.is_set, _STEPS_BETWEEN_CHECKS)
             try:
-                if self._is_stopped.is_set():  # before a statement that ``stop`` could interrupt
+                if self._is_stopped.is_set():  # stopped before the statement became interruptible
                     raise StorageError("the backup was stopped before it was complete")
                 yield connection
             finally:
                 self._connection = None
 
     def _finish(self, place: Path, began_at: int) -> Backup:
-        """Check the copy, write its manifest, and rename the folder."""
+        """Check the copy, write its manifest and rename the folder."""
         copy = place / DATABASE
         with self._open(f"{copy.resolve().as_uri()}?mode=ro&immutable=1") as connection:
             problems = integrity_problems(connection, "quick_check")
@@ -215,9 +215,9 @@ class BackupMaker:
     def _translated(self, error: sqlite3.Error, limit_s: float) -> StorageError:
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_INTERRUPT":
-            return StorageError(f"the backup was stopped; it may take at most {limit_s:g} s")
+            return StorageError(f"the backup was stopped or exceeded its limit of {limit_s:g} s")
         if name == "SQLITE_FULL":
-            return StorageFullError(f"no space for a backup in {self._folder}")
+            return StorageFullError(f"not enough space for a backup in {self._folder}")
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return DataDamagedError(f"cannot copy {self._database}: {error}")
@@ -225,7 +225,7 @@ class BackupMaker:
 
 
 def list_backups(folder: Path) -> list[Backup]:
-    """Return the backups in a folder, newest first; incomplete ones are skipped."""
+    """Return the complete backups in a folder, newest first."""
     if not folder.is_dir():
         return []
     names = sorted((path for path in folder.iterdir() if is_id(path.name)), reverse=True)
@@ -234,12 +234,12 @@ def list_backups(folder: Path) -> list[Backup]:
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text is a valid backup id; no other text is used in a path."""
+    """Return whether a text is a valid backup id and therefore safe to use in a path."""
     return _ID.fullmatch(text) is not None
 
 
 def read_backup(folder: Path) -> Backup | None:
-    """Read a backup; None if its manifest is invalid or its database is missing."""
+    """Read a backup; return None if its manifest is invalid or its database is missing."""
     try:
         content = json.loads((folder / MANIFEST).read_bytes())
         manifest = BackupManifest(**content)
@@ -251,14 +251,14 @@ def read_backup(folder: Path) -> Backup | None:
 
 
 def remove_old(folder: Path, keep: int, made: str) -> list[str]:
-    """Remove all but the newest ``keep`` backups; return the ids of the removed ones.
+    """Remove all but the newest ``keep`` backups and return the ids of the removed ones.
 
-    ``made`` counts as the newest whatever its time: the clock may have been ahead for others.
+    ``made`` always counts as the newest, because the clock may have been wrong for other backups.
     """
     gone = []
     others = [backup for backup in list_backups(folder) if backup.manifest.id != made]
     for backup in others[keep - 1 :]:
-        # A partly removed backup is never mistaken for a complete one.
+        # rename it first, so that a partly removed backup never looks complete
         hidden = folder / f".{backup.manifest.id}.new"
         backup.folder.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
@@ -267,14 +267,14 @@ def remove_old(folder: Path, keep: int, made: str) -> list[str]:
 
 
 def check_space(folder: Path, need: int) -> None:
-    """Check the free space.
+    """Check that a folder has enough free space.
 
     Raises:
         StorageFullError: there is too little space; the message says how much is needed.
     """
     free = shutil.disk_usage(folder).free
     if free < need:
-        raise StorageFullError(f"{folder} has {free:,} bytes free, but this needs {need:,}")
+        raise StorageFullError(f"{folder} has {free:,} bytes free, but {need:,} are required")
 
 
 def verify_backup(backup: Backup) -> None:
@@ -287,7 +287,7 @@ def verify_backup(backup: Backup) -> None:
     size = _size(database)
     if size != manifest.bytes:
         raise DataDamagedError(
-            f"{database} is {size:,} bytes long, but its manifest says {manifest.bytes:,}"
+            f"{database} has {size:,} bytes, but its manifest specifies {manifest.bytes:,}"
         )
     if sha256_of(database) != manifest.sha256:
         raise DataDamagedError(f"{database} is damaged: its SHA-256 differs from the manifest")
@@ -297,11 +297,11 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-RETRY_S: Final = 600.0  # after a failed backup
+RETRY_S: Final = 600.0  # delay before retrying a failed backup
 
 
 class BackupSchedule:
-    """Makes backups on schedule and on demand, and remembers the last result.
+    """Makes backups on schedule and on demand, and remembers the latest result.
 
     ``keep`` returns how many backups to keep.  ``reserve`` returns how many bytes to leave free on
     the database's disk, so that publishing does not stop.
@@ -322,13 +322,13 @@ class BackupSchedule:
         self._check_files = check_files
         self.folder = folder
         self.last_manifest: BackupManifest | None = None
-        self.last_id: str | None = None  # id of the last backup made since the start
-        self.error: str | None = None  # error of the last backup, if it failed
+        self.last_id: str | None = None  # id of the last backup made since startup
+        self.error: str | None = None  # error message if the last backup failed
         self._keep = keep
         self._reserve = reserve
-        self._is_starting = False  # a backup starts as soon as its audit row is written
+        self._is_starting = False  # a backup will start once its audit row has been written
         self._database = database
-        self.interval_s = every_h * 3_600  # between two backups; 0: on demand only
+        self.interval_s = every_h * 3_600  # time between two backups; 0 disables the schedule
         self._version = version
         self._tell = tell
         self._maker: BackupMaker | None = None
@@ -340,7 +340,7 @@ class BackupSchedule:
         return self._task is not None and not self._task.done()
 
     async def all(self) -> list[Backup]:
-        """Return the backups, newest first.
+        """Return all complete backups, newest first.
 
         Raises:
             StorageError: the folder cannot be read.
@@ -351,7 +351,7 @@ class BackupSchedule:
             raise StorageError(f"cannot read {self.folder}: {error.strerror}") from error
 
     def start(self) -> "asyncio.Task[Backup]":
-        """Start a backup; the task returns the backup or raises StorageError.
+        """Start a backup; the returned task yields the backup or raises StorageError.
 
         Raises:
             RefusedError: a backup is in progress.
@@ -362,7 +362,7 @@ class BackupSchedule:
         return self._task
 
     async def start_after(self, ahead: Callable[[], Awaitable[None]]) -> None:
-        """Start a backup after ``ahead`` has returned; if ``ahead`` raises, start none.
+        """Start a backup after ``ahead`` has returned; if ``ahead`` raises an error, start none.
 
         Raises:
             RefusedError: a backup is in progress or about to start; ``ahead`` is not called.
@@ -396,7 +396,7 @@ class BackupSchedule:
                 raise StorageError(
                     f"cannot remove old backups in {self.folder}: {error.strerror}"
                 ) from error
-        except Exception as error:  # the broker continues, and the next backup may succeed
+        except Exception as error:  # the broker keeps running, and the next backup may succeed
             if isinstance(error, StorageError):
                 failure = error
             else:
@@ -410,7 +410,7 @@ class BackupSchedule:
         return backup
 
     async def wait(self) -> None:
-        """Wait for the backup in progress, if there is one.
+        """Wait for the backup in progress, if any.
 
         Raises:
             StorageError: the backup failed.
@@ -419,12 +419,12 @@ class BackupSchedule:
             await asyncio.shield(self._task)
 
     async def run(self) -> None:
-        """Create backups when they are due, until cancelled; then stop the backup thread."""
+        """Make backups when they are due until cancelled, then stop the backup thread."""
         try:
-            with suppress(StorageError):  # the next backup reports it
+            with suppress(StorageError):  # if this still fails, the next backup reports it
                 now_ms = time_ns() // 1_000_000
                 for backup in await self.all():
-                    if backup.manifest.made_at <= now_ms:  # the clock may have been ahead
+                    if backup.manifest.made_at <= now_ms:  # the clock may have been ahead before
                         self.last_manifest = backup.manifest
                         break
             while self.interval_s:
@@ -433,7 +433,7 @@ class BackupSchedule:
                     if not self.is_running:
                         self.start()
                     await self.wait()
-                except (StorageError, RefusedError):  # refused: a backup is about to start
+                except (StorageError, RefusedError):  # another backup may be about to start
                     await asyncio.sleep(min(RETRY_S, self.interval_s))
             await asyncio.Event().wait()
         finally:

@@ -1,10 +1,10 @@
-"""Replaces a database with a backup; the old files are moved aside, and nothing is deleted.
+"""Replaces a database with a backup; the old files are moved aside, not deleted.
 
-After a power cut during a restore, the database is missing and a start is refused: restore again.
+After a power cut during a restore, the database is missing and startup fails; restore again.
 New messages are numbered 1,000,000 above the backup, so that a late acknowledgement of a message
 that is not in the backup matches no other.  The history gets a new id, so that its readers notice
 the change.  Login sessions end and tokens are disabled unless they are valid in the replaced
-database: a restore must not revive revoked access.
+database, because a restore must not revive revoked access.
 """
 
 import os
@@ -39,18 +39,18 @@ from phpmq_lite.writes import AddUser, DeleteSession, DeleteUser, ExpireToken
 
 ReportStep = Callable[[str], None]
 
-NUMBER_GAP: Final = 1_000_000  # added to the backup's last number, so that no number is used twice
+NUMBER_GAP: Final = 1_000_000  # added to the backup's last number so that no number is used twice
 _STAGED_NAME: Final = ".restored.new"
 _CACHE_BYTES: Final = 8 << 20
 
 
 @dataclass(slots=True)
 class WithdrawnAccess:
-    """Access in the backup that a restore revoked."""
+    """Access rights in the backup that the restore revoked."""
 
-    has_proof: bool = False  # the replaced database was read, so revoked access is known
-    sessions: int = 0  # number of sessions ended
-    tokens: list[str] = field(default_factory=list)  # names of disabled tokens
+    has_proof: bool = False  # whether the replaced database was readable
+    sessions: int = 0  # number of login sessions ended
+    tokens: list[str] = field(default_factory=list)  # names of the disabled tokens
     users: list[str] = field(default_factory=list)  # names of removed or changed users
 
 
@@ -59,14 +59,14 @@ class RestoreResult:
     """The result of a restore or a drill."""
 
     database: Path
-    replaced_files: Path | None = None  # folder of the replaced files
+    replaced_files: Path | None = None  # folder that contains the replaced files
     checks: list[DatabaseCheck] = field(default_factory=list)
-    migrated: list[str] = field(default_factory=list)  # migrations that a drill applied
-    withdrawn: WithdrawnAccess | None = None  # access that was revoked
+    migrated: list[str] = field(default_factory=list)  # names of the migrations applied by a drill
+    withdrawn: WithdrawnAccess | None = None  # access that the restore revoked
 
     @property
     def problems(self) -> list[str]:
-        """Return the problems of the restored database."""
+        """Return the problems found in the restored database."""
         return [problem for check in self.checks for problem in check.problems]
 
 
@@ -110,7 +110,7 @@ def restore(
                     done.withdrawn = _withdraw_access(connection, replaced, now_ms)
             tell("putting the database in place")
             done.replaced_files = _move_aside(folder)
-            # After a power cut here, a start reports that the database is missing.
+            # After a power cut at this point, startup fails because the database is missing.
             folder.seal(checksum_of(staged))
             folder.record(has_messages=True, is_running=False)
             staged.replace(folder.database)
@@ -121,12 +121,12 @@ def restore(
 
 
 def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: None) -> RestoreResult:
-    """Restore into a temporary folder, perform a trial start in it, and verify everything.
+    """Restore into a temporary folder, perform a trial startup there and verify everything.
 
     The folder is in TMPDIR and is deleted.  ``migrations`` are those of the version to start.
 
     Raises:
-        PhpmqError: as ``restore`` or a start.
+        PhpmqError: as for ``restore`` or startup.
     """
     with tempfile.TemporaryDirectory(prefix="phpmq-drill-") as place:
         data = Path(place) / "data"
@@ -142,12 +142,12 @@ def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: Non
 
 
 def _verify_source(source: Path, tell: ReportStep) -> Path:
-    """Return the database of a backup, after checking its manifest; a bare file has no manifest."""
+    """Return the database of a backup after verifying it; a bare file has no manifest to verify."""
     if source.is_file():
         wal = source.with_name(f"{source.name}-wal")
         if wal.exists() and wal.stat().st_size:
             raise DataDamagedError(
-                f"{source} is not a backup: {wal.name} beside it has newer commits"
+                f"{source} is not a backup: {wal.name} next to it contains newer commits"
             )
         return source
     backup = read_backup(source)
@@ -161,25 +161,25 @@ def _verify_source(source: Path, tell: ReportStep) -> Path:
 
 
 def _check_and_renumber(staged: Path) -> list[DatabaseCheck]:
-    """Check the copy, then give it a new next number and history id."""
+    """Check the copy, then assign a new next number and a new history id."""
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
-        migrate.pending(connection, migrations_folder())  # refuses a foreign or newer database
+        migrate.pending(connection, migrations_folder())  # rejects a newer or foreign database
         checks = check_all(connection)
     with _transaction(staged) as connection:
         last = connection.execute(load("restore")["last_number"]).fetchone()[0]
         connection.execute(load("batch")["set_counter"], ("next_number", last + 1 + NUMBER_GAP))
         if connection.execute(load("restore")["has_meta"]).fetchone()[0]:
-            # The offsets that readers remember belong to the replaced history.
+            # Offsets stored by history readers belong to the replaced history.
             connection.execute(load("restore")["renew_history_id"])
     return checks
 
 
 @contextmanager
 def _transaction(staged: Path) -> Iterator[sqlite3.Connection]:
-    """Run one transaction on the copy and flush it to disk."""
+    """Run one transaction on the copy and flush the copy to disk."""
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         try:
-            connection.execute("PRAGMA journal_mode=DELETE").fetchall()  # a single file from now on
+            connection.execute("PRAGMA journal_mode=DELETE").fetchall()  # use a single file
             connection.execute("BEGIN IMMEDIATE")
             yield connection
             connection.execute("COMMIT")
@@ -189,10 +189,10 @@ def _transaction(staged: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _replaced_accounts(folder: DataFolder) -> StoredAccounts | None:
-    """Return the accounts of the database to be replaced.
+    """Return the accounts from the database to be replaced.
 
-    None if there is no database, or if commits may be missing from it: access that was revoked last
-    would look valid.
+    None if there is no database, or if its latest commits may be missing, because access that was
+    revoked in them would look valid.
     """
     try:
         folder.check_database()
@@ -205,7 +205,7 @@ def _replaced_accounts(folder: DataFolder) -> StoredAccounts | None:
 
 
 def _move_aside(folder: DataFolder) -> Path | None:
-    """Move the old files aside, the database first: without it, a start is refused."""
+    """Move the old files aside, starting with the database, because startup fails without it."""
     files = (
         folder.database,
         folder.wal,
@@ -226,7 +226,7 @@ def _move_aside(folder: DataFolder) -> Path | None:
 
 
 def _start_once(database: Path, migrations: Path) -> list[str]:
-    """Perform the steps of a start between its checks and its listeners."""
+    """Perform the startup steps that run between the file checks and the listeners."""
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         store = Store(connection)
         store.configure(_CACHE_BYTES)
@@ -240,7 +240,7 @@ def _start_once(database: Path, migrations: Path) -> list[str]:
 
 
 def _read_accounts(connection: sqlite3.Connection) -> StoredAccounts:
-    """Return the accounts of a database that no broker has open.
+    """Return the accounts from a database that no broker has open.
 
     Raises:
         sqlite3.Error: a table or its index cannot be trusted.
@@ -257,7 +257,7 @@ def _read_accounts(connection: sqlite3.Connection) -> StoredAccounts:
 def _withdraw_access(
     connection: sqlite3.Connection, valid: StoredAccounts | None, now_ms: int
 ) -> WithdrawnAccess:
-    """Revoke access in a restored database that its backup would revive; inside a transaction.
+    """Revoke access that the backup would restore, inside a transaction on the restored database.
 
     ``valid`` has the accounts of the replaced database; None if it cannot be read.  Sessions and
     tokens missing from ``valid`` are ended.  If the backup shares a user with ``valid``, its users
@@ -295,7 +295,7 @@ def _withdraw_access(
 
 
 def _rights(user: User) -> tuple[int, str, int, str, str, tuple[str, ...]]:
-    """Return the three columns that identify a user, and those on which a login depends."""
+    """Return the three columns that identify a user, and the columns on which a login depends."""
     return (
         user.user_id, user.name, user.created_at, user.password, user.role, user.queues,
     )  # fmt: skip
