@@ -1,1 +1,1 @@
-"""Integrity checks for the database files: seals, the write-ahead log, the scrub."""
+"""Integrity checks for the database files: seal, write-ahead log and scrub."""

@@ -1,7 +1,7 @@
 """Verifies a whole database: its structure, its contents and the consistency of its tables.
 
-It changes nothing, not even what SQLite changes when it opens a file: a database without a WAL is
-opened as immutable, and a database with a WAL is first copied together with the WAL.
+It changes nothing, not even what SQLite changes when it opens a file: it opens a database without a
+WAL as immutable, and first copies a database that has a WAL together with the WAL.
 """
 
 import shutil
@@ -23,9 +23,9 @@ from phpmq_lite.storage.migrate import pending, schema_problems
 from phpmq_lite.storage.sqlite_errors import is_damage
 from phpmq_lite.storage.statements import load
 
-NAMED: Final = 10  # examples per message
-_PROBLEMS_MAX: Final = 100  # most problems that SQLite reports
-# Consistency rules: statement, first schema version to which it applies, message.
+NAMED: Final = 10  # maximum number of examples per message
+_PROBLEMS_MAX: Final = 100  # maximum number of problems for SQLite to report
+# Each consistency rule has a statement, the first schema version it applies to, and a message.
 _RULES: Final[tuple[tuple[str, int, str], ...]] = (
     ("inconsistent_queues", 1, "queues have wrong message counts"),
     ("missing_queues", 1, "messages belong to queues that do not exist"),
@@ -43,19 +43,19 @@ class DatabaseCheck:
     """One check and its result."""
 
     name: str
-    found: str = ""  # the result, in words
+    found: str = ""  # result in words
     problems: list[str] = field(default_factory=list)
 
 
 def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
-    """Verify the data folder of a stopped broker, a backup, or a database file.
+    """Verify the data folder of a stopped broker, a backup or a database file.
 
-    ``migrations`` is the folder of migrations that created it or are pending; None: our own.
+    ``migrations`` is the folder with applied and pending migrations; None means our own.
 
     Raises:
         StartRefusedError: a broker is running there.
         DataDamagedError: there is no database.
-        StorageError: there is no space to copy the database and WAL; set TMPDIR to another folder.
+        StorageError: there is not enough space to copy the database and WAL; change TMPDIR.
     """
     database = path / DATABASE if path.is_dir() else path
     is_data_folder = database.name == DATABASE
@@ -72,14 +72,14 @@ def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
 def check_all(
     connection: sqlite3.Connection, migrations: Path | None = None
 ) -> list[DatabaseCheck]:
-    """Verify everything in a database through an open connection."""
+    """Verify everything in a database over an open connection."""
     connection.create_function("checksum", 2, _checksum, deterministic=True)
     checks = [
         _run_check("structure and indexes", connection, _check_structure),
         _run_check("schema", connection, partial(_check_schema, migrations or migrations_folder())),
     ]
     if checks[-1].problems:
-        return checks  # these are not our tables
+        return checks  # the tables are not ours, so the other checks do not apply
     return [
         *checks,
         _run_check("bodies", connection, _check_bodies),
@@ -91,7 +91,7 @@ def check_all(
 
 
 def check_log(wal: Path, *, is_running: bool) -> DatabaseCheck:
-    """Check a write-ahead log; ``is_running``: ``meta.json`` says that the log must exist."""
+    """Check a write-ahead log, which must exist if ``meta.json`` says that a broker is running."""
     check = DatabaseCheck("write-ahead log", "none; the database was closed")
     try:
         found = scan_wal_files(wal, wal.with_name(wal.name.removesuffix("-wal") + "-shm"))
@@ -115,7 +115,7 @@ def _check_structure(connection: sqlite3.Connection, check: DatabaseCheck) -> No
 def integrity_problems(
     connection: sqlite3.Connection, pragma: str = "integrity_check"
 ) -> list[str]:
-    """Return the problems that SQLite finds in structure and indexes (``quick_check``: no indexes).
+    """Return problems that SQLite finds in structure and indexes (``quick_check`` skips indexes).
 
     Raises:
         sqlite3.Error: the check was interrupted, or the file is unreadable now but not damaged.
@@ -176,7 +176,7 @@ def _run_check(
     connection: sqlite3.Connection,
     look: Callable[[sqlite3.Connection, DatabaseCheck], None],
 ) -> DatabaseCheck:
-    """Run a check; anything that SQLite cannot read is a problem, too."""
+    """Run a check, and record anything that SQLite cannot read as a problem."""
     check = DatabaseCheck(name)
     try:
         look(connection, check)
@@ -188,7 +188,7 @@ def _run_check(
 
 
 def _checksum(seq: int, content: object) -> int:
-    """Return the checksum of a body; -1, which no row has, for any other value."""
+    """Return the checksum of a body, or -1, which no row has, if the content is not a body."""
     return checksum(seq, content) if isinstance(content, bytes) and seq >= 0 else -1
 
 
@@ -206,7 +206,7 @@ def _list_seqs(seqs: list[int]) -> str:
 
 @contextmanager
 def _open_unchanged(database: Path, wal: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database without changing it or the files beside it."""
+    """Open a database without changing it or the files next to it."""
     if not wal.exists() or not wal.stat().st_size:
         with closing(_open(database, "immutable=1")) as connection:
             yield connection

@@ -1,6 +1,6 @@
-"""The scrub: reads every body, slice by slice, and checks the structure of the database.
+"""The scrub, which reads every body in slices and checks the structure of the database.
 
-It is synchronous, on its own read-only connection; ``server/maintenance.py`` schedules it.  Its
+It is synchronous and has its own read-only connection; ``server/maintenance.py`` schedules it.  Its
 progress and findings are in ``scrub.json`` in the data folder, so a restart continues the round.
 """
 
@@ -24,25 +24,25 @@ from phpmq_lite.storage.statements import load
 FILE: Final = "scrub.json"
 PARTS: Final = ("alive", "settled")
 _ROW_BYTES: Final = 256  # bytes counted per row in addition to its body
-_STEPS_BETWEEN_CHECKS: Final = 100_000  # steps of SQLite's virtual machine: a few milliseconds
-_MAX_NAMED: Final = 100  # most seqs of damaged bodies to store
+_STEPS_BETWEEN_CHECKS: Final = 100_000  # in SQLite virtual-machine steps; about a few ms
+_MAX_NAMED: Final = 100  # maximum number of damaged seqs to store
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 @dataclass(slots=True)
 class ScrubRound:
-    """One pass over all bodies; times are Unix ms, 0 means not yet."""
+    """One pass over all bodies; times are Unix ms, and 0 means not yet."""
 
     began_at: Number = 0
     ended_at: Number = 0
-    part: Number = 0  # index in PARTS; ``upto`` is the position in that part
+    part: Number = 0  # index into PARTS; ``upto`` is the position within that part
     upto: Number = 0
     bodies: Number = 0
     bytes: Number = 0
-    bad_alive: Number = 0  # live messages, which were then settled as dead unless held
+    bad_alive: Number = 0  # damaged live messages, which were then settled as dead unless held
     bad_settled: Number = 0
-    named: list[Number] = field(default_factory=list)  # seqs of some damaged bodies
+    named: list[Number] = field(default_factory=list)  # seqs of the first damaged bodies
 
     @property
     def bad(self) -> int:
@@ -52,13 +52,13 @@ class ScrubRound:
 
 @dataclass(slots=True)
 class ScrubState:
-    """The stored state of the scrub."""
+    """Persistent state of the scrub."""
 
     now: ScrubRound = field(default_factory=ScrubRound)  # the current round, if one has begun
-    last: ScrubRound | None = None  # the last completed round
-    structure_at: Number = 0  # Unix ms; 0: never checked
-    structure: list[str] = field(default_factory=list)  # problems found in the structure
-    tried_at: Number = 0  # Unix ms: when a scheduled round was given up
+    last: ScrubRound | None = None  # the latest completed round
+    structure_at: Number = 0  # Unix ms of the latest structure check; 0 means never
+    structure: list[str] = field(default_factory=list)  # problems found in the database structure
+    tried_at: Number = 0  # Unix ms when the latest failed round was abandoned
 
     @property
     def is_under_way(self) -> bool:
@@ -67,7 +67,7 @@ class ScrubState:
 
     @property
     def last_ended_at(self) -> int:
-        """Return the end of the last round, from which the next is scheduled; Unix ms, 0: never."""
+        """Return when the last round ended, as a base for the next one; Unix ms, 0 means never."""
         return max(self.tried_at, 0 if self.last is None else self.last.ended_at)
 
     @property
@@ -78,7 +78,7 @@ class ScrubState:
 
     @property
     def damage(self) -> list[str]:
-        """Describe the known damage, newest first; empty if there is none."""
+        """Describe the known damage, newest first; return an empty list if there is none."""
         found = [f"structure: {text}" for text in self.structure[:3]]
         newest = self.now if self.now.bad else self.last
         if newest is not None and newest.bad:
@@ -89,35 +89,35 @@ class ScrubState:
 
 @dataclass(slots=True)
 class ScrubSlice:
-    """The result of reading one slice."""
+    """Result of checking one slice."""
 
     upto: int
     bodies: int = 0
     bytes: int = 0
     bad: list[int] = field(default_factory=list)  # seqs of damaged bodies
-    is_end: bool = True  # this is the last slice of its part
+    is_end: bool = True  # whether this is the last slice of its part
 
 
 def read_state(folder: Path) -> ScrubState:
-    """Read the stored state; return a new state if the file is unreadable."""
+    """Read the stored state, or return a new state if the file is unreadable."""
     with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return msgspec.json.decode((folder / FILE).read_bytes(), type=ScrubState)
     return ScrubState()
 
 
 def write_state(folder: Path, state: ScrubState) -> None:
-    """Store the state without a sync; after a crash, a slice is read again."""
+    """Store the state without a sync; after a crash, a slice may be read again."""
     write_json(folder / FILE, asdict(state), sync=False)
 
 
 class Scrub:
-    """Reads one database.  ``interrupt`` and ``stop`` may be called from any thread."""
+    """Checks one database.  ``interrupt`` and ``stop`` may be called from any thread."""
 
     def __init__(self, database: Path) -> None:
         self._database = database
         self._log = database.with_name(f"{database.name}-wal")
         self._connection: sqlite3.Connection | None = None
-        self._lock = threading.Lock()  # guards _connection
+        self._lock = threading.Lock()  # guards _connection and _is_stopped
         self._is_stopped = False
 
     def check(self, part: str, after: int, most_bytes: int) -> ScrubSlice:
@@ -141,7 +141,7 @@ class Scrub:
         return found
 
     def structure(self) -> list[str]:
-        """Return the problems found in pages and indexes; takes at least 2 s per GiB.
+        """Return problems found in pages and indexes.  This takes at least 2 s per GiB.
 
         Raises:
             StorageError: the check was interrupted, or the database cannot be read now.
@@ -156,26 +156,26 @@ class Scrub:
 
     @property
     def log_bytes(self) -> int:
-        """Return the size of the write-ahead log, which grows while anything is being read."""
+        """Return the size of the write-ahead log, which grows while any read is in progress."""
         with suppress(FileNotFoundError):
             return self._log.stat().st_size
         return 0
 
     def interrupt(self) -> None:
-        """Interrupt the current statement; a statement that has not begun is not affected."""
+        """Interrupt the current statement, but not one that has not started yet."""
         with self._lock:
             if self._connection is not None:
-                with suppress(sqlite3.ProgrammingError):  # the connection has just been closed
+                with suppress(sqlite3.ProgrammingError):  # the connection may just have been closed
                     self._connection.interrupt()
 
     def stop(self) -> None:
-        """Interrupt the current statement, and refuse new ones."""
+        """Interrupt the current statement and refuse new ones."""
         with self._lock:
             self._is_stopped = True
         self.interrupt()
 
     def _rows(self, part: str, after: int) -> Generator[tuple[Any, ...], None, None]:
-        """Yield rows; the connection is closed afterwards, so no checkpoint waits for it."""
+        """Yield rows, then close the connection so that it does not block a checkpoint."""
         try:
             with closing(self._open()) as connection:
                 yield from connection.execute(load("scrub")[part], (after,))
@@ -194,14 +194,14 @@ class Scrub:
                 uri, uri=True, isolation_level=None, check_same_thread=False
             )
             connection.execute("PRAGMA query_only=1")
-            # ``interrupt`` does not affect a statement that has not begun.
+            # ``interrupt`` does not affect a statement that has not started yet.
             connection.set_progress_handler(lambda: self._is_stopped, _STEPS_BETWEEN_CHECKS)
             self._connection = connection
             return connection
 
 
 def note(state: ScrubState, part: str, found: ScrubSlice) -> None:
-    """Add a slice to the current round."""
+    """Add the result of a slice to the current round."""
     now = state.now
     now.upto = found.upto
     now.bodies += found.bodies
@@ -216,7 +216,7 @@ def note(state: ScrubState, part: str, found: ScrubSlice) -> None:
 
 
 def _is_whole(seq: int, size: object, crc: object, content: object) -> bool:
-    """Return whether a body matches its row; a damaged row may contain anything."""
+    """Return whether a body matches its row, whose columns may contain anything if damaged."""
     if seq < 0 or not isinstance(content, bytes):
         return False
     return len(content) == size and checksum(seq, content) == crc

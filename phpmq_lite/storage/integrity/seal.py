@@ -1,8 +1,8 @@
-"""The seal: a checksum of the whole database, taken at a clean stop and compared at a start.
+"""The seal: a checksum of the whole database, written at a clean stop and verified at startup.
 
 SQLite detects few flipped bits, and a message's CRC covers only its body; the seal covers every bit
 while the file is not written to.  zlib processes 1 to 6 GiB/s.  Files above ``SEALED_BYTES`` are
-not sealed.  ``LiveSeal`` seals an open database, for the start after a crash.
+not sealed.  ``LiveSeal`` seals an open database, for startup after a crash.
 """
 
 import os
@@ -22,19 +22,19 @@ from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
 from phpmq_lite.storage.integrity.wal_check import refuse_damaged_database
 
 _NAME: Final = "seal"
-# A fixed word, the checksum of the database, and a checksum of both.
+# Fields: a fixed word, the checksum of the database, and a checksum of both.
 _RECORD: Final = struct.Struct(">4sII")
 _WORD: Final = b"seal"
 
 
 def open_seal(folder: Path) -> int:
-    """Open the seal file of a data folder for writing, and return its descriptor."""
+    """Open the seal file of a data folder for writing and return its descriptor."""
     file = folder / _NAME
     return os.open(file, os.O_WRONLY) if file.exists() else create_private(file)
 
 
 def read_seal(folder: Path) -> int | None:
-    """Read the checksum of the database; None if there is no valid seal."""
+    """Return the database checksum stored in the seal, or None if there is no valid seal."""
     with suppress(OSError, struct.error):
         word, checksum, check = _RECORD.unpack((folder / _NAME).read_bytes())
         if word == _WORD and check == _check(checksum):
@@ -43,18 +43,18 @@ def read_seal(folder: Path) -> int | None:
 
 
 def write_seal(file: int, checksum: int) -> None:
-    """Write the checksum of the database."""
+    """Write the checksum of the database to the seal file."""
     os.pwrite(file, _RECORD.pack(_WORD, checksum, _check(checksum)), 0)
 
 
 def erase_seal(file: int) -> None:
-    """Erase the seal, and wait until it is gone from the disk."""
+    """Erase the seal and wait until the change is on disk."""
     os.pwrite(file, bytes(_RECORD.size), 0)
     os.fsync(file)
 
 
 def erase_leftover_seal(folder: Path) -> None:
-    """Erase the seal that an earlier broker left, if there is one."""
+    """Erase the seal that an earlier broker left, if any."""
     if (folder / _NAME).exists():
         file = open_seal(folder)
         try:
@@ -72,7 +72,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 def seal(folder: DataFolder, files: OpenedFiles | None = None) -> None:
-    """Seal a closed database, unless it has a WAL or is too large.
+    """Seal a closed database unless it has a WAL or is too large.
 
     Raises:
         DatabaseReplacedError: the database is not the one in ``files``; nothing was sealed.
@@ -88,7 +88,7 @@ def seal(folder: DataFolder, files: OpenedFiles | None = None) -> None:
 
 
 def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
-    """Compare the database with its seal, and erase the seal before the file is written to.
+    """Compare the database with its seal, and erase the seal before the file is modified.
 
     Call it after ``check_wal`` and before SQLite opens the file.  Returns False if there was no
     seal, or if the database differs and ``accept_loss`` is set.
@@ -99,7 +99,7 @@ def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
             copied and then used as it is.
     """
     expected = folder.meta.seal
-    if expected is not None and _has_wal(folder):  # the database was written to after the seal
+    if expected is not None and _has_wal(folder):  # the database was modified after sealing
         expected = None
     if folder.meta.is_running:
         expected = read_seal(folder.path)
@@ -112,7 +112,7 @@ def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
         is_whole = found == expected
         if not is_whole:
             loss = (
-                f"{folder.database} differs from what the broker wrote: it was damaged, or another "
+                f"{folder.database} differs from what the broker wrote: it is damaged, or another "
                 "program wrote to it"
             )
             refuse_damaged_database(folder, loss, found, accept_loss=accept_loss)
@@ -132,7 +132,7 @@ class _Readable(Protocol):
 
 
 def checksum_of_file(file: _Readable, goes_on: Callable[[], bool] = lambda: True) -> int:
-    """Return the CRC-32 of a file from its current position; stop once ``goes_on`` is False."""
+    """Return the CRC-32 of a file from its current position, or stop once ``goes_on`` is False."""
     found = 0
     while goes_on() and (chunk := file.read(_CHUNK_BYTES)):
         found = zlib.crc32(chunk, found)
@@ -144,11 +144,11 @@ def _has_wal(folder: DataFolder) -> bool:
 
 
 _MAX_SHARE: Final = 100  # sealing takes at most 1/100 of the time
-_MIN_INTERVAL_S: Final = 1.0  # between two seals, because erasing a seal costs an fsync
+_MIN_INTERVAL_S: Final = 1.0  # minimum time between seals, because erasing one costs an fsync
 
 
 class LiveSeal:
-    """Seals an open database: call ``erase`` before each checkpoint and ``renew`` after it.
+    """Seals an open database; call ``erase`` before each checkpoint and ``renew`` after it.
 
     Call both in the writer's thread, and ``close`` after the last connection is closed.  There must
     be no seal when the object is created.
@@ -156,17 +156,17 @@ class LiveSeal:
 
     def __init__(self, database: Path, files: OpenedFiles | None = None) -> None:
         self._files = files or OpenedFiles(database)
-        # Stays open until ``close``: closing it earlier would release SQLite's locks.
+        # Stays open until ``close``, because closing it earlier would release SQLite's locks.
         self._database = database.open("rb", buffering=0)
         self._file = _open_erased(database.parent)
-        self._lock = threading.Lock()  # guards the content of the file
+        self._lock = threading.Lock()  # guards the content of the seal file
         self._has_seal = False
         self._checkpoints = 0
         self._thread: threading.Thread | None = None
         self._due_s = 0.0  # monotonic
 
     def erase(self) -> None:
-        """Erase the seal, and cancel one in progress.
+        """Erase the seal and cancel any sealing in progress.
 
         Raises:
             OSError: the seal still exists, so the database must not be written to.
@@ -178,18 +178,18 @@ class LiveSeal:
                 self._has_seal = False
 
     def renew(self) -> None:
-        """Start sealing the current file, unless sealing is in progress or has just been done."""
+        """Start sealing the current file, unless sealing is in progress or finished recently."""
         is_busy = self._thread is not None and self._thread.is_alive()
         if self._file is not None and not is_busy and monotonic() >= self._due_s:
             thread = threading.Thread(
                 target=self._seal, args=(self._checkpoints,), name="seal", daemon=True
             )
-            with suppress(RuntimeError):  # no thread available: no seal after this checkpoint
+            with suppress(RuntimeError):  # without a thread, there is no seal after this checkpoint
                 thread.start()
                 self._thread = thread
 
     def close(self) -> None:
-        """Stop sealing, and close the files."""
+        """Stop sealing and close the files."""
         with self._lock:
             self._checkpoints += 1
         self._due_s = float("inf")
@@ -201,8 +201,8 @@ class LiveSeal:
 
     def _seal(self, checkpoints: int) -> None:
         began_s = monotonic()
-        # Without a seal, the structure is checked after a crash.  A replaced database is not
-        # sealed; the writer also detects the replacement, and stops.
+        # Without a seal, startup checks the structure after a crash.  A replaced database is not
+        # sealed, and the writer stops when it also detects the replacement.
         with suppress(OSError, DatabaseReplacedError):
             if os.fstat(self._database.fileno()).st_size <= SEALED_BYTES:
                 self._database.seek(0)
@@ -220,7 +220,7 @@ class LiveSeal:
 
 
 def _open_erased(folder: Path) -> int | None:
-    """Open and allocate the seal file, without a seal; None if nothing can be sealed."""
+    """Open and allocate an empty seal file; return None if sealing is not possible."""
     try:
         file = open_seal(folder)
     except OSError:

@@ -1,7 +1,7 @@
-"""Startup checks, before SQLite may write (WAL, seal, structure), and the startup report.
+"""Startup checks before SQLite may write (WAL, seal, structure), and the startup report.
 
-A failed check raises DataDamagedError and changes nothing; with ``accept_loss``, the start
-continues with the remaining data.
+A failed check raises DataDamagedError and changes nothing; with ``accept_loss``, startup continues
+with the remaining data.
 """
 
 import json
@@ -22,16 +22,16 @@ from phpmq_lite.storage.migrate import schema_problems
 from phpmq_lite.storage.read.read_connections import RowReader
 from phpmq_lite.storage.statements import load
 
-CHECKED_BYTES: Final = 256 << 20  # a larger database is checked by the scrub while the broker runs
+CHECKED_BYTES: Final = 256 << 20  # the scrub checks larger databases while the broker runs
 
 
 @dataclass(slots=True)
 class StartupCheck:
-    """The result of the checks."""
+    """Results of the startup checks."""
 
     wal: WalScan
-    checks: list[str] = field(default_factory=list)  # completed checks, in words
-    is_structure_due: bool = False  # the structure was not checked and should be soon
+    checks: list[str] = field(default_factory=list)  # descriptions of completed checks
+    is_structure_due: bool = False  # whether the structure was skipped and should be checked soon
 
 
 def check_files(
@@ -47,7 +47,7 @@ def check_files(
 
     Raises:
         DataDamagedError: commits or contents are lost or damaged.
-        StartRefusedError: the database cannot be read now, which need not be damage.
+        StartRefusedError: the database cannot be read at the moment, possibly without damage.
     """
     tell("checking the write-ahead log")
     done = StartupCheck(check_wal(folder, accept_loss=accept_loss))
@@ -80,44 +80,44 @@ def _check_structure(folder: DataFolder, *, accept_loss: bool) -> None:
     refuse_damaged_database(folder, loss, checksum_of(folder.database), accept_loss=accept_loss)
 
 
-STARTS_KEPT: Final = 1_000  # rows
-QUEUES_NAMED: Final = 20  # queues with expired messages
+STARTS_KEPT: Final = 1_000  # number of rows
+QUEUES_NAMED: Final = 20  # maximum number of queues listed with expired messages
 
 
 @dataclass(slots=True)
 class StartReport:
-    """The report, stored as JSON, in a row of ``start``; counts are 0 if nothing happened."""
+    """A startup report, stored as JSON in a row of ``start``; counts default to 0."""
 
-    version_before: str | None = None  # None: the same as now, or unknown
-    wal_frames: int = 0  # frames in the write-ahead log that the database did not have
+    version_before: str | None = None  # None if the version is unchanged or unknown
+    wal_frames: int = 0  # write-ahead log frames not yet copied to the database
     wal_commits: int = 0
-    wal_dropped: int = 0  # complete commits after damage, dropped with accept_loss
-    returned: int = 0  # messages dispatched when the broker ended, now ready again
+    wal_dropped: int = 0  # complete commits after the damage, dropped because of accept_loss
+    returned: int = 0  # messages that were dispatched when the broker ended and are ready again
     interrupted: int = 0  # bulk jobs that were running when the broker ended
-    expired: int = 0  # messages whose deadline passed before the start
+    expired: int = 0  # messages whose deadline passed before startup
     expired_by_queue: dict[str, int] = field(default_factory=dict)
     migrations: list[str] = field(default_factory=list)
-    checks: list[str] = field(default_factory=list)  # completed checks, in words
+    checks: list[str] = field(default_factory=list)  # descriptions of completed checks
     queues: int = 0
-    messages: int = 0  # live
-    seconds: float = 0.0  # from the lock to the first batch
-    clock_jump_ms: int = 0  # how far the wall clock was set while the broker was down
+    messages: int = 0  # number of live messages
+    seconds: float = 0.0  # time from acquiring the lock to the first batch
+    clock_jump_ms: int = 0  # how far the wall clock was moved while the broker was down
     clock_doubt_ms: int = 0  # downtime or clock change that awaits a decision
     last_error: str | None = None  # why the broker stopped immediately, if it did
 
 
 class StartRecorder:
-    """Collects the report of one start; call its methods in the order below."""
+    """Collects the report of one startup; call its methods in the order of definition."""
 
     def __init__(self, version: str, at_ms: int, *, was_clean: bool) -> None:
         self.version = version
         self.at_ms = at_ms  # Unix ms
-        self.was_clean = was_clean  # whether the previous stop was clean; True on the first start
-        self.down_from_ms: int | None = None  # Unix ms; None: this is the first start
+        self.was_clean = was_clean  # whether the previous stop was clean; True on the first startup
+        self.down_from_ms: int | None = None  # Unix ms; None on the first startup
         self.report = StartReport()
 
     def note_error(self, content: dict[str, Any] | None) -> None:
-        """Record the error in ``last_error.json`` if the broker stopped immediately."""
+        """Record the error from ``last_error.json`` if the broker stopped immediately."""
         if content is not None and not self.was_clean:
             self.report.last_error = str(
                 content.get("message") or content.get("error") or "unknown"
@@ -136,11 +136,11 @@ class StartRecorder:
         self.report.checks.append("the schema against the migrations")
 
     def note_clock(self, jump_ms: int, doubt_ms: int) -> None:
-        """Record the clock jump, and the doubt that awaits a decision."""
+        """Record the clock jump and the clock doubt that awaits a decision."""
         self.report.clock_jump_ms, self.report.clock_doubt_ms = jump_ms, doubt_ms
 
     def read_database(self, connection: sqlite3.Connection, now_steady_ms: int) -> None:
-        """Read downtime, version and expiries before the first batch, in the writer's thread."""
+        """Read downtime, version and expiries in the writer's thread, before the first batch."""
         sql = load("startup")
         counters: dict[str, int] = dict(connection.execute("SELECT name, value FROM counter"))
         seen_ms = counters.get("last_seen_ms")
@@ -156,7 +156,7 @@ class StartRecorder:
         self.report.expired_by_queue = {name or "?": count for name, count in late[:QUEUES_NAMED]}
 
     def note_recovered(self, stored: RecoveredState, now_ms: int) -> None:
-        """Record what was recovered into memory."""
+        """Record how much was recovered into memory."""
         report = self.report
         report.queues = len(stored.queues)
         report.messages = sum(row.live_count for row in stored.queues)
@@ -164,7 +164,7 @@ class StartRecorder:
         report.seconds = max(0, now_ms - self.at_ms) / 1_000
 
     def store(self, connection: sqlite3.Connection) -> None:
-        """Store the report before the first batch, in the writer's thread."""
+        """Store the report in the writer's thread, before the first batch."""
         sql = load("startup")
         report = json.dumps(asdict(self.report), ensure_ascii=False)
         row = (self.at_ms, self.version, int(self.was_clean), self.down_from_ms, report)
@@ -176,7 +176,7 @@ class StartRecorder:
 
 @dataclass(slots=True, frozen=True)
 class Start:
-    """A stored start."""
+    """A stored startup."""
 
     start_id: int
     at_ms: int
@@ -188,12 +188,12 @@ class Start:
 
     @property
     def is_first(self) -> bool:
-        """Return whether it was the first start."""
+        """Return whether this was the broker's first startup."""
         return self.down_from_ms is None
 
     @property
     def down_ms(self) -> int:
-        """Downtime before the start; up to a minute too high if it was killed while idle."""
+        """Downtime before startup; up to a minute too long if the broker was killed while idle."""
         return 0 if self.down_from_ms is None else max(0, self.at_ms - self.down_from_ms)
 
 
@@ -203,7 +203,7 @@ class StoredStarts(RowReader):
     file = "startup"
 
     async def newest(self, limit: int = 20) -> list[Start]:
-        """Return the last starts, newest first."""
+        """Return the most recent startups, newest first."""
         rows = await self._read("newest_starts", limit=limit)
         return [
             Start(number, at_ms, version, bool(was_clean), down_from_ms, _report(text), by)
@@ -212,7 +212,7 @@ class StoredStarts(RowReader):
 
 
 def _report(text: str) -> StartReport:
-    """Parse a report; unknown fields, written by other versions, are ignored."""
+    """Parse a report, ignoring unknown fields written by other versions."""
     try:
         content = json.loads(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""A quick, read-only check of the files of a stopped broker.
+"""A quick, read-only check of a stopped broker's files.
 
-It reports what the next start will find, as far as that takes less than a second;
+It reports what the next startup will find, but only what takes less than a second to check;
 ``database_check.py`` checks everything.
 """
 
@@ -23,10 +23,10 @@ from phpmq_lite.storage.statements import load
 
 @contextmanager
 def open_stopped(database: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database for a short read, while ``prevent_start`` prevents a start.
+    """Open a database for a short read, while ``prevent_start`` keeps a broker from starting.
 
-    The WAL index stays unchanged for ``check_wal``, because SQLite builds the index in memory if it
-    may not share it.  On close, SQLite removes a WAL without a commit, whether the WAL is damaged
+    The WAL index stays unchanged for ``check_wal``, because SQLite builds an index in memory if it
+    may not share one.  On close, SQLite removes a WAL without a commit, whether the WAL is damaged
     or was just restarted; such a WAL is therefore hidden from SQLite.
     """
     database = database.resolve()
@@ -47,17 +47,17 @@ def _has_log(database: Path) -> bool:
 
 @dataclass(slots=True)
 class StoppedDatabase:
-    """The findings of the check, which ends at the first problem."""
+    """Findings of the check, which stops at the first problem."""
 
-    is_new: bool = False  # no message was ever stored
+    is_new: bool = False  # no message has ever been stored
     was_clean: bool = True  # whether the last stop was clean
-    log: str = ""  # contents of the write-ahead log, in words
+    log: str = ""  # description of the write-ahead log
     last_error: str = ""  # why the broker stopped immediately, if it did
     schema: int = 0
-    waiting: list[str] = field(default_factory=list)  # migrations that the next start applies
+    waiting: list[str] = field(default_factory=list)  # migrations that the next startup will apply
     used_bytes: int = 0
-    problems: list[str] = field(default_factory=list)  # damage, because of which a start is refused
-    refusal: str = ""  # why a start is refused although nothing is damaged
+    problems: list[str] = field(default_factory=list)  # damage that prevents startup
+    refusal: str = ""  # why startup would be refused although nothing is damaged
 
 
 def read_stopped(path: Path) -> StoppedDatabase:
@@ -98,7 +98,7 @@ def _check_log(folder: DataFolder, found: StoppedDatabase) -> None:
         return
     if checksum_of(folder.database) != expected:
         found.problems.append(
-            f"{folder.database} differs from what the last clean stop left: it was damaged, or "
+            f"{folder.database} differs from what the last clean stop left: it is damaged, or "
             "another program wrote to it"
         )
 
@@ -121,10 +121,10 @@ def _check_database(folder: DataFolder, found: StoppedDatabase) -> None:
 
 
 def has_admin(database: Path) -> bool:
-    """Return whether a database has a user with the role admin; for use before a start.
+    """Return whether a database has a user with the admin role; call this before startup.
 
     False if there is no database or it has no users.  True if the database cannot be read or a
-    broker is running: the start that follows reports the problem.
+    broker is running, because startup will report the problem.
     """
     if not database.is_file():
         return False

@@ -42,15 +42,15 @@ _ORDERS: Final[tuple[Order, ...]] = ("little", "big")
 
 @dataclass(slots=True, frozen=True)
 class WalScan:
-    """The contents of a WAL.  Frames are numbered from 1; 0 is the header of the file."""
+    """Contents of a WAL.  Frames are numbered from 1, and 0 stands for the file header."""
 
-    commits: int = 0  # complete commits that SQLite will find
-    frames: int = 0  # valid frames before the first bad one
-    first_bad: int | None = None  # the frame where SQLite stops reading; None: it reads all
-    commits_after: int = 0  # complete commits after the first bad frame, which SQLite would drop
-    last_after: int = 0  # the frame that ends the last of these commits
-    salts: bytes = field(default=b"", compare=False)  # in the header; empty: the header is invalid
-    known_frames: int = 0  # committed frames according to the index of the WAL
+    commits: int = 0  # number of complete commits that SQLite will find
+    frames: int = 0  # number of valid frames before the first bad one
+    first_bad: int | None = None  # frame where SQLite stops reading; None if it reads all frames
+    commits_after: int = 0  # complete commits after the first bad frame; SQLite would drop them
+    last_after: int = 0  # number of the last frame of those commits
+    salts: bytes = field(default=b"", compare=False)  # salts from the header; empty if invalid
+    known_frames: int = 0  # number of committed frames according to the WAL index
 
     @property
     def is_damaged(self) -> bool:
@@ -59,7 +59,7 @@ class WalScan:
 
     @property
     def commits_lost(self) -> int:
-        """The minimum number of stored commits that SQLite would drop."""
+        """Minimum number of stored commits that SQLite would drop."""
         return self.commits_after or int(self.known_frames > self.frames)
 
 
@@ -80,7 +80,7 @@ def scan_wal(file: BinaryIO) -> WalScan:
 
 
 def has_commits(file: BinaryIO) -> bool:
-    """Return whether SQLite finds a commit in a WAL file.
+    """Return whether a WAL file contains a commit that SQLite would find.
 
     Reads the first transaction only.
     """
@@ -99,7 +99,7 @@ def has_commits(file: BinaryIO) -> bool:
 
 
 def _scan_without_header(file: BinaryIO, header: WalHeader) -> WalScan:
-    """Search for commits with every page size and byte order that the file may have had.
+    """Search for commits with every page size and byte order that the file may have used.
 
     The header reaches the disk before the first frame is written, so any commit proves damage.
     No commit is found by chance, because its checksum has 64 bits.
@@ -117,7 +117,7 @@ def _scan_without_header(file: BinaryIO, header: WalHeader) -> WalScan:
 
 
 def _likely_salts(frames: Iterable[WalFrame]) -> list[bytes]:
-    """Return the salts of the first frame, and the most frequent ones nearby."""
+    """Return the salts of the first frame and the most frequent salts in the first frames."""
     seen = [frame.salts for frame in islice(frames, _FRAMES_FOR_SALTS)]
     return list(dict.fromkeys([*seen[:1], *(salts for salts, _ in Counter(seen).most_common(1))]))
 
@@ -133,10 +133,10 @@ class _FrameScan:
         self, salts: bytes, seeds: tuple[Checksum, ...], first_bad: int | None = None
     ) -> None:
         self.salts = salts
-        self.seeds = seeds  # checksums that may precede the next frame
-        self.is_ours = True  # the previous frame, or the header, is ours
+        self.seeds = seeds  # checksums that the next frame may follow
+        self.is_ours = True  # whether the previous frame, or the header, is ours
         self.first_bad = first_bad
-        # After the first bad frame: no frame of this transaction has been bad so far.
+        # After the first bad frame, this means that the current transaction has no bad frames yet.
         self.is_complete = first_bad == 0
         self.commits = self.frames = self.commits_after = self.last_after = 0
 
@@ -150,7 +150,7 @@ class _FrameScan:
 
     def _add_frame(self, number: int, frame: WalFrame) -> None:
         has_salts = frame.salts == self.salts
-        # Old frames are chained, too; sum only frames that may follow one of ours.
+        # Old frames are also chained, so sum only frames that may follow one of ours.
         fits = (has_salts or self.is_ours) and any(map(frame.follows, self.seeds))
         is_good = has_salts and fits and frame.page > 0
         if is_good and self.first_bad is None:
@@ -163,7 +163,7 @@ class _FrameScan:
         self.seeds = self._next_seeds(frame, is_good)
 
     def _add_after_damage(self, number: int, *, is_good: bool, ends: bool) -> None:
-        """Count complete transactions from the first bad frame on."""
+        """Count complete transactions, starting at the first bad frame."""
         if self.first_bad is None:
             self.first_bad = number
         self.is_complete = self.is_complete and is_good
@@ -171,13 +171,13 @@ class _FrameScan:
             if self.is_complete:
                 self.commits_after += 1
                 self.last_after = number
-            self.is_complete = True  # the next transaction begins
+            self.is_complete = True  # the next transaction begins here
 
     def _ends_transaction(self, frame: WalFrame, *, fits: bool, has_salts: bool) -> bool:
-        """Return whether a frame, good or bad, certainly ends a transaction.
+        """Return whether a frame, good or bad, definitely ends a transaction.
 
-        In doubt, the transaction is assumed to continue, so that one commit fewer is found: a power
-        cut must never look like damage.
+        If in doubt, assume that the transaction continues and count one commit fewer, because a
+        power cut must never look like damage.
         """
         if fits:
             return frame.commit > 0
@@ -189,7 +189,7 @@ class _FrameScan:
         return frame.commit > 0 and not frame.is_split
 
     def _next_seeds(self, frame: WalFrame, is_good: bool) -> tuple[Checksum, ...]:
-        """Return the checksums that may precede the next frame.
+        """Return the checksums that the next frame may follow.
 
         If the content was damaged, the stored checksum is correct; if the stored checksum was
         damaged, the computed one is correct.
@@ -200,13 +200,13 @@ class _FrameScan:
 
 
 _PREFIX: Final = "damaged-"
-_REPORT: Final = "damage.json"  # written last: a copy without it is incomplete
+_REPORT: Final = "damage.json"  # written last, so a copy without this file is incomplete
 
 
 def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
-    """Scan the WAL of a locked folder; call it before SQLite opens the database.
+    """Scan the WAL of a locked folder before SQLite opens the database.
 
-    Blocks for 0.2 s if the WAL has 64 MiB, and longer if damaged files are copied.
+    Blocks for 0.2 s for a WAL of 64 MiB, and longer if damaged files are copied.
 
     Raises:
         DataDamagedError: complete commits would be lost, or the WAL is missing.  Database, WAL and
@@ -238,7 +238,7 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
 
 
 def scan_wal_files(wal: Path, index: Path) -> WalScan:
-    """Scan a WAL, and read its length from its index, the ``-shm`` file; changes neither file.
+    """Scan a WAL and read its length from the ``-shm`` index, without changing either file.
 
     Raises:
         OSError: the WAL does not exist or cannot be read.
@@ -249,7 +249,7 @@ def scan_wal_files(wal: Path, index: Path) -> WalScan:
 
 
 def describe_damage(name: str, found: WalScan) -> str:
-    """Describe which frames and commits would be lost with a damaged WAL."""
+    """Describe which frames and commits would be lost because of a damaged WAL."""
     if not found.commits_after:
         return (
             f"{name} is intact up to frame {found.frames}, but had {found.known_frames} committed "
@@ -265,7 +265,7 @@ def describe_damage(name: str, found: WalScan) -> str:
 def refuse_damaged_database(
     folder: DataFolder, loss: str, checksum: int, *, accept_loss: bool
 ) -> None:
-    """Copy the damaged files, then refuse to start unless ``accept_loss``.
+    """Copy the damaged files, then raise an error unless ``accept_loss`` is set.
 
     Raises:
         DataDamagedError: names ``loss``, the copies and the remedies; or the copy failed.
@@ -280,7 +280,7 @@ def refuse_damaged_database(
 
 
 def copy_damaged_files(folder: DataFolder, loss: str, digest: str) -> Path:
-    """Copy database, WAL and shm to a new folder ``damaged-<time>/``, and return that folder.
+    """Copy database, WAL and shm to a new folder ``damaged-<time>/`` and return that folder.
 
     A supervisor may restart a refused broker many times, so files with the same checksum are copied
     only once.

@@ -1,7 +1,7 @@
-"""The format of a WAL file: header, frames, and the checksum that chains them.
+"""The format of a WAL file: header, frames and the checksum that chains the frames.
 
 See https://www.sqlite.org/fileformat2.html#walformat.  The checksum is a sum of 32-bit words
-weighted with Fibonacci numbers, so it is linear: what a frame adds is independent of earlier
+weighted with Fibonacci numbers, so it is linear: each frame adds an amount independent of earlier
 frames, and ``follows`` combines both.  Therefore, frames can be summed in parallel, in the lanes of
 one large int.  This takes 13 µs per frame of 4 KiB; a loop over its words takes 83 µs.
 """
@@ -16,7 +16,7 @@ from typing import BinaryIO, Final, Literal, NamedTuple
 
 HEADER_BYTES: Final = 32
 FRAME_HEADER_BYTES: Final = 24
-SECTOR_BYTES: Final = 512  # the smallest unit that a disk writes atomically
+SECTOR_BYTES: Final = 512  # smallest unit that a disk writes atomically
 
 Order = Literal["little", "big"]
 
@@ -30,17 +30,17 @@ Checksum = tuple[int, int]
 
 
 class WalHeader(NamedTuple):
-    """The first 32 bytes; if ``is_valid`` is False, SQLite reads no frame."""
+    """The first 32 bytes of a WAL file; if ``is_valid`` is False, SQLite reads no frames."""
 
     page_size: int
-    order: Order  # byte order of the checksum's words
+    order: Order  # byte order of the words in the checksum
     salts: bytes
-    seeds: tuple[Checksum, ...]  # checksums that may precede the first frame's
+    seeds: tuple[Checksum, ...]  # checksums that the first frame may follow
     is_valid: bool
 
 
 def read_header(raw: bytes) -> WalHeader:
-    """Parse the header; ``raw`` has at least 32 bytes."""
+    """Parse the header from ``raw``, which must have at least 32 bytes."""
     magic, version, page_size = struct.unpack_from(">III", raw)
     stored = struct.unpack_from(">II", raw, 24)
     order = _MAGIC.get(magic, "little")
@@ -53,12 +53,12 @@ def read_header(raw: bytes) -> WalHeader:
 
 
 def is_page_size(number: int) -> bool:
-    """Return whether SQLite accepts this page size."""
+    """Return whether SQLite accepts a number as its page size."""
     return 512 <= number <= 65_536 and number & (number - 1) == 0
 
 
 def checksum_of_words(raw: bytes, order: Order) -> Checksum:
-    """Return the checksum of pairs of 32-bit words."""
+    """Return the WAL checksum of pairs of 32-bit words."""
     first = second = 0
     for x, y in struct.iter_unpack("<II" if order == "little" else ">II", raw):
         first = (first + x + second) & _WORD
@@ -67,23 +67,23 @@ def checksum_of_words(raw: bytes, order: Order) -> Checksum:
 
 
 class WalFrame:
-    """A frame: one page as a transaction wrote it."""
+    """One page as written by a transaction."""
 
     __slots__ = ("_chunk", "_index", "commit", "offset", "page", "salts", "stored")
 
     def __init__(self, chunk: "_Chunk", index: int, offset: int) -> None:
         self._chunk = chunk
         self._index = index
-        self.offset = offset  # in the file
+        self.offset = offset  # offset in the file
         at = index * chunk.frame_bytes
         page, commit = struct.unpack_from(">II", chunk.raw, at)
         self.page: int = page
-        self.commit: int = commit  # database size in pages; 0: the transaction continues
+        self.commit: int = commit  # database size in pages; 0 if the transaction continues
         self.salts = chunk.raw[at + 8 : at + 16]
         self.stored: Checksum = struct.unpack_from(">II", chunk.raw, at + 16)
 
     def checksum_after(self, seed: Checksum) -> Checksum:
-        """Return what ``stored`` should be if ``seed`` is the checksum of the previous frame."""
+        """Return the expected value of ``stored`` if ``seed`` is the previous frame's checksum."""
         low, mid, high = _fibonacci(self._chunk.pairs)
         first, second = self._chunk.sums[self._index]
         return (
@@ -92,20 +92,20 @@ class WalFrame:
         )
 
     def follows(self, seed: Checksum) -> bool:
-        """Return whether the frame's checksum is correct after ``seed``."""
+        """Return whether the frame's checksum is correct after the checksum ``seed``."""
         return self.checksum_after(seed) == self.stored
 
     def commit_before_damage(self, seed: Checksum) -> int | None:
-        """Return the original word ``commit`` if damage to this word alone broke the checksum.
+        """Return the original ``commit`` word if damage to that word alone broke the checksum.
 
-        The result may be in either byte order, so it only tells whether the word was 0.
+        The result may be in either byte order, so it only shows whether the word was 0.
         """
         chunk = self._chunk
         expected = self.checksum_after(seed)
         gap = [(a - b) & _WORD for a, b in zip(self.stored, expected, strict=True)]
-        # The word ends the first pair, so the later pairs have multiplied its change.
+        # The word ends the first pair, so all later pairs have multiplied the change to it.
         weights = _fibonacci(chunk.pairs - 1)[1:]
-        odd = 0 if weights[0] & 1 else 1  # neighbours in the Fibonacci sequence are never both even
+        odd = 0 if weights[0] & 1 else 1  # neighbouring Fibonacci numbers are never both even
         change = gap[odd] * pow(weights[odd], -1, _WORD + 1) & _WORD
         if [(weight * change) & _WORD for weight in weights] != gap:
             return None
@@ -114,7 +114,7 @@ class WalFrame:
 
     @property
     def is_split(self) -> bool:
-        """Return whether a sector ends between ``commit`` and ``salts``.
+        """Return whether a disk sector ends between ``commit`` and ``salts``.
 
         If so, a power cut may leave new salts with an old ``commit``.
         """
@@ -122,7 +122,7 @@ class WalFrame:
 
 
 def read_frames(file: BinaryIO, header: WalHeader) -> Iterator[WalFrame]:
-    """Yield the complete frames of the file, in order."""
+    """Yield the complete frames of a WAL file in order."""
     frame_bytes = FRAME_HEADER_BYTES + header.page_size
     at_once = max(1, _CHUNK_BYTES // frame_bytes)
     offset = HEADER_BYTES
@@ -135,7 +135,7 @@ def read_frames(file: BinaryIO, header: WalHeader) -> Iterator[WalFrame]:
 
 
 class _Chunk:
-    """Frames that were read together; their sums are computed on first use."""
+    """Frames read together; their sums are computed on first use."""
 
     __slots__ = ("_sums", "frame_bytes", "order", "pairs", "raw")
 
@@ -148,14 +148,14 @@ class _Chunk:
 
     @property
     def sums(self) -> list[Checksum]:
-        """The contribution of each frame to the checksum."""
+        """Contribution of each frame to the checksum."""
         if not self._sums:
             self._sums = frame_sums(self.raw, self.frame_bytes, self.order)
         return self._sums
 
 
 def frame_sums(raw: bytes, frame_bytes: int, order: Order) -> list[Checksum]:
-    """Return the checksum of each complete frame as if it followed the checksum (0, 0)."""
+    """Return each complete frame's checksum as if it followed the checksum (0, 0)."""
     count = len(raw) // frame_bytes
     pairs = array("Q", raw[: count * frame_bytes])
     if order == "big":
@@ -164,7 +164,7 @@ def frame_sums(raw: bytes, frame_bytes: int, order: Order) -> list[Checksum]:
     mask = int.from_bytes(b"\xff\xff\xff\xff\0\0\0\0" * count, "little")  # low half of each lane
     first = second = 0
     for step, at in enumerate((0, *range(FRAME_HEADER_BYTES // 8, stride)), start=1):
-        lanes = int.from_bytes(pairs[at::stride].tobytes(), "little")  # one lane per frame
+        lanes = int.from_bytes(pairs[at::stride].tobytes(), "little")  # each frame has one lane
         low = lanes & mask
         high = (lanes ^ low) >> 32
         x, y = (low, high) if order == "little" else (high, low)
@@ -182,22 +182,22 @@ def _lanes(lanes: int, count: int) -> Iterator[int]:
 
 @cache
 def _fibonacci(pairs: int) -> tuple[int, int, int]:
-    """Return F(2n-1), F(2n), F(2n+1) modulo 2**32: the weights of a checksum ``n`` pairs back."""
+    """Return F(2n-1), F(2n) and F(2n+1) modulo 2**32, which weight a checksum ``n`` pairs back."""
     low, mid = 1, 0  # F(-1), F(0)
     for _ in range(2 * pairs):
         low, mid = mid, (low + mid) & _WORD
     return low, mid, (low + mid) & _WORD
 
 
-_HEAD_BYTES: Final = 48  # there are two copies; SQLite writes one, then the other
+_HEAD_BYTES: Final = 48  # SQLite writes one copy of the header, then the other
 _IS_SET_AT: Final = 12
 _FRAMES_AT: Final = 16
 _SALTS: Final = slice(32, 40)
-_SUMMED_BYTES: Final = 40  # followed by their checksum, in this machine's byte order
+_SUMMED_BYTES: Final = 40  # the checksum of these bytes follows, in native byte order
 
 
 def committed_frames(index: Path, salts: bytes) -> int:
-    """Return the last committed frame of the WAL with these salts, read from its index, or 0."""
+    """Return the last committed frame of the WAL with these salts according to its index, or 0."""
     try:
         with index.open("rb") as file:
             head, copy = file.read(_HEAD_BYTES), file.read(_HEAD_BYTES)
