@@ -1,4 +1,4 @@
-"""Migrates the schema with numbered SQL files, in order, each in one transaction.
+"""Migrates the schema with numbered SQL files, each applied in its own transaction.
 
 To add a migration:
 
@@ -45,20 +45,20 @@ class Migration:
     """A numbered migration file."""
 
     number: int
-    name: str  # 0001_initial
+    name: str  # file name without its extension, such as 0001_initial
     sql: str
 
     @property
     def sha256(self) -> str:
-        """Checksum of the text, which detects later changes."""
+        """Checksum of the file's text, used to detect later changes."""
         return hashlib.sha256(self.sql.encode()).hexdigest()
 
 
 def read_migrations(folder: Path) -> list[Migration]:
-    """Read the numbered files of ``folder`` in order.
+    """Read the numbered migration files in ``folder``, in order.
 
     Raises:
-        StartRefusedError: there are none, or a number is missing or used twice.
+        StartRefusedError: the folder has no migrations, or a number is missing or used twice.
     """
     found = []
     for path in sorted(folder.glob("*.sql")):
@@ -73,7 +73,7 @@ def read_migrations(folder: Path) -> list[Migration]:
 
 
 def pending(connection: sqlite3.Connection, folder: Path) -> list[Migration]:
-    """Return the migrations of ``folder`` that the database lacks, in order; changes nothing.
+    """Return the migrations in ``folder`` that the database lacks, in order, without any changes.
 
     Raises:
         StartRefusedError: the database is newer than ``folder``, was not created by phpmq-lite, or
@@ -95,15 +95,15 @@ def migrate(
     *,
     before: Callable[[Migration], None] | None = None,
 ) -> list[str]:
-    """Apply pending migrations and return their names, in order.
+    """Apply pending migrations and return their names in order.
 
     A database that has a schema is first copied to ``before-migration-NNNN.db`` in its folder,
     where NNNN is the first number applied.  ``before`` is called before each migration.  The
     connection must not be in a transaction and must have ``isolation_level=None``.
 
     Raises:
-        StartRefusedError: as ``pending``; or the copy or a migration failed.  Earlier migrations
-            stay; the failed one is rolled back.
+        StartRefusedError: as for ``pending``, or because the copy or a migration failed.  Earlier
+            migrations stay; the failed one is rolled back.
         StorageFullError, NotWritableError, OutcomeUnknownError: as for a batch.
         DataDamagedError: the file is damaged or not a database.
     """
@@ -123,13 +123,13 @@ def migrate(
 
 
 def schema_problems(connection: sqlite3.Connection, folder: Path) -> list[str]:
-    """Return which tables, indexes and views differ from those that the migrations create.
+    """Return tables, indexes and views that differ from those created by the migrations.
 
     SQLite stores their statements as text and does not notice a flipped bit in the text.  Objects
     that another program added are ignored.
 
     Raises:
-        StartRefusedError, DataDamagedError: as ``pending``.
+        StartRefusedError, DataDamagedError: as for ``pending``.
     """
     pending(connection, folder)
     migrations = read_migrations(folder)
@@ -149,7 +149,7 @@ def schema_problems(connection: sqlite3.Connection, folder: Path) -> list[str]:
 
 
 def _statements(connection: sqlite3.Connection) -> dict[str, str]:
-    """Return the statements by name, without spaces and quotes, which vary between versions."""
+    """Return statements by name, without spaces and quotes, which vary between versions."""
     return {
         name: "".join(text.replace('"', "").split())
         for name, text in connection.execute(load("migrate")["statements"])
@@ -171,7 +171,7 @@ def back_up(connection: sqlite3.Connection, number: int) -> Path | None:
     temporary = copy.with_name(f".{copy.name}.new")
     try:
         temporary.unlink(missing_ok=True)
-        os.close(create_private(temporary))  # SQLite accepts an empty file and keeps its mode
+        os.close(create_private(temporary))  # SQLite accepts an empty file and keeps its file mode
         connection.execute("VACUUM INTO ?", (str(temporary),))
         sync_file(temporary)
         temporary.replace(copy)
@@ -183,7 +183,7 @@ def back_up(connection: sqlite3.Connection, number: int) -> Path | None:
 
 
 def split_statements(sql: str) -> Iterator[str]:
-    """Yield the statements of a file one by one; triggers and strings keep their semicolons."""
+    """Yield the statements of a file one by one, keeping semicolons in triggers and strings."""
     statement = ""
     for piece in re.split(r"(?<=;)", sql):
         statement += piece
@@ -191,7 +191,7 @@ def split_statements(sql: str) -> Iterator[str]:
             yield statement
             statement = ""
     if statement.strip():
-        yield statement  # comments, or an incomplete statement, which SQLite rejects
+        yield statement  # comments, or an incomplete statement that SQLite rejects
 
 
 def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
@@ -216,7 +216,7 @@ def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
 
 
 def _authorize(action: int, *_: str | None) -> int:
-    """Deny actions that would end the transaction or reach another file."""
+    """Deny actions that would end the transaction or access another file."""
     return sqlite3.SQLITE_DENY if action in _NOT_INSIDE else sqlite3.SQLITE_OK
 
 
@@ -225,7 +225,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _check_known(connection: sqlite3.Connection, migrations: list[Migration], version: int) -> None:
-    """Refuse a schema that these migrations did not create."""
+    """Raise an error if these migrations did not create the schema."""
     sql = load("migrate")
     newest = migrations[-1].number
     if version > newest:

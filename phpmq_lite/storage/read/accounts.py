@@ -1,4 +1,4 @@
-"""Users, API tokens, login sessions and saved items, as stored."""
+"""Stored users, API tokens, login sessions and saved items."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -13,20 +13,20 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class User:
-    """One user; times are Unix milliseconds."""
+    """A user; times are Unix milliseconds."""
 
     user_id: int
     name: str
-    password: str  # argon2id hash in its own encoding; never shown
+    password: str  # argon2id hash in its standard encoding; never shown
     role: str
-    queues: tuple[str, ...]  # globs; empty: all
+    queues: tuple[str, ...]  # queue globs; an empty tuple allows all queues
     created_at: int
     last_login_at: int | None = None
 
 
 @dataclass(slots=True)
 class ApiToken:
-    """One API token, of which only the hash is stored."""
+    """An API token, of which only the hash is stored."""
 
     token_id: int
     name: str
@@ -41,10 +41,10 @@ class ApiToken:
 
 @dataclass(slots=True)
 class LoginSession:
-    """One login of a user; ``seen_at`` is stored at most every five minutes."""
+    """A user's login; ``seen_at`` is stored at most every five minutes."""
 
     session_id: int
-    sha256: bytes  # hash of the cookie
+    sha256: bytes  # SHA-256 hash of the cookie
     user_id: int
     csrf: str
     created_at: int
@@ -56,16 +56,16 @@ class LoginSession:
 
 @dataclass(slots=True)
 class StoredAccounts:
-    """All accounts, read once at start; ``admin/auth`` keeps them in memory."""
+    """All stored accounts, read once at startup; ``admin/auth`` keeps them in memory."""
 
     users: list[User]
     tokens: list[ApiToken]
     sessions: list[LoginSession]
-    addresses: list[str] = field(default_factory=list)  # addresses of recent logins
+    addresses: list[str] = field(default_factory=list)  # addresses used in recent logins
 
 
 async def read_all(readers: Readers, since_ms: int) -> StoredAccounts:
-    """Return all accounts, and the addresses of logins after ``since_ms``."""
+    """Return all accounts, and the addresses from logins after ``since_ms``."""
     return accounts_of(
         await readers.read("accounts", "users"),
         await readers.read("accounts", "tokens"),
@@ -80,7 +80,7 @@ def accounts_of(
     sessions: Iterable[Row],
     addresses: Iterable[Row] = (),
 ) -> StoredAccounts:
-    """Return accounts made from rows of the statements in ``accounts.sql``."""
+    """Return accounts converted from rows of the statements in ``accounts.sql``."""
     return StoredAccounts(
         users=[_with_globs(User, row) for row in users],
         tokens=[_with_globs(ApiToken, row) for row in tokens],
@@ -90,18 +90,18 @@ def accounts_of(
 
 
 def globs_text(globs: Iterable[str]) -> str:
-    """Return globs as the column ``queues`` stores them."""
+    """Return globs in the format stored in the ``queues`` column."""
     return json.dumps(list(globs), ensure_ascii=False)
 
 
 def _with_globs(kind: Callable[..., T], row: Row) -> T:
-    """Return a user or token made from its row, whose fifth column holds the globs."""
+    """Return a user or token converted from a row whose fifth column contains the globs."""
     return kind(*row[:4], tuple(json.loads(row[4])), *row[5:])
 
 
 KINDS: Final = ("view", "template", "label")
-SAVED_MAX: Final = 500  # items per kind, all listed on one page
-NAME_MAX: Final = 80  # characters
+SAVED_MAX: Final = 500  # maximum number of items per kind; one page lists them all
+NAME_MAX: Final = 80  # maximum number of characters
 
 
 @dataclass(slots=True, frozen=True)
@@ -120,11 +120,11 @@ class SavedItems(RowReader):
     file = "accounts"
 
     async def all(self, kind: str) -> list[SavedItem]:
-        """Return all items of a kind, by name."""
+        """Return all items of a kind, sorted by name."""
         return await self._all(_item, "saved_items", kind=kind, limit=SAVED_MAX)
 
     async def one(self, kind: str, name: str) -> SavedItem | None:
-        """Return an item by its name, or None."""
+        """Return an item by name, or None if it does not exist."""
         return await self._one(_item, "saved_item", kind=kind, name=name)
 
 

@@ -1,6 +1,6 @@
-"""The audit log, read for pages: newest first, filtered, with a cursor.
+"""Reads the audit log for pages: newest first, filtered, with a cursor.
 
-A row is written in the transaction of its change (``broker/operator/queue_operations.py``).
+A row is written in the same transaction as its change (``broker/operator/queue_operations.py``).
 """
 
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from typing import Any, Final
 
 from phpmq_lite.storage.read.read_connections import Readers, RowReader
 
-PAGE_ROWS: Final = 200  # most rows per page
-_SLICE: Final = 100_000  # audit_ids per read; filters have no index
-_LIMIT_S: Final = 1.0  # for all slices of one page
+PAGE_ROWS: Final = 200  # maximum number of rows per page
+_SLICE: Final = 100_000  # audit_ids scanned per read, because filters have no index
+_LIMIT_S: Final = 1.0  # time limit for all slices of a page
 
 
 @dataclass(slots=True, frozen=True)
 class AuditRow:
-    """A row of the audit log, in the order of the columns in audit.sql."""
+    """A row of the audit log, with fields in the order of the columns in audit.sql."""
 
     audit_id: int
     at_ms: int  # Unix ms
@@ -28,34 +28,34 @@ class AuditRow:
     target: str
     count: int
     reason: str
-    result: str  # done, running, interrupted, cancelled, or the code of a refusal
-    detail: str  # JSON or empty: settings before and after the change
+    result: str  # done, running, interrupted, cancelled or a refusal's error code
+    detail: str  # empty, or JSON with settings before and after the change
     request_id: str
 
 
 @dataclass(slots=True, frozen=True)
 class AuditFilter:
-    """A filter; None matches anything."""
+    """A filter for audit rows; None matches anything."""
 
     actor: str | None = None
-    action: str | None = None  # full name, or the part before the dot, such as "queue"
-    result: str | None = None  # full result, or "refused" for any refusal
+    action: str | None = None  # full action name, or the part before the dot, such as "queue"
+    result: str | None = None  # full result, or "refused" to match any refusal
     target: str | None = None
     since: int | None = None  # at_ms, inclusive
     upto: int | None = None  # at_ms, exclusive
 
     def parameters(self) -> dict[str, Any]:
-        """Return the parameters of the statements."""
+        """Return the statement parameters for this filter."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True, frozen=True)
 class AuditPage:
-    """A page, newest first; ``searched_to`` is set if time ran out before the page was full."""
+    """A page of rows, newest first; ``searched_to`` is set if time ran out before it was full."""
 
     rows: list[AuditRow]
-    has_more: bool  # more rows after the last one, or before the first if read upwards
-    searched_to: int | None = None  # audit_id to continue from
+    has_more: bool  # whether more rows exist after this page, or before it when reading upwards
+    searched_to: int | None = None  # audit_id from which to continue
 
 
 class AuditLog(RowReader):
@@ -75,7 +75,7 @@ class AuditLog(RowReader):
         after: int | None = None,
         limit: int = 50,
     ) -> AuditPage:
-        """Return a page of rows older than ``before``, or newer than ``after`` (``audit_id``)."""
+        """Return a page of rows with audit_ids below ``before`` or above ``after``."""
         limit = min(limit, PAGE_ROWS)
         first, last = (await self._read("ends"))[0]
         if first is None:
@@ -109,7 +109,7 @@ class AuditLog(RowReader):
 
 @dataclass(slots=True, frozen=True)
 class BulkJobRow:
-    """The audit row of a bulk job; ``detail`` is JSON, ``at_ms`` Unix ms."""
+    """Audit row of a bulk job; ``detail`` is JSON, and ``at_ms`` is in Unix ms."""
 
     at_ms: int
     actor: str
@@ -122,10 +122,10 @@ class BulkJobRow:
 
 @dataclass(slots=True, frozen=True)
 class Trash:
-    """The size of the trash: deleted messages in the history."""
+    """Number and size of the deleted messages in the history."""
 
     rows: int
-    bytes: int  # total size of bodies
+    bytes: int  # total size of the bodies
 
 
 class BulkJobLog(RowReader):
@@ -134,14 +134,14 @@ class BulkJobLog(RowReader):
     file = "audit"
 
     async def row(self, number: int) -> BulkJobRow | None:
-        """Return the row of a job; None if retention removed it."""
+        """Return the row of a job, or None if retention removed it."""
         return await self._one(BulkJobRow, "bulk_job", audit_id=number)
 
     async def trash(self) -> Trash:
-        """Return the size of the trash."""
+        """Return the number and size of messages in the trash."""
         return Trash(*(await self._readers.read("database_size", "totals"))[0][2:])
 
     async def next_number(self) -> int:
-        """Return the next message number; later messages have this number or a higher one."""
+        """Return the next message number; every later message has this number or a higher one."""
         rows = await self._readers.read("messages", "next_number")
         return int(rows[0][0])

@@ -1,4 +1,4 @@
-"""Closed connections, subscriptions, history readers and app_ids, as stored."""
+"""Stored closed connections, subscriptions, history readers and app_ids."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from phpmq_lite.storage.arrow import HistoryOffsets
 from phpmq_lite.storage.read.read_connections import RowReader
 
-CLIENT_ROWS: Final = 200  # most rows per page
+CLIENT_ROWS: Final = 200  # maximum number of rows per page
 _LATEST: Final = (1 << 62, 1 << 62)
 
 
@@ -18,21 +18,21 @@ class ClientRow:
     kind: str
     address: str
     opened_at: int  # Unix ms
-    closed_at: int | None  # Unix ms; None: still open, or the broker ended first
+    closed_at: int | None  # Unix ms; None if still open or if the broker ended first
     framing: str | None
     revision: str | None
     reason: str | None
 
 
 class StoredClients(RowReader):
-    """Reads the table ``client``; open connections are in memory as well."""
+    """Reads the table ``client``; open connections are also held in memory."""
 
     file = "consumers"
 
     async def closed(
         self, since_ms: int, *, before: tuple[int, int] | None = None, limit: int = 50
     ) -> list[ClientRow]:
-        """Return connections closed since a time, newest first, below ``(closed_at, client)``."""
+        """Return connections closed since a time, newest first, before ``(closed_at, client)``."""
         before_at, before_client = before or _LATEST
         return await self._all(
             ClientRow, "closed_clients", since=since_ms, before_at=before_at,
@@ -40,7 +40,7 @@ class StoredClients(RowReader):
         )  # fmt: skip
 
     async def one(self, client: int) -> ClientRow | None:
-        """Return a connection by its number; None if its row does not exist or was removed."""
+        """Return a connection by number, or None if its row does not exist or was removed."""
         return await self._one(ClientRow, "client", client=client)
 
 
@@ -50,54 +50,54 @@ class SubscriptionRow:
 
     name: str
     queue_id: int
-    queue: str | None  # the queue's name; None: the queue was removed and its name is lost
-    acked_upto: int  # the last claim that was acknowledged or released
-    hi: int  # the last claim made; 0: none
+    queue: str | None  # None if the queue was removed and its name is lost
+    acked_upto: int  # number of the last acknowledged or released claim
+    hi: int  # number of the last claim; 0 if there is none
     created_at: int
-    count: int  # currently claimed messages
+    count: int  # number of currently claimed messages
     bytes: int
-    oldest_at_ms: int | None  # claim time of the oldest message
+    oldest_at_ms: int | None  # time when the oldest message was claimed
 
 
 @dataclass(slots=True, frozen=True)
 class HistoryReaderRow:
-    """A reader of the history and how far it has read."""
+    """A history reader and its progress."""
 
     name: str
-    offset: int  # the last offset that the reader has processed
-    at_ms: int  # Unix ms: when the reader reported the offset
+    offset: int  # last offset processed by the reader
+    at_ms: int  # Unix ms when the reader reported the offset
 
 
 @dataclass(slots=True, frozen=True)
 class AppIdRow:
-    """An app_id, under which each version is published once."""
+    """An app_id, which can publish each version only once."""
 
     app_id: str
-    owner: str | None  # None: the next publisher becomes the owner
-    version: int  # the highest version published
-    at_ms: int  # Unix ms: when that version was published
+    owner: str | None  # None if the next publisher becomes the owner
+    version: int  # highest version published
+    at_ms: int  # Unix ms when that version was published
     rows: int  # number of rows in that version
 
 
 class StoredPipeline(RowReader):
-    """Reads the pipeline's tables and the bounds of the history."""
+    """Reads the pipeline's tables and the range of history offsets."""
 
     file = "consumers"
 
     async def subscriptions(self) -> list[SubscriptionRow]:
-        """Return all subscriptions, by name; reads a row per claim."""
+        """Return all subscriptions by name.  This reads one row per claim."""
         return await self._all(SubscriptionRow, "subscriptions", name=None)
 
     async def subscription(self, name: str) -> SubscriptionRow | None:
-        """Return one subscription; None if it does not exist."""
+        """Return one subscription, or None if it does not exist."""
         return await self._one(SubscriptionRow, "subscriptions", name=name)
 
     async def app_ids(self, after: str, limit: int) -> list[AppIdRow]:
-        """Return the app_ids that follow ``after``, in alphabetical order."""
+        """Return the app_ids after ``after`` in alphabetical order."""
         return await self._all(AppIdRow, "app_ids", after=after, limit=limit)
 
     async def readers(self) -> list[HistoryReaderRow]:
-        """Return the readers of the history, by name."""
+        """Return the history readers by name."""
         return await self._all(HistoryReaderRow, "history_readers")
 
     async def history_bounds(self) -> HistoryOffsets:
@@ -105,12 +105,12 @@ class StoredPipeline(RowReader):
         return HistoryOffsets(*(await self._readers.read("arrow", "bounds"))[0])
 
     async def offset_at(self, bounds: HistoryOffsets, at_ms: int) -> int:
-        """Return the last offset settled before ``at_ms`` (Unix ms), or else ``bounds.lo``."""
+        """Return the last offset settled before ``at_ms`` (Unix ms); if none, ``bounds.lo``."""
         rows = await self._readers.read(
             "arrow", "offset_at", lo=bounds.lo, hi=bounds.hi, at_ms=at_ms
         )
         return int(rows[0][0])
 
     async def queue_names(self) -> list[str]:
-        """Return the names of all queues that the history may refer to, in order."""
+        """Return the sorted names of all queues that the history may refer to."""
         return [name for _, name in await self._readers.read("arrow", "queues")]

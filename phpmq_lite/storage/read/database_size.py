@@ -7,22 +7,22 @@ from phpmq_lite.storage.read.read_connections import Readers
 
 @dataclass(slots=True, frozen=True)
 class DatabaseSize:
-    """How much is stored; times are Unix ms, or None if there is no row."""
+    """Sizes of the stored data; times are Unix ms, or None if there are no rows."""
 
     pages: int
     pages_free: int
     page_bytes: int
-    schema: int  # number of the newest migration applied
+    schema: int  # number of the newest applied migration
     history_rows: int  # settled messages, including deleted ones
     history_bytes: int
     deleted_rows: int
     deleted_bytes: int
     history_oldest_at: int | None
-    history_offset: int  # offset of the newest row ever stored
-    removed: int  # rows removed by retention since the database was created
+    history_offset: int  # highest offset ever assigned
+    removed: int  # number of rows removed by retention since the database was created
     audit_rows: int
     audit_oldest_at: int | None
-    last_seen_ms: int | None  # steady
+    last_seen_ms: int | None  # in ms on the steady clock
 
     @property
     def deleted_share(self) -> float:
@@ -31,7 +31,7 @@ class DatabaseSize:
 
 
 async def measure_database(readers: Readers) -> DatabaseSize:
-    """Return the sizes from counters, the ends of tables, and a short tail not counted yet.
+    """Return sizes from counters, the first and last rows, and a short tail not counted yet.
 
     Raises:
         StorageError: the database cannot be read.

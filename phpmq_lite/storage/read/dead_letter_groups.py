@@ -1,6 +1,6 @@
-"""Dead letters grouped by cause: the newest records of all dead-letter queues.
+"""Groups the newest dead letters from all dead-letter queues by cause.
 
-Queues with millions of records are read from the newest record on, for a limited time.
+Queues with millions of records are read newest first, for a limited time.
 """
 
 import json
@@ -14,35 +14,35 @@ from typing import Final, NamedTuple
 from phpmq_lite.storage.read.messages import wire_id
 from phpmq_lite.storage.read.read_connections import RowReader
 
-RECORDS_SCANNED: Final = 50_000  # records of all queues together
+RECORDS_SCANNED: Final = 50_000  # maximum number of records, from all queues together
 LIMIT_S: Final = 0.04
-DEEP_LIMIT_S: Final = 1.5  # for a longer search on request
-SPANS: Final = 28  # bars in the chart
-SPAN_MS: Final = 6 * 3_600_000  # per bar: seven days in total
+DEEP_LIMIT_S: Final = 1.5  # time limit for a longer search on request
+SPANS: Final = 28  # number of bars in the chart
+SPAN_MS: Final = 6 * 3_600_000  # time span of one bar; all bars cover seven days
 CAUSE_CHARACTERS: Final = 200
-CAUSE_WILDCARDS: Final = 7  # plus one for the end: the limit for a search pattern
-_SLICE: Final = 100  # records of one queue per read
+CAUSE_WILDCARDS: Final = 7  # with one more for the end, the limit for a search pattern
+_SLICE: Final = 100  # records from one queue per read
 _FIRST_SLICE: Final = 20
-_FIRST_ROUND_FACTOR: Final = 1.5  # multiple of the limit, until each queue has been read once
-_MAX_GROUPS: Final = 2_000  # further causes are merged
+_FIRST_ROUND_FACTOR: Final = 1.5  # multiplies the time limit until each queue has been read once
+_MAX_GROUPS: Final = 2_000  # causes beyond this number are merged
 
-# Differences between failures with one cause: words with a digit, joined by punctuation.
+# Matches text that differs between failures with one cause: words with a digit, and punctuation.
 _VARYING: Final = re.compile(r"[\w+-]*[0-9][\w+-]*(?:[.:,@/]+[\w+-]*[0-9][\w+-]*)*")
 
 
 _ERROR: Final = re.compile(rb'"error" ?: ?"((?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*)("?)')
-_INCOMPLETE_ESCAPE: Final = re.compile(  # an incomplete escape at the end of the block
+_INCOMPLETE_ESCAPE: Final = re.compile(  # matches an incomplete escape at the end of the block
     rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\u[0-9a-fA-F]{0,3})?$"
 )
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
-_STATED: Final = {  # block member -> its text, if plain and complete
+_STATED: Final = {  # maps a block member to a pattern for its text, if plain and complete
     name: re.compile(rb'"%b" ?: ?"([^"\\\x00-\x1f]{1,259})"' % name.encode())
     for name in ("reason", "detail", "original_queue")
 }
 
 
 class FailureCause(NamedTuple):
-    """A worker's error text, with ``*`` where failures differ, and whether it is complete."""
+    """A worker's error text, with ``*`` for parts that vary, and whether the text is complete."""
 
     text: str
     is_whole: bool
@@ -50,9 +50,9 @@ class FailureCause(NamedTuple):
 
 @dataclass(slots=True)
 class DeadLetterGroup:
-    """Records with the same queue, origin, URN, reason and cause; None if they have no such value.
+    """Records with the same queue, origin, URN, reason and cause, any of which may be None.
 
-    ``stated`` has the members from which origin and reason were taken, if a program published the
+    ``stated`` contains the members that provided origin and reason if a program published the
     record and the broker does not know the original message.
     """
 
@@ -61,28 +61,28 @@ class DeadLetterGroup:
     origin_id: int | None
     urn: str | None
     reason: str | None
-    cause: str | None  # a worker's error text, with * for numbers and ids
+    cause: str | None  # worker's error text, with * for numbers and ids
     origin: str | None = None
     stated: tuple[tuple[str, str], ...] = ()
-    is_whole: bool = True  # the cause is complete; False: it may continue in any way
+    is_whole: bool = True  # whether the cause is complete; otherwise, any text may follow it
     records: int = 0
     size: int = 0  # total size of the bodies in bytes
     first_at: int = 0
     last_at: int = 0
     last_seq: int = 0
-    sample_id: str = ""  # id of the newest record
-    died_again: int = 0  # records that died again after a redrive
-    arrivals: Counter[int] = field(default_factory=Counter)  # by span; span 0 is the oldest
+    sample_id: str = ""  # message id of the newest record
+    died_again: int = 0  # number of records that died again after a redrive
+    arrivals: Counter[int] = field(default_factory=Counter)  # records by time span, oldest first
 
     @property
     def bars(self) -> list[int]:
-        """Return the arrivals per span, oldest first."""
+        """Return the number of records per time span, oldest first."""
         return [self.arrivals[span] for span in range(SPANS)]
 
 
 @dataclass(slots=True, frozen=True)
 class DeadLetterPage:
-    """Groups, newest first; ``scanned`` of ``total`` records were read."""
+    """Groups, newest first; ``scanned`` of ``total`` records have been read."""
 
     groups: list[DeadLetterGroup]
     scanned: int
@@ -90,14 +90,14 @@ class DeadLetterPage:
 
 
 def strip_numbers(text: str) -> str:
-    """Replace ids, addresses and numbers, which differ between failures with one cause, with *."""
+    """Replace ids, addresses and numbers, which vary between failures with one cause, with *."""
     return re.sub(r"\*(?:[\s*]*\*)+", "*", _VARYING.sub("*", text))
 
 
 def cause_of(block: bytes | None) -> FailureCause | None:
-    """Return the worker's error text in a block, or None.
+    """Return the worker's error text from a block, or None if there is none.
 
-    It is matched as bytes: parsing JSON took five times as long, and bodies may be malformed.
+    Bytes are matched, because parsing JSON took five times as long and bodies may be malformed.
     """
     found = _ERROR.search(block) if block else None
     if found is None:
@@ -108,13 +108,13 @@ def cause_of(block: bytes | None) -> FailureCause | None:
             raw = _INCOMPLETE_ESCAPE.sub(b"", raw).decode(errors="ignore").encode()
         text = str(json.loads(f'"{raw.decode()}"')) if b"\\" in raw else raw.decode()
         text.encode()
-    except ValueError:  # not UTF-8, not JSON, or an incomplete character, which cannot be shown
+    except ValueError:  # not UTF-8, not JSON, or an incomplete character that is not displayable
         text, is_whole = raw.partition(b"\\")[0].decode(errors="replace"), False
     is_whole = is_whole and len(text) <= CAUSE_CHARACTERS
     text = text[:CAUSE_CHARACTERS] if is_whole else text[:CAUSE_CHARACTERS].rstrip("\ufffd")
     bare = strip_numbers(_CONTROL.sub("*", text))
     if not any(map(str.isalpha, bare)) and not _CONTROL.search(text):
-        bare = text  # only a number: * would match any text
+        bare = text  # keep a bare number, because * alone would match any text
     pieces = bare.split("*")
     if len(pieces) > CAUSE_WILDCARDS + 1:
         return FailureCause("*".join(pieces[: CAUSE_WILDCARDS + 1]), False)
@@ -122,7 +122,7 @@ def cause_of(block: bytes | None) -> FailureCause | None:
 
 
 def stated_source(block: bytes | None) -> tuple[tuple[str, str], ...]:
-    """Return the detail (or reason) and queue stated in a block, matched as bytes."""
+    """Return the detail (or reason) and queue found in a block by matching bytes."""
     found: dict[str, str] = {}
     for name, pattern in _STATED.items():
         value = pattern.search(block) if block else None
@@ -147,7 +147,7 @@ class DeadLetterGroups(RowReader):
         looked: int = RECORDS_SCANNED,
         limit_s: float = LIMIT_S,
     ) -> DeadLetterPage:
-        """Group the newest records of ``queues``; None: all.
+        """Group the newest records of ``queues``, or of all queues if None.
 
         ``names`` are dead-letter queues whose names do not end in ``.dlq``.
         """
@@ -156,10 +156,10 @@ class DeadLetterGroups(RowReader):
         total = sum(count for _, _, count in queues_with_records)
         found: dict[tuple[object, ...], DeadLetterGroup] = {}
         walks = {queue_id: (name, 1 << 62) for queue_id, name, _ in queues_with_records}
-        slice_ = _FIRST_SLICE  # first a few records of each queue, then more
+        slice_ = _FIRST_SLICE  # read a few records of each queue first, then more
         began_s = monotonic()
         ends_s, seen = began_s + limit_s * _FIRST_ROUND_FACTOR, 0
-        while walks and seen < looked:  # each queue in turn, so that none is left out
+        while walks and seen < looked:  # take turns so that no queue is left out
             for queue_id, (name, before) in list(walks.items()):
                 slice_began_s = monotonic()
                 count, place = await self._slice(found, queue_id, name, before, now_ms, slice_)
@@ -169,7 +169,7 @@ class DeadLetterGroups(RowReader):
                 else:
                     walks[queue_id] = name, place
                 now_s = monotonic()
-                if now_s + (now_s - slice_began_s) > ends_s:  # the next one would end too late
+                if now_s + (now_s - slice_began_s) > ends_s:  # no time for another slice
                     walks.clear()
                     break
             ends_s, slice_ = began_s + limit_s, _SLICE
@@ -188,7 +188,7 @@ class DeadLetterGroups(RowReader):
         now_ms: int,
         limit: int,
     ) -> tuple[int, int]:
-        """Add the records of one slice; return their number and the lowest position."""
+        """Add one slice of records; return the number of records and the lowest position."""
         rows = await self._read(
             "newest_dead_letters", queue_id=queue_id, before=before, limit=limit
         )
@@ -218,7 +218,7 @@ class DeadLetterGroups(RowReader):
         return len(rows), rows[-1][0] if rows else before
 
     async def _add_names(self, groups: Sequence[DeadLetterGroup]) -> None:
-        """Fill in the names of origins and the ids of samples."""
+        """Add the names of origins and the ids of sample records."""
         origins = json.dumps([group.origin_id for group in groups if group.origin_id is not None])
         seqs = json.dumps([group.last_seq for group in groups])
         names: dict[int, str] = dict(await self._readers.read("search", "names", queues=origins))

@@ -15,17 +15,17 @@ from typing import Final
 from phpmq_lite.model import State, checksum
 from phpmq_lite.storage.read.read_connections import RowReader
 
-PAGE_ROWS: Final = 200  # most rows per page
-BODY_WHOLE_BYTES: Final = 256 * 1024  # bodies up to this size are shown completely
-BODY_HEAD_BYTES: Final = 64 * 1024  # length of the part shown of a larger body
+PAGE_ROWS: Final = 200  # maximum number of rows per page
+BODY_WHOLE_BYTES: Final = 256 * 1024  # maximum body size that is shown completely
+BODY_HEAD_BYTES: Final = 64 * 1024  # bytes shown of a larger body
 BODY_PART_BYTES: Final = 1 << 20  # bytes per read
-SHA256_BYTES: Final = 8 << 20  # for a larger body, only the download includes the hash
+SHA256_BYTES: Final = 8 << 20  # for larger bodies, only the download includes the hash
 EVENT_ROWS: Final = 500
 LINK_ROWS: Final = 100
-TRASH_SCANNED: Final = 1_000  # deleted messages scanned per page
+TRASH_SCANNED: Final = 1_000  # number of deleted messages scanned per page
 EXPIRING_ROWS: Final = 10_000
-_HISTORY_SLICE: Final = 20_000  # offsets per read if a filter has no index
-_HISTORY_LIMIT_S: Final = 1.0  # for all slices of one page
+_HISTORY_SLICE: Final = 20_000  # offsets per read if no index matches the filter
+_HISTORY_LIMIT_S: Final = 1.0  # time limit for all slices of a page
 _ID_DIGITS: Final = frozenset("0123456789abcdef")
 
 
@@ -64,26 +64,26 @@ class MessageRow:
     urn: str | None
     trace_id: str | None
     meta_id: str | None
-    attempts: int | None  # as stated in the envelope
+    attempts: int | None  # as declared in the envelope
     source_seq: int | None
     source_token: int | None
     source_queue: str | None
     source_reason: str | None
-    preview: bytes | None  # most rows per page 480 bytes; None: the body is missing or empty
+    preview: bytes | None  # at most 480 bytes; None if the body is missing or empty
 
     @property
     def message_id(self) -> str:
-        """The id on the wire, 32 hex digits."""
+        """Message id as sent over the wire, 32 hex digits."""
         return wire_id(self.seq, self.token)
 
     @property
     def is_alive(self) -> bool:
-        """Return whether it is ready or dispatched."""
+        """Return whether the message is ready or dispatched."""
         return self.state in (State.READY, State.DISPATCHED)
 
     @property
     def source_id(self) -> str | None:
-        """The id of the message that this dead letter is about, while it is in the history."""
+        """Id of the message that this dead letter refers to, while that is in the history."""
         if self.source_seq is None or self.source_token is None:
             return None
         return wire_id(self.source_seq, self.source_token)
@@ -91,11 +91,11 @@ class MessageRow:
 
 @dataclass(slots=True, frozen=True)
 class Body:
-    """The body of a message, or the beginning of a large one."""
+    """The body of a message, or the beginning of a large body."""
 
     size: int
     content: bytes
-    is_damaged: bool | None  # the stored CRC differs; None: the body was only read in part
+    is_damaged: bool | None  # whether the stored CRC differs; None if the body was read in part
 
     @property
     def is_whole(self) -> bool:
@@ -114,24 +114,24 @@ class EventRow:
 
 @dataclass(slots=True, frozen=True)
 class LinkRow:
-    """An event that refers to another message."""
+    """An event that links a message to another message."""
 
     seq: int
     at_ms: int
     kind: str
-    other: str  # id of the other message
+    other: str  # id of the linked message
 
     @property
     def other_seq(self) -> int:
-        """The number in that id; 0 if it is invalid."""
+        """Number in the linked message's id, or 0 if the id is invalid."""
         return int(self.other[:16], 16) if is_message_id(self.other) else 0
 
 
 @dataclass(slots=True, frozen=True)
 class TrashPage:
-    """Deleted messages that can be restored, and the offset to continue from (exclusive).
+    """Deleted messages that are restorable, and the offset (exclusive) from which to continue.
 
-    ``is_truncated``: the page is short because the scan limit was reached.
+    ``is_truncated`` means that the page is short because the scan limit was reached.
     """
 
     rows: list[MessageRow]
@@ -141,9 +141,9 @@ class TrashPage:
 
 @dataclass(slots=True, frozen=True)
 class HistoryPage:
-    """Settled messages, newest first, and how far the history was read.
+    """Settled messages, newest first, and how far the history was searched.
 
-    ``searched_to`` is the last offset read if the time limit was reached, else None.
+    ``searched_to`` is the last offset read if the time limit was reached, otherwise None.
     """
 
     rows: list[MessageRow]
@@ -154,17 +154,17 @@ class HistoryPage:
 
 
 def wire_id(seq: int, token: int) -> str:
-    """Return the message id as on the wire: both numbers as 16 hex digits."""
+    """Return the wire format of a message id: both numbers as 16 hex digits."""
     return f"{seq:016x}{token:016x}"
 
 
 def is_message_id(text: str) -> bool:
-    """Return whether ``text`` has the form of a message id: 32 lower-case hex digits."""
+    """Return whether ``text`` looks like a message id: 32 lower-case hex digits."""
     return len(text) == 32 and _ID_DIGITS.issuperset(text)
 
 
 class MessageReader(RowReader):
-    """Reads messages for pages, in the order in which they are shown.
+    """Reads messages for pages, in display order.
 
     ``limit`` is at most ``PAGE_ROWS``.
     """
@@ -174,14 +174,14 @@ class MessageReader(RowReader):
     # -- queues
 
     async def oldest_ready(self, queue_ids: Iterable[int]) -> dict[int, int]:
-        """Return when each queue's first ready message was published; empty queues are omitted."""
+        """Return when each queue's first ready message was published, omitting empty queues."""
         rows = await self._read("oldest_ready", queue_ids=json.dumps(list(queue_ids)))
         return {queue_id: published_at for queue_id, published_at in rows if published_at}
 
     async def expiring(self, before_ms: int) -> dict[int, tuple[int, int]]:
-        """Count ready messages with an earlier deadline: queue_id -> (count, soonest deadline).
+        """Count ready messages with an earlier deadline, as queue_id -> (count, soonest deadline).
 
-        Only the soonest ``EXPIRING_ROWS`` are counted; if they add up to it, there may be more.
+        Only the ``EXPIRING_ROWS`` soonest are counted; if that many are found, more may exist.
         """
         rows = await self._read("expiring", before_ms=before_ms, limit=EXPIRING_ROWS)
         return {queue_id: (count, soonest_ms) for queue_id, count, soonest_ms in rows}
@@ -203,7 +203,7 @@ class MessageReader(RowReader):
         state: State | None = None,
         limit: int = 50,
     ) -> list[MessageRow]:
-        """Return a page of a queue in order, after or before a position (exclusive)."""
+        """Return a page of a queue's messages in order, after or before a position (exclusive)."""
         is_backwards = before is not None
         position = before if before is not None else after if after is not None else -1
         rows = await self._all(
@@ -215,7 +215,7 @@ class MessageReader(RowReader):
     # -- one message
 
     async def message(self, message_id: str) -> MessageRow | None:
-        """Return a live or settled message; None if the id is unknown or its row was removed."""
+        """Return a live or settled message, or None if it is unknown or its row was removed."""
         if not is_message_id(message_id):
             return None
         seq = int(message_id[:16], 16)
@@ -223,12 +223,12 @@ class MessageReader(RowReader):
         return found if found and compare_digest(found.message_id, message_id) else None
 
     async def was_assigned(self, message_id: str) -> bool:
-        """Return whether this broker has assigned the number in this id; its row may be gone."""
+        """Return whether this broker assigned the number in an id, even if its row was removed."""
         rows = await self._read("next_number")
         return 0 < int(message_id[:16], 16) < int(rows[0][0])
 
     async def rows(self, seqs: Sequence[int]) -> list[MessageRow]:
-        """Return live and settled messages by their seqs, in that order; at most a page."""
+        """Return live and settled messages in the order of the given seqs, at most one page."""
         if not seqs:
             return []
         rows = await self._all(MessageRow, "by_seqs", seqs=json.dumps(list(seqs[:PAGE_ROWS])))
@@ -236,7 +236,7 @@ class MessageReader(RowReader):
         return [found[seq] for seq in seqs if seq in found]
 
     async def body(self, message: MessageRow) -> Body | None:
-        """Return the body, or the first 64 KiB if it exceeds 256 KiB; None if there is no body."""
+        """Return a body, or its first 64 KiB if it exceeds 256 KiB; None if it does not exist."""
         size = message.size if message.size <= BODY_WHOLE_BYTES else BODY_HEAD_BYTES
         part = await self.body_part(message, 0, size)
         if part is None:
@@ -245,17 +245,17 @@ class MessageReader(RowReader):
         return Body(part.size, part.content, is_damaged)
 
     async def body_part(self, message: MessageRow, start: int, size: int) -> Body | None:
-        """Return part of a body, reading only that part; None if the body does not exist."""
+        """Return part of a body without reading the rest, or None if the body does not exist."""
         rows = await self._read("body_part", seq=message.seq, start=start, size=size)
         return Body(rows[0][0], rows[0][1] or b"", None) if rows else None
 
     async def bodies(self, seqs: Sequence[int]) -> dict[int, bytes]:
-        """Return complete bodies by seq; the caller limits their total size."""
+        """Return complete bodies by seq; the caller must limit their total size."""
         rows = await self._read("bodies", seqs=json.dumps(list(seqs)))
         return {seq: content or b"" for seq, content in rows}
 
     async def sha256(self, message: MessageRow) -> str | None:
-        """Return the SHA-256 of a body, read in parts; None if it exceeds 8 MiB or is missing."""
+        """Return the SHA-256 of a body, read in parts; None if it is missing or exceeds 8 MiB."""
         if message.size > SHA256_BYTES:
             return None
         made = hashlib.sha256()
@@ -267,7 +267,7 @@ class MessageReader(RowReader):
         return made.hexdigest()
 
     async def whole_body(self, message: MessageRow) -> Body | None:
-        """Return the complete body, whatever its size."""
+        """Return the complete body, regardless of its size."""
         rows = await self._read("body", seq=message.seq)
         if not rows:
             return None
@@ -280,7 +280,7 @@ class MessageReader(RowReader):
         return await self._all(EventRow, "events", seq=seq, limit=EVENT_ROWS)
 
     async def links(self, seqs: Iterable[int]) -> list[LinkRow]:
-        """Return links from messages to other messages: redrive, restore, edit, dead letter."""
+        """Return links between messages, such as redrive, restore, edit and dead letter."""
         return await self._all(LinkRow, "links", seqs=json.dumps(list(seqs)), limit=LINK_ROWS)
 
     # -- history
@@ -329,7 +329,7 @@ class MessageReader(RowReader):
         return HistoryPage(page, len(rows) > limit, searched_to, lowest, highest)
 
     async def _offset_at(self, at_ms: int, lowest: int, highest: int) -> int:
-        """Return the first offset settled at that time or later by bisection; times only grow."""
+        """Return the first offset settled at a time or later, by bisection, as times only grow."""
         low, high = lowest, highest + 1
         while low < high:
             middle = (low + high) // 2
@@ -347,7 +347,7 @@ class MessageReader(RowReader):
         queues: frozenset[int] | None = None,
         limit: int = 50,
     ) -> TrashPage:
-        """Return deleted messages that can be restored, newest first; the scan is limited.
+        """Return restorable deleted messages, newest first, after a limited scan.
 
         ``queues`` are the ids of the queues that the caller may see; None: all.
         """
@@ -367,7 +367,7 @@ class MessageReader(RowReader):
 
 
 def _history_statement(queue_id: int | None, outcome: State | None) -> tuple[str, dict[str, int]]:
-    """Return the statement that has a matching index, and its parameters."""
+    """Return the name of the statement with a matching index, and its parameters."""
     if queue_id is not None and outcome is not None:
         return "queue_outcome", {"queue_id": queue_id, "outcome": outcome}
     if queue_id is not None:

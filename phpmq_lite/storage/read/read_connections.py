@@ -1,4 +1,4 @@
-"""Read-only connections: each read is one complete call to a thread, with a time limit.
+"""Read-only connections; each read is one complete call to a thread, with a time limit.
 
 No transaction therefore stays open across an ``await``, and no checkpoint waits for a reader.
 """
@@ -22,29 +22,29 @@ from phpmq_lite.storage.statements import load
 
 T = TypeVar("T")
 
-# The user or client for which a task reads.
+# Contains the user or client on whose behalf a task reads.
 read_owner: Final[ContextVar[str]] = ContextVar("read_owner", default="")
 
 
 class FairReadSlots:
-    """Read slots.  A free slot goes to the owner that holds the fewest; equal owners take turns.
+    """Read slots; a free slot goes to the owner with the fewest slots, and ties rotate.
 
     A single owner may use all slots.  Each owner's requests are served in order of arrival.
     """
 
     def __init__(self, count: int) -> None:
         self.free = count
-        self.held: Counter[str] = Counter()  # by owner
-        # The owner served last is at the end.
+        self.held: Counter[str] = Counter()  # number of slots held by each owner
+        # The most recently served owner is at the end.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @property
     def waiting(self) -> Counter[str]:
-        """Number of waiting requests, by owner."""
+        """Number of waiting requests by owner."""
         return Counter({owner: len(line) for owner, line in self._waiting.items()})
 
     async def acquire(self, owner: str) -> None:
-        """Acquire a slot; wait for one if none is free."""
+        """Acquire a slot, waiting if none is free."""
         if self.free:
             self.free -= 1
             self.held[owner] += 1
@@ -54,7 +54,7 @@ class FairReadSlots:
         try:
             await waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled():  # the slot has just been handed over
+            if not waiter.cancelled():  # the slot was handed over just before the cancellation
                 self.release(owner)
             elif waiter in (line := self._waiting.get(owner, deque())):
                 line.remove(waiter)
@@ -63,7 +63,7 @@ class FairReadSlots:
             raise
 
     def release(self, owner: str) -> None:
-        """Release a slot to the next waiter."""
+        """Release a slot and hand it to the next waiter."""
         self.held[owner] -= 1
         if not self.held[owner]:
             del self.held[owner]
@@ -73,16 +73,16 @@ class FairReadSlots:
             line = self._waiting.pop(following)
             waiter = line.popleft()
             if line:
-                self._waiting[following] = line  # after all others
-            if not waiter.done():  # otherwise it was cancelled
+                self._waiting[following] = line  # move the owner behind all others
+            if not waiter.done():  # a waiter that is done was cancelled
                 self.free -= 1
                 self.held[following] += 1
                 waiter.set_result(None)
 
 
-READ_LIMIT_S: Final = 2.0  # time limit per read
-_STEPS_BETWEEN_CHECKS: Final = 10_000  # steps of SQLite's virtual machine: less than a millisecond
-_CLOSING: Final = "close"  # owner of the slots that ``close`` takes
+READ_LIMIT_S: Final = 2.0  # time limit for each read
+_STEPS_BETWEEN_CHECKS: Final = 10_000  # in SQLite virtual-machine steps; less than 1 ms
+_CLOSING: Final = "close"  # owner of the slots acquired by ``close``
 
 Row = tuple[Any, ...]
 
@@ -90,11 +90,11 @@ Row = tuple[Any, ...]
 class _Reader(sqlite3.Connection):
     """A read-only connection that stops each statement after a time limit.
 
-    SQLite checks the time between two rows, but not within a function.  Therefore large bodies are
-    read by our own functions, which are linear in their input and stop at the limit as well.
+    SQLite checks the time between two rows, but not within a function.  Therefore, large bodies are
+    read by our own functions, which take linear time and also stop at the limit.
 
     - ``body_part(seq, start, size)``: part of a body.
-    - ``in_time()``: 1; an error after the limit.  Called before SQLite processes a large body.
+    - ``in_time()``: returns 1, or raises after the limit.  Called before SQLite reads a large body.
     - ``has_text(content, text)``: like ``instr(content, text) > 0``, for BLOBs.
     - ``matches_glob(content, glob)``: like ``CAST(content AS TEXT) GLOB glob``, without ranges.
     """
@@ -111,7 +111,7 @@ class _Reader(sqlite3.Connection):
         self.set_progress_handler(self.is_over, _STEPS_BETWEEN_CHECKS)
 
     def body_part(self, seq: int, start: int, size: int) -> bytes:
-        """Read part of a body; ``substr`` would first read all of it."""
+        """Read part of a body; SQL's ``substr`` would read the whole body first."""
         with self.blobopen("body", "content", seq, readonly=True) as blob:
             blob.seek(min(start, len(blob)))
             return blob.read(size)
@@ -123,29 +123,29 @@ class _Reader(sqlite3.Connection):
         return None if content is None else matches_glob(content, glob, self._check_time)
 
     def _check_time(self) -> int:
-        sleep(0)  # releases the interpreter's lock, so that the broker need not wait 5 ms for it
+        sleep(0)  # releases the GIL, so that the broker does not wait 5 ms for it
         if self.is_over():
             raise ReadTooLongError
         return 1
 
     def is_over(self) -> bool:
-        """Return whether the time limit was reached or the statement was interrupted."""
+        """Return whether the time limit has passed or the statement was interrupted."""
         return monotonic() > self._ends_s
 
     def interrupt(self) -> None:
-        """Stop the current statement, even in one of our functions; callable from any thread."""
+        """Stop the current statement, even inside our functions.  May be called from any thread."""
         self._ends_s = 0.0
         super().interrupt()
 
     def begin(self) -> None:
-        """Start the time limit of the next statement, which may be interrupted from now on."""
+        """Reset the time limit for the next statement, which can be interrupted from now on."""
         self._ends_s = monotonic() + self._limit_s
 
 
 class Readers:
     """A few read-only connections to one database, opened on first use.
 
-    Callers (``read_owner``) take turns, so that many reads by one do not delay another's reads.
+    Callers (``read_owner``) take turns, so that one caller's many reads do not delay other callers.
     Methods raise ReadTooLongError, and StorageError if the database cannot be read.
     """
 
@@ -153,16 +153,16 @@ class Readers:
         self._path = path
         self._limit_s = limit_s
         self._slots = FairReadSlots(count)
-        self._free: list[aiosqlite.Connection | None] = [None] * count  # None: not opened yet
+        self._free: list[aiosqlite.Connection | None] = [None] * count  # None means not opened yet
         self._count = count
         self._busy: set[_Reader] = set()
-        self._closes = 0  # number of ``close`` calls; reads begun before a call fail
-        # Two concurrent calls of ``close`` would wait for each other.
+        self._closes = 0  # number of ``close`` calls; reads that began before the latest call fail
+        # Two concurrent ``close`` calls would wait for each other.
         self._closing = asyncio.Lock()
         self._pools: list[Readers] = []
 
     def separate(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> "Readers":
-        """Return further connections to the same database, for slow reads.
+        """Return a pool of further connections to the same database, for slow reads.
 
         They are closed together with this object.
         """
@@ -172,14 +172,14 @@ class Readers:
 
     @property
     def path(self) -> Path:
-        """The database file."""
+        """Path of the database file."""
         return self._path
 
     async def close(self) -> None:
-        """Close the connections; a later read opens them again.
+        """Close the connections; later reads open them again.
 
         Running and waiting reads fail with StorageError, because they must not delay a stop.  The
-        call waits for each connection: one left open would call an event loop that may be closed.
+        call waits for each connection, because an open one might call a closed event loop.
         """
         for other in self._pools:
             await other.close()
@@ -202,14 +202,14 @@ class Readers:
                     self._slots.release(_CLOSING)
 
     async def read(self, file: str, name: str, /, **parameters: Any) -> list[Row]:
-        """Execute the statement ``name`` of ``sql/<file>.sql`` and return all rows."""
+        """Execute the statement ``name`` from ``sql/<file>.sql`` and return all rows."""
         return await self.run(name, load(file)[name], parameters)
 
     async def run(self, name: str, text: str, parameters: Mapping[str, Any]) -> list[Row]:
-        """Execute a statement composed of parts; ``name`` is for error messages."""
+        """Execute a statement composed of parts; ``name`` appears in error messages."""
         async with self._connection() as connection:
             reader = cast(_Reader, connection._conn)
-            # An interrupt takes effect at the next row, the progress handler only after many rows.
+            # An interrupt takes effect at the next row; the progress handler needs many rows.
             timer = asyncio.get_running_loop().call_later(self._limit_s, reader.interrupt)
             closes = self._closes
             reader.begin()
@@ -241,7 +241,7 @@ class Readers:
                 opening = asyncio.create_task(self._connect())
                 try:
                     connection = await asyncio.shield(opening)
-                except asyncio.CancelledError:  # it will be open by then and would leak
+                except asyncio.CancelledError:  # otherwise, the connection would open and leak
                     connection = await opening
                     raise
             yield connection
@@ -250,7 +250,7 @@ class Readers:
             self._slots.release(owner)
 
     async def _connect(self) -> aiosqlite.Connection:
-        if not self._path.is_file():  # a connection that fails to open leaves a thread behind
+        if not self._path.is_file():  # if opening a connection fails, its thread remains
             raise StorageError(f"there is no database {self._path.name}")
         uri = f"{self._path.resolve().as_uri()}?mode=ro"
         factory = partial(_Reader, limit_s=self._limit_s)
@@ -261,7 +261,7 @@ class Readers:
 
 
 class RowReader:
-    """A base for classes that read with the statements of ``sql/<file>.sql``.
+    """Base class for classes that read with the statements in ``sql/<file>.sql``.
 
     Methods raise ReadTooLongError, and StorageError if the database cannot be read.
     """
@@ -275,11 +275,11 @@ class RowReader:
         return await self._readers.read(self.file, name, **parameters)
 
     async def _all(self, kind: Callable[..., T], name: str, /, **parameters: Any) -> list[T]:
-        """Return all rows of a statement, each as a ``kind`` made from its columns."""
+        """Run a statement and return all rows, each converted to an instance of ``kind``."""
         return [kind(*row) for row in await self._read(name, **parameters)]
 
     async def _one(self, kind: Callable[..., T], name: str, /, **parameters: Any) -> T | None:
-        """Return the first row of a statement as ``_all`` does; None if there is none."""
+        """Run a statement and return the first row converted to ``kind``, or None without rows."""
         rows = await self._read(name, **parameters)
         return kind(*rows[0]) if rows else None
 
@@ -287,26 +287,26 @@ class RowReader:
 # -- text and patterns in large bodies
 
 # SQLite's ``instr`` and ``GLOB`` compare the whole pattern at each position of a body: 8 MiB of one
-# letter and a pattern of 2,000 take half a minute, and SQLite cannot interrupt a function.  These
-# functions are linear in the body; ``check`` is called before each piece and raises if time is up.
+# letter and a pattern of 2,000 take half a minute, and SQLite cannot interrupt a function.  The
+# functions below take linear time and call ``check`` before each piece, which raises if time is up.
 
-PIECE: Final = 1 << 16  # bytes or characters: 20 µs if searched as bytes
+PIECE: Final = 1 << 16  # in bytes or characters; searching this many bytes takes 20 µs
 _GLOB_MARK: Final = re.compile(r"\[(.)\]|(\*)|(\?)|(.)", re.DOTALL)
 
 DeadlineCheck = Callable[[], object]
-PatternSegment = tuple[str | None, ...]  # the characters between two stars; None: any
+PatternSegment = tuple[str | None, ...]  # characters between two stars; None matches any character
 
 
 def has_text(content: bytes, text: bytes, check: DeadlineCheck) -> bool:
-    """Return whether ``text`` is anywhere in ``content``."""
+    """Return whether ``content`` contains ``text``."""
     return _find(content, text, 0, len(content), check) >= 0
 
 
 def matches_glob(content: bytes, glob: str, check: DeadlineCheck) -> bool:
-    """Return whether ``glob``, as made by ``search_plan.as_glob``, matches all of ``content``.
+    """Return whether a glob from ``search_plan.as_glob`` matches all of ``content``.
 
-    Each part between two stars is searched for once, after the previous part: if there is a match,
-    there is also one with each part as early as possible.
+    Each segment between two stars is searched for only once, after the previous segment, because if
+    a match exists, so does one with each segment as early as possible.
     """
     first, *others = segments(glob)
     check()
@@ -327,7 +327,7 @@ def matches_glob(content: bytes, glob: str, check: DeadlineCheck) -> bool:
 
 @lru_cache(maxsize=64)
 def segments(glob: str) -> tuple[PatternSegment, ...]:
-    """Split a glob at its stars, into one part more than there are stars."""
+    """Split a glob at its stars; the result has one segment more than there are stars."""
     parts: list[list[str | None]] = [[]]
     for quoted, star, any_one, plain in _GLOB_MARK.findall(glob):
         if star:
@@ -362,9 +362,9 @@ def _find(text: AnyStr, part: AnyStr, start: int, end: int, check: DeadlineCheck
 def _find_with_gaps(
     text: str, segment: PatternSegment, start: int, end: int, check: DeadlineCheck
 ) -> int:
-    """Return the first index of a part with ``?``, or -1 (the Shift-And algorithm).
+    """Return the first index of a segment that contains ``?``, or -1 (Shift-And algorithm).
 
-    Bit n of ``state`` is set if the last characters match the first n + 1 of the part.
+    Bit n of ``state`` is set if the last characters match the segment's first n + 1 characters.
     """
     gaps = sum(1 << at for at, mark in enumerate(segment) if mark is None)
     masks: dict[str, int] = {}

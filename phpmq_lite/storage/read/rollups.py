@@ -1,4 +1,4 @@
-"""Stored queue activity: the table ``rollup``, read for charts."""
+"""Reads stored queue activity from the table ``rollup`` for charts."""
 
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -7,12 +7,12 @@ from phpmq_lite.storage.read.read_connections import RowReader
 
 MINUTE_S: Final = 60
 QUARTER_S: Final = 900
-KEPT_S: Final = {MINUTE_S: 25 * 3_600, QUARTER_S: 31 * 86_400}  # how long rows of a span are kept
+KEPT_S: Final = {MINUTE_S: 25 * 3_600, QUARTER_S: 31 * 86_400}  # how long to keep rows, by span
 
-# Queue ids that stand for several queues.
+# These queue ids stand for several queues.
 ALL: Final = -1  # all queues; ``ready`` and the age exclude dead-letter queues
-DEAD_LETTERS: Final = -2  # the dead-letter queues
-OTHERS: Final = 0  # queues without rows of their own
+DEAD_LETTERS: Final = -2  # all dead-letter queues
+OTHERS: Final = 0  # all queues without rows of their own
 
 COUNTS: Final = (
     "published", "dispatched", "redelivered", "acked", "requeued", "expired", "dead", "deleted",
@@ -21,13 +21,13 @@ GAUGES: Final = ("ready", "held", "live_bytes", "oldest_age_ms")
 
 
 class Point(NamedTuple):
-    """The activity of one queue in one span, in the order of the columns in rollups.sql.
+    """Activity of one queue in one span, with fields in the order of the columns in rollups.sql.
 
     Counts cover the span, and gauges are values at its end; histograms are packed
     (``histogram.py``), or None if nothing was measured.
     """
 
-    at_s: int  # Unix seconds: the beginning of the span
+    at_s: int  # Unix seconds when the span began
     span_s: int
     published: int = 0
     dispatched: int = 0
@@ -46,29 +46,29 @@ class Point(NamedTuple):
 
     @classmethod
     def create(cls, numbers: Iterable[int], wait: bytes | None, hold: bytes | None) -> "Point":
-        """Create a point from its 14 numbers and its histograms."""
+        """Create a point from 14 numbers and the histograms."""
         return cls._make((*numbers, wait, hold))
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """All values except the histograms."""
+        """All values except the histograms, in order."""
         return self[:14]
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The counts, in the order of ``COUNTS``."""
+        """Counts, in the order of ``COUNTS``."""
         return self[2:10]
 
     @property
     def gauges(self) -> tuple[int, ...]:
-        """The gauges, in the order of ``GAUGES``."""
+        """Gauges, in the order of ``GAUGES``."""
         return self[10:14]
 
 
 class UptimeSpan(NamedTuple):
-    """A span in which the broker ran: queues without a point were idle and empty.
+    """A span in which the broker was running; queues without a point were idle and empty.
 
-    With ``has_rest``, they may instead be among the queues without rows of their own.
+    With ``has_rest``, such queues may instead be counted in the combined row for other queues.
     """
 
     at_s: int
@@ -77,7 +77,7 @@ class UptimeSpan(NamedTuple):
 
 
 class StoredRollups(RowReader):
-    """Reads stored points."""
+    """Reads the stored points."""
 
     file = "rollups"
 
@@ -87,16 +87,16 @@ class StoredRollups(RowReader):
         return await self._all(Point, "of_queue", **given)
 
     async def uptime(self, span_s: int, since_s: int, until_s: int) -> list[UptimeSpan]:
-        """Return the spans in which the broker ran, in order."""
+        """Return the spans in which the broker was running, in order."""
         rows = await self._read("uptime", span_s=span_s, since=since_s, until=until_s)
         return [UptimeSpan(at_s, length, bool(has_rest)) for at_s, length, has_rest in rows]
 
     async def since(self, span_s: int, since_s: int) -> list[tuple[int, Point]]:
-        """Return all points since a time as (queue_id, point), in order of time."""
+        """Return all points since a time as (queue_id, point) pairs, in time order."""
         rows = await self._read("since", span_s=span_s, since=since_s)
         return [(row[0], Point(*row[1:])) for row in rows]
 
     async def last(self, span_s: int) -> int | None:
-        """Return when the newest span of this length began; None if there is none."""
+        """Return when the newest span of a given length began, or None if there is none."""
         [(at_s,)] = await self._read("newest", span_s=span_s)
         return None if at_s is None else int(at_s)

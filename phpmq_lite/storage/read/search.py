@@ -1,7 +1,7 @@
-"""Searches live and settled messages, newest first, in slices with a time limit.
+"""Searches live and settled messages, newest first, in time-limited slices.
 
 Searches have their own connection, so they never delay a page.  Nothing stays open between two
-slices, so checkpoints and other searches continue.
+slices, so checkpoints and other searches can run.
 """
 
 import json
@@ -25,30 +25,30 @@ from phpmq_lite.storage.read.search_plan import (
     trace_ranges,
 )
 
-SEARCH_LIMIT_S: Final = 1.6  # for all slices; the last slice may exceed this by its own limit
-SLICE_LIMIT_S: Final = 0.4  # for one slice
+SEARCH_LIMIT_S: Final = 1.6  # time limit for all slices; the last one may run longer
+SLICE_LIMIT_S: Final = 0.4  # time limit for one slice
 FROZEN_LIMIT: Final = 1_000_000
 FROZEN_LIMIT_S: Final = 20.0
-_FIRST_WIDTH: Final = 2_000  # width of the first slice; it grows while slices are fast
+_FIRST_WIDTH: Final = 2_000  # initial slice width, which grows while slices are fast
 _LAST_WIDTH: Final = 1 << 40
 _FAST_S: Final = 0.025
 _SLOW_S: Final = 0.1
-_SLICE_ROWS: Final = 1_000  # the event loop counts this many in 2 ms
-_LONG_TAIL: Final = 50_000  # unindexed messages, for example after an upgrade
-_MAX_TRACED: Final = 2_000  # messages of a trace, looked up one by one
-_MAX_SEQS: Final = 500  # seqs per statement
-_MAX_URNS: Final = 20  # URNs counted separately in a summary
+_SLICE_ROWS: Final = 1_000  # the event loop counts this many rows in 2 ms
+_LONG_TAIL: Final = 50_000  # unindexed messages, which may exist after an upgrade
+_MAX_TRACED: Final = 2_000  # maximum number of messages of a trace to look up one by one
+_MAX_SEQS: Final = 500  # maximum number of seqs per statement
+_MAX_URNS: Final = 20  # URNs listed separately in a summary
 _URNS_COUNTED: Final = 10_000
 
-SearchCursor = tuple[int, int]  # highest position when the search began; where to continue
+SearchCursor = tuple[int, int]  # highest position when the search began, and where to continue
 
 
 @dataclass(slots=True, frozen=True)
 class SearchHits:
-    """A page of a search.
+    """A page of search results.
 
-    ``searched`` of about ``total`` messages were searched since the search began; all of them if
-    ``is_done``.  ``next`` says where to continue; None at the end.
+    About ``searched`` of ``total`` messages have been searched since the search began, or all of
+    them if ``is_done``.  ``next`` says where to continue, or is None at the end.
     """
 
     rows: list[MessageRow]
@@ -60,48 +60,48 @@ class SearchHits:
 
 @dataclass(slots=True)
 class FrozenSelection:
-    """All matches at one moment: their seqs and a summary.
+    """All matches at a given moment, with a summary.
 
     If the query names queues, ``seqs`` are in order of position for live messages and of offset
     for settled messages; otherwise, or for both kinds together, in order of seq.
     """
 
     seqs: "array[int]" = field(default_factory=lambda: array("Q"))
-    is_complete: bool = True  # False: the limit or the time limit was reached
-    upto: int = 0  # the highest seq at that moment; later messages are not included
-    oldest_at: int | None = None  # Unix ms: when the oldest match was published
+    is_complete: bool = True  # False if the match limit or the time limit was reached
+    upto: int = 0  # highest seq at that moment; later messages are excluded
+    oldest_at: int | None = None  # Unix ms when the oldest match was published
     newest_at: int | None = None
     size: int = 0  # total size of the bodies in bytes
-    held: int = 0  # currently dispatched messages
-    expired: int = 0  # settled messages whose deadline has passed
+    held: int = 0  # number of currently dispatched messages
+    expired: int = 0  # number of settled messages whose deadline has passed
     by_queue: dict[str, int] = field(default_factory=dict)
     by_state: dict[str, int] = field(default_factory=dict)
-    by_urn: dict[str, int] = field(default_factory=dict)  # "" for no URN, "~other" for further URNs
-    samples: list[MessageRow] = field(default_factory=list)  # first, middle and last match
+    by_urn: dict[str, int] = field(default_factory=dict)  # "": no URN, "~other": all further URNs
+    samples: list[MessageRow] = field(default_factory=list)  # the first, middle and last match
 
 
 @dataclass(slots=True)
 class _SearchRun:
-    """A plan and the range that it searches: ``low`` and ``high`` are exclusive."""
+    """A plan and the range to search; ``low`` and ``high`` are exclusive."""
 
     plan: SearchPlan
     low: int
     high: int
     total: int
     upto: int
-    skip_statement: str = ""  # as in the plan; "": do not skip
-    place: int = 0  # how far the search has come
+    skip_statement: str = ""  # as in the plan; empty if nothing is skipped
+    place: int = 0  # position that the search has reached
     is_done: bool = False
 
     def searched(self) -> int:
-        """Return an estimate of how many messages were searched, newest first."""
+        """Return an estimate of the number of messages searched so far, newest first."""
         if self.is_done or self.high - self.low < 2:
             return self.total
         return round(self.total * (self.high - self.place) / (self.high - 1 - self.low))
 
 
 class Search(RowReader):
-    """Executes searches; at most one slice runs at a time.
+    """Runs searches, at most one slice at a time.
 
     Methods raise StorageError if the database cannot be read.  ``queues`` are the queue_ids that
     the caller may see; None: all.
@@ -128,7 +128,7 @@ class Search(RowReader):
         limit: int = 50,
         limit_s: float = SEARCH_LIMIT_S,
     ) -> SearchHits:
-        """Return the newest matches from ``place`` on that were found within the time limit."""
+        """Return the newest matches from ``place`` onwards, found within the time limit."""
         limit = max(1, min(limit, PAGE_ROWS))
         run = await self._begin(query, queues, place[0] if place else None)
         if run is None:
@@ -153,7 +153,7 @@ class Search(RowReader):
         queues: frozenset[int] | None = None,
         limit_s: float = SLICE_LIMIT_S,
     ) -> MessageRow | None:
-        """Return the next older or newer match; None if none was found in time."""
+        """Return the next older or newer match, or None if none was found in time."""
         run = await self._begin(query, queues, None)
         if run is None:
             return None
@@ -170,7 +170,7 @@ class Search(RowReader):
     async def matches(
         self, query: SearchQuery, seqs: Sequence[int], queues: frozenset[int] | None
     ) -> list[MessageRow]:
-        """Return which of the given messages (at most 500) match, in ascending order of seq."""
+        """Return those of the given messages (at most 500) that match, in seq order."""
         if not seqs:
             return []
         only, others = await self._queues(query, queues)
@@ -197,7 +197,7 @@ class Search(RowReader):
         limit: int = FROZEN_LIMIT,
         time_s: float = FROZEN_LIMIT_S,
     ) -> FrozenSelection:
-        """Return all current matches, at most ``limit``, with a summary."""
+        """Return all current matches, up to ``limit``, with a summary."""
         frozen = FrozenSelection()
         run = await self._begin(query, queues, None)
         if run is None:
@@ -231,7 +231,7 @@ class Search(RowReader):
             frozen.samples = await self._rows_of(list(asked))
 
     async def newest_contents(self, limit: int = 200) -> list[Row]:
-        """Return the URN and body (None above 4 KiB) of the newest live and settled messages."""
+        """Return the URN and body (None if above 4 KiB) of the newest live and settled messages."""
         return await self._read("lately", limit=limit)
 
     # -- slices
@@ -270,7 +270,7 @@ class Search(RowReader):
     async def _queues(
         self, query: SearchQuery, allowed: frozenset[int] | None
     ) -> tuple[list[int] | None, list[int]]:
-        """Return the queues to search (None: all) and the queues to exclude."""
+        """Return the queues to search (None means all) and the queues to exclude."""
         terms = query.of("queue")
         wanted = await self._matching(term.value for term in terms if not term.is_negated)
         others = await self._matching(term.value for term in terms if term.is_negated) or set()
@@ -291,7 +291,7 @@ class Search(RowReader):
     async def _slices(
         self, run: _SearchRun, limit_s: float, *, wanted: int, is_newest_first: bool = True
     ) -> AsyncIterator[list[Row]]:
-        """Yield the matches slice by slice, at most ``wanted`` each; ``run`` tracks the progress.
+        """Yield the matches in slices, at most ``wanted`` each; ``run`` tracks the progress.
 
         The width of a slice adapts to the duration of the previous one.
         """
@@ -312,7 +312,7 @@ class Search(RowReader):
             if rows is None and width > 1:
                 width = max(1, width // 16)
             else:
-                rows = rows or []  # a single body that is too large is skipped
+                rows = rows or []  # skip a single body that is too large
                 full = len(rows) >= wanted
                 ahead = low + 1 if is_newest_first else high - 1
                 run.place = int(rows[-1][0]) if full else ahead
@@ -322,7 +322,7 @@ class Search(RowReader):
                 yield rows
                 if run.skip_statement and is_newest_first and not rows and not run.is_done:
                     await self._skip_ahead(run)
-                if full:  # rows after the last one were sorted unnecessarily
+                if full:  # a full slice sorts more rows than it returns
                     width = min(
                         width, 2 * (high - run.place if is_newest_first else run.place - low)
                     )
@@ -336,7 +336,7 @@ class Search(RowReader):
     async def _skip_ahead(self, run: _SearchRun) -> None:
         """Skip any number of messages in other queues, newest first.
 
-        If that takes too long, the search continues without skipping.
+        If skipping takes too long, the search continues without it.
         """
         asked = {name: run.plan.parameters[name] for name in ("queues", "outcomes")}
         asked |= {"low": run.low, "high": run.place}
@@ -350,7 +350,7 @@ class Search(RowReader):
 def _search_range(
     plan: SearchPlan, line: Row, upto: int | None, *, has_queues: bool
 ) -> _SearchRun | None:
-    """Return the range that a plan searches; None if it is empty."""
+    """Return the range that a plan searches, or None if it is empty."""
     next_number, alive, settled, first, last, position, live, live_there, *_ = line
     top = next_number - 1
     if plan.line == "offset":
@@ -375,7 +375,7 @@ def _search_range(
 
 
 class _MatchSummary:
-    """Adds matches to a selection as they arrive."""
+    """Adds matches to a selection as the search finds them."""
 
     def __init__(self, frozen: FrozenSelection, now_ms: int) -> None:
         self._frozen = frozen
@@ -385,7 +385,7 @@ class _MatchSummary:
         self.urns: Counter[str] = Counter()
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add rows to the selection, and count them."""
+        """Add rows to the selection and count them."""
         if not rows:
             return
         _, seqs, queues, states, urns, published, sizes, deadlines = zip(*rows, strict=True)
@@ -407,7 +407,7 @@ class _MatchSummary:
         )
 
     def by_urn(self) -> dict[str, int]:
-        """Return counts of the most frequent URNs, and one count for all others."""
+        """Return counts for the most frequent URNs, and one count for all other URNs."""
         most = {urn: n for urn, n in self.urns.most_common(_MAX_URNS + 1) if urn != "~other"}
         kept = dict(list(most.items())[:_MAX_URNS])
         rest = self.urns.total() - sum(kept.values())

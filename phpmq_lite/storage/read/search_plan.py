@@ -1,4 +1,4 @@
-"""Translates a search query to SQL: which indexes to read and which conditions to add.
+"""Translates a search query to SQL, choosing which indexes to read and which conditions to add.
 
 The statement is composed of parts of ``sql/search.sql``; values are parameters.  No I/O.
 """
@@ -19,7 +19,7 @@ _QUOTED: Final = re.compile(r'\s|^"|^$|^-')
 
 @dataclass(slots=True, frozen=True)
 class SearchTerm:
-    """One condition of a query.
+    """One condition in a query.
 
     ``kind`` is its qualifier, or ``text`` for free text; ``value`` is the text after the colon, as
     typed.  Comparisons have a ``sign``, and a ``number`` in the column's unit: bytes, ms, times.
@@ -28,12 +28,12 @@ class SearchTerm:
     kind: str
     value: str
     is_negated: bool = False
-    path: str = ""  # path of a body member, such as "data.order_id"
-    sign: str = ""  # = < <= > >=
+    path: str = ""  # path to a body member, such as "data.order_id"
+    sign: str = ""  # one of = < <= > >=
     number: int = 0
 
     def __str__(self) -> str:
-        """Return the term as typed."""
+        """Return the term as typed by the user."""
         value = self.value
         if self.kind == "text":
             is_plain = not _QUOTED.search(value) and ":" not in value
@@ -47,30 +47,30 @@ class SearchTerm:
 
 @dataclass(slots=True, frozen=True)
 class SearchQuery:
-    """A complete query; without terms it matches every message."""
+    """A complete query; without terms, it matches every message."""
 
     terms: tuple[SearchTerm, ...] = ()
 
     def __str__(self) -> str:
-        """Return the query as typed; parsing it returns the same query."""
+        """Return the query as typed by the user; parsing the result returns the same query."""
         return " ".join(map(str, self.terms))
 
     def without(self, term: SearchTerm) -> "SearchQuery":
-        """Return the query without one of its terms."""
+        """Return a copy of the query without one of its terms."""
         return SearchQuery(tuple(other for other in self.terms if other != term))
 
     def of(self, kind: str) -> list[SearchTerm]:
-        """Return the terms of one kind."""
+        """Return all terms of one kind."""
         return [term for term in self.terms if term.kind == kind]
 
 
 def escape_pattern(text: str) -> str:
-    """Return a pattern that matches only this text."""
+    """Return a pattern that matches exactly this text."""
     return re.sub(r"([*?\\])", r"\\\1", text)
 
 
 def is_pattern(pattern: str) -> bool:
-    """Return whether there is an unescaped ``*`` or ``?``."""
+    """Return whether a pattern contains an unescaped ``*`` or ``?``."""
     return any(mark in WILDCARDS for mark in re.sub(r"\\.", "", pattern, flags=re.DOTALL))
 
 
@@ -93,18 +93,18 @@ def as_glob(pattern: str) -> str:
 
 
 def literal_prefix(pattern: str) -> str:
-    """Return the literal prefix of a pattern."""
+    """Return the literal prefix of a pattern, which precedes its first wildcard."""
     found = re.match(r"(?:[^*?\\]|\\.)*", pattern, flags=re.DOTALL)
     return unescape_pattern(found[0]) if found else ""
 
 
 def prefix_end(start: str) -> str | None:
-    """Return the smallest text that is greater than every text with this prefix, if any."""
+    """Return the smallest text greater than every text with this prefix, if one exists."""
     text = start.rstrip("\U0010ffff")
     if not text:
         return None
     code = ord(text[-1]) + 1
-    return text[:-1] + chr(0xE000 if 0xD800 <= code < 0xE000 else code)  # no lone surrogates
+    return text[:-1] + chr(0xE000 if 0xD800 <= code < 0xE000 else code)  # avoid lone surrogates
 
 
 def unescape_pattern(pattern: str) -> str:
@@ -114,13 +114,13 @@ def unescape_pattern(pattern: str) -> str:
 
 _PARTS: Final = parts("search")
 _SETTLED: Final = frozenset(State) - ALIVE
-# Several terms of one of these kinds are alternatives.
+# If a query has several terms of one of these kinds, any of the terms may match.
 _ANY_OF: Final = ("urn", "trace", "meta", "verdict", "reason", "origin", "client", "id")
-_COLUMNS: Final = (  # columns that differ between live and settled messages
+_COLUMNS: Final = (  # columns whose names differ between live and settled messages
     {"{state}": "state", "{why}": "source_reason", "{ended}": ":now_ms"},
     {"{state}": "outcome", "{why}": "reason", "{ended}": "m.settled_at"},
 )
-_OF_QUEUES: Final = frozenset(  # sources that are read through an index on queues
+_OF_QUEUES: Final = frozenset(  # sources that use an index on queues
     {
         *("ready_queues", "held_queues", "ready_numbers", "held_numbers", "alive_moved"),
         *("settled_queues", "settled_numbers"),
@@ -133,7 +133,7 @@ _WORDS: Final = ("true", "false", "null")
 
 @dataclass(slots=True, frozen=True)
 class SearchPlan:
-    """How a query is executed.
+    """How to execute a query.
 
     ``line`` is the order in which messages are read: ``seq``, ``position`` or ``offset``.  ``low``
     and ``high`` (exclusive) bound it if the query names ids.  ``skip_statement`` finds the next
@@ -150,7 +150,7 @@ class SearchPlan:
     skip_statement: str = ""
 
     def text(self, *, is_newest_first: bool) -> str:
-        """Return the statement; it takes ``parameters``, ``low``, ``high`` and ``limit``."""
+        """Return the statement, which takes ``parameters`` plus ``low``, ``high`` and ``limit``."""
         order = _PARTS["newest" if is_newest_first else "oldest"]
         return "\nUNION ALL\n".join(self.sources) + f"\n{order}"
 
@@ -218,7 +218,7 @@ def make_plan(
 
 
 def trace_ranges(query: SearchQuery) -> list[tuple[str, str]]:
-    """Return ranges (end exclusive) that include the query's traces; empty: any trace."""
+    """Return ranges (end exclusive) that include the query's traces; an empty list means any."""
     terms = [term for term in query.of("trace") if not term.is_negated]
     starts = [literal_prefix(term.value) for term in terms]
     ranges = [(start, end) for start in starts if (end := prefix_end(start)) is not None]
@@ -226,7 +226,7 @@ def trace_ranges(query: SearchQuery) -> list[tuple[str, str]]:
 
 
 def _exact_traces(query: SearchQuery) -> list[str]:
-    """Return the only traces that can match; empty: any trace."""
+    """Return the only traces that can match; an empty list means any trace."""
     terms = [term for term in query.of("trace") if not term.is_negated]
     if any(is_pattern(term.value) for term in terms):
         return []
@@ -241,7 +241,7 @@ def _sources(
     has_traces: bool,
     has_numbers: bool,
 ) -> tuple[list[str], list[str], str]:
-    """Choose sources for live and for settled messages, and the order in which they are read."""
+    """Choose sources for live and settled messages, and the order in which they are read."""
     alive, settled = states & ALIVE, states & _SETTLED
     of_alive = ["alive_held" if alive == {State.DISPATCHED} else "alive"]
     of_settled = ["settled_seq"]
@@ -268,7 +268,7 @@ def _source_conditions(
     has_others: bool,
     builder: "_ConditionBuilder",
 ) -> Iterator[str]:
-    """Yield the conditions on queues and states that the source does not include."""
+    """Yield conditions on queues and states that the source does not already include."""
     if has_queues and source not in _OF_QUEUES:
         yield f"m.queue_id {_queue_condition(builder)}"
     if has_others:
@@ -282,7 +282,7 @@ def _source_conditions(
 
 
 def _queue_condition(builder: "_ConditionBuilder") -> str:
-    """Return the condition on queues; comparing with a single queue is three times faster."""
+    """Return the condition on queues; comparing a single queue is three times faster."""
     return _PARTS["this_queue" if "queue" in builder.parameters else "these_queues"]
 
 
@@ -300,7 +300,7 @@ def _states(query: SearchQuery) -> frozenset[State]:
 
 
 def _seq_bounds(query: SearchQuery) -> tuple[int, int]:
-    """Return the bounds (exclusive) of the seqs that the ids allow."""
+    """Return exclusive bounds for the seqs that the query's ids allow."""
     ranges = []
     for term in query.of("id"):
         if not term.is_negated:
@@ -326,7 +326,7 @@ class _ConditionBuilder:
         return name
 
     def conditions(self, query: SearchQuery) -> tuple[list[str], bool]:
-        """Return the conditions, those on bodies last, and whether there are any on bodies."""
+        """Return the conditions, those on bodies last, and whether any condition is on bodies."""
         cheap: list[str] = []
         expensive: list[str] = []
         for terms in _groups(query):
@@ -375,14 +375,14 @@ class _ConditionBuilder:
         then = " OR ".join(f"({one})" for one in either)
         text = _PARTS["is_json"].replace("{then}", then)
         if not term.sign and not is_pattern(term.value) and _WORD.fullmatch(plain):
-            # Searching for bytes is three times faster than parsing JSON.
+            # Searching bytes first is three times faster than parsing JSON.
             seen = " OR ".join(self._part("text", part) for part in (plain.encode(), b"\\u"))
             text = f"({seen}) AND {text}"
         return text
 
 
 def _groups(query: SearchQuery) -> Iterator[list[SearchTerm]]:
-    """Yield groups of terms that are alternatives; negated terms are separate."""
+    """Yield groups of terms that are alternatives; each negated term is its own group."""
     for kind in _ANY_OF:
         terms = [term for term in query.of(kind) if not term.is_negated]
         if terms:
@@ -393,13 +393,13 @@ def _groups(query: SearchQuery) -> Iterator[list[SearchTerm]]:
 
 
 def json_spellings(text: str) -> Iterable[bytes]:
-    r"""Return the bytes of a text, plain and as JSON may escape it: ``\u00e9``, ``\/``."""
+    r"""Return a text as bytes, both plain and as JSON may escape it: ``\u00e9``, ``\/``."""
     escaped = json.dumps(text)[1:-1].replace("/", "\\/")
     return dict.fromkeys((text.encode(), escaped.encode()))
 
 
 def json_paths(path: str) -> list[str]:
-    """Convert ``data.items.0.sku`` to SQLite's JSON path syntax: a number is an index.
+    """Convert ``data.items.0.sku`` to SQLite's JSON path syntax, treating numbers as indexes.
 
     ``data`` is a member of an envelope, or else the whole body, because most bodies are not
     envelopes.
