@@ -1,8 +1,8 @@
-"""Translates SQLite errors into StorageError, by what they say about the transaction.
+"""Translates SQLite errors into StorageError, depending on whether the outcome is known.
 
 If the disk is full during a statement or COMMIT, SQLite rolls the transaction back, and no part of
 it reappears after a crash, because its last frame was not written.  After a failed fsync, the
-outcome is unknown: the transaction is gone now, but may reappear after the next start.
+outcome is unknown: the transaction is gone now, but may reappear at the next startup.
 """
 
 import errno
@@ -15,20 +15,20 @@ from typing import Final
 
 from phpmq_lite.errors import NotWritableError, OutcomeUnknownError, StorageError, StorageFullError
 
-# Errors caused by the disk rather than by the statement, except damage.
+# These errors are caused by the disk rather than the statement; damage is not included.
 DISK_ERRORS: Final = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR}
 )
 _DAMAGE_ERRORS: Final = frozenset(
     {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR}
 )
-# SQLite reports EROFS, from a file system that was remounted read-only, as one of these.
+# SQLite reports EROFS as one of these if a file system was remounted read-only.
 _MAY_BE_READ_ONLY: Final = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE})
 
 
 @contextmanager
 def translate_errors(connection: sqlite3.Connection) -> Iterator[None]:
-    """Translate the errors of a transaction, and roll it back if the outcome is known.
+    """Translate the errors of a transaction and roll it back if the outcome is known.
 
     Raises:
         StorageFullError: the disk is full; nothing is stored.
@@ -42,7 +42,7 @@ def translate_errors(connection: sqlite3.Connection) -> Iterator[None]:
         MemoryError,
         OverflowError,
         UnicodeError,
-    ) as error:  # the last two: values that cannot be bound
+    ) as error:  # the last two mean that a value is not bindable
         raise translated_error(connection, error) from error
 
 
@@ -57,7 +57,7 @@ def raise_as_unknown() -> Iterator[None]:
 
 @contextmanager
 def translate_file_errors() -> Iterator[None]:
-    """Translate errors from writing a small file beside the database, like ``translate_errors``."""
+    """Translate errors from writing a small file next to the database."""
     try:
         yield
     except OSError as error:
@@ -69,7 +69,7 @@ def translate_file_errors() -> Iterator[None]:
 
 
 def translated_error(connection: sqlite3.Connection, error: Exception) -> StorageError:
-    """Return the error for ``translate_errors``, and roll back if the outcome is known."""
+    """Return the error for ``translate_errors`` and roll back if the outcome is known."""
     code = getattr(error, "sqlite_errorcode", 0)
     found: StorageError
     if code & 0xFF == sqlite3.SQLITE_FULL:
@@ -91,7 +91,7 @@ def translated_error(connection: sqlite3.Connection, error: Exception) -> Storag
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Return whether the error means damage to the file rather than a temporary failure."""
+    """Return whether an error means damage to the file rather than a temporary failure."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE_ERRORS
 
 
@@ -100,7 +100,7 @@ def _text(error: Exception) -> str:
 
 
 def _is_read_only(connection: sqlite3.Connection) -> bool:
-    """Return whether creating a file beside the database fails with EROFS."""
+    """Return whether creating a file next to the database fails with EROFS."""
     name = connection.execute("PRAGMA database_list").fetchone()[2]
     probe = Path(name).with_name(".probe")
     try:

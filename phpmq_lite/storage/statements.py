@@ -1,4 +1,4 @@
-"""Loads named statements from ``storage/sql/``, and repeats their rows in a few fixed sizes.
+"""Loads named statements from ``storage/sql/`` and repeats their rows in a few fixed sizes.
 
 A file contains statements like this one, each ending with a semicolon::
 
@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-SIZES: Final = (500, 100, 20, 5, 1)  # few sizes, so that statements stay cached
+SIZES: Final = (500, 100, 20, 5, 1)  # few sizes, so that all statements stay in SQLite's cache
 
 _FOLDER = Path(__file__).parent / "sql"
 _NAME = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
@@ -24,12 +24,12 @@ _ROWS = re.compile(r"\{rows:([^}]*)\}")
 
 
 def load(name: str) -> dict[str, str]:
-    """Return the statements of ``<name>.sql`` by name, without comments."""
+    """Return the statements in ``<name>.sql`` by name, without comments."""
     return _read(name)[1]
 
 
 def parts(name: str) -> dict[str, str]:
-    """Return the parts of ``<name>.sql``, for statements that are composed at run time."""
+    """Return the parts in ``<name>.sql``, for statements that are composed at run time."""
     return _read(name)[0]
 
 
@@ -47,9 +47,9 @@ def _read(name: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 class MultiRowStatement:
-    """A statement for many rows, executed in chunks of fixed sizes from a flat parameter list.
+    """A statement for many rows, executed in chunks of fixed size from a flat parameter list.
 
-    A multi-row statement needs the interpreter lock only to bind its parameters, not to run;
+    A multi-row statement holds the GIL only to bind its parameters, not to run;
     ``executemany`` reached 50 to 90 % of its rate.
     """
 
@@ -60,7 +60,7 @@ class MultiRowStatement:
         if found is None:
             raise ValueError(f"no rows to repeat in: {text}")
         row = found[1]
-        self.width = row.count("?")  # parameters per row
+        self.width = row.count("?")  # number of parameters per row
         self._texts = {size: _ROWS.sub(", ".join([row] * size), text) for size in SIZES}
 
     def run(
@@ -69,7 +69,7 @@ class MultiRowStatement:
         flat: Sequence[Any],
         before: tuple[Any, ...] = (),
     ) -> list[Any]:
-        """Execute the statement for all rows of ``flat``, and return the resulting rows.
+        """Execute the statement for all rows in ``flat`` and return the resulting rows.
 
         ``before`` holds the parameters that precede the rows in the statement.
         """
@@ -84,8 +84,8 @@ class MultiRowStatement:
         flat: Sequence[Any],
         before: tuple[Any, ...] = (),
     ) -> None:
-        """Execute a statement that returns no rows, as ``run`` does."""
-        if len(flat) == self.width:  # the usual case with one message in flight
+        """Execute the statement like ``run``, but without returning rows."""
+        if len(flat) == self.width:  # the usual case when one message is in flight
             execute(self._texts[1], (*before, *flat))
             return
         for text, values in self._pieces(flat, before):
@@ -104,5 +104,5 @@ class MultiRowStatement:
 
 @cache
 def many(name: str, statement: str) -> MultiRowStatement:
-    """Return a statement that contains ``{rows:…}``."""
+    """Return a statement whose text contains ``{rows:…}``."""
     return MultiRowStatement(load(name)[statement])

@@ -1,1 +1,1 @@
-"""The only write connection, and the maintenance that it runs between batches."""
+"""The only write connection, and the maintenance that it performs between batches."""

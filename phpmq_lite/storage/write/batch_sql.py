@@ -1,7 +1,7 @@
-"""Converts a batch to the statements of its transaction, in order, with their values.
+"""Converts a batch to the ordered statements of its transaction, with their values.
 
-This happens before the writer's thread gets the batch, because the messages and counters that the
-batch refers to change while the next batch is decided.
+This happens before the writer's thread receives the batch, because the messages and counters that
+the batch refers to change while the next batch is prepared.
 """
 
 import json
@@ -17,12 +17,12 @@ from phpmq_lite.writes import CopyStagedRows, DropStage, EraseBody, RecordHistor
 
 
 def message_of(row: tuple[Any, ...]) -> Message:
-    """Return a message made from the 23 columns of the table ``message``."""
+    """Return a message built from the 23 columns of the table ``message``."""
     return Message(*row)
 
 
 def flat_ready(messages: Iterable[Message]) -> list[Any]:
-    """Return the values of new messages for ``insert_ready``."""
+    """Return the ``insert_ready`` values for new messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -32,7 +32,7 @@ def flat_ready(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_new_dispatched(messages: Iterable[Message]) -> list[Any]:
-    """Return the values of new messages for ``insert_dispatched``."""
+    """Return the ``insert_dispatched`` values for new messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -43,7 +43,7 @@ def flat_new_dispatched(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_ready_ttl(messages: Iterable[Message]) -> list[Any]:
-    """Return the values of new messages for ``insert_ready_ttl``."""
+    """Return the ``insert_ready_ttl`` values for new messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -54,7 +54,7 @@ def flat_ready_ttl(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_ready_enveloped(messages: Iterable[Message]) -> list[Any]:
-    """Return the values of new messages for ``insert_ready_enveloped``."""
+    """Return the ``insert_ready_enveloped`` values for new messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -65,7 +65,7 @@ def flat_ready_enveloped(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
-    """Return the column values that ``insert_enveloped`` stores for new messages."""
+    """Return the ``insert_enveloped`` values for new messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -78,7 +78,7 @@ def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_with_source(messages: Iterable[Message]) -> list[Any]:
-    """Return the values of new messages for ``insert_with_source``: all columns."""
+    """Return the ``insert_with_source`` values for new messages, which include all columns."""
     flat: list[Any] = []
     for m in messages:
         flat += flat_enveloped((m,))
@@ -87,7 +87,7 @@ def flat_with_source(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_dispatched(messages: Iterable[Message]) -> list[Any]:
-    """Return the values of stored messages for ``dispatch_messages`` and ``settle_dispatched``."""
+    """Return ``dispatch_messages`` and ``settle_dispatched`` values for stored messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (m.seq, m.consumer, m.last_dispatched_at)
@@ -95,7 +95,7 @@ def flat_dispatched(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_changed(messages: Iterable[Message]) -> list[Any]:
-    """Return the values of stored messages for ``update_messages``: seq and what can change."""
+    """Return ``update_messages`` values for stored messages: seq and all mutable columns."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -106,7 +106,7 @@ def flat_changed(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
-    """Return the values for ``update_queue`` of queues whose counts changed since the last call.
+    """Return ``update_queue`` values for queues whose counts have changed since the last call.
 
     With one message in flight, the counts are the same after each batch.
     """
@@ -119,14 +119,14 @@ def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
     return flat
 
 
-# A statement with one row of values, or a multi-row statement with the flat values of all rows;
-# and the values that precede the rows.
+# A step is a statement with one row of values, or a multi-row statement with the values of all
+# rows in a flat list, followed by the values that precede the rows.
 Step = tuple[str | MultiRowStatement, Any, tuple[Any, ...]]
 
 _ACKED: Final = (int(State.ACKED), None)
 
 
-# Writes that do not execute just the one statement named after their type.
+# These writes execute several statements, listed here in order.
 _SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
     EraseBody: ("overwrite_body", "delete_body"),
     DropStage: ("drop_stage", "drop_stage_queues"),
@@ -136,7 +136,7 @@ _SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
 
 
 def write_statements(kind: type[Any]) -> tuple[str, ...]:
-    """Return the names of the statements in ``batch.sql`` for a type of write or query, in order.
+    """Return the ``batch.sql`` statement names, in order, for a type of write or query.
 
     The fields of the type are their named parameters.
     """
@@ -144,7 +144,7 @@ def write_statements(kind: type[Any]) -> tuple[str, ...]:
     return _SEVERAL.get(kind, (own,))
 
 
-# The names of the statements that a write executes, by type.
+# Maps each type of write to the names of its statements.
 WRITE_STATEMENTS: Final[dict[type[Any], tuple[str, ...]]] = {
     kind: write_statements(kind)
     for kind in vars(writes).values()
@@ -160,7 +160,7 @@ def execute_write(execute: Callable[..., Any], write: Write) -> None:
 
 
 def batch_statements(batch: Batch) -> list[Step]:
-    """Return the steps of a batch, in the order of ``model.Batch``."""
+    """Return the steps of a batch in the order of ``model.Batch``."""
     steps: list[Step] = []
     if batch.new_queues:
         text = load("batch")["insert_queue"]
@@ -202,7 +202,7 @@ def batch_statements(batch: Batch) -> list[Step]:
 
 
 def _rare_steps(batch: Batch) -> list[Step]:
-    """Return the steps that most batches do not need."""
+    """Return the steps that only a few batches require."""
     sql = load("batch")
     return [
         *((sql["close_client"], closed, ()) for closed in batch.closed_clients),
@@ -215,7 +215,7 @@ def _rare_steps(batch: Batch) -> list[Step]:
 
 
 def _insert_messages(batch: Batch) -> list[Step]:
-    """Return the steps for new messages; most are ready, have no TTL and are not envelopes."""
+    """Return the steps that insert new messages, grouped by insert statement."""
     groups: dict[str, list[Message]] = {}
     for message in batch.created:
         name = _insert_name(message)
@@ -230,7 +230,7 @@ def _insert_messages(batch: Batch) -> list[Step]:
 
 
 def _insert_name(message: Message) -> str:
-    """Return the insert statement that needs the fewest values for a message."""
+    """Return the insert statement that takes the fewest values for a message."""
     if message.source_seq is not None or message.source_reason is not None:
         return "insert_with_source"
     is_ready = not (message.deliveries or message.charged or message.state)
@@ -259,7 +259,7 @@ _FLAT: Final[dict[str, Callable[[Iterable[Message]], list[Any]]]] = {
 
 
 def _split_dispatched(batch: Batch) -> tuple[dict[int, Message], list[Message]]:
-    """Split stored messages that the batch dispatched: also settled by it (by seq), and others."""
+    """Split stored messages dispatched by the batch: also settled by it (by seq), and the rest."""
     first, changed = batch.first_number, batch.changed
     acked = {*batch.settled.get(_ACKED, ())}
     settled_now: dict[int, Message] = {}
@@ -279,7 +279,7 @@ def _settle_messages(batch: Batch, settled_now: dict[int, Message]) -> list[Step
         before = (outcome, reason, batch.wall_ms)
         now = settled_now if (outcome, reason) == _ACKED else {}
         others = [seq for seq in seqs if seq not in now] if now else seqs
-        if others:  # these were dispatched earlier, so they come first in the history
+        if others:  # dispatched in earlier batches, so settled first
             steps.append((many("batch", "settle_messages"), others, before))
         if now:
             flat = flat_dispatched(now.values())

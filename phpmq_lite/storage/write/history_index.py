@@ -4,8 +4,8 @@ Settled messages are indexed by queue: by outcome and offset for pages of the hi
 for searches.  Settled and live messages are indexed by trace.
 
 With a regular index of the history, each commit would write a page per queue.  Here, a page is
-written once for many rows.  Rows above the offset ``placed_upto`` are not indexed yet: queries
-read this short tail by offset, in the same statement.  Indexed rows are added to the totals.
+written once for many rows.  Rows above the offset ``placed_upto`` are not indexed yet; queries read
+this short tail by offset, in the same statement.  Indexed rows are added to the totals.
 
 The trace of a message is indexed when the message settles, which is soon for most.  Live messages
 are indexed up to the number ``traced_upto``, a slice at a time, once many numbers are above it.
@@ -20,11 +20,11 @@ from phpmq_lite.errors import StorageFullError
 from phpmq_lite.storage.sqlite_errors import translate_errors
 from phpmq_lite.storage.statements import load
 
-MAX_ROWS: Final = 10_000  # rows indexed per slice on a fast disk
+MAX_ROWS: Final = 10_000  # maximum number of rows per slice, for a fast disk
 MIN_ROWS: Final = 1_000
 SLICE_S: Final = 0.025
-WAIT_MS: Final = 5_000  # after this wait, fewer rows are indexed, too
-# Counters of the indexed history; deleted messages are counted separately.
+WAIT_MS: Final = 5_000  # after this wait, smaller slices are also indexed
+# These counters cover the indexed history; deleted messages are counted separately.
 TOTALS: Final = ("history_rows", "history_bytes", "deleted_rows", "deleted_bytes")
 # WAL bytes per row if the rows belong to a hundred queues and each row has its own trace.
 _WAL_BYTES: Final = {
@@ -38,19 +38,19 @@ _LIVE: Final = ("index_live_traces",)
 
 
 class HistoryIndexer:
-    """Indexes the next rows.  It remembers only its speed; its progress is in the database."""
+    """Indexes the next rows.  Only its speed is kept in memory; its progress is in the database."""
 
     def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
         self._sql = load("history_index")
         self._timer = timer
-        self._rows = {"placed": MAX_ROWS, "traced": MAX_ROWS}  # per slice
-        self._due_ms = 0  # steady; when the remaining rows are indexed, however few
-        self._was_settled = False  # the last slice contained settled messages
-        self.has_more = False  # a whole slice is waiting
-        self.wal_bytes = 0  # estimated WAL bytes added by the last step
+        self._rows = {"placed": MAX_ROWS, "traced": MAX_ROWS}  # rows per slice, adapted to the disk
+        self._due_ms = 0  # steady ms when all remaining rows are indexed
+        self._was_settled = False  # whether the last slice contained settled messages
+        self.has_more = False  # whether another full slice is waiting
+        self.wal_bytes = 0  # estimated bytes that the last step added to the WAL
 
     def run(self, connection: sqlite3.Connection, now_ms: int, *, is_idle: bool) -> int:
-        """Index the next rows in one transaction if there are enough or they waited long enough.
+        """Index the next rows in one transaction if they are numerous or have waited long enough.
 
         Runs in the writer's thread, outside of a batch.  Returns the number of settled messages
         indexed, or of live messages read.  If the disk is full, nothing is indexed.
@@ -63,7 +63,7 @@ class HistoryIndexer:
         self.has_more = False
         self.wal_bytes = 0
         behind = 0 if first is None else last - first + 1
-        alive = 0 if low is None else high - low + 1  # numbers; some may have settled
+        alive = 0 if low is None else high - low + 1  # some of these messages may have settled
         if not behind:
             self._due_ms = now_ms + WAIT_MS
         is_due = behind and (behind >= self._rows["placed"] or is_idle or now_ms >= self._due_ms)
@@ -78,17 +78,17 @@ class HistoryIndexer:
         else:
             return 0
         if done:
-            # Only for whole slices: each commit adds some rows, so this would never end.
+            # Continue only for full slices, because each commit adds rows and this would never end.
             has_settled = behind >= self._rows["placed"]
-            # Live messages may settle soon; at 50,000 messages/s, indexing all of them at once cost
-            # an eighth of the rate.
+            # Live messages may settle soon.  At 50,000 messages/s, indexing them all in one go cost
+            # an eighth of the throughput.
             self.has_more = has_settled or (is_idle and alive >= self._rows["traced"])
         if done and self._was_settled and behind < self._rows["placed"]:
             self._due_ms = now_ms + WAIT_MS
         return done
 
     def _index_live(self, connection: sqlite3.Connection, after: int, last: int) -> tuple[int, int]:
-        """Index traces of live messages; return how many (0: full disk) and the numbers left."""
+        """Index live traces; return how many (0 if the disk is full) and the numbers left."""
         ends = {"after": after, "limit": self._rows["traced"]}
         upto, rows = connection.execute(self._sql["next_live_numbers"], ends).fetchone()
         self._was_settled = False
@@ -98,7 +98,7 @@ class HistoryIndexer:
     def _run_slice(
         self, connection: sqlite3.Connection, names: Sequence[str], line: str, ends: dict[str, int]
     ) -> bool:
-        """Run the statements for the next rows of an index; return False if the disk is full."""
+        """Run the statements for one slice of an index; return False if the disk is full."""
         began_s = self._timer()
         try:
             with translate_errors(connection):
@@ -107,7 +107,7 @@ class HistoryIndexer:
                     rows = connection.execute(self._sql[name], ends).rowcount
                     self.wal_bytes += rows * _WAL_BYTES[name]
                 if line == "placed":
-                    # In each commit, this would cost another page.
+                    # Updating the totals in every commit would cost one more page each time.
                     sums = connection.execute(self._sql["totals_of_range"], ends).fetchone()
                     for name, number in zip(TOTALS, sums, strict=True):
                         if number:
@@ -117,7 +117,7 @@ class HistoryIndexer:
         except StorageFullError:
             self.wal_bytes = 0
             return False
-        # The duration depends on the number of queues and on the disk.
+        # How long a slice takes depends on the number of queues and on the disk.
         took_s = self._timer() - began_s
         if took_s > SLICE_S:
             self._rows[line] = max(MIN_ROWS, self._rows[line] // 2)

@@ -14,11 +14,11 @@ from phpmq_lite.storage.write.retention import RetentionBounds
 from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store, note_clock
 
 _RETENTION_EVERY_MS: Final = 1_000
-_CLOCK_EVERY_MS: Final = 60_000  # the clocks are stored this often even if nothing else is
+_CLOCK_EVERY_MS: Final = 60_000  # maximum time between two stored clock states
 
 
 class WriterMaintenance:
-    """Maintenance that the engine calls in the writer's thread, for about 20 ms at most.
+    """Maintenance that the engine runs in the writer's thread, for at most about 20 ms per call.
 
     Each call checks ``space`` first: once a second, and whenever the WAL is long.  If there is no
     space, or nothing can be written, the remaining work is left to the next call without waiting.
@@ -28,7 +28,7 @@ class WriterMaintenance:
     database between checkpoints.
 
     ``bounds`` may be replaced at any time.  ``counters`` returns the state of the clocks, which is
-    stored with each checkpoint and once a minute, so that the next start knows the downtime.
+    stored with each checkpoint and once a minute, so that the next startup knows the downtime.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class WriterMaintenance:
         self._space = space or DiskSpace(database.parent)
         self._live_seal = live_seal
         self._indexer = history_index.HistoryIndexer()
-        self._retention_due_ms = 0  # steady
-        self._clock_due_ms = 0  # steady
+        self._retention_due_ms = 0  # in ms on the steady clock
+        self._clock_due_ms = 0  # in ms on the steady clock
 
     def __call__(self, store: Store, now: ClockReading, is_idle: bool) -> bool:
-        """Do the work that is due; return True if more is due soon.
+        """Do the work that is due; return True if more work is due soon.
 
         Raises:
             NotWritableError: nothing could be written for too long.

@@ -1,4 +1,4 @@
-"""Removes the oldest history, by age, rows and bytes, in slices that do not delay batches.
+"""Removes the oldest history by age, rows and bytes, in slices that do not delay batches.
 
 The oldest receipts, closed connections and audit rows are removed in the same slices.
 
@@ -26,42 +26,42 @@ from phpmq_lite.model import ROW_BITS
 from phpmq_lite.storage.sqlite_errors import translate_errors
 from phpmq_lite.storage.statements import load
 
-STEPS_KEPT: Final = 1_000  # clock jumps; a clock that is set constantly must not fill the disk
+STEPS_KEPT: Final = 1_000  # limits clock jumps so that constant clock changes do not fill the disk
 
 
 class ClockJumps:
-    """The lead of the wall clock over the steady scale when messages were settled, in ms."""
+    """How far the wall clock was ahead of the steady scale, in ms, when messages were settled."""
 
     __slots__ = ("_from", "_steps")
 
     def __init__(self, rows: list[tuple[int, int]]) -> None:
-        """Create it from ordered rows of (first offset, step); without rows, there is no lead."""
+        """Create it from rows of (first offset, step) in order; without rows, the lead is 0."""
         self._from = [row[0] for row in rows]
         self._steps = [row[1] for row in rows] or [0]
 
     @classmethod
     def read(cls, connection: sqlite3.Connection) -> "ClockJumps":
-        """Read all steps."""
+        """Read all steps from the database."""
         return cls(connection.execute(load("retention")["clock_steps"]).fetchall())
 
     def at_offset(self, offset: int) -> int:
-        """Return the step at which the message with this offset was settled."""
+        """Return the step that applied when the message with this offset was settled."""
         return self._steps[max(0, bisect_right(self._from, offset) - 1)]
 
     @property
     def smallest(self) -> int:
-        """The smallest step, with which no row counts as older than it is."""
+        """Smallest step; using it never makes a row appear older than it is."""
         return min(self._steps)
 
 
 ROWS_PER_STEP: Final = 1_000
 STEP_S: Final = 0.02
 _ROWS_AT_ONCE: Final = 100  # rows removed between two checks of the time
-KEYS_AT_ONCE: Final = 10_000  # deleting that many takes 5 ms; each slice also costs a COMMIT
-_BYTES_AT_ONCE: Final = 1 << 20  # SQLite reads each page of a large body to free it
+KEYS_AT_ONCE: Final = 10_000  # deleting this many takes 5 ms; each slice also costs a COMMIT
+_BYTES_AT_ONCE: Final = 1 << 20  # to free a large body, SQLite reads each of its pages
 _DAY_MS: Final = 86_400_000
 
-Row = tuple[int, int, int, int, int]  # offset, seq, size, settled_at, is_passed
+Row = tuple[int, int, int, int, int]  # columns: offset, seq, size, settled_at, is_passed
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,46 +69,46 @@ class RetentionBounds:
     """Limits on the history, the receipts and the audit log."""
 
     age_ms: int = 7 * _DAY_MS  # maximum time since settlement
-    rows: int = 5_000_000  # including rows of deleted messages
-    bytes: int = 2 << 30  # total size of bodies, including those of deleted messages
-    deleted_share: float = 0.1  # fraction of rows and bytes for deleted messages
-    receipts: int = 100_000  # number of receipts
-    receipt_window_ms: int = 600_000  # age relative to the newest receipt; younger receipts stay
+    rows: int = 5_000_000  # maximum number of rows, including those of deleted messages
+    bytes: int = 2 << 30  # maximum total body size, including bodies of deleted messages
+    deleted_share: float = 0.1  # fraction of rows and bytes reserved for deleted messages
+    receipts: int = 100_000  # maximum number of receipts
+    receipt_window_ms: int = 600_000  # younger receipts stay; ages are relative to the newest
     audit_age_ms: int = 400 * _DAY_MS
     audit_rows: int = 1_000_000
 
     def share_of_deleted(self) -> tuple[int, int]:
-        """Return the rows and bytes that deleted messages may take."""
+        """Return the maximum number of rows and bytes for deleted messages."""
         return int(self.rows * self.deleted_share), int(self.bytes * self.deleted_share)
 
     def share_of_others(self) -> tuple[int, int]:
-        """Return the rows and bytes that all other settled messages may take."""
+        """Return the maximum number of rows and bytes for all other settled messages."""
         rows, size = self.share_of_deleted()
         return self.rows - rows, self.bytes - size
 
 
 class RetentionResult(NamedTuple):
-    """The result of one step."""
+    """Result of one retention step."""
 
     rows: int
-    has_more: bool  # the step ended early; call it again soon
+    has_more: bool  # whether the step ended early and should be repeated soon
 
 
 @dataclass(slots=True)
 class RetentionSlice:
-    """The next rows to remove, and the front after that."""
+    """The next rows to remove and the resulting front."""
 
-    lo: int  # the first offset that may exist afterwards
-    excess_rows: int  # rows above the bound; <= 0: within the bound
+    lo: int  # first offset that may exist after the removal
+    excess_rows: int  # number of rows above the bound; 0 or less means within the bound
     excess_bytes: int
-    cutoff_ms: int  # rows settled before this, on the steady scale, are too old
+    cutoff_ms: int  # rows settled before this time on the steady scale are too old
     steps: ClockJumps = field(default_factory=lambda: ClockJumps([]))
     offsets: list[int] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
     bytes: int = 0
 
     def take(self, rows: Iterable[Row]) -> None:
-        """Add rows in order, up to the first one that stays, or about 1 MiB of bodies."""
+        """Add rows in order until one must stay or the bodies reach about 1 MiB."""
         for offset, seq, size, settled_at, is_passed in rows:
             if not is_passed:
                 is_over = self.excess_rows > 0 or self.excess_bytes > 0
@@ -131,11 +131,11 @@ def remove_expired(
     *,
     timer: Callable[[], float] = time.monotonic,
 ) -> RetentionResult:
-    """Remove rows beyond their bounds, at most 1,000 or for 20 ms, in one transaction.
+    """Remove rows beyond their bounds in one transaction, at most 1,000 rows and for 20 ms.
 
-    Runs in the writer's thread, outside of a batch, once a second: a step after each batch would
-    cost a COMMIT for a few rows: 8 % of the confirmed publishing rate. ``now_ms`` is steady, so
-    setting the wall clock does not make rows old.
+    Runs once a second in the writer's thread, outside of a batch.  A step after each batch would
+    require a COMMIT for a few rows, which cost 8 % of the confirmed publishing rate. ``now_ms`` is
+    steady, so setting the wall clock does not make rows old.
 
     Raises:
         StorageFullError, NotWritableError: nothing was removed; even deleting needs space in the
@@ -150,7 +150,7 @@ def remove_expired(
 
 
 class _RetentionStep:
-    """One slice, inside its transaction."""
+    """One slice, executed inside its transaction."""
 
     def __init__(self, connection: sqlite3.Connection, timer: Callable[[], float]) -> None:
         self._execute = connection.execute
@@ -160,12 +160,12 @@ class _RetentionStep:
         self._ends_at = timer() + STEP_S
         self._removed = 0
         self._has_moved = False
-        self._was_cut = False  # a part ended at its own row limit
+        self._was_cut = False  # whether a part ended at its own row limit
 
     def run(self, bounds: RetentionBounds, now_ms: int) -> RetentionResult:
         cutoff_ms = now_ms - bounds.age_ms
         ahead_ms = self._steps.smallest
-        # Includes unindexed rows: on a full disk, no row is indexed until rows are removed.
+        # Includes unindexed rows, because a full disk prevents indexing until rows are removed.
         totals = self._execute(load("database_size")["totals"]).fetchone()
         others = self._trim("history", totals[:2], bounds.share_of_others(), cutoff_ms)
         deleted = self._trim("deleted", totals[2:], bounds.share_of_deleted(), cutoff_ms)
@@ -186,7 +186,7 @@ class _RetentionStep:
     def _trim(
         self, name: str, total: tuple[int, int], most: tuple[int, int], cutoff_ms: int
     ) -> bool:
-        """Advance one front: remove the next rows that are past a bound.
+        """Advance one front by removing the next rows that exceed a bound.
 
         ``total`` and ``most`` are rows and bytes.  Returns whether the total still exceeds the
         bound when no more rows can be removed.
@@ -203,13 +203,13 @@ class _RetentionStep:
                 return rows > most[0] or size > most[1]
             self._has_moved = True
             if not self._remove_events(part.seqs):
-                continue  # retry the same rows, if there is time
+                continue  # retry the same rows if time remains
             self._remove(name, part)
             lo, rows, size = part.lo, rows - len(part.offsets), size - part.bytes
         return False
 
     def _remove_newest_body(self, cutoff_ms: int, others: bool, deleted: bool) -> None:
-        """Remove the body of the newest row if it is beyond the bounds; the row itself stays."""
+        """Remove the newest row's body if it is beyond the bounds; the row itself stays."""
         given = {"cutoff": cutoff_ms, "others": others, "deleted": deleted}
         found = self._execute(self._sql["newest_removable_body"], given).fetchone()
         if found is not None:
@@ -220,7 +220,7 @@ class _RetentionStep:
         self._execute(self._sql["remove_bodies"], {"seqs": json.dumps(seqs)})
 
     def _remove_events(self, seqs: list[int]) -> bool:
-        """Remove events of the rows; return whether all of them are removed."""
+        """Remove events of the given messages; return whether no events remain."""
         given = {"seqs": json.dumps(seqs), "limit": ROWS_PER_STEP}
         return bool(self._execute(self._sql["remove_events"], given).rowcount < ROWS_PER_STEP)
 
@@ -238,7 +238,7 @@ class _RetentionStep:
         self._execute(load("batch")["add_counter"], (name, number))
 
     def _trim_receipts(self, most: int, window_ms: int) -> None:
-        """Remove the oldest receipts, judged by their age relative to the newest receipt.
+        """Remove the oldest receipts according to their age relative to the newest receipt.
 
         Setting the clock therefore never removes a receipt too early.
         """
@@ -269,7 +269,7 @@ class _RetentionStep:
         self._remove_oldest("first_kept_audit", "remove_audit", given)
 
     def _remove_oldest(self, first_kept: str, remove: str, given: dict[str, int]) -> None:
-        """Remove the rows numbered ``lo`` to ``hi`` before the first one that is kept."""
+        """Remove the rows numbered ``lo`` to ``hi``, up to the first row that must be kept."""
         kept = self._execute(self._sql[first_kept], given).fetchone()[0]
         end = given["hi"] + 1 if kept is None else kept
         if end > given["lo"]:
@@ -277,15 +277,15 @@ class _RetentionStep:
             self._was_cut |= kept is None
 
 
-# Removing for 20 ms delayed the next batch by up to 66 ms: COMMIT writes every freed page.
+# Removing rows for 20 ms delayed the next batch by up to 66 ms: COMMIT writes each freed page.
 SWEEP_STEP_S: Final = 0.002
-_SWEEP_ROWS_AT_ONCE: Final = 20  # rows per check of the time; SQLite reads every page it frees
+_SWEEP_ROWS_AT_ONCE: Final = 20  # rows between two time checks; SQLite reads every page it frees
 
 
 def remove_dropped_stages(
     connection: sqlite3.Connection, *, timer: Callable[[], float] = time.monotonic
 ) -> bool:
-    """Remove published or dropped staged rows for 2 ms; return whether there are more.
+    """Remove published or dropped staged rows for 2 ms; return whether any remain.
 
     Runs in the writer's thread, outside of a batch.
     """

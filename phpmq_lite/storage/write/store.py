@@ -1,4 +1,4 @@
-"""The only connection that writes: batches, loading, checkpoints.
+"""The only connection that writes; it stores batches, loads rows and runs checkpoints.
 
 SQLite before 3.51.3 can corrupt a WAL when two connections write or checkpoint at once, so no
 other connection opens the file writable, and checkpoints run here.
@@ -39,63 +39,63 @@ _PAGES: Final = {
     PageKind.READY: "ready_page",
     PageKind.CLAIMED: "claimed_page",
 }
-DUE_AT_ONCE: Final = 1_000  # messages expired per batch
-_KEYS_AT_ONCE: Final = 5_000  # receipts read per statement at a start
-_PAGE_BYTES: Final = 4 << 20  # total size of bodies per page
-_RECORD_BYTES: Final = 16 << 20  # total size of client-written records loaded per batch
+DUE_AT_ONCE: Final = 1_000  # maximum number of messages to expire per batch
+_KEYS_AT_ONCE: Final = 5_000  # receipts read per statement at startup
+_PAGE_BYTES: Final = 4 << 20  # maximum total body bytes per page
+_RECORD_BYTES: Final = 16 << 20  # maximum total bytes of client-written records loaded per batch
 # A batch of messages this large is checkpointed immediately: its pages are not rewritten before the
 # next checkpoint, and 1 MiB delays other batches by 3 ms, 8 MiB by 17 ms.
 _LARGE_BYTES: Final = 256 << 10
-_STAGED_WEIGHT: Final = 8  # staged rows are not rewritten either: a checkpoint per MiB
-LONG_WAL_BYTES: Final = 8 << 20  # a WAL this long is checkpointed between two batches
-_RETRY_BYTES: Final = 1 << 20  # written before a blocked checkpoint is retried
-# The size that a commit adds to the WAL is estimated: SQLite needs a call to report it.
+_STAGED_WEIGHT: Final = 8  # staged rows are also not rewritten, so this forces a checkpoint per MiB
+LONG_WAL_BYTES: Final = 8 << 20  # a WAL of this size is checkpointed between two batches
+_RETRY_BYTES: Final = 1 << 20  # bytes to write before a blocked checkpoint is retried
+# How much a commit adds to the WAL is only estimated, because asking SQLite takes a call.
 _ROW_BYTES: Final = 500
 _COMMIT_BYTES: Final = 16 << 10
-_COMMITS: Final = 8  # number of commits in the moving mean
+_COMMITS: Final = 8  # number of commits in the moving average
 
 _PRAGMAS: Final[dict[str, Any]] = {
     "journal_mode": "wal",
-    "synchronous": 2,  # FULL, which cannot be lowered; see docs/concepts/durability.md
+    "synchronous": 2,  # FULL; no setting lowers it, see docs/concepts/durability.md
     "locking_mode": "normal",
-    "wal_autocheckpoint": 0,  # we checkpoint ourselves, after the replies are sent
+    "wal_autocheckpoint": 0,  # we run checkpoints ourselves, after sending the replies
     "busy_timeout": 5_000,
     "foreign_keys": 1,
     "trusted_schema": 0,
-    "secure_delete": 0,  # some systems overwrite deleted content, at three times the cost
+    "secure_delete": 0,  # some systems overwrite deleted content by default, at triple cost
     "mmap_size": 0,
     "cell_size_check": 1,
     "temp_store": 2,
 } | ({"fullfsync": 1, "checkpoint_fullfsync": 1} if sys.platform == "darwin" else {})
 
 
-# The callback that receives the rows, the rows, and whether they are the last.
+# Contains the callback that receives the rows, the rows, and whether they are the last rows.
 LoadedPage = tuple[Callable[[list[Message], bool], None], list[Message], bool]
 
 
 class Store:
-    """The synchronous store; ``writer.py`` runs what waits for the disk in the writer's thread."""
+    """The synchronous store; ``writer.py`` runs blocking calls in the writer's thread."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.execute = connection.execute
         self._sql = load("batch")
-        self.wal_bytes = 0  # estimate: written since the last checkpoint
-        self.commit_s = 1.0  # duration of a COMMIT: a moving mean, slow until measured
-        self._waits_for_locks = True  # False: fails immediately (the current busy timeout)
+        self.wal_bytes = 0  # estimated bytes written since the last checkpoint
+        self.commit_s = 1.0  # moving average duration of a COMMIT, assumed slow at first
+        self._waits_for_locks = True  # whether the current busy timeout waits at all
 
     # -- start
 
     def configure(self, cache_bytes: int) -> None:
-        """Set the pragmas and read them back.
+        """Set the pragmas and verify their values.
 
         Raises:
-            StartRefusedError: SQLite keeps another value; the message names the pragma.
+            StartRefusedError: SQLite keeps another value for a pragma, which the message names.
         """
         for name, value in _PRAGMAS.items():
             self.execute(f"PRAGMA {name}={value}").fetchall()
             row = self.execute(f"PRAGMA {name}").fetchone()
-            # SQLite built without memory maps returns no mmap_size.
+            # SQLite built without memory-mapped I/O returns no row for mmap_size.
             if row is None and name == "mmap_size":
                 continue
             if row is None or row[0] != value:
@@ -106,7 +106,7 @@ class Store:
     def recover(
         self, now: ClockReading, receipt_window_ms: int, receipt_limit: int
     ) -> RecoveredState:
-        """Release messages that connections held, and read the state that the core holds."""
+        """Release messages that connections held, and return the state for the core."""
         execute, sql = self.execute, self._sql
         execute("BEGIN IMMEDIATE")
         returned = execute(sql["release_dispatched"]).rowcount
@@ -134,13 +134,13 @@ class Store:
         )
 
     def counters(self) -> dict[str, int]:
-        """Return the stored counters by name."""
+        """Return all stored counters by name."""
         return dict(self.execute(self._sql["counters"]).fetchall())
 
     def _receipts(self, after_ms: int, limit: int) -> Iterator[tuple[int, bytes, int, int]]:
-        """Yield the receipts that still count, oldest first, at most ``limit``.
+        """Yield at most ``limit`` receipts that still count, oldest first.
 
-        They are read in slices: reading 100,000 at once took 26 MB more.
+        Receipts are read in slices, because reading 100,000 in one go took 26 MB more.
         """
         execute, sql = self.execute, self._sql
         row = execute(sql["newest_excess_receipt"], (limit,)).fetchone()
@@ -151,9 +151,9 @@ class Store:
                 yield queue_id, key, seq, at_ms
 
     def set_lock_wait(self, is_patient: bool) -> None:
-        """Set whether SQLite waits for locks of other programs, or fails immediately.
+        """Set whether SQLite waits for locks held by other programs or fails immediately.
 
-        The setting is cached: setting it around each batch would take a third as long as BEGIN.
+        The setting is cached; changing it for each batch would take a third as long as BEGIN.
         """
         if is_patient is not self._waits_for_locks:
             self.execute(f"PRAGMA busy_timeout={_PRAGMAS['busy_timeout'] if is_patient else 0}")
@@ -162,7 +162,7 @@ class Store:
     # -- one batch
 
     def commit(self, batch: Batch) -> LoadedRows | None:
-        """Store a batch in one transaction, then load what it requests.
+        """Store a batch in one transaction, then load the rows that it requests.
 
         Raises:
             StorageFullError, NotWritableError: nothing is stored.
@@ -172,10 +172,10 @@ class Store:
         return self.end(batch)
 
     def begin(self, steps: Sequence[Step], *, at_once: bool = False) -> bool:
-        """Begin a transaction and execute the steps of a batch; without steps, do nothing.
+        """Begin a transaction and execute a batch's steps; without steps, do nothing.
 
-        With ``at_once``, it does not wait: it returns False, with nothing stored, if the disk is
-        full or nothing can be written.
+        With ``at_once``, do not wait, but return False, with nothing stored, if the disk is full or
+        nothing can be written.
 
         Raises:
             StorageFullError, NotWritableError: nothing is stored.
@@ -200,7 +200,7 @@ class Store:
         return True
 
     def end(self, batch: Batch) -> LoadedRows | None:
-        """Commit the transaction of ``begin``, then load what the batch requests.
+        """Commit the transaction begun by ``begin``, then load the rows that the batch requests.
 
         Raises:
             StorageFullError, NotWritableError: nothing is stored; call ``begin`` again.
@@ -286,7 +286,7 @@ class Store:
         is_last: bool,
         checksums: str = "checksums",
     ) -> LoadedPage:
-        """Load the bodies of a page if requested; cut the page if they are too large."""
+        """Load the bodies of a page if requested, shortening the page if they are too large."""
         if request.bodies:
             count = max(1, _count_fitting(page, _PAGE_BYTES))
             is_last = is_last and count >= len(page)
@@ -300,7 +300,7 @@ class Store:
             message.body = bodies[message.seq]
 
     def _bodies(self, seqs: list[int], checksums: str = "checksums") -> dict[int, bytes | None]:
-        """Return bodies; None for a missing one or one with a wrong checksum."""
+        """Return bodies by seq, with None for a body that is missing or has a wrong checksum."""
         expected = dict(many("batch", checksums).run(self.execute, seqs))
         found = many("batch", "bodies").run(self.execute, seqs)
         whole = {seq: body for seq, body in found if checksum(seq, body) == expected.get(seq)}
@@ -309,9 +309,9 @@ class Store:
     def _records(
         self, places: dict[int, tuple[int, int, int]]
     ) -> dict[int, list[tuple[bytes, bytes]]]:
-        """Return the id and content of records about messages, by the seq of those messages.
+        """Return ids and contents of records about messages, keyed by those messages' seqs.
 
-        If all are too large together, the smallest are returned: real records, not padding.
+        If all together are too large, the smallest are returned: real records, not padding.
         """
         flat = [number for seq, others in places.items() for number in (seq, *others)]
         found = many("batch", "client_records").run(self.execute, flat)
@@ -329,24 +329,24 @@ class Store:
     # -- between batches
 
     def used_bytes(self) -> int:
-        """Return the used size of the database: all pages except free ones."""
+        """Return the used size of the database, which includes all pages except free ones."""
         pages, free, page_bytes = self.execute(load("database_size")["pages"]).fetchone()
         return int((pages - free) * page_bytes)
 
     def checkpoint(self, mode: str) -> bool:
-        """Copy the WAL into the database, and restart the WAL; mode TRUNCATE also truncates it.
+        """Copy the WAL into the database and restart the WAL; mode TRUNCATE also truncates it.
 
         The other mode is RESTART.  Waits a few seconds for readers.  Returns False if one still
         reads from the WAL, which then keeps growing; the caller tries again soon.
         """
-        self.wal_bytes = LONG_WAL_BYTES - _RETRY_BYTES  # also if the disk is full
+        self.wal_bytes = LONG_WAL_BYTES - _RETRY_BYTES  # set first, in case the disk is full
         is_busy, _, _ = self.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         if not is_busy:
             self.wal_bytes = 0
         return not is_busy
 
     def checkpoint_without_waiting(self, mode: str) -> bool:
-        """Checkpoint without waiting for a reader, because the next batch would wait as well."""
+        """Checkpoint without waiting for readers, because the next batch would also wait."""
         self.set_lock_wait(False)
         try:
             return self.checkpoint(mode)
@@ -371,13 +371,13 @@ def _queue_row(row: tuple[Any, ...]) -> QueueRow:
     )  # fmt: skip
 
 
-_MIN_STEP_MS: Final = 2_000  # smaller differences are not stored at a start
+_MIN_STEP_MS: Final = 2_000  # smaller differences are not stored at startup
 
 
 def note_clock(
     connection: sqlite3.Connection, counters: Mapping[str, int], *, has_jumped: bool = False
 ) -> None:
-    """Store the state of the clocks, and a jump if there was one, in a transaction of its own.
+    """Store the state of the clocks, and any jump, in a separate transaction.
 
     Runs in the writer's thread.  Without a jump, a row is inserted only if it differs considerably
     from the newest one.  If the disk is full, nothing is stored, and the next call catches up.

@@ -1,4 +1,4 @@
-"""The asyncio side of the store: decides which thread commits a batch."""
+"""The asyncio interface of the store, which decides which thread commits a batch."""
 
 import asyncio
 import sqlite3
@@ -29,22 +29,22 @@ Fatal = NotWritableError | OutcomeUnknownError
 
 _SHORT_COMMANDS: Final = 5_000
 _SHORT_ROWS: Final = (
-    15_000  # rows changed by that many commands, or when clients with many messages disconnect
+    15_000  # changed by that many commands, or when clients that hold many messages disconnect
 )
 _SHORT_BYTES: Final = 1 << 20
-FEW_COMMANDS: Final = 50  # their senders all wait for the replies
+FEW_COMMANDS: Final = 50  # so few commands that all senders wait for the replies
 _FEW_ROWS: Final = 4 * FEW_COMMANDS
 _FEW_BYTES: Final = 64 << 10
-MANY_COMMANDS: Final = 100  # enough to make waiting until the thread has begun worthwhile
+MANY_COMMANDS: Final = 100  # enough to make it worthwhile to wait until the thread has begun
 _FAST_S: Final = 0.001  # on a slower disk, the thread commits
-_BEGIN_S: Final = 0.001  # longest wait for the thread to begin, which takes about 0.05 ms
+_BEGIN_S: Final = 0.001  # maximum wait for the thread to begin, which takes about 0.05 ms
 
 
 class Writer:
-    """Stores batches through one aiosqlite connection, with one call to its thread per batch.
+    """Stores batches over one aiosqlite connection, with one call to its thread per batch.
 
     A write that is known to have failed is retried (``DiskSpace.wait_after``).  ``on_fatal`` is
-    called, in any thread, once nothing more may be written; it should end the process.
+    called, in any thread, once nothing more may be written, and should end the process.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Writer:
             lambda _store, _now, _is_idle: False
         )
         self._on_fatal = on_fatal
-        self._failed: Fatal | None = None  # once set, nothing more is written: no second fsync
+        self._failed: Fatal | None = None  # once set, nothing is written: no second fsync
         self._connection: _DirectConnection | None = None
         self._store: Store | None = None
-        self._last: asyncio.Future[Any] | None = None  # the last work passed to the thread
+        self._last: asyncio.Future[Any] | None = None  # result of the thread's latest work
 
     async def open(self, cache_bytes: int) -> None:
-        """Open the file writable and set its pragmas."""
+        """Open the database for writing and set its pragmas."""
         self.files.note_database()
         self._connection = connection = _DirectConnection(
             lambda: sqlite3.connect(
@@ -77,7 +77,7 @@ class Writer:
         await connection
         self._store = Store(connection.raw)
         await self.run(lambda store: store.configure(cache_bytes))
-        # Before the first write, so that a power cut during the start leaves an empty WAL.
+        # Before the first write, so that a power cut during startup leaves an empty WAL.
         await self.run(lambda store: store.checkpoint("TRUNCATE"))
         self.files.note_log()
 
@@ -90,8 +90,8 @@ class Writer:
         """Store a batch as it is now and load what it requests; the batch may change afterwards.
 
         The statements of a short batch are executed here; only its COMMIT, which waits for the
-        disk, runs in the thread.  Each statement in the thread hands the interpreter over twice
-        while the loop has work; avoiding that raised 46,000 messages/s end to end to 57,000.
+        disk, runs in the thread.  Each statement in the thread hands the GIL over twice while the
+        loop has work; avoiding that raised end-to-end throughput from 46,000 to 57,000 messages/s.
 
         Raises:
             StorageError: the writer is not open.
@@ -111,7 +111,7 @@ class Writer:
         return self._run_in_thread(lambda store: self._store_with_retry(store, steps, batch))
 
     def _begin_in_loop(self, store: Store, steps: Sequence[Step]) -> bool:
-        """Execute the statements of a batch; return False if nothing can be written now."""
+        """Execute a batch's statements; return False if nothing can be written at the moment."""
         if self._failed is not None:
             raise self._failed
         try:
@@ -123,7 +123,7 @@ class Writer:
     def _store_with_retry(
         self, store: Store, steps: Sequence[Step], batch: Batch, *, has_begun: bool = False
     ) -> LoadedRows | None:
-        """Store a batch; retry as long as it is known that no part of it is stored."""
+        """Store a batch, retrying as long as it is certain that no part of it is stored."""
         while True:
             try:
                 if not has_begun:
@@ -139,7 +139,7 @@ class Writer:
     def _commit_in_loop(
         self, store: Store, steps: Sequence[Step], batch: Batch
     ) -> asyncio.Future[LoadedRows | None]:
-        """Commit in the event loop's thread, which is idle: this saves two thread switches.
+        """Commit in the event loop's thread, which is idle, to save two thread switches.
 
         Eight publishers that wait for each receipt reach 1.2 times the confirmed messages/s.
         """
@@ -158,10 +158,10 @@ class Writer:
     def _commit_in_thread(
         self, steps: Sequence[Step], batch: Batch
     ) -> asyncio.Future[LoadedRows | None]:
-        """Commit a batch in the thread, and wait until the thread has begun.
+        """Commit a batch in the writer's thread, and wait until the thread has begun.
 
-        Otherwise the event loop would continue with the next batch and keep the interpreter for up
-        to 5 ms, while the disk is idle.
+        Otherwise, the event loop would continue with the next batch and keep the GIL for up to 5 ms
+        while the disk is idle.
         """
         begun = Lock()
         begun.acquire()
@@ -176,7 +176,7 @@ class Writer:
         return done
 
     def start(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
-        """Run a function on the store in the writer's thread, after earlier work.
+        """Run a function on the store in the writer's thread after all earlier work.
 
         The function must be one transaction, because it is called again if it fails with nothing
         stored.  Cancelling the future does not stop it.
@@ -205,7 +205,7 @@ class Writer:
                 raise self._failed
             try:
                 done = work(store)
-                self.files.check()  # before any reply
+                self.files.check()  # must precede any reply
                 return done  # noqa: TRY300 - the result that was checked
             except (NotWritableError, OutcomeUnknownError) as error:
                 self._fail(error)
@@ -219,19 +219,19 @@ class Writer:
         self._on_fatal(error)
 
     async def run(self, work: Callable[[Store], T]) -> T:
-        """Run a function on the store in the writer's thread, and return its result."""
+        """Run a function on the store in the writer's thread and return its result."""
         return await self.start(work)
 
     def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
-        """Store the clocks after a jump, before the following batches."""
+        """Store the clocks after a jump, before any later batches are stored."""
         return self.start(lambda store: note_clock(store.connection, counters, has_jumped=True))
 
     async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
-        """Run ``maintenance`` in the thread; return True if it should run again soon."""
+        """Run ``maintenance`` in the writer's thread; return True if it should run again soon."""
         return await self.run(lambda store: self.maintenance(store, now, is_idle))
 
     def check_files(self) -> None:
-        """Check that the data stored so far is in the files that the next start will find.
+        """Check that the next startup will find the files in which data has been stored so far.
 
         Raises:
             DatabaseReplacedError: the data is elsewhere, and ``on_fatal`` was called.
@@ -243,7 +243,7 @@ class Writer:
             raise
 
     async def close(self) -> None:
-        """Checkpoint, close the file, and end the thread.
+        """Checkpoint, close the database and end the thread.
 
         Raises:
             DatabaseReplacedError: nothing was closed; SQLite would remove another file's WAL.
@@ -268,21 +268,21 @@ class _DirectConnection(aiosqlite.Connection):
         return self._conn
 
     def hop(self, work: Callable[[Store], T], store: Store) -> asyncio.Future[T]:
-        """Like ``_execute``, but starts immediately; a coroutine would start when awaited."""
+        """Pass work to the thread immediately, unlike ``_execute``, which starts when awaited."""
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._tx.put_nowait((done, lambda: work(store)))
         return done
 
 
 def _truncate_wal(store: Store) -> None:
-    """Copy the WAL into the database one last time; leave the WAL if that is impossible now."""
+    """Copy the WAL into the database one last time, or leave the WAL if that fails for now."""
     with suppress(StorageFullError, NotWritableError), translate_errors(store.connection):
         store.set_lock_wait(True)
         store.checkpoint("TRUNCATE")
 
 
 def _all_clients_wait(batch: Batch) -> bool:
-    """Return whether all clients wait for this batch, so few commands arrive until it is stored."""
+    """Return whether all clients wait for this batch, so that few commands arrive until then."""
     return (
         batch.commands <= FEW_COMMANDS
         and batch.created_bytes <= _FEW_BYTES
@@ -292,7 +292,7 @@ def _all_clients_wait(batch: Batch) -> bool:
 
 
 def _is_short(batch: Batch) -> bool:
-    """Return whether the statements of a batch take only a few milliseconds."""
+    """Return whether a batch's statements take only a few milliseconds."""
     return not (
         batch.has_special_rows or batch.commands > _SHORT_COMMANDS
         or batch.created_bytes > _SHORT_BYTES or _row_count(batch) > _SHORT_ROWS
