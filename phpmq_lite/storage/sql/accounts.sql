@@ -1,4 +1,4 @@
--- Users, API tokens and login sessions, read at start; saved items.
+-- Users, API tokens and login sessions, which are read at startup, and saved items.
 
 -- name: users
 -- columns: user_id, name, password, role, queues, created_at, last_login_at
@@ -15,7 +15,7 @@ SELECT session_id, sha256, user_id, csrf, created_at, seen_at, expires_at, addre
 FROM session;
 
 -- name: known_addresses
--- Addresses of recent logins, from only the newest audit rows, because there is no index.
+-- Addresses of recent logins.  Only the newest audit rows are read, because there is no index.
 -- parameters: since (at_ms)
 SELECT DISTINCT address
 FROM (SELECT at_ms, address, action, result FROM audit ORDER BY audit_id DESC LIMIT 20000)
@@ -30,7 +30,7 @@ SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'user');
 SELECT EXISTS (SELECT 1 FROM user WHERE role = 'admin');
 
 -- name: saved_items
--- The items of one kind, by name.
+-- Saved items of one kind, by name.
 -- parameters: kind; limit
 -- columns: name, content (JSON), saved_at, saved_by
 SELECT name, content, saved_at, saved_by
@@ -40,7 +40,7 @@ ORDER BY name
 LIMIT :limit;
 
 -- name: saved_item
--- One item.
+-- A single saved item.
 -- parameters: kind; name
 -- columns: name, content (JSON), saved_at, saved_by
 SELECT name, content, saved_at, saved_by

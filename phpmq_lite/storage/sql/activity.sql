@@ -1,7 +1,7 @@
 -- Recent activity for live views and the overview; each statement reads at most :limit rows.
 
 -- name: recent_deaths
--- Messages that died since a time, by queue and reason.
+-- Messages that have died since a given time, by queue and reason.
 -- parameters: since (Unix ms); limit (newest rows to read)
 -- columns: queue_id, reason, messages
 -- index: history_unusual
@@ -17,7 +17,7 @@ WHERE settled_at >= :since
 GROUP BY queue_id, reason;
 
 -- name: unread_expiries
--- Messages that expired since a time without a dispatch, by queue.
+-- Messages that have expired undispatched since a given time, by queue.
 -- parameters: since (Unix ms); limit (newest rows to read)
 -- columns: queue_id, messages
 -- index: history_unusual
@@ -48,7 +48,7 @@ FROM (
 GROUP BY queue_id, consumer;
 
 -- name: previews
--- Live and settled messages and the beginning of their bodies; unknown ones are omitted.
+-- Live and settled messages with the beginning of their bodies; unknown seqs are omitted.
 -- parameters: seqs (a JSON array)
 -- columns: seq, token, queue_id, size, the first 480 bytes of the body
 -- index: history_seq
@@ -63,7 +63,7 @@ CROSS JOIN history AS m ON m.seq = wanted.value
 LEFT JOIN body AS b ON b.seq = m.seq;
 
 -- name: recent_events
--- Events of a queue's messages among the newest of all queues, newest first.
+-- Events of one queue's messages among the newest events of all queues, newest first.
 -- parameters: queue_id; among, limit (rows)
 -- columns: event_id, seq, token, at_ms, kind, detail
 -- index: history_seq
@@ -77,7 +77,7 @@ ORDER BY e.event_id DESC
 LIMIT :limit;
 
 -- name: published_after
--- The next messages published, live or settled, in order.
+-- The next published messages, live or settled, in order.
 -- parameters: after (seq, exclusive); limit
 -- columns: seq
 -- index: history_seq
@@ -88,13 +88,13 @@ ORDER BY 1
 LIMIT :limit;
 
 -- name: settled_after
--- The next messages settled, in order.
+-- The next settled messages, in order.
 -- parameters: after (offset, exclusive); limit
 -- columns: offset, seq
 SELECT "offset", seq FROM history WHERE "offset" > :after ORDER BY "offset" LIMIT :limit;
 
 -- name: ends
--- The last numbers assigned.
+-- The next message number and the last assigned offset.
 -- columns: number of the next message; last offset, NULL if there is none yet
 SELECT
   (SELECT next_number FROM line),

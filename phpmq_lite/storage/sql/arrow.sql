@@ -1,6 +1,6 @@
--- Ranges of history rows and claims, for export.  They are read through both Python's SQLite and
--- ADBC, so they use no functions of either, and parameters occur in the order in which they are
--- bound.  The selected columns are composed of parts; a column without a part has its own name.
+-- Ranges of history rows and claims, for export.  They are read by Python's SQLite and by ADBC, so
+-- they use no custom functions, and parameters occur in the order in which they are bound.
+-- The selected columns are composed of parts; a column without a part is read by its own name.
 
 -- part: column_offset
 m."offset"
@@ -30,17 +30,17 @@ AND m.queue_id IN (SELECT value FROM json_each(:queue_ids))
 AND m.outcome IN (SELECT value FROM json_each(:outcomes))
 
 -- part: history_range
--- Settled messages in a range of offsets.
+-- Settled messages within a range of offsets.
 FROM history AS m
 WHERE m."offset" > :lo AND m."offset" <= :hi
 
 -- part: claim_range
--- Messages held by a subscription, in a range of claims.
+-- Messages held by a subscription, within a range of claims.
 FROM claim AS c JOIN message AS m ON m.seq = c.seq
 WHERE c.subscription_id = :subscription_id AND c.claim > :lo AND c.claim <= :hi
 
 -- part: part_ends
--- The last number of each part that has :part_bytes of bodies, or one larger body.
+-- Last number of each part, which has :part_bytes of bodies, or one larger body.
 SELECT max(number) AS number FROM (
   SELECT {number} AS number, sum(m.size) OVER (ORDER BY {number}) / :part_bytes AS part
   {range}
@@ -51,7 +51,7 @@ coalesce((SELECT settled_at FROM history WHERE "offset" >= (low + high) / 2
   ORDER BY "offset" LIMIT 1) < :at_ms, 0)
 
 -- name: bounds
--- The range of offsets in the history, at one moment.
+-- Range of offsets in the history, at a single moment.
 -- columns: history_id; lo (above it, only deleted messages may be missing); hi (last offset
 --   assigned); lo_deleted (above it, no message is missing)
 SELECT
@@ -61,9 +61,9 @@ SELECT
   max(coalesce((SELECT value FROM counter WHERE name = 'deleted_lo'), 0) - 1, 0) AS lo_deleted;
 
 -- name: offset_at
--- The last offset settled before a time, found by bisection, because times only grow.
+-- Last offset settled before a given time, by bisection, because times only grow.
 -- parameters: lo, hi (as in bounds); at_ms (Unix ms)
--- columns: offset, or lo if all are later
+-- columns: offset, or lo if all offsets are later
 WITH RECURSIVE halving (low, high) AS (
   SELECT :lo + 1, :hi + 1
   UNION ALL

@@ -1,4 +1,4 @@
--- The audit log, newest first and filtered, in slices of numbers so that no read takes long.
+-- The audit log, filtered and newest first, in slices of audit_ids so that no read takes long.
 
 -- part: columns
 audit_id, at_ms, actor, source, address, action, target, count, reason, result, detail, request_id
@@ -14,12 +14,12 @@ audit_id, at_ms, actor, source, address, action, target, count, reason, result, 
   AND (:upto IS NULL OR at_ms < :upto)
 
 -- name: ends
--- The oldest and newest numbers; NULL if there is no row.
+-- Lowest and highest audit_ids; NULL if there are no rows.
 -- columns: first, last
 SELECT (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
 
 -- name: older
--- Rows below a number, newest first.
+-- Rows below an audit_id, newest first.
 -- parameters: before (audit_id, exclusive), floor (inclusive), limit; filter (NULL matches any)
 -- index: INTEGER PRIMARY KEY
 SELECT {columns} FROM audit
@@ -27,7 +27,7 @@ WHERE audit_id < :before AND audit_id >= :floor AND {filter}
 ORDER BY audit_id DESC LIMIT :limit;
 
 -- name: newer
--- Rows above a number, oldest first.
+-- Rows above an audit_id, oldest first.
 -- parameters: after (audit_id, exclusive), ceiling (inclusive), limit; filter (NULL matches any)
 -- index: INTEGER PRIMARY KEY
 SELECT {columns} FROM audit
@@ -35,13 +35,13 @@ WHERE audit_id > :after AND audit_id <= :ceiling AND {filter}
 ORDER BY audit_id LIMIT :limit;
 
 -- name: newest_of_target
--- The newest row with a target.
+-- The newest row with a given target.
 -- parameters: target
 -- index: audit_target
 SELECT {columns} FROM audit WHERE target = :target ORDER BY audit_id DESC LIMIT 1;
 
 -- name: bulk_job
--- The row of a bulk job.
+-- The audit row of a bulk job.
 -- parameters: audit_id
 -- columns: at_ms, actor, action, target, count, result, detail
 SELECT at_ms, actor, action, target, count, result, detail

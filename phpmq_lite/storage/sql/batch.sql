@@ -1,12 +1,12 @@
--- The writer's statements: for a start, for each batch, and for loading rows after a batch.
+-- The writer's statements for startup, for batches, and for loading rows after a batch.
 
 -- part: columns
--- The columns that every message has, in the order of model.Message.
+-- Columns set for every message, in the order of model.Message.
 seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
   first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer
 
 -- part: envelope_columns
--- The same columns and the indexed members of an envelope.
+-- Columns set for every message, plus the indexed members of an envelope.
 {columns},
   urn, trace_id, meta_id, attempts
 
@@ -15,7 +15,7 @@ seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
 {envelope_columns}, source_seq, source_queue_id, source_reason
 
 -- part: history_columns
--- The columns that the history copies: all columns except the state.
+-- Columns copied to the history, which are all columns except the state.
 seq, token, queue_id, position, ttl_s,
   deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged, size,
   crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
@@ -41,19 +41,19 @@ INSERT INTO message ({columns})
 VALUES {rows:(?,?,?,?,0,?,?,?,NULL,NULL,0,0,?,?,?,NULL)};
 
 -- name: insert_ready_enveloped
--- New envelopes that were not dispatched in their batch; the columns of a dead letter stay NULL.
+-- New envelopes that were not dispatched in their batch; dead-letter columns stay NULL.
 -- rows: those of insert_ready_ttl; urn, trace_id, meta_id, attempts
 INSERT INTO message ({envelope_columns})
 VALUES {rows:(?,?,?,?,0,?,?,?,NULL,NULL,0,0,?,?,?,NULL,?,?,?,?)};
 
 -- name: insert_enveloped
--- Other new messages; the columns of a dead letter stay NULL.
+-- All other new messages that are not dead letters; dead-letter columns stay NULL.
 -- rows: seq to attempts
 INSERT INTO message ({envelope_columns})
 VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
 
 -- name: insert_with_source
--- New messages with all columns.
+-- New dead letters, with all columns.
 -- rows: seq to source_reason
 INSERT INTO message ({all_columns})
 VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
@@ -63,7 +63,7 @@ VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
 INSERT INTO body (seq, content) VALUES {rows:(?,?)};
 
 -- name: dispatch_messages
--- Stored messages that were dispatched in this batch.
+-- Stored messages that this batch dispatched.
 -- rows: seq, consumer, dispatched (Unix ms)
 UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = given.column2,
   last_dispatched_at = given.column3,
@@ -71,7 +71,7 @@ UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = given.colu
 FROM (VALUES {rows:(?,?,?)}) AS given WHERE message.seq = given.column1;
 
 -- name: update_messages
--- Stored messages that were returned, requeued or forwarded.
+-- Stored messages that this batch returned, requeued or forwarded.
 -- rows: seq, queue_id, position, state, ttl_s, deadline_ms, first_dispatched_at,
 --   last_dispatched_at, deliveries, charged, consumer
 UPDATE message SET queue_id = given.column2, position = given.column3, state = given.column4,
@@ -81,13 +81,13 @@ UPDATE message SET queue_id = given.column2, position = given.column3, state = g
 FROM (VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?)}) AS given WHERE message.seq = given.column1;
 
 -- name: settle_messages
--- History rows of settled messages, in order of seq; SQLite assigns the next offset.
+-- History rows for settled messages in seq order; SQLite assigns the next offsets.
 -- before the rows: outcome, reason, now (Unix ms).  rows: seq
 INSERT INTO history (outcome, reason, settled_at, {history_columns})
 SELECT ?, ?, ?, {history_columns} FROM message WHERE seq IN ({rows:?}) ORDER BY seq;
 
 -- name: settle_dispatched
--- As settle_messages, for stored messages that were both dispatched and settled in this batch: not
+-- Like settle_messages, for stored messages that this batch both dispatched and settled.  Not
 -- updating their live rows in between saves 1 µs per message.
 -- before the rows: outcome, reason, now (Unix ms).  rows: seq, consumer, dispatched (Unix ms)
 INSERT INTO history (outcome, reason, settled_at, {history_columns})
@@ -115,7 +115,7 @@ INSERT INTO receipt (queue_id, key, seq, at_ms) VALUES {rows:(?,?,?,?)};
 INSERT INTO queue (queue_id, name, created_at, created_by) VALUES (?, ?, ?, ?);
 
 -- name: update_queue
--- The number and size of live messages in the queues that a batch changed.
+-- Updates the number and size of live messages in queues that a batch changed.
 -- rows: queue_id, live_count, live_bytes
 UPDATE queue SET live_count = given.column2, live_bytes = given.column3
 FROM (VALUES {rows:(?,?,?)}) AS given WHERE queue.queue_id = given.column1;
@@ -144,7 +144,7 @@ INSERT INTO counter (name, value) VALUES (?, ?)
 ON CONFLICT (name) DO UPDATE SET value = value + excluded.value;
 
 -- name: next_ready
--- The next ready messages of a queue, in order, without bodies.
+-- The next ready messages of a queue, in order and without bodies.
 -- parameters: queue_id; after (position, exclusive); limit
 -- index: message_place
 SELECT {all_columns}
@@ -152,7 +152,7 @@ FROM message WHERE queue_id = ? AND position > ? AND state = 0
 ORDER BY position LIMIT ?;
 
 -- name: all_page
--- Live messages of a queue, in order.
+-- A page of a queue's live messages, in order.
 -- parameters: of (queue_id); after (position, exclusive); upto (position, inclusive); limit
 -- index: message_place
 -- index: message_held
@@ -164,7 +164,7 @@ FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AN
 ORDER BY position LIMIT :limit;
 
 -- name: ready_page
--- Ready messages of a queue, in order.
+-- A page of a queue's ready messages, in order.
 -- parameters: of (queue_id); after (position, exclusive); upto (position, inclusive); limit
 -- index: message_place
 SELECT {all_columns}
@@ -172,7 +172,7 @@ FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AN
 ORDER BY position LIMIT :limit;
 
 -- name: claimed_page
--- Messages that a subscription holds, in order of claim.
+-- A page of messages held by a subscription, in claim order.
 -- parameters: of (subscription_id); after (claim, exclusive); upto (claim, inclusive); limit
 -- index: PRIMARY KEY
 SELECT {all_columns}
@@ -186,8 +186,8 @@ SELECT {all_columns}
 FROM message WHERE seq IN ({rows:?});
 
 -- name: settled_by_seq
--- Settled messages, with the columns of live ones.  The state is the outcome, or 0 (ready) if the
--- message was restored; its restore event then has the id of a younger message.
+-- Settled messages with the columns of live ones.  The state is the outcome, or 0 (ready) if the
+-- message was restored; in that case, its restore event contains the id of a younger message.
 -- rows: seq
 -- index: history_seq
 SELECT seq, token, queue_id, position,
@@ -199,7 +199,7 @@ SELECT seq, token, queue_id, position,
 FROM history WHERE seq IN ({rows:?});
 
 -- name: due_messages
--- Ready messages whose deadline has passed, soonest first.
+-- Ready messages whose deadline has passed, soonest deadline first.
 -- parameters: now (steady ms); limit
 -- index: message_deadline
 SELECT {all_columns}
@@ -207,7 +207,7 @@ FROM message WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms <= ?
 ORDER BY deadline_ms LIMIT ?;
 
 -- name: next_deadline
--- The soonest deadline of a ready message after a time (steady ms).
+-- Soonest deadline of a ready message after a given time (steady ms).
 -- parameters: after (steady ms, exclusive)
 -- index: message_deadline
 SELECT min(deadline_ms) FROM message
@@ -227,9 +227,9 @@ SELECT seq, crc FROM message WHERE seq IN ({rows:?});
 SELECT seq, crc FROM history WHERE seq IN ({rows:?});
 
 -- name: client_records
--- Live dead letters that clients published about messages that were not dead yet: by anyone in
+-- Live dead letters that clients published about messages that were not dead yet: by any client in
 -- their dead-letter queue or NAME.dlq, in other queues only by the client that held the message.
--- Only the newest few per message, because their number is not limited.
+-- Reads only the newest few for each message, because clients may publish any number of them.
 -- rows: source_seq, queue_id, queue_id, publisher
 -- columns: source_seq, seq, token, size
 -- index: message_source
@@ -251,7 +251,7 @@ FROM (VALUES {rows:(?,?,?,?)}) AS given CROSS JOIN message AS record ON record.s
     ORDER BY newest.seq DESC LIMIT 8));
 
 -- name: release_dispatched
--- At start: messages held by connections become ready in their place; claimed messages stay.
+-- At startup, returns messages held by connections to their positions; claimed messages stay.
 -- index: message_held
 UPDATE message SET state = 0
 WHERE state = 1 AND NOT EXISTS (SELECT 1 FROM claim WHERE claim.seq = message.seq);
@@ -261,7 +261,7 @@ SELECT queue_id, name, created_at, on_expire, max_deliveries, ack_timeout_s, max
   max_bytes, payload_policy, settings, live_count, live_bytes, created_by FROM queue;
 
 -- name: delete_forgotten_queues
--- At start: removed queues that neither the history nor a receipt refers to.
+-- At startup, deletes removed queues to which neither the history nor a receipt refers.
 -- index: history_place USING PRIMARY KEY
 DELETE FROM queue WHERE settings = '{"removed": true}'
   AND NOT EXISTS (
@@ -283,7 +283,7 @@ DELETE FROM queue WHERE settings = '{"removed": true}'
 
 -- name: newest_excess_receipt
 -- The newest receipt beyond the limit; no row if there is none.
--- parameters: how many receipts count
+-- parameters: number of receipts that count
 SELECT n FROM receipt ORDER BY n DESC LIMIT 1 OFFSET ?;
 
 -- name: receipts
@@ -297,13 +297,13 @@ SELECT name, value FROM counter WHERE name <> 'next_number'
 UNION ALL SELECT 'next_number', next_number FROM line;
 
 -- name: close_clients
--- At start: connections that were open when the broker stopped.
+-- At startup, closes the rows of connections that were open when the broker stopped.
 -- parameters: closed_at (Unix ms), reason
 -- index: client_closed
 UPDATE client SET closed_at = ?, reason = ? WHERE closed_at IS NULL AND client > 0;
 
 -- name: overwrite_body
--- Overwrites a secret before its row is deleted: SQLite does not clear the bytes of a deleted row.
+-- Overwrites a secret before its row is deleted, because SQLite does not clear deleted bytes.
 -- parameters: seq
 -- index: INTEGER PRIMARY KEY
 UPDATE body SET content = zeroblob(length(content)) WHERE seq = :seq;
@@ -314,7 +314,7 @@ UPDATE body SET content = zeroblob(length(content)) WHERE seq = :seq;
 DELETE FROM body WHERE seq = :seq;
 
 -- name: link_messages
--- The event of a message made from another message, with the id of that message.
+-- Links a message to the message from which it was created, by an event with that message's id.
 -- parameters: seq, at_ms, kind; seq of the other message three times
 -- index: INTEGER PRIMARY KEY
 -- index: history_seq
@@ -324,7 +324,7 @@ INSERT INTO event (seq, at_ms, kind, detail) SELECT :seq, :at_ms, :kind, coalesc
   printf('%016x', :source_seq));
 
 -- name: insert_clock_step
--- Applies from the next settled message on; stored before any batch decided after the change.
+-- Applies to all messages settled from now on; stored before any batch decided after the change.
 -- parameters: at_ms (steady), step_ms
 INSERT INTO clock_step (from_offset, at_ms, step_ms)
 SELECT coalesce(max("offset"), 0) + 1, ?, ? FROM history;
@@ -334,7 +334,7 @@ SELECT coalesce(max("offset"), 0) + 1, ?, ? FROM history;
 SELECT step_ms FROM clock_step ORDER BY number DESC LIMIT 1;
 
 -- name: shift_deadlines
--- Applies the downtime of the broker: messages from before it have less time left.
+-- Subtracts the broker's downtime from the remaining time of messages stored before it.
 -- parameters: away_ms, first_number, excluded
 UPDATE message SET deadline_ms = deadline_ms - :away_ms
 WHERE deadline_ms IS NOT NULL AND seq < :first_number AND position < :first_number
@@ -367,7 +367,7 @@ INSERT INTO stage_row (row_id, queue_id, ttl_s, token, urn, trace_id, meta_id, a
 VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?)};
 
 -- name: quarantined_rows
--- Staged rows that are invalid.
+-- Staged rows that are invalid and will be quarantined.
 -- parameters: spans
 -- columns: row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail, record_id,
 --   record, content
@@ -379,7 +379,7 @@ FROM json_each(:spans) AS span CROSS JOIN stage_row
 WHERE reason IS NOT NULL ORDER BY row_id;
 
 -- name: copy_staged_messages
--- New messages at the end of their queues, numbered in the order of the rows.
+-- Appends new messages to their queues, numbered in the order of the staged rows.
 -- parameters: offset, at_ms, steady_ms, publisher, first_row, end_row
 -- index: INTEGER PRIMARY KEY
 INSERT INTO message (seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
@@ -398,7 +398,7 @@ FROM (VALUES (:offset, :first_row, :end_row)) AS given CROSS JOIN stage_row
 WHERE reason IS NULL ORDER BY row_id;
 
 -- name: drop_stage
--- The stage was published or cancelled; its rows are removed later, in slices.
+-- Marks a stage as published or cancelled; its rows are removed later, in slices.
 -- parameters: stage_id
 -- index: INTEGER PRIMARY KEY
 UPDATE stage SET token = NULL WHERE stage_id = :stage_id;
@@ -423,7 +423,7 @@ ON CONFLICT (app_id) DO UPDATE SET version = excluded.version, at_ms = excluded.
   single_use = excluded.single_use;
 
 -- name: record_app_id_use
--- Records a repeated publish or a new owner.
+-- Records a repeated publish or a new owner of an app_id.
 -- parameters: owner, used_ms, app_id
 -- index: PRIMARY KEY
 UPDATE published SET owner = :owner, used_ms = :used_ms WHERE app_id = :app_id;
@@ -434,31 +434,31 @@ UPDATE published SET owner = :owner, used_ms = :used_ms WHERE app_id = :app_id;
 DELETE FROM published WHERE app_id = :app_id;
 
 -- name: drop_unfinished_stages
--- At start, because their publishers are disconnected.
+-- Run at startup, because the publishers of unfinished stages are disconnected.
 UPDATE stage SET token = NULL WHERE is_whole = 0 AND token IS NOT NULL;
 
 -- name: delete_queues_of_dropped_stages
--- At start, after drop_unfinished_stages.
+-- Run at startup, after drop_unfinished_stages.
 DELETE FROM stage_part WHERE stage_id IN (SELECT stage_id FROM stage WHERE token IS NULL);
 
 -- name: stages
--- At start, oldest first.
+-- Stages read at startup, oldest first.
 -- columns: stage_id, token, until_ms, rows, bytes
 SELECT stage_id, token, until_ms, "rows", bytes FROM stage WHERE token IS NOT NULL
 ORDER BY stage_id;
 
 -- name: stage_queues
--- At start.
--- columns: as in the table
+-- Staged totals by queue, read at startup.
+-- columns: those of the table stage_part
 SELECT stage_id, queue_id, "rows", bytes, bad_rows, bad_bytes, least_ttl_s, policy
 FROM stage_part;
 
 -- name: next_stage_id
--- At start.
+-- The next stage_id, read at startup.
 SELECT coalesce(max(stage_id), 0) + 1 FROM stage;
 
 -- name: published_versions
--- At start, least recently used first.
+-- Published versions read at startup, least recently used first.
 -- columns: app_id, version, owner, used_ms, single_use
 SELECT app_id, version, owner, used_ms, single_use FROM published ORDER BY used_ms, app_id;
 
@@ -489,12 +489,12 @@ WHERE subscription_id = :subscription_id;
 DELETE FROM subscription WHERE subscription_id = :subscription_id;
 
 -- name: subscriptions
--- At start.
+-- All subscriptions, read at startup.
 -- columns: subscription_id, name, queue_id, next_claim, acked_upto
 SELECT subscription_id, name, queue_id, next_claim, acked_upto FROM subscription;
 
 -- name: claimed_by_queue
--- At start: the claimed messages of each queue.
+-- Claimed messages of each queue, read at startup.
 -- columns: queue_id, messages, bytes
 SELECT message.queue_id, count(*), sum(message.size)
 FROM claim CROSS JOIN message USING (seq) GROUP BY message.queue_id;
@@ -505,13 +505,13 @@ INSERT INTO reader (name, "offset", at_ms) VALUES (:name, :offset, :at_ms)
 ON CONFLICT (name) DO UPDATE SET "offset" = excluded."offset", at_ms = excluded.at_ms;
 
 -- name: trim_history_readers
--- Keeps the most recently seen readers.
--- parameters: most (how many to keep)
+-- Deletes all but the most recently seen readers.
+-- parameters: most (number of readers to keep)
 DELETE FROM reader WHERE name IN (
   SELECT name FROM reader ORDER BY at_ms DESC, name LIMIT -1 OFFSET :most);
 
 -- name: create_history_id
--- At the first start.
+-- Run at startup; has an effect only on the first one.
 INSERT INTO meta (name, value) VALUES ('history_id', lower(hex(randomblob(16))))
 ON CONFLICT (name) DO NOTHING;
 
@@ -524,12 +524,12 @@ VALUES (:audit_id, :at_ms, :actor, :source, :address, :action, :target, :number,
   :detail, :request_id);
 
 -- name: advance_audit
--- Adds a completed slice of a bulk job.
+-- Adds a completed slice of a bulk job to its audit row.
 -- parameters: more, result, audit_id
 UPDATE audit SET count = count + :more, result = :result WHERE audit_id = :audit_id;
 
 -- name: interrupt_audit
--- At start: jobs that were running when the broker stopped.
+-- At startup, marks jobs that were running when the broker stopped as interrupted.
 UPDATE audit SET result = 'interrupted' WHERE result = 'running';
 
 -- name: add_user
@@ -591,7 +591,7 @@ DELETE FROM session WHERE session_id = :session_id;
 DELETE FROM session WHERE user_id = :user_id;
 
 -- name: save_item
--- Replaces any item with the same name.
+-- Replaces any item that has the same name.
 -- parameters: kind, name, content, saved_at, saved_by
 INSERT INTO saved (kind, name, content, saved_at, saved_by)
 VALUES (:kind, :name, :content, :saved_at, :saved_by)
@@ -603,18 +603,18 @@ ON CONFLICT (kind, name) DO UPDATE SET
 DELETE FROM saved WHERE kind = :kind AND name = :name;
 
 -- name: dismiss_start_report
--- Hides the report for everyone.
+-- Hides a startup report for everyone.
 -- parameters: dismissed_by, start_id
 -- index: INTEGER PRIMARY KEY
 UPDATE start SET dismissed_by = :dismissed_by WHERE start_id = :start_id AND dismissed_by IS NULL;
 
 -- part: clock_ahead_s
--- Seconds by which the clock is ahead of its earliest step; rows may be younger by this much.
+-- Seconds by which the clock is ahead of its earliest step; rows may be younger by this amount.
 coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms')
   - (SELECT min(step_ms) FROM clock_step), 0) / 1000
 
 -- name: put_rollup
--- Replaces the row of a span that was interrupted by a stop.
+-- Replaces the row of a span that a stop interrupted.
 -- parameters: at_s, span_s, published, dispatched, redelivered, acked, requeued, expired, dead,
 --   deleted, ready, held, size, oldest_age_ms, wait, hold, queue_id
 INSERT OR REPLACE INTO rollup (at_s, span_s, published, dispatched, redelivered, acked, requeued,
@@ -623,7 +623,7 @@ VALUES (:at_s, :span_s, :published, :dispatched, :redelivered, :acked, :requeued
   :deleted, :ready, :held, :size, :oldest_age_ms, :wait, :hold, :queue_id);
 
 -- name: trim_rollups
--- Removes the oldest spans of one length, at most :limit.
+-- Removes the oldest spans of one length, at most :limit rows.
 -- parameters: span_s, before_s, limit
 -- index: rollup_time
 DELETE FROM rollup

@@ -1,7 +1,7 @@
 -- Closed connections, subscriptions, history readers and app_ids.
 
 -- name: app_ids
--- The app_ids by name, except those for a single publish.
+-- All app_ids by name, except those used for a single publish.
 -- parameters: after (app_id, exclusive); limit
 -- columns: app_id, owner, version, at_ms, rows
 -- index: PRIMARY KEY
@@ -9,8 +9,8 @@ SELECT app_id, owner, version, at_ms, "rows" FROM published
 WHERE app_id > :after AND NOT single_use ORDER BY app_id LIMIT :limit;
 
 -- name: subscriptions
--- Subscriptions with the messages they hold, by name.
--- parameters: name (NULL: all)
+-- Subscriptions and the messages that they hold, by name.
+-- parameters: name (NULL for all subscriptions)
 -- columns: name, queue_id, queue name (NULL: unknown), acked_upto, hi, created_at, number of
 --   claimed messages, their size in bytes, claimed_at of the oldest
 SELECT subscription.name, subscription.queue_id,
@@ -40,7 +40,7 @@ ORDER BY closed_at DESC, client DESC
 LIMIT :limit;
 
 -- name: client
--- One connection, open or closed.
+-- A single connection, open or closed.
 -- parameters: client
 -- columns: those of consumers.ClientRow
 SELECT client, kind, address, opened_at, closed_at, framing, revision, reason

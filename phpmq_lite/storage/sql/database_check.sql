@@ -1,26 +1,26 @@
--- Consistency checks for `verify`, backups and drills.  Each one counts violations.  Tables are
--- read without any index that could hide rows.
+-- Consistency checks for `verify`, backups and drills.  Each check counts violations.  Tables are
+-- read without indexes that might hide rows.
 
 -- name: counts
--- The number of rows in each table.
+-- Number of rows in each table.
 -- columns: queues, live messages, settled messages, bodies
 SELECT (SELECT count(*) FROM queue), (SELECT count(*) FROM message NOT INDEXED),
   (SELECT count(*) FROM history NOT INDEXED), (SELECT count(*) FROM body);
 
 -- name: ends
--- The newest body and the newest settled message; 0 if there is none.
+-- Highest seq of a body and highest offset; 0 if there are no rows.
 -- columns: seq, offset
 SELECT coalesce((SELECT max(seq) FROM body), 0),
   coalesce((SELECT max("offset") FROM history NOT INDEXED), 0);
 
 -- name: alive_bodies
--- Live messages whose body is missing, has another length, or has a wrong checksum.
+-- Live messages whose body is missing, has the wrong length or has a wrong checksum.
 -- columns: seq
 SELECT message.seq FROM message NOT INDEXED LEFT JOIN body USING (seq)
 WHERE content IS NULL OR length(content) <> size OR checksum(message.seq, content) <> crc;
 
 -- name: settled_bodies
--- The same for settled messages, but their bodies may have been removed.
+-- Settled messages whose body has the wrong length or checksum; removed bodies are ignored.
 -- columns: seq, is_known (the message died because of the damage)
 SELECT history.seq, reason IS 'crc' FROM history NOT INDEXED JOIN body USING (seq)
 WHERE length(content) <> size OR checksum(history.seq, content) <> crc;
@@ -39,7 +39,7 @@ SELECT (SELECT count(*) FROM message NOT INDEXED WHERE queue_id NOT IN (SELECT q
   + (SELECT count(*) FROM history NOT INDEXED WHERE queue_id NOT IN (SELECT queue_id FROM queue));
 
 -- name: duplicate_messages
--- Messages that exist twice: live and settled, or settled twice.
+-- Messages that exist twice, either live and settled or settled twice.
 SELECT (SELECT count(*) FROM message NOT INDEXED JOIN history USING (seq))
   + (SELECT count(seq) - count(DISTINCT seq) FROM history NOT INDEXED);
 
@@ -50,7 +50,7 @@ SELECT (SELECT count(*) FROM message NOT INDEXED, line
   + (SELECT count(*) FROM history NOT INDEXED, line WHERE seq >= next_number);
 
 -- name: missing_offsets
--- Offsets that are missing above both fronts of the history.
+-- Offsets missing above both fronts of the history.
 SELECT coalesce((
   SELECT max("offset") - front.lo + 1 - count(*) FROM history NOT INDEXED, (
     SELECT max(1,
@@ -61,7 +61,7 @@ SELECT coalesce((
 ), 0);
 
 -- name: inconsistent_index
--- Settled messages that are indexed wrongly or not at all, and index rows without a message.
+-- Settled messages with missing or wrong index rows, and index rows without a message.
 SELECT (
   SELECT count(*) FROM history NOT INDEXED WHERE "offset" <= placed.upto AND NOT (
     EXISTS (

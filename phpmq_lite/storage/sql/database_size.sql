@@ -1,7 +1,7 @@
 -- Sizes for the system page and the metrics.
 
 -- part: tail
--- Rows not counted yet because they are not indexed: usually those of the last few seconds.
+-- Rows not counted yet because they are not indexed, usually from the last few seconds.
 (
   SELECT outcome, size FROM history NOT INDEXED
   WHERE "offset" > coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
@@ -9,7 +9,7 @@
 )
 
 -- name: totals
--- Sizes of the history, separately for deleted messages and all others.
+-- Sizes of the history, separately for deleted messages and all other messages.
 -- columns: rows, bytes, deleted rows, deleted bytes
 SELECT
   coalesce((SELECT value FROM counter WHERE name = 'history_rows'), 0)
@@ -27,19 +27,19 @@ FROM {tail};
 SELECT name, value FROM counter;
 
 -- name: pages
--- The pages of the database file, without the write-ahead log.
+-- Pages of the database file, not including the write-ahead log.
 -- columns: pages, free pages, page size in bytes
 SELECT (SELECT page_count FROM pragma_page_count()),
   (SELECT freelist_count FROM pragma_freelist_count()), (SELECT page_size FROM pragma_page_size());
 
 -- name: history
--- The ends of the history; NULL if it is empty.
+-- First and last rows of the history; NULL if it is empty.
 -- columns: settled_at of the oldest row, offset of the newest row
 SELECT (SELECT settled_at FROM history ORDER BY "offset" LIMIT 1),
   (SELECT max("offset") FROM history);
 
 -- name: audit
--- The ends of the audit log; NULL if it is empty.
+-- First and last rows of the audit log; NULL if it is empty.
 -- columns: at_ms of the oldest row, first and last numbers
 SELECT (SELECT at_ms FROM audit ORDER BY audit_id LIMIT 1),
   (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);

@@ -1,7 +1,7 @@
--- Fills history_place, history_number and trace_place after messages are stored.
+-- Fills history_place, history_number and trace_place after messages have been stored.
 
 -- name: progress
--- The progress of the index, and the next rows to index.
+-- Progress of the index and the next rows to index.
 -- columns: last indexed offset, first and last offset after it (NULL: none); last indexed seq of
 --   live messages, first and last live seq after it (NULL: none)
 -- index: INTEGER PRIMARY KEY
@@ -19,7 +19,7 @@ FROM (
 ) AS traced;
 
 -- name: index_outcomes
--- Rows are inserted in the order of the table, so that each of its pages is written once.
+-- Inserts rows in the order of the table, so that each table page is written only once.
 -- parameters: after (offset, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY
 INSERT INTO history_place (block, queue_id, outcome, "offset")
@@ -28,7 +28,7 @@ WHERE "offset" > :after AND "offset" <= :upto
 ORDER BY 1, 2, 3, 4;
 
 -- name: totals_of_range
--- What the indexed rows add to the totals.
+-- Amounts that the indexed rows add to the totals.
 -- parameters: after (offset, exclusive); upto (inclusive)
 -- columns: rows and bytes of all messages except deleted ones; rows and bytes of deleted messages
 -- index: INTEGER PRIMARY KEY
@@ -37,7 +37,7 @@ SELECT count(*) FILTER (WHERE outcome <> 5), coalesce(sum(size) FILTER (WHERE ou
 FROM history NOT INDEXED WHERE "offset" > :after AND "offset" <= :upto;
 
 -- name: index_numbers
--- Settled messages by number.
+-- Indexes settled messages by number.
 -- parameters: after (offset, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY
 INSERT INTO history_number (block, queue_id, seq, "offset", outcome)
@@ -46,7 +46,7 @@ WHERE "offset" > :after AND "offset" <= :upto
 ORDER BY 1, 2, 3, 4;
 
 -- name: index_traces
--- Settled messages by trace; some were indexed while they were live.
+-- Indexes settled messages by trace; some were already indexed while live.
 -- parameters: after (offset, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY
 INSERT OR IGNORE INTO trace_place (block, trace_id, seq)
@@ -55,7 +55,7 @@ WHERE "offset" > :after AND "offset" <= :upto AND trace_id IS NOT NULL
 ORDER BY 1, 2, 3;
 
 -- name: next_live_numbers
--- The last of the next live messages, and how many they are.
+-- Last seq and number of the next live messages.
 -- parameters: after (seq, exclusive); limit
 -- columns: seq, number
 -- index: INTEGER PRIMARY KEY
@@ -64,7 +64,7 @@ SELECT max(seq), count(*) FROM (
 );
 
 -- name: index_live_traces
--- Live messages by trace.
+-- Indexes live messages by trace.
 -- parameters: after (seq, exclusive); upto (inclusive)
 -- index: INTEGER PRIMARY KEY
 INSERT OR IGNORE INTO trace_place (block, trace_id, seq)

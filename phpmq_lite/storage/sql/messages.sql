@@ -3,8 +3,8 @@
 -- substr reads the complete value before truncating it, so large bodies use body_part.
 
 -- name: count_expiring
--- Ready messages that expire if the broker's downtime counts.
--- parameters: moment (steady ms, inclusive); number (first one assigned since); most (limit)
+-- Number of ready messages that expire if the broker's downtime counts.
+-- parameters: moment (steady ms, inclusive); number (first assigned afterwards); most (limit)
 -- columns: count
 -- index: message_deadline
 SELECT count(*) FROM (
@@ -14,11 +14,11 @@ SELECT count(*) FROM (
   LIMIT :most);
 
 -- part: clock_step
--- How far the wall clock is ahead of the scale of deadlines (ms).
+-- How far the wall clock is ahead of the scale used for deadlines (ms).
 coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
 
 -- part: shared_columns
--- Columns common to live and settled messages: m is either table, other tables are from {joins}.
+-- Columns common to live and settled messages; m is either table, and {joins} adds other tables.
 m.deadline_ms + {clock_step},
   m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
   m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
@@ -27,19 +27,19 @@ m.deadline_ms + {clock_step},
     WHEN b.seq IS NOT NULL THEN body_part(m.seq, 0, 480) END
 
 -- part: live_columns
--- The columns of a live message, in the order of messages.MessageRow.
+-- Columns of a live message, in the order of messages.MessageRow.
 NULL AS "offset", m.seq, m.token, m.queue_id, q.name, m.position, m.state,
   NULL AS reason, NULL AS settled_at, m.ttl_s,
   {shared_columns}
 
 -- part: settled_columns
--- The same columns of a settled message.
+-- Columns of a settled message, in the order of messages.MessageRow.
 m."offset", m.seq, m.token, m.queue_id, q.name, m.position, m.outcome,
   m.reason, m.settled_at, m.ttl_s,
   {shared_columns}
 
 -- part: joins
--- Names and addresses for the ids of a row, and its body.
+-- Adds the body, and names and addresses for the ids in a row.
 LEFT JOIN queue AS q ON q.queue_id = m.queue_id
 LEFT JOIN client AS p ON p.client = m.publisher
 LEFT JOIN client AS c ON c.client = m.consumer
@@ -48,7 +48,7 @@ LEFT JOIN queue AS oq ON oq.queue_id = m.source_queue_id
 LEFT JOIN body AS b ON b.seq = m.seq
 
 -- name: oldest_ready
--- When the first ready message of each given queue was published.
+-- Time when the first ready message of each given queue was published.
 -- parameters: queue_ids (a JSON array)
 -- columns: queue_id, published_at (NULL: nothing is ready)
 -- index: message_place
@@ -63,7 +63,7 @@ SELECT
 FROM json_each(:queue_ids) AS wanted;
 
 -- name: expiring
--- Ready messages that expire soon, by queue; at most :limit rows are read.
+-- Ready messages that will expire soon, by queue; at most :limit rows are read.
 -- parameters: before_ms (Unix ms, exclusive); limit
 -- columns: queue_id, messages, soonest deadline (Unix ms)
 -- index: message_deadline
@@ -81,8 +81,8 @@ FROM (
 GROUP BY queue_id;
 
 -- name: messages_after
--- A page of a queue, in order, after a position.
--- parameters: queue_id; position (exclusive); state (NULL: both); limit
+-- A page of a queue's messages after a position, in order.
+-- parameters: queue_id; position (exclusive); state (NULL for both); limit
 -- columns: those of messages.MessageRow
 -- index: message_place
 -- index: message_held
@@ -99,8 +99,8 @@ ORDER BY 6  -- the position
 LIMIT :limit;
 
 -- name: messages_before
--- A page of a queue, backwards, before a position.
--- parameters: queue_id; position (exclusive); state (NULL: both); limit
+-- A page of a queue's messages before a position, in reverse order.
+-- parameters: queue_id; position (exclusive); state (NULL for both); limit
 -- columns: those of messages.MessageRow
 -- index: message_place
 -- index: message_held
@@ -117,7 +117,7 @@ ORDER BY 6 DESC  -- the position
 LIMIT :limit;
 
 -- name: by_seq
--- One live or settled message, in one statement so that a message being settled is not missed.
+-- A live or settled message.  One statement reads both tables so that no settlement is missed.
 -- parameters: seq
 -- columns: those of messages.MessageRow
 -- index: history_seq
@@ -133,7 +133,7 @@ WHERE m.seq = :seq
 LIMIT 1;
 
 -- name: by_seqs
--- Several live and settled messages.
+-- Several messages, live or settled.
 -- parameters: seqs (a JSON array)
 -- columns: those of messages.MessageRow
 -- index: history_seq
@@ -148,15 +148,15 @@ FROM history AS m
 WHERE m.seq IN (SELECT value FROM json_each(:seqs));
 
 -- part: indexed_upto
--- Settled messages are in history_place up to this offset; above it is a short tail.
+-- Up to this offset, settled messages are in history_place; the short tail above is not.
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
 -- part: indexed_rows
--- Offsets of a queue's settled messages, from the index only; the page reads other columns.
+-- Offsets of a queue's settled messages from the index alone; the page reads other columns.
 SELECT "offset" AS place FROM history_place WHERE queue_id = :queue_id
 
 -- part: older_blocks
--- Index blocks between two offsets, each found from the previous one.
+-- Index blocks between two offsets, each found from the previous block.
 block IN (
       WITH RECURSIVE near (block) AS (
         SELECT (SELECT block FROM history_place WHERE block >= :stop >> 16 ORDER BY block LIMIT 1)
@@ -235,7 +235,7 @@ ORDER BY m."offset"
 LIMIT :limit;
 
 -- name: acked_older
--- Acked messages, newest first: they are most of the history, so its rows are scanned.
+-- Acked messages, newest first.  They make up most of the history, so its rows are scanned.
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
 -- columns: those of messages.MessageRow
 SELECT {settled_columns}
@@ -257,7 +257,7 @@ ORDER BY m."offset"
 LIMIT :limit;
 
 -- name: queue_older
--- One queue, newest first: each outcome is read from the index up to the limit, then the tail.
+-- Settled messages of a queue, newest first.  The index is read by outcome, then the tail.
 -- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
 -- index: history_place USING PRIMARY KEY
@@ -282,7 +282,7 @@ WHERE m."offset" IN (
 ORDER BY m."offset" DESC;
 
 -- name: queue_newer
--- One queue, oldest first.
+-- Settled messages of a queue, oldest first.
 -- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
 -- index: history_place USING PRIMARY KEY
@@ -307,7 +307,7 @@ WHERE m."offset" IN (
 ORDER BY m."offset";
 
 -- name: queue_outcome_older
--- One queue and one outcome, before an offset, newest first.
+-- Settled messages of a queue with one outcome, before an offset, newest first.
 -- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
 -- index: history_place USING PRIMARY KEY
@@ -326,7 +326,7 @@ WHERE m."offset" IN (
 ORDER BY m."offset" DESC;
 
 -- name: queue_outcome_newer
--- One queue and one outcome, after an offset, oldest first.
+-- Settled messages of a queue with one outcome, after an offset, oldest first.
 -- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
 -- index: history_place USING PRIMARY KEY
@@ -345,8 +345,8 @@ WHERE m."offset" IN (
 ORDER BY m."offset";
 
 -- name: newest_deleted
--- The trash: deleted messages that were not restored, newest first; :looked rows are read.
--- parameters: start (exclusive): an offset; queues (a JSON array, NULL: all); looked
+-- Deleted messages that have not been restored, newest first; :looked rows are read.
+-- parameters: start (offset, exclusive); queues (a JSON array, NULL for all); looked
 -- columns: offset, seq, 1 if the message is in the trash
 -- index: history_unusual
 SELECT m."offset", m.seq,
@@ -360,13 +360,13 @@ ORDER BY m."offset" DESC
 LIMIT :looked;
 
 -- name: settled_at
--- When the message at an offset, or the next one, was settled.
+-- Time when the message at an offset, or the next message, was settled.
 -- parameters: at (offset)
 -- columns: offset, settled_at
 SELECT "offset", settled_at FROM history WHERE "offset" >= :at ORDER BY "offset" LIMIT 1;
 
 -- name: history_ends
--- The first and last offsets of the history; NULL if the history is empty.
+-- First and last offsets of the history; NULL if the history is empty.
 -- columns: lowest, highest
 SELECT
   (SELECT "offset" FROM history ORDER BY "offset" LIMIT 1),
@@ -374,14 +374,14 @@ SELECT
 
 -- name: dead_letter_queues
 -- Dead-letter queues that are not empty, by name.
--- parameters: names (a JSON array: those named by settings)
+-- parameters: names (a JSON array of dead-letter queues named in settings)
 -- columns: queue_id, name, records
 SELECT queue_id, name, live_count FROM queue
 WHERE (name GLOB '*.dlq' OR name IN (SELECT value FROM json_each(:names))) AND live_count > 0
 ORDER BY name;
 
 -- part: dead_letter
--- A dead letter, and the reason why its message died.
+-- A dead letter and the reason why its message died.
 SELECT
   m.position, m.seq, m.source_queue_id, m.urn, m.source_reason, m.published_at, m.size,
   EXISTS (
@@ -395,7 +395,7 @@ SELECT
   ) END
 
 -- name: newest_dead_letters
--- The newest dead letters of one queue, with the beginning of their dead_letter block.
+-- The newest dead letters in one queue, with the beginning of their dead_letter block.
 -- parameters: queue_id; before (position, exclusive); limit
 -- columns: position, seq, origin (queue_id), urn, reason, published_at, size, 1 if it died again
 --   after a redrive, block
@@ -412,19 +412,19 @@ ORDER BY 1 DESC
 LIMIT :limit;
 
 -- name: tokens
--- The random halves of the ids of live messages.
+-- Tokens of live messages, which are the random halves of their ids.
 -- parameters: seqs (a JSON array)
 -- columns: seq, token
 SELECT seq, token FROM message WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: body_part
--- Part of a body.
+-- Size of a body and one part of it.
 -- parameters: seq; start, size (bytes)
 -- columns: length of the whole body, the part
 SELECT length(content), body_part(seq, :start, :size) FROM body WHERE seq = :seq;
 
 -- name: links
--- Events of messages that refer to other messages: restore, redrive, edit, dead letter.
+-- Events that link messages to other messages: restore, redrive, edit, dead letter.
 -- parameters: seqs (a JSON array); limit
 -- columns: seq, at_ms, kind, detail (the id of the other message)
 -- index: event_seq
@@ -435,13 +435,13 @@ ORDER BY event_id
 LIMIT :limit;
 
 -- name: body
--- A whole body.
+-- A complete body.
 -- parameters: seq
 -- columns: content
 SELECT content FROM body WHERE seq = :seq;
 
 -- name: bodies
--- Whole bodies of several messages.
+-- Complete bodies of several messages.
 -- parameters: seqs (a JSON array)
 -- columns: seq, content
 SELECT seq, content FROM body WHERE seq IN (SELECT value FROM json_each(:seqs));
@@ -454,6 +454,6 @@ SELECT seq, content FROM body WHERE seq IN (SELECT value FROM json_each(:seqs));
 SELECT at_ms, kind, detail FROM event WHERE seq = :seq ORDER BY event_id LIMIT :limit;
 
 -- name: next_number
--- The number of the next message.
+-- Number that the next message will get.
 -- columns: number
 SELECT next_number FROM line;

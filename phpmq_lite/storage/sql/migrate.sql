@@ -1,7 +1,7 @@
--- The migrations that were applied to this database.
+-- Migrations that have been applied to this database.
 
 -- name: create_migration_table
--- sha256 is the hash of the file's text, in hex; applied_at is in Unix ms.
+-- sha256 is the hex hash of the migration file's text; applied_at is in Unix ms.
 CREATE TABLE IF NOT EXISTS migration (
   number INTEGER PRIMARY KEY, name TEXT NOT NULL, sha256 TEXT NOT NULL,
   applied_at INTEGER NOT NULL);
@@ -19,5 +19,5 @@ SELECT number, sha256 FROM migration;
 SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite\_%' ESCAPE '\';
 
 -- name: statements
--- columns: name and sql of everything that migrations create
+-- columns: name and sql of every object that migrations create
 SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\_%' ESCAPE '\';

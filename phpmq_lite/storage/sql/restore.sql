@@ -6,7 +6,7 @@ INSERT INTO meta (name, value) VALUES ('history_id', lower(hex(randomblob(16))))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: last_number
--- The highest number in use, in any version of the schema.
+-- Highest number in use, for any version of the schema.
 SELECT max(
   coalesce((SELECT value - 1 FROM counter WHERE name = 'next_number'), 0),
   coalesce((SELECT max(max(seq), max(position)) FROM message), 0),
@@ -15,5 +15,5 @@ SELECT max(
 );
 
 -- name: has_meta
--- Whether the schema has a history id.
+-- Whether the schema includes a history id.
 SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'meta');

@@ -1,13 +1,13 @@
--- Removes the oldest rows: history from its two fronts with bodies and events, receipts, closed
--- connections, audit rows, and rows of dropped stages.  Rows to remove are passed as a JSON list, so
--- that one statement serves any number.
+-- Removes the oldest rows: history (from two fronts, with bodies and events), receipts, closed
+-- connections, audit rows and rows of dropped stages.  Rows to remove are passed as a JSON list,
+-- so that one statement can remove any number of rows.
 
 -- name: clock_steps
 -- columns: from_offset, step_ms
 SELECT from_offset, step_ms FROM clock_step ORDER BY number;
 
 -- name: trim_clock_steps
--- Steps older than the history and audit log that are kept, and steps above a number of rows.
+-- Removes steps older than the retained history and audit log, and steps beyond a maximum.
 -- parameters: before (steady ms, inclusive); number of rows to keep
 -- index: INTEGER PRIMARY KEY
 DELETE FROM clock_step
@@ -34,17 +34,17 @@ DELETE FROM stage_row WHERE row_id IN (
 DELETE FROM stage WHERE stage_id = ?;
 
 -- name: history_fronts
--- The positions of the fronts; a missing counter is 0.
+-- Positions of the fronts; a missing counter means 0.
 -- columns: name, value
 SELECT name, value FROM counter WHERE name IN ('history_lo', 'deleted_lo');
 
 -- part: removable
--- Only indexed rows are counted; the newest row stays, because the next offset follows it.
+-- Only indexed rows count.  The newest row stays, because the next offset is derived from it.
 "offset" <= coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
   AND "offset" < (SELECT max("offset") FROM history)
 
 -- name: next_settled
--- The next rows in order; is_passed marks deleted rows, which have their own front.
+-- The next rows in order; is_passed marks deleted rows, which belong to the other front.
 -- parameters: lo (offset, inclusive); limit
 -- columns: offset, seq, size, settled_at, is_passed
 -- index: INTEGER PRIMARY KEY
@@ -52,16 +52,16 @@ SELECT "offset", seq, size, settled_at, outcome = 5 FROM history
 WHERE "offset" >= :lo AND {removable} ORDER BY "offset" LIMIT :limit;
 
 -- name: next_deleted
--- The next deleted rows in order.
+-- The next rows of deleted messages, in order.
 -- parameters: lo (offset, inclusive); limit
--- columns: offset, seq, size, settled_at, is_passed (never)
+-- columns: offset, seq, size, settled_at, is_passed (always 0)
 -- index: history_unusual
 SELECT "offset", seq, size, settled_at, 0 FROM history
 WHERE outcome = 5 AND outcome <> 2 AND "offset" >= :lo AND {removable}
 ORDER BY "offset" LIMIT :limit;
 
 -- name: remove_events
--- At most :limit events of removed messages, which may have any number of events.
+-- Removes at most :limit events of removed messages, which may have any number of events.
 -- parameters: seqs (JSON list); limit
 -- index: event_seq
 DELETE FROM event WHERE event_id IN (
@@ -70,14 +70,14 @@ DELETE FROM event WHERE event_id IN (
   LIMIT :limit);
 
 -- name: remove_bodies
--- Bodies of removed messages, except of live ones.
+-- Removes bodies of removed messages, but not those of live messages.
 -- parameters: seqs (JSON list)
 -- index: INTEGER PRIMARY KEY
 DELETE FROM body WHERE seq IN (SELECT value FROM json_each(:seqs))
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq);
 
 -- name: newest_removable_body
--- The newest row's body, if it is too old, or if it alone still exceeds a bound.
+-- Body of the newest row if it is too old, or if this body alone still exceeds a bound.
 -- parameters: cutoff (settled_at, exclusive); others, deleted (whether their bound is exceeded)
 -- columns: seq; no row if the body stays or is already gone
 -- index: INTEGER PRIMARY KEY
@@ -88,7 +88,7 @@ WHERE "offset" = (SELECT max("offset") FROM history)
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = history.seq);
 
 -- name: store_next_number
--- Must precede the removal of bodies, because the next number is derived from the newest body.
+-- Must run before bodies are removed, because the next number is derived from the newest body.
 INSERT INTO counter (name, value) SELECT 'next_number', next_number FROM line WHERE true
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
@@ -99,12 +99,12 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 DELETE FROM history WHERE "offset" IN (SELECT value FROM json_each(:offsets));
 
 -- name: receipt_ends
--- The oldest and newest receipts; no row if there is none.
+-- Oldest and newest receipts; no row if there are none.
 -- columns: n of the oldest; n and at_ms (steady) of the newest
 SELECT (SELECT min(n) FROM receipt), n, at_ms FROM receipt ORDER BY n DESC LIMIT 1;
 
 -- name: first_kept_receipt
--- The first receipt of a range that still counts.
+-- First receipt in a range that still counts.
 -- parameters: lo, hi (n, inclusive); floor (n, exclusive); cutoff (at_ms, exclusive)
 -- columns: n, or NULL
 -- index: INTEGER PRIMARY KEY
@@ -116,7 +116,7 @@ SELECT min(n) FROM receipt WHERE n BETWEEN :lo AND :hi AND n > :floor AND at_ms 
 DELETE FROM receipt WHERE n < :end;
 
 -- name: remove_clients
--- Connections closed before the oldest row of the history.
+-- Removes connections closed before the oldest row of the history.
 -- parameters: cutoff (closed_at, exclusive); limit
 -- index: client_closed
 DELETE FROM client WHERE client IN (
@@ -124,12 +124,12 @@ DELETE FROM client WHERE client IN (
   AND client > 0;
 
 -- name: audit_ends
--- The oldest and newest numbers; NULL if there is no row.
+-- Oldest and newest audit_ids; NULL if there are no rows.
 -- columns: first, last
 SELECT (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
 
 -- name: first_kept_audit
--- The first row in a range that is within both bounds.
+-- First audit row in a range that is within both bounds.
 -- parameters: lo, hi (audit_id, inclusive); floor (audit_id, exclusive); cutoff (at_ms, inclusive)
 -- columns: audit_id, or NULL
 -- index: INTEGER PRIMARY KEY

@@ -1,13 +1,13 @@
--- Queue activity in spans of one minute and 15 minutes.  Three queue_ids stand for several queues:
--- -1 for all queues, -2 for the dead-letter queues, 0 for the queues without rows of their own.
+-- Queue activity in spans of one minute or 15 minutes.  Three queue_ids stand for several queues:
+-- -1 for all queues, -2 for all dead-letter queues, 0 for all queues without rows of their own.
 
 -- part: columns
--- The order of read/rollups.Point, without the histograms.
+-- Columns in the order of read/rollups.Point, without the histograms.
 at_s, span_s, published, dispatched, redelivered, acked, requeued, expired, dead, deleted,
   ready, held, bytes, oldest_age_ms
 
 -- name: of_queue
--- One queue in a time range, in order.
+-- Points of one queue in a time range, in order.
 -- parameters: span_s; queue_id; since, until (Unix seconds; until is exclusive)
 -- columns: those of rollups.Point
 -- index: PRIMARY KEY
@@ -17,7 +17,7 @@ WHERE span_s = :span_s AND queue_id = :queue_id AND at_s >= :since AND at_s < :u
 ORDER BY at_s;
 
 -- name: uptime
--- The spans in which the broker ran, and whether there were queues without rows of their own.
+-- Spans in which the broker was running, and whether any queues lacked rows of their own.
 -- parameters: span_s; since, until (Unix seconds; until is exclusive)
 -- columns: at_s, span_s, has_rest
 -- index: PRIMARY KEY
@@ -29,7 +29,7 @@ WHERE span_s = :span_s AND queue_id = -1 AND at_s >= :since AND at_s < :until
 ORDER BY at_s;
 
 -- name: since
--- All queues since a time, in order of time.
+-- Points of all queues since a given time, in time order.
 -- parameters: span_s; since (Unix seconds)
 -- columns: queue_id, then those of rollups.Point
 -- index: rollup_time
@@ -39,7 +39,7 @@ WHERE span_s = :span_s AND at_s >= :since
 ORDER BY at_s;
 
 -- name: newest
--- The newest span of one length; NULL if there is none.
+-- Start of the newest span of one length; NULL if there is none.
 -- parameters: span_s
 -- columns: at_s
 -- index: rollup_time

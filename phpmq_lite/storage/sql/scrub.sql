@@ -1,7 +1,7 @@
--- The bodies that the scrub checks, in table order.
+-- Bodies for the scrub to check, in table order.
 
 -- name: alive
--- Live messages with their bodies; a missing body is NULL.
+-- Live messages and their bodies; a missing body is NULL.
 -- parameters: after (seq, exclusive)
 -- columns: seq, seq, size, crc, content
 -- index: INTEGER PRIMARY KEY
@@ -9,7 +9,7 @@ SELECT message.seq, message.seq, size, crc, content FROM message NOT INDEXED LEF
 WHERE message.seq > ? ORDER BY message.seq;
 
 -- name: settled
--- Settled messages that have a body, except those that died because their body was damaged.
+-- Settled messages with a body, except messages that died because their body was damaged.
 -- parameters: after (offset, exclusive)
 -- columns: offset, seq, size, crc, content
 -- index: INTEGER PRIMARY KEY

@@ -4,7 +4,7 @@
 -- settled messages.
 
 -- part: step
--- How far the wall clock is ahead of the scale of deadlines (ms).
+-- How far the wall clock is ahead of the scale used for deadlines (ms).
 coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
 
 -- part: reasons
@@ -12,7 +12,7 @@ coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
   'missing_trace_id', 'invalid_attempts', 'schema_mismatch')
 
 -- part: columns
--- The columns of every source, after the position.
+-- Columns that follow the position in every source.
 m.seq, m.queue_id, m.{state} AS state, m.urn, m.published_at, m.size,
   m.deadline_ms + {step} AS deadline_at
 
@@ -23,14 +23,14 @@ FROM message AS m NOT INDEXED {join}
 WHERE m.seq > :low AND m.seq < :high
 
 -- part: alive_held
--- Dispatched messages by number; they are few.
+-- Dispatched messages by number, which are usually few.
 -- index: message_held
 SELECT m.seq AS place, {columns}
 FROM message AS m INDEXED BY message_held {join}
 WHERE m.state = 1 AND m.seq > :low AND m.seq < :high
 
 -- part: ready_queues
--- Ready messages of some queues by position.
+-- Ready messages in certain queues, by position.
 -- index: message_place
 SELECT m.position AS place, {columns}
 FROM message AS m INDEXED BY message_place {join}
@@ -38,7 +38,7 @@ WHERE m.state = 0 AND m.queue_id IN (SELECT value FROM json_each(:queues))
   AND m.position > :low AND m.position < :high
 
 -- part: held_queues
--- Dispatched messages of some queues by position.
+-- Dispatched messages in certain queues, by position.
 -- index: message_held
 SELECT m.position AS place, {columns}
 FROM message AS m INDEXED BY message_held {join}
@@ -46,7 +46,7 @@ WHERE m.state = 1 AND m.queue_id IN (SELECT value FROM json_each(:queues))
   AND m.position > :low AND m.position < :high
 
 -- part: ready_numbers
--- Ready messages of some queues by number, if they are at their original position.
+-- Ready messages in certain queues that are at their original position, by number.
 -- index: message_place
 SELECT m.position AS place, {columns}
 FROM message AS m INDEXED BY message_place {join}
@@ -54,7 +54,7 @@ WHERE m.state = 0 AND m.queue_id {these} AND m.position > :low AND m.position < 
   AND m.position = m.seq
 
 -- part: held_numbers
--- The same, for dispatched messages.
+-- Dispatched messages in certain queues that are at their original position, by number.
 -- index: message_held
 SELECT m.position AS place, {columns}
 FROM message AS m INDEXED BY message_held {join}
@@ -62,7 +62,7 @@ WHERE m.state = 1 AND m.queue_id {these} AND m.position > :low AND m.position < 
   AND m.position = m.seq
 
 -- part: alive_moved
--- Live messages at another position: requeued, moved, forwarded, restored.
+-- Live messages that were requeued, moved, forwarded or restored to another position.
 -- index: message_moved
 SELECT m.seq AS place, {columns}
 FROM message AS m INDEXED BY message_moved {join}
@@ -90,12 +90,12 @@ WHERE m.outcome <> 2 AND m.outcome IN (SELECT value FROM json_each(:outcomes))
   AND m."offset" > :low AND m."offset" < :high
 
 -- part: placed
--- Settled messages are in history_place and history_number up to this offset, followed by a short
--- tail.
+-- Up to this offset, settled messages are in history_place and history_number; the short tail
+-- above it is not indexed yet.
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
 -- part: near_places
--- Blocks of history_place between two offsets, each found from the previous one.
+-- Blocks of history_place between two offsets, each found from the previous block.
 history_place.block IN (
   WITH RECURSIVE near (block) AS (
     SELECT (SELECT block FROM history_place WHERE block >= :low >> 16 ORDER BY block LIMIT 1)
@@ -107,7 +107,7 @@ history_place.block IN (
 ) AND history_place."offset" > :low AND history_place."offset" < :high
 
 -- part: near_numbers
--- Blocks of history_number between two numbers.
+-- Blocks of history_number between two numbers, each found from the previous block.
 history_number.block IN (
   WITH RECURSIVE near (block) AS (
     SELECT (SELECT block FROM history_number WHERE block >= :low >> 16 ORDER BY block LIMIT 1)
@@ -119,7 +119,7 @@ history_number.block IN (
 ) AND history_number.seq > :low AND history_number.seq < :high
 
 -- part: settled_queues
--- Settled messages of some queues by offset, as far as they are indexed.
+-- Indexed settled messages in certain queues, by offset.
 -- index: history_place USING PRIMARY KEY
 SELECT m."offset" AS place, {columns}
 FROM history_place CROSS JOIN history AS m ON m."offset" = history_place."offset" {join}
@@ -127,30 +127,30 @@ WHERE history_place.queue_id IN (SELECT value FROM json_each(:queues))
   AND history_place.outcome IN (SELECT value FROM json_each(:outcomes)) AND {near_places}
 
 -- part: settled_tail
--- The tail that is not indexed yet.
+-- Settled messages in the tail that is not indexed yet, by offset.
 SELECT m."offset" AS place, {columns}
 FROM history AS m NOT INDEXED {join}
 WHERE m."offset" > max(:low, {placed}) AND m."offset" < :high
 
 -- part: settled_numbers
--- Settled messages of some queues by number, as far as they are indexed.
+-- Indexed settled messages in certain queues, by number.
 -- index: history_number USING PRIMARY KEY
 SELECT history_number.seq AS place, {columns}
 FROM history_number CROSS JOIN history AS m ON m."offset" = history_number."offset" {join}
 WHERE history_number.queue_id {these} AND {near_numbers}
 
 -- part: settled_unnumbered
--- The tail that is not indexed yet.
+-- Settled messages in the tail that is not indexed yet, by number.
 SELECT m.seq AS place, {columns}
 FROM history AS m NOT INDEXED {join}
 WHERE m."offset" > {placed} AND m.seq > :low AND m.seq < :high
 
 -- part: traced
--- Traces of live messages are in trace_place up to this number; above it is a short tail.
+-- Traces of live messages are in trace_place up to this number; the short tail above is not.
 coalesce((SELECT value FROM counter WHERE name = 'traced_upto'), 0)
 
 -- part: near
--- Blocks of trace_place between two numbers, each found from the previous one.
+-- Blocks of trace_place between two numbers, each found from the previous block.
 trace_place.block IN (
   WITH RECURSIVE near (block) AS (
     SELECT (SELECT block FROM trace_place WHERE block >= :low >> 14 ORDER BY block LIMIT 1)
@@ -162,7 +162,7 @@ trace_place.block IN (
 ) AND trace_place.seq > :low AND trace_place.seq < :high
 
 -- part: alive_traces
--- Live messages of some traces by number, as far as they are indexed.
+-- Live messages with certain traces, read from the trace index, by number.
 -- index: trace_place USING PRIMARY KEY
 SELECT m.seq AS place, {columns}
 FROM trace_place CROSS JOIN message AS m ON m.seq = trace_place.seq {join}
@@ -175,7 +175,7 @@ FROM message AS m NOT INDEXED {join}
 WHERE m.seq > max(:low, {traced}) AND m.seq < :high AND m.trace_id IN ({traces})
 
 -- part: settled_traces
--- Settled messages of some traces by number, as far as they are indexed.
+-- Indexed settled messages with certain traces, by number.
 -- index: trace_place USING PRIMARY KEY
 -- index: history_seq
 SELECT m.seq AS place, {columns}
@@ -183,7 +183,7 @@ FROM trace_place CROSS JOIN history AS m INDEXED BY history_seq ON m.seq = trace
 WHERE trace_place.trace_id IN ({traces}) AND {near} AND m."offset" <= {placed}
 
 -- part: settled_untraced
--- Settled messages that are not indexed yet; some were indexed while they were live.
+-- Settled messages that are not indexed yet; some were already indexed while live.
 SELECT m.seq AS place, {columns}
 FROM history AS m NOT INDEXED {join}
 WHERE m."offset" > {placed} AND m.seq > :low AND m.seq < :high AND m.trace_id IN ({traces})
@@ -225,8 +225,8 @@ m.trace_id GLOB :{v}
 m.trace_id = :{v}
 
 -- part: reason
--- For invalid envelopes, the detail as well: dead letters contain it; for an original message, it
--- is read from the dead letter while that is live.
+-- For invalid envelopes, also search the detail, which is part of the dead letter.  For an original
+-- message, the detail is read from its dead letter while the dead letter is live.
 -- index: message_source
 coalesce(m.{why} GLOB :{v}, 0) OR coalesce(m.source_reason GLOB :{v}, 0)
   OR coalesce(m.source_reason, m.{why}) IN {reasons} AND EXISTS (
@@ -263,7 +263,7 @@ coalesce(m.publisher IN (
 m.meta_id GLOB :{v}
 
 -- part: verdict
--- The reasons of invalid envelopes; the same columns hold other reasons, too.
+-- Only matches reasons of invalid envelopes, because the same columns also hold other reasons.
 m.{why} GLOB :{v} AND m.{why} IN {reasons}
   OR m.source_reason GLOB :{v} AND m.source_reason IN {reasons}
 
@@ -286,30 +286,30 @@ m.deadline_ms + {step} - {ended} {sign} :{v}
 m.deadline_ms IS NULL
 
 -- part: text
--- instr compares the whole text at each byte, so large bodies use read_connections.py.
+-- instr compares the whole text at each byte, so large bodies use has_text instead.
 CASE WHEN m.size <= 16384 THEN instr(b.content, :{v}) > 0 ELSE has_text(b.content, :{v}) END
 
 -- part: is_json
--- A malformed body must not fail the search.  SQLite's JSON ends at a NUL, ours does not.
+-- A malformed body must not fail the search.  SQLite's JSON ends at a NUL; ours does not.
 CASE WHEN (m.size <= 16384 OR in_time()) AND instr(b.content, x'00') = 0
     AND json_valid(CAST(b.content AS TEXT))
   THEN {then} ELSE 0 END
 
 -- part: member
--- A member with this text; numbers are compared as written.  GLOB compares a pattern at each
--- character, so large bodies use read_connections.py.
+-- A member with this text; numbers are compared as written.  GLOB compares the pattern at each
+-- character, so large bodies use matches_glob instead.
 json_type(CAST(b.content AS TEXT), :{p}) IN ('text', 'integer', 'real')
   AND CASE WHEN m.size <= 16384
     THEN CAST(json_extract(CAST(b.content AS TEXT), :{p}) AS TEXT) GLOB :{v}
     ELSE matches_glob(CAST(json_extract(CAST(b.content AS TEXT), :{p}) AS BLOB), :{v}) END
 
 -- part: member_large
--- An integer beyond 64 bits, which SQLite converts to a real.
+-- Matches an integer beyond 64 bits, which SQLite converts to a real.
 json_extract(CAST(b.content AS TEXT), :{p}) = CAST(:{v} AS REAL)
   AND instr(b.content, CAST(:{v} AS BLOB)) > 0
 
 -- part: member_word
--- true, false or null, or the same word as a text.
+-- Matches true, false or null, or the same word as a string.
 json_type(CAST(b.content AS TEXT), :{p}) = :{v}
   OR json_type(CAST(b.content AS TEXT), :{p}) = 'text'
   AND json_extract(CAST(b.content AS TEXT), :{p}) = :{v}
@@ -319,7 +319,7 @@ json_type(CAST(b.content AS TEXT), :{p}) IN ('integer', 'real')
   AND json_extract(CAST(b.content AS TEXT), :{p}) {sign} :{v}
 
 -- name: line
--- The ranges of numbers to search; NULL if there is nothing to search.
+-- Ranges of numbers to search; NULL if there is nothing to search.
 -- parameters: queues (a JSON array)
 -- columns: next number, first live seq, first settled seq, first and last offset, first position in
 --   these queues, live messages in all queues and in these, last indexed offset, live messages
@@ -351,7 +351,7 @@ SELECT
   );
 
 -- name: next_seq
--- The highest seq in a range among the messages of some queues; NULL if there is none.
+-- Highest seq of a message in certain queues within a range; NULL if there is none.
 -- parameters: queues (a JSON array); low, high (seqs, exclusive)
 -- columns: seq
 -- index: history_number USING PRIMARY KEY
@@ -395,7 +395,7 @@ SELECT max(seq) FROM (
 );
 
 -- name: next_offset
--- The highest offset in a range among settled messages of some queues; NULL if there is none.
+-- Highest offset of a settled message in certain queues within a range; NULL if there is none.
 -- parameters: queues, outcomes (JSON arrays); low, high (offsets, exclusive)
 -- columns: offset
 -- index: history_place USING PRIMARY KEY
@@ -416,8 +416,8 @@ SELECT max("offset") FROM (
 );
 
 -- name: few_traced
--- Live and settled messages whose trace begins with a text: at most :limit indexed and :limit
--- unindexed messages; some occur twice.
+-- Live and settled messages whose traces begin with a text: at most :limit indexed and :limit
+-- unindexed messages.  Some messages occur twice.
 -- parameters: start, end (texts, exclusive end); low, high (seqs, exclusive); limit
 -- columns: seq
 -- index: trace_place USING PRIMARY KEY
@@ -440,21 +440,21 @@ SELECT seq FROM (
 );
 
 -- name: queues
--- Queues whose names match.
+-- Queues whose names match any of the globs.
 -- parameters: globs (a JSON array)
 -- columns: queue_id
 SELECT queue_id FROM queue
 WHERE EXISTS (SELECT 1 FROM json_each(:globs) AS wanted WHERE name GLOB wanted.value);
 
 -- name: names
--- Names of queues.
+-- Names of the given queues.
 -- parameters: queues (a JSON array)
 -- columns: queue_id, name
 SELECT queue_id, name FROM queue
 WHERE queue_id IN (SELECT value FROM json_each(:queues));
 
 -- name: lately
--- URNs and contents of the newest messages, for the completion of search terms.
+-- URNs and contents of the newest messages, used to complete search terms.
 -- parameters: limit
 -- columns: urn, content (NULL if large)
 SELECT m.urn, CASE WHEN m.size <= 4096 THEN b.content END

@@ -1,29 +1,29 @@
--- Starts of the broker, one row per start, each with a report.
+-- Broker startups, one row each, with a report.
 
 -- name: insert_start
--- parameters: at_ms, version, was_clean, down_from_ms (NULL: the first start), report (JSON)
+-- parameters: at_ms, version, was_clean, down_from_ms (NULL on the first startup), report (JSON)
 INSERT INTO start (at_ms, version, was_clean, down_from_ms, report) VALUES (?, ?, ?, ?, ?);
 
 -- name: trim_starts
--- Keeps the newest starts.
--- parameters: how many starts to keep
+-- Deletes all but the newest startups.
+-- parameters: number of startups to keep
 -- index: INTEGER PRIMARY KEY
 DELETE FROM start WHERE start_id <= (SELECT max(start_id) FROM start) - ?;
 
 -- name: newest_starts
--- The last starts, newest first.
+-- The most recent startups, newest first.
 -- parameters: limit
 -- columns: start_id, at_ms, version, was_clean, down_from_ms, report, dismissed_by
 SELECT start_id, at_ms, version, was_clean, down_from_ms, report, dismissed_by FROM start
 ORDER BY start_id DESC LIMIT :limit;
 
 -- name: previous_start
--- The version and time of the previous start.
+-- Version and time of the previous startup.
 -- columns: version, at_ms
 SELECT version, at_ms FROM start ORDER BY start_id DESC LIMIT 1;
 
 -- name: overdue_messages
--- The number of overdue ready messages by queue, highest first.
+-- Number of overdue ready messages by queue, highest count first.
 -- parameters: now (steady ms)
 -- columns: queue name, count
 -- index: message_deadline
