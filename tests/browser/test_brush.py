@@ -143,6 +143,6 @@ async def test_chart_without_data_is_a_sentence(empty_site: Site, chromium: Any)
     await client.publish_confirmed("orders", b"{}")
     await page.goto(empty_site.url("/history"))
     # The second once the first figures are sampled, which nobody waits for.
-    text = re.compile("No data for this period|Nothing settled in this period")
+    text = re.compile("No data for this period|No settled messages in this period")
     await expect(page.locator("#brush p")).to_have_text(text)
     assert troubles == []

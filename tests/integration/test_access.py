@@ -581,7 +581,7 @@ async def test_plain_http_on_an_address_of_the_network_works(tmp_path: Path) -> 
     async with broker_fixture(tmp_path / "data", admin=admin) as home, HttpUser(home.url) as me:
         assert (await me.get("/")).status == 303  # browsers send no Sec-Fetch-Site there
         assert (await me.log_in("admin")).status == 303
-        assert "Plain http" in (await me.get("/")).text
+        assert "Unencrypted HTTP" in (await me.get("/")).text
         answer = await me.post("/test-message")
         assert answer.status == 303
         assert (await me.request("GET", "/", {"Host": "mq.lan"})).status == 421

@@ -127,7 +127,7 @@ async def test_life_goes_on_across_delete_and_restore(site: HttpSite) -> None:
     for message_id in (old, new):
         text = await site.text(f"/messages/{message_id}")
         assert "Restored as a new message" in text
-        assert "Stored by a restore" in text
+        assert "Created by a restore" in text
     assert "Restored from" in await site.text(f"/messages/{new}")
     assert "Restored as" in await site.text(f"/messages/{old}")
 

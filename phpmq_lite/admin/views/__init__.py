@@ -1,1 +1,1 @@
-"""The content of pages: texts, charts and tables built from rows and figures."""
+"""Page content: texts, charts and tables built from stored rows and live figures."""

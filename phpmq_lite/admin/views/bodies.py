@@ -11,13 +11,13 @@ from phpmq_lite.admin.actions.message_draft import check_json
 from phpmq_lite.admin.base.formats import HIDDEN_RUN, TextPiece, split_hidden
 
 VIEWS: Final = ("tree", "pretty", "raw", "hex")
-HEX_BYTES: Final = 64 * 1024  # maximum part of a body shown as hex
+HEX_BYTES: Final = 64 * 1024  # maximum number of body bytes shown as hex
 PREVIEW_CHARACTERS: Final = 120
-PRETTY_CHARACTERS: Final = 1 << 20  # maximum size of an indented body; larger ones are shown raw
-TREE_NODES: Final = 2_000  # members shown in a tree
-TREE_DEPTH: Final = 24  # levels that can be opened; deeper values are shown as text
-_OPEN_NODES: Final = 100  # larger branches are initially closed
-_LEAF_CHARACTERS: Final = 4_000  # characters shown of one text in a tree
+PRETTY_CHARACTERS: Final = 1 << 20  # maximum length of an indented body; longer ones are shown raw
+TREE_NODES: Final = 2_000  # maximum number of members shown in a tree
+TREE_DEPTH: Final = 24  # number of levels that open; deeper values are shown as text
+_OPEN_NODES: Final = 100  # branches with more children are initially closed
+_LEAF_CHARACTERS: Final = 4_000  # maximum number of characters shown per text in a tree
 _INDENT: Final = "  "
 _DEEPEST_INDENT: Final = 32  # deeper levels are not indented further
 _COLOURED: Final = 4_000  # maximum number of highlighted tokens
@@ -30,7 +30,7 @@ _TOKEN: Final = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:
 
 @dataclass(slots=True, frozen=True)
 class ShownBody:
-    """One view of a body.
+    """One view of a message body.
 
     ``views`` lists the available views; ``note`` says what is omitted or unusual, if anything.
     """
@@ -39,22 +39,22 @@ class ShownBody:
     views: tuple[str, ...]
     pieces: list[TextPiece]
     note: str | None
-    tree: "BodyBranch | None" = None  # only in the view ``tree``
+    tree: "BodyBranch | None" = None  # set only for the view ``tree``
 
 
 @dataclass(slots=True)
 class BodyBranch:
-    """A value of a JSON body in a tree; ``mark`` is ``{`` or ``[``, empty for a leaf."""
+    """A JSON value in a tree; ``mark`` is ``{`` or ``[``, or empty for a leaf."""
 
-    key: list[TextPiece]  # as sent, with quotes; empty in a list and at the root
-    value: list[TextPiece]  # value of a leaf
+    key: list[TextPiece]  # as sent, with quotes; empty at the root and for list items
+    value: list[TextPiece]  # the leaf's value
     mark: str = ""
     children: "list[BodyBranch]" = field(default_factory=list)
-    count: int = 0  # all members, including hidden ones
+    count: int = 0  # number of members, including hidden ones
 
     @property
     def close(self) -> str:
-        """The closing bracket."""
+        """Closing bracket, or an empty string for a leaf."""
         return {"{": "}", "[": "]"}.get(self.mark, "")
 
     @property
@@ -64,12 +64,12 @@ class BodyBranch:
 
     @property
     def hidden(self) -> int:
-        """The number of omitted members."""
+        """Number of omitted members."""
         return self.count - len(self.children)
 
 
 def decode_text(content: bytes, *, is_whole: bool) -> str | None:
-    """Decode UTF-8, dropping a truncated last character; return None if it is not UTF-8."""
+    """Decode UTF-8 without a truncated last character; return None if the content is not UTF-8."""
     for dropped in range(1 if is_whole else 4):
         try:
             return content[: len(content) - dropped].decode()
@@ -79,7 +79,7 @@ def decode_text(content: bytes, *, is_whole: bool) -> str | None:
 
 
 def preview(content: bytes | None, size: int) -> list[TextPiece]:
-    """Return the beginning of a body on one line, with white space collapsed, or as hex."""
+    """Return the beginning of a body on one line, either with white space collapsed or as hex."""
     if content is None:
         return []
     text = decode_text(content, is_whole=len(content) >= size)
@@ -89,7 +89,7 @@ def preview(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def preview_envelope(content: bytes | None, size: int) -> list[TextPiece]:
-    """Return a body on one line: an envelope's URN and data, or the result of ``preview``."""
+    """Return a body on one line: an envelope as its URN and data, any other body as ``preview``."""
     urn = _URN.search(content or b"")
     data = preview_data(content, size) if urn else []
     if urn is None or not data:
@@ -98,7 +98,7 @@ def preview_envelope(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def preview_data(content: bytes | None, size: int) -> list[TextPiece]:
-    """Return the beginning of an envelope's ``data`` on one line; empty if it is not found.
+    """Return the beginning of an envelope's ``data`` on one line, or empty if it is not found.
 
     ``content`` may be only the beginning of the body.
     """
@@ -122,15 +122,15 @@ def preview_data(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def view_body(content: bytes, size: int, wanted: str | None) -> ShownBody:
-    """Return a body, or its beginning, in the requested view or the most suitable one.
+    """Return a body, or its beginning, in the requested view or the most suitable available one.
 
     The default view is a tree for a JSON object or list, pretty for a JSON string, raw for other
-    UTF-8, and hex for everything else.  If the requested view is impossible, another one is used.
+    UTF-8, and hex for everything else.  If the requested view is unavailable, another one is used.
     """
     is_whole = len(content) == size
     text = decode_text(content, is_whole=is_whole)
     if text is None:
-        shown, note = _hex(content, "This is not UTF-8.")
+        shown, note = _hex(content, "This body is not valid UTF-8.")
         return ShownBody("hex", ("hex",), shown, note)
     is_json = is_whole and is_strict_json(text)
     views = (VIEWS if text.lstrip()[:1] in ("{", "[") else VIEWS[1:]) if is_json else VIEWS[2:]
@@ -141,18 +141,18 @@ def view_body(content: bytes, size: int, wanted: str | None) -> ShownBody:
     note = None
     if view == "tree":
         root, is_whole_tree = build_tree(text)
-        note = None if is_whole_tree else "Too large for a tree. Pretty and Raw show all of it."
+        note = None if is_whole_tree else "The tree is truncated; Pretty and Raw show everything."
         return ShownBody(view, views, [], note, root)
     if view == "pretty":
         pretty = prettify(text)
         if pretty is not None:
             return ShownBody(view, views, pretty, None)
-        view, note = "raw", "Too large to indent, so it is shown as sent."
+        view, note = "raw", "This body is too large to indent, so it is shown as sent."
     return ShownBody(view, views, split_hidden(text), note)
 
 
 def is_strict_json(text: str) -> bool:
-    """Return whether a text is standard JSON that contains an object, a list or a string.
+    """Return whether a text is standard JSON containing an object, a list or a string.
 
     Numbers and literals are excluded because they look the same in both views.
     """
@@ -160,7 +160,7 @@ def is_strict_json(text: str) -> bool:
 
 
 def prettify(text: str) -> list[TextPiece] | None:
-    """Indent valid JSON without changing tokens, such as big numbers and repeated keys.
+    """Indent valid JSON without changing its tokens, such as big numbers and repeated keys.
 
     Returns None if the result would exceed ``PRETTY_CHARACTERS``.
     """
@@ -182,16 +182,16 @@ def prettify(text: str) -> list[TextPiece] | None:
 
 
 def build_tree(text: str) -> tuple[BodyBranch, bool]:
-    """Return a tree of valid JSON, and whether it is complete.
+    """Return a tree of valid JSON and whether the tree is complete.
 
-    Numbers are shown as sent, strings without the escapes that JSON does not need.  This iterates
-    over tokens instead of recursing, so deep nesting cannot overflow the stack.
+    Numbers are shown as sent, and strings without unnecessary escapes.  This iterates over tokens
+    instead of recursing, so deep nesting cannot overflow the stack.
     """
     root = closed = BodyBranch([], [])
     stack: list[BodyBranch] = []
     left, deep, key = TREE_NODES, 0, ""
     is_whole = True
-    deeper: list[str] = []  # tokens below the deepest level
+    deeper: list[str] = []  # tokens below the deepest level, shown as text
     words: list[str] = _TOKEN.findall(text)
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if deep:
@@ -240,7 +240,7 @@ def unescape_token(word: str) -> str:
         return word
     try:
         text = json.dumps(json.loads(word, strict=False), ensure_ascii=False)
-    except ValueError:  # the beginning of a body may not be JSON
+    except ValueError:  # the body may be truncated and therefore invalid JSON
         return word
     return HIDDEN_RUN.sub(lambda run: "".join(map(_escaped, run[0])), text)
 
@@ -306,13 +306,13 @@ def _hex(content: bytes, note: str | None) -> tuple[list[TextPiece], str | None]
         ascii_ = "".join(chr(byte) if 32 <= byte < 127 else "·" for byte in row)
         lines.append(f"{at:08x}  {row[:8].hex(' '):23}  {row[8:].hex(' '):23}  {ascii_}")
     if len(content) > len(shown):
-        cut = f"The first {len(shown) // 1024} KiB are shown."
+        cut = f"Only the first {len(shown) // 1024} KiB are shown."
         note = f"{note} {cut}" if note else cut
     return [TextPiece("\n".join(lines))], note
 
 
 def as_content(content: bytes) -> tuple[str, str]:
-    """Return a body as content and encoding for JSON: text and ``utf-8``, else ``base64``."""
+    """Return a body as content and encoding for JSON: text with ``utf-8``, or ``base64``."""
     try:
         return content.decode(), "utf-8"
     except UnicodeDecodeError:
@@ -320,7 +320,7 @@ def as_content(content: bytes) -> tuple[str, str]:
 
 
 def from_content(content: str, encoding: str) -> bytes:
-    """Return the body from content and encoding; raise ValueError if base64 is malformed."""
+    """Decode a body from content and encoding; raise ValueError if its base64 is malformed."""
     if encoding == "utf-8":
         return content.encode()
     return b64decode(content, validate=True)

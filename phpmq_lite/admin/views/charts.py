@@ -1,4 +1,4 @@
-"""Charts: lines, axes and tables computed from a trend.  Pure."""
+"""Charts built from a trend: lines, axes and tables.  Pure."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,30 +9,30 @@ from typing import Final, NamedTuple
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.views.trends import Trend, TrendBucket
 
-STEP: Final = 4  # plot units per bucket
+STEP: Final = 4  # width of a bucket in plot units
 HEIGHT: Final = 100
-_STEPS_MAX: Final = 4  # maximum marks above zero on a linear axis
-_MARKS_MAX: Final = 5  # maximum marks on a logarithmic axis
+_STEPS_MAX: Final = 4  # maximum number of marks above zero on a linear axis
+_MARKS_MAX: Final = 5  # maximum number of marks on a logarithmic axis
 
 BucketValue = float | None
 FormatValue = Callable[[float], str]
 
 
 class AxisMark(NamedTuple):
-    """A mark on an axis: its text and its position in percent, from the left or the top."""
+    """An axis label and its position as a percentage, measured from the left or top edge."""
 
     at: float
     text: str
-    iso: str = ""  # ISO 8601 form of a time
+    iso: str = ""  # the time in ISO 8601 format, for a time axis
 
 
 @dataclass(slots=True, frozen=True)
 class ChartLine:
-    """A line, split at gaps into runs; each run is the ``points`` of a polyline and an area."""
+    """A line, split at gaps into runs; each run has the ``points`` for a polyline and an area."""
 
-    key: str  # CSS class
+    key: str  # CSS class of the line
     title: str
-    shown: str  # the newest value
+    shown: str  # the newest value as displayed
     runs: Sequence[str]
     areas: Sequence[str] = ()
     is_dashed: bool = False
@@ -40,7 +40,7 @@ class ChartLine:
 
 @dataclass(slots=True, frozen=True)
 class Chart:
-    """A chart; ``about`` describes it for screen readers."""
+    """A chart; ``about`` describes it to screen readers."""
 
     key: str
     title: str
@@ -48,20 +48,20 @@ class Chart:
     lines: Sequence[ChartLine]
     times: Sequence[AxisMark]
     scale: Sequence[AxisMark]
-    width: int  # width of the plot
-    is_empty: bool  # there is nothing to draw
+    width: int  # plot width in plot units
+    is_empty: bool  # whether there is nothing to draw
 
 
 @dataclass(slots=True, frozen=True)
 class ChartTable:
-    """The numbers of a page's charts, newest first, without gaps."""
+    """Chart data for one page, newest first, without gaps."""
 
     head: Sequence[str]
     rows: Sequence[tuple[str, str, Sequence[str]]]  # ISO time, displayed time, cells
 
 
 class ChartSeries(NamedTuple):
-    """The data of a line: one value per bucket, None for a gap.
+    """Data for a line, with one value per bucket or None for a gap.
 
     ``key`` is the CSS class of its colour.
     """
@@ -74,17 +74,17 @@ class ChartSeries(NamedTuple):
 
 
 def draw_depth(trend: Trend, records: Trend | None = None) -> Chart:
-    """Draw the number of messages in the queue by state; ``records`` adds dead letters."""
+    """Draw the number of messages in a queue by state; ``records`` adds dead letters."""
     return _chart("depth", "Depth", trend, _depths(trend, records), _Linear, _count)
 
 
 def draw_rates(trend: Trend) -> Chart:
-    """Draw how many messages per second are published and settled."""
+    """Draw the rates at which messages are published and settled, per second."""
     return _chart("rates", "Rates/s", trend, _rates(trend), _Linear, formats.format_rate)
 
 
 def draw_waits(trend: Trend) -> Chart:
-    """Draw the time from publish to first dispatch, and the age of the oldest message.
+    """Draw the time from publish to first dispatch and the age of the oldest message.
 
     A stalled queue has no percentiles, but its age is still drawn.
     """
@@ -105,10 +105,10 @@ def draw_lines(
     are_times: bool = False,
     when: str = "",
 ) -> Chart:
-    """Draw lines with any values over the buckets of a trend.
+    """Draw lines for any values over the buckets of a trend.
 
-    Counts have a linear axis, times in milliseconds a logarithmic one.  ``when`` describes the
-    period; if empty, the text says "The last …".
+    Counts have a linear axis, and times in milliseconds have a logarithmic one.  ``when`` describes
+    the period; if empty, the text says "The last …".
     """
     scale_of, write = (_Logarithmic, _ms) if are_times else (_Linear, _count)
     return _chart(key, title, trend, series, scale_of, write, when)
@@ -181,7 +181,7 @@ def _line(one: ChartSeries, scale: "_Scale", write: FormatValue) -> ChartLine:
     runs, areas = [], []
     for start, values in _split_at_gaps(one.values):
         left = start * STEP + STEP // 2
-        if len(values) == 1:  # a line needs two points
+        if len(values) == 1:  # a line requires two points
             left, values = start * STEP, values * 2
         places = [f"{left + at * STEP},{scale.place(value):.1f}" for at, value in enumerate(values)]
         runs.append(" ".join(places))
@@ -193,7 +193,7 @@ def _line(one: ChartSeries, scale: "_Scale", write: FormatValue) -> ChartLine:
 
 
 def _split_at_gaps(values: Sequence[BucketValue]) -> list[tuple[int, list[float]]]:
-    """Split values at gaps into runs; return the start and values of each run."""
+    """Split values into runs without gaps; return the start and values of each run."""
     runs: list[tuple[int, list[float]]] = []
     was_gap = True
     for at, value in enumerate(values):
@@ -231,7 +231,7 @@ class _Linear:
         self._top, self.marks = linear_scale(max(values, default=0.0))
 
     def place(self, value: float) -> float:
-        """Return the distance of a value from the top, in units of the plot."""
+        """Return the distance of a value from the top of the plot, in plot units."""
         return HEIGHT - HEIGHT * min(value, self._top) / self._top
 
 
@@ -243,7 +243,7 @@ _TIMES_MS: Final = (
 
 
 class _Logarithmic:
-    """A time scale from milliseconds to days; each mark is about ten times the one below it."""
+    """A time scale from milliseconds to days, with marks that increase about tenfold."""
 
     def __init__(self, values: Sequence[float], write: FormatValue) -> None:
         low, high = min(values, default=1.0), max(values, default=10.0)
@@ -259,7 +259,7 @@ class _Logarithmic:
         ]
 
     def place(self, value: float) -> float:
-        """Return the distance of a value from the top, in units of the plot."""
+        """Return the distance of a value from the top of the plot, in plot units."""
         share = (math.log(max(value, 1.0)) - self._low) / self._width
         return HEIGHT - HEIGHT * min(max(share, 0.0), 1.0)
 
@@ -268,7 +268,7 @@ _Scale = _Linear | _Logarithmic
 
 
 def linear_scale(highest: float, least_step: float = 0.1) -> tuple[float, list[AxisMark]]:
-    """Return the value at the top of an axis that starts at zero, and its marks."""
+    """Return the top value and the marks of an axis that starts at zero."""
     step = max(round_step(highest), least_step)
     count = max(1, math.ceil(highest / step - 1e-9))
     marks = [AxisMark(100 - 100 * at / count, _count(step * at)) for at in range(count, -1, -1)]
@@ -276,7 +276,7 @@ def linear_scale(highest: float, least_step: float = 0.1) -> tuple[float, list[A
 
 
 def round_step(top: float) -> float:
-    """Return the distance between an axis's grid lines: 1, 2 or 5 times a power of ten."""
+    """Return the distance between grid lines, which is 1, 2 or 5 times a power of ten."""
     if top <= 0:
         return 1.0
     raw = top / _STEPS_MAX
@@ -289,7 +289,7 @@ _EVERY_S: Final = {"1h": 600, "24h": 4 * 3_600, "7d": 2 * 86_400, "30d": 7 * 86_
 
 
 def time_marks(trend: Trend) -> list[AxisMark]:
-    """Return round UTC times for a chart's axis, none of them too close to its ends."""
+    """Return round UTC times as marks for a time axis, none too close to its ends."""
     every, start, length = _EVERY_S[trend.span.key], trend.start_s, trend.end_s - trend.start_s
     pattern = "%H:%M" if every < 86_400 else "%b %-d"
     marks = []
@@ -311,7 +311,7 @@ def _iso(at: datetime) -> str:
 def trend_table(
     trend: Trend, *, records: Trend | None = None, with_times: bool = False
 ) -> ChartTable:
-    """Return a table with the charts' numbers; ``with_times`` adds wait and hold times."""
+    """Return a table of chart data; ``with_times`` adds wait and hold times."""
     columns: list[tuple[ChartSeries, FormatValue]] = [
         (one, _count) for one in _depths(trend, records)
     ]
@@ -327,7 +327,7 @@ def trend_table(
 def lines_table(
     trend: Trend, counts: Sequence[ChartSeries], times: Sequence[ChartSeries]
 ) -> ChartTable:
-    """Return a table with the numbers that ``draw_lines`` draws and a title for each column."""
+    """Return a table of the data drawn by ``draw_lines``, with a title for each column."""
     columns: list[tuple[ChartSeries, FormatValue]] = [(one, _count) for one in counts]
     columns += [(one, _ms) for one in times]
     return ChartTable([one.title for one, _ in columns], _rows(trend, columns))

@@ -1,4 +1,4 @@
-"""Code snippets to copy: publish again, first publish, pipeline commands.  Pure."""
+"""Code snippets to copy: publishing again, publishing for the first time, pipeline.  Pure."""
 
 import json
 import shlex
@@ -18,7 +18,7 @@ CONTENT = '{"order_id":1042}'
 
 
 class Snippet(NamedTuple):
-    """A snippet of code to copy; ``key`` is short and unique."""
+    """A code snippet to copy, with a short, unique ``key``."""
 
     key: str
     title: str
@@ -26,7 +26,7 @@ class Snippet(NamedTuple):
 
 
 def tcp_address(listeners: Sequence[PhpmqListener], host: str) -> tuple[str, int]:
-    """Return the first TCP listener, with a wildcard replaced by the host the browser used."""
+    """Return the first TCP listener's address; the browser's host replaces a wildcard address."""
     for listener in listeners:
         if listener.transport == "unix":
             continue
@@ -37,12 +37,12 @@ def tcp_address(listeners: Sequence[PhpmqListener], host: str) -> tuple[str, int
 
 
 def http_address(scheme: str, host: str, base_path: str) -> str:
-    """Return the admin's URL as used by the browser, without a trailing slash."""
+    """Return the URL at which the browser uses the admin interface, without a trailing slash."""
     return f"{scheme}://{host}{base_path}"
 
 
 def publish_snippets(host: str, port: int, base: str) -> list[Snippet]:
-    """Return code for a first publish in each language; ``base`` is the admin's URL."""
+    """Return first-publish code for each language; ``base`` is the admin interface's URL."""
     where = f"[{host}]" if ":" in host else host
     command = f"phpmq-lite publish {QUEUE} --url phpmq://{where}:{port} --body '{CONTENT}'"
     return [
@@ -54,16 +54,16 @@ def publish_snippets(host: str, port: int, base: str) -> list[Snippet]:
 
 
 def pipeline_snippets(base: str, *, needs_token: bool) -> list[Snippet]:
-    """Return the commands that produce the first insights; ``base`` is the admin's URL."""
+    """Return the commands that produce the first insights; ``base`` is the admin URL."""
     url = f"--url {base}" + (" --token-file token" if needs_token else "")
     made = [
-        Snippet("install", "Install once", install_command("spark")),
-        Snippet("doctor", "See what is missing", f"phpmq-lite pipeline doctor {url}"),
+        Snippet("install", "Install the pipeline (once)", install_command("spark")),
+        Snippet("doctor", "Check for missing requirements", f"phpmq-lite pipeline doctor {url}"),
         Snippet("run", "Archive, compute, compact", f"phpmq-lite pipeline run {url}"),
     ]
     if needs_token:
         add = "phpmq-lite token create pipeline --role operator > token"
-        made.insert(1, Snippet("token", "A token, on the broker's machine", add))
+        made.insert(1, Snippet("token", "Create a token on the broker's machine", add))
     return made
 
 
@@ -92,7 +92,7 @@ _REVISION: Final = "ttl"
 def copy_snippets(
     queue: str, content: bytes, message_id: str, ttl_s: int | None, base: str, where: str
 ) -> list[Snippet]:
-    """Return code that publishes this message again, and the frame that dispatched it.
+    """Return code that publishes this message again, and the frame in which it was dispatched.
 
     Args:
         queue: name of the message's queue.
@@ -111,7 +111,7 @@ def copy_snippets(
 
 
 def _is_plain(content: bytes) -> bool:
-    """Return whether every byte is visible, so the displayed text can be copied exactly."""
+    """Return whether every byte is visible, so that the displayed text is safe to copy."""
     text, encoding = as_content(content)
     return encoding == "utf-8" and all(piece.kind != "esc" for piece in split_hidden(text))
 
@@ -121,7 +121,7 @@ def _base64(content: bytes) -> str:
 
 
 def _php_text(content: bytes) -> str:
-    """Return a PHP expression: a single-quoted string if that is exact, else base64."""
+    """Return a PHP expression for the content: a single-quoted string if exact, else base64."""
     if not _is_plain(content):
         return f"base64_decode('{_base64(content)}')"
     escaped = content.decode().replace("\\", "\\\\").replace("'", "\\'")
@@ -163,7 +163,7 @@ def _message_cli(queue: str, content: bytes, ttl_s: int | None) -> str:
 
 
 def _frame(queue: str, content: bytes, message_id: str, ttl_s: int | None) -> str:
-    """Return the dispatch frame as sent, in hex if any byte is invisible."""
+    """Return the dispatch frame as sent, or in hex if any byte is invisible."""
     parts: list[bytes] = []
     encoder = encoder_for(b"", _HEADER_BYTES, _REVISION)
     encoder.append_dispatch(parts, queue, content, message_id.encode(), ttl_s or 0)

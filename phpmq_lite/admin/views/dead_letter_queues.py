@@ -1,4 +1,4 @@
-"""Relations between queues and their dead-letter queues.  Pure."""
+"""Identifies dead-letter queues and the queues to which they belong.  Pure."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -10,24 +10,24 @@ RETRY: Final = ".retry"
 
 
 def dead_letter_queues_named(queues: Iterable[QueueStatus]) -> frozenset[str]:
-    """Return the dead-letter queues named in queue settings; all others end in ``.dlq``."""
+    """Return dead-letter queues named in queue settings; all others end in ``.dlq``."""
     return frozenset(
         queue.settings.dead_letter_queue for queue in queues if queue.settings.dead_letter_queue
     )
 
 
 def has_records(name: str, others: frozenset[str]) -> bool:
-    """Return whether a queue is a dead-letter queue; ``others`` are those named in settings."""
+    """Return whether a name is that of a dead-letter queue; ``others`` are named in settings."""
     return name.endswith(SUFFIX) or name in others
 
 
 def is_dead_letter_queue(queues: Iterable[QueueStatus], name: str) -> bool:
-    """Return whether a queue holds the dead-letter records of other queues."""
+    """Return whether a queue contains the dead-letter records of other queues."""
     return has_records(name, dead_letter_queues_named(queues))
 
 
 def dead_letter_queue_of(queues: Iterable[QueueStatus], name: str) -> str:
-    """Return the dead-letter queue of a queue; a dead-letter queue is its own."""
+    """Return a queue's dead-letter queue; a dead-letter queue is its own."""
     if is_dead_letter_queue(queues, name):
         return name
     found = next((queue for queue in queues if queue.name == name), None)

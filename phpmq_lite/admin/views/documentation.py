@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 INDEX: Final = "index"
 PICTURE_TYPES: Final = {".png": "image/png", ".svg": "image/svg+xml"}
-RENAMED: Final = {  # old page addresses -> current names
+RENAMED: Final = {  # maps old page addresses to current names
     "moving-in": "guides/migrate",
     "files": "develop/architecture",
     "transcripts/first-steps": "start/first-steps",
@@ -31,7 +31,7 @@ _ALIGNED: Final = re.compile(r"text-align:(\w+)")
 
 @dataclass(slots=True, frozen=True)
 class DocHeading:
-    """A heading of a page, with the same anchor as on GitHub."""
+    """A heading on a page, with the same anchor as on GitHub."""
 
     level: int
     title: str
@@ -40,7 +40,7 @@ class DocHeading:
 
 @dataclass(slots=True, frozen=True)
 class DocMatch:
-    """A page whose title or headings match the search; ``headings`` has the matching ones."""
+    """A page whose title or headings match a search; ``headings`` has the matching headings."""
 
     name: str
     title: str
@@ -49,14 +49,14 @@ class DocMatch:
 
 @dataclass(slots=True, frozen=True)
 class DocGroup:
-    """A heading in the index, and the names of the pages listed below it."""
+    """A heading in the index, with the names of the pages listed below it."""
 
     title: str
     names: tuple[str, ...]
 
 
 def outline_of(text: str) -> tuple[DocHeading, ...]:
-    """Return the headings of a page in order, without parsing its other content."""
+    """Return the headings of a page in order, without parsing the rest of the page."""
     found: list[DocHeading] = []
     used: dict[str, int] = {}
     fence = ""
@@ -72,10 +72,10 @@ def outline_of(text: str) -> tuple[DocHeading, ...]:
 
 
 class Documentation:
-    """The pages in a folder, listed at the first request and rendered when first shown.
+    """The pages in a folder, which are listed on the first request and rendered on first use.
 
     ``url_of`` returns the address of a page or picture from its name below ``/docs/``.  Names are
-    looked up among the files found in the folder, so an address cannot lead out of it.
+    looked up among the files found in the folder, so no address leads outside the folder.
     """
 
     def __init__(self, folder: Path, url_of: Callable[[str], str]) -> None:
@@ -94,13 +94,13 @@ class Documentation:
 
     @cached_property
     def _files(self) -> dict[str, Path]:
-        """All files in the folder by their relative path."""
+        """All files in the folder, keyed by relative path."""
         files = (path for path in sorted(self._folder.rglob("*")) if path.is_file())
         return {path.relative_to(self._folder).as_posix(): path for path in files}
 
     @cached_property
     def outlines(self) -> dict[str, tuple[DocHeading, ...]]:
-        """The headings of each page, keyed by page name, such as ``start/tutorial``."""
+        """Headings of each page, keyed by page name, such as ``start/tutorial``."""
         return {
             name.removesuffix(".md"): outline_of(path.read_text(encoding="utf-8"))
             for name, path in self._files.items()
@@ -109,12 +109,12 @@ class Documentation:
 
     @cached_property
     def pictures(self) -> dict[str, Path]:
-        """The pictures in all folders, by file name."""
+        """Pictures in all folders, keyed by file name."""
         return {path.name: path for path in self._files.values() if path.suffix in PICTURE_TYPES}
 
     @cached_property
     def groups(self) -> tuple[DocGroup, ...]:
-        """The navigation: the headings in the index, each with the pages linked below it."""
+        """Navigation groups: the index headings, each with the pages linked below it."""
         groups: list[tuple[str, list[str]]] = []
         for line in self._files[f"{INDEX}.md"].read_text(encoding="utf-8").splitlines():
             if line.startswith("## "):
@@ -128,7 +128,7 @@ class Documentation:
         return self.outlines[name][0].title.partition(":")[0]
 
     def moved_to(self, name: str) -> str | None:
-        """Return the page that an old or short address refers to; None if there is none.
+        """Return the page that an old or short address refers to, or None if no page matches.
 
         All pages used to be in one folder, so ``admin`` refers to ``guides/admin``.
         """
@@ -139,7 +139,7 @@ class Documentation:
         return next((page for page in candidates if page in self.outlines), None)
 
     def search(self, text: str) -> list[DocMatch]:
-        """Return the pages where the title and one heading together contain every word of ``text``.
+        """Return pages whose title and a single heading together contain every word of ``text``.
 
         Pages whose title matches come first, with all their second-level headings.
         """
@@ -162,7 +162,7 @@ class Documentation:
         return [match for _, match in sorted(found, key=lambda one: one[0])]
 
     def render(self, name: str) -> Markup:
-        """Return a page as HTML, rendered at the first call; the longest page takes up to 0.2 s.
+        """Return a page as HTML, rendered on first use, which takes up to 0.2 s.
 
         Raises:
             KeyError: there is no page with this name.
@@ -176,7 +176,7 @@ class Documentation:
         return self._rendered[name]
 
     def _changed(self, name: str, tokens: "list[Token]") -> "Iterator[Token]":
-        """Yield a page's tokens with anchors and our addresses, but without inline styles."""
+        """Yield a page's tokens with anchors and resolved addresses, but without inline styles."""
         headings = iter(self.outlines[name])
         for token in tokens:
             if token.type == "heading_open":
@@ -194,7 +194,7 @@ class Documentation:
                 yield _raw("</div>\n")
 
     def _linked(self, name: str, tokens: "list[Token]") -> "Iterator[Token]":
-        """Yield the parts of a line; replace links to files outside the folder with their text."""
+        """Yield the parts of a line, with links to files outside the folder replaced by text."""
         is_dropped = False
         for token in tokens:
             if token.type == "image":
@@ -208,7 +208,7 @@ class Documentation:
                 yield token
 
     def _resolve(self, name: str, link: str) -> str | None:
-        """Return the address for a link in a page; None if it leads to a file we do not serve."""
+        """Return the address for a link on a page, or None if the target is not served."""
         path, mark, anchor = link.partition("#")
         if not path or re.match(r"[a-z]+:", path):
             return link

@@ -1,4 +1,4 @@
-"""An envelope's content, its verdict, and why its message failed."""
+"""Shows an envelope's content and verdict, and why its message failed."""
 
 import asyncio
 import json
@@ -23,39 +23,39 @@ from phpmq_lite.envelopes.validation import (
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.read.messages import Body, MessageRow
 
-CARD_BYTES: Final = INDEX_BYTES  # larger envelopes are not validated here
-THREAD_BYTES: Final = 4 * 1024  # larger ones are validated in a thread: 64 KiB takes 6 ms
+CARD_BYTES: Final = INDEX_BYTES  # pages do not validate envelopes larger than this
+THREAD_BYTES: Final = 4 * 1024  # larger envelopes are validated in a thread; 64 KiB takes 6 ms
 PROBLEMS_SHOWN: Final = 50
-TEXT_CHARACTERS: Final = 2_000  # characters shown of one text
+TEXT_CHARACTERS: Final = 2_000  # maximum number of characters shown per text
 _RETRY: Final = ".retry"
-MEMBERS: Final = ("lang", "queue", "created_at", "schema_version")  # members of meta
+MEMBERS: Final = ("lang", "queue", "created_at", "schema_version")  # displayed members of meta
 
 
 @dataclass(slots=True, frozen=True)
 class EnvelopeCard:
-    """One envelope: its content and its problems.
+    """An envelope's content and problems.
 
     For a dead-letter record, ``verdict`` and ``problems`` apply to what a redrive would send.
-    ``said`` has the values of ``MEMBERS`` as written, with long texts cut, and None for a member
-    that is missing or unreadable.
+    ``said`` contains the values of ``MEMBERS`` as written, with long texts shortened, and None for
+    each missing or unreadable member.
     """
 
     index: IndexedFields
     said: Mapping[str, Any]
     verdict: Verdict
-    problems: tuple[EnvelopeProblem, ...]  # at most ``PROBLEMS_SHOWN``, the verdict's first
+    problems: tuple[EnvelopeProblem, ...]  # at most ``PROBLEMS_SHOWN``; the verdict's comes first
     hidden: int  # number of omitted problems
     block: DeadLetterBlock | None
-    is_wrapped: bool  # the record contains the original bytes as a string
+    is_wrapped: bool  # whether the record contains the original bytes as a string
 
     @property
     def reason(self) -> str | None:
-        """The reason for the verdict; None if a consumer may handle the message."""
+        """Reason for the verdict, or None if consumers may handle the message."""
         return self.verdict.problem.reason if self.verdict.problem else None
 
     @property
     def remarks(self) -> int:
-        """The number of problems that concern only the producer."""
+        """Number of problems that concern only the producer."""
         return self.hidden + sum(problem.reason not in REASONS for problem in self.problems)
 
 
@@ -72,7 +72,7 @@ class VerdictBadge:
 
 
 def looks_like_envelope(index: IndexedFields | None) -> bool:
-    """Return whether a body looks like an envelope: it has a URN or two other envelope members."""
+    """Return whether a body looks like an envelope, with a URN or two other envelope members."""
     if index is None:
         return False
     others = (index.trace_id, index.meta_id, index.attempts)
@@ -82,7 +82,7 @@ def looks_like_envelope(index: IndexedFields | None) -> bool:
 async def card_of(
     request: web.Request, context: Context, row: MessageRow, body: Body | None
 ) -> EnvelopeCard | None:
-    """Return a message's card; None if it is not an envelope, or its body is missing or too large.
+    """Return a message's card; None if it has no envelope or its body is missing or too large.
 
     ``body`` is the part of the body that was already read.
     """
@@ -105,7 +105,7 @@ async def inspect_content(
     *,
     is_asked: bool = False,
 ) -> EnvelopeCard | None:
-    """Return the card of a body; with ``is_asked``, even if it does not look like an envelope."""
+    """Return the card for a body; with ``is_asked``, even if it does not look like an envelope."""
     policy = "" if settings is None else settings.payload_policy
     asked = JudgeOptions(
         empty_list_data_of(settings),
@@ -120,7 +120,7 @@ async def inspect_content(
 
 @dataclass(slots=True, frozen=True)
 class JudgeOptions:
-    """The rules for validating an envelope.
+    """Rules for validating an envelope.
 
     With ``is_meant``, the body must be an envelope; with ``is_strict``, a payload that does not
     match its schema is rejected.
@@ -133,7 +133,7 @@ class JudgeOptions:
 
 
 def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
-    """Validate a body; return None if it is not an envelope and need not be one.  Pure."""
+    """Validate a body; return None if it neither is nor must be an envelope.  Pure."""
     block = read_block(content)
     original = content if block is None else redrive_content(content)
     verdict = validate(original, asked.empty_list_data)
@@ -151,7 +151,7 @@ def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
         problems = [first, *(problem for problem in problems if problem != first)]
     attempts = read.get("attempts")
     if block is not None and isinstance(attempts, int) and not isinstance(attempts, bool):
-        # A redrive resets attempts to 0, but the page shows the record's attempts.
+        # a redrive resets attempts to 0, but the page shows the record's attempts
         index = IndexedFields(index.urn, index.trace_id, index.meta_id, attempts)
     return EnvelopeCard(
         index,
@@ -173,12 +173,12 @@ def _mismatch(
 
 
 def _is_wrapper(content: bytes) -> bool:
-    """Return whether a record contains the original as a string, judging by its first member."""
+    """Return whether a record's first member suggests that it contains the original as a string."""
     return content.lstrip(b" \t\r\n{")[:5] == b'"raw"'
 
 
 def _read(content: bytes) -> dict[str, Any]:
-    """Parse a body; return an empty dict if it is not a JSON object."""
+    """Parse a body, or return an empty dict if it is not a JSON object."""
     try:
         read = json.loads(content.decode(), parse_int=_integer)
     except (ValueError, RecursionError):
@@ -192,12 +192,12 @@ def _meta_texts(meta: Any) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int | str:
-    """Parse an integer; return one with thousands of digits as text."""
+    """Parse an integer; return very long integers as text."""
     return int(text) if len(text) <= 19 else text
 
 
 def _plain(value: Any) -> Any:
-    """Return a displayable value: a number, a shortened text, or the name of its type."""
+    """Return a displayable value: a number, a shortened text or the name of a type."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -218,17 +218,17 @@ def shorten(text: str | None) -> str:
 
 
 def is_too_large(row: MessageRow) -> bool:
-    """Return whether a message may be an envelope that is too large to validate."""
+    """Return whether a message might be an envelope that is too large to validate."""
     return row.size > CARD_BYTES and (row.preview or b"").lstrip()[:1] == b"{"
 
 
 def is_settled_by_verdict(row: MessageRow) -> bool:
-    """Return whether a message was settled, or a record written, because of a verdict."""
+    """Return whether a verdict caused a message's settlement or the creation of a record."""
     return row.reason in REASONS or row.source_reason in REASONS
 
 
 def other_queue(card: EnvelopeCard, row: MessageRow) -> str:
-    """Return the queue named in the envelope if the message is in another one, else ``""``."""
+    """Return the queue named in the envelope if it is not the message's queue, otherwise ``""``."""
     said = card.said["queue"]
     home = card.block.original_queue if card.block is not None else row.queue
     if not isinstance(said, str) or not said or home is None:
@@ -240,19 +240,19 @@ def other_queue(card: EnvelopeCard, row: MessageRow) -> str:
 
 
 def settings_of(request: web.Request, queue_id: int) -> QueueSettings | None:
-    """Return the settings of a queue; None if it no longer exists or is not visible."""
+    """Return the settings of a queue, or None if it no longer exists or is not visible."""
     queues = status_of(request).queues
     return next((queue.settings for queue in queues if queue.queue_id == queue_id), None)
 
 
 def policy_of(request: web.Request, queue_id: int) -> str:
-    """Return the payload policy of a queue; empty if the queue no longer exists."""
+    """Return a queue's payload policy, or an empty string if the queue no longer exists."""
     settings = settings_of(request, queue_id)
     return "" if settings is None else settings.payload_policy
 
 
 def empty_list_data_of(settings: QueueSettings | None) -> EmptyListData:
-    """Return the queue's setting that decides when ``data: []`` is read as ``{}``."""
+    """Return the queue setting that decides when ``data: []`` is read as ``{}``."""
     return "php" if settings is None else cast(EmptyListData, settings.empty_list_data)
 
 
@@ -260,9 +260,9 @@ def empty_list_data_of(settings: QueueSettings | None) -> EmptyListData:
 
 
 class RowVerdicts:
-    """Validates the rows of a page, each when it is rendered.
+    """Validates the rows of a page while each row is rendered.
 
-    Only rows that have a settle reason, or were read with their complete body, are validated.
+    Only rows with a complete body and without a verdict as their reason are validated.
     """
 
     def __init__(self, request: web.Request) -> None:
@@ -270,11 +270,11 @@ class RowVerdicts:
         self._switches: dict[int, EmptyListData] | None = None
 
     def of(self, row: MessageRow) -> VerdictBadge | None:
-        """Return a row's badge; None if it has no problem or is not validated."""
+        """Return a row's badge, or None if it has no problem or is not validated."""
         content = row.preview
         if content is None or len(content) != row.size or content[:1] != b"{":
             return None
-        if is_settled_by_verdict(row):  # the row already shows the reason
+        if is_settled_by_verdict(row):  # the reason is already shown in the row
             return None
         verdict = validate(content, self._switch(row.queue_id))
         if not looks_like_envelope(verdict.index):

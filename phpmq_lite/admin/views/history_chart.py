@@ -1,4 +1,4 @@
-"""The chart of settled messages over time, with links to the history."""
+"""The chart of settled messages over time, with links to the history page."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -28,25 +28,25 @@ SPANS: Final = {
         TrendPeriod("30d", "30 d", 30 * 86_400, 86_400),
     )
 }
-INSET: Final = 5.0  # percent of the width reserved on the left for the axis labels
-_GAP: Final = 0.12  # fraction of a slice left empty on each side of its column
-_LEAST: Final = 1.0  # minimum height of a nonzero bar, in percent
-_FIRST_MS: Final = -62_135_596_800_000  # earliest time: the start of year 1
+INSET: Final = 5.0  # percentage of the width reserved on the left for axis labels
+_GAP: Final = 0.12  # fraction of a slice's width left empty on each side of its column
+_LEAST: Final = 1.0  # minimum height of a nonzero bar, as a percentage
+_FIRST_MS: Final = -62_135_596_800_000  # earliest time, which is the start of year 1
 _LAST_MS: Final = 253_402_300_799_999
 
 
 class HistorySlice(NamedTuple):
-    """A slice of the period; ``counts`` is in the order of ``OUTCOMES``, or None without data."""
+    """A time slice; ``counts`` is in the order of ``OUTCOMES``, or None if there is no data."""
 
     start_s: int  # Unix seconds
-    end_s: int  # exclusive
+    end_s: int  # Unix seconds, exclusive
     counts: tuple[int, ...] | None
 
 
 class HistoryBar(NamedTuple):
-    """A segment of a column; positions are in percent from the left and the top."""
+    """A segment of a column; positions are percentages, measured from the left and top edges."""
 
-    key: str  # the outcome
+    key: str  # outcome that the segment represents
     x: float
     y: float
     width: float
@@ -54,7 +54,7 @@ class HistoryBar(NamedTuple):
 
 
 class HistoryColumn(NamedTuple):
-    """A drawn slice; ``since`` and ``until`` are the bounds used in its link."""
+    """The column drawn for a slice; ``since`` and ``until`` are the bounds used in its link."""
 
     x: float
     width: float
@@ -63,12 +63,12 @@ class HistoryColumn(NamedTuple):
     since: str
     until: str
     bars: Sequence[HistoryBar]
-    cells: Sequence[str]  # table cells; empty without data
+    cells: Sequence[str]  # table cells, empty if there is no data
     is_chosen: bool
 
 
 class ChosenShade(NamedTuple):
-    """The shaded area of the chosen period, in percent."""
+    """Shading for the chosen period, with positions as percentages."""
 
     x: float
     width: float
@@ -76,21 +76,21 @@ class ChosenShade(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class HistoryChart:
-    """The chart; ``about`` describes it in words."""
+    """A complete chart; ``about`` describes it in words."""
 
     span: TrendPeriod
     outcomes: Sequence[str]
-    sums: Sequence[str]  # totals by outcome
+    sums: Sequence[str]  # total counts by outcome
     columns: Sequence[HistoryColumn]
     scale: Sequence[AxisMark]
     times: Sequence[AxisMark]
     shade: ChosenShade | None
     about: str
-    nothing: str  # text instead of the plot; empty if there is a plot
+    nothing: str  # text shown if there is no plot, otherwise empty
 
 
 class ChosenPeriod(NamedTuple):
-    """The period selected for the list, in Unix ms; None means unbounded."""
+    """The period selected for the list, in Unix ms; None means no bound."""
 
     since: int | None = None
     until: int | None = None
@@ -99,10 +99,10 @@ class ChosenPeriod(NamedTuple):
 def count_slices(
     points: Iterable[Point], beats: Iterable[UptimeSpan], span: TrendPeriod, now_s: int
 ) -> list[HistorySlice]:
-    """Count settled messages per slice; points that cross an edge are split by seconds.
+    """Count settled messages per slice; a point that crosses an edge is split in proportion.
 
-    If the broker ran but there is no point, nothing was settled; but there is no data if the queue
-    may have been counted only in the combined point of other queues.
+    If the broker was running but no point exists, nothing was settled, unless the queue may have
+    been counted in the combined point for other queues; in that case, the slice has no data.
     """
     start_s, step_s, count = first_bucket_s(span, now_s), span.step_s, span.length_s // span.step_s
     sums = [[0.0] * len(OUTCOMES) for _ in range(count)]
@@ -138,7 +138,7 @@ def draw_history(
     chosen: ChosenPeriod,
     outcome: str | None = None,
 ) -> HistoryChart:
-    """Draw the slices for one outcome or for all."""
+    """Draw the slices for one outcome or for all outcomes."""
     outcomes = (outcome,) if outcome else OUTCOMES
     picked = [
         None if one.counts is None else [one.counts[OUTCOMES.index(key)] for key in outcomes]
@@ -172,7 +172,7 @@ def _column(
     chosen: ChosenPeriod,
 ) -> HistoryColumn:
     when = format_period(one.start_s * 1_000, one.end_s * 1_000, now_s * 1_000)
-    said = "not known" if counts is None else f"{formats.format_number(sum(counts))} {word}"
+    said = "no data" if counts is None else f"{formats.format_number(sum(counts))} {word}"
     bars, below = [], 100.0
     for key, count in zip(outcomes, counts or [0] * len(outcomes), strict=True):
         if count:
@@ -187,7 +187,7 @@ def _column(
 
 
 def _shade(cut: Sequence[HistorySlice], chosen: ChosenPeriod) -> ChosenShade | None:
-    """Return the shading of the chosen period; None if no period is chosen or it is not visible."""
+    """Return the shading for the chosen period, or None if no visible period is chosen."""
     first_ms, last_ms = cut[0].start_s * 1_000, cut[-1].end_s * 1_000
     since = first_ms if chosen.since is None else max(first_ms, chosen.since)
     until = last_ms if chosen.until is None else min(last_ms, chosen.until)
@@ -211,10 +211,10 @@ def _about(
     said = [
         f"{formats.format_number(count)} {key}" for key, count in zip(outcomes, sums, strict=True)
     ]
-    text = f"{len(columns)} steps, times are UTC. {', '.join(said)}."
+    text = f"{len(columns)} steps; times are in UTC. {', '.join(said)}."
     most = max(range(len(columns)), key=lambda at: sum(picked[at] or ()))
     if any(sums):
-        text += f" Most in {columns[most].title}."
+        text += f" Highest count in {columns[most].title}."
     missing = sum(counts is None for counts in picked)
     return text + (f" No data for {missing} steps." if missing else "")
 
@@ -222,11 +222,11 @@ def _about(
 def _nothing(known: Sequence[Sequence[int]], word: str) -> str:
     if not known:
         return "No data for this period."
-    return "" if any(map(any, known)) else f"Nothing {word} in this period."
+    return "" if any(map(any, known)) else f"No {word} messages in this period."
 
 
 def _text(at_s: int) -> str:
-    """Format a time for a link: UTC, in the format of ``<input type=datetime-local>``."""
+    """Format a UTC time for a link, as ``<input type=datetime-local>`` does."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M")
 
 
@@ -234,7 +234,7 @@ def _text(at_s: int) -> str:
 
 
 def format_period(since_ms: int, until_ms: int, now_ms: int) -> str:
-    """Format a period: ``14:00 to 15:00``, ``Nov 20, 23:00 to 24:00``, ``Nov 20``."""
+    """Format a period, such as ``14:00 to 15:00``, ``Nov 20, 23:00 to 24:00`` or ``Nov 20``."""
     since, until, now = _at(since_ms), _at(until_ms), _at(now_ms)
     midnight = until.time() == datetime.min.time()
     next_day = since.date() != datetime.max.date() and since.date() + timedelta(1) == until.date()
@@ -250,7 +250,7 @@ def format_period(since_ms: int, until_ms: int, now_ms: int) -> str:
 
 
 def format_chosen(chosen: ChosenPeriod, now_ms: int) -> str:
-    """Format the chosen period; empty if none is chosen."""
+    """Format the chosen period, or return an empty string if none is chosen."""
     since, until = chosen
     if since is not None and until is not None:
         return f"{format_period(since, until, now_ms)} UTC"
@@ -276,7 +276,7 @@ def _clock(at: datetime) -> str:
 
 
 async def read_slices(context: Context, queue_id: int, span: TrendPeriod) -> list[HistorySlice]:
-    """Count settled messages per slice of a span that ends now; ALL stands for all queues."""
+    """Count settled messages per slice over a span that ends now; ALL stands for all queues."""
     now_s = context.now_ms() // 1_000
     points, beats = await gather_points(context, queue_id, first_bucket_s(span, now_s))
     return await asyncio.to_thread(count_slices, points, beats, span, now_s)

@@ -13,28 +13,28 @@ from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, is_m
 
 @dataclass(slots=True, frozen=True)
 class LifeStep:
-    """One step on the timeline of a message."""
+    """A step on a message's timeline."""
 
     at_ms: int
     title: str
-    kind: str  # CSS class: the resulting state
+    kind: str  # CSS class named after the resulting state
     detail: str | None = None
-    message_id: str | None = None  # id of the other message involved
-    gap: str | None = None  # time since the previous step
-    of_seq: int | None = None  # seq of the message it happened to, if that is another message
+    message_id: str | None = None  # id of the other message involved, if any
+    gap: str | None = None  # formatted time since the previous step
+    of_seq: int | None = None  # seq of the related message to which the step belongs, if any
 
 
 @dataclass(slots=True, frozen=True)
 class RelatedMessage:
-    """A related message: how it is related, and its row if it still exists."""
+    """A related message, its relation, and its row if the row still exists."""
 
     message_id: str
-    how: str  # "restored from", "record of", …
+    how: str  # label of the relation, such as "Restored from"
     row: MessageRow | None
 
     @property
     def seq(self) -> int:
-        """The message's number."""
+        """Number of the related message."""
         return int(self.message_id[:16], 16)
 
 
@@ -45,19 +45,19 @@ _TITLES: Final[dict[str, tuple[str, str]]] = {
     StateEvent.DEAD_LETTER: ("Dead-letter record written", "dead"),
     "release": ("Released to its position", "ready"),
     "move": ("Moved", "ready"),
-    "place": ("Put back", "ready"),
+    "place": ("Moved back to its earlier position", "ready"),
     "erase": ("Body erased", "deleted"),
 }
-_PAIRS: Final = {  # kind -> text for the older message, text for the newer one
-    "redrive": ("Redriven as a new message", "Stored by a redrive"),
-    "restore": ("Restored as a new message", "Stored by a restore"),
-    "edit": ("Edited and published as a new message", "Made by an edit"),
+_PAIRS: Final = {  # maps a kind to the older message's text and the newer message's text
+    "redrive": ("Redriven as a new message", "Created by a redrive"),
+    "restore": ("Restored as a new message", "Created by a restore"),
+    "edit": ("Edited and published as a new message", "Created by an edit"),
 }
-_HOW: Final = {  # kind -> label of a newer related message, label of an older one
+_HOW: Final = {  # maps a kind to the label of a newer message and the label of an older one
     "redrive": ("Redriven as", "Redriven from"),
     "restore": ("Restored as", "Restored from"),
     "edit": ("Edited as", "Edited from"),
-    "dead_letter": ("Dead-letter record", "Record of"),
+    "dead_letter": ("Dead-letter record", "Dead-letter record of"),
 }
 _SETTLED: Final = {
     State.ACKED: "Acknowledged",
@@ -73,10 +73,10 @@ def make_timeline(
     now_ms: int,
     others: Mapping[int, tuple[MessageRow, Sequence[EventRow]]] | None = None,
 ) -> list[LifeStep]:
-    """Return the steps in a message's life, oldest first, with the time between them.
+    """Return the steps in a message's life, oldest first, with the time between steps.
 
-    ``others`` has, by seq, the messages it was created from and those created from it; their steps
-    are included, with ``of_seq`` set.
+    ``others`` contains related messages by seq: sources of this message, and messages created from
+    it.  Their steps are included, with ``of_seq`` set.
     """
     steps = _steps(row, events)
     for seq, (other, turns) in (others or {}).items():
@@ -129,7 +129,7 @@ def _event(row: MessageRow, event: EventRow) -> LifeStep:
 def list_relatives(
     row: MessageRow, links: Iterable[LinkRow], rows: Mapping[int, MessageRow]
 ) -> list[RelatedMessage]:
-    """Return the messages that this one was created from, and those created from it, in order.
+    """Return the messages from which this one was created, and those created from it, in order.
 
     ``links`` are this message's events that refer to another message.
     """

@@ -1,4 +1,4 @@
-"""The layout shared by all pages: navigation, environment, warnings."""
+"""The layout shared by all pages: navigation, environment and warnings."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from phpmq_lite.admin.base.urls import Urls
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 from phpmq_lite.settings import Settings
 
-# Navigation: route, title, and the key pressed after ``g``.  Missing routes are omitted.
+# Each entry has a route, a title, and the key to press after ``g``.  Missing routes are omitted.
 NAVIGATION: Final = (
     ("overview", "Overview", "o"),
     ("queues", "Queues", "q"),
@@ -30,7 +30,7 @@ NAVIGATION: Final = (
     ("system", "System", "s"),
 )
 
-# First path segment of pages without their own entry -> the entry they belong to.
+# Maps the first path segment of pages without an entry of their own to their parent entry.
 PARENT_ENTRIES: Final = {
     "selections": "messages",
     "bulk": "messages",
@@ -45,7 +45,7 @@ PARENT_ENTRIES: Final = {
     "api": "system",
 }
 
-# First path segment -> the documentation page that explains it.
+# Maps the first path segment of a page to the documentation page that explains it.
 HELP: Final = {
     "queues": "guides/admin",
     "messages": "guides/admin#find-a-message",
@@ -70,9 +70,9 @@ HELP: Final = {
     "api": "reference/api",
 }
 
-DISK_WARNING_SHARE: Final = 0.93  # every page warns once this share of the disk is used
+DISK_WARNING_SHARE: Final = 0.93  # all pages show a warning once this share of the disk is used
 
-# Colours of environments, each with a contrast of 4.5:1 to white; app.css has the same values.
+# Each environment colour has a contrast of 4.5:1 against white; app.css has the same values.
 COLOURS: Final = {
     "grey": "#5b6472",
     "blue": "#1f5fc4",
@@ -91,18 +91,18 @@ _BY_NAME: Final = (
 
 @dataclass(slots=True, frozen=True)
 class NavigationItem:
-    """An entry in the navigation."""
+    """A navigation entry."""
 
     name: str
     title: str
     key: str
     url: str
-    current: str  # aria-current: "page", "true" on a page below it, or empty
+    current: str  # value of aria-current: "page", "true" on a page below it, or empty
 
 
 @dataclass(slots=True, frozen=True)
 class HeaderWarning:
-    """A warning in the page header."""
+    """A warning shown in the page header."""
 
     title: str
     text: str
@@ -111,7 +111,7 @@ class HeaderWarning:
 
 @dataclass(slots=True, frozen=True)
 class Viewer:
-    """The user or program that views the page, as shown in the menu."""
+    """The user or program viewing the page, as shown in the menu."""
 
     name: str
     role: str
@@ -120,11 +120,11 @@ class Viewer:
     logout_url: str = ""
 
 
-_WORDS: Final = {"local": "no login needed", "control": "control socket", "token": "token"}
+_WORDS: Final = {"local": "no login required", "control": "control socket", "token": "token"}
 
 
 def viewer_of(request: web.Request) -> Viewer:
-    """Return the user or program that views the page."""
+    """Return the user or program viewing the page."""
     identity, urls = identity_of(request), context_of(request).urls
     name = "This machine" if identity.kind == "local" else identity.name
     is_user = identity.kind == "user"
@@ -138,7 +138,7 @@ def viewer_of(request: web.Request) -> Viewer:
 
 
 def colour_of(environment: str, colour: str) -> str:
-    """Return an environment's colour: as set, else by name, or ``""`` if it has no name."""
+    """Return an environment's colour from the settings or its name, or ``""`` without a name."""
     if colour or not environment:
         return colour
     name = environment.lower()
@@ -147,7 +147,7 @@ def colour_of(environment: str, colour: str) -> str:
 
 
 def url_or_none(urls: Urls, route: str) -> str | None:
-    """Return the URL of a route; None if the route does not exist."""
+    """Return the URL of a route, or None if the route does not exist."""
     try:
         return urls.to(route)
     except KeyError:
@@ -161,7 +161,7 @@ def may_open(request: web.Request, name: str) -> bool:
 
 
 def navigation(request: web.Request, here: str) -> list[NavigationItem]:
-    """Return the navigation for the page ``here``, with the routes the viewer may open."""
+    """Return the navigation for the page ``here``, limited to routes the viewer may open."""
     context, mine = context_of(request), identity_of(request).role
     base = context.urls.base_path
     needed = {route.name: route.role for route in context.routes}
@@ -183,18 +183,18 @@ def _first_part(path: str) -> str:
 
 
 def help_page(request: web.Request) -> str:
-    """Return the documentation page that explains the page at this address."""
+    """Return the documentation page that explains the requested page."""
     base = context_of(request).urls.base_path
     return HELP.get(_first_part(request.path.removeprefix(base)), "guides/admin")
 
 
 def list_access_warnings(request: web.Request) -> Iterator[HeaderWarning]:
-    """Yield the warnings about open access (``docs/operate/security.md`` 1)."""
+    """Yield warnings about open access (see ``docs/operate/security.md`` 1)."""
     context = context_of(request)
     if identity_of(request).kind == "local":
         yield HeaderWarning(
             "No login",
-            "Everyone on this machine can read and change everything here.",
+            "Anyone on this machine can read and change everything here.",
             url_or_none(context.urls, "setup") or "",
         )
     yield from unprotected_listeners(context.settings, context.urls)
@@ -206,14 +206,14 @@ def unprotected_listeners(settings: Settings, urls: Urls) -> Iterator[HeaderWarn
     system = url_or_none(urls, "system") or ""
     if not (tcp.allow or tcp.tls_cert) and _is_wide(*tcp.listen, *tcp.legacy_listen):
         yield HeaderWarning(
-            "TCP open",
+            "Unprotected TCP",
             "Anyone who can reach the TCP listener can read, publish and acknowledge.",
             system,
         )
     is_encrypted = admin.tls_cert or (admin.trusted_proxies and not admin.plaintext)
     if not is_encrypted and _is_wide(*admin.listen):
         yield HeaderWarning(
-            "Plain http", "Passwords and messages cross the network unencrypted.", system
+            "Unencrypted HTTP", "Passwords and messages are sent in plain text.", system
         )
 
 
@@ -223,25 +223,25 @@ def _is_wide(*listeners: str) -> bool:
 
 
 def list_broker_problems(request: web.Request, context: Context) -> list[str]:
-    """Return the problems of the broker as a whole, for the red bar; usually none."""
+    """Return problems that affect the whole broker, for the red bar; usually there are none."""
     status = status_of(request)
     found = [f"Last error: {status.last_error}"] if status.last_error else []
     if status.is_draining and context.is_ready():
         found.append(
-            "Draining: publishes are refused; the broker stops when consumers hold no messages."
+            "Draining: publishes are refused, and the broker stops once consumers hold no messages."
         )
     if status.write_problem:
         found.append(f"Nothing can be stored: {status.write_problem}.")
     if status.shortage:
         return [*found, f"Publishing is stopped: {status.shortage.detail}."]
-    with suppress(OSError):  # takes only microseconds: the data folder is on a local disk
+    with suppress(OSError):  # takes only microseconds, because the data folder is on a local disk
         disk = shutil.disk_usage(context.readers.path.parent)
         found += disk_warning(disk.used, disk.used + disk.free)
     return found
 
 
 def disk_warning(used: int, usable: int) -> list[str]:
-    """Return a warning if the disk is nearly full; sizes in bytes, without root's reserve."""
+    """Return a warning if the disk is nearly full.  Sizes are in bytes, without root's reserve."""
     if used < usable * DISK_WARNING_SHARE:
         return []
-    return [f"Disk {used / usable:.0%} full: publishing stops when it is full."]
+    return [f"The disk is {used / usable:.0%} full. Publishing stops when it is full."]

@@ -1,4 +1,4 @@
-"""Lists of queues: filter, order and figures."""
+"""Lists of queues, with filters, order and figures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,24 +24,24 @@ QueueSort = Literal[
 
 
 class QueueQuery(ListQuery):
-    """Filter and order of a list of queues."""
+    """Filters and sort order for a list of queues."""
 
-    q: str = Field("", max_length=LONGEST_NAME, description="part of the name, or a glob")
+    q: str = Field("", max_length=LONGEST_NAME, description="part of a queue name, or a glob")
     has: Literal["backlog", "no-consumer", "paused", "dead"] | None = Field(
         None,
-        description="only queues with ready messages, without consumers, paused, or with dead "
-        "letters",
+        description="only queues that have ready messages, have no consumers, are paused, or "
+        "have dead letters",
     )
     sort: QueueSort = Field(
         "name",
-        description="sort key, - for descending; in, out: published, acked per second; age: of "
-        "the oldest ready message",
+        description="sort key, with a leading - for descending; in and out are publishes and acks "
+        "per second, age is that of the oldest ready message",
     )
 
 
 @dataclass(slots=True, frozen=True)
 class ListedQueue:
-    """A queue and when its first ready message was published (Unix ms)."""
+    """A queue, and when its first ready message was published (Unix ms)."""
 
     status: QueueStatus
     oldest_at: int | None
@@ -54,10 +54,10 @@ class ListedQueue:
 
 @dataclass(slots=True, frozen=True)
 class QueuePage:
-    """One page of the list, with cursors to the next and previous pages."""
+    """A page of the list, with cursors to the next and previous pages."""
 
     queues: list[ListedQueue]
-    matching: int  # number of matching queues on all pages
+    matching: int  # number of matching queues across all pages
     next: str | None
     previous: str | None
 
@@ -82,7 +82,7 @@ _HAS: Final[dict[str, Callable[[ListedQueue], bool]]] = {
 
 
 def matches_name(name: str, pattern: str) -> bool:
-    """Return whether a name matches a glob with ``*`` or ``?``, or contains the plain text."""
+    """Return whether a name matches a glob with ``*`` or ``?``, or contains a plain text."""
     name, pattern = name.casefold(), pattern.strip().casefold()
     if "*" in pattern or "?" in pattern:
         return fnmatchcase(name, pattern.replace("[", "[[]"))
@@ -92,7 +92,7 @@ def matches_name(name: str, pattern: str) -> bool:
 def make_queue_page(
     statuses: Iterable[QueueStatus], ages: Mapping[int, int], query: QueueQuery
 ) -> QueuePage:
-    """Return the requested page; queues with equal values are sorted by name."""
+    """Return the requested page, on which queues with equal values are sorted by name."""
     listed = [ListedQueue(status, ages.get(status.queue_id)) for status in statuses]
     if query.q:
         listed = [queue for queue in listed if matches_name(queue.status.name, query.q)]
@@ -146,7 +146,7 @@ def _place_of(
 
 
 def _is_behind(pair: SortedPair, place: SortedPair, *, is_descending: bool) -> bool:
-    """Return whether a row comes after a position; equal values are ordered by name, ascending."""
+    """Return whether a row comes after a position; rows with equal values are sorted by name."""
     value: Any = pair[0]
     other: Any = place[0]
     if value == other:
@@ -155,7 +155,7 @@ def _is_behind(pair: SortedPair, place: SortedPair, *, is_descending: bool) -> b
 
 
 def sum_totals(status: BrokerStatus) -> dict[str, float]:
-    """Return the totals for the overview's tiles.
+    """Return the totals shown on the overview's tiles.
 
     Dead-letter records count only as dead, although they are ready in their own queues, and only
     once, although several queues, such as a queue and its ``.retry``, may share their DLQ.
@@ -172,7 +172,7 @@ def sum_totals(status: BrokerStatus) -> dict[str, float]:
 
 
 def overview_tiles(status: BrokerStatus, ages: Mapping[int, int], now_ms: int) -> dict[str, str]:
-    """Return the figures at the top of the overview, keyed by live field."""
+    """Return the figures shown at the top of the overview, keyed by live field."""
     sums = sum_totals(status)
     others = dead_letter_queues_named(status.queues)
     dead_letter_ids = {queue.queue_id for queue in status.queues if has_records(queue.name, others)}
@@ -194,7 +194,7 @@ def overview_tiles(status: BrokerStatus, ages: Mapping[int, int], now_ms: int) -
 
 
 def queue_figures(queue: ListedQueue, now_ms: int) -> dict[str, str]:
-    """Return a queue's table cells, keyed by live field."""
+    """Return the table cells for a queue, keyed by live field."""
     status = queue.status
     return {
         "ready": formats.format_number(status.ready),
@@ -210,7 +210,7 @@ def queue_figures(queue: ListedQueue, now_ms: int) -> dict[str, str]:
 
 
 def common_prefixes(names: Sequence[str]) -> dict[str, str]:
-    """Return the prefix that each name shares with the one above, up to a ``.``: ``orders.``."""
+    """Return prefixes, such as ``orders.``, that names share with the name above, up to a dot."""
     found = {}
     for above, name in pairwise(names):
         parts, others = name.split("."), above.split(".")
@@ -229,17 +229,17 @@ def _age(since_ms: int | None, now_ms: int) -> str:
 
 
 def consumers_of(status: BrokerStatus, name: str) -> list[tuple[ClientStatus, int, int]]:
-    """Return the clients that consume a queue, with their credit and held messages."""
+    """Return a queue's consumers, with their credit and number of held messages."""
     return [(c, *c.queues[name]) for c in status.clients if name in c.queues]
 
 
-AGES_READ_MAX: Final = 200  # ages are read for at most this many queues
+AGES_READ_MAX: Final = 200  # maximum number of queues whose ages are read from the database
 
 
 async def read_oldest_ready(context: Context, queues: Iterable[QueueStatus]) -> dict[int, int]:
     """Return when the first ready message of each queue was published.
 
-    For a few queues the times are read; for many they come from the last sample, up to 10 s old.
+    For a few queues, the times are read; for many, they are from the last sample, up to 10 s ago.
     """
     ready = [queue.queue_id for queue in queues if queue.ready > 0]
     if len(ready) <= AGES_READ_MAX:
@@ -249,7 +249,7 @@ async def read_oldest_ready(context: Context, queues: Iterable[QueueStatus]) -> 
 
 
 def retry_hint(queue: QueueStatus) -> str:
-    """Return a warning if a delayed-retry queue has consumers."""
+    """Return a warning for a delayed-retry queue that has consumers."""
     who = count_of(queue.consumers, "consumer receives", "consumers receive")
     return f"{who} messages before their delay ends; the queue forwards them to {queue.name[:-6]}"
 

@@ -1,4 +1,4 @@
-"""Form fields and API models of a queue's settings."""
+"""Form fields and API models for queue settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ from phpmq_lite.server.status import QueueStatus
 
 
 class _FieldKind(NamedTuple):
-    """The form field of a setting."""
+    """The kind of form field used for a setting."""
 
     name: str
     title: str
     help: str
-    kind: str  # text, area, link, number, seconds, bytes, choice, switch
+    kind: str  # one of text, area, link, number, seconds, bytes, choice, switch
     choices: tuple[tuple[str, str], ...] = ()
 
 
@@ -50,18 +50,18 @@ def _kind_of(setting: SettingDefinition) -> _FieldKind:
 
 @dataclass(slots=True, frozen=True)
 class SettingField:
-    """One field of the form, with its value."""
+    """A form field with its value."""
 
     name: str
     title: str
     help: str
     kind: str
     choices: tuple[tuple[str, str], ...]
-    value: str  # the text in the field
-    target: str  # target queue of "forward"
-    default: str  # the default, in words
-    is_own: bool  # differs from the default
-    shown: str  # the number in words, such as "30 min"
+    value: str  # text shown in the field
+    target: str  # target queue if the value is "forward"
+    default: str  # default value in words
+    is_own: bool  # whether the value differs from the default
+    shown: str  # number in words, such as "30 min"
     error: str = ""
 
 
@@ -81,9 +81,9 @@ def form_fields_of(
     *,
     home: QueueStatus | None = None,
 ) -> list[tuple[str, list[SettingField]]]:
-    """Return the form's fields by group, with ``typed`` values and ``error`` shown at its field.
+    """Return the form's fields by group, including ``typed`` values and the ``error``.
 
-    ``home`` is the queue that a ``.retry`` queue belongs to.
+    ``home`` is the queue to which a ``.retry`` queue belongs.
     """
     plain = _plain(queue, defaults, home)
     made = []
@@ -100,7 +100,7 @@ def form_fields_of(
 def _plain(
     queue: QueueStatus, defaults: Mapping[str, Any], home: QueueStatus | None
 ) -> QueueSettings:
-    """Return the settings that the queue would have without any of its own."""
+    """Return the settings that the queue would have without any settings of its own."""
     row = QueueRow(0, queue.name, 0)
     return effective_settings(
         row,
@@ -155,7 +155,7 @@ def _in_words(kind: _FieldKind, value: Any) -> str:
 
 
 class BadFieldError(ValueError):
-    """Raised if a field is invalid; the text says what is allowed."""
+    """Raised if a field is invalid; the text says which values are allowed."""
 
     def __init__(self, field: str, text: str) -> None:
         super().__init__(text)
@@ -169,7 +169,7 @@ def changed_settings(
     *,
     home: QueueStatus | None = None,
 ) -> dict[str, Any]:
-    """Return the settings that differ from the current ones; an empty number means the default.
+    """Return the settings that differ from the current ones; empty numbers mean the default.
 
     ``home`` has the same meaning as in ``form_fields_of``.
 
@@ -188,7 +188,7 @@ def changed_settings(
 
 
 def _as_sent(kind: _FieldKind, value: Any) -> Any:
-    """Return the value that a browser sends back for an unchanged field.
+    """Return the value that a browser sends back if the user does not change a field.
 
     Single-line fields lose line breaks; white space at both ends is removed.
     """
@@ -209,7 +209,7 @@ def _value(kind: _FieldKind, read: Callable[[str], str]) -> Any:
         if not digits:
             return None
         if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
-            raise BadFieldError(kind.name, "It must be an integer of 0 or more.")
+            raise BadFieldError(kind.name, "Enter an integer of 0 or more.")
         return int(digits)
     if kind.name == "on_expire":
         return FORWARD + read("forward_to") if text == "forward" else text
@@ -223,11 +223,11 @@ _AllSettings: Any = cast(Any, create_model("_AllSettings", **_ALL))
 
 
 class SettingsView(_AllSettings):  # type: ignore[misc]  # made of DEFINITIONS
-    """All settings of a queue, including the broker's defaults."""
+    """All settings of a queue, including those with the broker's defaults."""
 
     @classmethod
     def of(cls, settings: QueueSettings) -> Self:
-        """Return the view of a queue's settings."""
+        """Return the view of the given queue settings."""
         return cls(**to_dict(settings))
 
 
@@ -250,9 +250,9 @@ _ChangedSettings: Any = cast(Any, create_model("_ChangedSettings", __config__=_S
 
 
 class SettingsInput(_ChangedSettings):  # type: ignore[misc]  # made of DEFINITIONS
-    """Settings to change; null resets to the broker's default, missing members are unchanged."""
+    """Settings to change; null resets to the broker's default, omitted members are unchanged."""
 
     def changes(self) -> dict[str, Any]:
-        """Return the settings that were sent."""
+        """Return only the settings that were sent."""
         changed: dict[str, Any] = self.model_dump(exclude_unset=True)
         return changed

@@ -1,4 +1,4 @@
-"""Page rendering with Jinja, static files, and large responses sent in pieces."""
+"""Page rendering with Jinja, static files, and sending large responses in pieces."""
 
 import asyncio
 import hashlib
@@ -26,11 +26,11 @@ from phpmq_lite.admin.views.trends import polyline
 
 T = TypeVar("T")
 
-PIECE_S: Final = 0.000_3  # maximum work in one slice; about half the time of a commit
+PIECE_S: Final = 0.000_3  # maximum duration of one slice; about half as long as a commit
 
 
 async def collect_in_slices(items: Iterable[T], pause: Callable[[], Awaitable[None]]) -> list[T]:
-    """Collect all items in short slices of work, with the engine's ``pause`` between slices.
+    """Collect all items in short slices of work, calling the engine's ``pause`` in between.
 
     Rendering a page in one slice of 5 ms would delay publishes by 5 ms.
     """
@@ -45,16 +45,16 @@ async def collect_in_slices(items: Iterable[T], pause: Callable[[], Awaitable[No
 
 
 THEMES: Final = ("light", "dark")
-_THEME_COOKIE: Final = "phpmq-theme"  # set by choices.js; read here so pages do not flash
-_MARK_FILL: Final = b"#5357c6"  # fill colour in mark.svg
+_THEME_COOKIE: Final = "phpmq-theme"  # set by choices.js and read here so that pages do not flash
+_MARK_FILL: Final = b"#5357c6"  # fill colour used in mark.svg
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 @cache
 def make_environment(folder: Path) -> jinja2.Environment:
-    """Return a folder's Jinja environment, which escapes everything and rejects undefined names.
+    """Return a folder's Jinja environment, which escapes all values and rejects undefined names.
 
-    All brokers in a process share it and its compiled templates.
+    All brokers in a process share the environment and its compiled templates.
     """
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
@@ -88,14 +88,14 @@ def make_environment(folder: Path) -> jinja2.Environment:
 
 
 class PageTemplates:
-    """The templates; each is compiled in a thread at first use, which takes up to 100 ms."""
+    """The page templates; each is compiled in a thread on first use, which takes up to 100 ms."""
 
     def __init__(self, folder: Path) -> None:
         self._environment = make_environment(folder)
         self._ready: set[str] = set()
 
     async def get(self, name: str) -> jinja2.Template:
-        """Return a compiled template, with its includes compiled, too."""
+        """Return a compiled template whose includes are also compiled."""
         if name not in self._ready:
             await asyncio.to_thread(self._make, name)
             self._ready.add(name)
@@ -112,7 +112,7 @@ def _is_shared(name: str) -> bool:
 
 
 class StaticFiles:
-    """The files in ``templates/static/``, held in memory; no other files are served."""
+    """The files in ``templates/static/``, which are held in memory; no other files are served."""
 
     def __init__(self, folder: Path) -> None:
         self._files = {
@@ -121,14 +121,14 @@ class StaticFiles:
             if path.suffix in _TYPES
         }
         mark, type_ = self._files["mark.svg"]
-        for name, colour in page_layout.COLOURS.items():  # one favicon per environment colour
+        for name, colour in page_layout.COLOURS.items():  # one favicon for each environment colour
             painted = mark.replace(_MARK_FILL, colour.encode())
             self._files[f"mark-{name}.svg"] = painted, type_
         digest = hashlib.sha256(b"".join(content for content, _ in self._files.values()))
         self.version = digest.hexdigest()[:12]
 
     async def handle(self, request: web.Request) -> web.Response:
-        """Return a file; it can be cached forever, because its URL changes with its content."""
+        """Return a file; browsers may cache it forever, as its URL changes with its content."""
         try:
             content, type_ = self._files[request.match_info["name"]]
         except KeyError:
@@ -147,7 +147,7 @@ class StaticFiles:
 async def render_page(
     request: web.Request, template: str, /, *, status: int = 200, **values: Any
 ) -> web.Response:
-    """Render a page in the layout; set the session cookie if the page has a form.
+    """Render a page in the layout, and set the session cookie if the page has a form.
 
     ``values`` may override values of the layout, such as ``search_text``, or ``is_bare`` for a page
     without navigation, search and menu (login).
@@ -162,7 +162,7 @@ async def render_page(
 
 
 def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
-    """Return the values that the layout of every page needs."""
+    """Return the values required by the layout of every page."""
     urls, ui = context.urls, context.settings.ui
     here = request.get(ROUTE_NAME, "")
     theme = request.cookies.get(_THEME_COOKIE, "")
@@ -200,7 +200,7 @@ def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
 
 
 def _own_path(request: web.Request) -> str:
-    """Return the path of this page, for the field ``next`` of forms in the layout."""
+    """Return this page's path, for the ``next`` field of forms in the layout."""
     if request.method not in ("GET", "HEAD"):
         return ""
     base = context_of(request).urls.base_path
@@ -208,7 +208,7 @@ def _own_path(request: web.Request) -> str:
 
 
 async def problem_page(request: web.Request, problem: Problem) -> web.Response:
-    """Return an error as a page in the layout."""
+    """Return an error page in the layout."""
     response = await render_page(
         request,
         "error.html",
@@ -227,7 +227,7 @@ def _help_url(request: web.Request, problem: Problem) -> str | None:
 
 
 def problem_json(request: web.Request, problem: Problem) -> web.Response:
-    """Return an error as ``application/problem+json``."""
+    """Return an error response with the type ``application/problem+json``."""
     return web.Response(
         status=problem.status,
         text=json.dumps(
@@ -244,9 +244,9 @@ STALLED_S: Final = 30.0  # timeout for a piece that the peer does not read
 
 
 async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Send a response above 64 KiB; return a smaller or already started one unchanged.
+    """Send a response larger than 64 KiB; return any smaller or already started one unchanged.
 
-    Returns 503 or 429 if there is no memory for the response.
+    Returns a 503 or 429 response if there is not enough memory.
     """
     if response.prepared or not isinstance(response, web.Response) or request.method == "HEAD":
         return response
@@ -275,7 +275,7 @@ async def send_response(request: web.Request, response: web.StreamResponse) -> w
     except TimeoutError:
         abort_response(request)
     finally:
-        response.body, body = None, b""  # otherwise an error raised here would keep the body alive
+        response.body, body = None, b""  # an error raised here must not keep the body alive
     return stream
 
 
@@ -290,6 +290,6 @@ async def send_piece(stream: web.StreamResponse, piece: bytes) -> None:
 
 
 def abort_response(request: web.Request) -> None:
-    """Close the connection, because a regular end would look like a complete response."""
+    """Close the connection, because a regular end would make the response look complete."""
     if request.transport is not None:
         request.transport.abort()

@@ -1,4 +1,4 @@
-"""The view of a trace: its messages per queue over time.  Pure."""
+"""The view of a trace, which shows its messages by queue over time.  Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,54 +9,54 @@ from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 
 LANES: Final = 24  # maximum number of queues with their own lane
-_DIED: Final = 1 << 63  # attempts of a dead-letter record: more than any envelope has
-_LEAST: Final = 0.8  # minimum width of a bar, in percent
+_DIED: Final = 1 << 63  # stands for a dead-letter record and exceeds the attempts of any envelope
+_LEAST: Final = 0.8  # minimum width of a bar, as a percentage
 
 
 @dataclass(slots=True, frozen=True)
 class TraceBar:
-    """One message on the timeline; position and width are in percent of the trace's duration."""
+    """A message on the timeline; position and width are percentages of the trace's duration."""
 
     row: MessageRow
     start: float
     width: float
-    is_failed: bool = False  # acked, but published again or dead-lettered by the worker
+    is_failed: bool = False  # acked after the worker published it again or dead-lettered it
 
 
 @dataclass(slots=True, frozen=True)
 class TraceStep:
-    """A message in a group and its relation to earlier ones, which is empty for the first."""
+    """A message in a group and its relation to earlier messages, empty for the first one."""
 
     bar: TraceBar
     what: str = ""
 
     @property
     def row(self) -> MessageRow:
-        """The message."""
+        """The message of this step."""
         return self.bar.row
 
 
 @dataclass(slots=True)
 class TraceGroup:
-    """Messages with the same meta.id, oldest first; a message without one is its own group."""
+    """Messages with the same meta.id, oldest first; a message without a meta.id is alone."""
 
     meta_id: str | None
     turns: list[TraceStep] = field(default_factory=list)
 
     @property
     def retries(self) -> int:
-        """The number of messages that have more attempts than all earlier ones."""
+        """Number of messages with more attempts than all earlier messages."""
         return sum(turn.what == "retried" for turn in self.turns)
 
     @property
     def deaths(self) -> int:
-        """The number of dead-letter records in the group."""
+        """Number of dead-letter records in the group."""
         return sum(turn.what == "dead letter" for turn in self.turns)
 
 
 @dataclass(slots=True, frozen=True)
 class TraceLane:
-    """One queue's messages on the timeline; ``queue`` is None if it no longer exists."""
+    """Messages from one queue on the timeline; ``queue`` is None if it no longer exists."""
 
     queue: str | None
     bars: list[TraceBar]
@@ -64,17 +64,17 @@ class TraceLane:
 
 @dataclass(slots=True, frozen=True)
 class TraceView:
-    """A whole trace, or a page of it; times are in Unix ms, and 0 if there are no messages."""
+    """A whole trace or a page of it; times are in Unix ms, or 0 if there are no messages."""
 
     groups: list[TraceGroup]
     lanes: list[TraceLane]
-    hidden: int  # queues without a lane
+    hidden: int  # number of queues without a lane
     first_at: int
     last_at: int
 
 
 def build_trace(rows: Iterable[MessageRow], others: frozenset[str] = frozenset()) -> TraceView:
-    """Return the view of a trace's messages; ``others`` are dead-letter queues."""
+    """Return the view for a trace's messages; ``others`` are names of dead-letter queues."""
     ordered = sorted(rows, key=lambda row: (row.published_at, row.seq))
     if not ordered:
         return TraceView([], [], 0, 0, 0)
@@ -92,13 +92,13 @@ def build_trace(rows: Iterable[MessageRow], others: frozenset[str] = frozenset()
 
 
 def find_failed_attempts(rows: Iterable[MessageRow], others: frozenset[str]) -> frozenset[int]:
-    """Return the seqs of acked messages whose attempt failed; ``others`` as for ``build_trace``.
+    """Return the seqs of acked messages whose attempt failed.
 
-    A failing worker publishes the envelope again, with one more attempt or as a dead-letter
-    record, and acknowledges the message: acked means settled, not handled.
+    A failing worker republishes the envelope, with one more attempt or as a dead-letter record, and
+    acknowledges the message, so acked means settled, not handled.
     """
     failed = set()
-    later: dict[str, int] = {}  # meta.id -> highest attempts of later messages
+    later: dict[str, int] = {}  # maps a meta.id to the highest attempts of later messages
     for row in sorted(rows, key=lambda row: -row.seq):
         if row.meta_id is None:
             continue
@@ -113,7 +113,7 @@ def find_failed_attempts(rows: Iterable[MessageRow], others: frozenset[str]) -> 
 
 
 def _bar(row: MessageRow, first_at: int, last_at: int) -> TraceBar:
-    """Return the bar of a message; for a live message it extends to the end of the trace."""
+    """Return a message's bar; a live message's bar extends to the end of the trace."""
     whole = max(1, last_at - first_at)
     start = min((row.published_at - first_at) / whole * 100, 100 - _LEAST)
     width = ((row.settled_at or last_at) - row.published_at) / whole * 100
@@ -136,7 +136,7 @@ def _groups(bars: Sequence[TraceBar], others: frozenset[str]) -> list[TraceGroup
 
 
 def _describe_step(row: MessageRow, before: Sequence[TraceStep], others: frozenset[str]) -> str:
-    """Return the relation of a message to earlier ones with its meta.id."""
+    """Return how a message relates to earlier messages with the same meta.id."""
     if row.source_seq is not None or has_records(row.queue or "", others):
         return "dead letter"
     if not before:

@@ -1,4 +1,4 @@
-"""Trends of queues: recent rates read, aggregated and extrapolated."""
+"""Trends of queues, built from recent rates, with sparklines and forecasts."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,14 +24,14 @@ from phpmq_lite.storage.read.rollups import (
 )
 
 SPARK_STEP_S: Final = 30
-SPARK_SAMPLES: Final = 120  # samples in a sparkline: one hour
-FORECAST_S: Final = 300  # period on which a forecast is based
+SPARK_SAMPLES: Final = 120  # number of samples in a one-hour sparkline
+FORECAST_S: Final = 300  # seconds of data on which a forecast is based
 
 
 class TrendPeriod(NamedTuple):
-    """The period and the steps of a chart."""
+    """The period and step length of a chart."""
 
-    key: str  # value in the URL
+    key: str  # value used in the URL
     title: str
     length_s: int
     step_s: int
@@ -50,7 +50,7 @@ SPANS: Final = {
 
 @dataclass(slots=True, frozen=True)
 class TrendBucket:
-    """One step of a chart; rates are per second, percentiles and the age in ms.
+    """One step of a chart; rates are per second, and percentiles and age are in ms.
 
     A percentile or age is None if nothing was dispatched, settled or waiting.
     """
@@ -75,15 +75,15 @@ class TrendBucket:
 
 @dataclass(slots=True, frozen=True)
 class Trend:
-    """The trend of a queue, or of all together, over a span; None marks a gap."""
+    """The trend of one queue or of all queues over a span; None marks a gap."""
 
     span: TrendPeriod
-    start_s: int  # Unix seconds, a multiple of the step
+    start_s: int  # Unix seconds, a multiple of the step length
     buckets: Sequence[TrendBucket | None]
 
     @property
     def end_s(self) -> int:
-        """The end of the last bucket, which may be in the future."""
+        """End of the last bucket, which may be in the future."""
         return self.start_s + self.span.step_s * len(self.buckets)
 
     @property
@@ -94,7 +94,7 @@ class Trend:
 
 @dataclass(slots=True)
 class _BucketSums:
-    """The sums of a bucket."""
+    """Sums of the values in a bucket."""
 
     observed_s: int = 0
     has_rest: bool = False
@@ -139,7 +139,7 @@ def _percentiles(counts: list[int] | None) -> tuple[int | None, int | None]:
 
 
 def first_bucket_s(span: TrendPeriod, now_s: int) -> int:
-    """Return the start of a chart's first bucket; the last one contains ``now_s``."""
+    """Return the start of a chart's first bucket, given that the last one contains ``now_s``."""
     return (now_s // span.step_s + 1) * span.step_s - span.length_s
 
 
@@ -153,8 +153,8 @@ def make_trend(
 ) -> Trend:
     """Return the trend computed from points over a span that ends now.
 
-    If the broker ran but there is no point, the queue was idle and empty; but there is no data if
-    the queue may have been counted only in the combined point of other queues.
+    If the broker was running but no point exists, the queue was idle and empty, unless it may have
+    been counted in the combined point for other queues; in that case, there is no data.
     """
     start_s, count = first_bucket_s(span, now_s), span.length_s // span.step_s
     gathered = [_BucketSums() for _ in range(count)]
@@ -172,7 +172,7 @@ def make_trend(
 def split_over_buckets(
     part: Point | UptimeSpan, start_s: int, step_s: int, count: int
 ) -> Iterator[tuple[int, int]]:
-    """Split a point over buckets; yield each bucket with the seconds that fall into it."""
+    """Split a point over buckets; yield each bucket and the number of seconds that it covers."""
     at_s, end_s = part.at_s, part.at_s + part.span_s
     while at_s < end_s:
         bucket = (at_s - start_s) // step_s
@@ -188,7 +188,7 @@ def split_over_buckets(
 def make_spark(
     points: Iterable[Point], beats: Sequence[UptimeSpan], column: str, now_s: int, *, is_rate: bool
 ) -> list[float]:
-    """Return the values for a one-hour sparkline since the last gap, newest last."""
+    """Return the values of a one-hour sparkline since the last gap, oldest first."""
     value_of = attrgetter(column)
     start_s = (now_s // SPARK_STEP_S + 1 - SPARK_SAMPLES) * SPARK_STEP_S
     observed = [0] * SPARK_SAMPLES
@@ -202,7 +202,7 @@ def make_spark(
                 values[at] += value_of(point) * seconds / point.span_s
             else:
                 values[at] = max(values[at], value_of(point))
-    if not observed[-1]:  # its first sample is not complete
+    if not observed[-1]:  # omit the current sample if it is not complete
         observed, values = observed[:-1], values[:-1]
     since = max((at + 1 for at, seconds in enumerate(observed) if not seconds), default=0)
     if is_rate:
@@ -214,7 +214,7 @@ def make_spark(
 
 
 def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str:
-    """Return the ``points`` of an SVG polyline, with the newest value at the right, scaled from 0.
+    """Return the ``points`` of an SVG polyline scaled from 0, with the newest value on the right.
 
     Returns "" for fewer than two samples, or if all are 0.
     """
@@ -224,7 +224,7 @@ def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str
     top = max(numbers) * 1.1
     step = width / (SPARK_SAMPLES - 1)
     left = width - step * (len(numbers) - 1)
-    room = height - 3  # keep the line a pixel away from the edges
+    room = height - 3  # keeps the line a pixel away from the edges
     return " ".join(
         f"{left + at * step:.1f},{height - 1.5 - value / top * room:.1f}"
         for at, value in enumerate(numbers)
@@ -235,9 +235,9 @@ def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str
 
 
 def slope(points: Iterable[Point], beats: Iterable[UptimeSpan], now_s: int) -> float | None:
-    """Return how fast a queue's ready messages grew over the last minutes, per second.
+    """Return how fast a queue's ready messages have grown in the last minutes, per second.
 
-    Uses least squares over all points; returns None if there are too few.
+    Uses least squares over all points and returns None if there are too few.
     """
     depth = {point.at_s: point.ready for point in points}
     seen = [
@@ -256,10 +256,10 @@ def slope(points: Iterable[Point], beats: Iterable[UptimeSpan], now_s: int) -> f
 
 
 def forecast(ready: int, per_s: float | None, consumers: int) -> str:
-    """Return the forecast for a backlog: ``Empty in about 4 min``, ``Grows by 12/s``, or ``""``."""
+    """Return a forecast such as ``Empty in about 4 min`` or ``Grows by 12/s``, or ``""``."""
     if not ready:
         return ""
-    nobody = "" if consumers else ", nobody consumes"
+    nobody = "" if consumers else ", no consumers"
     if per_s is None:
         return nobody.removeprefix(", ").capitalize()
     if abs(per_s) * FORECAST_S < max(1.0, ready / 1_000):
@@ -288,13 +288,13 @@ def _about(seconds: float) -> str:
     return f"{round(seconds / 86_400):,} d"
 
 
-_MINUTES_S: Final = 90_000  # retention of one-minute points
+_MINUTES_S: Final = 90_000  # how long one-minute points are kept
 
 
 async def read_trend(
     context: Context, queue_id: int, span: TrendPeriod, *, with_times: bool = False
 ) -> Trend:
-    """Return the trend of a queue, of ALL or of DEAD_LETTERS, over a span that ends now.
+    """Return the trend of a queue, of ALL or of DEAD_LETTERS over a span that ends now.
 
     ``with_times`` adds the percentiles of wait and hold times.
     """
@@ -311,7 +311,7 @@ async def read_trend(
 async def gather_points(
     context: Context, queue_id: int, start_s: int
 ) -> tuple[list[Point], list[UptimeSpan]]:
-    """Return the points since ``start_s``: first stored ones, then those in memory."""
+    """Return the points since ``start_s``, first from the database, then from memory."""
     rollups = context.rollups
     points, beats = rollups.points(queue_id), rollups.uptime()
     joint_s = _joint(beats, rollups.minute_s)
@@ -323,7 +323,7 @@ async def gather_points(
 
 
 def _joint(beats: list[UptimeSpan], minute_s: int) -> int:
-    """Return the time from which to use points in memory: their first full minute, if complete.
+    """Return when the points in memory take over, at their first full minute if one is complete.
 
     A minute is stored once it is complete; before that, all points in memory are used.
     ``minute_s`` is the start of the current minute.
@@ -337,7 +337,7 @@ def _joint(beats: list[UptimeSpan], minute_s: int) -> int:
 async def _older(
     context: Context, queue_id: int, start_s: int, until_s: int
 ) -> tuple[list[Point], list[UptimeSpan]]:
-    """Read stored points: minutes before those in memory, and quarter hours before the minutes."""
+    """Read stored points: one-minute points before those in memory, preceded by quarter hours."""
     points: list[Point] = []
     beats: list[UptimeSpan] = []
     if start_s >= until_s:
@@ -358,14 +358,14 @@ async def _older(
 
 
 def read_spark(context: Context, queue_id: int) -> str:
-    """Return the data points for a queue's sparkline of published messages."""
+    """Return the data points of a queue's sparkline of published messages."""
     return _spark(context, queue_id, "published", 72, 20)
 
 
 def read_sparks(request: web.Request) -> dict[str, str]:
-    """Return the data points for the overview's sparklines, keyed by live field."""
+    """Return the data points of the overview's sparklines, keyed by live field."""
     context = context_of(request)
-    if allowed_queues(request) is not None:  # these sparklines cover all queues
+    if allowed_queues(request) is not None:  # sparklines cover all queues
         return {}
     return {
         "total.ready": _spark(context, ALL, "ready"),
@@ -378,7 +378,7 @@ def read_sparks(request: web.Request) -> dict[str, str]:
 
 
 def _spark(context: Context, queue_id: int, column: str, width: int = 120, height: int = 28) -> str:
-    """Return a sparkline's data points, cached until the next sample."""
+    """Return the data points of a sparkline, cached until the next sample."""
     rollups = context.rollups
     kept = rollups.charts
     key = (queue_id, column)

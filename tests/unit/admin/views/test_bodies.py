@@ -56,7 +56,7 @@ def test_json_that_would_grow_too_large_is_shown_raw() -> None:
     content = b"[" * 60 + b",".join([b"[1,2]"] * 30_000) + b"]" * 60
     shown = bodies.view_body(content, len(content), "pretty")
     assert shown.view == "raw"
-    assert shown.note == "Too large to indent, so it is shown as sent."
+    assert shown.note == "This body is too large to indent, so it is shown as sent."
 
 
 def test_bytes_open_in_hex() -> None:

@@ -118,7 +118,7 @@ def test_axis_has_whole_numbers(most: int, texts: list[str]) -> None:
 def test_title_says_time_and_count() -> None:
     made = drawn(Point(HOUR_S - 3_600, 60, acked=1_200, dead=4))
     assert [column.title for column in made.columns[-2:]] == [
-        "03:00 to 04:00: 1,204 settled", "04:00 to 05:00: not known",
+        "03:00 to 04:00: 1,204 settled", "04:00 to 05:00: no data",
     ]  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def test_one_outcome_is_drawn_alone_and_on_its_own_scale() -> None:
 
 def test_nothing_is_said_where_nothing_settled_or_nothing_was_measured() -> None:
     idle = drawn(Point(HOUR_S, 60, published=4))
-    assert idle.nothing == "Nothing settled in this period."
+    assert idle.nothing == "No settled messages in this period."
     assert drawn().nothing == "No data for this period."
     assert "<svg" not in rendered(idle)
 
@@ -139,7 +139,7 @@ def test_nothing_is_said_where_nothing_settled_or_nothing_was_measured() -> None
 def test_words_tell_sums_peak_and_gaps() -> None:
     about = drawn(Point(HOUR_S, 60, acked=5, dead=1), Point(HOUR_S - 3_600, 60, acked=2)).about
     assert "7 acked, 0 expired, 1 dead, 0 deleted." in about
-    assert "Most in 04:00 to 05:00: 6 settled." in about
+    assert "Highest count in 04:00 to 05:00: 6 settled." in about
     assert "No data for 22 steps." in about
 
 

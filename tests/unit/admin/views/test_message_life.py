@@ -59,7 +59,7 @@ def test_timeline_tells_both_ends_of_a_redrive() -> None:
     events = [EventRow(NOW_MS, "redrive", newer), EventRow(NOW_MS, "redrive", older)]
     assert titles(make_timeline(ROW, events, NOW_MS))[1:] == [
         "Redriven as a new message",
-        "Stored by a redrive",
+        "Created by a redrive",
     ]
 
 
@@ -79,7 +79,7 @@ def test_timeline_tells_the_other_messages_of_the_same_life_along() -> None:
         ("Published", 2),
         ("Deleted", 2),
         ("Published", None),
-        ("Stored by a restore", None),
+        ("Created by a restore", None),
         ("Restored as a new message", 2),
     ]
 
@@ -94,6 +94,6 @@ def test_relatives_are_named_by_what_ties_them() -> None:
     found = list_relatives(record, links, {9: replace(ROW, seq=9)})
     assert [(one.seq, one.how, one.row is None) for one in found] == [
         (2, "Restored from", True),
-        (3, "Record of", True),
+        (3, "Dead-letter record of", True),
         (9, "Edited as", False),
     ]

@@ -68,11 +68,11 @@ def test_unknown_route_has_no_url() -> None:
     ("sections", "expected"),
     [
         ({}, []),
-        ({"tcp": {"listen": ["0.0.0.0:9100"], "open": True}}, ["TCP open"]),
+        ({"tcp": {"listen": ["0.0.0.0:9100"], "open": True}}, ["Unprotected TCP"]),
         ({"tcp": {"listen": ["[::]:9100"], "allow": ["10.0.0.0/8"]}}, []),
         ({"tcp": {"listen": ["unix:/run/mq.sock", "127.0.0.2:9100"]}}, []),
-        ({"tcp": {"listen": ["none"], "legacy_listen": ["10.0.0.5:9102"]}}, ["TCP open"]),
-        ({"admin": {"listen": ["10.0.0.5:9101"], "plaintext": True}}, ["Plain http"]),
+        ({"tcp": {"listen": ["none"], "legacy_listen": ["10.0.0.5:9102"]}}, ["Unprotected TCP"]),
+        ({"admin": {"listen": ["10.0.0.5:9101"], "plaintext": True}}, ["Unencrypted HTTP"]),
         ({"admin": {"listen": ["10.0.0.5:9101"], "trusted_proxies": ["10.0.0.1/32"]}}, []),
     ],
 )
@@ -87,8 +87,8 @@ def test_what_reaches_beyond_this_machine_shows(
     ("used", "expected"),
     [
         (929, []),
-        (930, ["Disk 93% full: publishing stops when it is full."]),
-        (1_000, ["Disk 100% full: publishing stops when it is full."]),
+        (930, ["The disk is 93% full. Publishing stops when it is full."]),
+        (1_000, ["The disk is 100% full. Publishing stops when it is full."]),
     ],
 )
 def test_nearly_full_disk_is_said_on_every_page(used: int, expected: list[str]) -> None:
