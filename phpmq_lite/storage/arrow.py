@@ -236,7 +236,7 @@ def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowC
     for name in names:
         if name not in known:
             hint = "; request bodies separately" if name == BODY.name else ""
-            raise RefusedError("bad_value", f"there is no column {name!r}{hint}")
+            raise RefusedError("bad_value", f"column {name!r} does not exist{hint}")
     chosen = tuple(column for column in COLUMNS if not names or column.name in names)
     return (*chosen, BODY) if body else chosen
 
@@ -280,7 +280,7 @@ class HistoryRanges:
         self.path = Path(path)
         self.on_statement: Callable[[], None] = lambda: None
         if not self.path.is_file():
-            raise StorageError(f"there is no database {self.path}")
+            raise StorageError(f"database {self.path} does not exist")
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
         is_adbc = engine == "adbc" or (engine == "auto" and has_adbc())
         self._database = _AdbcDatabase(uri) if is_adbc else _PythonDatabase(uri)
@@ -392,7 +392,7 @@ class HistoryRanges:
             for name in selection.outcomes:
                 if name not in OUTCOMES:
                     known = ", ".join(OUTCOMES)
-                    raise RefusedError("bad_value", f"there is no outcome {name!r}; use {known}")
+                    raise RefusedError("bad_value", f"{name!r} is not a valid outcome; use {known}")
             text += f" {_PARTS['only_outcomes']}"
             values["outcomes"] = json.dumps([OUTCOMES[name] for name in selection.outcomes])
         return text, values

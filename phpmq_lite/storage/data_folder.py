@@ -266,7 +266,7 @@ class DataFolder:
             return
         state = "missing" if size is None else "empty"
         if self.wal.exists():
-            sign = f"{self.wal.name} exists beside it"
+            sign = f"{self.wal.name} exists next to it"
         elif self.meta.has_messages:
             sign = "meta.json says that messages were stored"
         else:
@@ -354,7 +354,7 @@ def _shared_lock(path: Path) -> Iterator[str | None]:
 
 def in_use_message(path: Path, pid: str) -> str:
     """Return the error message for a folder that another broker has open."""
-    return f"{path} is in use by phpmq-lite, pid {pid}. Stop it, or name another folder with --data"
+    return f"{path} is in use by phpmq-lite (pid {pid}). Stop it or choose another --data folder"
 
 
 def check_local(path: Path) -> None:
@@ -367,7 +367,7 @@ def check_local(path: Path) -> None:
     if kind in NETWORK:
         raise StartRefusedError(
             f"{path} is on a network file system ({kind}), where SQLite's locks and shared "
-            "memory cannot be trusted; use a local disk, or allow it with "
+            "memory are unreliable; use a local disk, or allow it with "
             "storage.allow_network_fs (--allow-network-fs)"
         )
 
@@ -382,7 +382,7 @@ def check_rights(path: Path) -> None:
     if not path.exists():
         return
     if not path.is_dir():
-        raise StartRefusedError(f"data folder {path} is a file")
+        raise StartRefusedError(f"data folder {path} is a file, not a folder")
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)
     if mode & stat.S_ISVTX:
@@ -478,7 +478,7 @@ def _sqlite_cause(error: BaseException | None) -> BaseException | None:
 
 _REMEDY: Final = (
     "confirmed messages are in the file that the broker had open; move that file back, or restore "
-    "a backup, before the next start"
+    "a backup, before the next startup"
 )
 
 

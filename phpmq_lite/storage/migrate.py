@@ -64,11 +64,11 @@ def read_migrations(folder: Path) -> list[Migration]:
     for path in sorted(folder.glob("*.sql")):
         match = _FILE_NAME.fullmatch(path.name)
         if match is None:
-            raise StartRefusedError(f"{path} is not named NNNN_what_it_does.sql")
+            raise StartRefusedError(f"{path} is not a valid name; use NNNN_what_it_does.sql")
         found.append(Migration(int(match[1]), path.stem, path.read_text(encoding="utf-8")))
     if not found or [m.number for m in found] != list(range(1, len(found) + 1)):
         numbers = ", ".join(str(m.number) for m in found) or "none"
-        raise StartRefusedError(f"migrations in {folder} are not 1, 2, 3, …: {numbers}")
+        raise StartRefusedError(f"migrations in {folder} must be 1, 2, 3, …, not {numbers}")
     return found
 
 
@@ -118,7 +118,8 @@ def migrate(
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in DISK_ERRORS:
                 raise translated_error(connection, error) from error
-            raise _refusal(f"migration {migration.name} failed and was undone", error) from error
+            what = f"migration {migration.name} failed and was rolled back"
+            raise _refusal(what, error) from error
     return [migration.name for migration in waiting]
 
 
@@ -142,7 +143,7 @@ def schema_problems(connection: sqlite3.Connection, folder: Path) -> list[str]:
     finally:
         made.close()
     return [
-        f"the statement of {name!r} differs from the migrations"
+        f"the definition of {name!r} differs from the migrations"
         for name, text in sorted(expected.items())
         if found.get(name) != text
     ]
@@ -230,8 +231,8 @@ def _check_known(connection: sqlite3.Connection, migrations: list[Migration], ve
     newest = migrations[-1].number
     if version > newest:
         raise StartRefusedError(
-            f"the database has schema version {version}, but this phpmq-lite knows only versions "
-            f"up to {newest}: install the version that created the database, or a newer one"
+            f"the database has schema version {version}, but this phpmq-lite supports versions "
+            f"only up to {newest}: install the version that created the database, or a newer one"
         )
     tables = {name for (name,) in connection.execute(sql["tables"])}
     if ("migration" in tables) != (version > 0) or (tables and not version):
@@ -241,7 +242,7 @@ def _check_known(connection: sqlite3.Connection, migrations: list[Migration], ve
         if applied.get(migration.number) != migration.sha256:
             raise StartRefusedError(
                 f"migration {migration.name} differs from the one that created this database: "
-                "it was changed after its release"
+                "its file was changed after its release"
             )
 
 

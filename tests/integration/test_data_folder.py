@@ -77,7 +77,7 @@ def test_second_broker_is_refused_with_the_pid_of_the_first(path: Path) -> None:
         assert first.stdout is not None
         assert first.stdout.readline() == "open\n"
         with pytest.raises(
-            StartRefusedError, match=f"is in use by phpmq-lite, pid {first.pid}. Stop it, or "
+            StartRefusedError, match=rf"is in use by phpmq-lite \(pid {first.pid}\)\. Stop it or "
         ):
             DataFolder.open(path)
         first.kill()
@@ -87,7 +87,7 @@ def test_second_broker_is_refused_with_the_pid_of_the_first(path: Path) -> None:
 
 def test_folder_opens_again_after_close(path: Path) -> None:
     first = DataFolder.open(path)
-    with pytest.raises(StartRefusedError, match=f"pid {os.getpid()}. Stop it"):
+    with pytest.raises(StartRefusedError, match=rf"pid {os.getpid()}\)\. Stop it"):
         DataFolder.open(path)
     first.close()
     first.close()
@@ -196,7 +196,7 @@ def test_lost_database_is_refused_beside_a_wal(path: Path, state: str) -> None:
     if state == "missing":
         folder.database.unlink()
     folder.close()
-    with pytest.raises(DataDamagedError, match=rf"is {state}, but phpmq\.db-wal exists beside it"):
+    with pytest.raises(DataDamagedError, match=rf"is {state}, but phpmq\.db-wal exists next to it"):
         DataFolder.open(path)
     assert folder.database.exists() == (state == "empty")
     assert folder.wal.read_bytes() == b"frames"

@@ -138,7 +138,7 @@ def test_lost_log_is_found(broker: BrokerProcess, data: Path) -> None:
     (data / f"{DATABASE}-wal").unlink()
     found = visit(*NOWHERE, data=data)
     assert found.bad == ["database"]
-    assert "it is missing, but the broker did not stop cleanly" in found.the("database")[1]
+    assert "the log is missing, but the broker did not stop cleanly" in found.the("database")[1]
 
 
 def test_lost_database_is_found(broker: BrokerProcess, data: Path) -> None:
@@ -230,7 +230,7 @@ def test_data_folder_that_is_a_file_is_bad(data: Path) -> None:
     data.touch()
     found = visit(*NOWHERE, "--set", f"data={data}")
     assert found.bad == ["data folder"]
-    assert found.the("data folder")[1] == f"data folder {data} is a file"
+    assert found.the("data folder")[1] == f"data folder {data} is a file, not a folder"
 
 
 def test_data_folder_too_deep_for_a_socket_is_bad(tmp_path: Path) -> None:

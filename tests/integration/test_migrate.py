@@ -184,7 +184,7 @@ def test_failed_migration_leaves_nothing_and_the_ones_before_stay(place: Place, 
     place.give(FIRST)
     migrate(place.connection, place.folder)
     place.give(FIRST, SECOND, bad)
-    with pytest.raises(StartRefusedError, match="migration 0003_step failed and was undone"):
+    with pytest.raises(StartRefusedError, match="migration 0003_step failed and was rolled back"):
         migrate(place.connection, place.folder)
     assert place.version() == 2
     assert not place.connection.in_transaction

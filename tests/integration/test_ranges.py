@@ -349,7 +349,7 @@ def test_all_queues_are_named(ranges: HistoryRanges) -> None:
 
 def test_database_that_is_not_there_or_none_is_an_error(tmp_path: Path) -> None:
     for engine in ("adbc", "python"):
-        with pytest.raises(StorageError, match="there is no database"):
+        with pytest.raises(StorageError, match="does not exist"):
             HistoryRanges(tmp_path / "no.db", engine=engine)
         (tmp_path / "bad.db").write_bytes(b"x" * 5_000)
         with pytest.raises(StorageError, match="cannot"), HistoryRanges(tmp_path / "bad.db") as bad:
@@ -358,7 +358,7 @@ def test_database_that_is_not_there_or_none_is_an_error(tmp_path: Path) -> None:
 
 def test_unreadable_name_is_no_column() -> None:
     assert [c.name for c in columns_of(body=True)][-1] == "body"
-    with pytest.raises(RefusedError, match="there is no column 'Offset'"):
+    with pytest.raises(RefusedError, match="column 'Offset' does not exist"):
         columns_of(["Offset"])
 
 

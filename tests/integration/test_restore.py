@@ -208,7 +208,7 @@ def test_verify_reads_what_is_in_the_wal(data: Path) -> None:
          'UPDATE history SET "offset" = 9 WHERE "offset" = 2', "7 history offsets are missing"),
         ("INSERT INTO counter VALUES ('placed_upto', 2)", "6 settled messages do not match"),
         ("INSERT INTO counter VALUES ('history_rows', 5)", "1 history totals differ"),
-        ("INSERT INTO claim VALUES (1, 1, 1, 0)", "1 claims refer to messages that cannot be held"),
+        ("INSERT INTO claim VALUES (1, 1, 1, 0)", "1 claims refer to messages that are not"),
         ("PRAGMA user_version = 99", "schema version 99"),
     ],
 )  # fmt: skip
@@ -237,14 +237,14 @@ def test_verify_refuses_the_database_of_a_running_broker(data: Path) -> None:
 
 
 def test_verify_says_that_there_is_no_database(tmp_path: Path) -> None:
-    with pytest.raises(DataDamagedError, match="there is no database"):
+    with pytest.raises(DataDamagedError, match="does not exist"):
         verify(tmp_path)
 
 
 def test_verify_finds_a_wal_that_is_gone(data: Path) -> None:
     with closing(DataFolder.open(data)) as folder:
         folder.record(is_running=True)
-    assert problems(data) == ["it is missing, but the broker did not stop cleanly"]
+    assert problems(data) == ["the log is missing, but the broker did not stop cleanly"]
 
 
 # -- restore

@@ -175,7 +175,7 @@ def test_second_broker_on_a_data_folder_is_refused(data: Path) -> None:
     with broker_process(data, *NO_ADMIN) as broker:
         words = start_error(data)
         assert "(exit code 1)" in words
-        assert f"{data} is in use by phpmq-lite, pid {broker.pid}" in words
+        assert f"{data} is in use by phpmq-lite (pid {broker.pid})" in words
         with SocketClient(broker.port) as peer:
             assert peer.confirm("orders", b"the first one goes on") is None
 

@@ -108,7 +108,7 @@ def restore(
                 with _transaction(staged) as connection:
                     now_ms = time_ns() // 1_000_000
                     done.withdrawn = _withdraw_access(connection, replaced, now_ms)
-            tell("putting the database in place")
+            tell("moving the database into place")
             done.replaced_files = _move_aside(folder)
             # After a power cut at this point, startup fails because the database is missing.
             folder.seal(checksum_of(staged))
@@ -136,7 +136,7 @@ def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: Non
             tell("migrating and recovering")
             done.migrated = _start_once(folder.database, migrations)
             seal(folder)
-        tell("checking the result of a trial start")
+        tell("checking the result of the trial startup")
         done.checks = verify(data, migrations)
     return done
 

@@ -34,7 +34,7 @@ _RULES: Final[tuple[tuple[str, int, str], ...]] = (
     ("missing_offsets", 2, "history offsets are missing"),
     ("inconsistent_index", 2, "settled messages do not match their index"),
     ("inconsistent_totals", 2, "history totals differ from the history rows"),
-    ("invalid_claims", 4, "claims refer to messages that cannot be held"),
+    ("invalid_claims", 4, "claims refer to messages that are not dispatched"),
 )
 
 
@@ -62,7 +62,7 @@ def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
     with prevent_start(database.parent) if is_data_folder else nullcontext():
         is_running = is_data_folder and read_meta(database.parent).is_running
         if not database.is_file():
-            raise DataDamagedError(f"there is no database {database}")
+            raise DataDamagedError(f"database {database} does not exist")
         wal = database.with_name(f"{database.name}-wal")
         checks = [check_log(wal, is_running=is_running)]
         with _open_unchanged(database, wal) as connection:
@@ -98,7 +98,7 @@ def check_log(wal: Path, *, is_running: bool) -> DatabaseCheck:
     except FileNotFoundError:
         if is_running:
             check.found = "missing"
-            check.problems.append("it is missing, but the broker did not stop cleanly")
+            check.problems.append("the log is missing, but the broker did not stop cleanly")
         return check
     check.found = f"{found.frames:,} frames, {found.commits:,} commits"
     if found.is_damaged:
@@ -216,7 +216,7 @@ def _open_unchanged(database: Path, wal: Path) -> Iterator[sqlite3.Connection]:
         free = shutil.disk_usage(place).free
         if need > free:
             raise StorageError(
-                f"{place} has {free:,} bytes free, but the copy to check needs {need:,}; "
+                f"{place} has {free:,} bytes free, but the copy requires {need:,}; "
                 "set TMPDIR to another folder"
             )
         copies = [shutil.copyfile(file, Path(place) / file.name) for file in (database, wal)]

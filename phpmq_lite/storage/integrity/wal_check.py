@@ -253,7 +253,7 @@ def describe_damage(name: str, found: WalScan) -> str:
     if not found.commits_after:
         return (
             f"{name} is intact up to frame {found.frames}, but had {found.known_frames} committed "
-            "frames: the commits in between would be lost"
+            "frames; the commits in between would be lost"
         )
     where = "its header" if found.first_bad == 0 else f"frame {found.first_bad}"
     return (

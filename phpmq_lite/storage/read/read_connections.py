@@ -251,7 +251,7 @@ class Readers:
 
     async def _connect(self) -> aiosqlite.Connection:
         if not self._path.is_file():  # if opening a connection fails, its thread remains
-            raise StorageError(f"there is no database {self._path.name}")
+            raise StorageError(f"database {self._path.name} does not exist")
         uri = f"{self._path.resolve().as_uri()}?mode=ro"
         factory = partial(_Reader, limit_s=self._limit_s)
         try:
