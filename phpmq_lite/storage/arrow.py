@@ -163,7 +163,7 @@ COLUMNS: Final = (  # history columns in order, as described in docs/guides/pipe
     ArrowColumn("ttl_s", "int64", is_nullable=True),
     ArrowColumn("deliveries", "int32"),
     ArrowColumn("size", "int64"),  # body size in bytes
-    ArrowColumn("publisher", "int64", is_nullable=True),  # client number
+    ArrowColumn("publisher", "int64", is_nullable=True),  # client number of the publisher
     ArrowColumn("consumer", "int64", is_nullable=True),
     ArrowColumn("urn", "string", is_nullable=True),
     ArrowColumn("trace_id", "string", is_nullable=True),
@@ -295,7 +295,7 @@ class HistoryRanges:
         """Close the connection."""
         self._database.close()
 
-    # -- small reads
+    # -- metadata
 
     def bounds(self) -> HistoryOffsets:
         """Return the range of offsets in the history."""
@@ -444,7 +444,7 @@ def _clipped(
     return lo, max(lo, min(selection.hi, bounds.hi))
 
 
-# -- a range, slice by slice
+# -- reading a range in slices
 
 
 @dataclass(slots=True, frozen=True)

@@ -244,7 +244,7 @@ class DataFolder:
     def close(self) -> None:
         """Release the lock.  May be called twice.  The lock file stays; unlinking it would race."""
         if self._lock >= 0:
-            with suppress(OSError):  # remove the pid, which is shown only while locked
+            with suppress(OSError):  # the pid is meaningful only while locked
                 os.ftruncate(self._lock, 0)
             os.close(self._lock)
             self._lock = -1
@@ -296,7 +296,7 @@ class DataFolder:
 
 
 def read_meta(path: Path) -> DataFolderMetadata:
-    """Read ``meta.json``; if it is missing or unreadable, an existing database counts as used."""
+    """Read ``meta.json``; without a readable file, assume that an existing database was used."""
     file = path / _META
     content = read_json(file)
     if content is None:

@@ -23,7 +23,7 @@ RETRY_S: Final = 1.0
 _MIB: Final = 1 << 20
 _MIN_RESERVE: Final = 8 * _MIB  # default reserve in bytes, more than a batch requires
 
-DISK_LOW: Final = ("disk_full", "disk full: storage.free_bytes")  # code, reason
+DISK_LOW: Final = ("disk_full", "disk full: storage.free_bytes")  # error code and reason
 DISK_FULL: Final = ("disk_full", "disk full")
 DATABASE_FULL: Final = ("database_full", "database full: storage.max_bytes")
 
@@ -162,7 +162,7 @@ class DiskSpace:
             self._reserve * 3 // 2, self.bounds.free_bytes * 3 // 2 + self.bounds.ballast_bytes
         )
 
-    # -- the ballast
+    # -- ballast
 
     def _make_ballast(self) -> bool:
         """Create the ballast if it is missing and return whether it exists."""

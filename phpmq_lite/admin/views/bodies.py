@@ -89,7 +89,7 @@ def preview(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def preview_envelope(content: bytes | None, size: int) -> list[TextPiece]:
-    """Return a body on one line: an envelope as its URN and data, any other body as ``preview``."""
+    """Return a body on one line: an envelope as its URN and data, any other as ``preview`` does."""
     urn = _URN.search(content or b"")
     data = preview_data(content, size) if urn else []
     if urn is None or not data:

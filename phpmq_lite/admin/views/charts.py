@@ -105,7 +105,7 @@ def draw_lines(
     are_times: bool = False,
     when: str = "",
 ) -> Chart:
-    """Draw lines for any values over the buckets of a trend.
+    """Draw lines for arbitrary values over the buckets of a trend.
 
     Counts have a linear axis, and times in milliseconds have a logarithmic one.  ``when`` describes
     the period; if empty, the text says "The last …".
@@ -305,7 +305,7 @@ def _iso(at: datetime) -> str:
     return at.isoformat().replace("+00:00", "Z")
 
 
-# -- the numbers
+# -- tables
 
 
 def trend_table(

@@ -1,4 +1,4 @@
-"""Code snippets to copy: publishing again, publishing for the first time, pipeline.  Pure."""
+"""Code snippets to copy, for publishing messages and for pipeline commands.  Pure."""
 
 import json
 import shlex

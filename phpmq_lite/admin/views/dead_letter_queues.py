@@ -27,7 +27,7 @@ def is_dead_letter_queue(queues: Iterable[QueueStatus], name: str) -> bool:
 
 
 def dead_letter_queue_of(queues: Iterable[QueueStatus], name: str) -> str:
-    """Return a queue's dead-letter queue; a dead-letter queue is its own."""
+    """Return a queue's dead-letter queue, or the queue itself if it is a dead-letter queue."""
     if is_dead_letter_queue(queues, name):
         return name
     found = next((queue for queue in queues if queue.name == name), None)

@@ -68,7 +68,7 @@ class VerdictBadge:
     title: str
 
 
-# -- one message
+# -- single messages
 
 
 def looks_like_envelope(index: IndexedFields | None) -> bool:
@@ -236,7 +236,7 @@ def other_queue(card: EnvelopeCard, row: MessageRow) -> str:
     return said if said not in (home, home.removesuffix(_RETRY)) else ""
 
 
-# -- settings of queues
+# -- queue settings
 
 
 def settings_of(request: web.Request, queue_id: int) -> QueueSettings | None:
@@ -256,7 +256,7 @@ def empty_list_data_of(settings: QueueSettings | None) -> EmptyListData:
     return "php" if settings is None else cast(EmptyListData, settings.empty_list_data)
 
 
-# -- rows of tables
+# -- table rows
 
 
 class RowVerdicts:

@@ -128,7 +128,7 @@ def count_slices(
     ]
 
 
-# -- the chart
+# -- drawing
 
 
 def draw_history(
@@ -230,7 +230,7 @@ def _text(at_s: int) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M")
 
 
-# -- words
+# -- formatting
 
 
 def format_period(since_ms: int, until_ms: int, now_ms: int) -> str:

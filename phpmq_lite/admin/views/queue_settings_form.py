@@ -151,7 +151,7 @@ def _in_words(kind: _FieldKind, value: Any) -> str:
     return formats.format_size(value) if kind.kind == "bytes" else ""
 
 
-# -- typed values
+# -- submitted values
 
 
 class BadFieldError(ValueError):

@@ -20,7 +20,7 @@ class TraceBar:
     row: MessageRow
     start: float
     width: float
-    is_failed: bool = False  # acked after the worker published it again or dead-lettered it
+    is_failed: bool = False  # the worker acked the message after republishing or dead-lettering it
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,7 +38,7 @@ class TraceStep:
 
 @dataclass(slots=True)
 class TraceGroup:
-    """Messages with the same meta.id, oldest first; a message without a meta.id is alone."""
+    """Messages with the same meta.id, oldest first; a message without one forms its own group."""
 
     meta_id: str | None
     turns: list[TraceStep] = field(default_factory=list)

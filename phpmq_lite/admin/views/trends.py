@@ -172,7 +172,7 @@ def make_trend(
 def split_over_buckets(
     part: Point | UptimeSpan, start_s: int, step_s: int, count: int
 ) -> Iterator[tuple[int, int]]:
-    """Split a point over buckets; yield each bucket and the number of seconds that it covers."""
+    """Split a point over buckets; yield each bucket and the number of seconds that fall into it."""
     at_s, end_s = part.at_s, part.at_s + part.span_s
     while at_s < end_s:
         bucket = (at_s - start_s) // step_s

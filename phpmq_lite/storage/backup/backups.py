@@ -44,7 +44,7 @@ from phpmq_lite.storage.statements import load
 
 MANIFEST: Final = "manifest.json"
 BACKUP_LIMIT_S: Final = 600.0  # time limit for the copy
-_STEPS_BETWEEN_CHECKS: Final = 100_000  # in SQLite virtual-machine steps; about a few ms
+_STEPS_BETWEEN_CHECKS: Final = 100_000  # SQLite virtual-machine steps; this many take a few ms
 _ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z(-[0-9]+)?")
 
 
@@ -145,7 +145,7 @@ class BackupMaker:
             clock.cancel()
 
     def _prepare(self) -> None:
-        """Create the folder, and check the free space."""
+        """Create the folder and check that it has enough free space."""
         if not self._folder.exists():
             self._folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
             sync_folder(self._folder.parent)

@@ -87,7 +87,7 @@ def check_all(
     ]
 
 
-# -- the checks
+# -- checks
 
 
 def check_log(wal: Path, *, is_running: bool) -> DatabaseCheck:

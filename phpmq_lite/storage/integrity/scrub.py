@@ -24,7 +24,7 @@ from phpmq_lite.storage.statements import load
 FILE: Final = "scrub.json"
 PARTS: Final = ("alive", "settled")
 _ROW_BYTES: Final = 256  # bytes counted per row in addition to its body
-_STEPS_BETWEEN_CHECKS: Final = 100_000  # in SQLite virtual-machine steps; about a few ms
+_STEPS_BETWEEN_CHECKS: Final = 100_000  # SQLite virtual-machine steps; this many take a few ms
 _MAX_NAMED: Final = 100  # maximum number of damaged seqs to store
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]

@@ -163,7 +163,7 @@ class LiveSeal:
         self._has_seal = False
         self._checkpoints = 0
         self._thread: threading.Thread | None = None
-        self._due_s = 0.0  # monotonic
+        self._due_s = 0.0  # in seconds on the monotonic clock
 
     def erase(self) -> None:
         """Erase the seal and cancel any sealing in progress.

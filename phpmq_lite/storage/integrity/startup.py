@@ -136,7 +136,7 @@ class StartRecorder:
         self.report.checks.append("the schema against the migrations")
 
     def note_clock(self, jump_ms: int, doubt_ms: int) -> None:
-        """Record the clock jump and the clock doubt that awaits a decision."""
+        """Record the clock jump, and the downtime or clock change that awaits a decision."""
         self.report.clock_jump_ms, self.report.clock_doubt_ms = jump_ms, doubt_ms
 
     def read_database(self, connection: sqlite3.Connection, now_steady_ms: int) -> None:

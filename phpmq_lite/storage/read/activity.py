@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from phpmq_lite.storage.read.read_connections import RowReader
 
 SLICE: Final = 500  # maximum number of rows per read
-COUNT_LIMIT: Final = 2_000  # newest deaths or expiries to count; this result means "at least"
+COUNT_LIMIT: Final = 2_000  # maximum deaths or expiries to count; reaching it means "at least"
 HELD_ROWS: Final = 50_000
 _EVENTS_SCANNED: Final = 2_000  # newest events of all queues, scanned for one queue's events
 

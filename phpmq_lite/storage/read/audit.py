@@ -1,4 +1,4 @@
-"""Reads the audit log for pages: newest first, filtered, with a cursor.
+"""Reads the audit log for pages, newest first, with filters and a cursor.
 
 A row is written in the same transaction as its change (``broker/operator/queue_operations.py``).
 """
@@ -41,8 +41,8 @@ class AuditFilter:
     action: str | None = None  # full action name, or the part before the dot, such as "queue"
     result: str | None = None  # full result, or "refused" to match any refusal
     target: str | None = None
-    since: int | None = None  # at_ms, inclusive
-    upto: int | None = None  # at_ms, exclusive
+    since: int | None = None  # lower bound for at_ms, inclusive
+    upto: int | None = None  # upper bound for at_ms, exclusive
 
     def parameters(self) -> dict[str, Any]:
         """Return the statement parameters for this filter."""

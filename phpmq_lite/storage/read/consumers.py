@@ -1,4 +1,4 @@
-"""Stored closed connections, subscriptions, history readers and app_ids."""
+"""Stored data about closed connections, subscriptions, history readers and app_ids."""
 
 from dataclasses import dataclass
 from typing import Final

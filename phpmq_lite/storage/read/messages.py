@@ -212,7 +212,7 @@ class MessageReader(RowReader):
         )  # fmt: skip
         return rows[::-1] if is_backwards else rows
 
-    # -- one message
+    # -- single messages
 
     async def message(self, message_id: str) -> MessageRow | None:
         """Return a live or settled message, or None if it is unknown or its row was removed."""

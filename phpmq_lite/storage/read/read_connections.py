@@ -81,7 +81,7 @@ class FairReadSlots:
 
 
 READ_LIMIT_S: Final = 2.0  # time limit for each read
-_STEPS_BETWEEN_CHECKS: Final = 10_000  # in SQLite virtual-machine steps; less than 1 ms
+_STEPS_BETWEEN_CHECKS: Final = 10_000  # SQLite virtual-machine steps; this many take under 1 ms
 _CLOSING: Final = "close"  # owner of the slots acquired by ``close``
 
 Row = tuple[Any, ...]

@@ -26,7 +26,7 @@ SLICE_S: Final = 0.025
 WAIT_MS: Final = 5_000  # after this wait, smaller slices are also indexed
 # These counters cover the indexed history; deleted messages are counted separately.
 TOTALS: Final = ("history_rows", "history_bytes", "deleted_rows", "deleted_bytes")
-# WAL bytes per row if the rows belong to a hundred queues and each row has its own trace.
+# Estimated WAL bytes per row if rows belong to a hundred queues and each has its own trace.
 _WAL_BYTES: Final = {
     "index_outcomes": 200,
     "index_numbers": 200,
@@ -38,13 +38,13 @@ _LIVE: Final = ("index_live_traces",)
 
 
 class HistoryIndexer:
-    """Indexes the next rows.  Only its speed is kept in memory; its progress is in the database."""
+    """Indexes the next rows.  The speed is kept in memory, and the progress in the database."""
 
     def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
         self._sql = load("history_index")
         self._timer = timer
         self._rows = {"placed": MAX_ROWS, "traced": MAX_ROWS}  # rows per slice, adapted to the disk
-        self._due_ms = 0  # steady ms when all remaining rows are indexed
+        self._due_ms = 0  # when all remaining rows will be indexed, in steady ms
         self._was_settled = False  # whether the last slice contained settled messages
         self.has_more = False  # whether another full slice is waiting
         self.wal_bytes = 0  # estimated bytes that the last step added to the WAL

@@ -26,7 +26,7 @@ from phpmq_lite.model import ROW_BITS
 from phpmq_lite.storage.sqlite_errors import translate_errors
 from phpmq_lite.storage.statements import load
 
-STEPS_KEPT: Final = 1_000  # limits clock jumps so that constant clock changes do not fill the disk
+STEPS_KEPT: Final = 1_000  # maximum number of clock jumps kept, so that they cannot fill the disk
 
 
 class ClockJumps:
@@ -35,7 +35,7 @@ class ClockJumps:
     __slots__ = ("_from", "_steps")
 
     def __init__(self, rows: list[tuple[int, int]]) -> None:
-        """Create it from rows of (first offset, step) in order; without rows, the lead is 0."""
+        """Create the object from ordered rows of (first offset, step); no rows mean a lead of 0."""
         self._from = [row[0] for row in rows]
         self._steps = [row[1] for row in rows] or [0]
 
@@ -179,7 +179,7 @@ class _RetentionStep:
 
     @property
     def _rows_left(self) -> int:
-        """How many more rows may be removed; even a slow disk gets at least one slice."""
+        """Number of rows that may still be removed; even a slow disk gets at least one slice."""
         is_late = self._has_moved and self._timer() >= self._ends_at
         return 0 if is_late else max(0, ROWS_PER_STEP - self._removed)
 

@@ -43,13 +43,13 @@ DUE_AT_ONCE: Final = 1_000  # maximum number of messages to expire per batch
 _KEYS_AT_ONCE: Final = 5_000  # receipts read per statement at startup
 _PAGE_BYTES: Final = 4 << 20  # maximum total body bytes per page
 _RECORD_BYTES: Final = 16 << 20  # maximum total bytes of client-written records loaded per batch
-# A batch of messages this large is checkpointed immediately: its pages are not rewritten before the
-# next checkpoint, and 1 MiB delays other batches by 3 ms, 8 MiB by 17 ms.
+# Batches with messages this large are checkpointed immediately, as their pages are not rewritten
+# before the next checkpoint.  A checkpoint of 1 MiB delays other batches by 3 ms, 8 MiB by 17 ms.
 _LARGE_BYTES: Final = 256 << 10
 _STAGED_WEIGHT: Final = 8  # staged rows are also not rewritten, so this forces a checkpoint per MiB
 LONG_WAL_BYTES: Final = 8 << 20  # a WAL of this size is checkpointed between two batches
 _RETRY_BYTES: Final = 1 << 20  # bytes to write before a blocked checkpoint is retried
-# How much a commit adds to the WAL is only estimated, because asking SQLite takes a call.
+# How much a commit adds to the WAL is estimated, because getting the size takes a SQLite call.
 _ROW_BYTES: Final = 500
 _COMMIT_BYTES: Final = 16 << 10
 _COMMITS: Final = 8  # number of commits in the moving average
@@ -81,10 +81,10 @@ class Store:
         self.execute = connection.execute
         self._sql = load("batch")
         self.wal_bytes = 0  # estimated bytes written since the last checkpoint
-        self.commit_s = 1.0  # moving average duration of a COMMIT, assumed slow at first
-        self._waits_for_locks = True  # whether the current busy timeout waits at all
+        self.commit_s = 1.0  # moving average of COMMIT durations, assumed slow at first
+        self._waits_for_locks = True  # whether SQLite currently waits for locks
 
-    # -- start
+    # -- startup
 
     def configure(self, cache_bytes: int) -> None:
         """Set the pragmas and verify their values.
@@ -159,7 +159,7 @@ class Store:
             self.execute(f"PRAGMA busy_timeout={_PRAGMAS['busy_timeout'] if is_patient else 0}")
             self._waits_for_locks = is_patient
 
-    # -- one batch
+    # -- batches
 
     def commit(self, batch: Batch) -> LoadedRows | None:
         """Store a batch in one transaction, then load the rows that it requests.

@@ -29,7 +29,7 @@ Fatal = NotWritableError | OutcomeUnknownError
 
 _SHORT_COMMANDS: Final = 5_000
 _SHORT_ROWS: Final = (
-    15_000  # changed by that many commands, or when clients that hold many messages disconnect
+    15_000  # reached by 5,000 commands, or when clients that hold many messages disconnect
 )
 _SHORT_BYTES: Final = 1 << 20
 FEW_COMMANDS: Final = 50  # so few commands that all senders wait for the replies
@@ -77,13 +77,13 @@ class Writer:
         await connection
         self._store = Store(connection.raw)
         await self.run(lambda store: store.configure(cache_bytes))
-        # Before the first write, so that a power cut during startup leaves an empty WAL.
+        # Truncate before the first write, so that a power cut during startup leaves an empty WAL.
         await self.run(lambda store: store.checkpoint("TRUNCATE"))
         self.files.note_log()
 
     @property
     def needs_maintenance(self) -> bool:
-        """Whether the WAL is long enough for a checkpoint."""
+        """Return whether the WAL is long enough for a checkpoint."""
         return self._store is not None and self._store.wal_bytes >= LONG_WAL_BYTES
 
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
