@@ -31,7 +31,7 @@ class DatabaseSize:
 
 
 async def measure_database(readers: Readers) -> DatabaseSize:
-    """Return sizes from counters, the first and last rows, and a short tail not counted yet.
+    """Return database sizes from counters, the first and last rows, and the uncounted tail.
 
     Raises:
         StorageError: the database cannot be read.

@@ -20,7 +20,7 @@ DEEP_LIMIT_S: Final = 1.5  # time limit for a longer search on request
 SPANS: Final = 28  # number of bars in the chart
 SPAN_MS: Final = 6 * 3_600_000  # time span of one bar; all bars cover seven days
 CAUSE_CHARACTERS: Final = 200
-CAUSE_WILDCARDS: Final = 7  # with one more for the end, the limit for a search pattern
+CAUSE_WILDCARDS: Final = 7  # search patterns allow one more, which is used at the end
 _SLICE: Final = 100  # records from one queue per read
 _FIRST_SLICE: Final = 20
 _FIRST_ROUND_FACTOR: Final = 1.5  # multiplies the time limit until each queue has been read once
@@ -72,7 +72,7 @@ class DeadLetterGroup:
     last_seq: int = 0
     sample_id: str = ""  # message id of the newest record
     died_again: int = 0  # number of records that died again after a redrive
-    arrivals: Counter[int] = field(default_factory=Counter)  # records by time span, oldest first
+    arrivals: Counter[int] = field(default_factory=Counter)  # counts by time span, oldest first
 
     @property
     def bars(self) -> list[int]:

@@ -83,7 +83,7 @@ class MessageRow:
 
     @property
     def source_id(self) -> str | None:
-        """Id of the message that this dead letter refers to, while that is in the history."""
+        """Id of the message that this dead letter refers to, if it is still in the history."""
         if self.source_seq is None or self.source_token is None:
             return None
         return wire_id(self.source_seq, self.source_token)
@@ -179,7 +179,7 @@ class MessageReader(RowReader):
         return {queue_id: published_at for queue_id, published_at in rows if published_at}
 
     async def expiring(self, before_ms: int) -> dict[int, tuple[int, int]]:
-        """Count ready messages with an earlier deadline, as queue_id -> (count, soonest deadline).
+        """Count ready messages that expire before a time: queue_id -> (count, soonest deadline).
 
         Only the ``EXPIRING_ROWS`` soonest are counted; if that many are found, more may exist.
         """

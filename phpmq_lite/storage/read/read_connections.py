@@ -27,7 +27,7 @@ read_owner: Final[ContextVar[str]] = ContextVar("read_owner", default="")
 
 
 class FairReadSlots:
-    """Read slots; a free slot goes to the owner with the fewest slots, and ties rotate.
+    """Assigns read slots to owners; those with the fewest slots come first, in rotation.
 
     A single owner may use all slots.  Each owner's requests are served in order of arrival.
     """
@@ -209,7 +209,7 @@ class Readers:
         """Execute a statement composed of parts; ``name`` appears in error messages."""
         async with self._connection() as connection:
             reader = cast(_Reader, connection._conn)
-            # An interrupt takes effect at the next row; the progress handler needs many rows.
+            # An interrupt takes effect at the next row, the progress handler only after many.
             timer = asyncio.get_running_loop().call_later(self._limit_s, reader.interrupt)
             closes = self._closes
             reader.begin()
