@@ -1,1 +1,1 @@
-"""The admin: web pages and HTTP API of one broker, on aiohttp, rendered on the server."""
+"""The admin: a broker's server-rendered web pages and HTTP API, built on aiohttp."""

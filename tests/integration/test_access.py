@@ -62,7 +62,7 @@ async def test_setup_makes_the_first_admin_with_the_token_of_the_file(tmp_path: 
         form = {"name": "anna", "password": PASSWORD, "again": PASSWORD}
         for wrong in ("", "0" * 32):
             answer = await me.post("/setup", token=wrong, **form)
-            assert (answer.status, "not the setup token" in answer.text) == (403, True)
+            assert (answer.status, "Incorrect setup token" in answer.text) == (403, True)
         answer = await me.post("/setup", **(form | {"token": token, "again": "x"}))
         assert (answer.status, 'value="anna"' in answer.text) == (422, True)
         answer = await me.post(
@@ -109,7 +109,7 @@ async def test_login_leads_back_to_the_page_and_keeps_the_name(home: BrokerFixtu
         assert 'value="/queues?q=mail"' in page.text
         wrong = await me.log_in("anna", "wrong password", next="/queues?q=mail")
         assert wrong.status == 401
-        assert "Name or password is wrong." in visible_text(wrong.text)
+        assert "The name or password is incorrect." in visible_text(wrong.text)
         assert 'value="anna"' in wrong.text
         assert 'value="/queues?q=mail"' in wrong.text
         right = await me.log_in("anna", next="/queues?q=mail")

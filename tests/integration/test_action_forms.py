@@ -225,7 +225,7 @@ async def test_preview_of_nothing_says_so(site: HttpSite) -> None:
 async def test_selection_of_another_token_is_gone(site: HttpSite) -> None:
     page = await site.get("/selections/unknown")
     assert page.status == 410
-    assert "select again" in page.text
+    assert "Select the messages again" in page.text
 
 
 async def test_typed_name_is_asked_for_above_the_count(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Operator actions: single actions, selections, bulk jobs, undo."""
+"""Operator actions on messages: single-message actions, selections, bulk jobs and undo."""

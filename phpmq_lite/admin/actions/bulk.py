@@ -1,4 +1,4 @@
-"""Actions on many messages: frozen selections, and background jobs with their progress."""
+"""Actions on many messages: frozen selections and background jobs."""
 
 import json
 from array import array
@@ -31,24 +31,24 @@ from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.audit import BulkJobLog, BulkJobRow
 from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
 
-TARGET_MAX: Final = 1_000  # maximum characters of a search in the audit
+TARGET_MAX: Final = 1_000  # maximum number of characters of a search in the audit log
 
 
 @dataclass(slots=True, frozen=True)
 class BulkRequest:
-    """A requested action on many messages."""
+    """A request to perform an action on many messages."""
 
     action: Action
     options: ActionOptions
     rate: int | None = None  # messages per second
     reason: str = ""
-    confirm: str | None = None  # the typed confirmation
+    confirm: str | None = None  # confirmation text that the user typed
 
 
 async def freeze_selection(
     request: web.Request, query: SearchQuery, action: str = ""
 ) -> MessageSelection:
-    """Select the messages that currently match a search and that the caller may see.
+    """Freeze a selection of messages that match a search now and that the caller may see.
 
     A search without a state selects live messages or, for ``restore``, deleted ones.
     """
@@ -63,19 +63,19 @@ async def freeze_selection(
 
 
 def find_selection(request: web.Request, token: str) -> MessageSelection:
-    """Return the selection with this token; raise Problem 410 if it has expired."""
+    """Return the selection with this token; raise a 410 ``Problem`` if it has expired."""
     context = context_of(request)
     return context.actions.selections.find(token, identity_of(request).actor, context.now_ms())
 
 
 def texts_to_type_for(request: web.Request, selection: MessageSelection) -> tuple[str, ...]:
-    """Return the texts that confirm an action on a selection; () if none is needed."""
+    """Return the texts that confirm an action on a selection, or () if none is required."""
     settings = context_of(request).settings
     return confirmation.texts_to_type(settings, selection.count, selection.frozen.by_queue)
 
 
 async def apply_to_selection(request: web.Request, token: str, asked: BulkRequest) -> BulkJob:
-    """Start a bulk job on a selection; the same token returns the same job.
+    """Start a bulk job on a selection; another call with the same token returns the same job.
 
     Raises:
         Problem: 410 if the selection has expired, 422 if the action is not confirmed.
@@ -98,7 +98,7 @@ async def begin_job(
     token: str = "",
     target: str = "",
 ) -> BulkJob:
-    """Start a bulk job and return after its first slice; the audit names ``target``."""
+    """Start a bulk job and return after its first slice; the audit log shows ``target``."""
     context = context_of(request)
     options = check_options(request, asked.action, asked.options)
     detail = _detail(asked, len(seqs))
@@ -119,7 +119,7 @@ async def act_on_queue(
     limit: int | None = None,
     upto: int | None = None,
 ) -> BulkJob:
-    """Act on the first messages in a queue, in order, but not on later ones."""
+    """Act on at most ``limit`` messages in a queue, in queue order, with seqs up to ``upto``."""
     return await act_on_search(request, name, asked, queue_search(name, states), limit, upto)
 
 
@@ -131,7 +131,7 @@ async def act_on_search(
     limit: int | None = None,
     upto: int | None = None,
 ) -> BulkJob:
-    """Act on the first messages in a queue that match a search, in queue order."""
+    """Act on at most ``limit`` messages in a queue that match a search, in queue order."""
     context = context_of(request)
     frozen = await context.search.freeze(
         query, queues=None, limit=min(limit or MESSAGES_MAX, MESSAGES_MAX)
@@ -140,12 +140,12 @@ async def act_on_search(
     if upto is not None:
         seqs = array("Q", (seq for seq in seqs if seq <= upto))
     is_cut = limit is None and not frozen.is_complete
-    what = f"the first {formats.format_number(len(seqs))} of {name}" if is_cut else name
+    what = f"the first {formats.format_number(len(seqs))} messages in {name}" if is_cut else name
     return await begin_job(request, asked, seqs, what, target=name)
 
 
 async def undo_action(request: web.Request, token: str) -> BulkJob:
-    """Undo an action; return after the job's first slice.
+    """Start a bulk job that undoes an action, and return after its first slice.
 
     Raises:
         Problem: 410 if it can no longer be undone.
@@ -183,7 +183,7 @@ def _detail(asked: BulkRequest, total: int) -> str:
 
 
 def job_message(job: BulkJob, link: tuple[str, str] | None = None) -> FlashMessage:
-    """Return the message about a finished bulk job, with its undo token."""
+    """Return the flash message about a finished bulk job, including its undo token."""
     text = flash_messages.describe_result(job.order.action, job.done, job.skipped)
     if job.state is BulkJobState.STOPPED:
         text = f"{text} The job stopped: {job.error}"
@@ -193,10 +193,10 @@ def job_message(job: BulkJob, link: tuple[str, str] | None = None) -> FlashMessa
 
 
 async def history_loss(context: Context, count: int, size: int) -> int:
-    """Return how many deleted messages the history would drop if these were deleted.
+    """Return how many deleted messages the history would drop if ``count`` more were deleted.
 
-    Deleted messages may use a share of the history's rows and bytes; above it, the oldest are
-    dropped.
+    Deleted messages may use only a share of the history's rows and bytes; above that share, the
+    oldest are dropped.
     """
     bounds, trash = context.settings.history, await BulkJobLog(context.readers).trash()
     rows = trash.rows + count - int(bounds.rows * bounds.deleted_share)
@@ -211,7 +211,7 @@ NUMBER_DIGITS: Final = 18
 
 
 def job_number(request: web.Request) -> int:
-    """Return the job number in the path."""
+    """Parse the job number in the request path."""
     text = request.match_info["job"]
     if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS):
         raise unknown_job(text)
@@ -225,7 +225,7 @@ def visible_jobs(request: web.Request) -> list[BulkJob]:
 
 
 def find_job(request: web.Request, number: int) -> BulkJob | None:
-    """Return a job in memory; None if it is missing or the caller may not see it."""
+    """Return a job in memory, or None if it is missing or the caller may not see it."""
     found = context_of(request).actions.jobs.find(number)
     return found if found is not None and _may_see(identity_of(request), found.owner) else None
 
@@ -235,7 +235,7 @@ def _may_see(identity: Identity, owner: str) -> bool:
 
 
 def unknown_job(number: object) -> Problem:
-    """Return the error for an unknown job."""
+    """Return the 404 ``Problem`` for an unknown job."""
     return Problem(404, "unknown_job", f"There is no bulk job {number}.")
 
 
@@ -249,7 +249,7 @@ async def stored_job(request: web.Request, number: int) -> BulkJobRow:
 
 
 def job_total(row: BulkJobRow) -> int | None:
-    """Return how many messages were selected; None if the audit does not say."""
+    """Return how many messages a job selected, or None if the audit row does not record it."""
     try:
         total = json.loads(row.detail)["total"]
     except (ValueError, KeyError, TypeError):
@@ -258,7 +258,7 @@ def job_total(row: BulkJobRow) -> int | None:
 
 
 def job_time_left_s(context: Context, job: BulkJob) -> float | None:
-    """Estimate the remaining seconds of a job; None if unknown."""
+    """Estimate how many more seconds a job will run; return None if unknown."""
     spent_ms = context.now_ms() - job.started_at
     if job.state is not BulkJobState.RUNNING or not job.handled or spent_ms < 1_000:
         return None
@@ -267,17 +267,17 @@ def job_time_left_s(context: Context, job: BulkJob) -> float | None:
 
 @dataclass(slots=True, frozen=True)
 class RedrivePlan:
-    """The effect that a redrive would have."""
+    """The predicted result of a redrive."""
 
     targets: Counter[str]  # messages that would be published, by queue
     poisoned: Counter[str]  # messages that would be quarantined again, by reason
-    skipped: Counter[str]  # records that would be kept, grouped by reason
+    skipped: Counter[str]  # dead-letter records that would be kept, by reason
 
 
 async def plan_redrive(
     context: Context, entry: AuditEntry, seqs: Sequence[int], options: ActionOptions
 ) -> RedrivePlan:
-    """Return what a redrive of these records would do; nothing is changed or audited."""
+    """Predict what a redrive of these records would do, without changing or auditing anything."""
     options = replace(options, is_dry_run=True)
     plan = RedrivePlan(Counter(), Counter(), Counter())
     for at in range(0, len(seqs), ACTION_SLICE):

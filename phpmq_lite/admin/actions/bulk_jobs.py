@@ -1,4 +1,4 @@
-"""Bulk jobs in the background, one transaction per slice."""
+"""Bulk jobs that run in the background, with one transaction per slice."""
 
 import asyncio
 from array import array
@@ -15,9 +15,9 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, Ac
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
 
-SLICE: Final = 100  # messages; with 500, five jobs delayed other batches by 60 ms
-RUNNING_MAX: Final = 4  # per owner; twice that in total; each holds up to a million numbers
-KEPT_MAX: Final = 100  # finished jobs in memory
+SLICE: Final = 100  # messages per slice; with 500, five jobs delayed other batches by 60 ms
+RUNNING_MAX: Final = 4  # per owner, and twice that in total; a job holds up to a million seqs
+KEPT_MAX: Final = 100  # maximum number of finished jobs kept in memory
 KEPT_MS: Final = 3_600_000
 
 RunSlice = Callable[[AuditEntry, Action, Sequence[int], ActionOptions], Awaitable[ActionOutcome]]
@@ -26,7 +26,7 @@ _log = get_logger(__name__)
 
 
 class BulkJobState(StrEnum):
-    """The state of a bulk job; ``stopped`` means that the broker refused to continue."""
+    """The state of a bulk job; ``stopped`` means that the job failed or was interrupted."""
 
     RUNNING = "running"
     DONE = "done"
@@ -36,15 +36,15 @@ class BulkJobState(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class BulkWork:
-    """The action of a bulk job and its messages."""
+    """The action that a bulk job performs, and the messages it acts on."""
 
     action: Action
     options: ActionOptions
     seqs: "array[int]"
-    what: str = ""  # describes the search or the queue
+    what: str = ""  # description of the search or queue
     rate: int | None = None  # messages per second
     undo: UndoRecord | None = None  # set if this job undoes an action
-    token: str = ""  # the selection's token, if it started from one
+    token: str = ""  # token of the selection, if the job started from one
 
 
 @dataclass(slots=True)
@@ -53,21 +53,21 @@ class BulkJob:
 
     order: BulkWork
     entry: AuditEntry
-    started_at: int  # Unix ms, as ended_at
-    total: int  # messages selected
-    handled: int = 0  # messages done or skipped
+    started_at: int  # in Unix ms, like ended_at
+    total: int  # number of selected messages
+    handled: int = 0  # number of messages that were done or skipped
     done: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     state: BulkJobState = BulkJobState.RUNNING
     ended_at: int | None = None
     error: str | None = None
-    undo: str | None = None  # token
+    undo: str | None = None  # undo token
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def number(self) -> int:
-        """The job number, which is the number of its audit row."""
+        """The job number, which equals the id of the job's audit row."""
         return self.entry.audit_id or 0
 
     @property
@@ -77,7 +77,7 @@ class BulkJob:
 
 
 class BulkJobs:
-    """Runs bulk jobs, and keeps finished ones for an hour.  ``act`` processes one slice."""
+    """Runs bulk jobs and keeps finished ones in memory for an hour."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -85,7 +85,7 @@ class BulkJobs:
         self._by_token: dict[str, BulkJob] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
-        self._slicing = asyncio.Lock()  # one slice at a time, so other batches run in between
+        self._slicing = asyncio.Lock()  # slices run one at a time, with other batches in between
 
     @property
     def all(self) -> list[BulkJob]:
@@ -94,7 +94,7 @@ class BulkJobs:
         return list(reversed(self._kept.values()))
 
     def _check_running(self, owner: str) -> None:
-        """Refuse more jobs than one user's share, so that other users can start jobs, too."""
+        """Refuse a job above the user's share, so that other users can also start jobs."""
         running = Counter(job.owner for job in self._kept.values() if job.ended_at is None)
         bound = min(RUNNING_MAX, 2 * RUNNING_MAX - running.total())
         if running[owner] >= bound:
@@ -102,23 +102,23 @@ class BulkJobs:
                 429, "too_many_jobs",
                 f"{running.total()} bulk jobs are running, {running[owner]} of them yours. Wait "
                 "until one ends, or cancel one.",
-                bound=f"{RUNNING_MAX} at once per user, fewer while other users' jobs run",
+                bound=f"{RUNNING_MAX} concurrent jobs per user, fewer while other users' jobs run",
                 headers={"Retry-After": "5"},
             )  # fmt: skip
 
     def find(self, number: int) -> BulkJob | None:
-        """Return a job; None if it is not in memory."""
+        """Return the job with this number, or None if it is not in memory."""
         return self._kept.get(number)
 
     def of_selection(self, token: str, owner: str) -> BulkJob | None:
-        """Return the job started from a selection; None if there is none."""
+        """Return the owner's job that was started from a selection, or None if there is none."""
         found = self._by_token.get(token)
         return found if found is not None and found.owner == owner else None
 
     async def start(
         self, act: RunSlice, entry: AuditEntry, order: BulkWork, undos: UndoStore
     ) -> BulkJob:
-        """Run the first slice, then continue in the background.  Each token starts only one job.
+        """Run a job's first slice, then continue in the background; a token starts only one job.
 
         Raises:
             Problem: 429 if too many jobs are running.
@@ -145,11 +145,11 @@ class BulkJobs:
         return job
 
     def cancel(self, job: BulkJob) -> None:
-        """Cancel a job before its next slice; finished slices remain and can be undone."""
+        """Cancel a job before its next slice; finished slices stay in effect and can be undone."""
         job.cancelled.set()
 
     async def close(self) -> None:
-        """Stop all jobs. After the next start, the audit shows them as interrupted."""
+        """Stop all jobs; after the next startup, the audit log shows them as interrupted."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -167,7 +167,7 @@ class BulkJobs:
             while job.handled < job.total:
                 await _keep_rate(job, began_s)
                 async with self._slicing:
-                    if job.cancelled.is_set():  # may happen while waiting for other jobs' slices
+                    if job.cancelled.is_set():  # a job may be cancelled while it waits
                         break
                     await _slice(act, job, undo)
             state = BulkJobState.DONE if job.handled >= job.total else BulkJobState.CANCELLED
@@ -178,7 +178,7 @@ class BulkJobs:
             job.error = problem.detail if problem is not None else "The broker could not continue."
             if problem is None:
                 _log.exception("bulk_failed", job=job.number, action=str(job.order.action))
-            with suppress(Exception):  # if this also fails, the row stays open
+            with suppress(Exception):  # if this fails as well, the audit row stays open
                 await _close_row(act, job, problem.code if problem is not None else "failed")
         finally:
             self._end(job, state, undo, undos)
@@ -193,7 +193,7 @@ class BulkJobs:
         job.ended.set()
 
     def _forget(self) -> None:
-        """Drop old finished jobs and, above the limit, those of the user who has the most."""
+        """Drop expired jobs and, above the limit, the oldest jobs of the user with the most."""
         ended = [job for job in self._kept.values() if job.ended_at is not None]
         late = [job for job in ended if (job.ended_at or 0) + KEPT_MS <= self._now_ms()]
         rest = [job for job in ended if job not in late]
@@ -210,7 +210,7 @@ class BulkJobs:
 
 
 async def _slice(act: RunSlice, job: BulkJob, undo: UndoRecord | None) -> None:
-    """Run the next slice, in one transaction with its audit row."""
+    """Run the next slice and write its audit row in the same transaction."""
     order, start = job.order, job.handled
     size = SLICE if order.rate is None else max(1, min(SLICE, order.rate))
     end = min(start + size, job.total)
@@ -232,7 +232,7 @@ async def _close_row(act: RunSlice, job: BulkJob, result: str) -> None:
 
 
 async def _keep_rate(job: BulkJob, began_s: float) -> None:
-    """Wait until the next slice may begin, or the job is cancelled."""
+    """Wait until the next slice may begin or the job is cancelled."""
     if job.order.rate is None:
         return
     due_s = began_s + job.handled / job.order.rate - asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""The confirmation page before an action, and the text to type on it."""
+"""The confirmation page shown before an action, and the text that the user must type."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -11,39 +11,39 @@ from phpmq_lite.settings import Settings
 PRODUCTION = "production"
 
 
-FormField = tuple[str, tuple[Any, ...]]  # a macro in action_fields.html and its arguments
+FormField = tuple[str, tuple[Any, ...]]  # name and arguments of a macro in action_fields.html
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Confirmation:
-    """The sentences, fields and button of the confirmation page, ``confirm.html``."""
+    """The text, fields and button of the confirmation page ``confirm.html``."""
 
     title: str
     text: str
-    button: str  # a verb with its object
-    url: str  # where the form is sent
-    back: str  # the page to return to
+    button: str  # button label, a verb with its object
+    url: str  # URL that the form is submitted to
+    back: str  # URL of the page to return to
     number: str = ""  # message number shown after the title
-    queue: str | None = None  # queue or other name shown after the title
-    crumbs: Sequence[tuple[str, str]] = ()  # titles and URLs of the parent pages
+    queue: str | None = None  # name of a queue or other object shown after the title
+    crumbs: Sequence[tuple[str, str]] = ()  # titles and URLs of the parent pages, outermost first
     hidden: Sequence[tuple[str, object]] = ()
     fields: Sequence[FormField] = ()
     typed: Collection[str] = ()
-    reason: str = "optional"  # required, optional, or "" for none
+    reason: str = "optional"  # "required", "optional", or "" to omit the field
     is_danger: bool = False
-    is_disabled: bool = False  # there is nothing to act on
-    preview: tuple[str, str] | None = None  # search and action of a selection to preview
+    is_disabled: bool = False  # True if there is nothing to act on
+    preview: tuple[str, str] | None = None  # search and action that define the preview
 
 
 def is_production(settings: Settings) -> bool:
-    """Return whether this broker's environment is named production."""
+    """Return whether the setting ``ui.environment`` is ``production``."""
     return settings.ui.environment.strip().casefold() == PRODUCTION
 
 
 def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tuple[str, ...]:
-    """Return the texts that confirm an action, beginning with the one to ask for; () if none.
+    """Return the texts that confirm an action, the suggested one first, or () if none is required.
 
-    The number of messages is always accepted; the queue's name only if all are in one queue.
+    The number of messages always confirms; the queue name does only if all are in one queue.
     """
     if count <= settings.ui.confirm_count and not is_production(settings):
         return ()
@@ -51,7 +51,7 @@ def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tu
 
 
 def check_typed_text(needed: Collection[str], typed: str | None) -> None:
-    """Refuse an unconfirmed action; characters that cannot be typed may be escaped.
+    """Refuse an action that was not confirmed; untypable characters may be entered as escapes.
 
     Raises:
         Problem: 422, with the text to type.
@@ -59,8 +59,8 @@ def check_typed_text(needed: Collection[str], typed: str | None) -> None:
     accepted = {form for text in needed for form in (text, formats.escape_hidden(text))}
     if not needed or (typed is not None and typed in accepted):
         return
-    what = "was confirmed with another text" if typed else "was not confirmed"
+    what = "The confirmation text does not match" if typed else "The action was not confirmed"
     raise Problem(
-        422, "not_confirmed", f"This {what}. Nothing was changed.",
+        422, "not_confirmed", f"{what}. Nothing was changed.",
         field="confirm", bound=" or ".join(map(formats.escape_hidden, needed)),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Messages about the results of actions, shown on the next page."""
+"""Messages that the next page shows about the result of an action."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -24,12 +24,12 @@ DONE: Final = {
 }
 VERBS: Final = {action: action.capitalize() for action in Action} | {Action.PLACE: "Put back"}
 
-# Why a message was skipped: wording for several messages, and for one.
+# Each reason for skipping has a wording for several messages and a wording for one message.
 REASONS: Final[dict[str, tuple[str, str]]] = {
     "gone": ("already settled", "It has already been settled, so there is nothing to act on."),
     "dispatched": (
         "held by a consumer",
-        "A consumer holds it. Wait until it returns, or release it first.",
+        "A consumer holds it. Release the message first, or wait until it returns.",
     ),
     "not dispatched": (
         "not held by a consumer", "No consumer holds it, so there is nothing to release."
@@ -48,29 +48,29 @@ REASONS: Final[dict[str, tuple[str, str]]] = {
     ),
     "paused": ("publishing is paused", "Publishing to that queue is paused."),
     "queue full": ("the queue is full", "That queue has reached its limit."),
-    "disk full": ("not stored: the disk is full", "There is no space on the disk."),
+    "disk full": ("not stored: the disk is full", "The disk is full."),
     "database full": (
         "not stored: the database is full", "The database has reached storage.max_bytes."
     ),
     "restored already": ("already restored", "It has already been restored."),
     "foreign queue": ("in a queue that you may not use", "You may not use its queue."),
     "body gone": ("without a body", "Its body is no longer stored."),
-    "damaged": ("damaged", "Its body is damaged: the stored checksum differs."),
+    "damaged": ("damaged", "Its body is damaged: the checksum does not match."),
     "queue gone": ("whose queue no longer exists", "Its target queue no longer exists."),
     "there already": ("already there", "It is already there."),
-    "no place": ("whose old place is unknown", "Its old place is no longer known."),
+    "no place": ("whose previous position is unknown", "Its previous position is unknown."),
 }  # fmt: skip
 _GONE: Final = frozenset({"gone", "body gone"})
 
 
 def describe_result(action: Action, done: int, skipped: Mapping[str, int]) -> str:
-    """Describe how many messages were changed, and why others were skipped."""
+    """Return a text that says how many messages were changed, and why others were skipped."""
     text = f"{count_messages(done)} {DONE[action]}."
     return f"{text} {describe_skipped(skipped)}" if skipped else text
 
 
 def describe_skipped(skipped: Mapping[str, int]) -> str:
-    """Describe how many messages were skipped, by reason."""
+    """Return a text that says how many messages were skipped for each reason."""
     reasons = "; ".join(
         f"{formats.format_number(count)} {describe_reason(reason)}"
         for reason, count in skipped.items()
@@ -79,12 +79,12 @@ def describe_skipped(skipped: Mapping[str, int]) -> str:
 
 
 def describe_reason(reason: str) -> str:
-    """Describe why several messages were skipped."""
+    """Return the wording of a skip reason for several messages."""
     return REASONS[reason][0] if reason in REASONS else reason
 
 
 def check_done(outcome: ActionOutcome, action: Action) -> None:
-    """Refuse an action that skipped its only message.
+    """Raise a ``Problem`` if an action skipped its only message.
 
     Raises:
         Problem: 410 if the message is settled, else 409, with the reason.
@@ -101,5 +101,5 @@ def check_done(outcome: ActionOutcome, action: Action) -> None:
 
 
 def store_message(request: web.Request, message: FlashMessage | str) -> None:
-    """Show a message on the next page of this session."""
+    """Store a message that the session's next page shows."""
     context_of(request).sessions.store_message(request, message)

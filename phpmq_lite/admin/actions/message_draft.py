@@ -1,4 +1,4 @@
-"""The message in the publish form: placeholders, JSON check, envelope.  Pure."""
+"""Pure functions for the publish form: placeholders, JSON checks, bodies and envelopes."""
 
 import json
 import re
@@ -9,14 +9,14 @@ from typing import Final, NoReturn
 
 from phpmq_lite.admin.base.problems import Problem
 
-KINDS: Final = ("json", "text", "base64")  # how the form's text represents the body
+KINDS: Final = ("json", "text", "base64")  # ways in which the form's text represents the body
 _PLACEHOLDER: Final = re.compile(r"\{\{\s*(uuid|now_ms|n)\s*\}\}")
-_BLANK: Final = " \t\n\x0b\x0c\r"  # a URN may not consist only of these
+_BLANK: Final = " \t\n\x0b\x0c\r"  # a URN must contain at least one other character
 
 
 @dataclass(slots=True, frozen=True)
 class DraftError:
-    """The position of a JSON error: line and column from 1."""
+    """A JSON error and its position; lines and columns count from 1."""
 
     line: int
     column: int
@@ -27,25 +27,25 @@ class DraftError:
 
 
 def check_json(text: str) -> DraftError | None:
-    """Return the first JSON error with its position; None if the text is standard JSON.
+    """Return the first JSON error, or None if the text is standard JSON.
 
     Numbers are not evaluated.
     """
 
     def refuse(name: str) -> NoReturn:
-        raise json.JSONDecodeError(f"{name} is not JSON", text, text.find(name))
+        raise json.JSONDecodeError(f"{name} is not valid JSON", text, text.find(name))
 
     try:
         json.loads(text, parse_constant=refuse, parse_int=str, parse_float=str)
     except json.JSONDecodeError as error:
         return DraftError(error.lineno, error.colno, error.msg)
     except RecursionError:
-        return DraftError(1, 1, "Nested too deep")
+        return DraftError(1, 1, "Nested too deeply")
     return None
 
 
 def fill_placeholders(text: str, number: int, now_ms: int, new_uuid: Callable[[], str]) -> str:
-    """Fill in ``{{uuid}}`` (new at each occurrence), ``{{now_ms}}`` and ``{{n}}`` (from 1)."""
+    """Replace ``{{uuid}}`` (a new UUID each time), ``{{now_ms}}`` and ``{{n}}`` (``number``)."""
     values = {"now_ms": lambda: str(now_ms), "n": lambda: str(number), "uuid": new_uuid}
     return _PLACEHOLDER.sub(lambda found: values[found[1]](), text)
 
@@ -58,7 +58,7 @@ def has_placeholders(text: str) -> bool:
 def make_bodies(
     text: str, kind: str, count: int, now_ms: int, new_uuid: Callable[[], str], *, is_filled: bool
 ) -> list[bytes]:
-    """Return the bodies to publish, made from the form's text.
+    """Build the message bodies to publish from the form's text.
 
     Raises:
         Problem: 422 if the text is not valid for ``kind``, with line and column for JSON.
@@ -72,8 +72,8 @@ def make_bodies(
     for one in made:
         if kind == "json" and (wrong := check_json(one)) is not None:
             raise Problem(
-                422, "not_json", f"The body is not JSON: {wrong}.", field="body",
-                bound="JSON; for other text, choose text",
+                422, "not_json", f"The body is not valid JSON: {wrong}.", field="body",
+                bound="JSON, or choose the type text",
             )  # fmt: skip
     encoded = [one.encode() for one in made]
     return encoded if len(encoded) == count else encoded * count
@@ -84,26 +84,27 @@ def _from_base64(text: str) -> bytes:
         return b64decode("".join(text.split()), validate=True)
     except ValueError:
         raise Problem(
-            422, "not_base64", "The body is not base64.", field="body",
+            422, "not_base64", "The body is not valid base64.", field="body",
             bound="A to Z, a to z, 0 to 9, + and /, padded with =",
         ) from None  # fmt: skip
 
 
 def envelope_text(urn: str, data: str, queue: str) -> str:
-    """Return a BabelQueue envelope with placeholders for its ids and time.
+    """Return a BabelQueue envelope with placeholders for its ids and creation time.
 
     Raises:
         Problem: 422 for a blank URN, or data that is not a JSON object.
     """
     urn = urn.strip(_BLANK)
     if not urn:
-        raise Problem(422, "invalid", "An envelope needs a URN.", field="urn", bound="some text")
+        raise Problem(422, "invalid", "An envelope requires a URN.", field="urn", bound="some text")
     data = data.strip() or "{}"
     wrong = check_json(data)
     if wrong is not None:
         raise Problem(
-            422, "not_json", f"The data is not JSON: {wrong}.", field="data", bound="a JSON object"
-        )
+            422, "not_json", f"The data is not valid JSON: {wrong}.", field="data",
+            bound="a JSON object",
+        )  # fmt: skip
     if not data.startswith("{"):
         raise Problem(
             422, "invalid", "The data is not a JSON object.", field="data", bound="a JSON object"
@@ -127,7 +128,7 @@ def envelope_text(urn: str, data: str, queue: str) -> str:
 
 
 def as_form_text(content: bytes) -> tuple[str, str]:
-    """Return a body as text that a form can show and send back, and the kind of that text.
+    """Return a body as text that a form can show and submit unchanged, and the text's kind.
 
     Bodies that a browser's text field would change, because they contain carriage returns or other
     control characters, are returned as base64.

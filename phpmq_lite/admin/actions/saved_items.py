@@ -1,4 +1,4 @@
-"""Saved templates and views that the caller may see."""
+"""Saved templates, views and labels, and the rules for who may see and change them."""
 
 from typing import Any, Final
 
@@ -18,13 +18,13 @@ _OF_QUEUES: Final = ("queue", "origin")  # search terms that name queues
 
 
 async def visible_items(request: web.Request, kind: str) -> list[SavedItem]:
-    """Return the saved items of a kind, except those for queues the caller may not use."""
+    """Return the saved items of a kind, except those that name queues the caller may not use."""
     rows = await SavedItems(context_of(request).readers).all(kind)
     return [row for row in rows if _may_see(request, kind, row.content)]
 
 
 async def visible_item(request: web.Request, kind: str, name: str) -> SavedItem | None:
-    """Return an item by name; None if it is missing or the caller may not see it."""
+    """Return a saved item by name, or None if it is missing or the caller may not see it."""
     row = await SavedItems(context_of(request).readers).one(kind, name)
     return row if row is not None and _may_see(request, kind, row.content) else None
 
@@ -32,9 +32,9 @@ async def visible_item(request: web.Request, kind: str, name: str) -> SavedItem 
 async def check_item_change(
     request: web.Request, kind: str, name: str, content: Any = None
 ) -> None:
-    """Refuse to save or, if ``content`` is None, remove an item that belongs to other queues.
+    """Refuse to save an item for other queues, or to remove it if ``content`` is None.
 
-    A caller limited to some queues can change only items that name only these queues; all other
+    A caller limited to some queues can change an item only if it names no other queues; all other
     items are shared with other users.
 
     Raises:
@@ -49,7 +49,7 @@ async def check_item_change(
         if not queues:
             raise Problem(
                 403, "foreign_queue", f"{identity_of(request).actor!r} may save a {kind} only for "
-                "the queues they may use. Name one of them.", field="queue",
+                "the queues they may use. Name one of those.", field="queue",
                 bound=", ".join(identity_of(request).queues),
             )  # fmt: skip
     row = await SavedItems(context_of(request).readers).one(kind, name)
@@ -57,13 +57,13 @@ async def check_item_change(
         return
     named = _queues(kind, row.content)
     if not named or not all(may_use(request, queue) for queue in named):
-        raise Problem(409, "taken", f"There is a {kind} {name!r} for other queues.", field="name")
+        raise Problem(409, "taken", f"The {kind} {name!r} belongs to other queues.", field="name")
 
 
 async def save_item(
     context: Context, entry: AuditEntry, kind: str, name: str, content: object
 ) -> None:
-    """Save a view, template or label, replacing any with the same name."""
+    """Save a view, template or label, replacing any existing one with the same name."""
     row = saved_item_write(kind, name, content, context.now_ms(), entry.actor)
     await context.engine.run(queue_operations.write, entry, [row])
 

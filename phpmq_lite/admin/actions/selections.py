@@ -1,4 +1,4 @@
-"""Frozen selections: the messages that matched a search, identified by a token."""
+"""Frozen selections: messages that matched a search, identified by a token."""
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from phpmq_lite.storage.read.search import FrozenSelection
 
 LIFE_MS: Final = 600_000
 MESSAGES_MAX: Final = 1_000_000
-BYTES_MAX: Final = 32 << 20  # for all selections, and again for all undo records
+BYTES_MAX: Final = 32 << 20  # limit for all selections, and separately for all undo records
 
 
 class OwnedItem(Protocol):
-    """An item that a user owns for a limited time; ``expires_at`` is in Unix ms."""
+    """An item that belongs to a user for a limited time; ``expires_at`` is in Unix ms."""
 
     @property
     def owner(self) -> str:
@@ -22,30 +22,30 @@ class OwnedItem(Protocol):
 
     @property
     def size(self) -> int:
-        """Its size in bytes."""
+        """The item's size in bytes."""
 
     @property
     def expires_at(self) -> int:
-        """The time at which the item expires."""
+        """The time at which the item expires, in Unix ms."""
 
 
 T = TypeVar("T", bound=OwnedItem)
 
 
 class OwnedStore(Generic[T]):
-    """Items by token, oldest first, each kept until it expires.
+    """Stores items by token, oldest first, and keeps each item until it expires.
 
     Above ``limit_bytes``, the oldest item of the user with the most bytes is dropped; the newest
     item is stored regardless of its size.
     """
 
-    _expired: ClassVar[tuple[str, str]]  # code and text of Problem 410
+    _expired: ClassVar[tuple[str, str]]  # code and detail of the 410 problem
 
     def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[str, T] = OrderedDict()
         self.bytes = 0  # total size of the items
-        self.dropped = 0  # items dropped to make room
+        self.dropped = 0  # number of items dropped to make room
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -60,7 +60,7 @@ class OwnedStore(Generic[T]):
             self._drop(self._oldest_of_largest(token))
 
     def find(self, token: str, owner: str, now_ms: int) -> T:
-        """Return the item with this token, for the user who created it.
+        """Return the item with this token if it belongs to ``owner``.
 
         Raises:
             Problem: 410 if it was used or dropped, has expired, or belongs to another user.
@@ -86,7 +86,7 @@ class OwnedStore(Generic[T]):
 
 @dataclass(slots=True, frozen=True)
 class MessageSelection:
-    """Messages selected for an action; ``query`` is the search."""
+    """Messages that the search ``query`` selected for an action."""
 
     token: str
     query: str
@@ -96,22 +96,22 @@ class MessageSelection:
 
     @property
     def count(self) -> int:
-        """The number of messages."""
+        """The number of selected messages."""
         return len(self.frozen.seqs)
 
     @property
     def size(self) -> int:
-        """Its size in bytes."""
+        """The selection's size in bytes."""
         return len(self.frozen.seqs) * self.frozen.seqs.itemsize
 
 
 class SelectionStore(OwnedStore[MessageSelection]):
-    """Selections by token, kept for ten minutes."""
+    """Stores selections by token for ten minutes."""
 
     _expired = (
         "selection_expired",
-        "This selection has expired, or another user made it. Selections expire after ten minutes. "
-        "Nothing was changed; select again.",
+        "This selection has expired or belongs to another user. Selections expire after ten "
+        "minutes. Nothing was changed. Select the messages again.",
     )
 
     def add(self, query: str, frozen: FrozenSelection, owner: str, now_ms: int) -> MessageSelection:

@@ -1,4 +1,4 @@
-"""Actions on one message or a few."""
+"""Actions on a single message or a few messages."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 from phpmq_lite.storage.read.search import FrozenSelection
 
-AT_ONCE_MAX: Final = 200  # messages; more require a frozen selection
+AT_ONCE_MAX: Final = 200  # maximum number of messages; more require a frozen selection
 _ALIVE: Final = frozenset({State.READY, State.DISPATCHED})
-_TAKES: Final = {  # action -> accepted states, and the reason for skipping others
+_TAKES: Final = {  # action -> states it accepts, and the reason for skipping messages in others
     Action.REQUEUE: (_ALIVE, "gone"),
     Action.RELEASE: (frozenset({State.DISPATCHED}), "not dispatched"),
     Action.MOVE: (_ALIVE, "gone"),
@@ -43,7 +43,7 @@ _TAKES: Final = {  # action -> accepted states, and the reason for skipping othe
 
 @dataclass(slots=True, frozen=True)
 class ActionResult:
-    """The result of an action; ``undo`` is a token."""
+    """The result of an action; ``undo`` is an undo token."""
 
     action: Action
     outcome: ActionOutcome
@@ -51,15 +51,13 @@ class ActionResult:
 
 
 def check_options(request: web.Request, action: Action, options: ActionOptions) -> ActionOptions:
-    """Return an action's options, limited to the caller's queues.
+    """Validate an action's options and return them limited to the caller's queues.
 
     Raises:
         Problem: 422 if the target is missing or invalid, 403 if the caller may not use it.
     """
     if action is Action.MOVE and not options.target:
-        raise Problem(
-            422, "invalid", "Enter the queue to move to.", field="target", bound="a queue"
-        )
+        raise Problem(422, "invalid", "Enter a target queue.", field="target", bound="a queue name")
     if options.target:
         check_queue_name(options.target)
         check_queue_right(request, options.target, "target")
@@ -93,7 +91,7 @@ async def act_on_selected(
     *,
     is_one: bool = False,
 ) -> ActionResult:
-    """Apply an action to a few messages in one transaction; skip those it does not apply to."""
+    """Apply an action to a few messages in one transaction; skip messages it cannot apply to."""
     context = context_of(request)
     options = check_options(request, action, options)
     entry = audit_entry(request, target=target, reason=reason)
@@ -107,13 +105,13 @@ async def act_on_selected(
 
 
 async def selected_messages(request: web.Request, ids: Sequence[str]) -> FrozenSelection:
-    """Select messages by id, except unknown ones and those in queues the caller may not use."""
+    """Select messages by id; skip unknown ids and messages in queues the caller may not use."""
     context = context_of(request)
     return await context.search.freeze(ids_search(ids), queues=allowed_queues(request))
 
 
 def result_message(done: ActionResult) -> FlashMessage:
-    """Return the message that describes a result, with its undo token."""
+    """Return a flash message that describes a result and carries the undo token."""
     return FlashMessage(
         flash_messages.describe_result(done.action, len(done.outcome.done), done.outcome.skipped),
         done.undo,
@@ -121,7 +119,7 @@ def result_message(done: ActionResult) -> FlashMessage:
 
 
 def read_options(form: Form) -> ActionOptions:
-    """Read the options of an action from a form."""
+    """Read an action's options from a form."""
     return ActionOptions(
         ttl_s=form.ttl_s(),
         target=form.queue("target") or None,
@@ -135,5 +133,5 @@ class ActionResultView(BaseModel):
 
     id: MessageId
     action: str = Field(description="requeue, release, move, delete, redrive, restore, erase, edit")
-    new_id: str | None = Field(None, description="id of the new message; null: none")
+    new_id: str | None = Field(None, description="id of the new message; null if none was created")
     undo: UndoToken = None

@@ -1,4 +1,4 @@
-"""Undo records: the same messages with the opposite action."""
+"""Undo records, which apply the opposite action to the same messages."""
 
 from array import array
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from phpmq_lite.admin.actions.selections import OwnedStore
 from phpmq_lite.broker.operator.message_actions import Action, ActionOutcome
 
 LIFE_MS: Final = 3_600_000
-_SEQ_DIGITS: Final = 16  # hex digits of the seq in a message id
+_SEQ_DIGITS: Final = 16  # number of hex digits that encode the seq in a message id
 
-# Maps each action to the one that undoes it; other actions cannot be undone.
+# Maps each action to the action that undoes it; actions not listed cannot be undone.
 OPPOSITES: Final = {
     Action.DELETE: Action.RESTORE,
     Action.REQUEUE: Action.PLACE,
@@ -24,23 +24,23 @@ OPPOSITES: Final = {
 
 @dataclass(slots=True)
 class UndoRecord:
-    """The messages to undo, in the order of the action, with their old positions for PLACE."""
+    """The messages of an action to undo, in their order, with their old positions for PLACE."""
 
     action: Action
     owner: str
-    target: str  # target named in the audit
+    target: str  # target shown in the audit log
     seqs: "array[int]" = field(default_factory=lambda: array("Q"))
     queue_ids: "array[int]" = field(default_factory=lambda: array("q"))
     positions: "array[int]" = field(default_factory=lambda: array("q"))
-    expires_at: int = 0  # Unix ms; set when it is stored
+    expires_at: int = 0  # in Unix ms; set when the record is stored
 
     @property
     def size(self) -> int:
-        """Its size in bytes."""
+        """The record's size in bytes."""
         return 8 * (len(self.seqs) + len(self.queue_ids) + len(self.positions))
 
     def note(self, outcome: ActionOutcome) -> None:
-        """Add the outcome of a slice."""
+        """Add the messages in a slice's outcome."""
         if self.action is Action.DELETE:  # undoing deletes the messages that the action created
             self.seqs.extend(int(made[:_SEQ_DIGITS], 16) for made in outcome.new_ids.values())
             return
@@ -52,7 +52,7 @@ class UndoRecord:
                 self.positions.append(position)
 
     def positions_of(self, start: int, end: int) -> dict[int, tuple[int, int]]:
-        """Return the old positions of a slice: seq -> (queue_id, position)."""
+        """Return the old positions of a slice's messages, as seq -> (queue_id, position)."""
         if self.action is not Action.PLACE:
             return {}
         return {
@@ -62,33 +62,33 @@ class UndoRecord:
 
 
 def make_undo(action: Action, owner: str, target: str) -> UndoRecord | None:
-    """Return an empty undo record for an action; None if it cannot be undone."""
+    """Return an empty undo record for an action, or None if the action cannot be undone."""
     opposite = OPPOSITES.get(action)
     return None if opposite is None else UndoRecord(opposite, owner, target)
 
 
 def make_publish_undo(ids: Sequence[str], owner: str, target: str) -> UndoRecord:
-    """Return an undo record for a publish, which deletes the messages."""
+    """Return an undo record that deletes the published messages."""
     seqs = array("Q", (int(message_id[:_SEQ_DIGITS], 16) for message_id in ids))
     return UndoRecord(Action.DELETE, owner, target, seqs)
 
 
 class UndoStore(OwnedStore[UndoRecord]):
-    """Undo records by token, kept for an hour.
+    """Stores undo records by token for an hour.
 
-    After a record is dropped, as after a restart, deleted messages can still be restored one by
+    Even after a record is dropped or the broker restarts, deleted messages can be restored one by
     one or by a search.
     """
 
     _expired = (
         "undo_expired",
-        "This can no longer be undone with one click: it was already undone, an hour has passed, "
-        "or the broker was restarted. Deleted messages can still be restored from the trash for "
-        "the retention time.",
+        "This action can no longer be undone with one click: it was already undone, an hour has "
+        "passed, or the broker was restarted. Deleted messages can still be restored from the "
+        "trash until retention removes them.",
     )
 
     def add(self, undo: UndoRecord | None, now_ms: int) -> str | None:
-        """Store a record and return its token; None if there is nothing to undo."""
+        """Store a record and return its token, or return None if there is nothing to undo."""
         if undo is None or not undo.seqs:
             return None
         token = token_urlsafe(16)
@@ -97,6 +97,6 @@ class UndoStore(OwnedStore[UndoRecord]):
         return token
 
     def take(self, token: str) -> None:
-        """Remove a used token."""
+        """Remove the record of a used token."""
         if token in self._kept:
             self._drop(token)

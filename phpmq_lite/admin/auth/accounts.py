@@ -36,7 +36,7 @@ from phpmq_lite.writes import (
 TOKEN_PREFIX: Final = "phpmq_"  # noqa: S105 - prefix of tokens
 IDLE_MS: Final = 12 * 3_600_000
 LONGEST_MS: Final = 7 * 86_400_000
-KEPT_MS: Final = 30 * 86_400_000  # lifetime with "keep me signed in"; no idle timeout
+KEPT_MS: Final = 30 * 86_400_000  # session lifetime with "keep me signed in"; never idles out
 SEEN_EVERY_MS: Final = 300_000
 SESSIONS_PER_USER: Final = 50
 _AGENT_LENGTH: Final = 200
@@ -45,23 +45,23 @@ _log = get_logger(__name__)
 
 
 class LoginOrigin(NamedTuple):
-    """The address and browser of a login."""
+    """The address and browser that a login came from."""
 
     address: str
-    agent: str  # User-Agent
+    agent: str  # value of the User-Agent header
 
 
 class Accounts:
-    """All accounts, loaded once from the database, which is the source of truth.
+    """All users, tokens and sessions, cached from the database, which is the source of truth.
 
-    The copy in memory changes after the write is committed.  Times are Unix milliseconds.
+    The cache changes only after a write is committed.  Times are in Unix milliseconds.
     """
 
     def __init__(self, readers: Readers, engine: OperationRunner) -> None:
         self._readers = readers
         self._engine = engine
-        self._changing = asyncio.Lock()  # a name that is free must still be free when it is written
-        self._writes: set[asyncio.Task[None]] = set()  # last-seen times; nobody waits for them
+        self._changing = asyncio.Lock()  # ensures that a free name is still free when it is stored
+        self._writes: set[asyncio.Task[None]] = set()  # pending writes of last-seen times
         self.is_loaded = False
         self.users: dict[str, User] = {}  # keyed by name
         self.tokens: dict[bytes, ApiToken] = {}  # keyed by the token's SHA-256
@@ -83,36 +83,36 @@ class Accounts:
         return stored.addresses
 
     async def close(self) -> None:
-        """Wait for pending writes."""
+        """Wait for pending writes to finish."""
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     # -- looking up
 
     def user_of(self, session: LoginSession) -> User:
-        """Return the user of a session."""
+        """Return the user that a session belongs to."""
         return self._by_id[session.user_id]
 
     def session_of(self, cookie: str, now_ms: int) -> LoginSession | None:
-        """Return the session of a cookie; None if it is unknown or has ended."""
+        """Return the session with this cookie, or None if it is unknown or has ended."""
         session = self.sessions.get(hash_secret(cookie))
         return None if session is None or has_session_ended(session, now_ms) else session
 
     def token_of(self, secret: str, now_ms: int) -> ApiToken | None:
-        """Return the token with this secret; None if it is unknown or expired."""
+        """Return the token with this secret, or None if it is unknown or expired."""
         token = self.tokens.get(hash_secret(secret))
         if token is None or (token.expires_at is not None and token.expires_at <= now_ms):
             return None
         return token
 
     def token_named(self, name: str) -> ApiToken:
-        """Return a token by name; raise Problem 404 if there is none."""
+        """Return a token by name; raise a 404 ``Problem`` if it does not exist."""
         found = next((token for token in self.tokens.values() if token.name == name), None)
         if found is None:
             raise not_found("token", name)
         return found
 
     def user_named(self, name: str) -> User:
-        """Return a user by name; raise Problem 404 if there is none."""
+        """Return a user by name; raise a 404 ``Problem`` if the user does not exist."""
         if name not in self.users:
             raise not_found("user", name)
         return self.users[name]
@@ -120,10 +120,10 @@ class Accounts:
     # -- users
 
     async def add_user(self, entry: AuditEntry, user: User, *, is_first: bool = False) -> User:
-        """Store a user and assign an id.
+        """Assign an id to a new user and store the user.
 
         Raises:
-            Problem: 409 if the name is taken, or with ``is_first`` if a user exists.
+            Problem: 409 if the name is taken or, with ``is_first``, if any user exists.
         """
         async with self._changing:
             if user.name in self.users or (is_first and self.users):
@@ -172,7 +172,7 @@ class Accounts:
             await self._store(entry, rows, done)
 
     async def rehash(self, user: User, old: str, password: str) -> None:
-        """Store a hash of the same password with newer parameters, without ending sessions.
+        """Replace a password's hash with one that uses newer parameters, without ending sessions.
 
         Nothing is stored if the password has changed.
         """
@@ -185,7 +185,7 @@ class Accounts:
                 await self._store(None, [SetPassword(password, user.user_id)], done)
 
     async def remove_user(self, entry: AuditEntry, user: User) -> None:
-        """Remove a user with all their sessions.
+        """Remove a user and end all their sessions.
 
         Raises:
             Problem: 409 if no admin would remain, 404 if the user has been removed.
@@ -202,7 +202,7 @@ class Accounts:
             await self._store(entry, rows, done)
 
     def _check_there(self, user: User) -> None:
-        """Raise Problem 404 if the user was removed while this write waited."""
+        """Raise a 404 ``Problem`` if the user was removed while this write waited."""
         if self._by_id.get(user.user_id) is not user:
             raise not_found("user", user.name)
 
@@ -210,7 +210,7 @@ class Accounts:
         others = (one for one in self.users.values() if one is not user)
         if user.role == "admin" and not any(one.role == "admin" for one in others):
             raise Problem(
-                409, "last_admin", f"{user.name!r} is the only admin; create another one first."
+                409, "last_admin", f"{user.name!r} is the only admin; create another admin first."
             )
 
     # -- tokens
@@ -262,9 +262,9 @@ class Accounts:
         is_kept: bool,
         password: str | None = None,
     ) -> str:
-        """Create a session and return its cookie; end expired and excess sessions, oldest first.
+        """Create a session and return its cookie; end expired sessions and the oldest excess ones.
 
-        ``password`` is the hash that was checked; None if no password was required.
+        ``password`` is the hash that was checked, or None if no password was required.
 
         Raises:
             Problem: 401 if the user was removed or the password changed in the meantime.
@@ -272,7 +272,7 @@ class Accounts:
         cookie = token_hex(32)
         async with self._changing:
             if self._by_id.get(user.user_id) is not user:
-                raise Problem(401, "login", "This user was removed.")
+                raise Problem(401, "login", "This user has been removed.")
             if password is not None and user.password != password:
                 raise Problem(401, "wrong_password", "The password has been changed.")
             number = max((one.session_id for one in self.sessions.values()), default=0) + 1
@@ -312,7 +312,7 @@ class Accounts:
         return over + own[: max(len(own) - SESSIONS_PER_USER + 1, 0)]
 
     def session_numbered(self, number: int) -> LoginSession:
-        """Return a session by number; raise Problem 404 if there is none."""
+        """Return a session by number; raise a 404 ``Problem`` if it does not exist."""
         for session in self.sessions.values():
             if session.session_id == number:
                 return session
@@ -324,11 +324,11 @@ class Accounts:
         return sorted(found, key=lambda one: -one.seen_at)
 
     def sessions_of(self, user: User, now_ms: int) -> list[LoginSession]:
-        """Return the sessions of one user."""
+        """Return a user's open sessions, most recently used first."""
         return [one for one in self.open_sessions(now_ms) if one.user_id == user.user_id]
 
     async def remove_session(self, entry: AuditEntry, session: LoginSession) -> None:
-        """End one session."""
+        """End a session."""
 
         def done() -> None:
             self.sessions.pop(session.sha256, None)
@@ -343,13 +343,13 @@ class Accounts:
     # -- last seen
 
     def record_session_use(self, session: LoginSession, now_ms: int) -> None:
-        """Record that a session was used; store this at most every five minutes."""
+        """Record that a session was used; store the time at most once every five minutes."""
         if now_ms - session.seen_at >= SEEN_EVERY_MS:
             session.seen_at = now_ms
             self._store_later(SetSessionSeen(now_ms, session.session_id))
 
     def record_token_use(self, token: ApiToken, now_ms: int) -> None:
-        """Record that a token was used; store this at most every five minutes."""
+        """Record that a token was used; store the time at most once every five minutes."""
         if token.last_used_at is None or now_ms - token.last_used_at >= SEEN_EVERY_MS:
             token.last_used_at = now_ms
             self._store_later(SetTokenUsed(now_ms, token.token_id))
@@ -372,7 +372,7 @@ class Accounts:
         async def store() -> None:
             try:
                 await self._store(None, [row], lambda: None)
-            except (RefusedError, TimeoutError) as error:  # the stored time is then outdated
+            except (RefusedError, TimeoutError) as error:  # the stored time stays outdated
                 _log.debug("time_not_stored", reason=str(error))
 
         task = asyncio.create_task(store())
@@ -381,12 +381,12 @@ class Accounts:
 
 
 def hash_secret(secret: str) -> bytes:
-    """Return the stored hash of a token or cookie; 256 random bits need no slow hash."""
+    """Hash a token or cookie for storage; secrets of 256 random bits require no slow hash."""
     return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
 
 
 def has_session_ended(session: LoginSession, now_ms: int) -> bool:
-    """Return whether a session has expired by age, or by inactivity unless it is kept."""
+    """Return whether a session has expired by age or, unless it is kept, by inactivity."""
     is_kept = session.expires_at - session.created_at > LONGEST_MS
     return session.expires_at <= now_ms or (not is_kept and now_ms - session.seen_at >= IDLE_MS)
 

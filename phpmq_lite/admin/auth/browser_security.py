@@ -1,4 +1,4 @@
-"""CSRF checks and security headers (``docs/operate/security.md`` 4, 6 and 7)."""
+"""CSRF checks and security headers (``docs/operate/security.md``, sections 4, 6 and 7)."""
 
 import asyncio
 import hmac
@@ -19,7 +19,7 @@ _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
 
 def _is_own_origin(origin: str, host: str, *, is_secure: bool) -> bool:
-    """Compare host and port; always accept ``https``: a proxy may not forward the scheme."""
+    """Compare host and port; always accept ``https``, because a proxy may omit the scheme."""
     parts = urlsplit(origin)
     if parts.scheme not in _DEFAULT_PORTS or (is_secure and parts.scheme != "https"):
         return False
@@ -29,14 +29,14 @@ def _is_own_origin(origin: str, host: str, *, is_secure: bool) -> bool:
 
 
 def origin_of(url: str) -> str:
-    """Return the origin of a URL as browsers write it: ``https://mq.example``."""
+    """Return a URL's origin as browsers write it, for example ``https://mq.example``."""
     parts = urlsplit(url)
     port = _DEFAULT_PORTS.get(parts.scheme, "")
     return f"{parts.scheme}://{parts.netloc.lower().removesuffix(f':{port}')}"
 
 
 def check_site(request: web.Request, *, needs_origin: bool, public_url: str = "") -> None:
-    """Refuse requests from pages of other sites (``docs/operate/security.md`` 4).
+    """Refuse requests from pages on other sites (``docs/operate/security.md``, section 4).
 
     Raises:
         Problem: 403, naming the origin and the setting that would allow it.
@@ -49,7 +49,7 @@ def check_site(request: web.Request, *, needs_origin: bool, public_url: str = ""
             raise Problem(
                 403,
                 "no_origin",
-                "The request has no Origin header, so it is refused.",
+                "The request was refused because it has no Origin header.",
                 field="Origin",
             )
     elif not _is_ours(request, origin, public_url):
@@ -57,15 +57,16 @@ def check_site(request: web.Request, *, needs_origin: bool, public_url: str = ""
             403,
             "foreign_origin",
             f"The request comes from {origin!r}, but this page is at {request.host!r}. "
-            "Behind a proxy, set admin.public_url to the address that browsers use, or pass the "
-            "Host header on and name the host in admin.hosts.",
+            "Behind a proxy, set admin.public_url to the address that browsers use, or forward the "
+            "Host header and add the host to admin.hosts.",
             field="Origin",
         )
     site = request.headers.get("Sec-Fetch-Site")
     if site is not None and site not in _SAFE_SITES:
         raise Problem(
-            403, "cross_site", f"The request is {site}, so it is refused.", field="Sec-Fetch-Site"
-        )
+            403, "cross_site", f"The request was refused because it is {site}.",
+            field="Sec-Fetch-Site",
+        )  # fmt: skip
 
 
 def _is_ours(request: web.Request, origin: str, public_url: str) -> bool:
@@ -73,12 +74,12 @@ def _is_ours(request: web.Request, origin: str, public_url: str) -> bool:
         if public_url and origin_of(origin) == origin_of(public_url):
             return True
         return _is_own_origin(origin, request.host, is_secure=request.secure)
-    except ValueError:  # brackets without an address
+    except ValueError:  # the origin is malformed, for example brackets without an address
         return False
 
 
 def check_media(request: web.Request, *media: str) -> None:
-    """Refuse a request with a content type other than ``media``; raise Problem 415.
+    """Raise a 415 ``Problem`` if a request's content type is not one of ``media``.
 
     A page on another site can send JSON only after a preflight request.  A DELETE without a
     body needs no content type, because DELETE always requires a preflight request.
@@ -89,14 +90,14 @@ def check_media(request: web.Request, *media: str) -> None:
         raise Problem(
             415,
             "media_type",
-            f"The content type is {request.content_type!r}.",
+            f"The content type {request.content_type!r} is not accepted here.",
             field="Content-Type",
             bound=" or ".join(media),
         )
 
 
 def check_header(request: web.Request, token: str) -> None:
-    """Refuse calls without the session's token, which the scripts on our pages send.
+    """Refuse a call without the session's CSRF token, which the scripts on our pages send.
 
     Raises:
         Problem: 403.
@@ -105,14 +106,14 @@ def check_header(request: web.Request, token: str) -> None:
         raise Problem(
             403,
             "no_token",
-            f"A call with a cookie must send its session's token in {CSRF_HEADER}. "
-            "Programs send an API token instead: Authorization: Bearer phpmq_…",
+            f"A call that uses a session cookie must send the session's token in {CSRF_HEADER}. "
+            "Programs should send an API token instead: Authorization: Bearer phpmq_…",
             field=CSRF_HEADER,
         )
 
 
 async def check_form(request: web.Request, token: str) -> None:
-    """Read the form; refuse it unless one of our pages sent it.
+    """Read a form and refuse it unless one of our pages sent it.
 
     Raises:
         Problem: 415 for other content types, 403 if the token is missing or belongs to another
@@ -125,13 +126,13 @@ async def check_form(request: web.Request, token: str) -> None:
             403,
             "stale_form",
             "This form does not belong to your session, or the broker has restarted since the page "
-            "was loaded. Reload the page; nothing was changed.",
+            "was loaded. Nothing was changed. Reload the page and try again.",
             field=CSRF_FIELD,
         )
 
 
 def check_form_type(request: web.Request) -> None:
-    """Refuse requests that are not forms; raise Problem 415."""
+    """Raise a 415 ``Problem`` if the request is not a form."""
     if request.content_type not in FORMS:
         raise Problem(
             415, "media_type", "This address accepts only forms.", field="Content-Type",
@@ -157,19 +158,19 @@ HEADERS: Final = {
 _SANDBOX: Final = "sandbox; " + HEADERS["Content-Security-Policy"]
 
 
-HSTS: Final = "max-age=31536000"  # one year; for this host, not its subdomains
+HSTS: Final = "max-age=31536000"  # one year, for this host but not its subdomains
 
 
 async def add_headers(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Set the security headers of a response; connect it to ``on_response_prepare``."""
+    """Set a response's security headers; for use as an ``on_response_prepare`` handler."""
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
     response.headers.setdefault("Cache-Control", "no-store")
-    response.headers["Server"] = "phpmq-lite"  # do not reveal the versions of Python and aiohttp
+    response.headers["Server"] = "phpmq-lite"  # hides the Python and aiohttp versions
 
 
 def add_headers_everywhere(runner: web.AppRunner) -> web.Server:
-    """Set the headers on aiohttp's own responses to malformed requests, too.
+    """Also set the security headers on aiohttp's own responses to malformed requests.
 
     Such requests never reach an application, so ``on_response_prepare`` does not fire for them.
     """
@@ -198,7 +199,7 @@ class _Unparsed(web.BaseRequest):
 
 
 def download_headers(name: str) -> dict[str, str]:
-    """Return headers for a download that no browser displays or runs; ``name`` must be trusted."""
+    """Return headers that make browsers save a response, not show it; ``name`` must be trusted."""
     return {
         "Content-Disposition": f'attachment; filename="{name}"',
         "Content-Security-Policy": _SANDBOX,

@@ -1,4 +1,4 @@
-"""Middleware that identifies callers and checks role, CSRF token and content type."""
+"""Middleware that identifies callers and checks their role, CSRF token and content type."""
 
 from urllib.parse import urlencode
 
@@ -18,9 +18,9 @@ from phpmq_lite.admin.base.route import Role, Route
 
 
 def find_identity(request: web.Request) -> Identity:
-    """Return the caller, without reading the database.
+    """Return the caller's identity without reading the database.
 
-    A request with an unknown token has an unknown caller, even if its cookie is valid.
+    The caller of a request with an unknown token is unknown, even if its cookie is valid.
     """
     context = context_of(request)
     if is_control(request):
@@ -37,7 +37,7 @@ def find_identity(request: web.Request) -> Identity:
 
 
 def bearer_of(request: web.Request) -> str | None:
-    """Return the request's bearer token; None if there is none."""
+    """Return the request's bearer token, or None if it has none."""
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     return secret.strip() if scheme.lower() == "bearer" else None
 
@@ -65,7 +65,7 @@ def _of_session(request: web.Request, context: Context) -> Identity | None:
 
 
 def needs_no_login(request: web.Request) -> bool:
-    """Return True if no login is required: the caller is on this machine and there are no users.
+    """Return whether no login is required: the caller is on this machine and no users exist.
 
     A login is always required behind a configured proxy, whose requests all come from loopback.
     """
@@ -89,7 +89,7 @@ def check_role(request: web.Request, route: Route) -> None:
     Raises:
         Problem: 401 without a login, 403 if the role is insufficient, 503 if the accounts
             cannot be read.
-        HTTPSeeOther: a page view requires a login, to which it redirects.
+        HTTPSeeOther: redirects to the login page if a page view requires a login.
     """
     identity = identity_of(request)
     if identity.role.may(route.role):
@@ -97,8 +97,8 @@ def check_role(request: web.Request, route: Route) -> None:
     context = context_of(request)
     if identity.kind != "nobody":
         raise Problem(
-            403, "role", f"This requires the role {route.role}; {identity.actor!r} is "
-            f"{identity.role}. Nothing was changed.", bound=str(route.role),
+            403, "role", f"This requires the role {route.role}, but {identity.actor!r} has the "
+            f"role {identity.role}. Nothing was changed.", bound=str(route.role),
         )  # fmt: skip
     if not context.auth.accounts.is_loaded:
         raise Problem(503, "storage", "The accounts cannot be read.", headers={"Retry-After": "5"})
@@ -121,13 +121,13 @@ def _no_login(request: web.Request) -> Problem:
         )
     return Problem(
         401, "login",
-        "You are not logged in, or your session has ended. Log in; nothing was changed.",
+        "You are not logged in, or your session has ended. Nothing was changed. Please log in.",
         headers=challenge,
     )  # fmt: skip
 
 
 def login_url(request: web.Request) -> str:
-    """Return the URL of the login page, which leads back to this page."""
+    """Return the URL of the login page, which returns to the current page after the login."""
     urls = context_of(request).urls
     here = urls.base_path + request.path_qs.removeprefix(urls.base_path)
     query = urlencode({"next": here}) if here not in ("/", f"{urls.base_path}/") else ""
@@ -147,7 +147,7 @@ async def check_change(request: web.Request, route: Route) -> None:
     if route.is_api:
         browser_security.check_media(request, *route.all_media)
     if identity.kind in ("control", "token"):
-        return  # browsers send these methods only from scripts
+        return  # other sites cannot make a browser authenticate in these ways
     public_url = context.settings.admin.public_url
     if route.is_api and identity.kind == "local" and _is_program(request):
         browser_security.check_site(request, needs_origin=False, public_url=public_url)
@@ -169,12 +169,12 @@ def _is_program(request: web.Request) -> bool:
 
 
 def session_key_of(request: web.Request) -> str:
-    """Return a key for the browser or program: its session, else its identity and address."""
+    """Return a key for the client: its session if it has one, else its identity and address."""
     if request.get(LOGIN) is not None or cookie_of(request):
         return f"session {cookie_of(request)}"
     return f"{identity_of(request).actor} {request_source.address_of(request)}"
 
 
 def is_still_logged_in(request: web.Request) -> bool:
-    """Return False if the caller has since logged out, been revoked or been changed."""
+    """Return whether the caller still has the identity with which the request began."""
     return find_identity(request) == identity_of(request)

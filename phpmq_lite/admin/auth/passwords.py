@@ -16,27 +16,27 @@ from phpmq_lite.server.addresses import parse_address
 
 SHORTEST: Final = 12
 LONGEST: Final = 1_024
-HASHES_AT_ONCE: Final = 2  # a hash takes 64 MiB and about 0.2 s
+HASHES_AT_ONCE: Final = 2  # computing a hash takes 64 MiB and about 0.2 s
 MAX_WAITING: Final = 8
 
 T = TypeVar("T")
 
 
 class Passwords:
-    """Hashes and checks passwords; one per application, which calls ``close`` when it ends."""
+    """Hashes and checks passwords; each application has one instance and closes it at shutdown."""
 
     def __init__(self, argon2: PasswordHasher | None = None) -> None:
         self._argon2 = argon2 or PasswordHasher()  # the defaults follow RFC 9106
         self._threads = ThreadPoolExecutor(HASHES_AT_ONCE, "password")
-        self._asked = 0  # hashes running or waiting
-        self.count = 0  # hashes begun since the start
+        self._asked = 0  # number of hash computations running or waiting
+        self.count = 0  # number of hash computations since the broker started
 
     def close(self) -> None:
-        """Stop the threads after their current hash."""
+        """Stop the threads when they finish their current hash."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def hash(self, password: str) -> str:
-        """Return the hash of a password, including the hash parameters.
+        """Hash a password; the result includes the hash parameters.
 
         Raises:
             Problem: 422 if it is too short or too long, 429 if too many hashes are pending.
@@ -45,7 +45,7 @@ class Passwords:
         return await self._run(lambda: self._argon2.hash(_same_everywhere(password)))
 
     async def is_right(self, known: str | None, password: str) -> bool:
-        """Return whether a password matches a hash; takes equally long if ``known`` is None.
+        """Return whether a password matches a hash, taking equally long if ``known`` is None.
 
         Raises:
             Problem: 429 if too many hashes are pending.
@@ -70,7 +70,7 @@ class Passwords:
     async def _run(self, work: Callable[[], T]) -> T:
         if self._asked >= HASHES_AT_ONCE + MAX_WAITING:
             raise Problem(
-                429, "busy", "Too many passwords are being checked. Try again.",
+                429, "busy", "Too many passwords are being checked. Try again in 2 seconds.",
                 headers={"Retry-After": "2"},
             )  # fmt: skip
         self._asked += 1
@@ -82,16 +82,16 @@ class Passwords:
 
 
 def check_length(password: str, field: str = "password") -> None:
-    """Refuse a password that is too short or too long; raise Problem 422 that names the bound."""
+    """Raise a 422 ``Problem`` that names the bounds if a password is too short or too long."""
     if not SHORTEST <= len(password) <= LONGEST:
         raise Problem(
-            422, "invalid", f"The password has {len(password)} characters.", field=field,
-            bound=f"{SHORTEST} to {LONGEST} characters",
+            422, "invalid", f"A password of {len(password)} characters is not allowed.",
+            field=field, bound=f"{SHORTEST} to {LONGEST} characters",
         )  # fmt: skip
 
 
 def _same_everywhere(password: str) -> str:
-    """Normalize accents: depending on the system, é is typed as one or two characters."""
+    """Normalize accents, because some systems enter é as one character and others as two."""
     return unicodedata.normalize("NFC", password).encode(errors="replace").decode()
 
 
@@ -102,22 +102,22 @@ KNOWN_S: Final = 30 * 86_400.0
 
 
 class LoginThrottle:
-    """Counts login attempts, except throttled ones.  Times are seconds from any clock.
+    """Limits login attempts; refused attempts do not count.  Times are seconds of any clock.
 
-    Memory is bounded by the attempts in the last minute and the addresses of logins.
+    Memory is bounded by the attempts in the last minute and the addresses that logged in.
     """
 
     def __init__(self) -> None:
         self._tries: dict[str, deque[float]] = {}  # attempts in the last minute, by address
         self._unknown: deque[float] = deque()
-        self._known: dict[str, float] = {}  # address -> last login
+        self._known: dict[str, float] = {}  # address -> time of its last login
 
     def add_login(self, address: str, now_s: float) -> None:
-        """Record a login; from now on, other addresses cannot use up this one's attempts."""
+        """Record a login, after which other addresses cannot use up this address's attempts."""
         self._known[throttle_key(address)] = now_s
 
     def wait_s(self, address: str, now_s: float) -> float:
-        """Count an attempt and return 0.0, or return the seconds to wait if it is too early."""
+        """Count an attempt and return 0.0, or return how long to wait before the next attempt."""
         self._forget(now_s)
         key = throttle_key(address)
         is_known = now_s - self._known.get(key, now_s - KNOWN_S) < KNOWN_S
@@ -149,7 +149,7 @@ def _wait_s(tries: deque[float], limit: int, now_s: float) -> float:
 
 
 def throttle_key(address: str) -> str:
-    """Return the key for an address: an IPv4 address, an IPv6 /64 prefix, or the text itself."""
+    """Return the throttling key: an IPv4 address, an IPv6 /64 prefix, or the text itself."""
     parsed = parse_address(address)
     if parsed is None:
         return address

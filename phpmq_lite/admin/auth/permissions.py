@@ -11,27 +11,27 @@ from phpmq_lite.admin.base.problems import Problem, not_found
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.messages import MessageRow, is_message_id
 
-_FORWARD: Final = "forward:"  # prefix of a queue name in on_expire
+_FORWARD: Final = "forward:"  # prefix that marks an on_expire value as a queue name
 
 
 # -- rights
 
 
 def allowed_queues(request: web.Request) -> frozenset[int] | None:
-    """Return the queue_ids that the caller may see; None if all."""
+    """Return the ids of the queues that the caller may see, or None for all queues."""
     if not identity_of(request).queues:
         return None
     return frozenset(queue.queue_id for queue in status_of(request).queues)
 
 
 def may_use(request: web.Request, name: str) -> bool:
-    """Return whether the caller may use a queue of this name, which may not exist yet."""
+    """Return whether the caller may use a queue with this name, even if it does not exist yet."""
     globs = identity_of(request).queues
     return not globs or is_match(name, globs)
 
 
 def check_queue_right(request: web.Request, name: str, field: str = "queue") -> None:
-    """Refuse a queue that the caller may not use; raise Problem 403 that names the globs."""
+    """Raise a 403 ``Problem`` that names the globs if the caller may not use a queue."""
     if not may_use(request, name):
         identity = identity_of(request)
         raise Problem(
@@ -63,7 +63,7 @@ def check_forward_right(request: web.Request, on_expire: object, field: str = "o
 
 
 def queue_name_of(request: web.Request) -> str:
-    """Return the name of the queue in the path; it may not exist.
+    """Return the queue name in the path; the queue may not exist.
 
     Raises:
         Problem: 403 for a change to a queue that the caller may not use.
@@ -75,7 +75,7 @@ def queue_name_of(request: web.Request) -> str:
 
 
 def require_queue(request: web.Request) -> QueueStatus:
-    """Return the status of the queue in the path; raise Problem 404 if there is none."""
+    """Return the status of the queue in the path; raise a 404 ``Problem`` if it does not exist."""
     name = queue_name_of(request)
     found = find_queue(request, name)
     if found is None:
@@ -84,12 +84,12 @@ def require_queue(request: web.Request) -> QueueStatus:
 
 
 def find_queue(request: web.Request, name: str) -> QueueStatus | None:
-    """Return the status of a queue; None if it does not exist."""
+    """Return the status of a queue, or None if it does not exist."""
     return next((q for q in status_of(request).queues if q.name == name), None)
 
 
 async def find_message(request: web.Request, context: Context) -> MessageRow:
-    """Return the row of the message in the path, live or settled.
+    """Return the row of the message in the path, whether it is live or settled.
 
     Raises:
         Problem: 404 if the id is unknown, 410 if its number was assigned but it has no row:
@@ -98,8 +98,8 @@ async def find_message(request: web.Request, context: Context) -> MessageRow:
     message_id = request.match_info["id"]
     if not is_message_id(message_id):
         raise Problem(
-            404, "unknown_message", f"{message_id!r} is not a message id.", field="id",
-            bound="32 hex digits, lower case",
+            404, "unknown_message", f"{message_id!r} is not a valid message id.", field="id",
+            bound="32 lowercase hex digits",
         )  # fmt: skip
     found = await context.reader.message(message_id)
     if found is not None:
@@ -111,18 +111,18 @@ async def find_message(request: web.Request, context: Context) -> MessageRow:
         raise Problem(
             410,
             "gone_message",
-            "No message with this id is stored. Retention has removed it from the history, or a "
-            "digit of the id is wrong.",
+            "No message with this id is stored. Either retention removed the message from the "
+            "history, or a digit of the id is wrong.",
         )
     raise Problem(404, "unknown_message", "This broker never assigned this message id.")
 
 
 def queue_id_of(request: web.Request, name: str) -> int | None:
-    """Return the queue_id of the requested queue; None for all queues.
+    """Return the id of the requested queue, or None for all queues.
 
     Raises:
-        Problem: 404 if it does not exist; 422 if a caller who may see only some queues
-            requests all.
+        Problem: 404 if the queue does not exist; 422 if a caller who may see only some queues
+            requests all queues.
     """
     if name:
         queue = find_queue(request, name)

@@ -20,7 +20,7 @@ _IS_LEFT: Final = web.RequestKey("is_left", bool)
 
 
 def begin_entry(request: web.Request, route: Route, request_id: str) -> AuditEntry:
-    """Create the audit entry of a change, before anything can refuse it."""
+    """Create the audit entry for a change before any check can refuse the change."""
     identity = identity_of(request)
     source = "http" if route.is_api else "ui"
     entry = AuditEntry(
@@ -45,9 +45,9 @@ def _target(request: web.Request) -> str:
 def audit_entry(
     request: web.Request, target: str = "", reason: str = "", detail: str = ""
 ) -> AuditEntry:
-    """Return the audit entry of this request with these fields set.
+    """Set fields in the request's audit entry and return the entry.
 
-    An operation of the broker writes it; otherwise the wrapper in ``app.py`` does.
+    A broker operation writes the entry; if none does, the wrapper in ``app.py`` writes it.
     """
     entry = request[_ENTRY]
     entry.target = target or entry.target
@@ -57,16 +57,16 @@ def audit_entry(
 
 
 def keep_audit_entry(request: web.Request) -> None:
-    """Leave writing the entry to a task that continues after the response."""
+    """Leave writing the audit entry to a task that continues after the response."""
     request[_IS_LEFT] = True
 
 
 def is_entry_left(request: web.Request) -> bool:
-    """Return whether another task writes the entry."""
+    """Return whether the audit entry is left to another task to write."""
     return _IS_LEFT in request
 
 
-NOTE_S: Final = 10.0  # maximum time to write the audit row of a refusal
+NOTE_S: Final = 10.0  # maximum time for writing an audit row
 
 _log = get_logger(__name__)
 
@@ -75,7 +75,7 @@ _log = get_logger(__name__)
 
 
 async def finish_entry(request: web.Request, entry: AuditEntry) -> None:
-    """Write the audit row of a request if no operation did.
+    """Write a request's audit row unless an operation wrote it or another task will.
 
     While the broker starts or drains, the entry is only logged.
     """
@@ -84,7 +84,7 @@ async def finish_entry(request: web.Request, entry: AuditEntry) -> None:
 
 
 async def write_entry(context: Context, entry: AuditEntry, more: int = 0) -> None:
-    """Write an audit row and add ``more`` to its count; only log a failure."""
+    """Write an audit row and add ``more`` to its count; log a failure instead of raising it."""
     if not context.is_ready():
         return
     try:
@@ -96,7 +96,7 @@ async def write_entry(context: Context, entry: AuditEntry, more: int = 0) -> Non
 
 
 def mark_refused(request: web.Request, problem: Problem) -> None:
-    """Record that the change was refused, although the response is the page with the form."""
+    """Record a change as refused, even though the response shows the form again."""
     audit_entry(request).result = problem.code
 
 

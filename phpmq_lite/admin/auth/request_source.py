@@ -10,13 +10,13 @@ from aiohttp import web
 from phpmq_lite.server.addresses import parse_address
 from phpmq_lite.settings import Settings
 
-# In the data folder, with mode 0600: only the broker's user can connect.
+# The socket is in the data folder and has mode 0600, so only the broker's user can connect.
 CONTROL_SOCKET: Final = "control.sock"
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def is_control(request: web.BaseRequest) -> bool:
-    """Return whether a request came over the control socket, which needs no further checks."""
+    """Return whether a request came over the control socket and requires no further checks."""
     name = local_name(request)
     return isinstance(name, str) and name.rpartition("/")[2] == CONTROL_SOCKET
 
@@ -29,29 +29,29 @@ def local_name(request: web.BaseRequest) -> object:
 
 
 def host_name(host: str) -> str:
-    """Return the host from a Host header in lower case, without port or brackets."""
+    """Return the host in a Host header in lowercase, without port or brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
-    if host.count(":") > 1:  # IPv6 without brackets, as in settings and sockets
+    if host.count(":") > 1:  # IPv6 without brackets, as settings and sockets contain it
         return host.lower().removeprefix("::ffff:")
     return host.partition(":")[0].lower().removesuffix(".")
 
 
 def known_hosts(settings: Settings) -> list[str]:
-    """Return the host names that the settings allow."""
+    """Return the host names allowed by ``admin.hosts`` and ``admin.public_url``."""
     public = urlsplit(settings.admin.public_url).hostname
     return [*settings.admin.hosts, *([public] if public else [])]
 
 
 def is_known_host(request: web.BaseRequest, hosts: Iterable[str]) -> bool:
-    """Return whether the Host header names this machine (``docs/operate/security.md`` 5).
+    """Return whether the Host header is accepted (``docs/operate/security.md``, section 5).
 
-    These are loopback, the local address of this connection, and ``hosts``.
+    Accepted hosts are loopback, the local address of the connection, and ``hosts``.
     """
     given = request.headers.getall("Host", [])
     if len(given) != 1:
         return False
-    name = host_name(request.host)  # may be the original host, forwarded by a trusted proxy
+    name = host_name(request.host)  # a trusted proxy may have forwarded the original host
     if name in LOOPBACK_NAMES or name in {host_name(host) for host in hosts}:
         return True
     local = local_name(request)
@@ -65,7 +65,7 @@ Networks = Sequence[IPv4Network | IPv6Network]
 
 
 def is_forwarded(request: web.BaseRequest) -> bool:
-    """Return whether a proxy forwarded the request, trusted or not."""
+    """Return whether any proxy, trusted or not, forwarded the request."""
     return any(name in request.headers for name in FORWARDED)
 
 
@@ -104,7 +104,7 @@ def _browser(headers: Sequence[str], trusted: Networks) -> str:
 
 
 def _last(request: web.BaseRequest, name: str) -> str:
-    """Return the value set by the nearest proxy; the browser may have forged earlier ones."""
+    """Return the value set by the nearest proxy; the browser may have forged earlier values."""
     headers = request.headers.getall(name, [])
     return headers[-1].rpartition(",")[2].strip() if headers else ""
 
@@ -121,7 +121,7 @@ def _is_in(text: str, networks: Networks) -> bool:
 
 
 def address_of(request: web.BaseRequest) -> str:
-    """Return the address for the audit: the browser's, even behind a trusted proxy."""
+    """Return the address to record in the audit log: the browser's, even behind a trusted proxy."""
     return "control" if is_control(request) else (request.remote or "local")
 
 

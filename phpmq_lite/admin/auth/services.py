@@ -14,7 +14,7 @@ from phpmq_lite.model import AuditEntry
 from phpmq_lite.settings.loading import check_private
 from phpmq_lite.storage.read.accounts import User
 
-FILE: Final = "setup-token"  # in the data folder
+FILE: Final = "setup-token"  # file name in the data folder
 HOW: Final = (
     "Open /setup with the token from the file setup-token in the data folder, or run "
     "`phpmq-lite user create NAME` on this machine."
@@ -23,7 +23,7 @@ HOW: Final = (
 SETTING: Final = "admin.initial_password_file"
 FIRST_NAME: Final = "admin"
 MINUTE_MS: Final = 60_000
-ADDRESSES: Final = 1_000  # audit rows per minute; further addresses share one
+ADDRESSES: Final = 1_000  # maximum audit rows per minute; additional addresses share one row
 _OTHER_ADDRESSES: Final = "many"
 
 # Writes an audit row, or adds a count to the row if it is already written.
@@ -31,7 +31,7 @@ WriteEntry = Callable[[AuditEntry, int], Awaitable[None]]
 
 
 def initial_password(path: Path) -> str:
-    """Read the first user's password from its file, without a line break at its end.
+    """Read the first user's password from its file, without trailing line breaks.
 
     Raises:
         SettingsError: the file cannot be read, other users can read it, or the password is invalid.
@@ -40,37 +40,37 @@ def initial_password(path: Path) -> str:
         check_private(SETTING, path)
         password = path.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        reason = getattr(error, "strerror", None) or "the file is not UTF-8"
         raise SettingsError(f"{SETTING} {path} cannot be read: {reason}") from None
     if not SHORTEST <= len(password) <= LONGEST:
         raise SettingsError(
-            f"{SETTING} {path} has {len(password)} characters; it needs {SHORTEST} to {LONGEST}"
+            f"{SETTING} {path}: {len(password)} characters; {SHORTEST} to {LONGEST} are required"
         )
     return password
 
 
 class SetupToken:
-    """A one-time token of 128 bits; valid from ``make`` to ``spend``, or until the broker stops."""
+    """A one-time 128-bit token that is valid from ``make`` until ``spend`` or broker shutdown."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
         self._token = ""
 
     def make(self) -> str:
-        """Write a new token to its file, with mode 0600, and return it."""
+        """Generate a token, write it to its file with mode 0600, and return it."""
         self._token = token_hex(16)
-        self.path.unlink(missing_ok=True)  # processes that have the file open keep the old token
+        self.path.unlink(missing_ok=True)  # a process that has the file open keeps the old token
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(f"{self._token}\n")
         return self._token
 
     def is_right(self, given: str) -> bool:
-        """Return whether ``given`` is the token; False if there is no token."""
+        """Return whether ``given`` matches the token; always False if no token exists."""
         return bool(self._token) and is_same_secret(given.strip(), self._token)
 
     def spend(self) -> None:
-        """Invalidate the token, because a user now exists."""
+        """Invalidate the token once a user exists."""
         self._token = ""
         self.path.unlink(missing_ok=True)
 
@@ -78,19 +78,19 @@ class SetupToken:
 @dataclass(slots=True)
 class _RefusalRow:
     entry: AuditEntry
-    more: int = 0  # refusals since the row was last written
+    more: int = 0  # number of refusals since the row was last written
 
 
 class RefusedLogins:
-    """Combines refused logins by minute.  Times are Unix milliseconds.
+    """Combines refused logins into one audit row per address and minute.  Times are Unix ms.
 
-    The first refusal of an address is written immediately; later ones are added after the minute.
+    An address's first refusal is written immediately; later refusals are added after the minute.
     """
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], _RefusalRow] = {}  # keyed by address and action
         self._minute = 0
-        self.total = 0  # refusals since the start
+        self.total = 0  # number of refusals since the broker started
 
     async def add(self, entry: AuditEntry, now_ms: int, note: WriteEntry) -> None:
         """Count a refusal; ``note(entry, n)`` adds ``n`` to the stored count."""
@@ -109,7 +109,7 @@ class RefusedLogins:
         await note(entry, 1)
 
     async def flush(self, note: WriteEntry) -> None:
-        """Store the counts; call it once a minute, and before the broker stops."""
+        """Store the counts; must be called once a minute and before the broker stops."""
         rows, self._rows = self._rows, {}
         for row in rows.values():
             if row.more:
@@ -118,7 +118,7 @@ class RefusedLogins:
 
 @dataclass(slots=True)
 class AuthServices:
-    """Accounts, passwords and login limits; the application calls ``close`` when it ends."""
+    """Accounts, passwords and login limits; the application closes them at shutdown."""
 
     accounts: Accounts
     setup: SetupToken
@@ -127,13 +127,13 @@ class AuthServices:
     refused_logins: RefusedLogins = field(default_factory=RefusedLogins)
 
     async def load(self, now_ms: int) -> None:
-        """Load the accounts once; raise StorageError if the database cannot be read."""
+        """Load the accounts on the first call; raise StorageError if the database is unreadable."""
         if not self.accounts.is_loaded:
             for address in await self.accounts.load(now_ms):
                 self.throttle.add_login(address, now_ms / 1_000)
 
     async def prepare(self, now_ms: int, password: str | None) -> str | None:
-        """Load the accounts; if there is no user, create the first one or the setup token.
+        """Load the accounts; if no user exists, create the first user or a setup token.
 
         Returns the setup token if one was created.
         """
@@ -148,6 +148,6 @@ class AuthServices:
         return self.setup.make()
 
     async def close(self) -> None:
-        """Wait for pending writes."""
+        """Wait for pending writes, then stop the password threads."""
         await self.accounts.close()
         self.passwords.close()

@@ -1,4 +1,4 @@
-"""Session cookies, form tokens and messages for the next page."""
+"""Session cookies, form tokens, and messages to show on the next page."""
 
 import hmac
 import re
@@ -11,15 +11,15 @@ from aiohttp import web
 
 from phpmq_lite.storage.read.accounts import LoginSession
 
-LOGIN: Final = web.RequestKey("login", LoginSession)  # set if the cookie belongs to a login
+LOGIN: Final = web.RequestKey("login", LoginSession)  # set if the caller is a logged-in user
 _SESSION_ID: Final = re.compile("[0-9a-f]{64}")
 _SESSION: Final = web.RequestKey("session", str)
-_NOTES: Final = 64  # maximum number of sessions with a message not yet shown
+_NOTES: Final = 64  # maximum number of sessions with a pending message
 
 
 @dataclass(slots=True, frozen=True)
 class FlashMessage:
-    """A message for the next page; ``undo`` is a token, ``link`` a URL with its text."""
+    """A message to show on the next page; ``undo`` is a token, ``link`` a URL and a text."""
 
     text: str
     undo: str | None = None
@@ -27,10 +27,10 @@ class FlashMessage:
 
 
 class BrowserSessions:
-    """The cookies of browsers, each a random id, and the tokens of our forms.
+    """Session cookies, which contain random ids, and the tokens in our forms.
 
-    Without a login, the token is derived from the cookie, so only messages not yet shown are
-    stored.  A restart invalidates open forms.
+    Without a login, the token is derived from the cookie, so only pending messages are stored.
+    A restart invalidates open forms.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class BrowserSessions:
         self._notes: OrderedDict[str, FlashMessage] = OrderedDict()  # keyed by session
 
     def open(self, request: web.Request) -> str:
-        """Return the request's session, or a new one if it has none."""
+        """Return the request's session id, or a new one if the request has none."""
         if _SESSION not in request:
             known = cookie_of(request)
             request[_SESSION] = known if _SESSION_ID.fullmatch(known) else token_hex(32)
@@ -46,7 +46,7 @@ class BrowserSessions:
         return session
 
     def token(self, request: web.Request) -> str:
-        """Return the token that forms in this session carry."""
+        """Return the CSRF token for forms in this session."""
         login: LoginSession | None = request.get(LOGIN)
         if login is not None:
             return login.csrf
@@ -54,7 +54,7 @@ class BrowserSessions:
         return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
 
     def set_cookie(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Set the cookie if a new session was opened for this response."""
+        """Set the session cookie if this request opened a new session."""
         if _SESSION in request and cookie_of(request) != request[_SESSION]:
             self.set_session(request, response, request[_SESSION])
 
@@ -83,27 +83,27 @@ class BrowserSessions:
         )
 
     def store_message(self, request: web.Request, message: FlashMessage | str) -> None:
-        """Store a message for the next page of this session."""
+        """Store a message to show on this session's next page."""
         self.store_message_for(self.open(request), message)
 
     def store_message_for(self, session: str, message: FlashMessage | str) -> None:
-        """Store a message for the next page of another session, for example after a login."""
+        """Store a message to show on another session's next page, for example after a login."""
         self._notes[session] = FlashMessage(message) if isinstance(message, str) else message
         if len(self._notes) > _NOTES:
             self._notes.popitem(last=False)
 
     def take_message(self, request: web.Request) -> FlashMessage | None:
-        """Remove and return the stored message of this session, if there is one."""
+        """Remove and return this session's pending message; return None if there is none."""
         return self._notes.pop(cookie_of(request), None)
 
 
 def cookie_of(request: web.Request) -> str:
-    """Return the cookie as the browser sent it, or an empty string."""
+    """Return the session cookie as the browser sent it, or an empty string."""
     return request.cookies.get(cookie_name(request), "")
 
 
 def cookie_name(request: web.Request) -> str:
-    """Return the cookie's name, which includes the port: brokers on one host must not share it."""
+    """Return the cookie name, which includes the port to distinguish brokers on one host."""
     port = request.host.rpartition(":")[2]
     name = f"phpmq-{port if port.isdecimal() else 'web'}"
     return f"__Host-{name}" if request.secure else name

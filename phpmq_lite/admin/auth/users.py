@@ -1,4 +1,4 @@
-"""Rules for users, tokens, logins and sessions, for pages and API."""
+"""Rules for users, tokens, logins and sessions, shared by the pages and the API."""
 
 import json
 import re
@@ -30,10 +30,10 @@ _NAME: Final = re.compile(rf"[^\W_][\w.@+-]{{0,{NAME_LENGTH - 1}}}")
 
 
 def check_may_manage(request: web.Request) -> None:
-    """Refuse admins who may not create or change users and tokens.
+    """Raise a 403 ``Problem`` if the caller may not create or change users and tokens.
 
     Without a login, an admin could create an account that outlives the loopback bind; an admin
-    limited to some queues could create an account that is not.
+    limited to some queues could create an account without that limit.
 
     Raises:
         Problem: 403, saying what to do instead.
@@ -42,8 +42,8 @@ def check_may_manage(request: web.Request) -> None:
     if identity.kind == "local":
         raise Problem(
             403, "local",
-            "Without a login, users and tokens cannot be created or changed, because they "
-            f"would still exist after access is opened to others. {HOW}",
+            "Users and tokens cannot be created or changed without a login, because they would "
+            f"remain valid after others gain access. {HOW}",
         )  # fmt: skip
     check_all_queues(request, "change users, tokens and sessions")
 
@@ -52,13 +52,13 @@ Account = TypeVar("Account", User, ApiToken)
 
 
 def visible_accounts(request: web.Request, accounts: Iterable[Account]) -> list[Account]:
-    """Return users or tokens sorted by name, except those for queues the caller may not use."""
+    """Return users or tokens, sorted by name, without those for queues the caller may not use."""
     seen = (one for one in accounts if all(may_use(request, glob) for glob in one.queues))
     return sorted(seen, key=lambda one: one.name)
 
 
 def visible_user(request: web.Request, name: str) -> User:
-    """Return a user by name.
+    """Return a user that the caller may see, by name.
 
     Raises:
         Problem: 404 if the user does not exist, or the caller may not see them.
@@ -70,12 +70,12 @@ def visible_user(request: web.Request, name: str) -> User:
 
 
 def check_name(name: str) -> str:
-    """Return the name of a new user or token; raise Problem 422 that names the bound."""
+    """Return the name of a new user or token; raise a 422 ``Problem`` if it is not valid."""
     if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
         raise Problem(
-            422, "invalid", f"{name[:NAME_LENGTH]!r} cannot be a name.", field="name",
-            bound=f"1 to {NAME_LENGTH} letters, digits and . _ @ + -, a letter or digit first; "
-            f"not {', '.join(sorted(_RESERVED))}",
+            422, "invalid", f"{name[:NAME_LENGTH]!r} is not a valid name.", field="name",
+            bound=f"1 to {NAME_LENGTH} letters, digits and . _ @ + -, beginning with a letter or "
+            f"digit; not {', '.join(sorted(_RESERVED))}",
         )  # fmt: skip
     return name
 
@@ -96,44 +96,44 @@ def owner_named(request: web.Request, name: str) -> str:
 
 
 def check_role_name(role: str, roles: Sequence[str] = ROLES) -> str:
-    """Return the role; raise Problem 422 if it is not one of ``roles``."""
+    """Return the role; raise a 422 ``Problem`` if it is not one of ``roles``."""
     if role not in roles:
-        raise Problem(422, "invalid", "role: unknown.", field="role", bound=" or ".join(roles))
+        raise Problem(422, "invalid", "Unknown role.", field="role", bound=" or ".join(roles))
     return role
 
 
 def check_globs(globs: Sequence[str]) -> tuple[str, ...]:
-    """Return the queue globs without duplicates; raise Problem 422 that names the bound."""
+    """Return the queue globs without duplicates; raise a 422 ``Problem`` if any is not valid."""
     found = tuple(dict.fromkeys(globs))
     if broken := next((glob for glob in found if split_lines(glob) != [glob]), None):
         raise Problem(
             422, "invalid",
-            f"queues: {broken!r} contains a line break, or starts or ends with white space. "
-            "Write ? instead.", field="queues",
+            f"queues: {broken!r} contains a line break, or begins or ends with white space. "
+            "Use the wildcard ? instead.", field="queues",
         )  # fmt: skip
     if len(found) > GLOBS or not all(1 <= len(glob) <= GLOB_LENGTH for glob in found):
         raise Problem(
-            422, "invalid", "queues: too many, too long or empty.", field="queues",
-            bound=f"at most {GLOBS}, of 1 to {GLOB_LENGTH} characters",
+            422, "invalid", "queues: too many patterns, or one is too long or empty.",
+            field="queues", bound=f"at most {GLOBS} patterns of 1 to {GLOB_LENGTH} characters",
         )  # fmt: skip
     return found
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the non-empty lines of a text."""
+    """Return the lines of a text that are not blank, without surrounding white space."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def parse_id(request: web.Request) -> int:
-    """Return the number in the path; 0 if it is invalid."""
+    """Return the number in the path, or 0 if it is not valid."""
     text = request.match_info["n"]
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
 
 
 def check_same(password: str, again: str) -> None:
-    """Refuse a new password whose repetition differs; raise Problem 422."""
+    """Raise a 422 ``Problem`` if a new password was not repeated correctly."""
     if password != again:
-        raise Problem(422, "invalid", "The two passwords differ.", field="again")
+        raise Problem(422, "invalid", "The two passwords do not match.", field="again")
 
 
 # -- users
@@ -142,13 +142,13 @@ def check_same(password: str, again: str) -> None:
 async def add_user(
     request: web.Request, name: str, password: str, role: str, globs: Sequence[str]
 ) -> User:
-    """Create a user; the first one invalidates the setup token."""
+    """Create a user; creating the first user invalidates the setup token."""
     check_may_manage(request)
     return await _make_user(request, name, password, role, globs, is_first=False)
 
 
 async def add_first_user(request: web.Request, token: str, name: str, password: str) -> User:
-    """Create the first user, an admin, with the setup token.
+    """Create the first user, an admin, after checking the setup token.
 
     Raises:
         Problem: 403 if the token is wrong, 429 after too many attempts.
@@ -158,8 +158,8 @@ async def add_first_user(request: web.Request, token: str, name: str, password: 
     if not services.setup.is_right(token):
         raise Problem(
             403, "wrong_token",
-            "This is not the setup token. It is in the file setup-token in the data folder and "
-            "changes with each start.", field="token",
+            "Incorrect setup token. Use the token in the file setup-token in the data folder; a "
+            "new one is generated at every startup.", field="token",
         )  # fmt: skip
     return await _make_user(request, name, password, "admin", (), is_first=True)
 
@@ -174,7 +174,7 @@ async def _make_user(
     if not services.accounts.users and (role != "admin" or globs):
         raise Problem(
             422, "invalid",
-            "The first user must be an admin for all queues, because a login is then required.",
+            "The first user must be an admin for all queues, because everyone must then log in.",
             field="role", bound="admin",
         )  # fmt: skip
     entry = audit_entry(request, target=check_name(name), detail=detail)
@@ -220,7 +220,7 @@ async def change_user(
 
 
 async def change_own_password(request: web.Request, old: str, new: str) -> User:
-    """Change the caller's password, given the old one, and end all their sessions.
+    """Check the caller's old password, set the new one, and end all their sessions.
 
     Raises:
         Problem: 403 if the old password is wrong, 429 after too many attempts.
@@ -229,22 +229,22 @@ async def change_own_password(request: web.Request, old: str, new: str) -> User:
     entry = audit_entry(request, target=user.name, detail=json.dumps({"password": "changed"}))
     check_attempts(request)
     if not await services.passwords.is_right(user.password, old):
-        raise Problem(403, "wrong_password", "The old password is wrong.", field="old")
+        raise Problem(403, "wrong_password", "The old password is incorrect.", field="old")
     await services.accounts.change_user(entry, user, password=await services.passwords.hash(new))
     return user
 
 
 async def remove_user(request: web.Request, user: User, reason: str = "") -> None:
-    """Remove a user, and end all their sessions."""
+    """Remove a user and end all their sessions."""
     check_may_manage(request)
     entry = audit_entry(request, target=user.name, reason=reason)
     await context_of(request).auth.accounts.remove_user(entry, user)
 
 
 def user_of(request: web.Request) -> User:
-    """Return the calling user; raise Problem 403 if the caller is not a user."""
+    """Return the logged-in user; raise a 403 ``Problem`` if the caller is not logged in as one."""
     if identity_of(request).kind != "user":
-        raise Problem(403, "no_user", "Only users who are logged in can do this.")
+        raise Problem(403, "no_user", "Only logged-in users can do this.")
     return context_of(request).auth.accounts.user_of(request[LOGIN])
 
 
@@ -260,8 +260,9 @@ async def add_token(
     now_ms = context.now_ms()
     if expires_at is not None and expires_at <= now_ms:
         raise Problem(
-            422, "invalid", "expires_at: this time has passed.", field="expires_at", bound="later"
-        )
+            422, "invalid", "The expiry time is in the past.", field="expires_at",
+            bound="a time in the future",
+        )  # fmt: skip
     made_by = identity_of(request).actor
     check_role_name(role, TOKEN_ROLES)
     token = ApiToken(
@@ -274,7 +275,7 @@ async def add_token(
 
 
 async def remove_token(request: web.Request, token: ApiToken) -> None:
-    """Revoke a token; the next call with it is refused."""
+    """Revoke a token; later calls with it are refused."""
     check_all_queues(request, "change users, tokens and sessions")
     entry = audit_entry(request, target=token.name)
     await context_of(request).auth.accounts.remove_token(entry, token)
@@ -284,7 +285,7 @@ async def remove_token(request: web.Request, token: ApiToken) -> None:
 
 
 def check_attempts(request: web.Request) -> None:
-    """Count an attempt with a password or setup token.
+    """Count an attempt to use a password or setup token; refuse it if there were too many.
 
     Raises:
         Problem: 429, with the seconds to wait.
@@ -303,21 +304,21 @@ def check_attempts(request: web.Request) -> None:
 
 
 async def log_in(request: web.Request, name: str, password: str, *, is_kept: bool) -> str:
-    """Check name and password; return the new session's cookie.
+    """Check a name and password, start a session and return its cookie.
 
     Raises:
-        Problem: 401 if either is wrong, 429 after too many attempts.
+        Problem: 401 if the name or password is incorrect, 429 after too many attempts.
     """
     context = context_of(request)
     services, accounts = context.auth, context.auth.accounts
     user = accounts.users.get(name)
-    # Do not store an unknown name: people may type passwords there.
+    # An unknown name is not stored, because people may type their password as the name.
     entry = audit_entry(request, target=user.name if user else "")
     check_attempts(request)
     known = user.password if user else None
     is_right = await services.passwords.is_right(known, password)
     if not is_right or user is None or known is None or user.password != known:
-        raise Problem(401, "wrong_password", "Name or password is wrong.", field="password")
+        raise Problem(401, "wrong_password", "The name or password is incorrect.", field="password")
     entry.actor = user.name
     cookie = await accounts.add_session(
         entry, user, context.now_ms(), login_origin_of(request), is_kept=is_kept, password=known
@@ -337,13 +338,13 @@ async def start_session(request: web.Request, user: User) -> str:
 
 
 def login_origin_of(request: web.Request) -> LoginOrigin:
-    """Return the address and browser of a request."""
+    """Return the address and browser that a request came from."""
     agent = request.headers.get("User-Agent", "")
     return LoginOrigin(address_of(request), agent.encode("utf-8", "backslashreplace").decode())
 
 
 async def end_session(request: web.Request, session: LoginSession) -> None:
-    """End a session; callers limited to some queues can end only their own."""
+    """End a session; callers limited to some queues can end only their own sessions."""
     accounts = context_of(request).auth.accounts
     own: LoginSession | None = request.get(LOGIN)
     if own is None or own.user_id != session.user_id:
