@@ -22,7 +22,7 @@ from tests.fuzz.target import Target
 
 _SCOPE: Final = "list"
 _PROBLEMS: Final = {  # what problems say that are not about a value
-    "has no closing quote": "quote", "has no text": "text", "needs a value": "name",
+    "has no closing quote": "quote", "has no text": "text", "requires a value": "name",
 }  # fmt: skip
 
 

@@ -150,7 +150,7 @@ def test_export_is_imported_as_it_was(run: RunCommand, queue: str, tmp_path: Pat
         ({"content": "x", "encoding": "rot13"}, "line 502: encoding must be"),
         ({"content": "%", "encoding": "base64"}, "line 502: "),
         ({"content": "x", "ttl_s": -1}, "line 502: ttl_s must be at least 0"),
-        ({"content": "x", "queue": "a\0b"}, "line 502: The name of the queue contains a control"),
+        ({"content": "x", "queue": "a\0b"}, "line 502: The queue name contains a control"),
     ],
 )
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])

@@ -48,44 +48,44 @@ class ActionState:
 
 
 def is_match(name: str, globs: Iterable[str]) -> bool:
-    """Return whether any glob matches the whole name; case matters."""
+    """Return whether any glob matches the whole name, case-sensitively."""
     return _is_match(name, tuple(globs))
 
 
-@lru_cache(maxsize=1 << 16)  # every request checks all queues: 0.2 µs each instead of 2 µs
+@lru_cache(maxsize=1 << 16)  # every request checks all queues; 0.2 µs each, not 2 µs
 def _is_match(name: str, globs: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs)
 
 
-UPLOADS: Final = 2  # uploads of Spark rows, up to 64 MiB each, that are handled concurrently
+UPLOADS: Final = 2  # maximum number of concurrent uploads of Spark rows, up to 64 MiB each
 
 Reply = Callable[[Any], None]
 
 
 class EngineProtocol(Protocol):
-    """The part of the engine that the admin uses: live figures and committed changes."""
+    """The engine interface that the admin uses: live figures and committed changes."""
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
-        """Return the live figures of the queues whose names satisfy ``is_wanted``."""
+        """Return the live figures, with only the queues whose names satisfy ``is_wanted``."""
 
     def summary(self) -> BrokerStatus:
-        """Return the status without the queues, at a cost that does not depend on their number."""
+        """Return the status without the queues, at a cost independent of the number of queues."""
 
     def queue_slices(self) -> Iterator[list[QueueStatus]]:
-        """Yield the figures of the queues, a few hundred at a time."""
+        """Yield queue figures, a few hundred queues at a time."""
 
     @property
     def run(self) -> RunOperation:
-        """Return a function that runs broker operations, provided that changes are accepted now."""
+        """Return a function that runs operations; raise RefusedError if changes are refused now."""
 
     async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
         """Confirm or reject a clock that was far ahead when the broker started."""
 
     async def pause(self) -> None:
-        """Yield to the event loop; return between two batches."""
+        """Yield to the event loop and return between two batches."""
 
     def tap(self, look: Callable[[Batch], None]) -> Callable[[], None]:
-        """Call ``look`` with each stored batch; return a function that cancels this."""
+        """Call ``look`` with each stored batch; return a function that stops the calls."""
 
     @property
     def figures(self) -> ConnectionCounters:
@@ -101,32 +101,32 @@ class TemplateSource(Protocol):
 
 @dataclass(slots=True)
 class Context:
-    """The parts of one admin application."""
+    """The shared components of an admin application."""
 
     engine: EngineProtocol
     readers: Readers  # connections for reading the database
     reader: MessageReader
-    search: Search  # uses a separate connection
+    search: Search  # has its own database connection
     settings: Settings
-    sources: Mapping[str, str]  # source of each setting's value
+    sources: Mapping[str, str]  # where each setting's value came from
     urls: Urls
     routes: tuple[Route, ...]
     templates: TemplateSource
     version: str
     is_ready: Callable[[], bool]
-    now_ms: Callable[[], int]  # Unix ms
+    now_ms: Callable[[], int]  # returns the time in Unix ms
     auth: AuthServices  # accounts, passwords, login limits and the setup token
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
-    rollups: Rollups = field(default_factory=Rollups)  # the last hour of all queues
-    maintenance: Maintenance | None = None  # backups and scrubs; None until the broker serves
+    rollups: Rollups = field(default_factory=Rollups)  # figures of all queues for the last hour
+    maintenance: Maintenance | None = None  # backups and scrubs; None until the broker is ready
     schemas: ActiveSchemas = field(default_factory=lambda: ActiveSchemas(None))  # keyed by URN
-    connection_limits: ConnectionLimits = field(init=False)  # connections to the admin
+    connection_limits: ConnectionLimits = field(init=False)  # limits on admin connections
     live: LiveFeeds = field(default_factory=LiveFeeds)  # streams and waiting requests
     http: HttpCounters = field(default_factory=HttpCounters)
-    labels: MetricLabels = field(default_factory=MetricLabels)  # label values of the metrics
+    labels: MetricLabels = field(default_factory=MetricLabels)  # queue labels in the metrics
     uploads: FairReadSlots = field(default_factory=lambda: FairReadSlots(UPLOADS))
-    summaries: SummaryFile = field(init=False)  # results of the pipeline's jobs
-    exports: ExportProcesses = field(init=False)  # Arrow exports, in separate processes
+    summaries: SummaryFile = field(init=False)  # results of pipeline jobs
+    exports: ExportProcesses = field(init=False)  # Arrow exports, which run in separate processes
     memory: HttpMemory = field(init=False)  # memory budget for large requests and responses
     docs: Documentation = field(init=False)  # pages at /docs/
     actions: ActionState = field(init=False)  # selections, bulk jobs and undo records
@@ -144,7 +144,7 @@ class Context:
 
 
 CONTEXT: Final = web.AppKey("context", Context)
-QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # the caller's globs; empty: all
+QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # queue globs; empty means all
 _STATUS: Final = web.RequestKey("status", BrokerStatus)
 
 
@@ -154,7 +154,7 @@ def context_of(request: web.Request) -> Context:
 
 
 def status_of(request: web.Request) -> BrokerStatus:
-    """Return the live figures, read once per request because it costs O(queues).
+    """Return the live figures, cached for each request because reading them costs O(queues).
 
     A caller limited to some queues sees only those, including in each client's subscriptions.
     """
@@ -169,7 +169,7 @@ def status_of(request: web.Request) -> BrokerStatus:
 
 
 def forget_status(request: web.Request) -> None:
-    """Drop the figures cached by ``status_of``; needed by streams, which are one long request."""
+    """Drop the figures that ``status_of`` cached, so that a long-lived stream reads new ones."""
     if _STATUS in request:
         del request[_STATUS]
 

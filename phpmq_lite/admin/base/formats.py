@@ -1,4 +1,4 @@
-"""Format numbers, sizes, times, counts and untrusted texts for pages.  Pure."""
+"""Pure functions that format numbers, sizes, times, counts and untrusted text for pages."""
 
 import re
 from datetime import UTC, datetime
@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 from phpmq_lite.model import State
 
 DASH: Final = "–"
-SPANS_MAX: Final = 2_000  # pieces per text; later escapes are not highlighted
+SPANS_MAX: Final = 2_000  # maximum pieces of a text; escapes in the remainder are not highlighted
 
-# Controls, bidi and zero-width characters, separators that act as line breaks, and noncharacters
-# are shown as escapes, never as themselves (docs/operate/security.md 7).
+# These control, bidi, zero-width and line-separating characters and noncharacters are escaped.
+# Section 7 of docs/operate/security.md explains why.
 _HIDDEN: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
     "\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
@@ -22,7 +22,7 @@ _SHORT_ESCAPES: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 class TextPiece(NamedTuple):
-    """Part of a text; ``kind`` is a CSS class: ``esc`` for escapes, empty for plain text."""
+    """A piece of text and its CSS class ``kind``: ``esc`` for escapes, empty for plain text."""
 
     text: str
     kind: str = ""
@@ -42,7 +42,7 @@ def format_number(value: int) -> str:
 
 
 def format_rate(per_s: float) -> str:
-    """Format a rate: an integer from 10 up, one decimal below 10, ``0`` for zero."""
+    """Format a rate with one decimal below 10 and none from 10 up; zero becomes ``0``."""
     if per_s >= 9.95:
         return f"{per_s:,.0f}"
     return "0" if per_s < 0.05 else f"{per_s:.1f}"
@@ -82,7 +82,7 @@ def format_duration(ms: int, *, with_seconds: bool = True) -> str:
 
 
 def format_ago(at_ms: int, now_ms: int) -> str:
-    """Format how long ago something was by the server's clock; a future time is ``in …``."""
+    """Format how long ago a time was by the server's clock; a future time becomes ``in …``."""
     gap = now_ms - at_ms
     if abs(gap) < 1_000:
         return "just now"
@@ -113,20 +113,20 @@ def escape_character(character: str) -> str:
 
 
 def escape_hidden(text: str) -> str:
-    """Escape hidden characters and line breaks; for names, ids, addresses and errors."""
+    """Escape hidden characters and line breaks in names, ids, addresses and errors."""
     return _HIDDEN_OR_BREAK_RUN.sub(lambda run: "".join(map(escape_character, run[0])), text)
 
 
 def escape_hidden_lines(text: str) -> str:
-    """Escape hidden characters but keep line breaks and tabs; for notes and errors."""
+    """Escape hidden characters in notes and errors, but keep line breaks and tabs."""
     text = text.replace("\r\n", "\n")
     return HIDDEN_RUN.sub(lambda run: "".join(map(escape_character, run[0])), text)
 
 
 def split_hidden(text: str, kind: str = "") -> list[TextPiece]:
-    """Split a text into plain parts and runs of escapes; keep line breaks and tabs.
+    """Split text into plain pieces and runs of escapes, keeping line breaks and tabs.
 
-    After ``SPANS_MAX`` parts, the remaining text is one part whose escapes are not highlighted.
+    After ``SPANS_MAX`` pieces, the remaining text is one piece whose escapes are not highlighted.
     """
     out: list[TextPiece] = []
     at = 0
@@ -144,21 +144,21 @@ def split_hidden(text: str, kind: str = "") -> list[TextPiece]:
 
 
 def plural(count: int, one: str, many: str) -> str:
-    """Return the singular for a count of one, else the plural."""
+    """Return ``one`` for a count of one, and ``many`` for any other count."""
     return one if count == 1 else many
 
 
 def state_name(state: int) -> str:
-    """Return the name of a state: ``ready``, ``dispatched``, ``acked``."""
+    """Return a state's name, such as ``ready``, ``dispatched`` or ``acked``."""
     return State(state).name.lower()
 
 
 def client_name(number: int | None, kind: str | None, address: str | None) -> str:
-    """Describe a client, with its kind and address if its row still exists."""
+    """Describe a client, including its kind and address if its row still exists."""
     if number is None:
         return "nobody"
-    if number == 0:  # this row stands for everything published through the admin
-        return "this page or API"
+    if number == 0:  # client 0 represents everything published through the admin
+        return "the admin page or API"
     if address is None:
         return f"client {number}"
     return f"client {number} · {kind} {address}"

@@ -1,4 +1,4 @@
-"""One byte budget for large HTTP requests and responses."""
+"""The memory budget for large HTTP requests and responses."""
 
 import asyncio
 import time
@@ -8,16 +8,16 @@ from typing import Final
 
 from phpmq_lite.admin.base.problems import Problem
 
-FREE_BYTES: Final = 64 << 10  # bodies and responses up to this size are outside the budget
+FREE_BYTES: Final = 64 << 10  # bodies and responses up to this size do not count toward the budget
 WAIT_S: Final = 10.0  # a request that waits longer for memory is refused
 GRACE_S: Final = 0.5  # a transfer younger than this is never considered slow
-SLOWER: Final = 4  # a transfer may be ended for one that is this many times faster
+SLOWER: Final = 4  # a transfer may be ended for another that is this many times faster
 _LOOK_S: Final = 0.1
 _RETRY: Final = {"Retry-After": "2"}
 
 
 class HttpMemory:
-    """The budget of ``total`` bytes, shared by the requests of all identities.
+    """A budget of ``total`` bytes, shared by the requests of all identities.
 
     An identity may hold as much as remains free after its request, so some memory always remains
     for others, but its only request may use everything that is free.  If no other request holds
@@ -27,13 +27,13 @@ class HttpMemory:
     def __init__(self, total: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self.total = total
         self.used = 0
-        self.reached = 0  # how often a request had to wait
+        self.reached = 0  # number of times that a request had to wait
         self.refused = 0
-        self.ended = 0  # transfers ended in favor of a faster or older request
-        self.parsing = asyncio.Lock()  # one large body at a time: parsed, it may be much larger
+        self.ended = 0  # number of transfers ended in favor of a faster or older request
+        self.parsing = asyncio.Lock()  # one large body at a time: parsing multiplies its size
         self.now_s = now_s
         self._holds: set[MemoryReservation] = set()
-        self._of: Counter[str] = Counter()  # bytes by identity
+        self._of: Counter[str] = Counter()  # bytes held by each identity
         self._freed = asyncio.Event()
 
     def hold(self, identity: str) -> "MemoryReservation":
@@ -53,7 +53,7 @@ class HttpMemory:
         """Add memory to a reservation, ending slower or younger transfers if necessary.
 
         Raises:
-            Problem: 429 if the identity uses its share, 503 if the budget is used up.
+            Problem: 429 if the identity has used its share, 503 if the budget is used up.
         """
         if not self._fits(hold, more):
             self.reached += 1
@@ -86,19 +86,19 @@ class HttpMemory:
         if not hold.is_ended and self._is_over_share(hold, more):
             return Problem(
                 429, "memory_share",
-                "Your other requests use all the memory one user may hold. Nothing was stored. "
-                "Repeat the request later, or send fewer at a time.",
-                field="limits.http_memory", bound=f"{self.total} bytes in all", headers=_RETRY,
+                "Your other requests use all the memory that one user may use. Nothing was stored. "
+                "Repeat the request later, or send fewer requests at a time.",
+                field="limits.http_memory", bound=f"{self.total} bytes in total", headers=_RETRY,
             )  # fmt: skip
         return Problem(
             503, "memory",
             "The memory for large requests is used up. Nothing was stored. Repeat the request "
             "later.",
-            field="limits.http_memory", bound=f"{self.total} bytes in all", headers=_RETRY,
+            field="limits.http_memory", bound=f"{self.total} bytes in total", headers=_RETRY,
         )  # fmt: skip
 
     def _slowest_transfer(self, hold: "MemoryReservation", more: int) -> "MemoryReservation | None":
-        """Return the transfer to end for a request: from its own identity or a larger user."""
+        """Return the transfer to end for a request: its identity's own, or one of a larger user."""
         own = self._of[hold.identity]
         is_share = self._is_over_share(hold, more)
         candidates = [
@@ -122,7 +122,7 @@ class HttpMemory:
         return max(younger, key=lambda other: other.began_s, default=None)
 
     def give_back(self, hold: "MemoryReservation", less: int) -> None:
-        """Return memory from a reservation and wake the requests that wait for memory."""
+        """Return part of a reservation to the budget and wake requests that wait for memory."""
         self.used -= less
         hold.bytes -= less
         self._of[hold.identity] -= less
@@ -145,16 +145,16 @@ class MemoryReservation:
         self.identity = identity
         self.bytes = 0
         self.began_s = memory.now_s()
-        self.is_ended = False  # whether it was ended in favor of another request
+        self.is_ended = False  # True if the transfer was ended in favor of another request
         self._memory = memory
         self._end: Callable[[], None] | None = None  # ends the transfer; None outside a transfer
         self._began_active_s = self.began_s
-        self._waited_s = 0.0  # time waited for memory since then
+        self._waited_s = 0.0  # time spent waiting for memory since the transfer began
         self._waits_since_s: float | None = None
-        self._moved = 0  # bytes transferred since then
+        self._moved = 0  # bytes transferred since the transfer began
 
     async def grow(self, more: int) -> None:
-        """Add memory until the request ends; raise Problem 429 or 503 if there is none."""
+        """Reserve more memory; raise a 429 or 503 ``Problem`` if none is available."""
         self._waits_since_s = self._memory.now_s()
         try:
             await self._memory.take(self, more)
@@ -163,7 +163,7 @@ class MemoryReservation:
             self._waits_since_s = None
 
     async def resize(self, size: int) -> None:
-        """Hold exactly ``size`` bytes; raise Problem 429 or 503 if there is no memory."""
+        """Hold exactly ``size`` bytes; raise a 429 or 503 ``Problem`` if memory is unavailable."""
         if size < self.bytes:
             self._memory.give_back(self, self.bytes - size)
         elif size > self.bytes:
@@ -204,13 +204,13 @@ class MemoryReservation:
 
     @property
     def active_s(self) -> float:
-        """Return how long the transfer has run, not counting the time it waited for memory."""
+        """Return how long the transfer has run, excluding the time spent waiting for memory."""
         until_s = self._memory.now_s() if self._waits_since_s is None else self._waits_since_s
         return until_s - self._began_active_s - self._waited_s
 
     @property
     def rate(self) -> float:
-        """Return the speed of the transfer in bytes per second; infinite before it begins."""
+        """Return the transfer speed in bytes per second, or infinity if no transfer is running."""
         if self._end is None:
             return float("inf")
         return self._moved / max(self.active_s, 0.01)

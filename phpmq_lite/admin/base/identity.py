@@ -19,13 +19,13 @@ class Identity:
 
     name: str
     role: Role
-    kind: Kind  # local: loopback, no login needed; control: control.sock
-    queues: tuple[str, ...] = ()  # globs; empty: all
+    kind: Kind  # local means loopback without a login; control means the control socket
+    queues: tuple[str, ...] = ()  # queue globs; empty means all queues
     made_by: str = ""  # for a token: the actor who created it
 
     @property
     def actor(self) -> str:
-        """The name in the audit log."""
+        """The caller's name in the audit log."""
         return f"token {self.name}" if self.kind == "token" else self.name
 
     @property
@@ -48,9 +48,9 @@ _IDENTITY: Final = web.RequestKey("identity", Identity)
 
 
 def set_identity(request: web.Request, identity: Identity) -> None:
-    """Set the caller; from now on ``status_of`` only returns queues that they may see.
+    """Set the caller's identity, which limits ``status_of`` to queues that the caller may see.
 
-    Database reads for the request wait in the queue of this identity.
+    Database reads for the request wait in this identity's queue.
     """
     request[_IDENTITY] = identity
     read_owner.set(identity.actor)
@@ -58,11 +58,11 @@ def set_identity(request: web.Request, identity: Identity) -> None:
 
 
 def identity_of(request: web.Request) -> Identity:
-    """Return the caller, or ``NOBODY`` if the middleware did not identify one."""
+    """Return the caller's identity, or ``NOBODY`` if the middleware did not identify a caller."""
     identity: Identity = request.get(_IDENTITY, NOBODY)
     return identity
 
 
 def identity_of_token(token: ApiToken) -> Identity:
-    """Return the identity of requests that carry this token."""
+    """Return the identity of a caller that sends this token."""
     return Identity(token.name, Role(token.role), "token", token.queues, token.created_by)

@@ -1,4 +1,4 @@
-"""Reading a request's query string, form or JSON into a model."""
+"""Parsing of query strings, forms and JSON bodies into models."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from phpmq_lite.queue_settings import LONGEST_NAME, NAME_RULE, name_problem
 
 
 def path_name(request: web.Request, key: str) -> str:
-    """Return the name at ``{key}`` in the route's path.
+    """Return the name that takes the place of ``{key}`` in the request path.
 
     Reads the raw path, because aiohttp's ``match_info`` does not distinguish ``%7E`` from the
     ``~`` that ``encode_name`` adds.
@@ -40,7 +40,7 @@ _PLAIN: Final = "identity"
 
 
 def read_query(request: web.Request, model: type[Model]) -> Model:
-    """Read the query string; empty values count as absent.
+    """Read the query string into a model; empty values count as absent.
 
     Raises:
         ValidationError: a value is out of bounds.
@@ -49,7 +49,7 @@ def read_query(request: web.Request, model: type[Model]) -> Model:
 
 
 async def read_json_model(request: web.Request, model: type[Model]) -> Model:
-    """Read a JSON object; a missing body counts as an empty object.
+    """Read a JSON object into a model; a missing body counts as an empty object.
 
     Raises:
         Problem: 400 if it is not JSON, and as ``read_json_body``.
@@ -59,7 +59,7 @@ async def read_json_model(request: web.Request, model: type[Model]) -> Model:
 
 
 def check_path(request: web.Request) -> None:
-    """Refuse a path that is not UTF-8 after percent-decoding.
+    """Refuse a path that is not valid UTF-8 after percent-decoding.
 
     aiohttp leaves undecodable bytes unchanged: ``%FF`` would become the name ``%FF``, whose correct
     encoding is ``%25FF``.
@@ -70,7 +70,7 @@ def check_path(request: web.Request) -> None:
     try:
         unquote_to_bytes(request.rel_url.raw_path).decode()
     except UnicodeDecodeError:
-        detail = "A name in the path is not UTF-8 after percent-decoding."
+        detail = "A name in the path is not valid UTF-8 after percent-decoding."
         raise Problem(422, "invalid", detail, field="path", bound="UTF-8") from None
 
 
@@ -98,24 +98,24 @@ async def read_next_path(request: web.Request, default: str) -> str:
 
 
 def check_queue_name(name: str) -> None:
-    """Refuse a name that the wire protocol does not allow for queues.
+    """Refuse a queue name that the wire protocol does not allow.
 
     Raises:
         Problem: 422, naming the bound.
     """
     if (problem := name_problem(name)) is not None:
         raise Problem(
-            422, "invalid", f"The name of the queue {problem}.", field="queue",
+            422, "invalid", f"The queue name {problem}.", field="queue",
             bound=NAME_RULE,
         )  # fmt: skip
 
 
 def check_text(text: str, field: str) -> None:
-    """Refuse a name that cannot be stored; raise Problem 422 that names the field."""
+    """Refuse a name that cannot be stored; raise a 422 ``Problem`` that names the field."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        detail = f"The name of the {field} is not UTF-8."
+        detail = f"The {field} name is not valid UTF-8."
         raise Problem(422, "invalid", detail, field=field, bound="UTF-8") from None
 
 
@@ -126,69 +126,69 @@ def unify_line_breaks(text: str) -> str:
 
 LIMIT_MAX = 200
 REASON_MAX: Final = 500
-PUBLISH_MAX = 1_000  # messages in one request
+PUBLISH_MAX = 1_000  # maximum number of messages in one request
 TTL_MAX_S = 100 * 365 * 86_400
 
 OutputFormat = Annotated[
     Literal["html", "json", "jsonl", "csv"],
-    Field(description="format of the response; html is the page"),
+    Field(description="response format; html returns the page"),
 ]
 LimitParameter = Annotated[int, Field(ge=1, le=LIMIT_MAX, description="maximum number of items")]
 CursorParameter = Annotated[
-    str | None, Field(max_length=2_000, description="next of the previous page")
+    str | None, Field(max_length=2_000, description="the previous page's next value")
 ]
 
 # Field types shared by several models.
-AppIdParameter = Annotated[
-    str, Field(min_length=1, max_length=256, description="name of the publisher")
+AppIdParameter = Annotated[str, Field(min_length=1, max_length=256, description="publisher name")]
+AuditReason = Annotated[
+    str, Field(max_length=REASON_MAX, description="reason to store in the audit log")
 ]
-AuditReason = Annotated[str, Field(max_length=REASON_MAX, description="reason for the audit")]
-BodySize = Annotated[int, Field(description="size of the body, bytes")]
+BodySize = Annotated[int, Field(description="body size in bytes")]
 Deliveries = Annotated[int, Field(description="number of deliveries")]
-EnvelopeUrn = Annotated[str | None, Field(description="URN of the envelope; null: none")]
+EnvelopeUrn = Annotated[str | None, Field(description="URN of the envelope; null if it has none")]
 MessageId = Annotated[str, Field(description="message id, 32 hex digits")]
 RedriveTarget = Annotated[
     str | None,
     Field(
         min_length=1,
         max_length=LONGEST_NAME,
-        description="name of the target queue; null: redrive to the original queue",
+        description="target queue; null redrives each message to its original queue",
     ),
 ]
 SubscriptionName = Annotated[
-    str, Field(min_length=1, max_length=255, description="name of the subscription")
+    str, Field(min_length=1, max_length=255, description="subscription name")
 ]
-TraceId = Annotated[str | None, Field(description="trace id of the envelope; null: none")]
+TraceId = Annotated[str | None, Field(description="trace id of the envelope; null if it has none")]
 TtlSeconds = Annotated[
     int | None,
-    Field(ge=0, le=TTL_MAX_S, description="seconds to live; 0: forever; null: the queue's default"),
+    Field(ge=0, le=TTL_MAX_S, description="time to live; 0 means forever, null the queue default"),
 ]
 UndoToken = Annotated[
     str | None,
-    Field(description="for POST /undo/{token}, valid for an hour; null: cannot be undone"),
+    Field(description="token for POST /undo/{token}, valid for an hour; null if irreversible"),
 ]
 
 
 class QueryModel(BaseModel):
-    """Base class of query strings; empty values count as absent, unknown keys are ignored."""
+    """Base class of query models; empty values count as absent, and unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
 
 class FormatQuery(QueryModel):
-    """The format of a complete list."""
+    """The output format of a list without pages."""
 
     format: OutputFormat = "html"
 
 
 class JsonFormatQuery(QueryModel):
-    """The format of a complete list in the API."""
+    """The output format of a list without pages in the API."""
 
     format: OutputFormat = "json"
 
 
 class ListQuery(FormatQuery):
-    """The format and page of a paginated list."""
+    """The output format and page of a paginated list."""
 
     limit: LimitParameter = 50
     cursor: CursorParameter = None
@@ -201,11 +201,11 @@ class StrictInput(BaseModel):
 
 
 class EmptyInput(StrictInput):
-    """An empty object."""
+    """An empty JSON object."""
 
 
 class ActionInput(StrictInput):
-    """The reason for an action."""
+    """The body of an action: an optional reason."""
 
     reason: AuditReason = ""
 
@@ -215,7 +215,7 @@ _YES: Final = frozenset({"yes", "on", "true", "1"})
 
 
 class Form:
-    """The fields of a form; a missing field reads as empty."""
+    """The fields of a submitted form; a missing field reads as empty."""
 
     def __init__(self, fields: Iterable[tuple[str, FormValue]]) -> None:
         self._fields: dict[str, list[FormValue]] = {}
@@ -223,10 +223,10 @@ class Form:
             self._fields.setdefault(name, []).append(value)
 
     def text(self, name: str, limit: int = 1_000) -> str:
-        """Return a field without surrounding white space; raise Problem 422 if it is too long."""
+        """Return a field without surrounding white space; raise a ``Problem`` if it is too long."""
         value = self.raw(name).strip()
         if len(value) > limit:
-            raise _bad(name, f"has {len(value)} characters", f"at most {limit} characters")
+            raise _bad(name, f"is too long: {len(value)} characters", f"at most {limit}")
         return value
 
     def raw(self, name: str) -> str:
@@ -239,11 +239,11 @@ class Form:
         given = self._fields.get(name, ())
         values = [unify_line_breaks(value) for value in given if isinstance(value, str)]
         if len(values) > limit:
-            raise _bad(name, f"appears {len(values)} times", f"at most {limit} times")
+            raise _bad(name, f"has too many values: {len(values)}", f"at most {limit}")
         return values
 
     def file(self, name: str) -> UploadedFile | None:
-        """Return the uploaded file; None if no file was chosen."""
+        """Return the uploaded file, or None if no file was chosen."""
         value = self._first(name)
         return value if isinstance(value, UploadedFile) and value.name else None
 
@@ -255,7 +255,7 @@ class Form:
         return self.raw(name) in _YES
 
     def number(self, name: str, low: int, high: int) -> int | None:
-        """Return an integer; None if the field is empty.
+        """Return a field as an integer, or None if it is empty.
 
         Raises:
             Problem: 422 if it is not an integer or is out of bounds.
@@ -264,7 +264,7 @@ class Form:
         if not value:
             return None
         if not (value.isascii() and value.isdecimal() and low <= int(value) <= high):
-            raise _bad(name, "is not an integer in that range", f"{low:,} to {high:,}")
+            raise _bad(name, "is not an integer in the allowed range", f"{low:,} to {high:,}")
         return int(value)
 
     def ttl_s(self) -> int | None:
@@ -278,16 +278,16 @@ class Form:
         if not self.text("ttl", 40):
             return self.number("ttl_s", 0, TTL_MAX_S)
         if unit not in _UNITS and unit:
-            raise _bad("ttl_unit", "is unknown", ", ".join((*_UNITS, "never")))
+            raise _bad("ttl_unit", "is not a known unit", ", ".join((*_UNITS, "never")))
         length = _UNITS.get(unit, 1)
         value = self.number("ttl", 0, TTL_MAX_S // length)
         return None if value is None else value * length
 
     def queue(self, name: str) -> str:
-        """Return a queue name with its white space; "" if the field is empty.
+        """Return a queue name including its white space, or "" if the field is empty.
 
         Raises:
-            Problem: 422 if it cannot be the name of a queue.
+            Problem: 422 if it is not a valid queue name.
         """
         value = self.raw(name)
         if value:
@@ -295,12 +295,12 @@ class Form:
         return value
 
     def reason(self) -> str:
-        """Return the reason for the audit."""
+        """Return the reason to store in the audit log."""
         return self.text("reason", REASON_MAX)
 
 
 async def read_form(request: web.Request) -> Form:
-    """Read the form of a request."""
+    """Read a request's form."""
     return Form(await read_form_fields(request))
 
 
@@ -309,7 +309,7 @@ def _bad(field: str, what: str, bound: str) -> Problem:
 
 
 def parse_time(text: str, field: str) -> int | None:
-    """Parse a time in Unix ms or ISO 8601; without a zone, ISO 8601 is read as UTC.
+    """Parse a time in Unix ms or ISO 8601; an ISO 8601 time without a zone is in UTC.
 
     Raises:
         Problem: 422 if it is neither.
@@ -323,6 +323,6 @@ def parse_time(text: str, field: str) -> int | None:
         return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1_000)
     except (ValueError, OverflowError):
         raise Problem(
-            422, "invalid", f"{field}: {text!r} is not a time.", field=field,
+            422, "invalid", f"{field}: {text!r} is not a valid time.", field=field,
             bound="Unix milliseconds or 2026-01-31T15:00",
         ) from None  # fmt: skip

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, StorageFullError
 from phpmq_lite.settings.validation_errors import describe_error
 
-_REFUSALS: Final = {  # status -> codes of a RefusedError; other codes are 409
+_REFUSALS: Final = {  # HTTP status -> codes of RefusedError; all other codes become 409
     403: ("foreign_queue", "foreign_app_id"),
     404: (
         "unknown_queue", "unknown_client", "unknown_app_id", "unknown_subscription",
@@ -73,11 +73,11 @@ class Problem(Exception):  # noqa: N818 - the term in RFC 9457
 
     @property
     def docs(self) -> str | None:
-        """The documentation page about this error, if there is one."""
+        """The documentation page about this error, or None."""
         return DOCS.get(self.code)
 
     def as_json(self, request_id: str, type_url: str | None = None) -> dict[str, Any]:
-        """Return the problem document, without members that have no value."""
+        """Return the problem document, omitting members without a value."""
         members = {
             "type": type_url,
             "title": self.title,
@@ -92,7 +92,7 @@ class Problem(Exception):  # noqa: N818 - the term in RFC 9457
 
 
 def forget_frames(error: BaseException) -> None:
-    """Free the local variables of the frames in a traceback, such as a body of 64 MiB.
+    """Free the local variables that an error's traceback keeps alive, such as a 64 MiB body.
 
     An error stored in a local variable forms a reference cycle with its traceback, which would keep
     these variables alive until the next garbage collection.
@@ -110,7 +110,7 @@ def not_found(what: str, name: str) -> Problem:
 
 
 def problem_of(error: Exception) -> Problem | None:
-    """Return the problem for an error; None means that the error is a bug in the broker."""
+    """Return the problem for an error, or None if the error is a bug in the broker."""
     match error:
         case Problem():
             return error

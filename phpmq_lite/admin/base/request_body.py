@@ -1,4 +1,4 @@
-"""Reading request bodies: JSON, forms and uploads, bounded by route and memory."""
+"""Reads request bodies (JSON, forms and uploads) within the limits of route and memory."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ _PLAIN_CODINGS: Final = ("", "7bit", "8bit", "binary")
 
 @dataclass(slots=True, frozen=True)
 class UploadedFile:
-    """An uploaded file; ``name`` is the one the browser sent, empty if none was chosen."""
+    """An uploaded file; ``name`` comes from the browser and is empty if no file was chosen."""
 
     name: str
     content: bytes
@@ -33,7 +33,7 @@ FormValue = str | UploadedFile
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Return the boundary between the parts.
+    """Return the multipart boundary in a content type.
 
     Raises:
         ValueError: the boundary is missing, or RFC 2046 does not allow it.
@@ -42,12 +42,12 @@ def boundary_of(content_type: str) -> bytes:
     header["Content-Type"] = content_type
     boundary = header.get_param("boundary")
     if not isinstance(boundary, str) or not 1 <= len(boundary) <= 70 or not boundary.isascii():
-        raise ValueError("the boundary is missing, or longer than 70 characters")
+        raise ValueError("the boundary is missing, not ASCII, or longer than 70 characters")
     return boundary.encode()
 
 
 def read_parts(raw: bytes | bytearray, boundary: bytes, limit: int) -> list[tuple[str, FormValue]]:
-    """Return the name and value of each part, in order.
+    """Parse a multipart form; return the name and value of each part, in order.
 
     Raises:
         ValueError: the form is malformed, has more than ``limit`` parts, or a part has more than
@@ -67,11 +67,11 @@ def read_parts(raw: bytes | bytearray, boundary: bytes, limit: int) -> list[tupl
         if begin < 0 or raw[at:begin].strip(b" \t"):
             raise ValueError("a boundary is not followed by a line end")
         if len(found) >= limit:
-            raise ValueError(f"it has more than {limit} parts")
+            raise ValueError(f"the form has more than {limit} parts")
         begin = _end_of_head(raw, begin)
         end = raw.find(mark, begin - 2)
         if end < 0:
-            raise ValueError("it ends within a part")
+            raise ValueError("the form ends within a part")
         found.append(_part(raw, at, begin, max(end, begin)))
         at = end + 2
 
@@ -79,7 +79,7 @@ def read_parts(raw: bytes | bytearray, boundary: bytes, limit: int) -> list[tupl
 def _end_of_head(raw: bytes | bytearray, at: int) -> int:
     end = raw.find(b"\r\n\r\n", at, at + HEAD_BYTES)
     if end < 0:
-        raise ValueError(f"the head of a part is longer than {HEAD_BYTES} bytes")
+        raise ValueError(f"a part has more than {HEAD_BYTES} bytes of headers")
     return end + 4
 
 
@@ -105,8 +105,8 @@ WHOLE_S: Final = 600.0  # maximum duration of an upload
 STALLED_S: Final = 30.0  # maximum time without progress
 FIELDS_MAX: Final = 1_000  # maximum number of fields in a form
 FORMS: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
-FREE_VALUES: Final = 10_000  # JSON values that need no memory from the budget
-VALUE_BYTES: Final = 100  # memory per value: {} takes 64 bytes, an object member 120 or more
+FREE_VALUES: Final = 10_000  # number of JSON values that do not count toward the memory budget
+VALUE_BYTES: Final = 100  # assumed memory per value; {} takes 64 bytes, a member 120 or more
 _BLOCK: Final = 64 << 10
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -117,7 +117,7 @@ _FORM: Final = web.RequestKey[list[tuple[str, FormValue]]]("form", list)
 
 
 def memory_hold_of(request: web.Request) -> MemoryReservation:
-    """Return the memory that a request holds; ``app.py`` frees it at the end."""
+    """Return a request's memory reservation, which ``app.py`` releases when the request ends."""
     found = request.get(HOLD)
     if found is None:
         found = request[HOLD] = context_of(request).memory.hold(identity_of(request).actor)
@@ -131,7 +131,7 @@ def release_memory(request: web.Request) -> None:
 
 
 def body_limit(request: web.Request) -> int:
-    """Return the maximum size of the body in bytes."""
+    """Return the maximum body size for a request, in bytes."""
     return request[ROUTE].body_limit(int(context_of(request).settings.limits.max_content))
 
 
@@ -146,9 +146,9 @@ def check_length(request: web.Request) -> None:
 
 
 async def read_body(request: web.Request) -> bytearray:
-    """Read the body; if it has no Content-Length, check its size as it arrives.
+    """Read the request body, and refuse it as soon as it exceeds the route's limit.
 
-    The body can be read only once.  Above 64 KiB it holds memory until the request ends.
+    The body can be read only once.  A body above 64 KiB holds memory until the request ends.
 
     Raises:
         Problem: 413 above the route's limit, 429 or 503 if no memory is available, 408 if the
@@ -203,7 +203,7 @@ def _late(hold: MemoryReservation) -> Problem:
         )  # fmt: skip
     return Problem(
         408, "stalled", "The body did not arrive in time. Nothing was stored.",
-        bound=f"{STALLED_S:.0f} s without progress, {WHOLE_S:.0f} s in all",
+        bound=f"{STALLED_S:.0f} s without progress, {WHOLE_S:.0f} s in total",
     )  # fmt: skip
 
 
@@ -218,7 +218,7 @@ def _too_large(request: web.Request) -> Problem:
 
 
 def read_json(raw: bytes | bytearray, values_max: int) -> object:
-    """Parse JSON of any type; return None if the body is empty.
+    """Parse a JSON value of any type; return None if the body is empty.
 
     Raises:
         Problem: 400 if it is not JSON, 413 above ``values_max`` values.
@@ -229,11 +229,11 @@ def read_json(raw: bytes | bytearray, values_max: int) -> object:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise Problem(400, "malformed", f"The body is not JSON: {error}.") from None
+        raise Problem(400, "malformed", f"The body is not valid JSON: {error}.") from None
 
 
 async def parse_large(request: web.Request, raw: bytes | bytearray, work: Callable[[], T]) -> T:
-    """Return the result of ``work``, after checking the number of JSON values in ``raw``.
+    """Check the number of JSON values in ``raw``, then return the result of ``work``.
 
     ``work`` runs in a thread, for one large body at a time, with memory reserved for its values.
 
@@ -249,7 +249,7 @@ async def parse_large(request: web.Request, raw: bytes | bytearray, work: Callab
 
 
 async def read_json_body(request: web.Request) -> object:
-    """Read the body as JSON of any type; return None if it is empty.
+    """Read the body as a JSON value of any type; return None if it is empty.
 
     A large body is parsed in a thread, one at a time.
 
@@ -263,7 +263,7 @@ async def read_json_body(request: web.Request) -> object:
 
 
 def check_values(raw: bytes | bytearray, values_max: int) -> int:
-    """Return an upper bound on the number of values; refuse more than the route accepts.
+    """Return an upper bound on the number of JSON values; refuse more than the route accepts.
 
     In ``[{},{},`` each value takes three bytes, but 64 or more in memory.
 
@@ -287,7 +287,7 @@ def check_values(raw: bytes | bytearray, values_max: int) -> int:
 
 
 def _values(raw: bytes | bytearray, values_max: int) -> int:
-    """Count values up to a bound: container starts, and commas outside strings."""
+    """Count opening brackets and the commas outside strings, up to a bound."""
     count, is_text, carried = 1, False, b""
     for start in range(0, len(raw), _BLOCK):
         block = (carried + raw[start : start + _BLOCK]).replace(b"\\\\", b"")
@@ -305,7 +305,7 @@ def _values(raw: bytes | bytearray, values_max: int) -> int:
 
 
 async def read_form_fields(request: web.Request) -> list[tuple[str, FormValue]]:
-    """Read the fields of a form in order, once per request.
+    """Read a form's fields in order; the result is cached for the request.
 
     Raises:
         Problem: 400 if it cannot be read, 413 for too many fields, and as ``read_body``.
@@ -323,7 +323,7 @@ async def read_form_fields(request: web.Request) -> list[tuple[str, FormValue]]:
 
 
 async def read_form_field(request: web.Request, name: str) -> str:
-    """Return the first field with this name; empty if it is missing or a file.
+    """Return the value of the first field with this name, or "" if it is missing or a file.
 
     Raises:
         Problem: as ``read_form_fields``.

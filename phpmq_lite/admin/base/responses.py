@@ -1,4 +1,4 @@
-"""Responses: lists as JSON, JSON lines or CSV, cursors, redirects."""
+"""Response helpers: lists as JSON, JSON lines or CSV; cursors; redirects."""
 
 import csv
 import io
@@ -26,13 +26,13 @@ class ListCursor(NamedTuple):
 
 
 def encode_cursor(scope: str, direction: ReadDirection, place: CursorPlace) -> str:
-    """Return an opaque cursor; ``scope`` identifies the list with its filter and order."""
+    """Return an opaque cursor; ``scope`` identifies the list, its filter and its order."""
     text = json.dumps([crc32(scope.encode()), direction, place], separators=(",", ":"))
     return urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def decode_cursor(scope: str, text: str | None) -> ListCursor | None:
-    """Parse a cursor of this list; return None for an empty one.
+    """Parse a cursor for this list; return None if the cursor is empty.
 
     Raises:
         Problem: 422 if it is malformed or belongs to another list.
@@ -52,7 +52,7 @@ def decode_cursor(scope: str, text: str | None) -> ListCursor | None:
 
 
 def position_in(cursor: ListCursor | None) -> dict[str, int]:
-    """Return a cursor of a numbered list as a keyword argument: ``after`` or ``before``."""
+    """Return a numbered list's cursor as the keyword argument ``after`` or ``before``."""
     if cursor is None:
         return {}
     if not isinstance(cursor.place, int) or not 0 <= cursor.place < 1 << 62:
@@ -61,7 +61,7 @@ def position_in(cursor: ListCursor | None) -> dict[str, int]:
 
 
 def pair_in(cursor: ListCursor | None) -> tuple[int, int] | None:
-    """Return the position in a list that is ordered by two numbers."""
+    """Return a cursor's position in a list that is ordered by two numbers."""
     if cursor is None:
         return None
     match cursor.place:
@@ -79,7 +79,7 @@ def cursors_around(
     has_more: bool,
     searched_to: int | None = None,
 ) -> tuple[str | None, str | None]:
-    """Return the cursors of the next and the previous page of a numbered list.
+    """Return the cursors for a numbered list's next and previous pages.
 
     ``onward`` is the direction of the list; ``ends`` are the numbers of the first and the last row.
     ``has_more`` says whether rows remain in the direction of ``cursor``. ``searched_to`` is the
@@ -105,7 +105,7 @@ def _is_place(place: object) -> bool:
 
 
 def _bad(what: str) -> Problem:
-    return Problem(422, "bad_cursor", f"The cursor {what}. Start the list again.", field="cursor")
+    return Problem(422, "bad_cursor", f"The cursor {what}. Go to the first page.", field="cursor")
 
 
 _CSV_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -132,8 +132,8 @@ class ResponseModel(BaseModel):
 class ListPage(ResponseModel, Generic[Item]):
     """A page of a list."""
 
-    items: list[Item] = Field(description="items of this page")
-    next: str | None = Field(None, description="cursor of the next page; null: last page")
+    items: list[Item] = Field(description="items on this page")
+    next: str | None = Field(None, description="cursor for the next page; null on the last page")
 
     @classmethod
     def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
@@ -189,5 +189,5 @@ def json_response(data: object, status: int = 200) -> web.Response:
 
 
 def redirect_with_session(location: str) -> web.Response:
-    """Redirect with a response, which, unlike ``HTTPSeeOther``, can set a cookie."""
+    """Return a redirect response, which, unlike ``HTTPSeeOther``, can set a cookie."""
     return web.Response(status=303, headers={"Location": location})

@@ -11,22 +11,22 @@ from pydantic import BaseModel
 BODY_BYTES: Final = 1 << 20  # default maximum size of a request body
 LOGIN_BYTES: Final = 16 << 10  # maximum size of a request body before login
 VALUES: Final = 10_000  # default maximum number of JSON values in a request body
-JSON_LINES: Final = "application/x-ndjson"  # forms on other sites cannot send this type
+JSON_LINES: Final = "application/x-ndjson"  # forms on other sites cannot send this content type
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Role(StrEnum):
-    """The role a route requires; each includes those before it (``docs/guides/admin.md``)."""
+    """The role that a route requires; each role includes all roles before it."""
 
-    PUBLIC = "public"  # health and login: never needs a login
-    METRICS = "metrics"  # for tokens only: may read /metrics and nothing else
+    PUBLIC = "public"  # for health checks and the login page, which never require a login
+    METRICS = "metrics"  # for tokens only; may read /metrics and nothing else
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"
 
     def may(self, needed: "Role") -> bool:
-        """Return whether this role may use a route that requires another."""
+        """Return whether this role may use a route that requires the role ``needed``."""
         order = list(Role)
         return order.index(self) >= order.index(needed)
 
@@ -44,7 +44,7 @@ class Route:
     role: Role
     name: str
     handler: Handler
-    audit: str | None = None  # action in the audit log: "queue.purge"; also for audited reads
+    audit: str | None = None  # action in the audit log, such as "queue.purge"; some reads have one
     query: type[BaseModel] | None = None  # API: model of the query string
     takes: Any = None  # API: model of the JSON request body, or list[Model]
     gives: Any = None  # API: model of the response
@@ -52,10 +52,10 @@ class Route:
     takes_lines: bool = False  # API: also accepts JSON lines
     gives_media: str = "application/json"  # API: response content type; if not JSON, gives is bytes
     status: int = 200  # API: status of the response
-    cli: str | None = None  # the command that uses this route: "queue purge"
-    is_early: bool = False  # answers before the broker is ready
+    cli: str | None = None  # CLI command that uses this route, such as "queue purge"
+    is_early: bool = False  # True if the route answers before the broker is ready
     body: int = BODY_BYTES  # maximum size of the body; public routes use LOGIN_BYTES
-    has_content: bool = False  # adds room for one message of limits.max_content as base64
+    has_content: bool = False  # allows an additional message of limits.max_content as base64
     values: int = VALUES  # maximum number of JSON values in the body
 
     @property
@@ -69,14 +69,14 @@ class Route:
         return (self.media, JSON_LINES) if self.takes_lines else (self.media,)
 
     def body_limit(self, max_content: int) -> int:
-        """Return the maximum size of the body; ``max_content`` is the setting."""
+        """Return the maximum body size; ``max_content`` is the setting of that name."""
         if self.role is Role.PUBLIC:
             return LOGIN_BYTES
         return self.body + (max_content * 4 // 3 if self.has_content else 0)
 
     @property
     def is_writing(self) -> bool:
-        """Return whether the route may change something; if so, it has an audit name."""
+        """Return whether the route may change something; such routes have an audit name."""
         return self.method not in ("GET", "HEAD")
 
 

@@ -1,4 +1,4 @@
-"""The search language: qualifiers, negation, free text (``docs/guides/admin.md``).  Pure."""
+"""Pure functions that parse and build searches (the language is in ``docs/guides/admin.md``)."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ from phpmq_lite.storage.read.search_plan import (
 
 QUERY_CHARACTERS: Final = 2_000
 TERMS: Final = 20
-WILDCARDS: Final = 8  # maximum number in one pattern
+WILDCARDS: Final = 8  # maximum number of wildcards in one pattern
 PATH_STEPS: Final = 10
 
 STATES: Final = tuple(state.name.lower() for state in State)
@@ -48,34 +48,34 @@ class Qualifier:
 
 
 QUALIFIERS: Final = (
-    Qualifier("queue", "queue:mail*", "queue, * and ? allowed"),
+    Qualifier("queue", "queue:mail*", "queue name; * and ? are wildcards"),
     Qualifier("state", "state:dead", ", ".join(STATES)),
-    Qualifier("urn", "urn:orders:*", "URN; urn: and urn:babel: may be left out"),
+    Qualifier("urn", "urn:orders:*", "URN; urn: and urn:babel: may be omitted"),
     Qualifier("trace", "trace:7b3f*", "trace id of an envelope"),
     Qualifier("meta", "meta:c0ffee*", "meta.id of an envelope, shared by its retries"),
-    Qualifier("attempts", "attempts:>1", "attempts in the envelope; not the broker's deliveries"),
+    Qualifier("attempts", "attempts:>1", "attempts in the envelope, not the broker's deliveries"),
     Qualifier("verdict", "verdict:poison", "reason why the envelope was rejected; * for any"),
-    Qualifier("id", "id:d7e7*", "message id or its beginning, or #number"),
+    Qualifier("id", "id:d7e7*", "message id, the beginning of one, or #number"),
     Qualifier(
         "data.",
         "data.order_id:1042",
         "a member of an envelope's data, or of the body; also meta. and $.",
     ),
-    Qualifier("deliveries", "deliveries:>3", "number of times it was delivered"),
-    Qualifier("size", "size:>100k", "bytes of the body"),
-    Qualifier("ttl", "ttl:<60s", "time left, or never"),
-    Qualifier("age", "age:>1h", "time since it was published"),
-    Qualifier("reason", "reason:crc", "why it was settled or dead-lettered, or a verdict's detail"),
+    Qualifier("deliveries", "deliveries:>3", "number of deliveries"),
+    Qualifier("size", "size:>100k", "body size in bytes"),
+    Qualifier("ttl", "ttl:<60s", "time left until expiry, or never"),
+    Qualifier("age", "age:>1h", "time since publishing"),
+    Qualifier("reason", "reason:crc", "reason for settling or dead-lettering, or verdict detail"),
     Qualifier("origin", "origin:orders", "original queue of a dead-letter record"),
-    Qualifier("client", "client:10.0.0.7", "address or number of publisher or consumer"),
+    Qualifier("client", "client:10.0.0.7", "address or number of the publisher or consumer"),
 )
 
 
 def parse_search(text: str) -> SearchQuery:
-    """Parse a search; raise Problem 422 that names the invalid part and the allowed values."""
+    """Parse a search; raise a 422 ``Problem`` that names the invalid part and allowed values."""
     if len(text) > QUERY_CHARACTERS:
         raise Problem(
-            422, "bad_query", f"The search has {len(text)} characters.", field="q",
+            422, "bad_query", f"The search is too long: {len(text)} characters.", field="q",
             bound=f"at most {QUERY_CHARACTERS}",
         )  # fmt: skip
     if any("\ud800" <= mark <= "\udfff" for mark in text):
@@ -89,7 +89,7 @@ def parse_search(text: str) -> SearchQuery:
         term, at = _term(text, at)
         terms[term] = None
     if len(terms) > TERMS:
-        _refuse(f"The search has {len(terms)} terms.", f"at most {TERMS}")
+        _refuse(f"The search has too many terms: {len(terms)}.", f"at most {TERMS}")
     return SearchQuery(tuple(terms))
 
 
@@ -122,14 +122,14 @@ def _term(text: str, at: int) -> tuple[SearchTerm, int]:
             _refuse(f"{piece!r} has no text.", "at least one character")
         return SearchTerm("text", value, is_negated), end
     if not value and not is_quoted:
-        _refuse(f"{piece!r} needs a value.", f'{name}:value, or "{piece}" as text')
+        _refuse(f"{piece!r} requires a value.", f'{name}:value, or "{piece}" as text')
     root, _, path = name.partition(".")
     if path and root in _ROOTS:
         return _member(name, value, is_negated), end
     reader = _READERS.get(name)
     if reader is None:
         _refuse(
-            f'There is no qualifier {name!r}. To search for the text, write "{piece}".',
+            f'There is no qualifier {name!r}. To search for this text, write "{piece}".',
             " ".join(f"{known.name}:" for known in QUALIFIERS).replace("data.:", "data.path:"),
         )
     return reader(name, value, is_negated), end
@@ -170,9 +170,9 @@ def _wildcards(pattern: str) -> int:
 
 def _pattern(name: str, value: str, is_negated: bool) -> SearchTerm:
     if _HIDDEN.search(value):
-        _refuse(f"{name}: the value has a control character.", "no controls except line feeds")
+        _refuse(f"{name}: the value has a control character.", "line feeds only")
     if not value:
-        _refuse(f"{name}: has no value.", "at least one character")
+        _refuse(f"{name}: requires a value.", "at least one character")
     if _wildcards(value) > WILDCARDS:
         _refuse(f"{name}: has too many wildcards.", f"at most {WILDCARDS} of * and ?")
     return SearchTerm(name, value, is_negated)
@@ -190,7 +190,7 @@ def _id(name: str, value: str, is_negated: bool) -> SearchTerm:
     if re.fullmatch(r"#[0-9]{1,18}", plain) and value == plain:
         return SearchTerm(name, f"{int(plain[1:]):016x}*", is_negated)
     if not re.fullmatch(r"[0-9a-f]{1,32}", plain):
-        _refuse(f"{value!r} is not a message id.", "1 to 32 hex digits, or #number")
+        _refuse(f"{value!r} is not a valid message id.", "1 to 32 hex digits, or #number")
     return SearchTerm(name, plain if len(plain) == 32 else f"{plain}*", is_negated)
 
 
@@ -206,7 +206,7 @@ def _attempts(name: str, value: str, is_negated: bool) -> SearchTerm:
     """Parse an integer, possibly negative: envelopes may contain any integer."""
     found = re.fullmatch(r"(<=|>=|<|>|=)?(-?[0-9]{1,18})", value)
     if found is None:
-        _refuse(f"{name}: {value!r} is not allowed.", "a number: 3, >3, <=3")
+        _refuse(f"{name}: {value!r} is not valid.", "a number: 3, >3, <=3")
     return SearchTerm(name, value, is_negated, sign=found[1] or "=", number=int(found[2]))
 
 
@@ -221,7 +221,7 @@ def _compared(
 ) -> SearchTerm:
     found = _COMPARISON.fullmatch(value)
     if found is None:
-        _refuse(f"{name}: {value!r} is not allowed.", possible)
+        _refuse(f"{name}: {value!r} is not valid.", possible)
     sign, digits, unit = found[1] or "=", found[2], found[3].lower()
     if units is _SIZES and len(unit) > 1:
         unit = unit.removesuffix("ib").removesuffix("b")
@@ -236,9 +236,9 @@ def _member(path: str, value: str, is_negated: bool) -> SearchTerm:
     """Parse a member of a JSON body: ``data.order_id:1042``, ``$.items.0.sku:a*``."""
     steps = path.split(".")
     if len(steps) > PATH_STEPS or not all(map(_PATH_STEP.fullmatch, steps[1:])):
-        _refuse(f"{path}: is not a path in a body.", f"data.a.b, at most {PATH_STEPS} steps")
+        _refuse(f"{path}: is not a valid path.", f"data.a.b, at most {PATH_STEPS} steps")
     if "\0" in value:
-        _refuse(f"{path}: its value contains a NUL.", "no NUL")
+        _refuse(f"{path}: the value contains a NUL character.", "no NUL")
     if _wildcards(value) > WILDCARDS:
         _refuse(f"{path}: has too many wildcards.", f"at most {WILDCARDS} of * and ?")
     compared = re.fullmatch(r"(<=|>=|<|>)(-?[0-9]{1,18})", value)
@@ -284,7 +284,7 @@ def meta_search(meta_id: str) -> SearchQuery:
 
 
 def verdict_search(queue: str, reason: str = "*") -> SearchQuery:
-    """Return a search for the messages of a queue that validation rejected."""
+    """Return a search for a queue's messages that validation rejected."""
     terms = (
         SearchTerm("queue", escape_pattern(queue)),
         SearchTerm("state", "dead"),
@@ -294,7 +294,7 @@ def verdict_search(queue: str, reason: str = "*") -> SearchQuery:
 
 
 def group_search(group: DeadLetterGroup) -> SearchQuery:
-    """Return a search for a group's dead-letter records; ``*`` in its cause matches any text."""
+    """Return a search for a group's dead-letter records; ``*`` in the cause matches any text."""
     terms = [SearchTerm("queue", escape_pattern(group.queue)), SearchTerm("state", "ready")]
     tied = (None, None) if group.stated else (group.origin, group.reason)
     pairs = (("origin", tied[0]), ("urn", group.urn), ("reason", tied[1]))
@@ -318,5 +318,5 @@ def _cause_pattern(cause: str, *, is_whole: bool) -> str:
     """Return the pattern for a cause; only a truncated cause may be followed by more text."""
     pattern = "*".join(map(escape_pattern, cause.split("*")))
     if pattern.startswith(("<", ">")):
-        pattern = "\\" + pattern  # escaped, so that it is text and not a comparison
+        pattern = "\\" + pattern  # escaped, so that it is read as text and not as a comparison
     return pattern if is_whole else pattern.rstrip("*") + "*"

@@ -1,4 +1,4 @@
-"""The URLs of the admin: base path, queue names in paths, query strings."""
+"""Admin URLs: the base path, queue names in paths, and query strings."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -8,7 +8,7 @@ _ESCAPE: Final = "~"
 
 
 def encode_name(name: str) -> str:
-    """Return any queue name as one path segment.
+    """Encode any queue name as one path segment.
 
     Browsers resolve ``.`` and ``..`` even if percent-encoded, so a name that consists of dots or
     starts with ``~`` gets an additional leading ``~``.
@@ -19,7 +19,7 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(segment: str) -> str:
-    """Return the queue name in a raw path segment, which is not yet percent-decoded.
+    """Decode the queue name in a path segment that is not yet percent-decoded.
 
     A leading ``~`` is an escape only if ``~`` or nothing but dots follows; ``%7E`` never is one.
     So ``~orders`` and ``%7Eorders`` both name the queue ``~orders``, not ``orders``.
@@ -31,7 +31,7 @@ def decode_name(segment: str) -> str:
 
 
 def clean_base_path(text: str) -> str:
-    """Normalize the slashes of a base path: return ``/mq``, or ``""`` for none."""
+    """Normalize the slashes in a base path, as in ``/mq``; return ``""`` if the path is empty."""
     path = "/".join(part for part in text.split("/") if part)
     return f"/{path}" if path else ""
 
@@ -65,7 +65,7 @@ class Urls:
         return f"{self.base_path}/docs/{'' if name == 'index' else name}"
 
     def static(self, name: str) -> str:
-        """Return the URL of a file in ``templates/static/``; a change to any file changes it.
+        """Return the URL of a file in ``templates/static/``; the URL changes when any file changes.
 
         The version is a path segment, so scripts that import each other as ``./name.js`` always
         have the same version.

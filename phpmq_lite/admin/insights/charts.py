@@ -1,4 +1,4 @@
-"""Charts and totals computed from a summary.  Pure."""
+"""Pure functions that compute charts and totals from a pipeline summary."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -17,31 +17,31 @@ from phpmq_lite.insights_document import (
     SummaryStep,
 )
 
-_ROW_S: Final = {"24h": 60, "30d": 3_600}  # seconds per row of the summary
+_ROW_S: Final = {"24h": 60, "30d": 3_600}  # seconds covered by each summary row
 _SEEN: Final = TrendBucket()
 
 
 class InsightsCharts(NamedTuple):
-    """The charts for a span, and the table with their numbers."""
+    """The charts for a time span, and a table of the charted numbers."""
 
     span: TrendPeriod
     charts: tuple[Chart, ...]
     table: ChartTable
-    until: str  # the end of the span: "Nov 21, 22:40 UTC"
+    until: str  # end of the span, such as "Nov 21, 22:40 UTC"
     step: str  # length of a bucket, such as "6 min"
 
 
 def steps_of(summary: PipelineSummary, key: str, queue: str = "") -> Sequence[SummaryStep]:
-    """Return the summary rows of a span, for one queue or for all."""
+    """Return a span's summary rows, for one queue or for all queues."""
     steps = summary.last24h if key == "24h" else summary.last30d
     return [step for step in steps if step.queue == queue] if queue else steps
 
 
 def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> InsightsCharts:
-    """Draw the charts of one queue, or of all together, for the span that ends at the summary."""
+    """Draw charts for one queue, or all queues combined, over the span that ends at the summary."""
     span, now_s, row_s = SPANS[key], summary.finished_at // 1_000, _ROW_S[key]
     count = span.length_s // span.step_s
-    start_s = (now_s // row_s + 1) * row_s - span.length_s  # so the last bucket is full
+    start_s = (now_s // row_s + 1) * row_s - span.length_s  # so that the last bucket is complete
     sums: list[_BucketSums] = [_BucketSums() for _ in range(count)]
     for step in steps_of(summary, key, queue):
         at = (step.at_ms // 1_000 - start_s) // span.step_s
@@ -70,8 +70,6 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
 
 
 class _BucketSums:
-    """The sums of a bucket."""
-
     __slots__ = ("counts", "times")
 
     def __init__(self) -> None:
@@ -124,7 +122,7 @@ def _times(sums: Sequence[_BucketSums], what: str) -> list[ChartSeries]:
 
 
 def queue_totals(steps: Iterable[SummaryStep]) -> list[QueueTotals]:
-    """Return the totals by queue, most messages first."""
+    """Return each queue's totals, highest number of published plus settled messages first."""
     sums: dict[str, _BucketSums] = {}
     for step in steps:
         sums.setdefault(step.queue, _BucketSums()).add(step)

@@ -1,4 +1,4 @@
-"""History readers with their lag, and open claims."""
+"""History readers, their lag, and open claims."""
 
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -11,25 +11,25 @@ from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.storage.read.consumers import StoredPipeline
 from phpmq_lite.storage.read.database_size import measure_database
 
-BURST_MS: Final = 3_600_000  # a shorter period says little about the future
+BURST_MS: Final = 3_600_000  # minimum period for a rate, because bursts mislead forecasts
 
 
 @dataclass(slots=True, frozen=True)
 class HistoryExtent:
-    """The stored history and its retention; times are ms."""
+    """The stored history and its retention limits; times are in milliseconds."""
 
-    lo: int  # the first offset that still exists
-    hi: int  # the newest offset
+    lo: int  # oldest offset that still exists
+    hi: int  # newest offset
     rows: int
     bytes: int
-    oldest_at: int | None  # when the first row was settled
-    age_ms: int  # retention time: older rows are removed
+    oldest_at: int | None  # when the oldest row was settled
+    age_ms: int  # retention time; older rows are removed
     rows_max: int
     bytes_max: int
-    lo_deleted: int = 0  # deleted messages also exist from this offset on
+    lo_deleted: int = 0  # rows of deleted messages also exist from this offset on
 
     def per_ms(self, now_ms: int) -> float:
-        """The mean number of rows per millisecond, over a period of at least one hour."""
+        """The mean number of rows per millisecond, averaged over at least one hour."""
         if self.oldest_at is None:
             return 0.0
         return self.rows / max(now_ms - self.oldest_at, BURST_MS)
@@ -42,7 +42,7 @@ class ReaderLag:
     behind: int  # number of unread offsets
     is_reached: bool  # whether rows were removed before the reader read them
     reached_at: int | None  # Unix ms
-    bound: str | None  # the retention limit that removes them: days, rows or bytes
+    bound: str | None  # limit that will remove the rows: days, rows or bytes
 
 
 def measure_lag(
@@ -61,7 +61,7 @@ def measure_lag(
     found = [(next_settled_at + kept.age_ms, "days")]
     per_ms = kept.per_ms(now_ms)
     if per_ms > 0:
-        ahead = position + 1 - kept.lo  # rows that retention removes first
+        ahead = position + 1 - kept.lo  # rows that retention removes before the reader's next row
         to_come = max(kept.rows_max - kept.rows, 0) + ahead
         found.append((now_ms + round(to_come / per_ms), "rows"))
         size = kept.bytes / kept.rows if kept.rows else 0.0
@@ -95,13 +95,13 @@ class ReaderView(BaseModel):
     offset: int
     behind: int
     seen_at: int  # Unix ms
-    is_reached: bool  # rows were removed before it read them
+    is_reached: bool  # rows were removed before the reader read them
     reached_at: int | None
     bound: str | None
 
 
 class HistoryBoundsView(BaseModel):
-    """The extent of the history: all offsets above ``lo`` up to ``hi``, except deleted ones.
+    """The extent of the history: offsets above ``lo`` up to ``hi``, except deleted messages.
 
     Above ``lo_deleted``, deleted messages also exist.
     """
@@ -118,7 +118,7 @@ async def read_bounds(context: Context) -> HistoryBoundsView:
 
 
 async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
-    """Return the subscriptions whose queue the caller may see, oldest claim first."""
+    """Return the subscriptions whose queue the caller may see, ordered by oldest claim first."""
     rows = await StoredPipeline(context_of(request).readers).subscriptions()
     made = [
         SubscriptionClaimsView(
@@ -133,7 +133,7 @@ async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
 
 
 async def read_readers(context: Context) -> list[ReaderView]:
-    """Return the readers that have reported a position, furthest behind first."""
+    """Return the readers that have reported a position, ordered by largest lag first."""
     rows = await StoredPipeline(context.readers).readers()
     if not rows:
         return []

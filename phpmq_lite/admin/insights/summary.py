@@ -1,4 +1,4 @@
-"""The summary written by the pipeline, and its file."""
+"""The summary that the pipeline writes, and the file that stores it."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ IsQueueAllowed = Callable[[str], bool]
 
 
 def read_summary(raw: bytes) -> PipelineSummary:
-    """Parse a summary; 2 MiB take about 30 ms.
+    """Parse a summary; parsing 2 MiB takes about 30 ms.
 
     Raises:
         ValueError: the summary is not JSON or is invalid; the text names the member and the bound.
@@ -36,21 +36,21 @@ def _read(raw: bytes) -> object:
     try:
         return json.loads(raw.decode(), parse_constant=_refuse)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the content is nested too deeply") from None
     except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8") from None
+        raise ValueError("the content is not valid UTF-8") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is not JSON: {error}") from None
+        raise ValueError(f"the content is not valid JSON: {error}") from None
 
 
 def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"it is not JSON: {word} is not a number")
+    raise ValueError(f"the content is not valid JSON: {word} is not a number")
 
 
 def visible_to(
     summary: PipelineSummary, allow: IsQueueAllowed, known: Iterable[str] = ()
 ) -> PipelineSummary:
-    """Return the summary without the combined row and the queues that the caller may not see.
+    """Return a summary of only the queues that the caller may see, without the combined row.
 
     Only paths through allowed queues remain.  A step is text: its queue is the longest name in
     the summary or ``known`` that it begins with; a step without a queue is removed.
@@ -92,7 +92,7 @@ class BadSummaryError(Exception):
 
 
 class SummaryFile:
-    """The summary file and its parsed content, which is reused while the file is unchanged.
+    """The summary file and its parsed content, which is cached until the file changes.
 
     The file is the source of truth, because pipeline jobs on this machine also write it.
     """
@@ -103,7 +103,7 @@ class SummaryFile:
         self._writing = threading.Lock()  # all writers share one temporary file
 
     async def read(self) -> PipelineSummary | None:
-        """Return the summary; None if no job has written one.
+        """Return the summary, or None if no job has written one.
 
         Raises:
             BadSummaryError: the file cannot be read or is invalid.
@@ -137,7 +137,7 @@ class SummaryFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise BadSummaryError(f"it cannot be read: {error.strerror}") from error
+            raise BadSummaryError(f"the file cannot be read: {error.strerror}") from error
         if isinstance(kept[1], BadSummaryError):
             raise BadSummaryError(str(kept[1]))
         return kept[1]
@@ -145,7 +145,7 @@ class SummaryFile:
 
 def _parse_summary(raw: bytes) -> PipelineSummary | BadSummaryError:
     if len(raw) > SUMMARY_BYTES:
-        return BadSummaryError(f"it is larger than {SUMMARY_BYTES} bytes")
+        return BadSummaryError(f"the file is larger than {SUMMARY_BYTES} bytes")
     try:
         return read_summary(raw)
     except ValueError as error:

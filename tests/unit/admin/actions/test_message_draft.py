@@ -59,7 +59,7 @@ def test_base64_is_decoded() -> None:
         message_draft.make_bodies("AP8=\n", "base64", 2, 0, str, is_filled=True)
         == [b"\x00\xff"] * 2
     )
-    with pytest.raises(Problem, match="not base64"):
+    with pytest.raises(Problem, match="not valid base64"):
         bodies("A", "base64")
 
 

@@ -39,7 +39,7 @@ def test_what_the_jobs_did_not_learn_is_null() -> None:
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        (b"", "not JSON"),
+        (b"", "not valid JSON"),
         (b"[]", "must be an object"),
         (b"{}", "version"),
         (b'{"version": 2, "finished_at": 5}', "version must be 1"),
@@ -48,7 +48,7 @@ def test_what_the_jobs_did_not_learn_is_null() -> None:
         (b'{"version": 1, "finished_at": 5, "x": NaN}', "NaN is not a number"),
         (b'{"version": 1, "finished_at": 5, "last24h": [{"minute": 1}]}', "last24h.0.queue"),
         (b'{"version": 1, "finished_at": 5, "jobs": {}}', "jobs"),
-        (b"\xff\xfe", "not UTF-8"),
+        (b"\xff\xfe", "not valid UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
     ],
 )

@@ -159,6 +159,6 @@ def test_first_name_of_a_group_is_whole() -> None:
 
 def test_client_is_named_as_far_as_it_is_known() -> None:
     assert formats.client_name(None, None, None) == "nobody"
-    assert formats.client_name(0, None, None) == "this page or API"
+    assert formats.client_name(0, None, None) == "the admin page or API"
     assert formats.client_name(5, None, None) == "client 5"
     assert formats.client_name(5, "tcp", "h:1") == "client 5 · tcp h:1"
