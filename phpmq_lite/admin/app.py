@@ -1,4 +1,4 @@
-"""The admin as an aiohttp application: middlewares, start and stop."""
+"""The admin as an aiohttp application: middlewares, startup and shutdown."""
 
 import asyncio
 import time
@@ -84,10 +84,10 @@ def create_app(
     sources: Mapping[str, str] | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> web.Application:
-    """Create the application.  The caller runs it, and closes ``readers`` afterwards.
+    """Create the aiohttp application; the caller runs it and closes ``readers`` afterwards.
 
     Args:
-        engine: live figures and operations; first used by the first request.
+        engine: provides live figures and operations; first used by the first request.
         readers: opened on first use, when the database exists.
         settings: all settings of the broker, which the system page shows.
         version: shown on every page and in the metrics.
@@ -134,13 +134,13 @@ def create_app(
 
 
 async def _stop(app: web.Application) -> None:
-    """End bulk jobs, and streams and waiting requests, which would delay the server's stop."""
+    """End bulk jobs, streams and waiting requests, which would otherwise delay shutdown."""
     app[CONTEXT].live.close()
     await app[CONTEXT].actions.jobs.close()
 
 
 async def _count_refusals(app: web.Application) -> AsyncIterator[None]:
-    """Write the counts of refused logins once a minute; finally close the auth services."""
+    """Write refused-login counts once a minute, and close the auth services at shutdown."""
     context = app[CONTEXT]
 
     async def count() -> None:
@@ -177,7 +177,7 @@ async def _see_through_proxies(request: web.Request, handler: Handler) -> web.St
 
 @web.middleware
 async def _send_in_pieces(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Send a large response in pieces; finally release the request's memory."""
+    """Send a large response in pieces, then release the request's memory."""
     try:
         return await send_response(request, await handler(request))
     finally:
@@ -202,7 +202,7 @@ async def _observe(request: web.Request, handler: Handler) -> web.StreamResponse
 
 @web.middleware
 async def _guard_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse requests with an unknown Host header (``docs/operate/security.md`` 5)."""
+    """Refuse requests with an unknown Host header (``docs/operate/security.md``, section 5)."""
     if is_control(request) or is_known_host(request, known_hosts(context_of(request).settings)):
         return await handler(request)
     return web.Response(status=421)
@@ -285,7 +285,7 @@ def _check_request(request: web.Request, route: Route) -> None:
 
 
 async def _write(request: web.Request, route: Route) -> web.StreamResponse:
-    """Check and make a change; write its audit row even if it is refused.
+    """Check and make a change; write its audit row even if the change is refused.
 
     Also handles reads that have an audit name.
     """
@@ -296,7 +296,7 @@ async def _write(request: web.Request, route: Route) -> web.StreamResponse:
             await middleware.check_change(request, route)
         return await route.handler(request)
     except web.HTTPRedirection:
-        if not route.is_writing:  # redirected to the login
+        if not route.is_writing:  # redirected to the login page
             entry.result = "login"
         raise
     except Exception as error:

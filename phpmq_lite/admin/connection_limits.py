@@ -27,14 +27,14 @@ _log = get_logger(__name__)
 class SlowClientTimeouts:
     """Timeouts for slow peers, in seconds."""
 
-    head_s: float = 10.0  # until the first byte, and from there to the end of the headers
+    head_s: float = 10.0  # until the headers are complete; begins with the connection or request
     body_s: float = 30.0
-    body_bytes_per_s: int = 8 << 10  # a body at this rate or faster gets more time
+    body_bytes_per_s: int = 8 << 10  # each 8 KiB received adds one second to body_s
     answer_s: float = 30.0  # maximum time without progress; streams have their own timeouts
 
 
 class ConnectionLimits:
-    """All connections to the admin.  ``run`` closes slow ones."""
+    """Tracks all connections to the admin; ``run`` closes slow ones."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class ConnectionLimits:
     ) -> None:
         self.gate = gate
         self.timeouts = patience or SlowClientTimeouts()
-        self.ended: Counter[str] = Counter()  # slow connections closed, by reason
+        self.ended: Counter[str] = Counter()  # number of slow connections closed, by reason
         self.open: set[LimitedConnection] = set()
-        self._paused: deque[LimitedConnection] = deque()  # hold data of a refused body
+        self._paused: deque[LimitedConnection] = deque()  # connections with data of refused bodies
         self._trusted = tuple(trusted)
 
     @classmethod
@@ -58,7 +58,7 @@ class ConnectionLimits:
         return cls(gate, settings.admin.trusted_proxies)
 
     def name_of(self, host: str | None) -> str | None:
-        """Return the address to count; None if many clients share it, as behind a proxy."""
+        """Return the address to count, or None for a trusted proxy, which many clients share."""
         address = None if host is None else parse_address(host)
         is_trusted = address is not None and any(
             address.version == network.version and address in network for network in self._trusted
@@ -80,7 +80,7 @@ class ConnectionLimits:
                 limited.end(is_told=reason != ANSWER and limited.has_begun)
 
     def resume_in_turn(self, limited: "LimitedConnection") -> None:
-        """Queue a connection to resume reading; one queued connection reads every 2 ms.
+        """Queue a connection to resume reading; one queued connection resumes every 2 ms.
 
         Without this limit, 95 connections that sent refused bodies delayed a batch by 60 ms.
         """
@@ -94,7 +94,7 @@ class ConnectionLimits:
             asyncio.get_running_loop().call_later(_REST_EACH_S, self._read_next)
 
     async def run(self) -> None:
-        """Check all connections once a second."""
+        """Check all connections once a second, and close slow ones."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_INTERVAL_S)
@@ -102,9 +102,9 @@ class ConnectionLimits:
 
 
 class LimitedConnection(asyncio.Protocol):
-    """One connection, which passes its data to ``inner``, an aiohttp protocol.
+    """A connection that passes its data to ``inner``, an aiohttp protocol.
 
-    Without ``is_counted``, it does not count toward the limits, as for the control socket.
+    If ``is_counted`` is False, as for the control socket, it does not count toward the limits.
     """
 
     def __init__(
@@ -117,18 +117,18 @@ class LimitedConnection(asyncio.Protocol):
         self._name: str | None = None
         self._is_admitted = False
         self._transport: asyncio.Transport
-        self._began_at: float | None = None  # start of a request not yet in a handler
-        self._bytes = 0  # bytes received since then
-        self._request: web.BaseRequest | None = None  # the request that a handler processes
-        self._is_refused = False  # whether the remainder of a refused body is arriving
-        self._rest: list[bytes] = []  # held data of a refused body, passed on in turn
+        self._began_at: float | None = None  # when the current request began
+        self._bytes = 0  # bytes received since the request began
+        self._request: web.BaseRequest | None = None  # the request that a handler is processing
+        self._is_refused = False  # whether the rest of a refused body may still arrive
+        self._rest: list[bytes] = []  # held data of a refused body
         self._progress = WriteProgress()
-        self._stuck_at: float | None = None  # last progress of an unsent response
+        self._stuck_at: float | None = None  # last progress in sending a response
 
     # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, or close it if a limit is reached."""
+        """Accept the connection, or abort it if a limit is reached."""
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self._name = self._limits.name_of(peer[0] if isinstance(peer, tuple) else None)
@@ -143,7 +143,7 @@ class LimitedConnection(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass it on."""
+        """Stop counting the connection, and pass the event on."""
         if self._is_admitted:
             self._limits.open.discard(self)
             if self._is_counted:
@@ -151,7 +151,7 @@ class LimitedConnection(asyncio.Protocol):
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Record when a request began, and pass the data on."""
+        """Record when a request began, and pass the data on or hold it."""
         if not self._is_admitted:
             return
         if self._began_at is None:
@@ -167,17 +167,17 @@ class LimitedConnection(asyncio.Protocol):
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Pass it on."""
+        """Pass on any held data, then the end of the data."""
         self.resume_reading()
         self._inner.eof_received()
         return None
 
     def pause_writing(self) -> None:
-        """Pass it on."""
+        """Tell aiohttp to pause writing."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass it on."""
+        """Tell aiohttp to resume writing."""
         self._inner.resume_writing()
 
     # -- called by the application
@@ -196,10 +196,10 @@ class LimitedConnection(asyncio.Protocol):
     # -- called by ConnectionLimits
 
     def resume_reading(self) -> None:
-        """Pass on the held data, and resume reading."""
+        """Resume reading and pass on the held data."""
         rest, self._rest = b"".join(self._rest), []
         if rest and not self._transport.is_closing():
-            self._transport.resume_reading()  # first, because aiohttp may pause it again
+            self._transport.resume_reading()  # before data_received, which may pause reading again
             self._inner.data_received(rest)
 
     def slow_reason(self, now_s: float) -> str | None:
@@ -232,7 +232,7 @@ class LimitedConnection(asyncio.Protocol):
         return self._bytes > 0
 
     def end(self, *, is_told: bool) -> None:
-        """Close the connection, with a 408 if a request is incomplete."""
+        """Close the connection; if ``is_told``, send a 408 response first."""
         if is_told and not self._transport.is_closing():
             self._transport.write(_LATE)
             self._transport.close()
@@ -241,6 +241,6 @@ class LimitedConnection(asyncio.Protocol):
 
 
 def connection_of(request: web.BaseRequest) -> LimitedConnection | None:
-    """Return the limited connection of a request; None if the server has no limits."""
+    """Return a request's limited connection, or None if the server has no limits."""
     found = None if request.transport is None else request.transport.get_protocol()
     return found if isinstance(found, LimitedConnection) else None

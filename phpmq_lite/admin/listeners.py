@@ -1,4 +1,4 @@
-"""Binding of the control socket and the admin's addresses, without heavy imports."""
+"""Binding of the control socket and the admin addresses, without heavy imports."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ from typing import Final
 from phpmq_lite.errors import StartRefusedError, os_reason
 from phpmq_lite.server.addresses import LONGEST_UNIX_PATH, bind_private, bind_tcp, parse_endpoint
 
-_BACKLOG: Final = 128  # connections waiting to be accepted
+_BACKLOG: Final = 128  # maximum number of connections waiting to be accepted
 
 
 async def bind_sockets(
@@ -27,8 +27,8 @@ async def bind_sockets(
     """
     if (size := len(os.fsencode(control))) > LONGEST_UNIX_PATH:
         raise StartRefusedError(
-            f"the path of the control socket, {control}, is {size} bytes long; the limit is "
-            f"{LONGEST_UNIX_PATH}: choose a data folder with a shorter path (--data)"
+            f"the control socket path {control} is {size} bytes long; the limit is "
+            f"{LONGEST_UNIX_PATH}. Choose a data folder with a shorter path (--data)"
         )
     bound = [_bind_unix(stack, control)]
     bound[0].listen(_BACKLOG)
@@ -59,7 +59,7 @@ def _bind_unix(stack: AsyncExitStack, path: Path) -> socket.socket:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # a leftover file is stale, for example after a kill
+    with suppress(OSError):  # the next startup replaces a leftover file, as after a kill
         path.unlink()
 
 

@@ -1,4 +1,4 @@
-"""A page and its API call defined together, or an API call alone.
+"""Definitions of a page together with its API call, or of an API call alone.
 
 ``run`` validates, loads or acts. The page renders its result, or redirects with a message after an
 action; the API call returns the result as JSON. Both become ordinary rows of the route table. The
@@ -24,8 +24,8 @@ from phpmq_lite.admin.base.route import BODY_BYTES, VALUES, Handler, Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
 from phpmq_lite.admin.views.rendering import render_page
 
-_AS_TYPED: Final = frozenset({"password", "queue", "target"})  # outer spaces are significant
-_LINES: Final = frozenset({"queues"})  # lists, one item per line
+_AS_TYPED: Final = frozenset({"password", "queue", "target"})  # outer white space is significant
+_LINES: Final = frozenset({"queues"})  # lists with one item per line
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,11 +38,11 @@ class Page:
 
     path: str
     name: str
-    template: str = ""  # empty for a form
+    template: str = ""  # empty if the page is a form
     values: Callable[[web.Request, Any, Any], Awaitable[dict[str, Any]]] | None = None
     done: Callable[[web.Request, Any, Any], tuple[FlashMessage | str, str]] | None = None
     again: Callable[[web.Request, Form, Problem], Awaitable[web.Response]] | None = None
-    typed: Callable[[web.Request], Awaitable[Collection[str]]] | None = None  # confirmations
+    typed: Callable[[web.Request], Awaitable[Collection[str]]] | None = None  # accepted texts
     needs_reason: bool = False
 
 
@@ -54,7 +54,7 @@ class Api:
     path: str
     name: str
     status: int = 200
-    cli: str | None = None  # the command that makes this call
+    cli: str | None = None  # the CLI command that makes this call
     query: type[BaseModel] | None = None  # parameters of a GET, if it has any
 
 
@@ -71,7 +71,7 @@ class Resource:
     role: Role
     page: Page
     api: Api
-    view_model: Any = None  # None: ``run`` returns the model
+    view_model: Any = None  # None if ``run`` returns the model
     view: Callable[[web.Request, Any], BaseModel] | None = None
     audit: str | None = None  # the action's name in the audit log
     body: int = BODY_BYTES
@@ -186,7 +186,7 @@ def api_route(
 
 @cache
 def input_and_output(run: Callable[..., Awaitable[Any]]) -> tuple[type[BaseModel] | None, Any]:
-    """Return the models of the second parameter and the result, or None where there is no model."""
+    """Return the models of a function's second parameter and result, each None if absent."""
     _, *inputs, output = get_type_hints(run).values()
     models = [model for model in inputs if isinstance(model, type) and issubclass(model, BaseModel)]
     return (models[0] if models else None), (None if output is type(None) else output)
@@ -224,7 +224,7 @@ def bind_action(handler: Callable[..., Awaitable[Any]], action: Any, summary: st
 async def render_form(
     request: web.Request, template: str, problem: Problem | None, **values: Any
 ) -> web.Response:
-    """Render a form's page; after a refusal, with the problem's status, headers and text."""
+    """Render a form's page; after a refusal, include the problem's status, headers and text."""
     status = problem.status if problem else 200
     response = await render_page(request, template, status=status, problem=problem, **values)
     response.headers.update(problem.headers if problem else {})
@@ -232,14 +232,14 @@ async def render_form(
 
 
 def check_reason(form: Form) -> None:
-    """Reject a form without a reason.
+    """Refuse a form without a reason.
 
     Raises:
-        Problem: 422.
+        Problem: 422 if the reason is empty.
     """
     if not form.reason():
         raise Problem(422, "invalid", "Enter a reason for the audit log. Nothing was changed.",
-                      field="reason", bound="1 character or more")  # fmt: skip
+                      field="reason", bound="at least 1 character")  # fmt: skip
 
 
 def read_form_model(form: Form, model: type[BaseModel]) -> Any:
@@ -251,7 +251,7 @@ def read_form_model(form: Form, model: type[BaseModel]) -> Any:
     """
     values: dict[str, Any] = {}
     for name in model.model_fields:
-        if name == "ttl_s":  # a number and its unit
+        if name == "ttl_s":  # read from a number and a unit
             values[name] = form.ttl_s()
         elif name in _LINES and not form.texts(name, 1):
             continue

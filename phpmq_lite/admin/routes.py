@@ -1,4 +1,4 @@
-"""The route table of the pages and the API."""
+"""The route table for pages and the API."""
 
 from collections.abc import Callable
 from typing import Final
@@ -44,7 +44,7 @@ from phpmq_lite.admin.resources import (
     wait,
 )
 
-# If two routes match a path, the first one answers.
+# If two routes match a path, the first one handles the request.
 ROUTES: Final[tuple[Route, ...]] = (
     *health.ROUTES,
     *overview.ROUTES,
@@ -85,7 +85,7 @@ ROUTES: Final[tuple[Route, ...]] = (
 
 
 def route_paths() -> dict[str, str]:
-    """Return each route's path by its name, to build URLs."""
+    """Return the routes' paths, keyed by route name, for building URLs."""
     return {route.name: route.path for route in ROUTES}
 
 
@@ -100,4 +100,4 @@ def register_routes(app: web.Application, base_path: str, wrap: Callable[[Route]
 
 
 async def _defer_continue(_request: web.Request) -> None:
-    """Do not send 100 Continue yet: the body's reader sends it after all checks."""
+    """Send no 100 Continue yet, because the body's reader sends it after all checks."""

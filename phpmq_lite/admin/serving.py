@@ -17,7 +17,7 @@ from phpmq_lite.admin.connection_limits import ConnectionLimits, LimitedConnecti
 from phpmq_lite.logs import is_quiet
 
 _RETRY_S: Final = 0.1  # delay after a failed accept
-_LINGER_S: Final = 2.0  # a refused body is read no longer: reading it occupies the event loop
+_LINGER_S: Final = 2.0  # maximum time to read a refused body, which occupies the event loop
 _READ_BYTES: Final = 64 << 10  # read-ahead per body; aiohttp pauses reading at twice this size
 
 
@@ -27,7 +27,7 @@ async def open_admin(
     sockets: Iterable[socket.socket],
     tls: ssl.SSLContext | None,
 ) -> None:
-    """Serve connections to ``sockets``, the first of which is the control socket.
+    """Serve connections to ``sockets``; the first of these must be the control socket.
 
     Without ``tls``, all sockets use plain HTTP; Unix sockets never use TLS.
     """

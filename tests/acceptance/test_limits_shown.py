@@ -160,7 +160,7 @@ def test_page_names_every_limit_with_what_happens(
         name = setting.partition("=")[0]
         if name.endswith("_s") or name not in ("limits.frame_rate_bytes",):
             assert name.replace("_loopback", "") in page
-    for text in ("closed at once", "a publish to a new one is refused", "more is dispatched"):
+    for text in ("closed immediately", "to a new queue is refused", "no further dispatches"):
         assert text in page
 
 

@@ -254,7 +254,7 @@ async def test_jump_is_stored_and_told_at_once_also_while_nothing_happens(
         assert await ready(home) == ["{}"]
         assert home.rows("SELECT deadline_ms FROM message") == [before]
         assert (await home.control("GET", "/clock"))["jumps"] == 1
-        assert "Changed once since the start, the last time ahead" in (await browser.get("/")).text
+        assert "Changed once since startup, most recently forward" in (await browser.get("/")).text
 
 
 async def test_time_that_the_process_stood_still_is_no_acknowledgement_timeout(

@@ -36,7 +36,7 @@ async def test_overview_of_an_empty_broker_has_the_first_steps(site: HttpSite) -
 async def test_overview_says_what_needs_attention_and_leads_there(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     page = await site.get("/")
-    assert "3 ready and no consumer" in page.text
+    assert "3 ready messages and no consumer" in page.text
     assert "Needs attention" in page.text
     await site.publish("mail", "soon", ttl_s=60)
     page = await site.get("/?span=24h")

@@ -229,7 +229,7 @@ async def reports(site: HttpSite | HttpUser) -> str:
 async def test_first_start_reports_nothing(tmp_path: Path) -> None:
     async with running_site(tmp_path / "data") as site:
         assert "The broker was down" not in await text_of(site, "/")
-        assert "The first start" in await reports(site)
+        assert "First startup" in await reports(site)
 
 
 async def test_clean_stop_is_told_and_dismissed(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ async def test_clean_stop_is_told_and_dismissed(tmp_path: Path) -> None:
         pass
     async with running_site(tmp_path / "data") as site:
         text = await reports(site)
-        assert "came back after a clean stop" in text
+        assert "restarted after a clean stop" in text
         assert "The broker was down" in await text_of(site, "/")
         answer = await site.post("/restart/dismiss", start="2", next="/queues")
         assert (answer.status, answer.location) == (303, "/queues")

@@ -119,7 +119,7 @@ async def act_on_queue(
     limit: int | None = None,
     upto: int | None = None,
 ) -> BulkJob:
-    """Act on at most ``limit`` messages in a queue, in queue order, with seqs up to ``upto``."""
+    """Act on at most ``limit`` messages in a queue, in queue order, up to seq ``upto``."""
     return await act_on_search(request, name, asked, queue_search(name, states), limit, upto)
 
 

@@ -24,7 +24,7 @@ OPPOSITES: Final = {
 
 @dataclass(slots=True)
 class UndoRecord:
-    """The messages of an action to undo, in their order, with their old positions for PLACE."""
+    """An undo action and its messages in order, with their old positions if it is PLACE."""
 
     action: Action
     owner: str

@@ -36,7 +36,7 @@ from phpmq_lite.writes import (
 TOKEN_PREFIX: Final = "phpmq_"  # noqa: S105 - prefix of tokens
 IDLE_MS: Final = 12 * 3_600_000
 LONGEST_MS: Final = 7 * 86_400_000
-KEPT_MS: Final = 30 * 86_400_000  # session lifetime with "keep me signed in"; never idles out
+KEPT_MS: Final = 30 * 86_400_000  # session lifetime with "keep me signed in"; no idle timeout
 SEEN_EVERY_MS: Final = 300_000
 SESSIONS_PER_USER: Final = 50
 _AGENT_LENGTH: Final = 200
@@ -86,7 +86,7 @@ class Accounts:
         """Wait for pending writes to finish."""
         await asyncio.gather(*self._writes, return_exceptions=True)
 
-    # -- looking up
+    # -- lookup
 
     def user_of(self, session: LoginSession) -> User:
         """Return the user that a session belongs to."""
@@ -354,7 +354,7 @@ class Accounts:
             token.last_used_at = now_ms
             self._store_later(SetTokenUsed(now_ms, token.token_id))
 
-    # -- writing
+    # -- writes
 
     async def _store(
         self, entry: AuditEntry | None, rows: Iterable[Write], done: Callable[[], None]

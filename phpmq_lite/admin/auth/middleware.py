@@ -165,7 +165,7 @@ def _is_program(request: web.Request) -> bool:
     return not ({"Cookie", "Sec-Fetch-Site", "Sec-Fetch-Mode"} & set(request.headers))
 
 
-# -- for streams
+# -- streams
 
 
 def session_key_of(request: web.Request) -> str:

@@ -102,7 +102,7 @@ KNOWN_S: Final = 30 * 86_400.0
 
 
 class LoginThrottle:
-    """Limits login attempts; refused attempts do not count.  Times are seconds of any clock.
+    """Limits login attempts; refused attempts do not count.  Times are in seconds from any clock.
 
     Memory is bounded by the attempts in the last minute and the addresses that logged in.
     """

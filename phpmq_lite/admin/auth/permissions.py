@@ -14,7 +14,7 @@ from phpmq_lite.storage.read.messages import MessageRow, is_message_id
 _FORWARD: Final = "forward:"  # prefix that marks an on_expire value as a queue name
 
 
-# -- rights
+# -- queues and messages
 
 
 def allowed_queues(request: web.Request) -> frozenset[int] | None:

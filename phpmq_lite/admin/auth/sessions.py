@@ -19,7 +19,7 @@ _NOTES: Final = 64  # maximum number of sessions with a pending message
 
 @dataclass(slots=True, frozen=True)
 class FlashMessage:
-    """A message to show on the next page; ``undo`` is a token, ``link`` a URL and a text."""
+    """A message to show on the next page; ``undo`` is a token, ``link`` a URL and link text."""
 
     text: str
     undo: str | None = None

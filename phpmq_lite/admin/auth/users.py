@@ -113,7 +113,7 @@ def check_globs(globs: Sequence[str]) -> tuple[str, ...]:
         )  # fmt: skip
     if len(found) > GLOBS or not all(1 <= len(glob) <= GLOB_LENGTH for glob in found):
         raise Problem(
-            422, "invalid", "queues: too many patterns, or one is too long or empty.",
+            422, "invalid", "There are too many queue patterns, or one is empty or too long.",
             field="queues", bound=f"at most {GLOBS} patterns of 1 to {GLOB_LENGTH} characters",
         )  # fmt: skip
     return found
@@ -297,8 +297,8 @@ def check_attempts(request: web.Request) -> None:
         raise Problem(
             429,
             "too_many_tries",
-            f"Too many attempts from {throttle_key(address_of(request))}, or from "
-            f"all addresses. Try again in {wait} seconds. No account is locked.",
+            f"Too many attempts from {throttle_key(address_of(request))} or from all addresses "
+            f"together. Try again in {wait} seconds. No account is locked.",
             headers={"Retry-After": wait},
         )
 

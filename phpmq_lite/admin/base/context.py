@@ -52,7 +52,7 @@ def is_match(name: str, globs: Iterable[str]) -> bool:
     return _is_match(name, tuple(globs))
 
 
-@lru_cache(maxsize=1 << 16)  # every request checks all queues; 0.2 µs each, not 2 µs
+@lru_cache(maxsize=1 << 16)  # 0.2 µs instead of 2 µs; every request checks all queues
 def _is_match(name: str, globs: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs)
 

@@ -98,7 +98,7 @@ class HttpMemory:
         )  # fmt: skip
 
     def _slowest_transfer(self, hold: "MemoryReservation", more: int) -> "MemoryReservation | None":
-        """Return the transfer to end for a request: its identity's own, or one of a larger user."""
+        """Return the transfer to end: one of the same identity, or one of a larger user."""
         own = self._of[hold.identity]
         is_share = self._is_over_share(hold, more)
         candidates = [

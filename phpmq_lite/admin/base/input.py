@@ -20,7 +20,7 @@ from phpmq_lite.admin.base.route import ROUTE
 from phpmq_lite.admin.base.urls import decode_name, is_own_path
 from phpmq_lite.queue_settings import LONGEST_NAME, NAME_RULE, name_problem
 
-# -- audit
+# -- paths
 
 
 def path_name(request: web.Request, key: str) -> str:
@@ -161,11 +161,11 @@ SubscriptionName = Annotated[
 TraceId = Annotated[str | None, Field(description="trace id of the envelope; null if it has none")]
 TtlSeconds = Annotated[
     int | None,
-    Field(ge=0, le=TTL_MAX_S, description="time to live; 0 means forever, null the queue default"),
+    Field(ge=0, le=TTL_MAX_S, description="seconds to live; 0 is forever, null the queue default"),
 ]
 UndoToken = Annotated[
     str | None,
-    Field(description="token for POST /undo/{token}, valid for an hour; null if irreversible"),
+    Field(description="token for POST /undo/{token}, valid for an hour; null if there is none"),
 ]
 
 

@@ -170,11 +170,11 @@ def _wildcards(pattern: str) -> int:
 
 def _pattern(name: str, value: str, is_negated: bool) -> SearchTerm:
     if _HIDDEN.search(value):
-        _refuse(f"{name}: the value has a control character.", "line feeds only")
+        _refuse(f"{name}: the value has a control character.", "no controls except line feeds")
     if not value:
-        _refuse(f"{name}: requires a value.", "at least one character")
+        _refuse(f"{name}: a value is required.", "at least one character")
     if _wildcards(value) > WILDCARDS:
-        _refuse(f"{name}: has too many wildcards.", f"at most {WILDCARDS} of * and ?")
+        _refuse(f"{name}: too many wildcards.", f"at most {WILDCARDS} of * and ?")
     return SearchTerm(name, value, is_negated)
 
 
@@ -236,11 +236,11 @@ def _member(path: str, value: str, is_negated: bool) -> SearchTerm:
     """Parse a member of a JSON body: ``data.order_id:1042``, ``$.items.0.sku:a*``."""
     steps = path.split(".")
     if len(steps) > PATH_STEPS or not all(map(_PATH_STEP.fullmatch, steps[1:])):
-        _refuse(f"{path}: is not a valid path.", f"data.a.b, at most {PATH_STEPS} steps")
+        _refuse(f"{path!r} is not a valid path.", f"data.a.b, at most {PATH_STEPS} steps")
     if "\0" in value:
         _refuse(f"{path}: the value contains a NUL character.", "no NUL")
     if _wildcards(value) > WILDCARDS:
-        _refuse(f"{path}: has too many wildcards.", f"at most {WILDCARDS} of * and ?")
+        _refuse(f"{path}: too many wildcards.", f"at most {WILDCARDS} of * and ?")
     compared = re.fullmatch(r"(<=|>=|<|>)(-?[0-9]{1,18})", value)
     if compared and not is_pattern(value):
         return SearchTerm("data", value, is_negated, path, compared[1], int(compared[2]))

@@ -50,7 +50,7 @@ def _refuse(word: str) -> NoReturn:
 def visible_to(
     summary: PipelineSummary, allow: IsQueueAllowed, known: Iterable[str] = ()
 ) -> PipelineSummary:
-    """Return a summary of only the queues that the caller may see, without the combined row.
+    """Return the summary limited to queues that the caller may see, without the combined row.
 
     Only paths through allowed queues remain.  A step is text: its queue is the longest name in
     the summary or ``known`` that it begins with; a step without a queue is removed.

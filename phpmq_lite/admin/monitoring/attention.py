@@ -1,4 +1,4 @@
-"""Notices about what needs attention, each with a link to the page that shows it."""
+"""Notices about problems that need attention, each with a link to the relevant page."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,63 +15,63 @@ from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad, RecentActivity
 
-EXPIRY_NOTICE_MS: Final = 600_000  # ten minutes
-LATELY_MS: Final = 86_400_000  # period over which dead letters and expiries count
+EXPIRY_NOTICE_MS: Final = 600_000  # messages that expire this soon cause a notice
+LATELY_MS: Final = 86_400_000  # period for which dead letters and expiries are counted
 NOTICES_MAX: Final = 200
-_HELD_LONG_MS: Final = 3_600_000  # for queues without an acknowledgement timeout
-_LOST: Final = ("Envelopes", "Dead letters")  # links of notices about unhandled messages
+_HELD_LONG_MS: Final = 3_600_000  # applies to queues without an acknowledgement timeout
+_LOST: Final = ("Envelopes", "Dead letters")  # link texts of notices about unhandled messages
 _DISK_WARN: Final = 0.85
 _DISK_BAD: Final = 0.93
 
 
 @dataclass(slots=True, frozen=True)
 class Notice:
-    """Something that needs attention; ``route`` and ``values`` link to its page."""
+    """A notice about something that needs attention; ``route`` and ``values`` link to a page."""
 
-    level: str  # bad, warn
-    who: str  # queue, client or part of the broker
+    level: str  # bad or warn
+    who: str  # queue, client or component of the broker
     text: str
     route: str
     values: dict[str, str]
-    go: str  # text of the link
+    go: str  # link text
 
 
 @dataclass(slots=True, frozen=True)
 class AttentionFacts:
-    """The facts behind the notices; queues by number, times in Unix ms."""
+    """The facts behind the notices; queues are keyed by id, and times are in Unix ms."""
 
     now_ms: int
     ages: Mapping[int, int] = field(default_factory=dict)  # publish time of the first ready message
     expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # count, earliest expiry
-    deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # recent, by reason
-    unread: Mapping[int, int] = field(default_factory=dict)  # recently expired without a consumer
+    deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # recent, keyed by reason
+    unread: Mapping[int, int] = field(default_factory=dict)  # recently expired, never dispatched
     held: Sequence[ConsumerLoad] = ()
     refused: Mapping[str, int] = field(default_factory=dict)  # recent refusals by reason
-    disk_share: float = 0.0  # used share of the disk
+    disk_share: float = 0.0  # fraction of the disk that is used
     wal_bytes: int = 0
     wal_limit_bytes: int = 1 << 62
-    damage: Sequence[str] = ()  # findings of the scrub
+    damage: Sequence[str] = ()  # damage found by the scrub
     backup_error: str | None = None  # why the last backup failed, if it did
     backup_age_ms: int | None = None  # age of the newest backup, if backups are scheduled
     backup_each_ms: int = 0
 
 
 def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
-    """Return the notices, worst first, at most ``NOTICES_MAX`` of them."""
+    """Return at most ``NOTICES_MAX`` notices, most severe first."""
     found = [*_of_broker(status, seen)]
     for client in status.clients:
         if client.paused_reason:
             who = f"Client {client.client}"
-            text = f"{client.address} is not read: {client.paused_reason}"
+            text = f"{client.address} is not being read: {client.paused_reason}"
             found.append(Notice("warn", who, text, "clients", {}, "See clients"))
     held, named = _longest(seen.held), dead_letter_queues_named(status.queues)
     for queue in status.queues:
-        # Do not format notices beyond the limit: for 10,000 queues that would take 40 ms.
+        # Notices beyond the limit are not formatted, which would take 40 ms for 10,000 queues.
         is_waiting = expects_waiting(queue) or queue.name in named
         found += _of_queue(queue, seen, is_waiting, only_bad=len(found) >= NOTICES_MAX)
         if queue.queue_id in held:
             found += _of_holder(queue, held[queue.queue_id], seen.now_ms)
-    # At equal levels, messages that no consumer handled come before messages that only wait.
+    # Within a level, notices about unhandled messages come before those about waiting messages.
     found.sort(key=lambda notice: (notice.level, notice.go not in _LOST))
     return found[:NOTICES_MAX]
 
@@ -90,7 +90,7 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
         yield Notice("bad", "Publishing", text, "system", {}, "Storage")
     elif seen.disk_share >= _DISK_WARN:
         level = "bad" if seen.disk_share >= _DISK_BAD else "warn"
-        text = f"{seen.disk_share:.0%} full; publishing stops when it is full"
+        text = f"{seen.disk_share:.0%} full; publishing stops when the disk is full"
         yield Notice(level, "Disk", text, "system", {}, "Storage")
     if seen.wal_bytes > 2 * seen.wal_limit_bytes:
         text = (
@@ -101,16 +101,16 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
     yield from _maintenance_notices(seen)
     if status.clock_doubt_ms:
         text = (
-            f"At the start it was {_duration(status.clock_doubt_ms)} ahead; until someone decides "
-            "whether this is right, no message expires because of it"
+            f"The clock was {_duration(status.clock_doubt_ms)} ahead at startup; until an operator "
+            "decides whether this is right, no message expires because of the difference"
         )
         yield Notice("bad", "Clock", text, "system", {}, "Decide")
     elif status.clock_jumps:
         times = "once" if status.clock_jumps == 1 else f"{status.clock_jumps:,} times"
-        way = "ahead" if status.clock_jump_ms > 0 else "back"
+        way = "forward" if status.clock_jump_ms > 0 else "back"
         text = (
-            f"Changed {times} since the start, the last time {way} by "
-            f"{formats.format_duration(abs(status.clock_jump_ms))}; deadlines did not move"
+            f"Changed {times} since startup, most recently {way} by "
+            f"{formats.format_duration(abs(status.clock_jump_ms))}; deadlines are unaffected"
         )
         yield Notice("warn", "Clock", text, "system", {}, "System")
     if total := sum(seen.refused.values()):
@@ -130,7 +130,7 @@ def _maintenance_notices(seen: AttentionFacts) -> Iterator[Notice]:
         yield Notice("bad", "Backup", text, "backups", {}, "Backups")
     elif seen.backup_age_ms is not None and seen.backup_age_ms > 2 * seen.backup_each_ms:
         text = (
-            f"The newest is {_duration(seen.backup_age_ms)} old; backups are due every "
+            f"The newest backup is {_duration(seen.backup_age_ms)} old; backups are due every "
             f"{_duration(seen.backup_each_ms)}"
         )
         yield Notice("warn", "Backup", text, "backups", {}, "Backups")
@@ -142,7 +142,7 @@ def _maintenance_notices(seen: AttentionFacts) -> Iterator[Notice]:
 def _of_queue(
     queue: QueueStatus, seen: AttentionFacts, is_waiting: bool, *, only_bad: bool
 ) -> Iterator[Notice]:
-    """Yield the notices about a queue; ``is_waiting`` if its messages are expected to wait."""
+    """Yield a queue's notices; ``is_waiting`` says whether its messages are expected to wait."""
     expires = queue.queue_id in seen.expiring and not queue.consumers
     # Messages that are forwarded or dead-lettered when they expire are not lost.
     is_losing = expires and queue.settings.on_expire == "history"
@@ -153,7 +153,7 @@ def _of_queue(
     if only_bad:
         return
     if queue.ready and not queue.consumers and not is_losing and not is_waiting:
-        text = f"{formats.format_number(queue.ready)} ready and no consumer"
+        text = f"{count_of(queue.ready, 'ready message', 'ready messages')} and no consumer"
         yield _notice(queue, "warn", text, "See messages")
     if paused := paused_sides(queue):
         yield _notice(queue, "warn", " and ".join(paused).capitalize(), "Resume")
@@ -192,7 +192,7 @@ def _over_limits(queue: QueueStatus, seen: AttentionFacts) -> Iterator[Notice]:
             yield _notice(queue, "bad", text, "See messages")
     if settings.alert_messages and queue.ready > settings.alert_messages:
         text = (
-            f"{formats.format_number(queue.ready)} ready; "
+            f"{count_of(queue.ready, 'ready message', 'ready messages')}; "
             f"the limit is {formats.format_number(settings.alert_messages)}"
         )
         yield _notice(queue, "bad", text, "See messages")
@@ -220,11 +220,11 @@ def _longest(held: Iterable[ConsumerLoad]) -> dict[int, ConsumerLoad]:
 
 
 def expects_waiting(queue: QueueStatus) -> bool:
-    """Return whether messages are expected to wait here, as dead letters and delayed retries do."""
+    """Return whether a queue's messages are expected to wait, like dead letters or retries."""
     return queue.name.endswith((".dlq", ".retry"))
 
 
-# -- words
+# -- texts
 
 
 def _notice(queue: QueueStatus, level: str, text: str, go: str, **values: str) -> Notice:
@@ -256,7 +256,7 @@ def _duration(ms: int) -> str:
 async def read_notices(
     context: Context, status: BrokerStatus, ages: dict[int, int]
 ) -> list[Notice]:
-    """Read the current status and return the notices for it."""
+    """Read the facts that ``status`` lacks, and return the notices."""
     now_ms, signs = context.now_ms(), RecentActivity(context.readers)
     since_ms = now_ms - LATELY_MS
     disk = await measure_disk(context.readers.path)

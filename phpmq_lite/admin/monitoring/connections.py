@@ -1,4 +1,4 @@
-"""Connections: their labels, figures and held messages."""
+"""Client connections: labels, figures and held messages."""
 
 import asyncio
 import socket
@@ -25,7 +25,7 @@ from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
 HELD_SHOWN: Final = 50
 CLOSED_MS: Final = 24 * 3_600_000  # how long closed connections are listed
 LABEL: Final = "label"  # kind of saved item
-LABEL_MAX: Final = 60  # characters
+LABEL_MAX: Final = 60  # maximum length of a label in characters
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid of a Unix peer
 HIDDEN_QUEUE_TEXT: Final = "hidden: you may not see this queue"
 
@@ -50,26 +50,26 @@ class ConnectionSnapshot:
     held: list[HeldMessage] = field(default_factory=list)  # longest held first
     held_total: int = 0
     recorder: FrameRecorder | None = None
-    pid: int | None = None  # pid of a Unix peer
+    pid: int | None = None  # process id of a Unix peer
 
 
 # -- labels
 
 
 async def read_labels(context: Context) -> dict[str, str]:
-    """Return the labels given to addresses and networks."""
+    """Return the labels of addresses and networks, keyed by address or network."""
     rows = await SavedItems(context.readers).all(LABEL)
     return {row.name: row.content for row in rows if isinstance(row.content, str)}
 
 
 def host_of(address: str) -> str:
-    """Return an address without its port; the whole text if it has no port."""
+    """Return an address without its port, or the whole text if it has no port."""
     place = processes.split_address(address)
     return address if place is None else str(place[0])
 
 
 def label_of(address: str, labels: Mapping[str, str]) -> str:
-    """Return the label of an address, or that of the smallest labelled network it belongs to."""
+    """Return the label of an address, or of the smallest labelled network that contains it."""
     if not labels:
         return ""
     host = host_of(address)
@@ -90,7 +90,7 @@ def label_of(address: str, labels: Mapping[str, str]) -> str:
 
 
 def read_label_name(text: str) -> str | None:
-    """Parse what a label applies to: an address, a network or ``unix``; None if invalid."""
+    """Parse the address, network or ``unix`` that a label applies to; return None if not valid."""
     text = text.strip()
     if text == "unix":
         return text
@@ -106,7 +106,7 @@ def read_label_name(text: str) -> str | None:
 
 
 def format_figures(client: ClientStatus) -> dict[str, str]:
-    """Return a connection's table cells, keyed by live field."""
+    """Return a connection's table cells, keyed by the name of the live field."""
     held = sum(held for _, held in client.queues.values())
     credit = sum(credit for credit, _ in client.queues.values())
     return {
@@ -123,7 +123,7 @@ def format_figures(client: ClientStatus) -> dict[str, str]:
 
 
 def describe_protocol(framing: str | None, packet_header: int | None, revision: str | None) -> str:
-    """Describe the revision and framing of a connection."""
+    """Describe a connection's framing and protocol revision."""
     if framing is None:
         return "nothing yet"
     words = [framing, str(packet_header or ""), revision or ""]
@@ -188,14 +188,14 @@ def _unix_pid(connection: Any) -> int | None:
         return None
     try:
         raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    except OSError:  # already closed; the core learns this in the current or next batch
+    except OSError:  # the socket is closed; the core learns this in the current or next batch
         return None
     pid: int = _CREDENTIALS.unpack(raw)[0]
     return pid or None
 
 
 async def find_process(address: str, pid: int | None) -> processes.PeerProcess | None:
-    """Find the process at the other end, using a thread; None if it is not visible."""
+    """Find a connection's peer process, in a thread; return None if it is not visible."""
     if pid is not None:
         return await asyncio.to_thread(processes.describe, pid)
     return await asyncio.to_thread(processes.find_peer, address)
@@ -211,14 +211,14 @@ _DIGITS: Final = 18
 
 
 def parse_client_number(text: str) -> int:
-    """Parse the number of a connection; raise Problem 404 if it is not a number."""
+    """Parse a connection number; raise a 404 ``Problem`` if the text is not a number."""
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS):
         raise not_found("client", text)
     return int(text)
 
 
 async def find_client(request: web.Request, number: int) -> ClientRow:
-    """Return the row of a connection, open or closed.
+    """Return a connection's row, whether the connection is open or closed.
 
     Raises:
         Problem: 404 if it never existed or its row no longer exists.
@@ -234,5 +234,5 @@ async def find_client(request: web.Request, number: int) -> ClientRow:
 
 
 def find_client_status(request: web.Request, number: int) -> ClientStatus | None:
-    """Return the figures of an open connection."""
+    """Return a connection's figures, or None if it is not open."""
     return next((c for c in status_of(request).clients if c.client == number), None)

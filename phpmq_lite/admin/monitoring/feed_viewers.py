@@ -1,4 +1,4 @@
-"""Which clients share a live feed, and whose limit each stream counts against."""
+"""Rules for which viewers share a live feed, and whose limit each stream counts toward."""
 
 from collections.abc import Callable, Hashable
 from typing import Final
@@ -11,7 +11,7 @@ from phpmq_lite.admin.monitoring.live_feeds import CONTROL
 
 FEED: Final = web.RequestKey[Hashable]("feed", object)  # key of the requested feed
 _NOT_FILTER: Final = frozenset({"topic", "ids", "after", "format", "cursor"})
-_FILTER_CHARACTERS: Final = 4_000  # maximum length of a filter, which is part of the key
+_FILTER_CHARACTERS: Final = 4_000  # maximum length of a filter value, which is part of the key
 
 
 def feed_key(request: web.Request, topic: str, ids: tuple[int, ...] = ()) -> Hashable:
@@ -22,12 +22,12 @@ def feed_key(request: web.Request, topic: str, ids: tuple[int, ...] = ()) -> Has
         if value and name not in _NOT_FILTER
     ))  # fmt: skip
     identity = identity_of(request)
-    actor = identity.actor if identity.queues else ""  # they see only their own bulk jobs
+    actor = identity.actor if identity.queues else ""  # limited callers see only their own jobs
     return topic, ids, filter_, identity.role, identity.queues, actor
 
 
 def stream_owner(request: web.Request) -> str:
-    """Return the owner that a stream counts for: a browser session or a program."""
+    """Return the browser session or program whose limit a stream counts toward."""
     if identity_of(request).kind == "control":
         return CONTROL
     return session_key_of(request)

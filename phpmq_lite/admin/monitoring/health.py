@@ -16,7 +16,7 @@ from phpmq_lite.admin.monitoring.metrics import answer_metrics
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
 
-# Progress of the start, in percent, at the beginning of each step.
+# Startup progress, in percent, at the beginning of each step.
 _STEPS: Final = {
     "starting": 0,
     "checking the write-ahead log": 10,
@@ -34,16 +34,16 @@ class HealthCheck:
     name: str
     is_good: bool
     text: str
-    is_needed: bool = True  # if False, the broker is ready but degraded when the check fails
+    is_needed: bool = True  # if False, a failure makes the broker degraded but not unready
 
 
 def start_percent(step: str) -> int:
-    """Return the progress of the start in percent."""
+    """Return the startup progress in percent."""
     return _STEPS.get(step, 80)
 
 
 async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck]:
-    """Check everything that readiness requires, and disk space, without reading the database."""
+    """Check disk space and everything that readiness requires, without reading the database."""
     settings = context.settings
     disk = await asyncio.to_thread(_disk, context.readers.path.parent, status)
     is_started = context.is_ready() or status.is_draining
@@ -62,14 +62,14 @@ async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck
 
 
 def _disk(folder: Path, status: BrokerStatus) -> list[HealthCheck]:
-    """Check the data folder, in a thread.
+    """Check the data folder; this blocks, so it runs in a thread.
 
     A broker with little disk space is still ready, because consumers must reach it to free space.
     """
     try:
         found = os.statvfs(folder)
     except OSError as error:
-        return [HealthCheck("writable", is_good=False, text=f"the data folder: {error.strerror}")]
+        return [HealthCheck("writable", is_good=False, text=f"data folder: {error.strerror}")]
     is_writable = not found.f_flag & os.ST_RDONLY and os.access(folder, os.W_OK)
     says = "the data folder is writable" if is_writable else "the data folder is not writable"
     free = formats.format_size(found.f_bavail * found.f_frsize)
@@ -94,12 +94,12 @@ _RETRY: Final = {"Retry-After": "1"}
 
 
 async def answer_livez(request: web.Request) -> web.StreamResponse:
-    """Return 200 as long as the event loop runs."""
+    """Return 200 as long as the event loop is running."""
     return web.Response(text="alive\n")
 
 
 async def answer_readyz(request: web.Request) -> web.StreamResponse:
-    """Return 200 if the broker serves clients: migrated, writable, listening, not draining."""
+    """Return 200 if the broker can serve clients: migrated, writable, listening, not draining."""
     context = context_of(request)
     status = context.engine.summary()
     found = await run_checks(context, status)
@@ -121,7 +121,7 @@ async def answer_readyz(request: web.Request) -> web.StreamResponse:
 
 
 async def answer_startupz(request: web.Request) -> web.StreamResponse:
-    """Return 200 once the start is complete; before that, 503 with the step and progress."""
+    """Return 200 once startup is complete; before that, return 503 with the step and progress."""
     if is_started(request):
         return web.Response(text="started\n")
     step = context_of(request).engine.summary().step
@@ -131,7 +131,7 @@ async def answer_startupz(request: web.Request) -> web.StreamResponse:
 
 
 def is_started(request: web.Request) -> bool:
-    """Return whether the start is complete; it remains True while the broker drains."""
+    """Return whether startup is complete; the result stays True while the broker drains."""
     context = context_of(request)
     return context.is_ready() or context.engine.summary().is_draining
 

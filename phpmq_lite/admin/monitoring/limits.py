@@ -1,4 +1,4 @@
-"""The broker's limits, how much of each is used, and what happens above them."""
+"""The broker's limits, their current usage, and what happens when they are exceeded."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,44 +14,44 @@ from phpmq_lite.server.backpressure import IDLE_S, NOT_READ, NOT_TAKEN, SILENT, 
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
 
-_CLOSED: Final = "closed at once"
+_CLOSED: Final = "closed immediately"
 _ENDED: Final = "closed"
-_NO_DISPATCH: Final = "nothing more is dispatched to the consumer"
-_SHARED: Final = "queues that hold their share get no dispatches; others get up to 25 % more"
+_NO_DISPATCH: Final = "the consumer gets no further dispatches"
+_SHARED: Final = "queues that hold their share get no dispatches; other queues get up to 25 % more"
 
 
 @dataclass(slots=True, frozen=True)
 class LimitUsage:
-    """One limit.  A figure is None if it does not exist, as for limits that apply to each peer."""
+    """A limit and its usage.  Figures that do not exist are None, as for limits on each peer."""
 
-    key: str  # label in the metrics
+    key: str  # label value in the metrics
     name: str
     bound: int
     then: str  # what happens above the limit
     used: int | None = None
-    reached: int | None = None  # times it was reached since the start
-    setting: str = ""  # setting that changes it; empty if it is fixed
+    reached: int | None = None  # number of times it was reached since startup
+    setting: str = ""  # setting that changes the limit; empty if the limit is fixed
     unit: str = ""  # bytes, s, or empty for a count
 
     @property
     def share(self) -> float | None:
-        """The used fraction, from 0 to 1."""
+        """The fraction of the limit that is used, or None if the usage is unknown."""
         return None if self.used is None else self.used / self.bound
 
     @property
     def level(self) -> str:
-        """The CSS class: bad if the limit makes something wait, warn if it soon will."""
+        """The CSS class: ``bad`` if the limit is reached, ``warn`` from 80 % of the limit."""
         share = self.share or 0.0
         return "bad" if share >= 1 else "warn" if share >= 0.8 else ""
 
     @property
     def shown(self) -> str:
-        """Format the current use."""
+        """The current usage, formatted for display."""
         return formats.DASH if self.used is None else self._format_value(self.used)
 
     @property
     def shown_bound(self) -> str:
-        """Format the limit."""
+        """The limit, formatted for display."""
         return self._format_value(self.bound)
 
     def _format_value(self, value: int) -> str:
@@ -61,7 +61,7 @@ class LimitUsage:
 
 
 def count_paused_readers(status: BrokerStatus) -> Counter[str]:
-    """Count the connections that are currently not read, by reason."""
+    """Count the connections that are currently not being read, by reason."""
     return Counter(
         reason
         for client in status.clients
@@ -71,7 +71,7 @@ def count_paused_readers(status: BrokerStatus) -> Counter[str]:
 
 
 def list_limits(context: Context, status: BrokerStatus) -> list[LimitUsage]:
-    """Return all limits with their current use."""
+    """Return all limits with their current usage."""
     settings = context.settings
     return [
         *_of_connections(settings, status),
@@ -96,7 +96,7 @@ def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[LimitU
         "limits.connections_per_address",
     )  # fmt: skip
     yield LimitUsage(
-        "silent", "Silence, if four of five connections are used", IDLE_S, _ENDED,
+        "silent", "Silence, when 80 % of connections are in use", IDLE_S, _ENDED,
         reached=closed.get(SILENT, 0), unit="s",
     )  # fmt: skip
     yield LimitUsage(
@@ -105,7 +105,7 @@ def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[LimitU
     )  # fmt: skip
     yield LimitUsage(
         "write_timeout", "Time without reading", most.write_timeout_s,
-        "closed; the messages it held return",
+        "closed; messages held by the client return",
         reached=closed.get(NOT_READ, 0) + closed.get(NOT_TAKEN, 0),
         setting="limits.write_timeout_s", unit="s",
     )  # fmt: skip
@@ -115,12 +115,12 @@ def _of_messages(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsag
     most, refused = settings.limits, status.refused or {}
     held = [held for client in status.clients for _, held in client.queues.values()]
     yield LimitUsage(
-        "max_content", "Content of a message", most.max_content, "closed; HTTP 413",
+        "max_content", "Message content size", most.max_content, "closed; HTTP 413",
         reached=(status.protocol_errors or {}).get("too-large", 0),
         setting="limits.max_content", unit="bytes",
     )  # fmt: skip
     yield LimitUsage(
-        "max_queues", "Queues", most.max_queues, "a publish to a new one is refused",
+        "max_queues", "Queues", most.max_queues, "publishing to a new queue is refused",
         status.queue_count, refused.get("too many queues", 0), "limits.max_queues",
     )  # fmt: skip
     yield LimitUsage(
@@ -190,20 +190,22 @@ def _of_admin(context: Context) -> Iterator[LimitUsage]:
     )  # fmt: skip
     yield LimitUsage(
         "http_memory", "Large requests and responses", most.http_memory,
-        "the slowest is closed; others are refused with 429 or 503",
+        "the slowest transfer is closed; others are refused with 429 or 503",
         memory.used, memory.reached, "limits.http_memory", "bytes",
     )  # fmt: skip
     yield LimitUsage(
         "http_slow", "Time to send a request", round(connections.timeouts.head_s),
-        "408, then closed; the same for a slow body", reached=connections.ended.total(), unit="s",
+        "closed with status 408, which also applies to slow bodies",
+        reached=connections.ended.total(), unit="s",
     )  # fmt: skip
     yield LimitUsage(
         "streams", "Pages with live updates", STREAMS, "further pages poll every few seconds",
         live.streams, live.streams_refused,
     )  # fmt: skip
     yield LimitUsage(
-        "waits", "Waits for a message", WAITS, "refused: 429", len(live.waits), live.waits_refused
-    )
+        "waits", "Waits for a message", WAITS, "refused with 429",
+        len(live.waits), live.waits_refused,
+    )  # fmt: skip
     yield LimitUsage(
         "selections", "Frozen selections", selections.BYTES_MAX, "the oldest is dropped",
         selected.bytes, selected.dropped, unit="bytes",

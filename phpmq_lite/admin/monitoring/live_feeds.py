@@ -1,4 +1,4 @@
-"""Live feeds, each evaluated once a second and shared by all its viewers."""
+"""Live feeds, each of which is evaluated once a second and shared by all of its viewers."""
 
 import asyncio
 from collections import Counter, OrderedDict, deque
@@ -15,11 +15,11 @@ EVERY_S: Final = 1.0  # interval between evaluations of a feed
 STREAMS: Final = 64
 STREAMS_PER_SESSION: Final = 4  # browsers open six connections per host, including streams
 STREAMS_OF_CONTROL: Final = 16  # for the control socket, which has no sessions
-STREAM_S: Final = 600.0  # then the browser must reconnect with its current permissions
+STREAM_S: Final = 600.0  # after this time, the browser must reconnect with its current permissions
 IDLE_FEEDS: Final = 64  # feeds kept without streams, for polls and reconnects
 ROWS: Final = 500  # rows kept per feed
 FIRST_ROWS: Final = 100  # rows sent to a viewer without an event id
-CONTROL: Final = "control"  # the session of the control socket
+CONTROL: Final = "control"  # session key of the control socket
 
 FeedData = Mapping[str, Any]
 EvaluateFeed = Callable[[], Awaitable[FeedData]]
@@ -28,7 +28,7 @@ _log = get_logger(__name__)
 
 
 class FeedPosition(NamedTuple):
-    """How far a viewer has seen a feed; as text, it is the event id."""
+    """A viewer's position in a feed; its text form is the event id."""
 
     feed: int
     version: int
@@ -39,7 +39,7 @@ class FeedPosition(NamedTuple):
 
 
 def parse_position(text: str) -> FeedPosition | None:
-    """Parse an event id; None if it is invalid."""
+    """Parse an event id; return None if it is not valid."""
     parts = text.split("-")
     if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts):
         return None
@@ -55,7 +55,7 @@ class FeedUpdate:
 
 
 class Feed:
-    """The current data of a topic, with the version of each change.
+    """A topic's current data, with the version in which each field last changed.
 
     Data for ``update`` has the members ``shown`` and ``points`` (a text per field), ``rows``
     (only new rows), ``missed`` (number of rows omitted before them), and any other single values.
@@ -65,7 +65,7 @@ class Feed:
         self.number = number
         self._version = 0
         self._fields: dict[tuple[str, str], tuple[Any, int]] = {}  # (member, key) -> value, version
-        self._rows: deque[tuple[int, dict[str, Any]]] = deque(maxlen=ROWS)  # number, row
+        self._rows: deque[tuple[int, dict[str, Any]]] = deque(maxlen=ROWS)  # row number, row
         self._row = 0  # total number of rows, including omitted ones
 
     @property
@@ -96,7 +96,7 @@ class Feed:
         return self.position != before
 
     def since(self, seen: FeedPosition | None) -> FeedUpdate:
-        """Return the changes since a position, or everything for None or another feed."""
+        """Return the changes since a position; return everything for None or another feed."""
         if seen is None or seen.feed != self.number:
             seen = None
         data: dict[str, Any] = {}
@@ -123,7 +123,7 @@ class Feed:
 
 
 class FeedStream:
-    """A viewer's stream.  Call ``next`` until it returns None; ``reason`` then says why."""
+    """A viewer's stream.  ``next`` returns updates, then None when ``reason`` is set."""
 
     def __init__(
         self, session: str, seen: FeedPosition | None, is_alive: Callable[[], bool]
@@ -139,7 +139,7 @@ class FeedStream:
 
     @property
     def was_shown(self) -> bool:
-        """Return whether the viewer has received anything."""
+        """Return whether ``show`` has been called."""
         return self._feed is not None
 
     def show(self, feed: Feed) -> None:
@@ -148,12 +148,12 @@ class FeedStream:
         self._changed.set()
 
     def end(self, reason: str) -> None:
-        """End the stream: ``next`` returns None after any pending updates."""
+        """End the stream, after which ``next`` returns None."""
         self.reason = self.reason or reason
         self._changed.set()
 
     async def next(self) -> FeedUpdate | None:
-        """Wait for the next change and return it; None if the stream has ended."""
+        """Wait for the next change and return it, or return None if the stream has ended."""
         while not self.reason:
             await self._changed.wait()
             self._changed.clear()
@@ -189,11 +189,11 @@ class FeedState:
 
 
 class LiveFeeds:
-    """All feeds and streams of an admin.  ``close`` ends streams and waits immediately."""
+    """All feeds and streams of an admin; ``close`` immediately ends streams and pending waits."""
 
     def __init__(self) -> None:
         self.is_closed = False
-        # Waiting identities by wake-up event; ``close`` sets the events.
+        # Maps each wake-up event, which ``close`` sets, to the identity that waits for it.
         self.waits: dict[asyncio.Event, str] = {}
         self.states: dict[Hashable, FeedState] = {}  # keyed by feed key
         self._feeds: OrderedDict[Hashable, _Running] = OrderedDict()  # least recently used first
@@ -215,7 +215,7 @@ class LiveFeeds:
         )
 
     def close(self) -> None:
-        """End all streams and waits when the broker stops."""
+        """End all streams and pending waits because the broker is stopping."""
         self.is_closed = True
         for running in self._feeds.values():
             for stream in running.streams:
@@ -233,7 +233,7 @@ class LiveFeeds:
         seen: FeedPosition | None,
         is_alive: Callable[[], bool],
     ) -> FeedStream | None:
-        """Open a stream; None if there are too many, in which case the caller must poll.
+        """Open a stream, or return None if there are too many and the caller must poll.
 
         Args:
             key: identifies the data: streams with the same key share evaluations.
@@ -254,7 +254,7 @@ class LiveFeeds:
         running.streams.add(stream)
         if running.task is None or running.task.done():
             running.task = asyncio.create_task(self._run(running))
-        elif running.feed.position.version:  # show the latest evaluation at once
+        elif running.feed.position.version:  # show the latest evaluation immediately
             stream.show(running.feed)
         return stream
 
@@ -270,7 +270,7 @@ class LiveFeeds:
     async def poll(
         self, key: Hashable, evaluate: EvaluateFeed, seen: FeedPosition | None
     ) -> FeedUpdate:
-        """Return changes since a position, without a stream; evaluate at most once a second."""
+        """Return the changes since a position; evaluate the feed at most once a second."""
         running = self._feed(key, evaluate)
         now_s = asyncio.get_running_loop().time()
         if now_s - running.evaluated_at >= EVERY_S:
@@ -303,7 +303,7 @@ class LiveFeeds:
                 for stream in running.streams:
                     stream.end("gone")
                 return
-            except PhpmqError as error:  # for example a read that took too long: retry in a second
+            except PhpmqError as error:  # for example, a read took too long; retry in a second
                 if not is_quiet("live_failed"):
                     _log.warning("live_failed", reason=str(error))
             except Exception as error:

@@ -1,4 +1,4 @@
-"""Metric series: queues with their own label, and HTTP requests by route."""
+"""Metric series for queues with their own label, and for HTTP requests by route."""
 
 import asyncio
 from bisect import bisect_left
@@ -15,24 +15,24 @@ GAUGES: Final = ("ready", "dispatched", "dead", "bytes", "consumers", "credit",
 
 
 def label_name(name: str) -> str:
-    """Return the label of a queue; a name that begins with ``~`` gets a second one."""
+    """Return a queue's label; a name that begins with ``~`` gets a second ``~``."""
     return f"~{name}" if name.startswith("~") else name
 
 
 class QueueSeries:
-    """The series for one label: sums over its queues at this scrape."""
+    """The series for one label, with sums over its queues at this scrape."""
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self.counts: Counter[str] = Counter()  # since the start, keyed "acked", "dead crc", …
-        self.wait: Sequence[int] = ()  # wait and hold are histograms since the start
+        self.counts: Counter[str] = Counter()  # since startup, by names such as "dead crc"
+        self.wait: Sequence[int] = ()  # wait and hold are histograms since startup
         self.hold: Sequence[int] = ()
         self.gauges: Counter[str] = Counter()
         self.oldest_at: int | None = None  # Unix ms
-        self.is_alive = False  # whether it has a queue at this scrape
+        self.is_alive = False  # whether any queue has this label at this scrape
         self._last: Counter[str] = Counter()  # the sums at the previous scrape
         self._base: Counter[str] = Counter()  # counts from removed queues
-        self._wait, self._hold = _Span(), _Span()  # the same for the histograms
+        self._wait, self._hold = _Span(), _Span()  # previous and removed counts of the histograms
         self._is_rest = label == OTHER
 
     def begin(self) -> None:
@@ -42,7 +42,7 @@ class QueueSeries:
         self.oldest_at, self.is_alive = None, False
 
     def add(self, queue: QueueStatus) -> None:
-        """Add one queue."""
+        """Add a queue's figures."""
         self.is_alive = True
         counts, gauges = self.counts, self.gauges
         for key, count in queue.totals.items():
@@ -61,8 +61,8 @@ class QueueSeries:
     def end(self) -> None:
         """Compensate for counts that fell because a queue was removed or reset.
 
-        If the queue shared a label, the sum falls by its counts; if it had its own label, the
-        counts started at 0 again.
+        If the queue shared a label, the sum falls by that queue's counts; if it had its own label,
+        the counts started at 0 again.
         """
         now, last = self.counts, self._last
         fell = {key: before - now[key] for key, before in last.items() if now[key] < before}
@@ -74,7 +74,7 @@ class QueueSeries:
         self.hold = self._hold.take(self.hold, is_rest=self._is_rest)
 
     def set_oldest(self, at_ms: int) -> None:
-        """Record when the first ready message in one of its queues was published."""
+        """Record when a queue's first ready message was published; keep the earliest time."""
         if self.oldest_at is None or at_ms < self.oldest_at:
             self.oldest_at = at_ms
 
@@ -99,16 +99,16 @@ class _Span:
 
 
 class MetricLabels:
-    """The queue labels of one broker.  Each scrape calls ``begin``, ``add`` repeatedly, ``end``."""
+    """A broker's queue labels.  A scrape calls ``begin``, ``add`` for each slice, and ``end``."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()  # held during a scrape
         self._named: dict[str, QueueSeries] = {}  # keyed by label, in order of assignment
-        self._ids: dict[int, QueueSeries] = {}  # keyed by queue_id; queues with their own label
+        self._ids: dict[int, QueueSeries] = {}  # queues with their own label, keyed by queue_id
         self._gone: dict[str, None] = {}  # labels of removed queues, oldest first
         self._other = QueueSeries(OTHER)
         self._has_other = False
-        # Highest queue_id in earlier scrapes: older queues that shared a label keep sharing it.
+        # Highest queue_id in earlier scrapes; older queues that shared a label keep sharing it.
         self._seen = 0
         self._highest = 0
 
@@ -119,7 +119,7 @@ class MetricLabels:
             group.begin()
 
     def add(self, queues: Iterable[QueueStatus], limit: int) -> None:
-        """Add queues, oldest first, with at most ``limit`` labels."""
+        """Add queues, oldest first, and assign at most ``limit`` labels."""
         for queue in queues:
             group = self._ids.get(queue.queue_id) or self._group(queue, limit)
             group.add(queue)
@@ -127,7 +127,7 @@ class MetricLabels:
                 self._highest = queue.queue_id
 
     def _group(self, queue: QueueStatus, limit: int) -> QueueSeries:
-        """Return the series for a queue without its own label."""
+        """Return the series for a queue that has no label yet."""
         name = label_name(queue.name)
         known = self._named.get(name)
         if known is None and (queue.queue_id <= self._seen or not self._has_place(limit)):
@@ -144,7 +144,7 @@ class MetricLabels:
         return len(self._named) < limit
 
     def end(self) -> None:
-        """Finish a scrape; queues that were not added have been removed."""
+        """Finish a scrape, treating queues that were not added as removed."""
         self._ids = {key: group for key, group in self._ids.items() if group.is_alive}
         for name, group in self._named.items():
             if not group.is_alive:
@@ -167,7 +167,7 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 
 
 class DurationHistogram:
-    """A histogram of durations, with one count per bound and one above the last bound."""
+    """A histogram of durations, with a count for each bound and one above the last bound."""
 
     __slots__ = ("counts", "total_s")
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the broker (``docs/reference/metrics.md``)."""
+"""The broker's Prometheus metrics (``docs/reference/metrics.md``)."""
 
 import asyncio
 import platform
@@ -39,10 +39,10 @@ from phpmq_lite.storage.read.database_size import measure_database
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SIDES: Final = {"delivery": "delivery_paused", "publishing": "publishing_paused"}
 
-# Bounds of wait and hold times in ms: they are octave edges of the histogram, so sums are exact.
+# Wait and hold time bounds in ms; they are octave edges of the histogram, so counts are exact.
 SPANS_MS: Final = tuple(1 << power for power in range(0, 28, 2))
 
-_SOURCES: Final = ("http", "ui", "cli")  # sources of published messages; all others came over TCP
+_SOURCES: Final = ("http", "ui", "cli")  # sources of published messages, except tcp
 _QUEUE_COUNTERS: Final = {  # metric -> key in a queue's counts
     "publishes_deduplicated": "deduplicated",
     "messages_dispatched": "dispatched",
@@ -59,7 +59,7 @@ _QUEUE_GAUGES: Final = {  # metric -> key in a queue's gauges
     "queue_consumers": "consumers",
     "queue_credit": "credit",
 }
-_REFUSALS: Final = {  # reason in the core -> label value
+_REFUSALS: Final = {  # refusal reason in the core -> label value
     "paused": "paused",
     "queue full: messages": "queue_full",
     "queue full: bytes": "queue_full",
@@ -69,16 +69,16 @@ _REFUSALS: Final = {  # reason in the core -> label value
     DISK_LOW[1]: DISK_LOW[0],
     DATABASE_FULL[1]: DATABASE_FULL[0],
 }
-# Also exported as 0, because Prometheus does not count a series' first value as an increase.
+# Exported even if 0, because Prometheus does not count a series' first value as an increase.
 _KNOWN_DEATHS: Final = ("client", "crc", "expired", "max_deliveries", "not_forwarded")
 _KNOWN_REFUSALS: Final = ("database_full", "disk_full", "draining", "paused", "too_large")
 
 
 @dataclass(slots=True, frozen=True)
 class MetricReadings:
-    """A scrape's figures other than queues; None for a figure that could not be read."""
+    """All figures of a scrape except queue figures; None if a figure could not be read."""
 
-    status: BrokerStatus  # the queues in it are not used
+    status: BrokerStatus  # its queue figures are not used
     http: HttpCounters
     version: str
     now_ms: int
@@ -88,14 +88,14 @@ class MetricReadings:
     history_offset: int | None = None
     removed: int | None = None
     streams: int = 0
-    exports: int = 0  # running exports
-    export_ends: Mapping[str, int] = field(default_factory=dict)  # ended exports by outcome
+    exports: int = 0  # number of running exports
+    export_ends: Mapping[str, int] = field(default_factory=dict)  # ended exports, by outcome
     login_failures: int = 0
     limits: Sequence[LimitUsage] = ()
-    backup_at: int = 0  # Unix ms; 0: no backup yet
+    backup_at: int = 0  # time of the last backup in Unix ms; 0 if there is none
     backup_failed: bool = False  # whether the last backup failed
-    scrub_at: int = 0  # Unix ms; end of the last complete scrub; 0: none yet
-    damage: int = 0  # known damaged bodies and structural faults
+    scrub_at: int = 0  # end of the last complete scrub in Unix ms; 0 if there is none
+    damage: int = 0  # number of known damaged bodies and structural faults
 
 
 @dataclass(slots=True, frozen=True)
@@ -106,11 +106,11 @@ class MetricDefinition:
     name: str  # without the prefix phpmq_ and the suffix for its kind
     help: str
     labels: tuple[str, ...] = ()
-    value: Callable[[MetricReadings], float | None] | None = None  # for a metric without labels
+    value: Callable[[MetricReadings], float | None] | None = None  # only for metrics without labels
 
     @property
     def full_name(self) -> str:
-        """The name of the metric's samples."""
+        """The metric's name in samples, with its prefix and suffix."""
         return f"phpmq_{self.name}{_SUFFIXES.get(self.kind, '')}"
 
     def family(self) -> Any:
@@ -132,24 +132,25 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
         _D("counter", "messages_published", "Stored messages; source is tcp, http, ui or cli",
            ("queue", "source")),
         _D("counter", "publishes_deduplicated",
-           "Publishes whose key was already stored; they were not stored again", _QUEUE),
+           "Publishes not stored again because their key was already stored", _QUEUE),
         _D("counter", "messages_dispatched", "Messages dispatched to consumers", _QUEUE),
         _D("counter", "messages_redelivered", "Repeated dispatches of a message", _QUEUE),
         _D("counter", "messages_acked", "Acknowledged messages", _QUEUE),
         _D("counter", "messages_requeued",
-           "Messages moved to the end of their queue; by is client or operator", ("queue", "by")),
+           "Messages moved to the end of their queue, by a client or operator", ("queue", "by")),
         _D("counter", "messages_returned",
-           "Messages returned to their position: credit replaced, timeout or connection lost",
+           "Messages returned to their position after a timeout, lost connection or new credit",
            _QUEUE),
         _D("counter", "messages_expired",
-           "Expired messages; dispatched is yes or never", ("queue", "dispatched")),
+           "Expired messages; dispatched is yes, or never for messages without any dispatch",
+           ("queue", "dispatched")),
         _D("counter", "messages_forwarded", "Expired messages moved to another queue", _QUEUE),
         _D("counter", "messages_dead",
-           "Dead-lettered messages; client, expired, max_deliveries, not_forwarded and crc (the "
-           "stored body is damaged) are always present, other reasons after their first message",
+           "Dead-lettered messages; the reasons client, expired, max_deliveries, not_forwarded and "
+           "crc (damaged body) are always exported, other reasons after their first message",
            ("queue", "reason")),
         _D("counter", "messages_quarantined",
-           "Messages dead-lettered because of their envelope's verdict: poison, missing_meta, …",
+           "Messages dead-lettered for their envelope's verdict, such as poison or missing_meta",
            ("queue", "reason")),
         _D("counter", "messages_deleted", "Deleted or purged messages", _QUEUE),
         _D("counter", "messages_restored", "Deleted messages that were restored", _QUEUE),
@@ -159,15 +160,15 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
         _D("gauge", "queue_bytes", "Total size of the bodies of live messages", _QUEUE),
         _D("gauge", "queue_oldest_deliverable_age_seconds",
            "Age of the first ready message; absent if there is none", _QUEUE),
-        _D("gauge", "queue_consumers", "Consumers", _QUEUE),
-        _D("gauge", "queue_credit", "Messages that the consumers can accept now", _QUEUE),
+        _D("gauge", "queue_consumers", "Number of consumers", _QUEUE),
+        _D("gauge", "queue_credit", "Messages that consumers can accept now", _QUEUE),
         _D("gauge", "queue_paused",
-           "1: delivery or publishing is paused; for ~other, the number of such queues",
+           "1 if delivery or publishing is paused; for ~other, the number of paused queues",
            ("queue", "side")),
         _D("gauge", "queue_for_dead_letters",
-           "1: a dead-letter queue (its name ends in .dlq, or another queue names it); absent for "
-           "other queues and ~other", _QUEUE),
-        _D("histogram", "wait_seconds", "Time from publish to first dispatch", _QUEUE),
+           "1 for a dead-letter queue (its name ends in .dlq, or another queue names it); absent "
+           "for other queues and ~other", _QUEUE),
+        _D("histogram", "wait_seconds", "Time from publishing to first dispatch", _QUEUE),
         _D("histogram", "hold_seconds", "Time from dispatch to settlement", _QUEUE),
     ),
     "Clients and publishers": (
@@ -176,25 +177,26 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
            value=lambda r: r.status.clients_opened),
         _D("counter", "clients_closed", "Closed PHPMQ connections", ("reason",)),
         _D("gauge", "readers_paused",
-           "Connections not being read: memory, resident, unstored, receipts, queue, disk or "
-           "ending", ("reason",)),
+           "Connections not being read; reason is memory, resident, unstored, receipts, queue, "
+           "disk or ending", ("reason",)),
         _D("counter", "publishes_refused",
-           "Refused publishes: paused, queue_full, too_many_queues, too_large, disk_full, "
-           "database_full, draining or connection_ended", ("reason",)),
+           "Refused publishes; reason is paused, queue_full, too_many_queues, too_large, "
+           "disk_full, database_full, draining or connection_ended", ("reason",)),
         _D("counter", "protocol_errors", "Connections that violated the protocol", ("code",)),
         _D("counter", "acks_ignored",
-           "Commands without effect: foreign, settled, unknown or wrong_queue", ("reason",)),
+           "Commands without effect; reason is foreign, settled, unknown or wrong_queue",
+           ("reason",)),
         _D("counter", "network_bytes", "Bytes on PHPMQ connections; direction is in or out",
            ("direction",)),
     ),
     "The broker": (
         _D("info", "build", "Always 1; build is compiled or pure Python",
            ("version", "python", "sqlite", "build")),
-        _D("gauge", "ready", "1: the broker accepts messages",
+        _D("gauge", "ready", "1 if the broker accepts messages",
            value=lambda r: r.status.is_ready and not r.status.is_draining),
-        _D("gauge", "start_time_seconds", "Unix time of the start",
+        _D("gauge", "start_time_seconds", "Unix time at which the broker started",
            value=lambda r: r.status.started_at / 1_000),
-        _D("gauge", "event_loop_lag_seconds", "Delay of the event loop, measured once a second",
+        _D("gauge", "event_loop_lag_seconds", "Event loop delay, measured once a second",
            value=lambda r: r.status.loop_lag_ms / 1_000),
         _D("gauge", "inbox_commands", "Commands waiting for the next transaction",
            value=lambda r: r.status.inbox),
@@ -205,52 +207,53 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
            value=lambda r: r.status.window_messages),
         _D("gauge", "body_cache_bytes", "Total size of the bodies in memory",
            value=lambda r: r.status.body_cache_bytes),
-        _D("histogram", "commit_seconds", "Duration of a transaction with its fsync"),
+        _D("histogram", "commit_seconds", "Duration of a transaction, including its fsync"),
         _D("histogram", "commit_batch_size",
            "Messages created, dispatched or settled in a transaction"),
         _D("gauge", "db_bytes", "Size of the database files: database, wal and shm", ("file",)),
-        _D("gauge", "disk_free_bytes", "Free space on the disk of the database",
+        _D("gauge", "disk_free_bytes", "Free space on the disk that holds the database",
            value=lambda r: r.disk_free),
         _D("gauge", "publishing_stopped",
-           "1: no space: publishes are refused or wait (storage.free_bytes, storage.max_bytes)",
+           "1 if publishes are refused or wait for space (storage.free_bytes, storage.max_bytes)",
            value=lambda r: bool(r.status.shortage)),
-        _D("gauge", "storing_stopped", "1: nothing can be stored",
+        _D("gauge", "storing_stopped", "1 if nothing can be stored",
            value=lambda r: bool(r.status.write_problem)),
-        _D("gauge", "ballast", "1: the reserve for a full disk exists (storage.ballast_bytes)",
+        _D("gauge", "ballast", "1 if the full-disk reserve exists (storage.ballast_bytes)",
            value=lambda r: r.status.has_ballast),
         _D("gauge", "history_rows", "Settled messages in the history",
            value=lambda r: r.history_rows),
-        _D("gauge", "history_offset", "Last offset of the history",
+        _D("gauge", "history_offset", "Last offset in the history",
            value=lambda r: r.history_offset),
         _D("counter", "retention_removed",
            "Settled messages removed by retention since the database was created",
            value=lambda r: r.removed),
         _D("gauge", "backup_last_success_timestamp_seconds",
-           "Unix time of the last backup; 0: none", value=lambda r: r.backup_at / 1_000),
-        _D("gauge", "backup_failed", "1: the last backup failed", value=lambda r: r.backup_failed),
+           "Unix time of the last backup; 0 if none", value=lambda r: r.backup_at / 1_000),
+        _D("gauge", "backup_failed", "1 if the last backup failed",
+           value=lambda r: r.backup_failed),
         _D("gauge", "scrub_last_success_timestamp_seconds",
-           "Unix time of the last complete scrub; 0: none", value=lambda r: r.scrub_at / 1_000),
+           "Unix time of the last complete scrub; 0 if none", value=lambda r: r.scrub_at / 1_000),
         _D("gauge", "damage_found",
            "Damaged bodies and structural faults in the database; alert above 0",
            value=lambda r: r.damage),
     ),
     "Limits": (
         _D("gauge", "limit",
-           "Limit in bytes, seconds or a number: connections, held, memory, streams, …, as on the "
-           "System page", ("limit",)),
-        _D("gauge", "limit_used", "Current use of the limit, if it is one figure", ("limit",)),
-        _D("counter", "limit_reached", "Times that the limit was exceeded", ("limit",)),
+           "Each limit on the System page (connections, held, memory, streams, …), in bytes, in "
+           "seconds or as a count", ("limit",)),
+        _D("gauge", "limit_used", "Current usage of the limit, if it is one figure", ("limit",)),
+        _D("counter", "limit_reached", "Number of times that the limit was exceeded", ("limit",)),
         _D("gauge", "clock_doubt_seconds",
-           "Time by which the clock was ahead at the start, until someone decides whether it "
-           "is right; 0: nothing to decide", value=lambda r: r.status.clock_doubt_ms / 1_000),
+           "How far the clock was ahead at startup, until an operator decides whether it is "
+           "right; 0 if no decision is pending", value=lambda r: r.status.clock_doubt_ms / 1_000),
         _D("counter", "clock_jumps",
-           "Changes of the wall clock, including the last downtime",
+           "Wall clock changes, including any during the last downtime",
            value=lambda r: r.status.clock_jumps),
     ),
     "The admin": (
         _D("counter", "http_requests", "HTTP responses; route is a name, not a path",
            ("route", "method", "status")),
-        _D("histogram", "http_request_seconds", "Duration of HTTP requests, without streams",
+        _D("histogram", "http_request_seconds", "Duration of HTTP requests, excluding streams",
            ("route",)),
         _D("gauge", "sse_streams", "Pages with live updates", value=lambda r: r.streams),
         _D("gauge", "exports_running", "Running exports to Spark, at most two",
@@ -258,7 +261,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
         _D("counter", "exports",
            "Ended exports to Spark: whole; stalled (the reader read nothing for 5 min, or needed "
            "more than 10 min); left (the reader disconnected); broken (the broker failed); busy "
-           "(refused, two were running)", ("end",)),
+           "(refused because two were running)", ("end",)),
         _D("counter", "login_failures", "Refused logins", value=lambda r: r.login_failures),
         _D("counter", "audit_rows", "Rows written to the audit log", ("action",)),
     ),
@@ -357,7 +360,7 @@ def _queues(groups: Sequence[QueueSeries], now_ms: int) -> Iterator[Metric]:
     age = _family("queue_oldest_deliverable_age_seconds")
     for_dead_letters = _family("queue_for_dead_letters")
     for group in existing:
-        if group.gauges["is_dead_letter_queue"] and group.label != OTHER:  # OTHER has both
+        if group.gauges["is_dead_letter_queue"] and group.label != OTHER:  # ~other mixes both kinds
             for_dead_letters.add_metric([group.label], 1)
         for state in ("ready", "dispatched"):
             messages.add_metric([group.label, state], group.gauges[state])
@@ -380,9 +383,9 @@ def _histograms(groups: Sequence[QueueSeries]) -> Iterator[Metric]:
             counts: Sequence[int] = getattr(group, kind)
             sums = [0, *accumulate(counts)]
             if not sums[-1]:
-                continue  # without measurements: 200 queues would add thousands of empty lines
+                continue  # 200 queues without measurements would add thousands of empty lines
             rows = [(f"{at / 1_000:g}", float(sums[_below(at)])) for at in SPANS_MS]
-            # The exact sum is unknown: each value counts as the upper edge of its bucket.
+            # The exact sum is unknown, so each value counts as the upper edge of its bucket.
             total_s = sum(n * histogram.upper_ms(i) for i, n in enumerate(counts) if n) / 1_000
             family.add_metric([group.label], [*rows, ("+Inf", float(sums[-1]))], total_s)
         yield family
@@ -444,7 +447,7 @@ def _add_counts(family: Any, counts: Mapping[str, int]) -> Any:
 
 
 def _rows(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return cumulative counts by upper bound, as Prometheus expects them."""
+    """Return cumulative counts by upper bound, as Prometheus expects."""
     names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
     return list(zip(names, map(float, accumulate(counts)), strict=True))
 
@@ -467,7 +470,7 @@ def _is_shown(request: web.Request, group: QueueSeries) -> bool:
 
 
 async def _read_queues(context: Context) -> Sequence[QueueSeries]:
-    """Read all queues in slices, with the publish time of each queue's first ready message."""
+    """Read all queues in slices, and the publish time of each queue's first ready message."""
     labels, limit = context.labels, context.settings.metrics.max_queues
     waiting: list[int] = []
     labels.begin()
@@ -476,7 +479,7 @@ async def _read_queues(context: Context) -> Sequence[QueueSeries]:
         waiting += [queue.queue_id for queue in some if queue.ready]
         await asyncio.sleep(0)
     labels.end()
-    with suppress(StorageError):  # the ages are then omitted
+    with suppress(StorageError):  # on an error, the ages are omitted
         labels.set_oldest(await context.reader.oldest_ready(waiting))
     return labels.groups()
 
@@ -495,7 +498,7 @@ def _maintenance(context: Context) -> dict[str, Any]:
 
 
 async def _readings(context: Context) -> MetricReadings:
-    """Return the readings; those that need the database are None if it cannot be read."""
+    """Return the readings; readings from the database are None if it cannot be read."""
     status = context.engine.summary()
     readings = MetricReadings(
         status=status,

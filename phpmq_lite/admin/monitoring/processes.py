@@ -19,7 +19,7 @@ _INTERPRETERS: Final = re.compile(
 _SCRIPT: Final = re.compile(
     r"[\w./+~-]+\.(?:pyc?|pyz|php|phar|[mc]?js|ts|rb|pl|lua|sh|jar)", re.IGNORECASE
 )
-_PATH: Final = re.compile(r"[\w.+~-]*(?:/[\w.+~-]+)+")  # a path, as for a script
+_PATH: Final = re.compile(r"[\w.+~-]*(?:/[\w.+~-]+)+")  # a path, such as that of a script
 _NAME: Final = re.compile(r"[\w.]+")  # a module name
 _CODE: Final = re.compile(r"-[a-zA-Z]*[cer]|--?(?:eval|print|run|classpath|cp)|-p|-E")
 _ESTABLISHED: Final = "01"
@@ -28,21 +28,21 @@ _LISTENS: Final = "0A"
 
 @dataclass(slots=True, frozen=True)
 class PeerProcess:
-    """A process; ``command`` is only the program and script: arguments may contain passwords."""
+    """A process; ``command`` omits arguments after the script, which may contain passwords."""
 
     pid: int
     command: str
 
 
 def split_address(text: str) -> tuple[IPv4Address | IPv6Address, int] | None:
-    """Parse ``127.0.0.1:50000`` or ``::1:50000``, as sessions write it; None for a Unix socket."""
+    """Parse an address like ``127.0.0.1:50000`` or ``::1:50000``; return None for a Unix socket."""
     host, _, port = text.rpartition(":")
     address = parse_address(host.strip("[]"))
     return None if address is None or not port.isdecimal() else (address, int(port))
 
 
 def find_peer(address: str, proc: Path = PROC) -> PeerProcess | None:
-    """Find the process that connected from a loopback address; None if it is not visible."""
+    """Return the process that connected from a loopback address, or None if it is not visible."""
     place = split_address(address)
     if place is None or not place[0].is_loopback:
         return None
@@ -55,7 +55,7 @@ def find_peer(address: str, proc: Path = PROC) -> PeerProcess | None:
 
 
 def find_listener(port: int, proc: Path = PROC) -> PeerProcess | None:
-    """Find the process that listens on a port, on any address; None if it is not visible."""
+    """Return the process that listens on a port of any address, or None if it is not visible."""
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for inode in listening_sockets((proc / "net" / table).read_text("ascii"), port):
@@ -66,7 +66,7 @@ def find_listener(port: int, proc: Path = PROC) -> PeerProcess | None:
 
 
 def listening_sockets(table: str, port: int) -> Iterator[str]:
-    """Yield the sockets that listen on a port, from a table in ``/proc/net``."""
+    """Yield the inodes of sockets that listen on a port, from a table in ``/proc/net``."""
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 9 and fields[1].endswith(f":{port:04X}") and fields[3] == _LISTENS:
@@ -74,7 +74,7 @@ def listening_sockets(table: str, port: int) -> Iterator[str]:
 
 
 def inode_of(table: str, host: IPv4Address | IPv6Address, port: int) -> str | None:
-    """Find the socket with this local address in a table in ``/proc/net``."""
+    """Return the inode of the socket with this local address, from a table in ``/proc/net``."""
     wanted = {f"{name}:{port:04X}" for name in _kernel_names(host)}
     for line in table.splitlines()[1:]:
         fields = line.split()
@@ -99,7 +99,7 @@ def _owner(inode: str, proc: Path) -> int | None:
     for folder in proc.iterdir():
         if not folder.name.isdecimal():
             continue
-        with suppress(OSError):  # the process ended, or belongs to another user
+        with suppress(OSError):  # the process has ended or belongs to another user
             for link in (folder / "fd").iterdir():
                 if _target(link) == wanted:
                     return int(folder.name)
@@ -107,7 +107,7 @@ def _owner(inode: str, proc: Path) -> int | None:
 
 
 def _target(link: Path) -> str | None:
-    """Return the target of a link to an open file; None if the file has been closed."""
+    """Return the target of a link to an open file, or None if the file has been closed."""
     try:
         return str(link.readlink())
     except OSError:
@@ -115,7 +115,7 @@ def _target(link: Path) -> str | None:
 
 
 def describe(pid: int, proc: Path = PROC) -> PeerProcess | None:
-    """Return a process by its pid; None if it has ended or is not visible."""
+    """Return a process by its pid, or None if it has ended or is not visible."""
     try:
         raw = (proc / str(pid) / "cmdline").read_bytes()
     except OSError:
@@ -138,7 +138,7 @@ def program_of(arguments: Sequence[str]) -> str:
 
 
 def _script_of(arguments: Sequence[str]) -> str | None:
-    """Return the script in an interpreter's arguments; None if it cannot be determined."""
+    """Return the script in an interpreter's arguments, or None if it cannot be determined."""
     is_value = False  # the argument may be the value of the previous option
     for at, argument in enumerate(arguments):
         if argument in ("-m", "-jar"):

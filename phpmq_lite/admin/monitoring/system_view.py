@@ -1,4 +1,4 @@
-"""The contents of the system page, the restart report and certificates."""
+"""The facts shown on the system page, in the restart report and about certificates."""
 
 import asyncio
 import platform
@@ -21,15 +21,15 @@ from phpmq_lite.storage.disk_space import DiskUsage
 from phpmq_lite.storage.integrity.startup import Start
 from phpmq_lite.storage.read.database_size import DatabaseSize
 
-_SAFE_SQLITE: Final = (3, 51, 3)  # in older versions two writers can damage a WAL; we have only one
+_SAFE_SQLITE: Final = (3, 51, 3)  # older versions can damage a WAL, but only with two writers
 _PAUSES: Final = {  # reason for not reading a connection -> explanation
     "memory": "unstored data exceeds limits.unstored_total",
-    "unstored": "data waits to be stored: limits.unstored_frames, limits.unstored_bytes",
+    "unstored": "data is waiting to be stored (limits.unstored_frames, limits.unstored_bytes)",
     "receipts": "receipts are not being read",
     "queue": "the target queue is paused or full",
-    "disk": "there is no space for messages: storage.free_bytes, storage.max_bytes",
-    "resident": "the broker uses more memory than limits.memory: publishers wait",
-    "ending": "being closed",
+    "disk": "no space is left for messages (storage.free_bytes, storage.max_bytes)",
+    "resident": "the broker uses more memory than limits.memory, so publishers wait",
+    "ending": "the connection is being closed",
 }
 
 
@@ -41,22 +41,22 @@ class SystemFact:
     text: str
     note: str = ""
     level: str = ""  # warn or bad if it needs attention
-    at_ms: int | None = None  # time shown instead of the text
+    at_ms: int | None = None  # time to show instead of the text
 
 
 @dataclass(slots=True, frozen=True)
 class RestartReport:
-    """The report about a start, in words."""
+    """A startup report in human-readable form."""
 
     start: Start
     title: str
     facts: list[SystemFact]
-    expired: list[tuple[str, int]]  # queue and count
+    expired: list[tuple[str, int]]  # queues with their counts, highest first
     checks: list[str]
 
 
 def describe_restart(start: Start) -> RestartReport:
-    """Describe the report about a start."""
+    """Convert a startup report to human-readable form."""
     return RestartReport(
         start,
         _title(start),
@@ -68,14 +68,14 @@ def describe_restart(start: Start) -> RestartReport:
 
 def _title(start: Start) -> str:
     if start.is_first:
-        return "The first start"
+        return "First startup"
     away = formats.format_duration(start.down_ms)
     how = "after a clean stop" if start.was_clean else "after an unclean stop"
-    return f"The broker was down for {away} and came back {how}"
+    return f"The broker was down for {away} and restarted {how}"
 
 
 def _found_at_start(start: Start) -> list[SystemFact]:
-    """Return the facts that apply and, in any case, the duration."""
+    """Return the facts that apply to this startup, and always its duration."""
     report = start.report
     number = formats.format_number
     found = []
@@ -97,20 +97,20 @@ def _found_at_start(start: Start) -> list[SystemFact]:
     if report.clock_doubt_ms:
         text = f"{formats.format_duration(report.clock_doubt_ms)} ahead"
         found.append(
-            SystemFact("Clock", text, "or stopped for that long: a decision is needed", "bad")
+            SystemFact("Clock", text, "or stopped for that long; an operator must decide", "bad")
         )
     elif report.clock_jump_ms:
-        way = "ahead" if report.clock_jump_ms > 0 else "back"
+        way = "forward" if report.clock_jump_ms > 0 else "back"
         text = f"set {way} by {formats.format_duration(abs(report.clock_jump_ms))}"
-        found.append(SystemFact("Clock", text, "while stopped; deadlines did not move", "warn"))
+        found.append(SystemFact("Clock", text, "while stopped; deadlines are unaffected", "warn"))
     if report.migrations:
         found.append(SystemFact("Schema", ", ".join(report.migrations), "migrated"))
     if report.version_before:
-        found.append(SystemFact("Version", start.version, f"before: {report.version_before}"))
+        found.append(SystemFact("Version", start.version, f"previously {report.version_before}"))
     text = count_of(report.messages, "message", "messages")
     note = f"in {count_of(report.queues, 'queue', 'queues')}"
     found.append(SystemFact("Found", text, note))
-    found.append(SystemFact("Start took", formats.format_duration(round(report.seconds * 1_000))))
+    found.append(SystemFact("Startup time", formats.format_duration(round(report.seconds * 1_000))))
     return found
 
 
@@ -130,13 +130,13 @@ def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
         SystemFact(
             "Last commit",
             f"{commit:.1f} ms",
-            f"{formats.format_number(status.commits)} since the start",
+            f"{formats.format_number(status.commits)} since startup",
             "warn" if commit > 500 else "",
         ),
         SystemFact(
             "Loop lag",
             f"{lag:.1f} ms",
-            "delay of the event loop at the last measurement",
+            "event loop delay at the last measurement",
             "warn" if lag > 100 else "",
         ),
         SystemFact(
@@ -145,7 +145,7 @@ def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
         SystemFact(
             "Clock jumps",
             formats.format_number(status.clock_jumps),
-            "since the start",
+            "since startup",
             "warn" if status.clock_jumps else "",
         ),
     ]
@@ -165,10 +165,10 @@ def version_facts(own: str) -> list[SystemFact]:
 
 
 def sqlite_note(version: tuple[int, ...]) -> str:
-    """Return a note about the SQLite version; usually empty."""
+    """Return a note about an old SQLite version, or an empty text."""
     if version >= _SAFE_SQLITE:
         return ""
-    return "before 3.51.3, which is safe here: one connection writes"
+    return "older than 3.51.3, which is safe here because only one connection writes"
 
 
 def _installed(package: str) -> str:
@@ -179,26 +179,26 @@ def _installed(package: str) -> str:
 
 
 def listener_facts(settings: Settings, status: BrokerStatus) -> list[SystemFact]:
-    """Return the listeners and who may connect."""
+    """Return the listeners, and who may connect to each."""
     tcp, admin = settings.tcp, settings.admin
-    who = ", ".join(map(str, tcp.allow)) if tcp.allow else "anyone who reaches it"
+    who = ", ".join(map(str, tcp.allow)) if tcp.allow else "anyone who can reach it"
     how = {
         "tcp": f"no TLS, {who}",
         "tls": f"TLS{' with a client certificate' if tcp.tls_client_ca else ''}, {who}",
-        "unix": "for the broker's user",
+        "unix": "only for the broker's user",
     }
     found = [SystemFact("PHPMQ", one.address, how[one.transport]) for one in status.listeners]
     security = "TLS" if admin.tls_cert else "no TLS"
     found += [
         SystemFact("Admin", address, security) for address in admin.listen if address != "none"
     ]
-    return [*found, SystemFact("Control", "control.sock", "for the broker's user")]
+    return [*found, SystemFact("Control", "control.sock", "only for the broker's user")]
 
 
 def storage_facts(
     settings: Settings, disk: DiskUsage | None, stored: DatabaseSize | None, folder: Path
 ) -> list[SystemFact]:
-    """Return the location and sizes of the files, and the free space."""
+    """Return the data folder, the file sizes and the free space."""
     size = formats.format_size
     found = [SystemFact("Folder", str(folder.absolute()))]
     if disk is not None:
@@ -207,7 +207,7 @@ def storage_facts(
             SystemFact("Database", size(disk.files["database"])),
             SystemFact("Write-ahead log", size(wal), f"truncated above {size(limit)}",
                  "warn" if wal > 2 * limit else ""),
-            SystemFact("Free on the disk", size(disk.free), f"of {size(disk.total)}",
+            SystemFact("Free disk space", size(disk.free), f"of {size(disk.total)}",
                  "bad" if disk.free < disk.total / 50 else ""),
         ]  # fmt: skip
     if stored is not None:
@@ -215,7 +215,7 @@ def storage_facts(
         found += [
             SystemFact("Pages", formats.format_number(stored.pages),
                  f"of {size(stored.page_bytes)} each"),
-            SystemFact("Free in the file", size(free), "reused before the file grows"),
+            SystemFact("Free space in the file", size(free), "reused before the file grows"),
             SystemFact("Schema", f"version {stored.schema}"),
         ]  # fmt: skip
     return found
@@ -247,10 +247,10 @@ def _oldest(name: str, at_ms: int | None, days: float) -> SystemFact:
 
 
 def waiting_facts(status: BrokerStatus, reached: Iterable[LimitUsage] = ()) -> list[SystemFact]:
-    """Return waiting connections with the reasons, and reached limits; empty if none."""
+    """Return the connections that are not read, with reasons, and the limits that are reached."""
     found = [
         SystemFact(
-            f"{count_of(count, 'connection', 'connections')} not read",
+            f"{count_of(count, 'connection', 'connections')} not being read",
             _PAUSES.get(reason, reason),
             level="warn",
         )
@@ -269,7 +269,7 @@ def _full(reached: Iterable[LimitUsage]) -> Iterator[SystemFact]:
 
 
 def refusal_facts(status: BrokerStatus) -> list[SystemFact]:
-    """Return the refusals since the start, by reason."""
+    """Return the numbers of refusals since startup, by reason."""
     groups: Mapping[str, Mapping[str, int] | None] = {
         "Publishes refused": status.refused,
         "Commands ignored": status.acks_ignored,
@@ -295,7 +295,7 @@ class Certificate:
     issuer: str = ""
     names: tuple[str, ...] = ()  # host names
     expires_at: int | None = None
-    error: str = ""  # why it cannot be read, or what is wrong with it
+    error: str = ""  # why the certificate cannot be read or is not valid
 
 
 async def read_certificates(settings: Settings) -> list[Certificate]:
@@ -345,7 +345,7 @@ def _certificate_facts(cert: Path, key: Path) -> dict[str, Any]:
 
 
 def _name(parts: Sequence[Sequence[tuple[str, str]]]) -> str:
-    """Return the short form of a name: the common name if it has one, else the full name."""
+    """Return a subject's common name if it has one, otherwise all values of its name."""
     pairs = [pair for part in parts for pair in part]
     common = [value for kind, value in pairs if kind == "commonName"]
     return common[0] if common else ", ".join(value for _, value in pairs)

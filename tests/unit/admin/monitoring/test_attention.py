@@ -43,7 +43,7 @@ def test_what_expires_unread_comes_first() -> None:
     assert told[0].text == (
         "2 messages expire within 10 minutes without a consumer, the first in 2 min"
     )
-    assert told[1].text == "5 ready and no consumer"
+    assert told[1].text == "5 ready messages and no consumer"
 
 
 def test_limits_that_somebody_set_are_alerts() -> None:
@@ -55,7 +55,7 @@ def test_limits_that_somebody_set_are_alerts() -> None:
         (n.level, n.text) for n in found(over, within, seen=AttentionFacts(NOW_MS, ages=ages))
     ] == [
         ("bad", "The oldest ready message has waited for 2 min; the limit is 1 min"),
-        ("bad", "11 ready; the limit is 10"),
+        ("bad", "11 ready messages; the limit is 10"),
     ]
 
 
@@ -173,5 +173,5 @@ def test_backup_that_is_late_twice_over_is_told() -> None:
     assert found(seen=seen) == []
     seen = AttentionFacts(NOW_MS, backup_age_ms=3 * hour_ms, backup_each_ms=hour_ms)
     assert [(n.level, n.text) for n in found(seen=seen)] == [
-        ("warn", "The newest is 3 h old; backups are due every 1 h")
+        ("warn", "The newest backup is 3 h old; backups are due every 1 h")
     ]

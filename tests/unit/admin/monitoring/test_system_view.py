@@ -29,14 +29,14 @@ def start(report: StartReport | None = None, **changes: Any) -> Start:
 
 def test_report_says_how_long_and_how_the_broker_was_down() -> None:
     told = system_view.describe_restart(start())
-    assert told.title == ("The broker was down for 1 min 5 s and came back after an unclean stop")
+    assert told.title == ("The broker was down for 1 min 5 s and restarted after an unclean stop")
     assert system_view.describe_restart(start(was_clean=True)).title.endswith("after a clean stop")
 
 
 def test_report_tells_only_what_happened() -> None:
     assert [fact.name for fact in system_view.describe_restart(start()).facts] == [
         "Found",
-        "Start took",
+        "Startup time",
     ]
 
 
@@ -56,7 +56,7 @@ def test_report_has_all_that_was_found() -> None:
         "Schema": "0002_admin",
         "Version": "0.2.0",
         "Found": "9 messages",
-        "Start took": "250 ms",
+        "Startup time": "250 ms",
     }
     assert told.expired == [("orders", 5), ("mail", 2)]
 
@@ -64,7 +64,7 @@ def test_report_has_all_that_was_found() -> None:
 def test_first_start_was_down_for_no_time() -> None:
     first = start(down_from_ms=None, was_clean=True)
     assert (first.is_first, first.down_ms, system_view.describe_restart(first).title) == (
-        True, 0, "The first start",
+        True, 0, "First startup",
     )  # fmt: skip
 
 
@@ -98,14 +98,15 @@ def test_waiting_names_each_reason_with_its_setting() -> None:
         client_status(3),
     )
     found = system_view.waiting_facts(broker_status(clients=clients))
-    assert [fact.name for fact in found] == ["2 connections not read", "1 connection not read"]
+    names = [fact.name for fact in found]
+    assert names == ["2 connections not being read", "1 connection not being read"]
     assert "limits.unstored_total" in found[1].text
 
 
 def test_storage_warns_of_a_disk_that_is_almost_full() -> None:
     disk = DiskUsage({"database": 10, "wal": 0, "shm": 0}, total=1_000, free=10)
     facts = {fact.name: fact for fact in system_view.storage_facts(Settings(), disk, None, FOLDER)}
-    assert facts["Free on the disk"].level == "bad"
+    assert facts["Free disk space"].level == "bad"
 
 
 def test_retention_shows_the_share_of_deleted_messages() -> None:
