@@ -33,7 +33,7 @@ def check_json(text: str) -> DraftError | None:
     """
 
     def refuse(name: str) -> NoReturn:
-        raise json.JSONDecodeError(f"{name} is not valid JSON", text, text.find(name))
+        raise json.JSONDecodeError(f"{name} is not allowed in JSON", text, text.find(name))
 
     try:
         json.loads(text, parse_constant=refuse, parse_int=str, parse_float=str)

@@ -44,7 +44,7 @@ def _read(raw: bytes) -> object:
 
 
 def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"the content is not valid JSON: {word} is not a number")
+    raise ValueError(f"the content is not valid JSON: {word} is not allowed")
 
 
 def visible_to(

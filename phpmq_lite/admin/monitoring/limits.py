@@ -195,17 +195,15 @@ def _of_admin(context: Context) -> Iterator[LimitUsage]:
     )  # fmt: skip
     yield LimitUsage(
         "http_slow", "Time to send a request", round(connections.timeouts.head_s),
-        "closed with status 408, which also applies to slow bodies",
-        reached=connections.ended.total(), unit="s",
+        "closed with HTTP 408, also for slow bodies", reached=connections.ended.total(), unit="s",
     )  # fmt: skip
     yield LimitUsage(
         "streams", "Pages with live updates", STREAMS, "further pages poll every few seconds",
         live.streams, live.streams_refused,
     )  # fmt: skip
     yield LimitUsage(
-        "waits", "Waits for a message", WAITS, "refused with 429",
-        len(live.waits), live.waits_refused,
-    )  # fmt: skip
+        "waits", "Waits for a message", WAITS, "HTTP 429", len(live.waits), live.waits_refused
+    )
     yield LimitUsage(
         "selections", "Frozen selections", selections.BYTES_MAX, "the oldest is dropped",
         selected.bytes, selected.dropped, unit="bytes",

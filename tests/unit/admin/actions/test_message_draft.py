@@ -35,7 +35,7 @@ def test_placeholders_stay_where_nobody_wants_them_filled() -> None:
     [
         ('{\n  "a": 1,\n}', "line 2, column 9|line 3, column 1"),
         ("", "line 1, column 1"),
-        ('{"a": NaN}', "line 1, column 7: NaN is not valid JSON"),
+        ('{"a": NaN}', "line 1, column 7: NaN is not allowed in JSON"),
         ("[1,\n Infinity]", "line 2, column 2: Infinity"),
         ("[" * 100_000, "line 1"),
     ],

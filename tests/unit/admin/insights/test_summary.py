@@ -45,7 +45,7 @@ def test_what_the_jobs_did_not_learn_is_null() -> None:
         (b'{"version": 2, "finished_at": 5}', "version must be 1"),
         (b'{"version": 1, "finished_at": -1}', "finished_at must be at least 0"),
         (b'{"version": 1, "finished_at": 253370764800000}', "finished_at must be below"),
-        (b'{"version": 1, "finished_at": 5, "x": NaN}', "NaN is not a number"),
+        (b'{"version": 1, "finished_at": 5, "x": NaN}', "NaN is not allowed"),
         (b'{"version": 1, "finished_at": 5, "last24h": [{"minute": 1}]}', "last24h.0.queue"),
         (b'{"version": 1, "finished_at": 5, "jobs": {}}', "jobs"),
         (b"\xff\xfe", "not valid UTF-8"),
