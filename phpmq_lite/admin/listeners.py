@@ -59,7 +59,7 @@ def _bind_unix(stack: AsyncExitStack, path: Path) -> socket.socket:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # the next startup replaces a leftover file, as after a kill
+    with suppress(OSError):  # the next startup replaces a leftover file
         path.unlink()
 
 

@@ -55,7 +55,7 @@ class Api:
     name: str
     status: int = 200
     cli: str | None = None  # the CLI command that makes this call
-    query: type[BaseModel] | None = None  # parameters of a GET, if it has any
+    query: type[BaseModel] | None = None  # model of a GET's query string
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -215,7 +215,7 @@ def _item_model(list_model: Any) -> Any:
 
 
 def bind_action(handler: Callable[..., Awaitable[Any]], action: Any, summary: str) -> Handler:
-    """Return the handler for one action; ``summary`` describes it in the reference."""
+    """Return the handler for one action; ``summary`` describes the action in the API reference."""
     bound = partial(handler, action=action)
     bound.__doc__ = summary
     return bound

@@ -90,7 +90,7 @@ def route_paths() -> dict[str, str]:
 
 
 def register_routes(app: web.Application, base_path: str, wrap: Callable[[Route], Handler]) -> None:
-    """Add all routes below the base path, and also at the root for a proxy that strips it."""
+    """Add all routes below the base path, and also at the root for proxies that strip the path."""
     for prefix in dict.fromkeys((base_path, "")):
         for route in ROUTES:
             for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):

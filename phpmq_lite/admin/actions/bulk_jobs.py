@@ -94,7 +94,7 @@ class BulkJobs:
         return list(reversed(self._kept.values()))
 
     def _check_running(self, owner: str) -> None:
-        """Refuse a job above the user's share, so that other users can also start jobs."""
+        """Refuse a job that exceeds the user's share, so that other users can also start jobs."""
         running = Counter(job.owner for job in self._kept.values() if job.ended_at is None)
         bound = min(RUNNING_MAX, 2 * RUNNING_MAX - running.total())
         if running[owner] >= bound:

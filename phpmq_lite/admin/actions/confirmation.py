@@ -43,7 +43,7 @@ def is_production(settings: Settings) -> bool:
 def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tuple[str, ...]:
     """Return the texts that confirm an action, the suggested one first, or () if none is required.
 
-    The number of messages always confirms; the queue name does only if all are in one queue.
+    The number of messages is always accepted, the queue name only if all are in that queue.
     """
     if count <= settings.ui.confirm_count and not is_production(settings):
         return ()

@@ -69,7 +69,7 @@ class Accounts:
         self._by_id: dict[int, User] = {}
 
     async def load(self, now_ms: int) -> list[str]:
-        """Load all accounts; return the addresses of logins in the last 30 days.
+        """Load all accounts; return the addresses that logged in during the last 30 days.
 
         Raises:
             StorageError: the database cannot be read.

@@ -36,7 +36,7 @@ def begin_entry(request: web.Request, route: Route, request_id: str) -> AuditEnt
 
 
 def _target(request: web.Request) -> str:
-    """Return the last name in the path."""
+    """Return the last name or id in the request path."""
     for name, value in reversed(request.match_info.items()):
         return path_name(request, name) if name in ("q", "name") else value
     return ""

@@ -21,7 +21,7 @@ class Identity:
     role: Role
     kind: Kind  # local means loopback without a login; control means the control socket
     queues: tuple[str, ...] = ()  # queue globs; empty means all queues
-    made_by: str = ""  # for a token: the actor who created it
+    made_by: str = ""  # the actor who created the token, if the caller is a token
 
     @property
     def actor(self) -> str:

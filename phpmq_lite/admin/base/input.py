@@ -75,7 +75,7 @@ def check_path(request: web.Request) -> None:
 
 
 def check_encoding(request: web.Request) -> None:
-    """Refuse a compressed body: no route needs one, and its decompressed size is unknown.
+    """Refuse a compressed body, because no route needs one and its real size is unknown.
 
     The listener does not decompress bodies.
 

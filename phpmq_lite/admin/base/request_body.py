@@ -65,7 +65,7 @@ def read_parts(raw: bytes | bytearray, boundary: bytes, limit: int) -> list[tupl
             return found
         begin = raw.find(b"\r\n", at, at + 200)
         if begin < 0 or raw[at:begin].strip(b" \t"):
-            raise ValueError("a boundary is not followed by a line end")
+            raise ValueError("a boundary is not followed by a line break")
         if len(found) >= limit:
             raise ValueError(f"the form has more than {limit} parts")
         begin = _end_of_head(raw, begin)

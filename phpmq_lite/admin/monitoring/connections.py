@@ -24,7 +24,7 @@ from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
 
 HELD_SHOWN: Final = 50
 CLOSED_MS: Final = 24 * 3_600_000  # how long closed connections are listed
-LABEL: Final = "label"  # kind of saved item
+LABEL: Final = "label"  # kind of the saved items that hold labels
 LABEL_MAX: Final = 60  # maximum length of a label in characters
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid of a Unix peer
 HIDDEN_QUEUE_TEXT: Final = "hidden: you may not see this queue"

@@ -1,4 +1,4 @@
-"""Rules for which viewers share a live feed, and whose limit each stream counts toward."""
+"""Rules for sharing live feeds among viewers, and for counting streams toward limits."""
 
 from collections.abc import Callable, Hashable
 from typing import Final

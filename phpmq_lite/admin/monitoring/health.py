@@ -34,7 +34,7 @@ class HealthCheck:
     name: str
     is_good: bool
     text: str
-    is_needed: bool = True  # if False, a failure makes the broker degraded but not unready
+    is_needed: bool = True  # if False, a failed check leaves the broker ready but degraded
 
 
 def start_percent(step: str) -> int:

@@ -149,7 +149,7 @@ def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsage]
         status.memory_bytes, status.memory_times, "limits.memory", "bytes",
     )  # fmt: skip
     yield LimitUsage(
-        "body_cache", "Bodies in memory", most.body_cache, "other bodies are read in turn",
+        "body_cache", "Bodies in memory", most.body_cache, "other bodies are read from disk",
         status.body_cache_bytes, setting="limits.body_cache", unit="bytes",
     )  # fmt: skip
     yield LimitUsage(

@@ -96,7 +96,7 @@ class Feed:
         return self.position != before
 
     def since(self, seen: FeedPosition | None) -> FeedUpdate:
-        """Return the changes since a position; return everything for None or another feed."""
+        """Return the changes since a position; without a position in this feed, return all data."""
         if seen is None or seen.feed != self.number:
             seen = None
         data: dict[str, Any] = {}
@@ -123,7 +123,7 @@ class Feed:
 
 
 class FeedStream:
-    """A viewer's stream.  ``next`` returns updates, then None when ``reason`` is set."""
+    """A viewer's stream; when ``next`` returns None, ``reason`` says why the stream ended."""
 
     def __init__(
         self, session: str, seen: FeedPosition | None, is_alive: Callable[[], bool]
@@ -303,7 +303,7 @@ class LiveFeeds:
                 for stream in running.streams:
                     stream.end("gone")
                 return
-            except PhpmqError as error:  # for example, a read took too long; retry in a second
+            except PhpmqError as error:  # for example, a slow read; the loop retries in a second
                 if not is_quiet("live_failed"):
                     _log.warning("live_failed", reason=str(error))
             except Exception as error:
