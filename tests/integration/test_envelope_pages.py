@@ -271,7 +271,7 @@ async def test_envelope_is_made_judged_and_then_sent(site: HttpSite) -> None:
     body = envelope(attempts="3")
     refused = await site.post("/publish", {"queue": "strict", "body": body, "kind": "json"})
     assert refused.status == 422
-    assert "The queue would quarantine it: poison" in error_of(refused.text)
+    assert "The envelope would be quarantined: poison" in error_of(refused.text)
     assert await site.ready("strict.dlq") == 0
     sent = await site.submit(
         "/publish", {"queue": "strict", "body": body, "kind": "json", "anyway": "yes"}

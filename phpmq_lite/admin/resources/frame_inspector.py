@@ -21,13 +21,13 @@ from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.server import frame_explanation
 from phpmq_lite.server.frame_recorder import FramePiece, ProtocolErrorRecord, RecordedFrame
 
-# -- the inspector
+# -- frame inspector
 
 
 def frame_row(
     recorded: RecordedFrame, began_at: int, may_see: Callable[[str], bool]
 ) -> dict[str, Any]:
-    """Return a frame's row; line n of ``meaning`` explains line n of ``bytes``."""
+    """Return a table row for a frame; line n of ``meaning`` explains line n of ``bytes``."""
     frame = recorded.frame
     row: dict[str, Any] = {
         "id": f"{began_at}.{recorded.number}",
@@ -51,19 +51,19 @@ def _line(raw: bytes, cut: int) -> str:
 
 
 def format_bytes(raw: bytes) -> str:
-    """Format bytes on one line: visible text unchanged, everything else escaped."""
+    """Format bytes on one line, escaping everything except visible characters."""
     return formats.escape_hidden(raw.decode(errors="backslashreplace"))
 
 
 def frame_filter(request: web.Request) -> Callable[[str], bool]:
-    """Return a predicate: may the caller see frames for a given queue?"""
+    """Return a function that tells whether the caller may see a queue's frames."""
     if not identity_of(request).queues:
         return lambda _name: True
     return lambda name: may_use(request, name)
 
 
 def bad_byte_row(bad: ProtocolErrorRecord, *, is_whole: bool) -> dict[str, Any]:
-    """Return a protocol error's row, without bytes for callers limited to some queues."""
+    """Return a table row for a protocol error; omit its bytes unless ``is_whole``."""
     got = format_bytes(bad.found) if is_whole else ""
     return {
         "at": bad.at_ms,
@@ -81,7 +81,7 @@ def bad_byte_row(bad: ProtocolErrorRecord, *, is_whole: bool) -> dict[str, Any]:
 
 
 def list_protocol_errors(request: web.Request, client: int | None = None) -> list[dict[str, Any]]:
-    """Return the last protocol errors on one connection or all connections, newest first."""
+    """Return the most recent protocol errors on one or all connections, newest first."""
     is_whole = not identity_of(request).queues
     errors = context_of(request).engine.figures.inspector.errors
     return [
@@ -91,18 +91,18 @@ def list_protocol_errors(request: web.Request, client: int | None = None) -> lis
     ]
 
 
-FRAME_CHARACTERS: Final = 4_000  # a URL has at most 8 KiB, and most bytes need escaping
+FRAME_CHARACTERS: Final = 4_000  # a URL is limited to 8 KiB, and most bytes must be escaped
 
 
 class FramePageQuery(QueryModel):
-    """The bytes to explain; longer frames need the command line."""
+    """Bytes to explain on the frame page; longer frames require the command line."""
 
     frame: str = Field("", max_length=FRAME_CHARACTERS)
     encoding: frame_explanation.Encoding = "auto"
 
 
 async def show_frame(request: web.Request) -> web.StreamResponse:
-    """Explain pasted bytes: packets, revision, framing and effect."""
+    """Explain the packets, revision, framing and effect of pasted bytes."""
     query = read_query(request, FramePageQuery)
     found, error = None, ""
     pasted = query.frame.replace("\r\n", "\n").removesuffix("\n")  # browsers send CRLF
@@ -118,47 +118,47 @@ async def show_frame(request: web.Request) -> web.StreamResponse:
 class FramePieceView(BaseModel):
     """A part of a frame and its meaning."""
 
-    bytes: str = Field(description="bytes in hex; at most 256 from a body")
-    cut: int = Field(description="bytes omitted from this part")
-    meaning: str = Field(description="meaning of the bytes, in words")
+    bytes: str = Field(description="bytes in hex; for a body, only the first 256")
+    cut: int = Field(description="number of bytes omitted from this part")
+    meaning: str = Field(description="explanation of the bytes")
 
 
 class FrameView(BaseModel):
     """A recorded frame."""
 
-    number: int = Field(description="number of the frame in the recording, starting at 1")
-    at: int = Field(description="when it happened, Unix ms")
+    number: int = Field(description="frame number within the recording, starting at 1")
+    at: int = Field(description="when the frame was recorded, Unix ms")
     direction: Literal["in", "out"] = Field(description="in: from the client; out: to the client")
-    kind: str = Field(description="publish, consume, dispatch, acknowledge, receipt, …")
-    queue: str | None = Field(description="queue in the frame; null: none or hidden")
-    size: int = Field(description="bytes on the wire, including line breaks")
-    pieces: list[FramePieceView] = Field(description="bytes by packet and field; empty: hidden")
+    kind: str = Field(description="frame type: publish, consume, dispatch, acknowledge, receipt, …")
+    queue: str | None = Field(description="queue named in the frame; null if none or hidden")
+    size: int = Field(description="size on the wire in bytes, including line breaks")
+    pieces: list[FramePieceView] = Field(description="bytes by packet and field; empty if hidden")
 
 
 class ProtocolErrorView(BaseModel):
     """A protocol error and where it occurred."""
 
-    at: int = Field(description="when it happened, Unix ms")
-    code: str = Field(description="violated rule of the protocol, such as bad-header")
+    at: int = Field(description="when the error occurred, Unix ms")
+    code: str = Field(description="violated protocol rule, such as bad-header")
     detail: str = Field(description="explanation of the error")
-    offset: int = Field(description="bytes received before the error")
+    offset: int = Field(description="number of bytes received before the error")
     expected: str = Field(description="what was expected instead")
-    got: str = Field(description="bytes starting at the error; empty: not recorded or hidden")
+    got: str = Field(description="bytes starting at the error; empty if not recorded or hidden")
 
 
 class FramesView(BaseModel):
-    """A connection's last frames and protocol errors."""
+    """A connection's most recent frames and protocol errors."""
 
     began_at: int | None = Field(
-        description="when the recording began, Unix ms; null: no recording"
+        description="when recording began, Unix ms; null if nothing is being recorded"
     )
-    missed: int = Field(description="number of frames not recorded because too many arrived")
-    frames: list[FrameView] = Field(description="last 50 frames, oldest first")
+    missed: int = Field(description="frames that were not recorded because too many arrived")
+    frames: list[FrameView] = Field(description="most recent frames, up to 50, oldest first")
     errors: list[ProtocolErrorView] = Field(description="protocol errors, newest first")
 
 
 async def list_frames(request: web.Request) -> FramesView:
-    """Return a connection's last frames. The first call starts the recording."""
+    """Return a connection's most recent frames. The first call starts recording."""
     number = parse_client_number(request.match_info["client"])
     await find_client(request, number)
     look = await connections.take_snapshot(request, number, is_watching=True)

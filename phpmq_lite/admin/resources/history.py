@@ -1,4 +1,4 @@
-"""Settled messages from all queues, and the trash."""
+"""History of settled messages from all queues, and the trash."""
 
 from datetime import UTC, datetime
 from typing import Final, Literal
@@ -43,24 +43,24 @@ HistoryOutcome = Literal["acked", "expired", "dead", "deleted"]
 
 
 class HistoryFilter(QueryModel):
-    """The filter for settled messages; times without a zone are UTC."""
+    """Filter for settled messages; times without a time zone are in UTC."""
 
-    queue: str = Field("", max_length=LONGEST_NAME, description="only this queue; empty: all")
+    queue: str = Field("", max_length=LONGEST_NAME, description="only this queue, or empty for all")
     outcome: HistoryOutcome | None = Field(None, description="only messages with this outcome")
     since: str = Field(
         "",
         max_length=40,
-        description="settled at or after this time, Unix ms or ISO 8601; empty: no bound",
+        description="settled at or after this time (Unix ms or ISO 8601); empty for no limit",
     )
     until: str = Field(
         "",
         max_length=40,
-        description="settled before this time, Unix ms or ISO 8601; empty: no bound",
+        description="settled before this time (Unix ms or ISO 8601); empty for no limit",
     )
 
 
 class HistoryInput(HistoryFilter):
-    """The filter for settled messages; without an offset, the newest are listed."""
+    """Filter for settled messages; without an offset, the newest messages are listed."""
 
     after_offset: int | None = Field(
         None, ge=0, le=OFFSET_MAX, description="only messages after this offset, oldest first"
@@ -73,20 +73,20 @@ class HistoryInput(HistoryFilter):
 
 
 class HistoryView(ListPage[MessageView]):
-    """A page of settled messages; continue with the last message's ``offset``."""
+    """A page of settled messages; the next page starts after the last message's ``offset``."""
 
-    next: None = Field(None, description="always null: continue with the last item's offset")
-    lowest: int | None = Field(description="first offset in the history; null: it is empty")
-    highest: int | None = Field(description="last offset in the history; null: it is empty")
+    next: None = Field(None, description="always null; use the last item's offset to continue")
+    lowest: int | None = Field(description="first offset in the history; null if empty")
+    highest: int | None = Field(description="last offset in the history; null if empty")
     searched_to: int | None = Field(
-        description="offset at which the search reached its time limit; null: not reached"
+        description="offset at which the search reached its time limit; null if it did not"
     )
 
 
 async def list_history(request: web.Request, asked: HistoryInput) -> HistoryView:
-    """List settled messages by offset, optionally from one queue or with one outcome."""
+    """List settled messages in offset order, optionally filtered by queue, outcome and time."""
     if asked.after_offset is not None and asked.before_offset is not None:
-        raise Problem(422, "invalid", "Give after_offset or before_offset, not both.",
+        raise Problem(422, "invalid", "Pass either after_offset or before_offset, but not both.",
                       field="before_offset")  # fmt: skip
     queue_id = queue_id_of(request, asked.queue)
     found = await context_of(request).reader.history(
@@ -103,9 +103,9 @@ async def list_history(request: web.Request, asked: HistoryInput) -> HistoryView
 
 
 class HistoryPageQuery(HistoryFilter, ListQuery):
-    """The filter and page of settled messages, and the chart's time span."""
+    """Query for the history page: filter, page of messages and the chart's time span."""
 
-    span: Literal["1h", "24h", "7d", "30d"] = "1h"  # the chart's time span
+    span: Literal["1h", "24h", "7d", "30d"] = "1h"
 
 
 async def show_history(request: web.Request) -> web.StreamResponse:
@@ -135,14 +135,14 @@ async def show_history(request: web.Request) -> web.StreamResponse:
 
 
 def _is_one(request: web.Request, query: HistoryPageQuery) -> bool:
-    """Return whether the list shows all queues or just one, so that an index orders it by time."""
+    """Return whether the list shows one queue or all queues, so that an index sorts it by time."""
     return bool(query.queue) or allowed_queues(request) is None
 
 
 async def _draw_chart(
     request: web.Request, query: HistoryPageQuery, chosen: history_chart.ChosenPeriod
 ) -> history_chart.HistoryChart | None:
-    """Return the chart, or None if the caller may not see all of its messages."""
+    """Return the chart, or None if the caller may not see every message in the chart."""
     if not _is_one(request, query) or not status_of(request).queues:
         return None
     context, span = context_of(request), history_chart.SPANS[query.span]
@@ -176,7 +176,7 @@ def _field(at_ms: int | None) -> str:
 
 
 class TrashPageQuery(ListQuery):
-    """A page of the trash, optionally for one queue."""
+    """Query for a page of the trash, optionally limited to one queue."""
 
     queue: str = Field("", max_length=LONGEST_NAME)
 

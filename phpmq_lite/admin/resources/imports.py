@@ -1,4 +1,4 @@
-"""Message import, which checks all lines before it stores the first."""
+"""Message import, which validates every line before any message is stored."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,48 +34,48 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.queue_settings import LONGEST_NAME
 
-SLICE: Final = 500  # most messages stored at once
-IMPORT_MAX: Final = 100_000  # most messages in one request
-VALUES_MAX: Final = 10 * IMPORT_MAX  # most JSON values in a document; lines are read one by one
+SLICE: Final = 500  # maximum number of messages stored in one batch
+IMPORT_MAX: Final = 100_000  # maximum number of messages in one request
+VALUES_MAX: Final = 10 * IMPORT_MAX  # maximum JSON values in a document, except for JSON Lines
 LINE_VALUES_MAX: Final = 10_000
-_ROW_BYTES: Final = 250  # memory for a queued message without its body, bytes
-STORED: Final = "X-Stored-Count"  # header of an error: messages stored before it
+_ROW_BYTES: Final = 250  # memory for a queued message in bytes, excluding its body
+STORED: Final = "X-Stored-Count"  # header with the number of messages stored before an error
 
 ImportedMessage = tuple[bytes, int | None]
-ImportLine = tuple[str, ImportedMessage]  # queue name, message
+ImportLine = tuple[str, ImportedMessage]  # (queue name, message)
 ImportRun = tuple[str, list[ImportedMessage]]
 
 
 class ImportedInput(PublishInput):
-    """A message to import; other members of an export are ignored."""
+    """A message to import; all other members of an exported message are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    queue: str = Field(min_length=1, max_length=LONGEST_NAME, description="name of the queue")
+    queue: str = Field(min_length=1, max_length=LONGEST_NAME, description="queue name")
 
 
 class ImportInput(StrictInput):
-    """The messages to store, in this order.
+    """Messages to import, in the order in which they will be stored.
 
     Exports are accepted too: ``application/x-ndjson``, one message per line.
     """
 
     messages: list[ImportedInput] = Field(
-        max_length=IMPORT_MAX, description="messages to store, in this order"
+        max_length=IMPORT_MAX, description="messages to store, in the given order"
     )
 
 
 class ImportView(BaseModel):
-    """The number of stored messages."""
+    """Number of messages that an import stored."""
 
     stored: int = Field(description="number of stored messages")
 
 
 async def import_messages(request: web.Request) -> web.StreamResponse:
-    """Store exported messages at the end of their queues, or nothing if a line is invalid.
+    """Append exported messages to their queues, or store nothing if any line is invalid.
 
     Messages are stored in the order of the lines. If a queue rejects one, for example because it
-    is full, the messages before it are kept; the header ``X-Stored-Count`` has their number.
+    is full, the messages before it are kept; the header ``X-Stored-Count`` says how many.
     """
     context = context_of(request)
     raw = await read_body(request)
@@ -87,7 +87,7 @@ async def import_messages(request: web.Request) -> web.StreamResponse:
 
 
 def _all_checked(request: web.Request, context: Context, raw: bytearray) -> list[ImportLine]:
-    names: dict[str, str] = {}  # so that 100,000 lines for one queue share one string
+    names: dict[str, str] = {}  # interned, so that 100,000 lines for one queue share one string
     return [
         (names.setdefault(queue, queue), message)
         for queue, message in (
@@ -109,19 +109,19 @@ def _read(request: web.Request, raw: bytearray) -> tuple[int, Iterable[object]]:
     else:
         document = read_json(raw, VALUES_MAX)
         if not isinstance(document, dict) or not isinstance(document.get("messages"), list):
-            raise Problem(422, "invalid", "The list of messages is missing.", field="messages")
+            raise Problem(422, "invalid", "The messages list is missing.", field="messages")
         found = document["messages"]
         count = len(document["messages"])
     if count > IMPORT_MAX:
         raise Problem(
-            422, "invalid", f"The import contains {count} messages.", field="messages",
-            bound=f"at most {IMPORT_MAX}",
+            422, "invalid", f"The import contains {count} messages; the limit is {IMPORT_MAX}.",
+            field="messages", bound=f"at most {IMPORT_MAX}",
         )  # fmt: skip
     return count, found
 
 
 def _texts(raw: bytearray) -> Iterator[tuple[int, bytes]]:
-    """Yield the non-blank lines with their numbers."""
+    """Yield each non-blank line with its line number."""
     at, number = 0, 0
     while at < len(raw):
         end = raw.find(b"\n", at)
@@ -144,12 +144,12 @@ def _json(line: bytes, number: int) -> object:
 
 
 def _lines(count: int, found: Iterable[object]) -> Iterator[tuple[int, object]]:
-    """Yield the messages, without an export's last line."""
+    """Yield the messages, skipping the summary line that ends an export."""
     for number, line in enumerate(found, 1):
         if isinstance(line, dict) and "complete" in line and "queue" not in line:
             if line["complete"] is not True or number != count:
                 raise Problem(
-                    422, "incomplete", "The export is not complete. Nothing was stored.",
+                    422, "incomplete", "The export is incomplete. Nothing was stored.",
                     field=str(number),
                 )  # fmt: skip
             continue
@@ -157,7 +157,7 @@ def _lines(count: int, found: Iterable[object]) -> Iterator[tuple[int, object]]:
 
 
 def problem_with(line: object) -> str | None:
-    """Raise the problem for an invalid line."""
+    """Return why a line cannot be imported, or None if it is valid."""
     try:
         check_queue_name(ImportedInput.model_validate(line).queue)
     except (ValidationError, Problem) as error:
@@ -184,14 +184,14 @@ def _checked(request: web.Request, context: Context, number: int, line: object) 
     limit = int(context.settings.limits.max_content)
     if len(body) > limit:
         raise Problem(
-            413, "too_large", f"Message {number} is {len(body)} bytes long. Nothing was stored.",
-            field=f"{number}.content", bound=f"{limit} bytes",
+            413, "too_large", f"Message {number} is {len(body)} bytes; the limit is {limit}. "
+            "Nothing was stored.", field=f"{number}.content", bound=f"{limit} bytes",
         )  # fmt: skip
     return read.queue, (body, read.ttl_s)
 
 
 async def _store(request: web.Request, context: Context, lines: Sequence[ImportLine]) -> int:
-    """Store messages in the order of the lines, so that a failure leaves a prefix stored."""
+    """Store messages in line order; after a failure, the messages before it stay stored."""
     stored = 0
     entry = audit_entry(request, target=", ".join(list(dict.fromkeys(q for q, _ in lines))[:10]))
     while stored < len(lines):
@@ -219,7 +219,7 @@ def _group_by_queue(lines: Sequence[ImportLine]) -> list[ImportRun]:
 def _publish(
     core: Broker, reply: Callable[[int], None], entry: AuditEntry, runs: Sequence[ImportRun]
 ) -> None:
-    """Store the first runs, at least one, in one batch; reply with the number of messages.
+    """Store at least one run in one batch, and reply with the number of messages stored.
 
     The batch ends before a run that is rejected, and before a run that may be validated in the
     background: later runs would be stored before it, so it starts a call of its own.
@@ -243,15 +243,15 @@ def _publish(
 
 
 def _counted(reply: Reply, result: Any) -> None:
-    reply(len(result) if isinstance(result, Published) else result)  # pass errors on unchanged
+    reply(len(result) if isinstance(result, Published) else result)  # errors pass through unchanged
 
 
 def _ignore_reply(result: Any) -> None:
-    """Ignore a run's reply; the batch's reply counts its messages."""
+    """Ignore the reply to a run, because the reply to the batch counts all messages."""
 
 
 async def _close_row(context: Context, entry: AuditEntry, result: str) -> None:
-    """Store in the audit row why the import ended; its count is the number of stored messages."""
+    """Record why the import ended in its audit row, which counts the stored messages."""
     entry.result = result
     await request_audit.write_entry(context, entry)
 

@@ -1,4 +1,4 @@
-"""Pipeline results: page and API."""
+"""Page and API for the pipeline's results."""
 
 import asyncio
 from collections.abc import Sequence
@@ -45,18 +45,18 @@ from phpmq_lite.queue_settings import LONGEST_NAME
 
 
 async def put_summary(request: web.Request) -> web.StreamResponse:
-    """Replace the summary on the Insights page. The new one must be version 1, at most 2 MiB."""
+    """Replace the Insights summary. The new one must use version 1 and not exceed 2 MiB."""
     context, identity = context_of(request), identity_of(request)
     if identity.queues:
         raise Problem(
-            403, "foreign_queue", f"The summary covers all queues, but {identity.actor!r} may not "
-            "use all of them.", bound=", ".join(identity.queues),
+            403, "foreign_queue", f"The summary covers all queues, but {identity.actor!r} can "
+            "access only some of them.", bound=", ".join(identity.queues),
         )  # fmt: skip
     raw = bytes(await read_body(request))
     try:
         await parse_large(request, raw, lambda: read_summary(raw))
     except ValueError as error:
-        raise Problem(422, "bad_summary", f"This is not a valid summary: {error}.") from None
+        raise Problem(422, "bad_summary", f"The summary is invalid: {error}.") from None
     await context.summaries.write(raw)
     audit_entry(request, target="summary.json").count = 1
     return web.Response(status=204)
@@ -90,8 +90,8 @@ async def visible_summary(request: web.Request) -> PipelineSummary | None:
     return await asyncio.to_thread(visible_to, summary, lambda name: may_use(request, name), known)
 
 
-ROWS: Final = 200  # most rows of a table on the page; the other formats contain all rows
-OLD_MS: Final = 26 * 3_600_000  # longer than the time between two daily runs
+ROWS: Final = 200  # maximum rows of a table on the page; other formats contain all rows
+OLD_MS: Final = 26 * 3_600_000  # longer than the interval between daily runs
 
 InsightsTab = Literal[
     "charts", "queues", "urns", "dead", "expired", "paths", "jobs", "claims", "readers"
@@ -99,7 +99,7 @@ InsightsTab = Literal[
 
 
 class InsightsPageQuery(QueryModel):
-    """The tab, queue and time span; ``release`` asks before claims are released."""
+    """Query for the Insights page; ``release`` asks for confirmation to release claims."""
 
     tab: InsightsTab = "charts"
     span: Literal["24h", "30d"] = "24h"
@@ -110,14 +110,14 @@ class InsightsPageQuery(QueryModel):
 
 @dataclass(slots=True, frozen=True)
 class FoundSummary:
-    """The visible part of the summary; if it cannot be used, ``error`` says why."""
+    """The visible part of the summary; ``error`` says why a summary cannot be used."""
 
     summary: PipelineSummary | None
     error: str = ""
 
 
 async def show_insights(request: web.Request) -> web.StreamResponse:
-    """Show the queues' throughput over a day and a month, as computed by the pipeline."""
+    """Show what the pipeline computed: throughput, failures, trace paths, jobs and claims."""
     query = read_query(request, InsightsPageQuery)
     if query.release:
         return await show_release_form(request, query.release, query.queue)
@@ -130,7 +130,7 @@ async def show_insights(request: web.Request) -> web.StreamResponse:
     if summary is not None and query.tab == "charts":
         drawn = await asyncio.to_thread(
             draw_insights, summary, query.span, query.queue
-        )  # takes up to 80 ms
+        )  # drawing takes up to 80 ms
         values |= {"drawn": drawn}
     elif summary is not None or query.tab in ("claims", "readers"):
         rows = await _rows(request, query, found)
@@ -177,7 +177,7 @@ _MODELS: Final[dict[str, type[BaseModel]]] = {
 async def _rows(
     request: web.Request, query: InsightsPageQuery, found: FoundSummary
 ) -> Sequence[BaseModel]:
-    """Return all rows of a tab, in page order."""
+    """Return all rows for a tab, in the order shown on the page."""
     if query.tab == "claims":
         return await read_claims(request)
     if query.tab == "readers":
@@ -205,7 +205,7 @@ def _rows_of(summary: PipelineSummary, query: InsightsPageQuery) -> Sequence[Bas
 
 
 def _state(summary: PipelineSummary, bounds: HistoryBoundsView, now_ms: int) -> dict[str, Any]:
-    """Return the summary's age, the lag of its jobs, and any problems."""
+    """Return whether the summary is outdated, how far its jobs lag, and any problems."""
     is_foreign = bool(summary.history_id) and summary.history_id != bounds.history_id
     done = None if is_foreign else summary.archive.offset
     return {
@@ -223,7 +223,7 @@ def _state(summary: PipelineSummary, bounds: HistoryBoundsView, now_ms: int) -> 
 
 
 def _commands(request: web.Request, context: Context) -> list[copy_snippets.Snippet]:
-    """Return the commands that create a first summary, with the address the browser used."""
+    """Return commands that create the first summary, using the address from the browser."""
     base = copy_snippets.http_address(request.scheme, request.host, context.urls.base_path)
     return copy_snippets.pipeline_snippets(base, needs_token=identity_of(request).kind != "local")
 

@@ -1,4 +1,4 @@
-"""One message: facts, body, events, download."""
+"""Page and API for a single message: facts, body, events and download."""
 
 import asyncio
 import hashlib
@@ -48,62 +48,62 @@ from phpmq_lite.storage.read.messages import Body, LinkRow, MessageRow
 
 
 class BodyInput(QueryModel):
-    """How to return the body: without ``download``, as JSON with at most 64 KiB."""
+    """Format of the body: the whole body as a file, or at most 64 KiB as JSON."""
 
-    download: str | None = Field(None, description="any value: return the whole body as a file")
+    download: str | None = Field(None, description="any value downloads the whole body as a file")
 
 
 class ProblemView(BaseModel):
     """A problem in an envelope."""
 
-    reason: str = Field(description="poison, missing_meta, …, or a rule of the producer schema")
+    reason: str = Field(description="poison, missing_meta, … or the name of a producer-schema rule")
     detail: str = Field(description="explanation of the problem")
-    pointer: str = Field(description="JSON pointer into the envelope; empty: the whole envelope")
+    pointer: str = Field(description="JSON pointer into the envelope; empty for the whole envelope")
 
     @classmethod
     def of(cls, problem: validation.EnvelopeProblem) -> Self:
-        """Return the view of a problem; long texts are truncated."""
+        """Return the API view of a problem, with long texts truncated."""
         cut = envelope_card.shorten
         return cls(reason=problem.reason, detail=cut(problem.detail), pointer=cut(problem.pointer))
 
 
 class BlockView(BaseModel):
-    """A record's ``dead_letter`` block."""
+    """The ``dead_letter`` block of a dead-letter record."""
 
     reason: str = Field(description="failed, unknown_urn or poison")
     detail: str | None = Field(
-        description="reason of the verdict, max_deliveries, expired, …; null: none"
+        description="verdict reason, max_deliveries, expired, …; null if none"
     )
-    error: str | None = Field(description="the handler's last error; null: none")
-    exception: str | None = Field(description="class of the exception; null: none")
+    error: str | None = Field(description="the handler's last error; null if none")
+    exception: str | None = Field(description="exception class; null if none")
     failed_at: int = Field(description="when the message failed, Unix ms")
     original_queue: str = Field(description="queue in which the message failed")
-    attempts: int = Field(description="attempts that the worker made")
+    attempts: int = Field(description="number of attempts made by the worker")
     lang: str = Field(description="the worker's language, such as python")
-    message_id: str | None = Field(description="id of the original message; null: not recorded")
+    message_id: str | None = Field(description="id of the original message; null if not recorded")
 
 
 class EnvelopeView(BaseModel):
-    """An envelope and its verdict; for a dead letter, those of the message a redrive would send."""
+    """An envelope and its verdict; for a dead letter, the envelope that a redrive would send."""
 
     urn: EnvelopeUrn
     trace_id: TraceId
-    meta_id: str | None = Field(description="meta.id of the envelope; null: none")
-    attempts: int | None = Field(description="attempts counted in the envelope; null: none")
-    lang: str | int | float | None = Field(description="meta.lang as written; null: missing")
-    queue: str | int | float | None = Field(description="meta.queue as written; null: missing")
+    meta_id: str | None = Field(description="the envelope's meta.id; null if none")
+    attempts: int | None = Field(description="attempt count in the envelope; null if none")
+    lang: str | int | float | None = Field(description="meta.lang as written; null if missing")
+    queue: str | int | float | None = Field(description="meta.queue as written; null if missing")
     created_at: str | int | float | None = Field(
-        description="meta.created_at as written; null: missing"
+        description="meta.created_at as written; null if missing"
     )
     schema_version: str | int | float | None = Field(
-        description="meta.schema_version; null: missing"
+        description="meta.schema_version; null if missing"
     )
-    reason: str | None = Field(description="why the envelope is rejected; null: accepted")
-    tolerated: bool = Field(description="true: data: [] was read as {}")
+    reason: str | None = Field(description="why the envelope is rejected; null if accepted")
+    tolerated: bool = Field(description="whether data: [] was read as {}")
     warnings: list[str] = Field(description="warnings, such as outdated members")
-    problems: list[ProblemView] = Field(description="problems, the reason for the verdict first")
-    more_problems: int = Field(description="number of further problems that were omitted")
-    dead_letter: BlockView | None = Field(description="dead_letter block of the record; null: none")
+    problems: list[ProblemView] = Field(description="problems; the first determined the verdict")
+    more_problems: int = Field(description="number of additional problems that were omitted")
+    dead_letter: BlockView | None = Field(description="record's dead_letter block; null if none")
 
     @classmethod
     def of(cls, card: envelope_card.EnvelopeCard) -> Self:
@@ -135,12 +135,12 @@ class MessageDetailView(MessageView):
     """A message with its envelope."""
 
     envelope: EnvelopeView | None = Field(
-        None, description="null: not an envelope, larger than 1 MiB, or no longer stored"
+        None, description="null if not an envelope, larger than 1 MiB or no longer stored"
     )
 
 
 async def get_message(request: web.Request) -> MessageDetailView:
-    """Return a live or settled message without its body, with the verdict on its envelope."""
+    """Return a live or settled message and the verdict on its envelope, but not its body."""
     context = context_of(request)
     row = await find_message(request, context)
     card = await envelope_card.card_of(request, context, row, await context.reader.body(row))
@@ -150,7 +150,7 @@ async def get_message(request: web.Request) -> MessageDetailView:
 
 
 async def list_events(request: web.Request) -> ListPage[EventView]:
-    """List a message's exceptional events."""
+    """List a message's exceptional events, such as requeues and redrives."""
     context = context_of(request)
     row = await find_message(request, context)
     rows = await context.reader.events(row.seq)
@@ -158,7 +158,7 @@ async def list_events(request: web.Request) -> ListPage[EventView]:
 
 
 async def get_body(request: web.Request) -> web.StreamResponse:
-    """Return a message's body: ``content`` with its ``encoding``, or as a download."""
+    """Return a message's body, either as ``content`` with its ``encoding`` or as a download."""
     context = context_of(request)
     row = await find_message(request, context)
     if "download" in request.query:
@@ -170,7 +170,7 @@ async def get_body(request: web.Request) -> web.StreamResponse:
 
 
 async def download_body(request: web.Request) -> web.StreamResponse:
-    """Return the whole body as a download; the file name of a damaged body contains .damaged.
+    """Return the whole body as a download; .damaged in the file name marks a damaged body.
 
     The header ``Repr-Digest`` contains its SHA-256.
     """
@@ -190,16 +190,16 @@ async def download_body(request: web.Request) -> web.StreamResponse:
 
 
 def _no_body(row: MessageRow) -> Problem:
-    return Problem(410, "gone_body", f"The body of {row.message_id} is no longer stored.")
+    return Problem(410, "gone_body", f"The body of message {row.message_id} is no longer stored.")
 
 
-RELATIVES: Final = 20  # most messages shown in the life of one message
-_ROUNDS: Final = 4  # most rounds of following links
+RELATIVES: Final = 20  # maximum number of related messages shown for a message
+_ROUNDS: Final = 4  # maximum number of rounds in which links are followed
 _DELETIONS: Final = ("message.delete", "message.act")
 
 
 class MessagePageQuery(QueryModel):
-    """How to show a message; ``q`` is the search that found the message."""
+    """Display options for a message; ``q`` is the search that found the message."""
 
     view: Literal["tree", "pretty", "raw", "hex"] | None = None
     q: str = Field("", max_length=QUERY_CHARACTERS)
@@ -216,7 +216,7 @@ async def show_message(request: web.Request) -> web.StreamResponse:
         context.reader.body(row), context.reader.sha256(row), _life(request, context, row)
     )
     shown = None
-    if body is not None:  # indenting 256 KiB takes a while
+    if body is not None:  # in a thread, because indenting 256 KiB takes a while
         shown = await asyncio.to_thread(bodies.view_body, body.content, body.size, query.view)
     card = await envelope_card.card_of(request, context, row, body)
     newer, older = await _neighbours(request, context, query, row)
@@ -269,7 +269,7 @@ async def _life(request: web.Request, context: Context, row: MessageRow) -> Mess
 async def _neighbours(
     request: web.Request, context: Context, query: MessagePageQuery, row: MessageRow
 ) -> tuple[MessageRow | None, MessageRow | None]:
-    """Return the messages next to this one in the search that found it."""
+    """Return the newer and the older neighbour of the message in the search results."""
     if not query.q:
         return None, None
     try:
@@ -284,7 +284,7 @@ async def _neighbours(
 
 
 async def _deletion(context: Context, row: MessageRow) -> AuditRow | None:
-    """Return the deletion's audit row, if the audit log names this message."""
+    """Return the audit row for the deletion, or None if no row names this message."""
     if row.state != State.DELETED:
         return None
     last = await AuditLog(context.readers).last_of(row.message_id)
@@ -292,7 +292,7 @@ async def _deletion(context: Context, row: MessageRow) -> AuditRow | None:
 
 
 def _snippets_of(request: web.Request, row: MessageRow, body: Body | None) -> Sequence[Snippet]:
-    """Return code that publishes the message again; empty for large or missing bodies."""
+    """Return code snippets that republish the message, or none if its body is large or missing."""
     if body is None or not body.is_whole or body.size > COPY_BYTES or row.queue is None:
         return ()
     context = context_of(request)

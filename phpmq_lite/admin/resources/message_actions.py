@@ -1,4 +1,4 @@
-"""The message actions: requeue, release, move, delete, redrive, restore and erase."""
+"""Message actions: requeue, release, move, delete, redrive, restore and erase."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ from phpmq_lite.storage.read.messages import MessageRow
 
 
 async def submit_action(request: web.Request) -> web.StreamResponse:
-    """Act on the messages selected in a list."""
+    """Apply an action to the messages selected in a list."""
     context, form = context_of(request), await read_form(request)
     action = read_action(form)
     ids = list(dict.fromkeys(form.texts("id", single_message.AT_ONCE_MAX)))
@@ -58,8 +58,8 @@ async def submit_action(request: web.Request) -> web.StreamResponse:
         title = f"Move {formats.count_messages(len(frozen.seqs))}"
         ask = Confirmation(
             title=title, button=title, url=context.urls.to("messages-act"), back=to, reason="",
-            text="The messages move to the end of the other queue. They keep their ids and their "
-            "deadlines. Messages that consumers hold are skipped.",
+            text="The messages move to the end of the target queue and keep their ids and "
+            "deadlines. Messages held by consumers are skipped.",
             hidden=[("action", action), *(("id", one) for one in ids)],
             fields=ACTIONS[action].fields(frozen.samples[0], 0) if frozen.samples else (),
         )  # fmt: skip
@@ -84,28 +84,28 @@ def _target_of(ids: list[str]) -> str:
 
 
 class TtlInput(ActionInput):
-    """A message's new time to live."""
+    """New time to live for a message."""
 
     ttl_s: int | None = Field(
-        None, ge=0, le=TTL_MAX_S, description="seconds to live; 0: forever; null: unchanged"
+        None, ge=0, le=TTL_MAX_S, description="seconds to live; 0 for no limit, null for no change"
     )
 
 
 class MoveInput(ActionInput):
-    """The queue to move a message to."""
+    """Target queue of a move."""
 
-    target: str = Field(min_length=1, max_length=LONGEST_NAME, description="queue to move it to")
-    create: bool = Field(False, description="move: create the target queue if it does not exist")
+    target: str = Field(min_length=1, max_length=LONGEST_NAME, description="target queue")
+    create: bool = Field(False, description="create the target queue if it does not exist")
 
 
 class DeleteInput(ActionInput):
     """Whether to delete a message that a consumer holds."""
 
-    dispatched: bool = Field(False, description="true: delete even if a consumer holds the message")
+    dispatched: bool = Field(False, description="delete even if a consumer holds the message")
 
 
 class RedriveOneInput(ActionInput):
-    """The target queue and time to live for redriving a dead-letter record."""
+    """Target queue and time to live for redriving a dead-letter record."""
 
     ttl_s: TtlSeconds = None
     target: RedriveTarget = None
@@ -113,7 +113,7 @@ class RedriveOneInput(ActionInput):
 
 @dataclass(slots=True, frozen=True)
 class ActionDefinition:
-    """An action on a message: its input and the texts of its confirmation page."""
+    """A message action: its input model and the texts of its confirmation page."""
 
     input_model: type[ActionInput]
     summary: str
@@ -126,13 +126,13 @@ class ActionDefinition:
 def _restore_fields(row: MessageRow, now_ms: int) -> list[FormField]:
     found: list[FormField] = [("ttl_field", ("the previous deadline",))]
     if row.deadline_at is not None and row.deadline_at <= now_ms:
-        found.append(("warning", ("Its deadline has passed. Enter a new time to live.",)))
+        found.append(("warning", ("The message's deadline has passed. Enter a new time to live.",)))
     return found
 
 
 def _redrive_fields(row: MessageRow, _now_ms: int) -> list[FormField]:
-    origin = f": {formats.escape_hidden(row.source_queue)}" if row.source_queue else ""
-    help_ = f"Empty: the queue where it was dead-lettered{origin}."
+    origin = f" ({formats.escape_hidden(row.source_queue)})" if row.source_queue else ""
+    help_ = f"Leave empty to use the queue where the message was dead-lettered{origin}."
     return [
         ("target_field", ("To another queue", False, help_)),
         ("ttl_field", ("the queue's default",)),
@@ -143,56 +143,55 @@ def _delete_fields(row: MessageRow, _now_ms: int) -> list[FormField]:
     if row.state != State.DISPATCHED:
         return []
     help_ = "The consumer's acknowledgement will be ignored."
-    return [("check_field", ("dispatched", "Delete it even if a consumer holds it", help_, True))]
+    return [("check_field", ("dispatched", "Delete the message held by a consumer", help_, True))]
 
 
 ACTIONS: Final = {
     Action.REQUEUE: ActionDefinition(
-        TtlInput, "Move a message to the end of its queue. Its id stays the same.",
-        "The message moves to the end of its queue and keeps its id. If a consumer holds it, that "
-        "consumer loses it: its acknowledgement is ignored once another consumer holds the "
-        "message.",
+        TtlInput, "Move a message to the end of its queue. The message keeps its id.",
+        "The message moves to the end of its queue and keeps its id. If a consumer holds "
+        "it, that consumer's acknowledgement is ignored once another consumer holds the message.",
         "message requeue", lambda _row, _now: [("ttl_field", ("the deadline stays the same",))],
     ),
     Action.RELEASE: ActionDefinition(
-        ActionInput, "Return a dispatched message to its place in its queue.",
-        "The message returns to its place in the queue. The consumer that holds it may still "
+        ActionInput, "Return a dispatched message to its position in its queue.",
+        "The message returns to its position in the queue. Its current consumer can still "
         "acknowledge it until another consumer holds it.", "message release",
     ),
     Action.MOVE: ActionDefinition(
         MoveInput, "Move a ready message to the end of another queue.",
-        "The message moves to the end of the other queue. It keeps its id and its deadline.",
+        "The message moves to the end of the target queue and keeps its id and deadline.",
         "message move",
         lambda _row, _now: [("target_field", ("To the queue", True)), ("create_field", ())],
     ),
     Action.DELETE: ActionDefinition(
         DeleteInput, "Settle a message as deleted.",
-        "The message is settled as deleted and stays in the history for the retention time. Undo "
-        "restores it to its place, as a new message.",
+        "The message is settled as deleted and kept in the history for the retention time. Undo "
+        "restores it to its original position as a new message.",
         "message delete", _delete_fields, is_danger=True,
     ),
     Action.REDRIVE: ActionDefinition(
-        RedriveOneInput, "Publish a dead-letter record again to the queue where it was "
-        "dead-lettered, as a new message.",
-        "The message is published again, at the end of the queue where it was dead-lettered. The "
+        RedriveOneInput, "Republish a dead-letter record as a new message to the queue where "
+        "it was dead-lettered.",
+        "The message is republished at the end of the queue where it was dead-lettered, and the "
         "dead-letter record is deleted.", fields=_redrive_fields,
     ),
     Action.RESTORE: ActionDefinition(
-        TtlInput, "Restore a deleted message to its old place, as a new message.",
-        "The message returns to its old place as a new message. The deleted one stays in the "
-        "history.", "message restore", _restore_fields,
+        TtlInput, "Restore a deleted message to its original position as a new message.",
+        "The message returns to its original position as a new message. The deleted message stays "
+        "in the history.", "message restore", _restore_fields,
     ),
     Action.ERASE: ActionDefinition(
-        ActionInput, "Permanently erase the body of a settled message. The row is kept.",
-        "The body is removed permanently; the row with its times stays in the history. Use this "
-        "for secrets that were sent by mistake. Nothing restores the body, but backups made "
-        "before still contain it.", is_danger=True,
+        ActionInput, "Permanently erase the body of a settled message, but keep the message's row.",
+        "The body is erased permanently; the message's row stays in the history. Use this for "
+        "secrets that were sent by mistake. The body cannot be restored, but earlier backups "
+        "still contain it.", is_danger=True,
     ),
 }  # fmt: skip
 
 
 async def show_form(request: web.Request, action: Action) -> web.StreamResponse:
-    """Ask for confirmation of an action on one message."""
+    """Ask for confirmation before acting on one message."""
     definition, is_erase = ACTIONS[action], action is Action.ERASE
     context = context_of(request)
     urls, row = context.urls, await find_message(request, context)
@@ -217,7 +216,7 @@ async def _typed(request: web.Request) -> list[str]:
 def _response(
     request: web.Request, _asked: ActionInput, view: ActionResultView
 ) -> tuple[FlashMessage, str]:
-    """Return what was done, with a link to the message or its new copy."""
+    """Return a notice of what was done, with a link to the message or its new copy."""
     urls, seq = context_of(request).urls, int(view.id[:16], 16)
     text = f"Message #{seq} {flash_messages.DONE[Action(view.action)]}."
     there = urls.to("message", id=view.new_id or view.id)

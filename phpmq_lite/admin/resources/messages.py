@@ -30,13 +30,13 @@ from phpmq_lite.storage.read.search_plan import SearchQuery
 
 
 class MessagesQuery(ListQuery):
-    """A page of a queue's live messages."""
+    """Query for a page of a queue's live messages."""
 
-    state: Literal["ready", "dispatched"] | None = Field(None, description="only in this state")
+    state: Literal["ready", "dispatched"] | None = Field(None, description="only with this state")
 
 
 class SettledQuery(ListQuery):
-    """A page of a queue's settled messages."""
+    """Query for a page of a queue's settled messages."""
 
     outcome: Literal["acked", "expired", "dead", "deleted"] | None = None
 
@@ -45,43 +45,43 @@ class MessageView(ResponseModel):
     """A message without its body."""
 
     id: MessageId = Field(validation_alias="message_id")
-    queue: str | None = Field(description="name of the queue; null: the queue no longer exists")
+    queue: str | None = Field(description="queue name; null if the queue no longer exists")
     state: str = Field(description="ready, dispatched, acked, expired, dead or deleted")
-    seq: int = Field(description="number in order of arrival; never reused")
+    seq: int = Field(description="sequence number in order of arrival; never reused")
     position: int = Field(description="position in the queue; lower positions are dispatched first")
-    published_at: int = Field(description="when it was published, Unix ms")
-    first_dispatched_at: int | None = Field(description="Unix ms; null: never dispatched")
-    last_dispatched_at: int | None = Field(description="Unix ms; null: never dispatched")
-    settled_at: int | None = Field(description="Unix ms; null: live")
-    ttl_s: int | None = Field(description="seconds to live, as published; null: never expires")
-    deadline_at: int | None = Field(description="when it expires, Unix ms; null: never")
+    published_at: int = Field(description="when the message was published, Unix ms")
+    first_dispatched_at: int | None = Field(description="first dispatch, Unix ms; null if never")
+    last_dispatched_at: int | None = Field(description="last dispatch, Unix ms; null if never")
+    settled_at: int | None = Field(description="when settled, Unix ms; null for live messages")
+    ttl_s: int | None = Field(description="time to live in seconds as published; null if unlimited")
+    deadline_at: int | None = Field(description="when the message expires, Unix ms; null if never")
     deliveries: Deliveries
     size: BodySize
     urn: EnvelopeUrn
     trace_id: TraceId
-    meta_id: str | None = Field(description="meta.id of the envelope; null: none")
-    attempts: int | None = Field(description="attempts counted in the envelope; null: none")
+    meta_id: str | None = Field(description="the envelope's meta.id; null if none")
+    attempts: int | None = Field(description="attempt count in the envelope; null if none")
     publisher: str | None = Field(
         validation_alias="publisher_address",
-        description="the publisher's address; null: no longer known",
+        description="the publisher's address; null if no longer known",
     )
-    holder: str | None = Field(description="address of the consumer that holds it; null: none")
-    reason: str | None = Field(description="more about the outcome; null: nothing")
-    offset: int | None = Field(description="offset in the history; null: live")
+    holder: str | None = Field(description="address of the current consumer; null if none")
+    reason: str | None = Field(description="details about the outcome; null if none")
+    offset: int | None = Field(description="history offset; null for live messages")
     origin: str | None = Field(
-        validation_alias="source_queue", description="queue a dead letter came from; null: none"
+        validation_alias="source_queue", description="queue a dead letter came from; null if none"
     )
     origin_id: str | None = Field(
-        validation_alias="source_id", description="id of a dead letter's original; null: none"
+        validation_alias="source_id", description="id of a dead letter's original; null if none"
     )
     origin_reason: str | None = Field(
-        validation_alias="source_reason", description="why it was dead-lettered; null: it was not"
+        validation_alias="source_reason", description="reason for dead-lettering; null if none"
     )
-    preview: str = Field(description="beginning of the body on one line; hex if it is not UTF-8")
+    preview: str = Field(description="beginning of the body on one line; in hex if not UTF-8")
 
     @classmethod
     def of_row(cls, row: MessageRow) -> Self:
-        """Return the view of a stored message."""
+        """Return the API view of a stored message."""
         return cls.of(
             row,
             state=State(row.state).name.lower(),
@@ -93,29 +93,29 @@ class MessageView(ResponseModel):
 class EventView(ResponseModel):
     """An exceptional step in a message's life."""
 
-    at: int = Field(validation_alias="at_ms", description="when it happened, Unix ms")
+    at: int = Field(validation_alias="at_ms", description="when the event occurred, Unix ms")
     kind: str = Field(description="requeue, return, forward, dead_letter, redrive, restore, …")
-    detail: str | None = Field(description="queues, another message's id, …; null: none")
+    detail: str | None = Field(description="queue names, another message's id, …; null if none")
 
 
 class BodyView(BaseModel):
-    """A body; ``content`` is text if the body is UTF-8, otherwise base64."""
+    """A message body; ``content`` is text if the body is valid UTF-8, otherwise base64."""
 
-    content: str = Field(description="the body or its beginning, encoded as encoding says")
-    encoding: str = Field(description="how content is encoded")
-    size: int = Field(description="size of the whole body, bytes")
-    is_whole: bool = Field(description="false: content is only the beginning of the body")
+    content: str = Field(description="the body or its beginning, in the given encoding")
+    encoding: str = Field(description="encoding of content: utf-8 or base64")
+    size: int = Field(description="size of the whole body in bytes")
+    is_whole: bool = Field(description="whether content is the whole body")
 
     @classmethod
     def of(cls, body: Body) -> Self:
-        """Return the view of a body."""
+        """Return the API view of a body."""
         content, encoding = as_content(body.content)
         return cls(content=content, encoding=encoding, size=body.size, is_whole=body.is_whole)
 
 
 @dataclass(slots=True, frozen=True)
 class MessagePage:
-    """A page of messages, with cursors to the adjacent pages."""
+    """A page of messages, with cursors for the adjacent pages."""
 
     rows: Sequence[MessageRow]
     next: str | None = None
@@ -124,7 +124,7 @@ class MessagePage:
 
 
 async def read_messages_page(context: Context, query: MessagesQuery, queue_id: int) -> MessagePage:
-    """Return a page of a queue's messages in order, with cursors."""
+    """Return a page of a queue's messages in queue order, with cursors."""
     scope = f"messages {queue_id} {query.state}"
     cursor = responses.decode_cursor(scope, query.cursor)
     place = responses.position_in(cursor)
@@ -147,7 +147,7 @@ async def read_history_page(
 ) -> MessagePage:
     """Return a page of settled messages, newest first, with cursors.
 
-    ``since`` (inclusive) and ``until`` (exclusive) limit when they were settled, Unix ms.
+    ``since`` (inclusive) and ``until`` (exclusive) limit the settling times, Unix ms.
     """
     scope = f"history {queue_id} {query.outcome} {since} {until}"
     cursor = responses.decode_cursor(scope, query.cursor)
@@ -167,7 +167,7 @@ async def read_history_page(
 
 @dataclass(slots=True, frozen=True)
 class SearchPage:
-    """A page of search results, after ``searched`` of about ``total`` messages."""
+    """A page of results after searching ``searched`` of about ``total`` messages."""
 
     query: SearchQuery
     rows: Sequence[MessageRow]
@@ -186,7 +186,7 @@ class SearchPage:
 async def read_search_page(
     request: web.Request, query: SearchQuery, cursor: str | None, limit: int
 ) -> SearchPage:
-    """Return a page of matching messages, newest first, from the caller's visible queues."""
+    """Return a page of matching messages from queues visible to the caller, newest first."""
     context, allowed = context_of(request), allowed_queues(request)
     scope = f"search {query} {sorted(allowed) if allowed is not None else ''}"
     found = await context.search.page(
@@ -203,7 +203,7 @@ async def read_search_page(
 
 
 async def read_failed_attempts(request: web.Request, rows: Iterable[MessageRow]) -> frozenset[int]:
-    """Return the seqs of acked rows whose attempt failed, as far as their traces show."""
+    """Return the seqs of acked rows whose traces show that the attempt failed."""
     traces = {
         row.trace_id
         for row in rows
@@ -218,7 +218,7 @@ async def read_failed_attempts(request: web.Request, rows: Iterable[MessageRow])
 
 
 def describe_searched(found: SearchPage) -> str:
-    """Describe how far a search went: ``Searched 412,000 of about 2.1 million, newest first``."""
+    """Describe search progress: ``Searched 412,000 of about 2.1 million, newest first``."""
     return (
         f"Searched {formats.format_number(found.searched)} of about "
         f"{format_about(found.total)}, newest first."
@@ -226,7 +226,7 @@ def describe_searched(found: SearchPage) -> str:
 
 
 def format_about(count: int) -> str:
-    """Format a large count approximately: ``2.1 million``, ``412,000``."""
+    """Format a large count approximately, such as ``2.1 million`` or ``412,000``."""
     if count >= 999_500:
         return f"{count / 1e6:.1f}".removesuffix(".0") + " million"
     digits = max(0, len(str(count)) - 3)
@@ -239,7 +239,7 @@ def messages_view(rows: Iterable[MessageRow], next_: str | None = None) -> ListP
 
 
 async def list_queue_messages(request: web.Request, query: MessagesQuery) -> ListPage[MessageView]:
-    """List a queue's messages in order, without their bodies."""
+    """List a queue's messages in queue order, without their bodies."""
     queue_id = require_queue(request).queue_id
     listed = await read_messages_page(context_of(request), query, queue_id)
     return messages_view(listed.rows, listed.next)

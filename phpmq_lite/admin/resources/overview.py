@@ -28,7 +28,7 @@ NOTICES_SHOWN: Final = 8
 
 
 class OverviewPageQuery(QueueQuery):
-    """The options of the overview page."""
+    """Options for the overview page."""
 
     span: Literal["1h", "24h", "7d", "30d"] = "1h"
 
@@ -68,7 +68,7 @@ def _query(request: web.Request) -> OverviewPageQuery:
 
 
 async def _charts(request: web.Request, key: str) -> dict[str, Any]:
-    """Return the charts for all queues, if the caller may see all of them."""
+    """Return charts covering all queues, or none if the caller may not see every queue."""
     context, span = context_of(request), SPANS[key]
     if allowed_queues(request) is not None or not status_of(request).queues:
         return {"charts": (), "table": None, "span": span}
@@ -84,7 +84,7 @@ async def _charts(request: web.Request, key: str) -> dict[str, Any]:
 async def live_overview(
     request: web.Request, _argument: str, ids: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Return the live values for the overview; ``ids`` are the queues shown."""
+    """Return live values for the overview; ``ids`` are the ids of the queues shown."""
     context, status = context_of(request), status_of(request)
     ages = await read_oldest_ready(context, status.queues)
     shown = queue_list.overview_tiles(status, ages, context.now_ms())

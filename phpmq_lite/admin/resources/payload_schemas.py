@@ -1,4 +1,4 @@
-"""Registered payload schemas, and the compatibility check for a new version."""
+"""Registered payload schemas, and compatibility checks for new versions."""
 
 import json
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from phpmq_lite.envelopes.payload_schema import (
 from phpmq_lite.envelopes.schema_compatibility import SchemaChange, schema_changes
 from phpmq_lite.envelopes.schema_registry import RegisteredSchema, ValidationCounts
 
-DOCUMENT_BYTES: Final = 1 << 20  # largest schema that is compared
+DOCUMENT_BYTES: Final = 1 << 20  # maximum size of a schema to compare
 
 
 class SchemaFieldView(ResponseModel):
@@ -43,18 +43,18 @@ class SchemaFieldView(ResponseModel):
     path: str = Field(description="path in the payload, such as lines[].sku")
     types: str = Field(description="allowed types")
     required: bool = Field(
-        validation_alias="is_required", description="true: the parent object must contain it"
+        validation_alias="is_required", description="whether the parent object requires the field"
     )
-    limits: str = Field(description="bounds of its values; empty: none")
+    limits: str = Field(description="limits on the field's values; empty if none")
     sensitive: str | None = Field(
         validation_alias="sensitivity",
-        description="x-gdpr-sensitive; empty: true; null: not marked",
+        description="value of x-gdpr-sensitive; empty if true; null if the field is not marked",
     )
     title: str = Field(description="title in the schema; usually empty")
 
 
 class SchemaView(ResponseModel):
-    """A registered schema; its counts are hidden from callers limited to some queues."""
+    """A registered schema, with counts that are hidden from callers limited to some queues."""
 
     urn: str = Field(description="URN of the schema")
     version: int = Field(description="N if the URN ends in .vN or :vN, otherwise 1")
@@ -63,13 +63,13 @@ class SchemaView(ResponseModel):
     status: str = Field(description="status in the registry; usually empty")
     fields: list[SchemaFieldView] = Field(description="payload fields that the schema describes")
     unchecked: list[str] = Field(description="JSON pointers to unchecked schema keywords")
-    passed: int | None = Field(description="accepted since the broker started; null: hidden")
-    failed: int | None = Field(description="rejected since the broker started; null: hidden")
-    last_failure: str | None = Field(description="last rejection's error; null: none or hidden")
+    passed: int | None = Field(description="payloads accepted since startup; null if hidden")
+    failed: int | None = Field(description="payloads rejected since startup; null if hidden")
+    last_failure: str | None = Field(description="latest rejection's error; null if none or hidden")
 
     @classmethod
     def of_entry(cls, entry: RegisteredSchema, tally: ValidationCounts | None) -> Self:
-        """Return the view of a registered schema."""
+        """Return the API view of a registered schema."""
         last = tally.last if tally else None
         return cls.of(
             entry,
@@ -84,7 +84,7 @@ class SchemaView(ResponseModel):
 class SchemasView(ListPage[SchemaView]):
     """All registered schemas, ordered by URN."""
 
-    faults: list[str] = Field(description="errors in the schema folder; empty: none")
+    faults: list[str] = Field(description="errors found in the schema folder")
 
 
 class SchemaDetailView(SchemaView):
@@ -110,16 +110,16 @@ class SchemaChangeView(ResponseModel):
 
 
 class SchemaCheckView(BaseModel):
-    """Whether the new version can replace the registered one."""
+    """Result of comparing a new schema version with the registered one."""
 
     urn: str = Field(description="URN of the schema")
-    compatible: bool = Field(description="true: it can replace the registered schema")
+    compatible: bool = Field(description="whether the new schema can replace the registered one")
     changes: list[SchemaChangeView] = Field(description="differences, breaking changes first")
     unchecked: list[str] = Field(description="JSON pointers to unchecked schema keywords")
 
 
 class SchemasPageQuery(FormatQuery):
-    """The format of the list, and the URN selected in the form."""
+    """Output format of the list, and the URN selected in the form."""
 
     urn: str = ""
 
@@ -133,13 +133,13 @@ async def find_schemas(request: web.Request, _query: SchemasPageQuery) -> Schema
 
 
 def list_registered(request: web.Request) -> list[SchemaView]:
-    """Return the registered schemas by URN, with the counts that the caller may see."""
+    """Return the registered schemas ordered by URN, with the counts that the caller may see."""
     entries = context_of(request).schemas.registry.entries
     return [SchemaView.of_entry(entries[urn], _tally(request, urn)) for urn in sorted(entries)]
 
 
 def _tally(request: web.Request, urn: str) -> ValidationCounts | None:
-    """Return the validation counts if the caller may see all queues, because they cover all."""
+    """Return the validation counts, or None if the caller may not see every queue they cover."""
     is_limited = allowed_queues(request) is not None
     return None if is_limited else context_of(request).schemas.counts(urn)
 
@@ -159,15 +159,15 @@ def find_registered(request: web.Request, urn: str) -> RegisteredSchema:
 async def compare_schemas(
     request: web.Request, entry: RegisteredSchema, content: bytes
 ) -> tuple[PayloadSchema, tuple[SchemaChange, ...]]:
-    """Compare a new version with the registered one in a thread.
+    """Compare a new schema version with the registered one in a worker thread.
 
     Raises:
         Problem: 413 if it is too large, 422 if it is not a schema.
     """
     if len(content) > DOCUMENT_BYTES:
         raise Problem(
-            413, "too_large", f"The schema is {len(content)} bytes long.", field="document",
-            bound=f"at most {DOCUMENT_BYTES} bytes",
+            413, "too_large", f"The schema is {len(content)} bytes; the limit is {DOCUMENT_BYTES}.",
+            field="document", bound=f"at most {DOCUMENT_BYTES} bytes",
         )  # fmt: skip
 
     def work() -> tuple[PayloadSchema, tuple[SchemaChange, ...]]:
@@ -181,23 +181,23 @@ async def compare_schemas(
         raise Problem(
             422,
             "bad_schema",
-            f"This is not a valid schema{where}: {error.detail}.",
+            f"The schema is invalid{where}: {error.detail}.",
             field="document",
         ) from None
 
 
 async def get_schema(request: web.Request) -> SchemaDetailView:
-    """Return a URN's schema, including the document itself."""
+    """Return the schema registered for a URN, including the JSON Schema document."""
     entry = find_registered(request, path_name(request, "urn"))
     shown = SchemaView.of_entry(entry, _tally(request, entry.urn))
     return SchemaDetailView(**dict(shown), document=entry.schema.document)
 
 
 async def check_schema(request: web.Request, given: SchemaCheckInput) -> SchemaCheckView:
-    """Compare a new version of a schema with the registered one; nothing is stored."""
+    """Compare a new schema version with the registered one, without storing anything."""
     entry = find_registered(request, path_name(request, "urn"))
     if "document" not in given.model_fields_set:
-        raise Problem(422, "invalid", "The new schema is missing.", field="document")
+        raise Problem(422, "invalid", "The new schema (document) is missing.", field="document")
     content = json.dumps(given.document).encode()
     new, changes = await compare_schemas(request, entry, content)
     audit_entry(request, target=entry.urn).result = "checked"
@@ -212,28 +212,28 @@ async def check_schema(request: web.Request, given: SchemaCheckInput) -> SchemaC
 _PATH: Final = "/api/v1/schemas"
 
 
-SHOWN: Final = 500  # most URNs on the page; JSON contains all
+SHOWN: Final = 500  # maximum URNs on the page; the JSON format contains all URNs
 SHOWN_CHANGES: Final = 200
 
 
 @dataclass(slots=True)
 class SchemaCheckForm:
-    """The form's content and result."""
+    """Content of the check form, and the result of the check."""
 
     urn: str = ""
     document: str = ""
-    changes: tuple[SchemaChange, ...] | None = None  # None: not compared yet
+    changes: tuple[SchemaChange, ...] | None = None  # None until compared
     unchecked: tuple[str, ...] = ()
     error: str = ""
 
     @property
     def breaking(self) -> int:
-        """The number of changes that require a new URN."""
+        """Number of changes that require a new URN."""
         return sum(change.is_breaking for change in self.changes or ())
 
 
 async def submit_schema_check(request: web.Request) -> web.StreamResponse:
-    """Compare a pasted schema with the registered one; nothing is stored."""
+    """Compare a pasted schema with the registered one, without storing anything."""
     form = await read_form(request)
     asked = SchemaCheckForm(form.text("urn", INDEX_CHARACTERS), form.raw("document"))
     audit_entry(request, target=asked.urn).result = "checked"

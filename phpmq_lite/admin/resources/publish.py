@@ -1,4 +1,4 @@
-"""Publishing and editing messages: form, templates and API."""
+"""Form, templates and API for publishing and editing messages."""
 
 import asyncio
 from collections import Counter
@@ -53,8 +53,8 @@ from phpmq_lite.storage.read.messages import MessageRow
 class PublishInput(StrictInput):
     """A message to publish."""
 
-    content: str = Field(description="body, encoded as encoding says")
-    encoding: Literal["utf-8", "base64"] = Field("utf-8", description="how content is encoded")
+    content: str = Field(description="message body, in the given encoding")
+    encoding: Literal["utf-8", "base64"] = Field("utf-8", description="encoding of content")
     ttl_s: TtlSeconds = None
 
     @model_validator(mode="after")
@@ -75,22 +75,22 @@ class EditInput(PublishInput):
     """A new message based on an existing one."""
 
     queue: str | None = Field(
-        None, min_length=1, max_length=LONGEST_NAME, description="queue; null: the same queue"
+        None, min_length=1, max_length=LONGEST_NAME, description="target queue; null if unchanged"
     )
     reason: AuditReason = ""
 
 
 class PublishedView(BaseModel):
-    """The new messages' ids; GET /wait accepts ``cursor`` to wait for later messages."""
+    """Ids of the published messages, and a cursor for ``GET /wait``."""
 
     ids: list[str] = Field(description="message ids, in the order of the request")
-    cursor: str = Field(description="after parameter for GET /wait, to wait for later messages")
-    # id -> reason, for messages dead-lettered on arrival because their envelopes are invalid
-    quarantined: dict[str, str] = Field({}, description="dead-lettered on arrival: reason by id")
+    cursor: str = Field(description="value for after in GET /wait, to wait for later messages")
+    # Messages with invalid envelopes are dead-lettered on arrival.
+    quarantined: dict[str, str] = Field({}, description="reasons for dead-lettering, by message id")
 
 
 async def publish_messages(request: web.Request) -> web.StreamResponse:
-    """Store one message, or all messages of an array or none; 201 after the commit.
+    """Store one message or a whole array of messages; respond with 201 after the commit.
 
     A request that repeats an Idempotency-Key stores nothing and gets the original response.
     """
@@ -101,14 +101,13 @@ async def publish_messages(request: web.Request) -> web.StreamResponse:
     data = await read_json_body(request)
     asked = PUBLISH_LIST.validate_python(data if isinstance(data, list) else [data])
     if not 1 <= len(asked) <= PUBLISH_MAX:
-        raise Problem(
-            422, "invalid", f"The array has {len(asked)} messages.", bound=f"1 to {PUBLISH_MAX}"
-        )
+        raise Problem(422, "invalid", f"The array has {len(asked)} messages; 1 to {PUBLISH_MAX} "
+                      "are allowed.", bound=f"1 to {PUBLISH_MAX}")  # fmt: skip
     pieces = [(message.body(), message.ttl_s) for message in asked]
     for at, (body, _) in enumerate(pieces):
         check_size(context, body, f"{at}.content")
     entry = audit_entry(request, target=name)
-    before = await WaitPosition.now(context.readers)  # read first, so that no event is missed
+    before = await WaitPosition.now(context.readers)  # read first so that no event is missed
     ids = await context.engine.run(publishing.publish, entry, name, pieces, key=key)
     cursor = before.after(ids).text
     out = PublishedView(ids=ids, cursor=cursor, quarantined=ids.quarantined)
@@ -122,8 +121,8 @@ def _key_of(request: web.Request) -> bytes | None:
     key = text.encode(errors="surrogateescape")
     if not 1 <= len(key) <= KEY_BYTES:
         raise Problem(
-            422, "invalid", f"The key is {len(key)} bytes long.", field="Idempotency-Key",
-            bound=f"1 to {KEY_BYTES} bytes",
+            422, "invalid", f"Idempotency-Key is {len(key)} bytes; it must be 1 to {KEY_BYTES}.",
+            field="Idempotency-Key", bound=f"1 to {KEY_BYTES} bytes",
         )  # fmt: skip
     return key
 
@@ -143,12 +142,12 @@ def check_size(context: Context, body: bytes, field: str) -> None:
 
 
 async def edit_message(request: web.Request, asked: EditInput) -> ActionResultView:
-    """Publish an edited copy of a message. The original stays unchanged."""
+    """Publish an edited copy of a message. The original message stays unchanged."""
     context = context_of(request)
     row = await find_message(request, context)
     name = asked.queue or row.queue
     if name is None:
-        raise Problem(422, "invalid", "The queue no longer exists. Enter a queue.", field="queue")
+        raise Problem(422, "invalid", "The queue no longer exists. Enter another.", field="queue")
     check_queue_name(name)
     check_queue_right(request, name)
     body = asked.body()
@@ -162,15 +161,15 @@ async def edit_message(request: web.Request, asked: EditInput) -> ActionResultVi
     return ActionResultView(id=row.message_id, action="edit", new_id=ids[0], undo=token)
 
 
-TOTAL_MAX: Final = 64 << 20  # largest total size of all copies, bytes
-JUDGED_MAX: Final = 100  # most differing copies checked before publishing
-EDIT_MAX: Final = 1 << 20  # largest body that can be edited in the form, bytes
+TOTAL_MAX: Final = 64 << 20  # maximum total size of all copies, in bytes
+JUDGED_MAX: Final = 100  # maximum number of copies checked before publishing
+EDIT_MAX: Final = 1 << 20  # maximum size of a body to edit in the form, in bytes
 _KEPT: Final = ("queue", "body", "kind", "ttl", "ttl_unit", "urn", "data", "template")
 
 
 @dataclass(slots=True)
 class PublishForm:
-    """The form's content, shown again if the message cannot be published."""
+    """Content of the publish form, shown again if publishing fails."""
 
     queue: str = ""
     body: str = ""
@@ -182,12 +181,12 @@ class PublishForm:
     urn: str = ""
     data: str = ""
     template: str = ""  # name to save the template under
-    anyway: bool = False  # publish even if the queue or a schema rejects it
-    create: str = ""  # the queue to create
-    code: str = ""  # error code if it was not published
-    checked: str = ""  # result of the check
+    anyway: bool = False  # publish even if the queue or a schema rejects the message
+    create: str = ""  # name of the queue to create
+    code: str = ""  # error code if publishing failed
+    checked: str = ""  # result of checking the body
     card: envelope_card.EnvelopeCard | None = None  # verdict on the envelope
-    errors: dict[str, str] = field(default_factory=dict)  # field -> error
+    errors: dict[str, str] = field(default_factory=dict)  # error text by field
 
 
 def _draft_of(form: Form) -> PublishForm:
@@ -240,7 +239,7 @@ async def _show(
     )  # fmt: skip
 
 
-# -- actions of the form
+# -- form actions
 
 
 async def submit_publish(request: web.Request) -> web.StreamResponse:
@@ -283,18 +282,18 @@ async def _publish(
     context = context_of(request)
     name = form.queue("queue")
     if not name:
-        raise Problem(422, "invalid", "Enter a queue.", field="queue")
+        raise Problem(422, "invalid", "Enter a queue name.", field="queue")
     check_queue_right(request, name)
     count = form.number("count", 1, PUBLISH_MAX) or 1
     if count > 1 and form.file("file") is None:
         await memory_hold_of(request).grow(min(len(draft.body) * count, TOTAL_MAX))
     ttl_s = form.ttl_s()
-    made = await asyncio.to_thread(_bodies, context, form, draft, count)  # may be 1,000 copies
+    made = await asyncio.to_thread(_bodies, context, form, draft, count)  # up to 1,000 copies
     queue = find_queue(request, name)
     if queue is None and draft.create != name:
         raise Problem(
             422, "unknown_queue", f"There is no queue {name!r}. Correct the name, or select "
-            "the box to create it.", field="queue",
+            "the checkbox to create the queue.", field="queue",
         )  # fmt: skip
     if not draft.anyway:
         await asyncio.to_thread(_check_envelopes, context, queue, made)
@@ -308,12 +307,12 @@ async def _publish(
     text = f"{formats.count_messages(len(ids))} published to {name}."
     if refused := Counter(ids.quarantined.values()):
         reasons = ", ".join(f"{reason} {formats.format_number(n)}" for reason, n in refused.items())
-        text += f" Of those {formats.format_number(refused.total())} were quarantined: {reasons}."
+        text += f" Of these, {formats.format_number(refused.total())} were quarantined: {reasons}."
     store_message(request, FlashMessage(text, token, link))
 
 
 def _check_envelopes(context: Context, queue: QueueStatus | None, made: Sequence[bytes]) -> None:
-    """Reject envelopes that the queue would quarantine, and data that the schema rejects.
+    """Reject envelopes that the queue would quarantine and data that its schema rejects.
 
     Large bodies, and those after the first ``JUDGED_MAX``, are only validated by the queue.
 
@@ -340,7 +339,7 @@ def _check_envelopes(context: Context, queue: QueueStatus | None, made: Sequence
         if policy == "envelope" and found is not None:
             why = f"{found.reason}, {envelope_card.shorten(found.detail)}"
             raise Problem(
-                422, "bad_envelope", f"The queue would quarantine it: {why}.", field="envelope"
+                422, "bad_envelope", f"The envelope would be quarantined: {why}.", field="envelope"
             )
         mismatch = next((one for one in card.problems if one.reason == MISMATCH), None)
         if mismatch is not None:
@@ -372,19 +371,19 @@ def _bodies(context: Context, form: Form, draft: PublishForm, count: int) -> Seq
 
 
 def _check_total(size: int, count: int) -> None:
-    """Reject copies whose total size is too large, before creating them."""
+    """Reject copies whose total size would be too large, before any are created."""
     total = size * count
     if count > 1 and total > TOTAL_MAX:
         raise Problem(
             413, "too_large",
-            f"{formats.format_number(count)} messages of this size take "
-            f"{formats.format_size(total)} in total.",
+            f"{formats.format_number(count)} copies of this size take {formats.format_size(total)} "
+            f"in total; the limit is {formats.format_size(TOTAL_MAX)}.",
             field="count", bound=formats.format_size(TOTAL_MAX),
         )  # fmt: skip
 
 
 def _after(request: web.Request, draft: PublishForm) -> str:
-    """Return the URL of the form, because people often publish several messages."""
+    """Return the form's URL, because people often publish several messages in a row."""
     return context_of(request).urls.to("publish", queue=draft.queue, template=draft.template)
 
 
@@ -403,7 +402,7 @@ async def _check(request: web.Request, draft: PublishForm, row: MessageRow | Non
 
 
 async def _check_draft(request: web.Request, draft: PublishForm, made: bytes) -> None:
-    """Show the verdict on the envelope next to the form."""
+    """Set the verdict on the envelope, which the page shows next to the form."""
     queue = find_queue(request, draft.queue)
     if len(made) <= envelope_card.CARD_BYTES:
         draft.card = await envelope_card.inspect_content(
@@ -426,7 +425,6 @@ async def _wrap(request: web.Request, draft: PublishForm, row: MessageRow | None
 
 
 async def _save(request: web.Request, draft: PublishForm, row: MessageRow | None) -> web.Response:
-    """Save the form as a template."""
     name = draft.template.strip()
     if not 1 <= len(name) <= NAME_MAX:
         raise Problem(
@@ -437,19 +435,19 @@ async def _save(request: web.Request, draft: PublishForm, row: MessageRow | None
     content |= {"count": draft.count, "fill": draft.fill}
     if len(draft.body) > EDIT_MAX:
         raise Problem(
-            413, "too_large", "A template must not exceed 1 MiB.", field="body",
+            413, "too_large", "The body of a template must not exceed 1 MiB.", field="body",
             bound=formats.format_size(EDIT_MAX),
         )  # fmt: skip
     entry = audit_entry(request, target=name)
     entry.action = "template.save"
     await saved_items.check_item_change(request, "template", name, content)
     await saved_items.save_item(context_of(request), entry, "template", name, content)
-    draft.checked = f"Saved as {name}."
+    draft.checked = f"Saved as template {name}."
     return await _show(request, draft, row)
 
 
 async def submit_template_removal(request: web.Request) -> web.StreamResponse:
-    """Remove a template."""
+    """Remove a saved template."""
     context, form = context_of(request), await read_form(request)
     name = form.raw("template")
     entry = audit_entry(request, target=name[:255])
@@ -463,7 +461,7 @@ async def submit_template_removal(request: web.Request) -> web.StreamResponse:
 
 
 async def show_edit_form(request: web.Request) -> web.StreamResponse:
-    """Show the form for a new message based on an existing one, which stays unchanged."""
+    """Show the form for publishing an edited copy of a message."""
     context = context_of(request)
     row = await find_message(request, context)
     body = await context.reader.whole_body(row) if row.size <= EDIT_MAX else None
@@ -472,9 +470,8 @@ async def show_edit_form(request: web.Request) -> web.StreamResponse:
         draft.body, draft.kind = message_draft.as_form_text(body.content)
     elif row.size > EDIT_MAX:
         draft.errors["body"] = (
-            f"The body is {formats.format_size(row.size)}; above "
-            f"{formats.format_size(EDIT_MAX)} it "
-            "cannot be edited here. Download it, edit it and upload the file."
+            f"The body is {formats.format_size(row.size)}; the limit for editing here is "
+            f"{formats.format_size(EDIT_MAX)}. Download the body, edit it and upload the file."
         )
     else:
         draft.errors["body"] = "The body is no longer stored."
@@ -482,7 +479,7 @@ async def show_edit_form(request: web.Request) -> web.StreamResponse:
 
 
 async def submit_edit(request: web.Request) -> web.StreamResponse:
-    """Publish a message based on an existing one, and link the two."""
+    """Publish an edited copy of a message, and link the copy to the original."""
     form = await read_form(request)
     row = await find_message(request, context_of(request))
     return await _attempt(request, form, row)
