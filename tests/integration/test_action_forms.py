@@ -306,7 +306,7 @@ async def test_purge_takes_held_messages_on_purpose(site: HttpSite) -> None:
         await anext(consumer)
         await site.post("/queues/orders/pause", side="delivery")
         page = await site.get("/queues/orders/purge")
-        assert "Also delete the 1 held by consumers" in page.text
+        assert "Also delete 1 message held by consumers" in page.text
         await site.submit("/queues/orders/purge", confirm="orders")
         assert (await site.ok("GET", "/queues/orders"))["dispatched"] == 1
         await site.submit("/queues/orders/purge", confirm="orders", dispatched="yes")
@@ -341,10 +341,10 @@ async def test_dead_letters_go_back(site: HttpSite) -> None:
 async def test_sides_of_a_queue_are_paused_and_resumed(site: HttpSite) -> None:
     await site.publish("orders", "a")
     page = await site.submit("/queues/orders/pause", side="publishing", next="/queues/orders")
-    assert note_of(page.text) == "Publishing of orders was paused."
+    assert note_of(page.text) == "Publishing for orders was paused."
     assert (await site.api("POST", "/queues/orders/messages", {"content": "b"}))[0] == 409
     page = await site.submit("/queues/orders/resume", side="publishing", next="/queues")
-    assert note_of(page.text) == "Publishing of orders was resumed."
+    assert note_of(page.text) == "Publishing for orders was resumed."
     await site.publish("orders", "b")
     assert (await site.post("/queues/orders/pause", side="inside")).status == 422
 

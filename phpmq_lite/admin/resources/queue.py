@@ -1,4 +1,4 @@
-"""A queue: its page with all tabs, its settings and its API."""
+"""Page, settings and API for a single queue."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -64,7 +64,7 @@ QueueTab = Literal["messages", "dead", "history", "consumers", "charts", "settin
 
 
 class QueuePageQuery(MessagesQuery, SettledQuery):
-    """The tab and filters of a queue's page."""
+    """Tab and filters for a queue's page."""
 
     tab: QueueTab = "messages"
     span: Literal["1h", "24h", "7d", "30d"] = "1h"
@@ -72,16 +72,16 @@ class QueuePageQuery(MessagesQuery, SettledQuery):
 
 @dataclass(slots=True, frozen=True)
 class QueueConsumer:
-    """A queue's consumer and the messages it holds."""
+    """A queue's consumer, and the messages that the consumer holds."""
 
     client: ClientStatus
     credit: int
     held: int
-    holding: ConsumerLoad | None  # from the database; None: holds nothing
+    holding: ConsumerLoad | None  # read from the database; None if no message is held
 
 
 async def show_queue(request: web.Request) -> web.StreamResponse:
-    """Show a queue: its figures and the selected tab."""
+    """Show a queue's figures and the selected tab."""
     query = read_query(request, QueuePageQuery)
     status = require_queue(request)
     if query.format != "html":
@@ -97,7 +97,7 @@ async def render_queue_page(
     http_status: int = 200,
     **values: Any,
 ) -> web.Response:
-    """Render the page; ``values`` supplement the values of the tab."""
+    """Render a queue's page; ``values`` extend or replace the values for the tab."""
     context, queues = context_of(request), status_of(request).queues
     ages = await read_oldest_ready(context, [status])
     figures = queue_list.queue_figures(
@@ -153,7 +153,7 @@ def _records(request: web.Request, queue: QueueStatus) -> QueueStatus | None:
 
 
 async def _quarantined(context: Context, queue: QueueStatus) -> list[tuple[str, int, str]]:
-    """Return recently quarantined messages as rows of reason, count and search."""
+    """Return (reason, count, search) rows for recent quarantines, highest count first."""
     if queue.settings.payload_policy != "envelope" and not any(
         reason in REASONS for reason in queue.deaths
     ):
@@ -173,7 +173,7 @@ def _fields(
     typed: Mapping[str, str] | None = None,
     error: tuple[str, str] = ("", ""),
 ) -> Any:
-    """Return the fields of the settings form, with the values entered and any error."""
+    """Return the fields of the settings form, including entered values and any error."""
     defaults = context_of(request).settings.queues.model_dump()
     home = find_queue(request, home_of(queue.name) or "")
     return queue_settings_form.form_fields_of(queue, defaults, typed, error, home=home)
@@ -190,7 +190,7 @@ async def _listed(request: web.Request, query: QueuePageQuery, queue: QueueStatu
 
 
 def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageRow]) -> str:
-    """Return the search for all messages in the list, to act on all of them."""
+    """Return a search that matches every message in the list, for actions on all messages."""
     if not rows:
         return ""
     if query.tab == "history":
@@ -199,7 +199,7 @@ def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageR
 
 
 async def _consuming(request: web.Request, queue: QueueStatus) -> list[QueueConsumer]:
-    """Return a queue's consumers, the one that has held a message longest first."""
+    """Return a queue's consumers, ordered by longest-held message first."""
     consumers = queue_list.consumers_of(status_of(request), queue.name)
     if not consumers:
         return []
@@ -242,7 +242,7 @@ def _forecast(request: web.Request, queue: QueueStatus) -> str:
 
 
 async def live_queue(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
-    """Return the live values for the header of a queue's page."""
+    """Return the live values for the header on a queue's page."""
     context, status = context_of(request), find_queue(request, argument)
     if status is None:
         raise not_found("queue", argument)
@@ -256,7 +256,7 @@ async def live_queue(request: web.Request, argument: str, _ids: tuple[int, ...])
 
 
 async def submit_settings(request: web.Request) -> web.StreamResponse:
-    """Change a queue's settings, or reset one to its default."""
+    """Change a queue's settings, or reset a single setting to its default."""
     context, queue, form = context_of(request), require_queue(request), await read_form(request)
     defaults = context.settings.queues.model_dump()
     home = find_queue(request, home_of(queue.name) or "")
@@ -285,7 +285,7 @@ async def submit_settings(request: web.Request) -> web.StreamResponse:
 
 def _describe_changes(changes: Mapping[str, Any]) -> str:
     if not changes:
-        return "Nothing was changed."
+        return "No settings were changed."
     titles = ", ".join(KINDS[name].title.lower() for name in changes)
     return f"Saved: {titles}."
 
@@ -293,7 +293,7 @@ def _describe_changes(changes: Mapping[str, Any]) -> str:
 async def _again(
     request: web.Request, queue: QueueStatus, form: Form, field: str, text: str
 ) -> web.StreamResponse:
-    """Show the form as entered, with the error next to its field.
+    """Show the form again as entered, with the error next to the invalid field.
 
     Raises:
         Problem: 422 if the form does not contain the field; nothing was changed.
@@ -311,7 +311,7 @@ async def _again(
 class QueueDetailView(QueueView):
     """A queue with its current figures and settings."""
 
-    settings: SettingsView = Field(description="settings in force, including the broker's defaults")
+    settings: SettingsView = Field(description="effective settings, including broker defaults")
 
 
 async def get_queue(request: web.Request) -> web.StreamResponse:
@@ -331,7 +331,7 @@ async def _detail(context: Context, status: QueueStatus) -> QueueDetailView:
 
 
 async def configure_queue(request: web.Request) -> web.StreamResponse:
-    """Change a queue's settings; with If-Match, only if they have not changed since."""
+    """Change a queue's settings; with If-Match, only if their ETag still matches."""
     context, name = context_of(request), require_queue(request).name
     changes = (await read_json_model(request, SettingsInput)).changes()
     check_forward_right(request, changes.get("on_expire"))
@@ -352,7 +352,7 @@ def settings_etag(settings: dict[str, Any]) -> str:
 
 
 def check_etag(request: web.Request, name: str) -> Callable[[Broker], None]:
-    """Return the If-Match check, which runs in the same batch as the change."""
+    """Return the If-Match check to run in the same batch as the change."""
     given = request.headers.get("If-Match")
 
     def check(core: Broker) -> None:
@@ -362,7 +362,7 @@ def check_etag(request: web.Request, name: str) -> Callable[[Broker], None]:
         if known not in {tag.strip() for tag in given.split(",")}:
             raise RefusedError(
                 "stale",
-                f"the settings of {name!r} have changed; their ETag is now {known}",
+                f"the settings of {name!r} have changed; the current ETag is {known}",
             )
 
     return check

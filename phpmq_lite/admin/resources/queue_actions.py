@@ -1,4 +1,4 @@
-"""The queue actions: create, remove, pause, purge, move and redrive."""
+"""Queue actions: create, remove, pause, purge, move and redrive."""
 
 import json
 from typing import Final, Literal
@@ -50,7 +50,7 @@ _SEQ_MAX: Final = 1 << 62
 
 
 async def submit_test_message(request: web.Request) -> web.StreamResponse:
-    """Publish a test message."""
+    """Publish a test message to a queue."""
     context = context_of(request)
     content = json.dumps({"hello": "world", "sent_at": context.now_ms()})
     check_queue_right(request, TEST_QUEUE)
@@ -66,42 +66,42 @@ async def submit_test_message(request: web.Request) -> web.StreamResponse:
 _TARGET: Final = ("target_field", ("To the queue", True))
 _RECORDS_TARGET: Final = (
     "target_field",
-    ("To another queue", False, "Empty: the queue where each record was dead-lettered."),
+    ("To another queue", False, "Leave empty for the queue where each record was dead-lettered."),
 )
-_LATER: Final = "Messages that arrive after this page was opened are not included."
-# Action -> its description in the reference, and the text and fields of its form.
+_LATER: Final = "Messages that arrive after this page is opened are not included."
+# Maps each action to its reference description, form text and form fields.
 _ASKS: Final[dict[str, tuple[str, str, tuple[FormField, ...]]]] = {
     "purge": (
         "Ask for confirmation before a queue's messages are deleted.",
-        "The messages are settled as deleted and stay in the history for the retention time. Undo "
+        "The messages are settled as deleted and kept in the history for the retention time. Undo "
         f"restores them. {_LATER}",
         (("limit_field", ("messages",)),),
     ),
     "move": (
         "Ask which queue to move all ready messages to.",
-        "Ready messages move to the end of the other queue, in order, and keep their ids. "
+        "Ready messages move to the end of the target queue in order and keep their ids. "
         f"{_LATER}",
         (_TARGET, ("create_field", ()), ("limit_field", ("messages",))),
     ),
     "redrive": (
         "Ask for confirmation before a queue's dead letters are redriven.",
-        "Each record is published again, at the end of the queue where it was dead-lettered, and "
-        "then deleted. Messages that a client published directly to this queue stay.",
+        "Each record is republished at the end of the queue where it was dead-lettered and then "
+        "deleted. Messages that clients published directly to the dead-letter queue stay there.",
         (_RECORDS_TARGET, ("ttl_field", ("the queue's default",)), ("rate_field", ()),
          ("limit_field", ("records",))),
     ),
     "remove": (
         "Ask for confirmation before an empty queue is removed.",
-        "A queue can be removed if it is empty, not pinned and without consumers. Its settings are "
-        "removed with it; its history stays for the retention time. The next message published "
-        "to this name creates the queue again.",
+        "A queue can be removed if it is empty, is not pinned and has no consumers. Its settings "
+        "are also removed; its history is kept for the retention time. Publishing to this name "
+        "creates the queue again.",
         (),
     ),
 }  # fmt: skip
 
 
 async def show_form(request: web.Request, action: str) -> web.StreamResponse:
-    """Show the form of an action on a whole queue.
+    """Show the confirmation form for an action on a whole queue.
 
     Its field ``upto`` is the seq of the last message, so that later messages are not included.
     """
@@ -112,7 +112,7 @@ async def show_form(request: web.Request, action: str) -> web.StreamResponse:
     count = source.ready if source is not None else 0
     _, text, fields = _ASKS[action]
     if action == "purge" and queue.dispatched:
-        label = f"Also delete the {formats.format_number(queue.dispatched)} held by consumers"
+        label = f"Also delete {formats.count_messages(queue.dispatched)} held by consumers"
         help_ = "The consumers' acknowledgements will be ignored."
         fields = (*fields, ("check_field", ("dispatched", label, help_)))
     verb = "Delete" if action == "purge" else action.capitalize()
@@ -140,7 +140,7 @@ async def show_form(request: web.Request, action: str) -> web.StreamResponse:
 
 
 async def submit_form(request: web.Request, action: Action) -> web.StreamResponse:
-    """Act on the messages that were in the queue when its form was opened."""
+    """Act on the messages that were in the queue when the form was opened."""
     context, queue, form = context_of(request), require_queue(request), await read_form(request)
     is_delete, source = action is Action.DELETE, queue
     if action is Action.REDRIVE:
@@ -164,42 +164,42 @@ class PauseInput(StrictInput):
     """What to pause or resume: delivery or publishing."""
 
     side: Literal["delivery", "publishing", "publish"] = Field(
-        "delivery", description="delivery or publishing; publish is a synonym of publishing"
+        "delivery", description="delivery or publishing; publish is a synonym for publishing"
     )
 
 
 class CreatedView(BaseModel):
     """A queue that was created or already existed."""
 
-    queue: str = Field(description="name of the queue")
-    is_new: bool = Field(description="false: the queue already existed")
+    queue: str = Field(description="queue name")
+    is_new: bool = Field(description="whether this request created the queue")
 
 
 class PurgeInput(StrictInput):
     """Which messages a purge deletes."""
 
-    dispatched: bool = Field(False, description="true: include messages held by consumers")
+    dispatched: bool = Field(False, description="also delete messages held by consumers")
     limit: int | None = Field(
-        None, ge=1, le=1 << 50, description="delete at most this many, oldest first; null: all"
+        None, ge=1, le=1 << 50, description="maximum number to delete, oldest first; null for all"
     )
 
 
 class PurgedView(BaseModel):
     """The number of deleted messages."""
 
-    settled: int = Field(description="messages deleted")
+    settled: int = Field(description="number of messages deleted")
 
 
 class PausedView(BaseModel):
     """Whether delivery or publishing is paused."""
 
-    queue: str = Field(description="name of the queue")
-    side: str = Field(description="delivery or publishing; publish is a synonym of publishing")
-    paused: bool = Field(description="true: paused")
+    queue: str = Field(description="queue name")
+    side: str = Field(description="delivery or publishing; publish is a synonym for publishing")
+    paused: bool = Field(description="whether delivery or publishing is paused")
 
 
 async def create_queue(request: web.Request) -> web.StreamResponse:
-    """Create a queue: 201, or 200 if it already exists."""
+    """Create a queue; respond with 201, or with 200 if the queue already exists."""
     context, name = context_of(request), queue_name_of(request)
     await read_json_model(request, EmptyInput)
     check_queue_name(name)
@@ -211,7 +211,7 @@ async def create_queue(request: web.Request) -> web.StreamResponse:
 
 
 async def remove_queue(request: web.Request, _asked: None) -> None:
-    """Remove a queue that is empty, not pinned and has no consumers. Its history stays."""
+    """Remove a queue that is empty, unpinned and without consumers. Its history is kept."""
     context, name = context_of(request), require_queue(request).name
     entry = audit_entry(request, target=name)
     await context.engine.run(
@@ -224,12 +224,12 @@ async def _typed_name(request: web.Request) -> list[str]:
 
 
 def _removed(request: web.Request, _asked: None, _view: None) -> tuple[str, str]:
-    text = f"{queue_name_of(request)} was removed. Its history stays for the retention time."
+    text = f"{queue_name_of(request)} was removed. Its history is kept for the retention time."
     return text, context_of(request).urls.to("queues")
 
 
 async def purge_queue(request: web.Request, asked: PurgeInput) -> PurgedView:
-    """Settle a queue's messages as deleted: all, or only the oldest."""
+    """Settle all of a queue's messages, or only the oldest, as deleted."""
     context, name = context_of(request), require_queue(request).name
     count = await context.engine.run(
         queue_operations.purge, audit_entry(request, target=name), name,
@@ -239,12 +239,12 @@ async def purge_queue(request: web.Request, asked: PurgeInput) -> PurgedView:
 
 
 async def pause_queue(request: web.Request, asked: PauseInput) -> PausedView:
-    """Pause a queue's delivery or publishing. A restart does not resume it."""
+    """Pause delivery or publishing for a queue. The pause survives restarts."""
     return await _set_paused(request, asked, is_paused=True)
 
 
 async def resume_queue(request: web.Request, asked: PauseInput) -> PausedView:
-    """Resume a queue's delivery or publishing."""
+    """Resume delivery or publishing for a queue."""
     return await _set_paused(request, asked, is_paused=False)
 
 
@@ -257,7 +257,7 @@ async def _set_paused(request: web.Request, asked: PauseInput, *, is_paused: boo
 
 
 def _paused(request: web.Request, _asked: PauseInput, view: PausedView) -> tuple[str, str]:
-    text = f"{view.side.capitalize()} of {view.queue} was "
+    text = f"{view.side.capitalize()} for {view.queue} was "
     to = context_of(request).urls.to("queue", q=view.queue)
     return f"{text}{'paused' if view.paused else 'resumed'}.", to
 
@@ -276,7 +276,7 @@ ROUTES: Final = (
               bind_action(submit_form, action, summary), audit)
         for name, action, audit, summary in (
             ("purge", Action.DELETE, "queue.purge",
-             "Delete a queue's messages: all, or only the oldest."),
+             "Delete all of a queue's messages, or only the oldest."),
             ("move", Action.MOVE, "queue.move",
              "Move a queue's ready messages to the end of another queue."),
             ("redrive", Action.REDRIVE, "dead.redrive",

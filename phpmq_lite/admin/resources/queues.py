@@ -41,27 +41,27 @@ from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
 class QueueView(ResponseModel):
     """A queue with its current figures."""
 
-    queue_id: int = Field(description="number of the queue")
-    name: str = Field(description="name")
-    ready: int = Field(description="ready messages")
-    dispatched: int = Field(description="messages held by consumers")
-    dead: int = Field(description="records in its dead-letter queue; 0 for a dead-letter queue")
-    bytes: int = Field(description="total size of the live messages' bodies, bytes")
+    queue_id: int = Field(description="queue number")
+    name: str = Field(description="queue name")
+    ready: int = Field(description="number of ready messages")
+    dispatched: int = Field(description="number of messages held by consumers")
+    dead: int = Field(description="dead-letter records for this queue; 0 for a dead-letter queue")
+    bytes: int = Field(description="total size of live message bodies, in bytes")
     oldest_ready_at: int | None = Field(
-        description="when the first ready message was published; null: none"
+        description="when the first ready message was published, Unix ms; null if none"
     )
-    oldest_age_s: float | None = Field(description="age of the first ready message; null: none")
+    oldest_age_s: float | None = Field(description="age of the first ready message; null if none")
     published_per_s: PerSecond = Field(description="messages published per second")
     dispatched_per_s: PerSecond = Field(description="messages dispatched per second")
     acked_per_s: PerSecond = Field(description="messages acknowledged per second")
     consumers: int = Field(description="number of consumers")
-    credit: int = Field(description="messages that the consumers can accept now")
-    delivery_paused: bool = Field(description="true: no messages are dispatched")
-    publishing_paused: bool = Field(description="true: messages are rejected")
+    credit: int = Field(description="number of messages that consumers can accept now")
+    delivery_paused: bool = Field(description="true if no messages are dispatched")
+    publishing_paused: bool = Field(description="true if messages are rejected")
 
     @classmethod
     def of_status(cls, queue: QueueStatus, oldest_ready_at: int | None, now_ms: int) -> Self:
-        """Return the view of a queue's status."""
+        """Return the API view of a queue's status."""
         age_ms = None if oldest_ready_at is None else max(0, now_ms - oldest_ready_at)
         return cls.of(
             queue,
@@ -91,7 +91,7 @@ async def _values(request: web.Request, query: QueueQuery, listed: QueuePage) ->
 
 
 def first_snippets(request: web.Request, status: BrokerStatus) -> Any:
-    """Return code for the first steps, with the broker's addresses, while there are no queues."""
+    """Return getting-started code with the broker's addresses, or none once a queue exists."""
     if status.queues:
         return []
     host, port = tcp_address(status.listeners, host_name(request.host))
@@ -102,12 +102,12 @@ def first_snippets(request: web.Request, status: BrokerStatus) -> Any:
 
 
 def read_figures(listed: Iterable[ListedQueue], now_ms: int) -> dict[int, dict[str, str]]:
-    """Return the table's values by queue_id and column."""
+    """Return the values in the table, keyed by queue_id and column."""
     return {q.status.queue_id: queue_list.queue_figures(q, now_ms) for q in listed}
 
 
 def read_trends(context: Context, listed: Iterable[ListedQueue]) -> dict[int, str]:
-    """Return the data points for each queue's sparkline."""
+    """Return the data points for each queue's sparkline, keyed by queue_id."""
     return {q.status.queue_id: trends.read_spark(context, q.status.queue_id) for q in listed}
 
 
@@ -127,7 +127,7 @@ def read_live_rows(
     ages: Mapping[int, int],
     ids: Collection[int],
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the values and sparklines for the rows shown."""
+    """Return the values and sparklines for the queues whose ids are in ``ids``."""
     asked, now_ms = frozenset(ids), context.now_ms()
     shown: dict[str, str] = {}
     points: dict[str, str] = {}
@@ -141,7 +141,7 @@ def read_live_rows(
 
 
 async def live_queues(request: web.Request, _argument: str, ids: tuple[int, ...]) -> dict[str, Any]:
-    """Return the live values for the list of queues; ``ids`` are the queues shown."""
+    """Return live values for the queue list; ``ids`` are the ids of the queues shown."""
     context, status = context_of(request), status_of(request)
     query = read_query(request, QueueQuery)
     ages = await read_oldest_ready(context, status.queues)
@@ -167,7 +167,7 @@ _ACTIONS: Final = (*_TURNS, "purge", "remove")
 
 
 async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
-    """Act on the queues selected in the list."""
+    """Apply an action to the queues selected in the list."""
     context, form = context_of(request), await read_form(request)
     action = form.text("action", 40)
     if action not in _ACTIONS:
@@ -181,7 +181,7 @@ async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
     to = own_path_or(form.raw("next"), context.urls.to("queues"))
     entry = audit_entry(request, target=_quote_names(names), reason=form.reason())
     entry.action = "selection.make" if action == "purge" else f"queue.{action}"
-    if action == "purge":  # requires a preview
+    if action == "purge":  # a purge requires a preview
         selection = await bulk.freeze_selection(request, _ready_in(names))
         raise web.HTTPSeeOther(
             context.urls.to("selection", token=selection.token, action="delete", next=to)
@@ -191,10 +191,10 @@ async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
         text = f"{_count(done)} removed."
         store_message(request, FlashMessage(f"{text} {'; '.join(refused)}." if refused else text))
     else:
-        await pause_queues(context, entry, names, *_TURNS[action])
-        store_message(
-            request, FlashMessage(f"{_count(len(names))}: {action.replace('-', ' ')}, done.")
-        )
+        side, is_paused = _TURNS[action]
+        await pause_queues(context, entry, names, side, is_paused)
+        verb = "Paused" if is_paused else "Resumed"
+        store_message(request, FlashMessage(f"{verb} {side} for {_count(len(names))}."))
     raise web.HTTPSeeOther(to)
 
 
@@ -214,14 +214,14 @@ def _count(number: int) -> str:
 async def pause_queues(
     context: Context, entry: AuditEntry, names: Sequence[str], side: str, is_paused: bool
 ) -> None:
-    """Pause or resume delivery or publishing of several queues in one transaction."""
+    """Pause or resume delivery or publishing for several queues in one transaction."""
 
     def run(core: Broker, reply: Reply) -> None:
         known = [name for name in names if name in core.state.queues]
         for name in known:
             queue_operations.pause(core, ignore_reply, entry, name, side, is_paused)
         if not known:
-            raise RefusedError("unknown_queue", "these queues no longer exist")
+            raise RefusedError("unknown_queue", "the selected queues no longer exist")
         core.state.batch.replies.append((reply, len(known)))
 
     await context.engine.run(run)
@@ -230,7 +230,7 @@ async def pause_queues(
 async def remove_queues(
     context: Context, entry: AuditEntry, names: Sequence[str]
 ) -> tuple[int, list[str]]:
-    """Remove the empty queues; return their number, and why the other queues were kept."""
+    """Remove empty queues; return the number removed and why other queues were kept."""
     done, refused = 0, []
     for name in names:
         try:

@@ -34,7 +34,7 @@ from phpmq_lite.storage.read.search_plan import SearchQuery
 
 
 class SearchFieldQuery(BaseModel):
-    """The text in the search field."""
+    """Text in the search field."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -42,15 +42,15 @@ class SearchFieldQuery(BaseModel):
 
 
 class SearchPageInput(ListQuery):
-    """The page and format of a search."""
+    """Page and output format of a search."""
 
     format: OutputFormat = "json"
 
 
 class SearchInput(SearchPageInput):
-    """A search; empty: all messages."""
+    """A search; an empty search matches all messages."""
 
-    q: str = Field("", max_length=QUERY_CHARACTERS, description="search; empty: all messages")
+    q: str = Field("", max_length=QUERY_CHARACTERS, description="search, or empty for all messages")
 
 
 class FoundMessagesView(ListPage[MessageView]):
@@ -61,7 +61,7 @@ class FoundMessagesView(ListPage[MessageView]):
 
     searched: int = Field(description="approximate number of messages searched so far")
     total: int = Field(description="approximate number of messages to search")
-    complete: bool = Field(description="true: all messages were searched")
+    complete: bool = Field(description="whether all messages have been searched")
 
 
 async def search_messages(request: web.Request, asked: SearchInput) -> FoundMessagesView:
@@ -86,7 +86,7 @@ VIEWS_SHOWN: Final = 50
 
 
 class SearchPageQuery(ListQuery):
-    """A search; empty: the newest messages."""
+    """A search; an empty search shows the newest messages."""
 
     q: str = Field("", max_length=4 * QUERY_CHARACTERS)
 
@@ -157,7 +157,7 @@ async def _page(
 
 
 def actions_for_rows(rows: Sequence[MessageRow], others: frozenset[str] = frozenset()) -> list[str]:
-    """Return the actions that apply to at least one of these messages, harmless actions first.
+    """Return the actions that apply to at least one of these messages, least destructive first.
 
     ``others`` are the dead-letter queues named by settings.
     """
@@ -185,12 +185,12 @@ async def submit_view(request: web.Request) -> web.StreamResponse:
     else:
         await saved_items.check_item_change(request, "view", name, {"q": str(query)})
         await saved_items.save_item(context, entry, "view", name, {"q": str(query)})
-        store_message(request, FlashMessage(f"Saved as the view {name}."))
+        store_message(request, FlashMessage(f"Saved as view {name}."))
     raise web.HTTPSeeOther(context.urls.to("messages", q=str(query)))
 
 
 async def submit_search(request: web.Request) -> web.StreamResponse:
-    """Redirect to the message, queue or list of matches for the text in the search field."""
+    """Redirect to the message, queue or search results that match the text in the search field."""
     context, query = context_of(request), read_query(request, SearchFieldQuery)
     text = query.q.strip()
     if is_message_id(text.lower()):
@@ -201,11 +201,11 @@ async def submit_search(request: web.Request) -> web.StreamResponse:
 
 
 COMPLETIONS: Final = 20
-_PATHS: Final = 500  # most that are considered
+_PATHS: Final = 500  # maximum number of paths considered
 
 
 class CompletionsInput(QueryModel):
-    """The text in the search field, up to the caret."""
+    """Text in the search field, up to the caret."""
 
     q: str = Field("", max_length=2_000, description="text in the search field, up to the caret")
 
@@ -246,7 +246,7 @@ async def _values(request: web.Request, name: str) -> list[str]:
 
 
 async def _paths(request: web.Request) -> list[str]:
-    """Return recently seen JSON paths; empty for callers limited to some queues."""
+    """Return recently seen JSON paths, or none if the caller is limited to some queues."""
     if allowed_queues(request) is not None:
         return []
     rows = await context_of(request).search.newest_contents()

@@ -31,8 +31,8 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.model import AuditEntry
 
 RATE_MAX: Final = 100_000
-PLANNED: Final = 500  # most records that a plan covers
-_NEEDS: Final = {  # action -> the states it accepts; harmless actions first
+PLANNED: Final = 500  # maximum number of records that a plan covers
+_NEEDS: Final = {  # states that each action accepts; least destructive first
     Action.REQUEUE: {"ready", "dispatched"},
     Action.RELEASE: {"dispatched"},
     Action.MOVE: {"ready"},
@@ -43,7 +43,7 @@ _NEEDS: Final = {  # action -> the states it accepts; harmless actions first
 
 
 async def submit_selection(request: web.Request) -> web.StreamResponse:
-    """Select the messages that match a search, and show the selection before acting."""
+    """Select the messages that match a search, and show the selection for review."""
     context, form = context_of(request), await read_form(request)
     to, action = own_path_or(form.raw("next"), ""), form.text("action", 40)
     selection = await bulk.freeze_selection(request, parse_search(form.text("q")), action)
@@ -53,7 +53,7 @@ async def submit_selection(request: web.Request) -> web.StreamResponse:
 
 
 async def show_selection(request: web.Request) -> web.StreamResponse:
-    """Show the messages in a selection, and the possible actions."""
+    """Show the messages in a selection, and the actions available for the selection."""
     context = context_of(request)
     found = bulk.find_selection(request, request.match_info["token"])
     fitting = possible_actions(found, dead_letter_queues_named(status_of(request).queues))
@@ -73,7 +73,7 @@ async def show_selection(request: web.Request) -> web.StreamResponse:
 async def _plan(
     request: web.Request, selection: MessageSelection, action: str
 ) -> tuple[bulk.RedrivePlan | None, int]:
-    """Return what a redrive would do with the first records, and how many records that covers."""
+    """Return the redrive plan for the first records, and the number of records in the plan."""
     if action != Action.REDRIVE:
         return None, 0
     seqs = selection.frozen.seqs[:PLANNED]
@@ -88,7 +88,7 @@ async def _plan(
 
 
 def _fits(selection: MessageSelection, action: str) -> int:
-    """Count the messages that an action accepts; deleting held messages needs a checkbox."""
+    """Count the messages that an action accepts; deletion counts only ready messages."""
     states = {"ready"} if action == Action.DELETE else _NEEDS.get(Action(action), set())
     return sum(selection.frozen.by_state.get(state, 0) for state in states)
 
@@ -96,7 +96,7 @@ def _fits(selection: MessageSelection, action: str) -> int:
 def possible_actions(
     selection: MessageSelection, others: frozenset[str] = frozenset()
 ) -> dict[str, str]:
-    """Return the possible actions on a selection, with their verbs.
+    """Return the actions available for a selection, each with its verb.
 
     ``others`` are the dead-letter queues named by settings.
     """
@@ -110,7 +110,7 @@ def possible_actions(
 
 
 def fitting_actions(states: set[str], *, may_redrive: bool) -> list[Action]:
-    """Return the actions for messages in these states, harmless actions first."""
+    """Return the actions available in these message states, least destructive first."""
     fitting = [action for action, needed in _NEEDS.items() if needed & states]
     return [action for action in fitting if may_redrive or action is not Action.REDRIVE]
 
@@ -128,7 +128,7 @@ def read_action(form: Form) -> Action:
 
 
 async def submit_bulk_action(request: web.Request) -> web.StreamResponse:
-    """Act on a selection. Submitting the form again redirects to the same job."""
+    """Apply an action to a selection. Resubmitting the form redirects to the same job."""
     form = await read_form(request)
     action = read_action(form)
     asked = bulk.BulkRequest(
@@ -140,33 +140,33 @@ async def submit_bulk_action(request: web.Request) -> web.StreamResponse:
 
 
 class SelectionInput(StrictInput):
-    """The search that selects messages; without ``state:``, only live messages."""
+    """The search that selects messages; only live messages match unless ``state:`` is used."""
 
-    q: str = Field(max_length=1_000, description="search; without state:, only live messages match")
+    q: str = Field(max_length=1_000, description="search; only live messages match without state:")
 
 
 class SelectionView(ResponseModel):
-    """The selected messages; POST /bulk may require one of ``to_confirm`` as ``confirm``."""
+    """A selection; ``POST /bulk`` may require one of the ``to_confirm`` texts."""
 
     token: str = Field(description="token for POST /bulk, valid for ten minutes")
-    q: str = Field(description="the search, as it was parsed")
+    q: str = Field(description="the search as parsed")
     count: int = Field(description="number of selected messages")
-    is_complete: bool = Field(description="false: too many messages match for one selection")
+    is_complete: bool = Field(description="false if too many messages match for one selection")
     oldest: int | None = Field(
-        validation_alias="oldest_at", description="oldest publish time, Unix ms; null: empty"
+        validation_alias="oldest_at", description="oldest publish time, Unix ms; null if none"
     )
     newest: int | None = Field(
-        validation_alias="newest_at", description="newest publish time, Unix ms; null: empty"
+        validation_alias="newest_at", description="newest publish time, Unix ms; null if none"
     )
-    bytes: int = Field(validation_alias="size", description="total size of the bodies, bytes")
+    bytes: int = Field(validation_alias="size", description="total size of the bodies in bytes")
     held: int = Field(description="number of messages held by consumers")
     expired: int = Field(description="number of settled messages past their deadline")
-    leaves_history: int = Field(description="deleted messages that leave the history to make room")
+    leaves_history: int = Field(description="deleted messages that will be removed to make room")
     by_queue: dict[str, int] = Field(description="number of messages by queue")
     by_state: dict[str, int] = Field(description="number of messages by state")
-    by_urn: dict[str, int] = Field(description="messages by URN; ~other: all further URNs")
-    samples: list[MessageView] = Field(description="the first, middle and last message")
-    to_confirm: list[str] = Field(description="accepted values of confirm; empty: not needed")
+    by_urn: dict[str, int] = Field(description="messages by URN; ~other combines the rest")
+    samples: list[MessageView] = Field(description="the first, middle and last messages")
+    to_confirm: list[str] = Field(description="accepted values for confirm; empty if not required")
     expires_at: int = Field(description="when the selection expires, Unix ms")
 
     @classmethod

@@ -23,7 +23,7 @@ from phpmq_lite.storage.read.accounts import LoginSession, User
 
 
 async def show_login(request: web.Request) -> web.StreamResponse:
-    """Ask for the name and password."""
+    """Show the login form."""
     goal = request.query.get("next", "")
     if identity_of(request).kind == "user":
         raise web.HTTPSeeOther(goal if is_own_path(goal) else _home(request))
@@ -79,7 +79,7 @@ def _home(request: web.Request) -> str:
 
 
 async def show_setup(request: web.Request) -> web.StreamResponse:
-    """Ask for the set-up token and the first admin's account, while there are no users."""
+    """Show the setup form for the first admin, or 404 if a user already exists."""
     _check_open(request)
     return await _setup_page(request, "admin")
 
@@ -138,14 +138,14 @@ async def _redirect_in_new_session(
 class SessionView(ResponseModel):
     """A login session."""
 
-    id: int = Field(validation_alias="session_id", description="number of the session")
-    user: str = Field(description="name of the user")
-    created_at: int = Field(description="when it was created, Unix ms")
-    seen_at: int = Field(description="when it was last used, Unix ms; up to five minutes late")
-    expires_at: int = Field(description="when it expires at the latest, Unix ms")
-    address: str = Field(description="host or host:port; unix or control: the broker's machine")
-    agent: str = Field(description="User-Agent of the browser")
-    is_own: bool = Field(description="true: this request belongs to the session")
+    id: int = Field(validation_alias="session_id", description="session number")
+    user: str = Field(description="user name")
+    created_at: int = Field(description="when the session was created, Unix ms")
+    seen_at: int = Field(description="when last used, Unix ms; may lag by five minutes")
+    expires_at: int = Field(description="latest time when the session expires, Unix ms")
+    address: str = Field(description="host or host:port; unix or control on the broker's machine")
+    agent: str = Field(description="the browser's User-Agent")
+    is_own: bool = Field(description="whether this request belongs to the session")
 
 
 def _view(request: web.Request, session: LoginSession) -> SessionView:
@@ -163,7 +163,7 @@ async def find_sessions(request: web.Request, _query: FormatQuery) -> list[Login
 
 
 async def end_session(request: web.Request, _asked: None) -> SessionView:
-    """End a session. Its browser has to log in again."""
+    """End a session. The browser must log in again."""
     session = context_of(request).auth.accounts.session_numbered(users.parse_id(request))
     view = _view(request, session)
     await users.end_session(request, session)
@@ -214,7 +214,7 @@ async def show_account(request: web.Request, problem: Problem | None = None) -> 
 
 
 async def submit_own_password(request: web.Request) -> web.StreamResponse:
-    """Change the user's own password and end their other sessions; this one gets a new id."""
+    """Change the user's own password, end their other sessions and renew this session's id."""
     try:
         new = await read_form_field(request, "password")
         users.check_same(new, await read_form_field(request, "again"))
@@ -231,7 +231,7 @@ async def submit_own_session_end(request: web.Request) -> web.StreamResponse:
     context = context_of(request)
     session = context.auth.accounts.session_numbered(users.parse_id(request))
     if session.user_id != users.user_of(request).user_id:
-        raise Problem(404, "unknown_session", "You have no such session.")
+        raise Problem(404, "unknown_session", "You have no session with this number.")
     await users.end_session(request, session)
     context.sessions.store_message(request, "The session was ended.")
     raise web.HTTPSeeOther(context.urls.to("account"))

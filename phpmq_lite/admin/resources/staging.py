@@ -1,4 +1,4 @@
-"""Rows that Spark tasks stage, to publish them in one transaction (``docs/guides/pipeline.md``)."""
+"""Rows staged by Spark tasks and published in one transaction (``docs/guides/pipeline.md``)."""
 
 import asyncio
 import struct
@@ -40,7 +40,7 @@ from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.consumers import StoredPipeline
 from phpmq_lite.storage.read.read_connections import read_owner
 
-ROWS_MAX: Final = 100_000  # most rows under one token, and in one publish call
+ROWS_MAX: Final = 100_000  # maximum rows per token, and per publish call
 SLICE_ROWS: Final = staging.STAGE_SLICE // 4  # other batches run between slices
 SLICE_BYTES: Final = 256 << 10
 _END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -50,14 +50,14 @@ _COMPRESSION: Final = 10  # slot of RecordBatch.compression in Arrow's Message.f
 
 
 class UploadedRows(NamedTuple):
-    """The checked rows of a stream; ``bytes`` is the total size of their bodies."""
+    """Validated rows from a stream; ``bytes`` is the total size of their bodies."""
 
     batches: list[Any]  # pyarrow.RecordBatch
     rows: int
     bytes: int
 
     def chunks(self) -> Iterator[list[staging.StagedRow]]:
-        """Yield the rows in order, in chunks that the broker accepts as one slice."""
+        """Yield the rows in order, in chunks small enough for the broker to accept as one slice."""
         for batch in self.batches:
             at = 0
             while at < batch.num_rows:
@@ -68,7 +68,7 @@ class UploadedRows(NamedTuple):
 
 
 def _rows_that_fit(bodies: Any) -> int:
-    """Return how many of the first bodies fit into a slice; at least one always does."""
+    """Return how many leading bodies fit into one slice, but at least 1."""
     import pyarrow.compute as pc
 
     sizes: Iterator[int] = accumulate(pc.binary_length(bodies).to_pylist())
@@ -78,7 +78,7 @@ def _rows_that_fit(bodies: Any) -> int:
 def read_rows(
     raw: bytes | bytearray, content_max: int, check_right: Callable[[str], None]
 ) -> UploadedRows:
-    """Read and check a whole stream; call ``check_right`` once for each queue.
+    """Read and validate a whole stream; call ``check_right`` once for each queue.
 
     Raises:
         Problem: 422 naming the column or bound, 413 for too many rows or a body that is too large.
@@ -98,14 +98,14 @@ def read_rows(
 
 
 def _batches(pa: Any, reader: Any) -> list[Any]:
-    """Read the non-empty batches; 64 MiB can contain 290,000 empty ones, which take 3 KiB each."""
+    """Read only non-empty batches: 64 MiB could hold 290,000 empty batches of 3 KiB each."""
     batches, rows = [], 0
     for batch in reader:
         batch.validate(full=True)
         rows += batch.num_rows
         if rows > ROWS_MAX:
-            raise Problem(413, "too_large", f"The stream has at least {rows} rows.", field="body",
-                          bound=f"at most {ROWS_MAX} rows")  # fmt: skip
+            raise Problem(413, "too_large", f"The stream has at least {rows} rows; the "
+                          f"limit is {ROWS_MAX}.", field="body", bound=f"at most {ROWS_MAX} rows")  # fmt: skip
         if batch.num_rows:
             batches.append(_arrange_columns(pa, batch))
     return batches
@@ -115,7 +115,7 @@ def _check_plain(pa: Any, raw: bytes | bytearray) -> None:
     """Reject compressed batches and dictionaries before anything is unpacked."""
     for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(raw)):
         if message.type == "dictionary":
-            raise _bad("The Arrow stream contains dictionaries.", bound="plain columns")
+            raise _bad("The Arrow stream contains dictionary columns.", bound="plain columns")
         if message.type == "record batch" and _is_compressed(message.metadata.to_pybytes()):
             raise _bad("The Arrow stream is compressed.", bound="no compression")
 
@@ -131,7 +131,7 @@ def _is_compressed(metadata: bytes) -> bool:
 
 
 def _member(buffer: bytes, table: int, slot: int) -> int | None:
-    """Return the position of a member in a flatbuffer table, or None if it is absent."""
+    """Return the position of a flatbuffer table's member, or None if the member is absent."""
     entries = table - struct.unpack_from("<i", buffer, table)[0]
     if entries < 0 or slot >= struct.unpack_from("<H", buffer, entries)[0]:
         return None
@@ -150,11 +150,11 @@ def _check_schema(pa: Any, schema: Any) -> None:
         if name not in takes:
             raise _bad(f"The column {name!r} is unknown.", name, ", ".join(_COLUMNS))
         if schema.names.count(name) > 1:
-            raise _bad(f"The column {name!r} appears twice.", name, "once")
+            raise _bad(f"The column {name!r} appears more than once.", name, "once")
         type_ = schema.field(name).type
         if not any(is_right(type_) for is_right in takes[name]):
             bound = {"body": "binary or string", "queue": "string", "ttl_s": "int64"}[name]
-            raise _bad(f"The column {name!r} has type {type_}.", name, bound)
+            raise _bad(f"The column {name!r} has type {type_}, not {bound}.", name, bound)
     for name in ("body", "queue"):
         if name not in schema.names:
             raise _bad(f"The column {name!r} is missing.", name, "body, queue and optionally ttl_s")
@@ -187,17 +187,20 @@ def _checked(
         body, queue, ttl = batch.columns
         for name, column in (("body", body), ("queue", queue)):
             if column.null_count:
-                raise _bad(f"The column {name!r} has {column.null_count} nulls.", name, "no nulls")
+                raise _bad(f"The column {name!r} contains {column.null_count} nulls; none are "
+                           "allowed.", name, "no nulls")  # fmt: skip
         lengths = pc.binary_length(body)
         longest = pc.max(lengths).as_py() or 0
         if longest > content_max:
-            raise Problem(413, "too_large", f"A body is {longest} bytes long.", field="body",
-                          bound=f"{content_max} bytes")  # fmt: skip
+            raise Problem(413, "too_large",
+                          f"A body is {longest} bytes; the limit is {content_max}.",
+                          field="body", bound=f"{content_max} bytes")  # fmt: skip
         size += pc.sum(lengths).as_py() or 0
         queues |= set(pc.unique(queue).to_pylist())
         bounds = pc.min_max(ttl).as_py()
         if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] <= TTL_MAX_S:
-            raise _bad(f"The column 'ttl_s' ranges from {bounds['min']} to {bounds['max']}.",
+            raise _bad(f"The column 'ttl_s' ranges from {bounds['min']} to {bounds['max']}; "
+                       f"values must be 0 to {TTL_MAX_S}.",
                        "ttl_s", f"0 to {TTL_MAX_S}, or null")  # fmt: skip
     for name in sorted(queues):
         check_queue_name(name)
@@ -209,41 +212,41 @@ def _bad(text: str, field: str | None = None, bound: str | None = None) -> Probl
     return Problem(422, "bad_arrow", text, field=field, bound=bound)
 
 
-STAGE_BYTES: Final = 64 << 20  # largest upload for one token, as sent
-TOKENS_MAX: Final = 10_000  # most tokens in one call
-TOKENS_BYTES: Final = 4 << 20  # largest body of such a call
+STAGE_BYTES: Final = 64 << 20  # maximum upload per token, as sent
+TOKENS_MAX: Final = 10_000  # maximum tokens per call
+TOKENS_BYTES: Final = 4 << 20  # maximum request body for a call with tokens
 ROW_COUNT: Final = "X-Row-Count"
-_SLOT_S: Final = 30.0  # longest wait for a slot
+_SLOT_S: Final = 30.0  # maximum wait for an upload slot
 
 
 class StageQuery(QueryModel):
-    """The token that names the rows."""
+    """The token that identifies the staged rows."""
 
     token: str = Field(
         pattern="^[!-~]{1,128}$",
-        description="random name of these rows for the publish call, 1 to 128 characters; use "
-        "it only once",
+        description="random token that identifies these rows, 1 to 128 characters; use each "
+        "token only once",
     )
 
 
 class StageView(BaseModel):
-    """The rows staged under the token."""
+    """Number and total size of the rows staged under a token."""
 
-    rows: int = Field(description="rows staged under the token")
-    bytes: int = Field(description="total size of the bodies, bytes")
+    rows: int = Field(description="number of rows staged under the token")
+    bytes: int = Field(description="total size of the bodies in bytes")
 
 
 class PublishStagedInput(StrictInput):
-    """Tokens to publish together; the highest ``version`` of each ``app_id`` is stored."""
+    """Tokens to publish together; the broker stores the highest ``version`` per ``app_id``."""
 
     app_id: AppIdParameter
     version: int = Field(
         ge=0, le=(1 << 63) - 1, description="each version of an app_id is published only once"
     )
     tokens: list[str] = Field(max_length=TOKENS_MAX, description="tokens of staged rows")
-    single_use: bool = Field(False, description="true: this app_id is used for one publish only")
+    single_use: bool = Field(False, description="whether this app_id is used only once")
     in_parts: bool = Field(
-        False, description="true: publish in parts; repeat the call until remaining is 0"
+        False, description="publish in parts; repeat the call until remaining is 0"
     )
 
 
@@ -252,29 +255,29 @@ class PublishStagedView(ResponseModel):
 
     published: int = Field(description="number of published messages")
     repeated: bool = Field(
-        validation_alias="is_repeated", description="true: already published; nothing was stored"
+        validation_alias="is_repeated", description="true if already published; nothing was stored"
     )
-    quarantined: int = Field(0, description="of these, dead-lettered by their queue's rules")
-    remaining: int = Field(0, description="messages left to publish; if not 0, repeat the call")
+    quarantined: int = Field(0, description="published messages dead-lettered by queue rules")
+    remaining: int = Field(0, description="messages left to publish; repeat the call until it is 0")
     resumed: bool = Field(
         False,
         validation_alias="is_resumed",
-        description="true: the call published rows from an earlier call",
+        description="whether the call published rows left from an earlier call",
     )
 
 
 class AppIdsQuery(QueryModel):
-    """A page of the list of app_ids."""
+    """Query for a page of app_ids."""
 
     limit: int = Field(100, ge=1, le=1_000, description="maximum number of items")
-    cursor: str = Field("", max_length=2_000, description="next from the previous page")
+    cursor: str = Field("", max_length=2_000, description="value of next in the previous page")
 
 
 class AppIdView(BaseModel):
     """An app_id with its owner."""
 
-    app_id: str = Field(description="name of the publisher")
-    owner: str | None = Field(description="user or token NAME; null: the next to publish")
+    app_id: str = Field(description="publisher name")
+    owner: str | None = Field(description="user or token NAME; null for the next to publish")
     version: int = Field(description="highest published version")
     at_ms: int = Field(description="when that version was published, Unix ms")
     rows: int = Field(description="number of messages in that version")
@@ -284,14 +287,14 @@ class TransferInput(StrictInput):
     """The new owner of an app_id."""
 
     app_id: AppIdParameter
-    owner: str | None = Field(description="user or token NAME; null: the next to publish")
+    owner: str | None = Field(description="user or token NAME; null for the next to publish")
 
 
 class TransferView(BaseModel):
     """The owner of an app_id."""
 
-    app_id: str = Field(description="name of the publisher")
-    owner: str | None = Field(description="user or token NAME; null: the next to publish")
+    app_id: str = Field(description="publisher name")
+    owner: str | None = Field(description="user or token NAME; null for the next to publish")
 
 
 class UnstageInput(StrictInput):
@@ -307,7 +310,7 @@ class UnstageView(BaseModel):
 
 
 async def stage_rows(request: web.Request) -> web.StreamResponse:
-    """Stage rows under a token: an Arrow IPC stream of body, queue and optionally ttl_s.
+    """Stage an Arrow IPC stream (columns body, queue and optionally ttl_s) under a token.
 
     A header ``X-Row-Count`` must match.  Nothing is published until ``publish`` names the token.
     """
@@ -316,14 +319,14 @@ async def stage_rows(request: web.Request) -> web.StreamResponse:
     expected = _row_count(request)
     entry = audit_entry(request, target=token)
     content_max = int(context.settings.limits.max_content)
-    raw = await read_body(request)  # before taking a slot, because it may arrive slowly
+    raw = await read_body(request)  # read before taking a slot: the body may arrive slowly
     async with _slot(context):
         upload = await asyncio.to_thread(
             read_rows, raw, content_max, lambda name: check_queue_right(request, name)
         )
         if expected not in (None, upload.rows):
             raise Problem(
-                422, "row_count", f"The stream has {upload.rows} rows instead of {expected}. "
+                422, "row_count", f"The stream has {upload.rows} rows, not {expected}. "
                 "Nothing was staged.", field=ROW_COUNT, bound=str(upload.rows),
             )  # fmt: skip
         await _store(context, entry, token, upload)
@@ -337,7 +340,7 @@ def _row_count(request: web.Request) -> int | None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
         raise Problem(
-            422, "invalid", f"{ROW_COUNT} is {text[:50]!r}, not a number.",
+            422, "invalid", f"{ROW_COUNT} is {text[:50]!r}; it must be a number.",
             field=ROW_COUNT, bound="0 or more",
         )  # fmt: skip
     return int(text)
@@ -345,7 +348,7 @@ def _row_count(request: web.Request) -> int | None:
 
 @asynccontextmanager
 async def _slot(context: Context) -> AsyncIterator[None]:
-    """Occupy a slot for checking and storing an upload; users take turns."""
+    """Hold a slot while an upload is checked and stored; users take turns."""
     owner = read_owner.get()
     try:
         async with asyncio.timeout(_SLOT_S):
@@ -370,7 +373,7 @@ async def _store(context: Context, entry: AuditEntry, token: str, upload: Upload
             after += len(rows)
         await run(staging.stage, entry, token, [], after=after, is_whole=True)
     except BaseException as error:
-        # A first slice may be refused because the token belongs to another user.
+        # The first slice may be rejected because the token belongs to another user.
         if after or not isinstance(error, RefusedError):
             await asyncio.shield(run(staging.unstage, entry, [token], writer=StageWriter()))
         raise
@@ -391,7 +394,7 @@ async def publish_staged(request: web.Request, asked: PublishStagedInput) -> Pub
 
 
 async def drop_staged(request: web.Request, asked: UnstageInput) -> UnstageView:
-    """Drop tokens that are not published yet, with their rows."""
+    """Drop tokens that have not been published, together with their rows."""
     context = context_of(request)
     entry = audit_entry(request, target=", ".join(asked.tokens[:3]))
     count = await context.engine.run(staging.unstage, entry, asked.tokens, writer=_writer(request))

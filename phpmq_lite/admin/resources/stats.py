@@ -1,4 +1,4 @@
-"""The broker's figures, now and over time."""
+"""The broker's current and historical statistics."""
 
 from typing import Any, Final, Literal
 
@@ -24,39 +24,39 @@ class StatsView(ResponseModel):
 
     version: str = Field(description="broker version")
     started_at: int = Field(description="when the broker started, Unix ms")
-    is_ready: bool = Field(description="true: the broker accepts messages")
-    is_draining: bool = Field(description="true: the broker is stopping")
-    step: str = Field(description="starting, migrating, recovering, …, ready or draining")
-    publishing_stopped: str | None = Field(description="why publishing is stopped; null: it is not")
-    storing_stopped: str | None = Field(description="why nothing can be stored; null: it can")
+    is_ready: bool = Field(description="whether the broker accepts messages")
+    is_draining: bool = Field(description="whether the broker is stopping")
+    step: str = Field(description="step: starting, migrating, recovering, …, ready or draining")
+    publishing_stopped: str | None = Field(description="why publishing is stopped; null if not")
+    storing_stopped: str | None = Field(description="reason nothing can be stored; null if none")
     queues: int = Field(description="number of queues")
-    ready: int = Field(description="ready messages, excluding dead-letter records")
-    dispatched: int = Field(description="messages held by consumers")
-    dead: int = Field(description="records in all dead-letter queues")
+    ready: int = Field(description="number of ready messages, excluding dead-letter records")
+    dispatched: int = Field(description="number of messages held by consumers")
+    dead: int = Field(description="number of records in all dead-letter queues")
     published_per_s: PerSecond = Field(description="messages published per second")
     acked_per_s: PerSecond = Field(description="messages acknowledged per second")
-    consumers: int = Field(description="consumers, counted once per consumed queue")
-    clients: int = Field(description="open connections")
-    disk_free_bytes: int = Field(description="free space on the data folder's disk, bytes")
-    disk_bytes: int = Field(description="size of the data folder's disk, bytes")
-    database_bytes: int = Field(description="size of the database file, bytes")
-    wal_bytes: int = Field(description="size of the write-ahead log, bytes")
+    consumers: int = Field(description="number of consumers, counted once per queue")
+    clients: int = Field(description="number of open connections")
+    disk_free_bytes: int = Field(description="free space on the data folder's disk, in bytes")
+    disk_bytes: int = Field(description="size of the data folder's disk, in bytes")
+    database_bytes: int = Field(description="size of the database file, in bytes")
+    wal_bytes: int = Field(description="size of the write-ahead log, in bytes")
 
 
 class StatsHistoryQuery(QueryModel):
     """The queue and period to return."""
 
-    queue: str = Field("", max_length=LONGEST_NAME, description="empty: all queues together")
+    queue: str = Field("", max_length=LONGEST_NAME, description="queue, or empty for all queues")
     span: Literal["1h", "24h", "7d", "30d"] = Field("1h", description="period: 1h, 24h, 7d or 30d")
 
 
 class PointView(ResponseModel):
-    """A step of the history; null: not measured."""
+    """One step in the history; values that were not measured are null."""
 
     at: int = Field(description="start of the step, Unix ms")
     published_per_s: float = Field(description="messages published per second")
     dispatched_per_s: float = Field(description="messages dispatched per second")
-    redelivered_per_s: float = Field(description="repeated deliveries per second")
+    redelivered_per_s: float = Field(description="redeliveries per second")
     acked_per_s: float = Field(description="messages acknowledged per second")
     requeued_per_s: float = Field(description="messages requeued per second")
     expired_per_s: float = Field(description="messages expired per second")
@@ -64,29 +64,29 @@ class PointView(ResponseModel):
     deleted_per_s: float = Field(description="messages deleted per second")
     ready: int = Field(description="maximum number of ready messages")
     dispatched: int = Field(description="maximum number of dispatched messages")
-    bytes: int = Field(description="maximum total size of the live bodies, bytes")
+    bytes: int = Field(description="maximum total size of live message bodies, in bytes")
     oldest_age_ms: int | None = Field(
-        description="maximum age of the first ready message; null: none"
+        description="maximum age of the first ready message; null if none"
     )
-    wait_p50_ms: int | None = Field(description="from publish to dispatch, median; null: none")
-    wait_p95_ms: int | None = Field(description="from publish to dispatch, p95; null: none")
-    hold_p50_ms: int | None = Field(description="from dispatch to settling, median; null: none")
-    hold_p95_ms: int | None = Field(description="from dispatch to settling, p95; null: none")
+    wait_p50_ms: int | None = Field(description="median publish-to-dispatch time; null if none")
+    wait_p95_ms: int | None = Field(description="p95 publish-to-dispatch time; null if none")
+    hold_p50_ms: int | None = Field(description="median dispatch-to-settling time; null if none")
+    hold_p95_ms: int | None = Field(description="p95 dispatch-to-settling time; null if none")
 
 
 class StatsHistoryView(BaseModel):
-    """The history for one queue or all queues, without steps in which the broker did not run."""
+    """History for one or all queues; steps in which the broker did not run are omitted."""
 
-    queue: str | None = Field(description="name of the queue; null: all queues together")
+    queue: str | None = Field(description="queue name; null for all queues")
     span: str = Field(description="period: 1h, 24h, 7d or 30d")
-    step_s: int = Field(description="length of a step, seconds")
+    step_s: int = Field(description="length of a step in seconds")
     start_at: int = Field(description="start of the first step, Unix ms")
     end_at: int = Field(description="end of the last step, Unix ms; may be in the future")
-    points: list[PointView] = Field(description="oldest first; steps without data are missing")
+    points: list[PointView] = Field(description="steps with data, oldest first")
 
 
 async def get_stats(request: web.Request) -> StatsView:
-    """Return the broker's current figures."""
+    """Return the broker's current statistics."""
     context, status = context_of(request), status_of(request)
     sums = queue_list.sum_totals(status)
     disk = await measure_disk(context.readers.path)
@@ -112,7 +112,7 @@ async def get_stats(request: web.Request) -> StatsView:
 
 
 async def get_stats_history(request: web.Request, query: StatsHistoryQuery) -> StatsHistoryView:
-    """Return the figures for one queue or all queues over the last hour, day, week or month."""
+    """Return statistics for one or all queues over the last hour, day, week or month."""
     queue_id, span = _queue_id(request, query.queue), SPANS[query.span]
     trend = await trends.read_trend(context_of(request), queue_id, span, with_times=True)
     points = [
@@ -131,7 +131,7 @@ async def get_stats_history(request: web.Request, query: StatsHistoryQuery) -> S
 
 
 def _queue_id(request: web.Request, name: str) -> int:
-    """Return the queue_id for the queue in the query.
+    """Return the queue_id of the queue named in the query.
 
     Raises:
         Problem: 404 if it does not exist, 403 for all queues if the caller is limited to some.

@@ -1,4 +1,4 @@
-"""The system: health, effective settings, starts, log, clock, listeners and draining."""
+"""The System page and API: health, settings, starts, log, clock, listeners and draining."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +37,7 @@ from phpmq_lite.storage.integrity.startup import Start, StoredStarts
 from phpmq_lite.storage.read.database_size import DatabaseSize, measure_database
 from phpmq_lite.writes import DismissStartReport
 
-COUNTED: Final = 1_000_000  # stop counting the messages that would expire at this number
+COUNTED: Final = 1_000_000  # stop counting expiring messages at this number
 ClockDecision = Literal["expire", "keep"]
 
 
@@ -45,20 +45,20 @@ class ClockView(BaseModel):
     """The state of the broker's clock."""
 
     now_ms: int = Field(description="the broker's clock, Unix ms")
-    jumps: int = Field(description="clock changes since the start, including the last downtime")
-    last_jump_ms: int = Field(description="last clock change, ms; negative: set back; 0: none")
-    doubt_ms: int = Field(description="downtime or clock step to decide on, ms; 0: none")
+    jumps: int = Field(description="clock changes since startup, including the last downtime")
+    last_jump_ms: int = Field(description="last clock change, ms; negative if set back, 0 if none")
+    doubt_ms: int = Field(description="downtime or clock step awaiting a decision, ms; 0 if none")
     would_expire: int | None = Field(
-        description="messages that expire if this time counts; null: nothing to decide"
+        description="messages that expire if that time counts; null if no decision is needed"
     )
 
 
 class ClockDecisionInput(BaseModel):
-    """The decision about the clock."""
+    """Decision about the clock."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    decision: ClockDecision = Field(description="expire: the time counts; keep: it does not")
+    decision: ClockDecision = Field(description="expire if the time counts, keep if it does not")
     reason: str = Field("", description="reason for the audit log")
 
 
@@ -85,10 +85,10 @@ async def get_clock(request: web.Request) -> ClockView:
 
 
 async def decide_clock(request: web.Request, asked: ClockDecisionInput) -> ClockView:
-    """Decide whether a clock that was far ahead at startup is right, so that the time counts."""
+    """Decide whether to trust a clock that was far ahead at startup and count the elapsed time."""
     identity = identity_of(request)
     if identity.queues:
-        raise Problem(403, "foreign_queue", "Only users with access to all queues may decide this.",
+        raise Problem(403, "foreign_queue", "This decision requires access to all queues.",
                       bound=", ".join(identity.queues))  # fmt: skip
     entry = audit_entry(request, target=asked.decision, reason=asked.reason[:1_000])
     await context_of(request).engine.decide_clock(entry, is_right=asked.decision == "expire")
@@ -102,15 +102,15 @@ _DECIDED: Final = {
 
 
 class SettingView(BaseModel):
-    """A setting in force."""
+    """An effective setting."""
 
     setting: str = Field(description="name, such as limits.credit")
-    value: Any = Field(description="value; sizes are in bytes, secrets are masked")
-    text: str = Field(description="value as it would be written in an environment variable")
-    default: str = Field(description="default, in the same notation as text")
+    value: Any = Field(description="effective value; sizes are in bytes, secrets are masked")
+    text: str = Field(description="value as written in an environment variable")
+    default: str = Field(description="default value, in the same notation as text")
     source: str = Field(description="flag, environment NAME, file PATH, … or default")
     help: str = Field(description="what the setting does")
-    bounds: str = Field(description="allowed values; empty: any value of the type")
+    bounds: str = Field(description="allowed values; empty if any value of the type is allowed")
 
 
 async def list_settings(request: web.Request, _query: JsonFormatQuery) -> ListPage[SettingView]:
@@ -135,14 +135,14 @@ def settings_in_force(request: web.Request) -> list[SettingView]:
     ]
 
 
-DRAIN: Final = web.AppKey[Callable[[], None]]("drain")  # does the same as SIGTERM
-LINES_SHOWN: Final = 200  # most log lines shown, unless all are requested
+DRAIN: Final = web.AppKey[Callable[[], None]]("drain")  # has the same effect as SIGTERM
+LINES_SHOWN: Final = 200  # maximum log lines shown, unless all are requested
 
 _ADMIN_TABS: Final = ("settings", "log")
 
 
 class SystemPageQuery(QueryModel):
-    """The tab of the page and its filters."""
+    """Tab and filters for the System page."""
 
     tab: Literal["health", "settings", "starts", "log"] = "health"
     level: Literal["debug", "info", "warning", "error"] = "debug"
@@ -151,7 +151,7 @@ class SystemPageQuery(QueryModel):
 
 
 async def show_system(request: web.Request) -> web.StreamResponse:
-    """Show the broker itself: health, versions, storage, limits, settings, starts and the log."""
+    """Show the broker's health, versions, storage, limits, settings, starts and log."""
     query = read_query(request, SystemPageQuery)
     if query.confirm == "drain":
         _need_admin(request, "drain the broker")
@@ -235,13 +235,13 @@ async def _log(_request: web.Request, query: SystemPageQuery) -> dict[str, Any]:
     return {"lines": lines[:most], "count": len(lines), "levels": logs.LEVELS[:-1]}
 
 
-# -- the restart report
+# -- restart report
 
 
 async def read_restart_report(request: web.Request) -> system_view.RestartReport | None:
-    """Return the report on the last start for the overview; None once it was dismissed.
+    """Return the report on the latest start, or None if it has been dismissed.
 
-    The first start has no report, and neither has a start that could not be read.
+    There is also no report for the first start or for one that cannot be read.
     """
     try:
         found = await StoredStarts(context_of(request).readers).newest(1)
@@ -259,14 +259,14 @@ def _seen_by(request: web.Request, report: system_view.RestartReport) -> system_
 
 
 async def submit_dismissal(request: web.Request) -> web.StreamResponse:
-    """Dismiss the report on a start, which hides it from the overview."""
+    """Dismiss the report on a start and hide the report from the overview."""
     context = context_of(request)
     number = await read_form_field(request, "start")
     if not number.isascii() or not number.isdecimal() or len(number) > 15:
-        raise Problem(422, "invalid", "start: not a valid number.", field="start")
+        raise Problem(422, "invalid", f"start is {number[:20]!r}, not a number.", field="start")
     found = await _find(context, int(number))
     if found is None:
-        raise Problem(404, "unknown_start", f"There is no start {number}.", field="start")
+        raise Problem(404, "unknown_start", f"There is no record of start {number}.", field="start")
     entry = audit_entry(request, target=number)
     rows = [DismissStartReport(entry.actor, int(number))]
     await context.engine.run(queue_operations.write, entry, rows)
@@ -288,11 +288,11 @@ async def _ask_to_drain(request: web.Request) -> web.Response:
     ask = Confirmation(
         title="Drain and stop the broker", button="Drain and stop the broker", is_danger=True,
         text="The broker stops accepting and dispatching messages, waits up to 5 s for "
-        "acknowledgements, stores everything and exits, as after SIGTERM. Whatever started it "
-        f"decides whether it starts again. {format_number(clients)} "
+        "acknowledgements, stores everything and exits, as after SIGTERM. The process that "
+        f"started it decides whether to restart it. {format_number(clients)} "
         f"{plural(clients, 'connection is', 'connections are')} open; consumers hold "
-        f"{format_number(held)} {plural(held, 'message', 'messages')}. Messages they do not "
-        "acknowledge return to their places.",
+        f"{format_number(held)} {plural(held, 'message', 'messages')}. Messages that are not "
+        "acknowledged return to their positions in the queues.",
         url=context.urls.to("system-drain"), back=to, crumbs=[("System", to)],
         typed=[_word(context)], reason="required",
     )  # fmt: skip
@@ -319,12 +319,12 @@ async def submit_drain(request: web.Request) -> web.StreamResponse:
 
 
 def _word(context: Context) -> str:
-    """Return the text to type as confirmation: the environment's name, if it has one."""
+    """Return the text to type as confirmation: the environment's name, or drain."""
     return context.settings.ui.environment.strip() or "drain"
 
 
 def _is_admin(request: web.Request) -> bool:
-    """Return whether the caller is an admin of all queues, which the log and a drain concern."""
+    """Return whether the caller is an admin of all queues, as the log and drain require."""
     identity = identity_of(request)
     return identity.role.may(Role.ADMIN) and not identity.queues
 
@@ -332,25 +332,25 @@ def _is_admin(request: web.Request) -> bool:
 def _need_admin(request: web.Request, what: str) -> None:
     identity = identity_of(request)
     if not identity.role.may(Role.ADMIN):
-        raise Problem(403, "role", f"Only an admin may {what}; you are {identity.role}.",
+        raise Problem(403, "role", f"Only an admin may {what}; your role is {identity.role}.",
                       bound=Role.ADMIN.value)  # fmt: skip
     if not _is_admin(request):
-        raise Problem(403, "foreign_queue", f"Only an admin of all queues may {what}.",
+        raise Problem(403, "foreign_queue", f"Only an admin with access to all queues may {what}.",
                       bound=", ".join(identity.queues))  # fmt: skip
 
 
 class ListenerView(BaseModel):
-    """An open listener; a wildcard means every address of the broker's machine."""
+    """An open listener; a wildcard address means every address of the broker's machine."""
 
     address: str = Field(description="HOST:PORT, or unix:PATH")
     transport: Literal["tcp", "tls", "unix"] = Field(description="plain TCP, TLS or a Unix socket")
-    has_ttl: bool = Field(description="false: for clients that use the older revision")
+    has_ttl: bool = Field(description="false if the listener serves the older revision")
 
 
 class ListenersView(ListPage[ListenerView]):
-    """All open listeners, those for the older revision last."""
+    """All open listeners; listeners for the older revision come last."""
 
-    content_bytes: int = Field(description="largest body in bytes, limits.max_content")
+    content_bytes: int = Field(description="maximum body size in bytes (limits.max_content)")
 
 
 async def list_listeners(request: web.Request) -> ListenersView:

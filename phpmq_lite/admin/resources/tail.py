@@ -1,4 +1,4 @@
-"""The tail of a queue: its events as they happen."""
+"""Live tail of a queue's message events."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -26,11 +26,11 @@ from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.activity import MessageEvent, MessagePreview, RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow, wire_id
 
-ROWS_PER_S: Final = 100  # most rows shown per second
-LOOKUPS_MAX: Final = 1_000  # most messages per second whose queue is read from the database
-PENDING_MAX: Final = 5_000  # most events kept between two reads
-PREVIEWS_MAX: Final = 20_000  # most messages whose preview is kept
-IDLE_S: Final = 15.0  # the tail stops if nobody reads it for this long
+ROWS_PER_S: Final = 100  # maximum rows shown per second
+LOOKUPS_MAX: Final = 1_000  # maximum messages looked up in the database per second
+PENDING_MAX: Final = 5_000  # maximum events kept between two reads
+PREVIEWS_MAX: Final = 20_000  # maximum number of cached message previews
+IDLE_S: Final = 15.0  # a tail stops after this long without a reader
 PREVIEW_BYTES: Final = 480
 
 KINDS: Final = (
@@ -43,13 +43,13 @@ _OUTCOMES: Final[dict[int, str]] = {
     State.DEAD: "dead",
     State.DELETED: "delete",
 }
-_OWN_EVENT: Final = {"redriven"}  # deletion reasons that have their own event
+_OWN_EVENT: Final = {"redriven"}  # deletion reasons reported as events of their own
 _MOVES: Final = {StateEvent.FORWARD, StateEvent.MOVE, StateEvent.PLACE}  # detail: "orders to mail"
 
 
 @dataclass(slots=True, frozen=True)
 class TailEvent:
-    """An event of a message; ``preview`` is None if it must be read from the database."""
+    """A message event; ``preview`` is None if the preview must be read from the database."""
 
     kind: str
     at_ms: int  # Unix ms
@@ -60,7 +60,7 @@ class TailEvent:
 
 
 class QueueTail(FeedState):
-    """The events of one queue's messages.  Call ``take_events`` about once per second.
+    """Collector for one queue's message events.  Call ``take_events`` about once per second.
 
     ``tap(function)`` makes the engine call ``function`` with every batch after its commit, and
     returns a function that removes it.
@@ -80,14 +80,14 @@ class QueueTail(FeedState):
         self._tap = tap
         self._activity = activity
         self._pending: deque[TailEvent] = deque()
-        self._dropped = 0  # events dropped because ``PENDING_MAX`` was reached
-        # by seq; None: the message is in another queue
+        self._dropped = 0  # number of events dropped because ``PENDING_MAX`` was reached
+        # Previews are keyed by seq; None means that the message is in another queue.
         self._previews: OrderedDict[int, MessagePreview | None] = OrderedDict()
         self._remove: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def listen(self) -> None:
-        """Start or continue collecting events, until not called again for ``IDLE_S``."""
+        """Start or continue collecting events; collecting stops ``IDLE_S`` after the last call."""
         if self._remove is None:
             self._remove = self._tap(self.record_batch)
         if self._timer is not None:
@@ -95,7 +95,7 @@ class QueueTail(FeedState):
         self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.stop)
 
     def stop(self) -> None:
-        """Stop collecting, and discard events that were not taken."""
+        """Stop collecting, and discard events that have not been taken."""
         if self._remove is not None:
             self._remove()
             self._remove = None
@@ -128,7 +128,7 @@ class QueueTail(FeedState):
                 self._add(TailEvent("dispatch", at_ms, message.seq, _delivery(message),
                                     message.consumer, preview))  # fmt: skip
         for message in batch.changed.values():
-            self._preview_of(message)  # remember its queue for the events below
+            self._preview_of(message)  # cache the message's queue for the events below
         dead = {seq for (outcome, _), seqs in batch.settled.items() if outcome == State.DEAD
                 for seq in seqs}  # fmt: skip
         for event in _read_events(batch.events):
@@ -141,7 +141,7 @@ class QueueTail(FeedState):
                     self._add_if_ours(TailEvent(kind, batch.wall_ms, seq, reason or ""))
 
     def _record_copied(self, copied: CopiedRows, at_ms: int) -> None:
-        """Count messages published by Spark; the latest are read from the database later."""
+        """Count messages published by Spark; ``take_events`` reads the latest from the database."""
         count = copied.counts.get(self.queue_id, 0)
         self._dropped += count  # take_events() subtracts the messages that it finds
         if count:
@@ -160,7 +160,7 @@ class QueueTail(FeedState):
             if message.body is not None:
                 self._remember(message.seq, preview)
             else:
-                self._previews.pop(message.seq, None)  # read from the database with its next event
+                self._previews.pop(message.seq, None)  # its next event reads the preview again
         return preview
 
     def _add_if_ours(self, event: TailEvent) -> None:
@@ -187,7 +187,7 @@ class QueueTail(FeedState):
     # -- called by the feed
 
     async def take_events(self) -> tuple[list[TailEvent], int]:
-        """Return the events since the previous call, in order, and how many were dropped."""
+        """Return the events since the previous call, in order, and the number of dropped events."""
         self.listen()
         pending, self._pending = self._pending, deque()
         missed, self._dropped = self._dropped, 0
@@ -229,7 +229,7 @@ def _read_events(events: list[Any]) -> Iterator[TailEvent]:
 def tail_row(
     event: TailEvent, names: Mapping[int, str], link: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return a row of the page, with hidden characters escaped; ``names`` are by client number.
+    """Return an event's row with hidden characters escaped; ``names`` maps client numbers to names.
 
     A row's id is the same whether the event comes from a batch or from the database.
     """
@@ -256,7 +256,7 @@ def tail_row(
 
 
 def _clock(at_ms: int) -> str:
-    """Format the time of day (UTC); the title of the page's ``<time>`` contains the date."""
+    """Format the time of day in UTC; the title of the ``<time>`` element contains the date."""
     at = datetime.fromtimestamp(at_ms / 1_000, UTC)
     return at.strftime("%H:%M:%S.") + f"{at_ms % 1_000:03}"
 
@@ -272,7 +272,7 @@ def _text(event: TailEvent, names: Mapping[int, str]) -> str:
 
 
 def is_wanted(row: Mapping[str, Any], kinds: frozenset[str], text: str) -> bool:
-    """Return whether a row matches a filter: it has one of the kinds and contains the text."""
+    """Return whether a row matches the filter; empty ``kinds`` or an empty text match every row."""
     if kinds and row["kind"] not in kinds:
         return False
     if not text:
@@ -282,12 +282,12 @@ def is_wanted(row: Mapping[str, Any], kinds: frozenset[str], text: str) -> bool:
     return any(wanted in value.casefold() for value in shown)
 
 
-ROWS_SHOWN: Final = 100  # most stored events on the page
+ROWS_SHOWN: Final = 100  # maximum number of stored events on the page
 _LATEST: Final = 1 << 62
 
 
 class TailPageQuery(QueryModel):
-    """The filter for events: kinds, and a text in the row."""
+    """Filter for events by kind and by text in the row."""
 
     kind: tuple[str, ...] = ()
     q: str = Field("", max_length=200)
@@ -308,11 +308,11 @@ def _query_of(request: web.Request) -> TailPageQuery:
 
 
 async def show_tail(request: web.Request) -> web.StreamResponse:
-    """Show the latest events of a queue's messages, and new events live."""
+    """Show the latest events of a queue's messages, followed by live updates."""
     queue, query = require_queue(request), _query_of(request)
     request[FEED] = feed_key(request, f"tail:{queue.name}")
     if len(context_of(request).live.states) < STREAMS:
-        _tail_of(request, queue).listen()  # so that no event before the stream is missed
+        _tail_of(request, queue).listen()  # so that no event is missed before the stream opens
     rows = await _rows(request, await _stored_events(context_of(request), queue))
     kinds = frozenset(query.kind)
     return await render_page(
@@ -339,13 +339,13 @@ async def live_tail(request: web.Request, argument: str, _ids: tuple[int, ...]) 
 
 
 def _tail_of(request: web.Request, queue: QueueStatus) -> QueueTail:
-    """Return a feed's tail; create a new one if the tail has stopped."""
+    """Return a feed's tail, creating a new tail if none is running."""
     context, key = context_of(request), request[FEED]
     kept = context.live.states
     known = kept.get(key)
     if isinstance(known, QueueTail) and known.queue_id == queue.queue_id:
         return known
-    if known is not None:  # the queue was deleted and created again
+    if known is not None:  # the queue was removed and recreated
         known.stop()
     made = kept[key] = QueueTail(
         queue.queue_id,
@@ -371,7 +371,7 @@ async def _rows(request: web.Request, events: Iterable[TailEvent]) -> list[dict[
 
 
 async def _stored_events(context: Context, queue: QueueStatus) -> list[TailEvent]:
-    """Return the last stored events of a queue's messages, newest first."""
+    """Return the most recent stored events of a queue's messages, newest first."""
     alive, history, stored = await asyncio.gather(
         context.reader.messages(queue.queue_id, before=_LATEST, limit=ROWS_SHOWN),
         context.reader.history(queue_id=queue.queue_id, limit=ROWS_SHOWN),

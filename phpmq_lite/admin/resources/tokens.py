@@ -1,4 +1,4 @@
-"""API tokens: page and API."""
+"""Page and API for API tokens."""
 
 from typing import Any, Final, Literal
 
@@ -27,34 +27,34 @@ _LATEST_MS: Final = 1 << 52
 class TokenInput(StrictInput):
     """A token to create."""
 
-    name: str = Field(description="1 to 64 letters, digits and . _ @ + -")
+    name: str = Field(description="1 to 64 characters: letters, digits and . _ @ + -")
     role: Literal["metrics", "viewer", "operator", "admin"] = Field(
-        description="viewer, operator or admin"
+        description="metrics, viewer, operator or admin"
     )
-    queues: Globs = Field([], description="globs of the visible queues; empty: all")
+    queues: Globs = Field([], description="globs for the visible queues; empty for all")
     expires_at: int | None = Field(
-        None, gt=0, le=_LATEST_MS, description="when it expires, Unix ms; null: never"
+        None, gt=0, le=_LATEST_MS, description="when the token expires, Unix ms; null if never"
     )
 
 
 class TokenView(ResponseModel):
     """A token without its secret."""
 
-    name: str = Field(description="name")
-    role: str = Field(description="viewer, operator or admin")
-    queues: list[str] = Field(description="globs of the visible queues; empty: all")
-    created_at: int = Field(description="when it was created, Unix ms")
-    created_by: str = Field(description="user who created it")
-    expires_at: int | None = Field(description="when it expires, Unix ms; null: never")
-    last_used_at: int | None = Field(description="when it was last used, Unix ms; null: never")
+    name: str = Field(description="token name")
+    role: str = Field(description="metrics, viewer, operator or admin")
+    queues: list[str] = Field(description="globs for the visible queues; empty for all")
+    created_at: int = Field(description="when the token was created, Unix ms")
+    created_by: str = Field(description="user who created the token")
+    expires_at: int | None = Field(description="when the token expires, Unix ms; null if never")
+    last_used_at: int | None = Field(description="when last used, Unix ms; null if never")
 
 
 class NewTokenView(BaseModel):
     """A new token with its secret, which is not stored."""
 
-    name: str = Field(description="name")
-    token: str = Field(description="the token, phpmq_…, which is shown only once")
-    expires_at: int | None = Field(description="when it expires, Unix ms; null: never")
+    name: str = Field(description="token name")
+    token: str = Field(description="the secret token (phpmq_…), shown only once")
+    expires_at: int | None = Field(description="when the token expires, Unix ms; null if never")
 
 
 async def find_tokens(request: web.Request, _query: FormatQuery) -> list[ApiToken]:
@@ -109,7 +109,8 @@ async def submit_token(request: web.Request) -> web.StreamResponse:
 
 
 def _unknown_days(days: str) -> Problem:
-    return Problem(422, "invalid", f"days is {days!r}.", field="days", bound="30, 90 or 365")
+    return Problem(422, "invalid", f"days is {days!r}; it must be 30, 90, 365 or empty.",
+                   field="days", bound="30, 90 or 365")  # fmt: skip
 
 
 _PATH: Final = "/api/v1/tokens"

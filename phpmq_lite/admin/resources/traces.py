@@ -1,4 +1,4 @@
-"""A trace across all queues."""
+"""Traces across all queues."""
 
 from typing import Any, Final
 
@@ -31,12 +31,12 @@ def trace_id_in(request: web.Request) -> str:
     """
     trace_id = path_name(request, "trace")
     if len(trace_id) > TRACE_CHARACTERS or not trace_id.isprintable():
-        raise Problem(404, "unknown_trace", "This is not a valid trace id.")
+        raise Problem(404, "unknown_trace", "The trace id is too long or not printable.")
     return trace_id
 
 
 class TracePageQuery(SearchPageInput):
-    """A page of a trace's messages."""
+    """Query for a page of a trace's messages."""
 
     limit: int = LIMIT_MAX
     format: OutputFormat = "html"

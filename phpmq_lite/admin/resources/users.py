@@ -1,4 +1,4 @@
-"""Users: page and API."""
+"""Page and API for users."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -27,28 +27,28 @@ Globs = Annotated[
 class UserInput(StrictInput):
     """A user to create."""
 
-    name: str = Field(description="1 to 64 letters, digits and . _ @ + -")
+    name: str = Field(description="1 to 64 characters: letters, digits and . _ @ + -")
     password: SecretStr = Field(description="12 to 1024 characters")
     role: RoleName = Field(description="viewer, operator or admin")
-    queues: Globs = Field([], description="globs of the visible queues; empty: all")
+    queues: Globs = Field([], description="globs for the visible queues; empty for all")
 
 
 class UserChangeInput(StrictInput):
-    """Changes to a user; missing members stay unchanged.  All of the user's sessions end."""
+    """Changes to a user; omitted members stay unchanged.  All of the user's sessions end."""
 
-    password: SecretStr | None = Field(None, description="12 to 1024 characters; null: unchanged")
-    role: RoleName | None = Field(None, description="viewer, operator or admin; null: unchanged")
-    queues: Globs | None = Field(None, description="visible queues; null: unchanged")
+    password: SecretStr | None = Field(None, description="12 to 1024 characters; null if unchanged")
+    role: RoleName | None = Field(None, description="viewer, operator or admin; null if unchanged")
+    queues: Globs | None = Field(None, description="globs for visible queues; null if unchanged")
 
 
 class UserView(ResponseModel):
     """A user."""
 
-    name: str = Field(description="name")
+    name: str = Field(description="user name")
     role: str = Field(description="viewer, operator or admin")
-    queues: list[str] = Field(description="globs of the visible queues; empty: all")
-    created_at: int = Field(description="when it was created, Unix ms")
-    last_login_at: int | None = Field(description="time of the last login, Unix ms; null: never")
+    queues: list[str] = Field(description="globs for the visible queues; empty for all")
+    created_at: int = Field(description="when the user was created, Unix ms")
+    last_login_at: int | None = Field(description="time of the last login, Unix ms; null if never")
 
 
 async def find_users(request: web.Request, _query: FormatQuery) -> list[User]:
@@ -74,7 +74,7 @@ async def change_user(request: web.Request, asked: UserChangeInput) -> UserView:
     user = _named(request)
     password = None if asked.password is None else asked.password.get_secret_value()
     globs = asked.queues
-    if globs == users.split_lines("\n".join(user.queues)):  # the form is unchanged
+    if globs == users.split_lines("\n".join(user.queues)):  # the queues field is unchanged
         globs = list(user.queues)
     await users.change_user(request, user, role=asked.role, globs=globs, password=password)
     return UserView.of(user)
@@ -92,7 +92,7 @@ def _named(request: web.Request) -> User:
 
 
 def account_values(request: web.Request, form: Form | None = None) -> dict[str, Any]:
-    """Return the values for the user and token forms, including what was entered."""
+    """Return the values for the user and token forms, including the values entered."""
     fields = ("name", "role", "queues", "days")
     return {
         "form": {} if form is None else {name: form.raw(name) for name in fields},
@@ -131,7 +131,7 @@ def _changed(request: web.Request, asked: UserChangeInput, user: UserView) -> tu
     if not audit_entry(request).detail:
         return f"Nothing was changed: {user.name} is already {user.role}.", to
     what = "has a new password" if asked.password is not None else f"is now {user.role}"
-    return f"{user.name} {what} and has to log in again.", to
+    return f"{user.name} {what} and must log in again.", to
 
 
 async def _typed_name(request: web.Request) -> list[str]:

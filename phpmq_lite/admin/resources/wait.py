@@ -27,8 +27,8 @@ from phpmq_lite.storage.read.read_connections import Readers, read_owner
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.read.search_plan import SearchQuery
 
-_APART_S: Final = 0.02  # least time between two reads for one wait, however often it is woken
-_LOOKS_PER_S: Final = 200  # most reads per second for all waits together
+_APART_S: Final = 0.02  # minimum time between two reads of a wait, however often it is woken
+_LOOKS_PER_S: Final = 200  # maximum reads per second, for all waits combined
 _SCOPE: Final = "wait"
 
 WaitCondition = Literal["published", "settled"]
@@ -63,13 +63,13 @@ class WaitPosition:
 
     @property
     def text(self) -> str:
-        """The opaque cursor."""
+        """This position as an opaque cursor."""
         return responses.encode_cursor(_SCOPE, "after", [self.seq, self.offset])
 
 
 @dataclass(slots=True)
 class MessageWait:
-    """A wait: its condition, its start and the visible queues."""
+    """A wait with its condition, start position and visible queues."""
 
     query: SearchQuery
     until: WaitCondition
@@ -78,17 +78,17 @@ class MessageWait:
     search: Search
     tails: RecentActivity
     is_over: Callable[[], bool]
-    apart_s: Callable[[], float] = lambda: _APART_S  # time between two reads
+    apart_s: Callable[[], float] = lambda: _APART_S  # seconds between two reads
 
     async def first(self, woken: asyncio.Event, timeout_s: float) -> MessageRow | None:
-        """Return the first match, or None at the timeout; ``mark`` moves past the messages read.
+        """Return the first match, or None on timeout; move ``mark`` past the messages read.
 
         Read at least once, and stop early only if ``is_over`` returns True.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + timeout_s
         while True:
-            woken.clear()  # before reading: messages that arrive now wake it again
+            woken.clear()  # clear before reading, because a new message must set it again
             found = await self._read_match(ends_at)
             if found is not None or self.is_over():
                 return found
@@ -100,7 +100,7 @@ class MessageWait:
                 return await self._read_match(ends_at) if woken.is_set() else None
 
     async def _read_match(self, ends_at: float) -> MessageRow | None:
-        """Read up to the first match or the end; after ``ends_at``, read one slice only."""
+        """Read until the first match or the end; after ``ends_at``, read only one slice."""
         while places := await self._next():
             rows = await self.search.matches(self.query, list(places), self.queues())
             if rows:
@@ -113,7 +113,7 @@ class MessageWait:
         return None
 
     async def _next(self) -> dict[int, int]:
-        """Return the next messages: seq -> position, which is a seq or an offset."""
+        """Return the positions of the next messages by seq; a position is a seq or an offset."""
         if self.until == "published":
             return {seq: seq for seq in await self.tails.published_after(self.mark.seq)}
         settled = await self.tails.settled_after(self.mark.offset)
@@ -127,13 +127,13 @@ class MessageWait:
 
 
 def read_interval_s(hub: LiveFeeds) -> float:
-    """Return the time between two reads for a wait; it grows with the number of waits."""
+    """Return the seconds between two reads of a wait, which grow with the number of waits."""
     return max(_APART_S, len(hub.waits) / _LOOKS_PER_S)
 
 
 @asynccontextmanager
 async def commit_event(hub: LiveFeeds, tap: TapBatches) -> AsyncIterator[asyncio.Event]:
-    """Return an event set by each commit with new or settled messages, and when the broker stops.
+    """Yield an event that is set by commits with new or settled messages, and at shutdown.
 
     Raises:
         Problem: 429 if too many requests are waiting.
@@ -145,7 +145,7 @@ async def commit_event(hub: LiveFeeds, tap: TapBatches) -> AsyncIterator[asyncio
             429, "too_many_waits",
             f"{owners.total()} requests are already waiting, {owners[owner]} of them yours. Try"
             " again in a moment.",
-            bound=f"{WAITS} at once; a quarter more for users with few waits",
+            bound=f"{WAITS} at a time, plus a quarter for users with few waits",
             headers={"Retry-After": "5"},
         )  # fmt: skip
     woken = asyncio.Event()
@@ -174,19 +174,19 @@ class WaitQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    q: str = Field("", max_length=2_000, description="search; empty: any message")
+    q: str = Field("", max_length=2_000, description="search, or empty for any message")
     after: str | None = Field(
         None,
         max_length=200,
-        description="cursor from a publish, or X-Cursor from a response; empty: wait for new "
-        "messages only",
+        description="cursor from a publish, or X-Cursor from a response; empty to wait only for "
+        "new messages",
     )
     until: WaitCondition = Field("published", description="what to wait for: published or settled")
-    timeout: float = Field(0.0, ge=0, le=LONGEST_S, description="seconds to wait; 0: check once")
+    timeout: float = Field(0.0, ge=0, le=LONGEST_S, description="seconds to wait; 0 to check once")
 
 
 async def wait_for_message(request: web.Request) -> web.StreamResponse:
-    """Return the first matching message after a cursor once it is stored, or 204 at the timeout.
+    """Return the first matching message after a cursor once it is stored, or 204 on timeout.
 
     Either way, the header ``X-Cursor`` contains the cursor to continue from.
     """
@@ -214,7 +214,7 @@ async def wait_for_message(request: web.Request) -> web.StreamResponse:
 
 
 def _queues(request: web.Request) -> frozenset[int] | None:
-    forget_status(request)  # a queue may have been created since
+    forget_status(request)  # a queue may have been created since the last read
     return allowed_queues(request)
 
 
