@@ -1,10 +1,10 @@
-/* What pages can do beyond links and forms.
+/* Page behaviour beyond links and forms.
    data-complete="URL"  completions
-   data-copy="#id"  copies that element's text, else the value; data-copy-from="URL"  its response
+   data-copy="#id"  copies an element's text or the value itself; data-copy-from="URL"  copies a response
    data-dialog  a link whose .confirm section opens as a dialog; data-cancel closes the dialog
    data-open="#id"  opens a <dialog>
-   .tick input, data-select-all, data-selected  checkboxes of a list, "3 selected"
-   data-key="r", "g q"  the key that activates it, in the focused row, else on the page
+   .tick input, data-select-all, data-selected  checkboxes in a list and the text "3 selected"
+   data-key="r", "g q"  key that activates the element in the focused row, otherwise on the page
    data-message="ID"  the id that the key y copies */
 
 import { choice, choose, cycleTheme } from "./choices.js";
@@ -31,7 +31,7 @@ async function complete(input) {
 
 for (const input of all("[data-complete]")) input.setAttribute("list", completions.id);
 
-/* -- copy; plain http has no clipboard API, so a selected text area is used there */
+/* -- copy; plain HTTP pages have no clipboard API, so they copy from a selected text area */
 
 async function copy(text) {
   try {
@@ -52,7 +52,7 @@ async function copy(text) {
 async function copyFor({ dataset: { copy: what, copyFrom } }) {
   let text = what?.startsWith("#") ? one(what)?.textContent : what;
   if (copyFrom) text = await textOf(copyFrom);
-  toast(text && (await copy(text)) ? "Copied" : "Could not be copied");
+  toast(text && (await copy(text)) ? "Copied" : "Copying failed");
 }
 
 /* -- dialogs: show the section of a confirmation page on this page */
@@ -60,7 +60,7 @@ async function copyFor({ dataset: { copy: what, copyFrom } }) {
 async function openConfirm(link) {
   const page = new DOMParser().parseFromString(await textOf(link.href), "text/html");
   const section = one(".confirm", page);
-  if (!section) return location.assign(link.href); // let the page itself say what is wrong
+  if (!section) return location.assign(link.href); // let the page itself show the error
   const dialog = added("dialog", "dialog");
   dialog.append(document.importNode(section, true));
   for (const next of all("input[name=next]", dialog)) next.value = location.pathname + location.search;
@@ -121,7 +121,7 @@ function walk(step) {
   if (next) focusRow(next);
 }
 
-// Opens a row's page; Esc leads from there back to the row.
+// Opens a row's page; pressing Esc there returns to the row.
 const trail = stored("sessionStorage");
 const walked = () => JSON.parse(trail.phpmq ?? "{}");
 
@@ -184,7 +184,7 @@ const KEYS = {
 function onKey(event) {
   const isTyping = event.target.closest(TYPED);
   if (event.key === "Enter" && event.target.matches("tbody .tick input")) {
-    event.preventDefault(); // otherwise the list's first button would be pressed
+    event.preventDefault(); // prevent Enter from pressing the list's first button
     linkOf(rowOf(event.target))?.click();
   }
   if (event.key === "Escape" && one("details.menu[open]")) return closeMenus();

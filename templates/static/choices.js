@@ -1,4 +1,4 @@
-/* The reader's choices (theme, times, keys), and times formatted accordingly.
+/* The user's preferences (theme, times, keys), and times formatted to match.
    data-set="theme=dark", data-cycle  saves a choice; switches to the next theme
    time[data-when], text[data-at]  relative, local or UTC; <body data-now> is the server's clock */
 
@@ -13,7 +13,7 @@ export function choice(name) {
   return CHOICES[name].includes(value) ? value : CHOICES[name][0];
 }
 
-// The theme is a cookie, because the server writes it into the page.
+// The theme is stored in a cookie, because the server renders the theme into the page.
 export function choose(name, value) {
   if (name === "theme") {
     root.dataset.theme = value;

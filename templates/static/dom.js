@@ -28,6 +28,6 @@ export function stored(kind) {
   try {
     return window[kind];
   } catch {
-    return {}; // storage is blocked: remember choices for this page only
+    return {}; // storage is blocked, so choices last for this page only
   }
 }

@@ -12,9 +12,9 @@ import { choice } from "./choices.js";
 import { all, main, number, one, setText } from "./dom.js";
 
 const POLL_MS = 5000;
-const STREAM_AGAIN = 12; // polls before the stream is tried again
+const STREAM_AGAIN = 12; // number of polls before the stream is retried
 const SAY_MS = 10000;
-const ASK_MS = 10000; // how often an open page asks whether the broker runs
+const ASK_MS = 10000; // interval at which an open page checks the broker
 const STATES = { ready: ["good", "Running"], degraded: ["good", "Running"], starting: ["warn", "Starting"],
   draining: ["warn", "Draining"], "not ready": ["bad", "Not ready"] };
 
@@ -46,11 +46,11 @@ function showNew(count) {
   const pill = one("#new-rows");
   if (!pill) return;
   pill.hidden = !count;
-  pill.textContent = `${number(count)} new, show`;
+  pill.textContent = `Show ${number(count)} new`;
   pill.href = location.href;
 }
 
-// Announces at most one summary every ten seconds, the latest.
+// Announces the latest summary, at most once every ten seconds.
 function speak(text) {
   spoken.text = text;
   spoken.timer ||= setTimeout(() => {
@@ -74,7 +74,7 @@ function take(data, id) {
   else show(data);
 }
 
-// Merges updates that arrive while held; rows beyond the maximum are only counted.
+// Merges updates that arrive while the page is held; rows beyond the maximum are only counted.
 function hold({ shown, points, rows = [], missed = 0, ...rest }) {
   const { held } = live;
   Object.assign(held, rest);
@@ -148,7 +148,7 @@ async function askBroker() {
   if (!chip || document.hidden) return;
   const [kind, text] = await fetch(page.ready, { cache: "no-store", signal: AbortSignal.timeout(POLL_MS) })
     .then(async (answer) => STATES[(await answer.text()).split("\n", 1)[0]] ?? STATES["not ready"])
-    .catch(() => ["bad", "Not reachable"]);
+    .catch(() => ["bad", "Unreachable"]);
   chip.className = `chip ${kind}`;
   chip.removeAttribute("title");
   setText(one("#broker-text"), text);
@@ -205,7 +205,7 @@ async function poll() {
     if ([404, 410].includes(answer.status)) return end();
     if (!answer.ok) throw new Error();
     const data = await answer.json();
-    if (live.isLost) live.polls = STREAM_AGAIN - 1; // the broker is back, so streams may be, too
+    if (live.isLost) live.polls = STREAM_AGAIN - 1; // the broker is back, so retry the stream
     take(data, data.id);
   } catch {
     showState("lost");

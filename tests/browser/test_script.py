@@ -76,7 +76,7 @@ async def test_numbers_change_in_place_and_new_queues_wait_behind_a_pill(
     await site.client.publish_many("invoices", [b"{}"] * 770)
     await site.client.publish_confirmed("brand.new", b"{}")
     await expect(row.locator('[data-label="Ready"]')).to_have_text("777", timeout=SOON_MS)
-    await expect(page.locator("#new-rows")).to_have_text("1 new, show", timeout=SOON_MS)
+    await expect(page.locator("#new-rows")).to_have_text("Show 1 new", timeout=SOON_MS)
     assert await page.locator("tbody tr").count() == rows
     await page.locator("#new-rows").click()
     await expect(page.get_by_role("link", name="brand.new")).to_be_visible()
@@ -129,7 +129,7 @@ async def test_status_chip_says_when_the_broker_is_gone_and_back(
         listen = [site.running.admin_url.removeprefix("http://").rstrip("/")]
     for page in (live, still):
         chip = page.locator("#broker.bad")
-        await expect(chip).to_have_text("Not reachable", timeout=2 * SOON_MS)
+        await expect(chip).to_have_text("Unreachable", timeout=2 * SOON_MS)
     async with running_service(tmp_path / "data", admin={"listen": listen}):
         for page in (live, still):
             await expect(page.locator("#broker.good")).to_have_text("Running", timeout=3 * SOON_MS)

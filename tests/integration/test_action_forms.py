@@ -213,13 +213,13 @@ async def test_preview_has_a_form_for_each_action(site: HttpSite, action: str) -
     assert f'name="action" value="{action}"' in page.text
     fits = {"requeue": 2, "release": 1, "move": 1, "delete": 1, "redrive": 1, "restore": 1}[action]
     assert f"{action.capitalize()} {fits} message" in page.text
-    assert f"{3 - fits} of these messages are in another state and are skipped" in page.text
+    assert f"{3 - fits} of these messages are in another state and will be skipped" in page.text
 
 
 async def test_preview_of_nothing_says_so(site: HttpSite) -> None:
     await site.publish("orders", "a")
     page = await site.get(await _preview(site, "queue:orders text", "delete"))
-    assert "Nothing matches now" in page.text
+    assert "No matching messages" in page.text
 
 
 async def test_selection_of_another_token_is_gone(site: HttpSite) -> None:

@@ -120,7 +120,7 @@ async def test_envelope_above_a_mebibyte_is_not_judged_by_a_page(site: HttpSite)
     async with site.client() as client:
         await client.publish_confirmed("shop", envelope(data={"x": "y" * (1 << 20)}).encode())
     [item] = (await site.ok("GET", "/queues/shop/messages"))["items"]
-    assert "are too large to be validated here" in (await site.get(f"/messages/{item['id']}")).text
+    assert "is too large to be validated here" in (await site.get(f"/messages/{item['id']}")).text
     assert (await site.ok("GET", f"/messages/{item['id']}"))["envelope"] is None
 
 
@@ -239,7 +239,7 @@ async def test_redrive_of_a_group_shows_its_plan_first(site: HttpSite) -> None:
     before = await site.ready("strict.dlq")
     page = await site.submit("/selections", q="queue:strict.dlq", action="redrive")
     assert "3 would go to" in page.text
-    assert "2 of those would be quarantined again" in page.text
+    assert "2 of these would be quarantined again" in page.text
     assert await site.ready("strict.dlq") == before == 3
 
 

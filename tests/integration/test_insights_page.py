@@ -89,7 +89,7 @@ async def test_state_and_lag_of_jobs_are_shown(site: HttpSite) -> None:
     page = await site.get("/insights?tab=jobs")
     said = text_of(page.text)
     assert "archive failed : <b>disk</b>" in said
-    assert "Lag now 2" in said
+    assert "Current lag 2" in said
     assert "<b>disk" not in page.text
 
 
@@ -97,7 +97,7 @@ async def test_accepted_gaps_are_shown(site: HttpSite) -> None:
     await leave(site)
     said = text_of((await site.get("/insights")).text)
     assert "Messages are missing from the archive. Retention removed up to 65 messages" in said
-    assert "Each gap was accepted, the latest" in said
+    assert "Each gap was accepted, most recently" in said
     assert "(offsets 11 to 70)" in said
     said = text_of((await site.get("/insights?tab=jobs")).text)
     assert "11 to 70 60" in said
@@ -119,15 +119,15 @@ async def test_what_the_jobs_did_not_learn_is_shown_as_unknown(site: HttpSite) -
     lag, archive = {"offset": None, "rows": None}, {"offset": None, "rows": 0}
     await leave(site, lag=lag, archive=archive)
     page = text_of((await site.get("/insights")).text)
-    for name in ("Lag now", "Lag at the last run", "Up to offset"):
+    for name in ("Current lag", "Lag at last run", "Archived up to offset"):
         assert f"{name} –" in page
 
 
 async def test_summary_of_another_history_says_so_and_gives_no_lag(site: HttpSite) -> None:
     await leave(site, history_id="f" * 32)
     page = text_of((await site.get("/insights?tab=jobs")).text)
-    assert "These figures describe another history" in page
-    assert "Lag now –" in page
+    assert "These figures describe a different history" in page
+    assert "Current lag –" in page
 
 
 @pytest.mark.parametrize("raw", [b"{", b'{"version": 9}', b"\xff", b"x" * 3_000_000])

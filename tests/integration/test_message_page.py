@@ -103,7 +103,7 @@ async def test_body_of_50_mib_is_never_read_whole_for_a_page(
             [message_id] = (await response.json())["ids"]
         for path in ("", "?view=hex", "?view=raw"):
             text = await site.text(f"/messages/{message_id}{path}")
-            assert "The first 64 KiB of 50 MiB" in text
+            assert "Showing the first 64 KiB of 50 MiB" in text
             assert "included in the download" in text
             assert len(text) < 8 * HEX_BYTES
         for path in ("/messages", "/messages?q=queue:big"):

@@ -84,7 +84,7 @@ async def test_consumers_are_told_with_what_they_hold(site: HttpSite) -> None:
     async with site.client() as client, client.consume("orders", credit=2) as deliveries:
         await anext(deliveries)
         page = await site.get("/queues/orders?tab=consumers")
-    assert 'data-label="Holds"><span>2</span>' in page.text
+    assert 'data-label="Held"><span>2</span>' in page.text
     assert re.search(r">Client \d+<", page.text)
 
 
@@ -96,7 +96,7 @@ async def test_what_spark_holds_is_listed_with_the_consumers(site: HttpSite) -> 
         await site.ok("POST", "/pipeline/claims/claim", asked)
     page = (await site.get("/queues/orders?tab=consumers")).text
     assert "Held by Spark" in page
-    assert 'data-label="Holds"><span>2</span>' in page
+    assert 'data-label="Held"><span>2</span>' in page
     assert re.search(r'data-label="Oldest held"><time', page)
     assert "other" not in page.partition("Held by Spark")[2].partition("</table>")[0]
     link = re.search(r'href="(/insights\?[^"]*release=etl[^"]*)"', page)
@@ -108,7 +108,7 @@ async def test_what_spark_holds_is_listed_with_the_consumers(site: HttpSite) -> 
     })  # fmt: skip
     assert (done.status, done.location) == (303, "/queues/orders?tab=consumers")
     page = (await site.get("/queues/orders?tab=consumers")).text
-    assert 'data-label="Holds"><span class="zero">0</span>' in page
+    assert 'data-label="Held"><span class="zero">0</span>' in page
     assert "release=etl" not in page
 
 

@@ -32,7 +32,7 @@ from phpmq_lite.storage.read.search_plan import SearchQuery
 class MessagesQuery(ListQuery):
     """Query for a page of a queue's live messages."""
 
-    state: Literal["ready", "dispatched"] | None = Field(None, description="only with this state")
+    state: Literal["ready", "dispatched"] | None = Field(None, description="state to filter by")
 
 
 class SettledQuery(ListQuery):

@@ -104,8 +104,9 @@ def _batches(pa: Any, reader: Any) -> list[Any]:
         batch.validate(full=True)
         rows += batch.num_rows
         if rows > ROWS_MAX:
-            raise Problem(413, "too_large", f"The stream has at least {rows} rows; the "
-                          f"limit is {ROWS_MAX}.", field="body", bound=f"at most {ROWS_MAX} rows")  # fmt: skip
+            raise Problem(413, "too_large",
+                          f"The stream has at least {rows} rows; the limit is {ROWS_MAX}.",
+                          field="body", bound=f"at most {ROWS_MAX} rows")  # fmt: skip
         if batch.num_rows:
             batches.append(_arrange_columns(pa, batch))
     return batches
