@@ -49,7 +49,7 @@ async def test_message_is_deleted_after_a_question_and_comes_back(site: HttpSite
 async def test_message_is_moved_to_a_queue_that_is_made_on_purpose(site: HttpSite) -> None:
     ids = await site.publish("orders", "a")
     path = f"/messages/{ids[0]}/move"
-    assert "To the queue" in (await site.get(path)).text
+    assert "Target queue" in (await site.get(path)).text
     assert (await site.post(path, target="")).status == 422
     assert (await site.post(path, target="mail")).status == 404
     assert await site.contents("orders") == ["a"]

@@ -105,7 +105,7 @@ async def show_frame(request: web.Request) -> web.StreamResponse:
     """Explain the packets, revision, framing and effect of pasted bytes."""
     query = read_query(request, FramePageQuery)
     found, error = None, ""
-    pasted = query.frame.replace("\r\n", "\n").removesuffix("\n")  # browsers send CRLF
+    pasted = query.frame.replace("\r\n", "\n").removesuffix("\n")  # browsers submit CRLF
     if pasted:
         try:
             data = frame_explanation.pasted_bytes(pasted.encode("utf-8", "replace"), query.encoding)
@@ -128,7 +128,7 @@ class FrameView(BaseModel):
 
     number: int = Field(description="frame number within the recording, starting at 1")
     at: int = Field(description="when the frame was recorded, Unix ms")
-    direction: Literal["in", "out"] = Field(description="in: from the client; out: to the client")
+    direction: Literal["in", "out"] = Field(description="in (from client) or out (to client)")
     kind: str = Field(description="frame type: publish, consume, dispatch, acknowledge, receipt, …")
     queue: str | None = Field(description="queue named in the frame; null if none or hidden")
     size: int = Field(description="size on the wire in bytes, including line breaks")

@@ -135,7 +135,7 @@ async def show_history(request: web.Request) -> web.StreamResponse:
 
 
 def _is_one(request: web.Request, query: HistoryPageQuery) -> bool:
-    """Return whether the list shows one queue or all queues, so that an index sorts it by time."""
+    """Return whether an index can sort the list by time, which requires one queue or all queues."""
     return bool(query.queue) or allowed_queues(request) is None
 
 

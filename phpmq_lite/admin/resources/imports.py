@@ -191,7 +191,7 @@ def _checked(request: web.Request, context: Context, number: int, line: object) 
 
 
 async def _store(request: web.Request, context: Context, lines: Sequence[ImportLine]) -> int:
-    """Store messages in line order; after a failure, the messages before it stay stored."""
+    """Store messages in line order; if one fails, the messages before it stay stored."""
     stored = 0
     entry = audit_entry(request, target=", ".join(list(dict.fromkeys(q for q, _ in lines))[:10]))
     while stored < len(lines):
@@ -251,7 +251,7 @@ def _ignore_reply(result: Any) -> None:
 
 
 async def _close_row(context: Context, entry: AuditEntry, result: str) -> None:
-    """Record why the import ended in its audit row, which counts the stored messages."""
+    """Add the reason for ending to the import's audit row, which counts the stored messages."""
     entry.result = result
     await request_audit.write_entry(context, entry)
 

@@ -45,7 +45,7 @@ from phpmq_lite.queue_settings import LONGEST_NAME
 
 
 async def put_summary(request: web.Request) -> web.StreamResponse:
-    """Replace the Insights summary. The new one must use version 1 and not exceed 2 MiB."""
+    """Replace the Insights summary. The new summary must use version 1 and not exceed 2 MiB."""
     context, identity = context_of(request), identity_of(request)
     if identity.queues:
         raise Problem(
@@ -90,7 +90,7 @@ async def visible_summary(request: web.Request) -> PipelineSummary | None:
     return await asyncio.to_thread(visible_to, summary, lambda name: may_use(request, name), known)
 
 
-ROWS: Final = 200  # maximum rows of a table on the page; other formats contain all rows
+ROWS: Final = 200  # maximum table rows on the page; other formats contain all rows
 OLD_MS: Final = 26 * 3_600_000  # longer than the interval between daily runs
 
 InsightsTab = Literal[
@@ -117,7 +117,7 @@ class FoundSummary:
 
 
 async def show_insights(request: web.Request) -> web.StreamResponse:
-    """Show what the pipeline computed: throughput, failures, trace paths, jobs and claims."""
+    """Show pipeline insights: throughput, failures, trace paths, jobs, claims and readers."""
     query = read_query(request, InsightsPageQuery)
     if query.release:
         return await show_release_form(request, query.release, query.queue)
@@ -223,7 +223,7 @@ def _state(summary: PipelineSummary, bounds: HistoryBoundsView, now_ms: int) -> 
 
 
 def _commands(request: web.Request, context: Context) -> list[copy_snippets.Snippet]:
-    """Return commands that create the first summary, using the address from the browser."""
+    """Return commands that create a first summary, with the address that the browser used."""
     base = copy_snippets.http_address(request.scheme, request.host, context.urls.base_path)
     return copy_snippets.pipeline_snippets(base, needs_token=identity_of(request).kind != "local")
 

@@ -1,4 +1,4 @@
-"""Page and API for a single message: facts, body, events and download."""
+"""Page and API for a single message: details, body, events and download."""
 
 import asyncio
 import hashlib
@@ -207,7 +207,7 @@ class MessagePageQuery(QueryModel):
 
 
 async def show_message(request: web.Request) -> web.StreamResponse:
-    """Show a message: its facts, body and life."""
+    """Show a message's details, body and timeline."""
     context = context_of(request)
     query, row = read_query(request, MessagePageQuery), await find_message(request, context)
     if query.format != "html":
@@ -269,7 +269,7 @@ async def _life(request: web.Request, context: Context, row: MessageRow) -> Mess
 async def _neighbours(
     request: web.Request, context: Context, query: MessagePageQuery, row: MessageRow
 ) -> tuple[MessageRow | None, MessageRow | None]:
-    """Return the newer and the older neighbour of the message in the search results."""
+    """Return the next newer and next older message in the search results."""
     if not query.q:
         return None, None
     try:

@@ -134,7 +134,7 @@ def _redrive_fields(row: MessageRow, _now_ms: int) -> list[FormField]:
     origin = f" ({formats.escape_hidden(row.source_queue)})" if row.source_queue else ""
     help_ = f"Leave empty to use the queue where the message was dead-lettered{origin}."
     return [
-        ("target_field", ("To another queue", False, help_)),
+        ("target_field", ("Target queue", False, help_)),
         ("ttl_field", ("the queue's default",)),
     ]
 
@@ -155,14 +155,14 @@ ACTIONS: Final = {
     ),
     Action.RELEASE: ActionDefinition(
         ActionInput, "Return a dispatched message to its position in its queue.",
-        "The message returns to its position in the queue. Its current consumer can still "
-        "acknowledge it until another consumer holds it.", "message release",
+        "The message returns to its position in the queue. The current consumer can still "
+        "acknowledge the message until another consumer holds it.", "message release",
     ),
     Action.MOVE: ActionDefinition(
         MoveInput, "Move a ready message to the end of another queue.",
         "The message moves to the end of the target queue and keeps its id and deadline.",
         "message move",
-        lambda _row, _now: [("target_field", ("To the queue", True)), ("create_field", ())],
+        lambda _row, _now: [("target_field", ("Target queue", True)), ("create_field", ())],
     ),
     Action.DELETE: ActionDefinition(
         DeleteInput, "Settle a message as deleted.",

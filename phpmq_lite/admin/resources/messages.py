@@ -91,7 +91,7 @@ class MessageView(ResponseModel):
 
 
 class EventView(ResponseModel):
-    """An exceptional step in a message's life."""
+    """An exceptional event in a message's lifecycle."""
 
     at: int = Field(validation_alias="at_ms", description="when the event occurred, Unix ms")
     kind: str = Field(description="requeue, return, forward, dead_letter, redrive, restore, …")

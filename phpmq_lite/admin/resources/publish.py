@@ -63,7 +63,7 @@ class PublishInput(StrictInput):
         return self
 
     def body(self) -> bytes:
-        """Return the bytes to store; raise ValueError if they cannot be decoded."""
+        """Return the bytes to store; raise ValueError if the content cannot be decoded."""
         return from_content(self.content, self.encoding)
 
 

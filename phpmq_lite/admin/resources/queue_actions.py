@@ -63,10 +63,10 @@ async def submit_test_message(request: web.Request) -> web.StreamResponse:
 
 # -- confirmation pages
 
-_TARGET: Final = ("target_field", ("To the queue", True))
+_TARGET: Final = ("target_field", ("Target queue", True))
 _RECORDS_TARGET: Final = (
     "target_field",
-    ("To another queue", False, "Leave empty for the queue where each record was dead-lettered."),
+    ("Target queue", False, "Leave empty for the queue where each record was dead-lettered."),
 )
 _LATER: Final = "Messages that arrive after this page is opened are not included."
 # Maps each action to its reference description, form text and form fields.

@@ -116,9 +116,9 @@ def _check_plain(pa: Any, raw: bytes | bytearray) -> None:
     """Reject compressed batches and dictionaries before anything is unpacked."""
     for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(raw)):
         if message.type == "dictionary":
-            raise _bad("The Arrow stream contains dictionary columns.", bound="plain columns")
+            raise _bad("Dictionary columns are not supported.", bound="plain columns")
         if message.type == "record batch" and _is_compressed(message.metadata.to_pybytes()):
-            raise _bad("The Arrow stream is compressed.", bound="no compression")
+            raise _bad("Compressed Arrow streams are not supported.", bound="no compression")
 
 
 def _is_compressed(metadata: bytes) -> bool:
@@ -327,7 +327,7 @@ async def stage_rows(request: web.Request) -> web.StreamResponse:
         )
         if expected not in (None, upload.rows):
             raise Problem(
-                422, "row_count", f"The stream has {upload.rows} rows, not {expected}. "
+                422, "row_count", f"{ROW_COUNT} is {expected}, but there are {upload.rows} rows. "
                 "Nothing was staged.", field=ROW_COUNT, bound=str(upload.rows),
             )  # fmt: skip
         await _store(context, entry, token, upload)

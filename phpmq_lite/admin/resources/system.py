@@ -319,7 +319,7 @@ async def submit_drain(request: web.Request) -> web.StreamResponse:
 
 
 def _word(context: Context) -> str:
-    """Return the text to type as confirmation: the environment's name, or drain."""
+    """Return the text to type as confirmation: the environment's name, or ``drain``."""
     return context.settings.ui.environment.strip() or "drain"
 
 
