@@ -59,7 +59,7 @@ async def test_claims_are_released_after_a_question(
     await page.goto(site.url("/insights?tab=claims"))
     await page.get_by_role("link", name="Release").click()
     await page.get_by_role("button", name="Release 4 claims").click()
-    await expect(page.locator(".note")).to_contain_text("4 messages returned to their places")
+    await expect(page.locator(".note")).to_contain_text("4 messages returned to the queue")
     assert await page.get_by_role("link", name="Release").count() == 0
     assert troubles == []
 

@@ -230,7 +230,7 @@ async def test_disconnect_says_what_follows_and_gives_back(
         await anext(deliveries)
         number = await client_number(browser)
         _, page = await browser.get(f"/clients/{number}?confirm=disconnect")
-        assert "1 message returns to its place" in page
+        assert "1 message returns to the queue" in page
         assert await disconnected(broker, number) == (200, {"client": number, "returned": 1})
         await poll_until(browser.clients, lambda left: not left)
     assert (await browser.json("/queues/mail"))["ready"] == 1

@@ -153,7 +153,7 @@ async def test_claims_are_listed_and_released_with_a_confirmation(site: HttpSite
     assert "Release 3 claims of" in text_of(asked.text)
     fields = asked.fields("/insights/release")
     done = await site.submit("/insights/release", fields, reason="the query is gone")
-    assert "3 messages returned to their places; nightly no longer holds" in text_of(done.text)
+    assert "3 messages returned to the queue; nightly no longer holds" in text_of(done.text)
     assert await site.contents("orders") == ["m0", "m1", "m2", "m3", "m4"]
     [row] = await site.audit("claims.release")
     assert (row["target"], row["count"], row["reason"], row["result"]) == (

@@ -1,4 +1,4 @@
-"""The OpenAPI document and the reference page."""
+"""The OpenAPI document and the API reference page."""
 
 import json
 import re
@@ -22,18 +22,18 @@ from phpmq_lite.queue_settings import LONGEST_NAME
 PREFIX: Final = "/api/v1"
 _REF: Final = "#/components/schemas/{model}"
 _PLACE: Final = re.compile(r"\{(\w+)\}")
-_PLACES: Final[dict[str, tuple[str, dict[str, Any]]]] = {  # path segment -> its description
-    "q": ("Queue name; put a ~ before a name that starts with ~ or consists only of dots.",
+_PLACES: Final[dict[str, tuple[str, dict[str, Any]]]] = {  # parameter -> description, schema
+    "q": ("Queue name; prefix it with ~ if it starts with ~ or consists only of dots.",
           {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}),
     "id": ("Message id.", {"type": "string", "pattern": "^[0-9a-f]{32}$"}),
     "client": ("Client number.", {"type": "integer", "minimum": 0}),
     "job": ("Bulk job number.", {"type": "integer", "minimum": 0}),
     "n": ("Session number.", {"type": "integer", "minimum": 0}),
     "name": ("Name of a user or an API token.", {"type": "string", "minLength": 1}),
-    "token": ("Undo token that an action returned.", {"type": "string", "minLength": 1}),
-    "trace": ("Trace id from envelopes, encoded like a queue name.",
+    "token": ("Undo token returned by an action.", {"type": "string", "minLength": 1}),
+    "trace": ("Trace id of an envelope, escaped like a queue name.",
               {"type": "string", "minLength": 1}),
-    "urn": ("URN of a schema, encoded like a queue name.",
+    "urn": ("URN of a schema, escaped like a queue name.",
             {"type": "string", "minLength": 1}),
 }  # fmt: skip
 _PROBLEM: Final[dict[str, Any]] = {
@@ -42,22 +42,22 @@ _PROBLEM: Final[dict[str, Any]] = {
     "properties": {
         "type": {
             "type": "string",
-            "description": "documentation page about this error",
+            "description": "URL of the documentation page about this error",
         },
-        "title": {"type": "string", "description": "the status as a phrase, such as Not Found"},
-        "status": {"type": "integer", "description": "the HTTP status of the response"},
-        "code": {"type": "string", "description": "stable error code for programs"},
+        "title": {"type": "string", "description": "name of the HTTP status, such as Not Found"},
+        "status": {"type": "integer", "description": "HTTP status code of the response"},
+        "code": {"type": "string", "description": "stable, machine-readable error code"},
         "detail": {"type": "string", "description": "human-readable explanation"},
         "field": {"type": "string", "description": "name of the invalid input, if any"},
-        "bound": {"type": "string", "description": "allowed values for that input"},
-        "request_id": {"type": "string", "description": "id in the log and in X-Request-Id"},
+        "bound": {"type": "string", "description": "allowed values for the invalid input"},
+        "request_id": {"type": "string", "description": "request id, as in the log and headers"},
     },
     "required": ["title", "status", "code", "detail", "request_id"],
 }
 _KEY: Final[dict[str, Any]] = {
     "name": "Idempotency-Key",
     "in": "header",
-    "description": "Publish key: repeating the request with the same key returns the original ids.",
+    "description": "Publish key. A repeated request with the same key returns the original ids.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 64},
 }
 
@@ -75,7 +75,7 @@ def build_document(routes: Iterable[Route], version: str, server: str) -> dict[s
         "info": {
             "title": "PHPMQ Lite",
             "version": version,
-            "description": "Every operation of the admin pages.  Times are Unix milliseconds.",
+            "description": "All operations of the admin pages. Times are in Unix milliseconds.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": server}],
@@ -85,9 +85,9 @@ def build_document(routes: Iterable[Route], version: str, server: str) -> dict[s
             "schemas": dict(sorted(schemas.items())),
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer",
-                          "description": "An API token: phpmq_…"},
+                          "description": "An API token, which begins with phpmq_."},
                 "session": {"type": "apiKey", "in": "header", "name": "X-CSRF-Token",
-                            "description": "The session's CSRF token, sent with its cookie."},
+                            "description": "The session's CSRF token. Send the cookie as well."},
             },
         },
     }  # fmt: skip
@@ -99,7 +99,7 @@ def summary_of(route: Route) -> str:
 
 
 def tag_of(route: Route) -> str:
-    """Return the first segment of the route's path in the API."""
+    """Return the first segment of the route's path after the API prefix."""
     return route.path.removeprefix(PREFIX).split("/")[1]
 
 
@@ -136,7 +136,7 @@ def _description(route: Route) -> str:
     if route.audit:
         pieces.append(f"Audited as {route.audit}.")
     if route.cli:
-        pieces.append(f"On the command line: phpmq-lite {route.cli}.")
+        pieces.append(f"Command-line equivalent: phpmq-lite {route.cli}.")
     return " ".join(pieces)
 
 
@@ -169,7 +169,7 @@ def _response(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
 def _schema(
     shape: Any, schemas: dict[str, Any], mode: JsonSchemaMode = "validation"
 ) -> dict[str, Any]:
-    """Return a reference to the schema of a model, or a schema that contains references."""
+    """Return a ``$ref`` to a model's schema, or an inline schema for any other type."""
     if isinstance(shape, type) and issubclass(shape, BaseModel):
         schemas[shape.__name__] = _whole_schema(shape, mode, schemas)
         return {"$ref": _REF.format(model=shape.__name__)}
@@ -179,7 +179,7 @@ def _schema(
 
 
 def _whole_schema(shape: Any, mode: JsonSchemaMode, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema itself and add the schemas that it references to ``schemas``."""
+    """Return the schema without its ``$defs``, which are added to ``schemas``."""
     made = dict(_generate_schema(shape, mode))
     schemas.update(made.pop("$defs", {}))
     return made
@@ -193,7 +193,7 @@ def _generate_schema(shape: Any, mode: JsonSchemaMode) -> dict[str, Any]:
 _JSON: Final = "application/json"
 _SAMPLES: Final = {"q": "orders", "id": "0000000000000001" + "7b3f" * 4}
 _ANY_TEXT: Final = "…"
-_NO_BOUND: Final = 1 << 50  # Do not show a bound that only prevents an overflow.
+_NO_BOUND: Final = 1 << 50  # larger bounds only prevent overflows and are not shown
 
 
 @dataclass(slots=True, frozen=True)
@@ -208,7 +208,7 @@ class ApiField:
 
 @dataclass(slots=True, frozen=True)
 class ApiCall:
-    """An API call, as the reference page shows it."""
+    """An API call as shown on the reference page."""
 
     tag: str
     anchor: str
@@ -220,9 +220,9 @@ class ApiCall:
     cli: str | None
     query: list[ApiField]
     takes: list[ApiField]
-    takes_text: str  # description of the body
+    takes_text: str  # description of the request body
     gives: list[ApiField]
-    response: str  # status, and the model or content type
+    response: str  # HTTP status, followed by the model or content type
     curl: str
 
 
@@ -269,7 +269,7 @@ def _response_fields(content: tuple[str, dict[str, Any]]) -> str:
 
 
 def fields_of(schema: dict[str, Any], schemas: dict[str, Any]) -> list[ApiField]:
-    """Return the fields of a schema for an object or a list of objects."""
+    """Return the fields of an object schema, or of the items of a list schema."""
     whole = _resolved(schema, schemas)
     needed = whole.get("required", [])
     return [
@@ -279,7 +279,7 @@ def fields_of(schema: dict[str, Any], schemas: dict[str, Any]) -> list[ApiField]
 
 
 def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the object schema, also if the schema is a list of such objects."""
+    """Return the object schema that a reference, list or union contains."""
     if "$ref" in schema:
         found: dict[str, Any] = schemas[schema["$ref"].rpartition("/")[2]]
         return found
@@ -291,7 +291,6 @@ def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """Describe the type in one or two words."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     if "enum" in schema:
@@ -306,7 +305,6 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _number_bounds(schema: dict[str, Any]) -> str:
-    """Describe the bounds of a number."""
     least, most = schema.get("minimum"), schema.get("maximum")
     if most is not None and most >= _NO_BOUND:
         most = None
@@ -318,7 +316,7 @@ def _number_bounds(schema: dict[str, Any]) -> str:
 
 
 def _query(operation: dict[str, Any], schemas: dict[str, Any]) -> str:
-    """Return a query string with the required parameters; ``TOKEN`` is a placeholder."""
+    """Return a query string of required parameters, with names such as ``TOKEN`` as values."""
     needed: dict[str, Any] = {}
     for p in operation.get("parameters", []):
         if p["in"] == "query" and p["required"]:
@@ -344,7 +342,7 @@ def _curl(route: Route, url: str, body: dict[str, Any] | None, schemas: dict[str
 
 
 def _sample(schema: dict[str, Any], schemas: dict[str, Any], depth: int = 0) -> Any:
-    """Return the smallest value that a schema allows."""
+    """Return a minimal example value for a schema."""
     if "anyOf" in schema:
         return _sample(schema["anyOf"][0], schemas, depth)
     if "$ref" in schema:
@@ -372,12 +370,12 @@ def _sample(schema: dict[str, Any], schemas: dict[str, Any], depth: int = 0) -> 
 
 
 async def get_document(request: web.Request) -> web.StreamResponse:
-    """Return the OpenAPI 3.1 document of this API."""
+    """Return the OpenAPI 3.1 document that describes this API."""
     return json_response(_document(request))
 
 
 async def show_reference(request: web.Request) -> web.StreamResponse:
-    """Show the HTTP API, call by call, with curl."""
+    """Show the reference of the HTTP API, with a curl example for each call."""
     context = context_of(request)
     document = _document(request)
     origin = f"{request.scheme}://{request.host}"

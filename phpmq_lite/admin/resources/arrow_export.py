@@ -34,80 +34,80 @@ MEDIA: Final = "application/vnd.apache.arrow.stream"
 
 
 def need_arrow() -> None:
-    """Reject the request if pyarrow is missing. Importing it would block the loop for 0.3 s.
+    """Reject the request if pyarrow is missing. Avoid a 0.3 s import, which blocks the loop.
 
     Raises:
         Problem: 501; the detail names the extra to install.
     """
     if find_spec("pyarrow") is None:
         raise Problem(
-            501, "no_arrow", "This broker cannot export Arrow: it was installed without pyarrow. "
-            f"Install it with the extra: {install_command('export')}",
+            501, "no_arrow", "Arrow exports require pyarrow, which is not installed here. Install "
+            f"the export extra: {install_command('export')}",
         )  # fmt: skip
 
 
 OFFSET_MAX: Final = 1 << 62
-# Longest time in which the reader accepts no data.  Other clients get 30 s, but a Spark task reads
-# while its sink writes: waiting for a lock or a commit can take longer, and a disconnect would
-# fail the job.  Other exports wait meanwhile, at most ``WHOLE_S``.
+# An export is aborted if its reader accepts no data for this long. Other clients get 30 s.
+# A Spark task reads while its sink writes, and a lock or commit in the sink can take longer.
+# A disconnect would fail the job. Other exports wait in the meantime, for at most ``WHOLE_S``.
 STALLED_S: Final = 300.0
-WHOLE_S: Final = 600.0  # limit for an export, without our own pauses; split longer ranges
-RETRY_S: Final = 1  # Retry-After while all exports are busy
-NAMES: Final = 1_000  # most queues in one request
+WHOLE_S: Final = 600.0  # limit per export, excluding our own pauses; split longer ranges
+RETRY_S: Final = 1  # Retry-After value while all export slots are in use
+NAMES: Final = 1_000  # maximum number of queue names in a request
 
 _log = get_logger(__name__)
 
 
 class ExportBoundsInput(QueryModel):
-    """A reader and its position (both or neither), and a time to look up."""
+    """A reader's name and position (set both or neither), and a time to look up."""
 
-    reader: str = Field("", max_length=255, description="reader to record; empty: record nothing")
+    reader: str = Field("", max_length=255, description="reader whose position to record, if any")
     position: int | None = Field(None, ge=0, le=OFFSET_MAX, description="last processed offset")
     at_ms: int | None = Field(
         None,
         ge=0,
         le=OFFSET_MAX,
-        description="look up the last offset settled before this time, Unix ms; null: none",
+        description="if set, look up the last offset settled before this time, Unix ms",
     )
-    queues: Literal["0", "1"] = Field("0", description="1: include the names of all queues")
+    queues: Literal["0", "1"] = Field("0", description="1 to include all queue names")
 
 
 class ExportBoundsView(BaseModel):
-    """The extent of the history; another ``history_id`` means another history."""
+    """The offset range of the history. Offsets are comparable only within a ``history_id``."""
 
     history_id: str = Field(description="id of the history that the offsets belong to")
-    lo: int = Field(description="after this offset no row is missing, except deleted messages")
-    hi: int = Field(description="last offset of the history; 0: none")
-    lo_deleted: int = Field(description="after this offset no row, deleted or not, is missing")
-    offset: int | None = Field(description="last offset before at_ms, or lo; null: no at_ms")
-    queues: list[str] | None = Field(description="names of all queues; null: not requested")
+    lo: int = Field(description="no row after this offset is missing, except deleted messages")
+    hi: int = Field(description="last offset in the history; 0 if it is empty")
+    lo_deleted: int = Field(description="no row after this offset is missing, deleted or not")
+    offset: int | None = Field(description="last offset before at_ms or else lo; may be null")
+    queues: list[str] | None = Field(description="all queue names; null if not requested")
 
 
 class RangeInput(QueryModel):
-    """The rows after ``lo`` up to and including ``hi``, and the columns to return."""
+    """A range of rows (after ``lo``, up to and including ``hi``), and the columns to return."""
 
     lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
-    hi: int = Field(ge=0, le=OFFSET_MAX, description="last offset; may exceed the history")
+    hi: int = Field(ge=0, le=OFFSET_MAX, description="last offset; may be past the end")
     queue: list[str] = Field(
-        default=[], max_length=NAMES, description="name of a queue; repeatable"
+        default=[], max_length=NAMES, description="queue name; may be repeated"
     )
-    queues: str = Field("", max_length=100_000, description="comma-separated queues; empty: all")
-    pattern: str = Field("", max_length=LONGEST_NAME, description="queue name glob; empty: all")
+    queues: str = Field("", max_length=100_000, description="comma-separated; empty means all")
+    pattern: str = Field("", max_length=LONGEST_NAME, description="name glob; empty means all")
     outcomes: str = Field(
         "",
         max_length=100,
-        description="comma-separated outcomes: acked, expired, dead, deleted; empty: all",
+        description="comma-separated: acked, expired, dead, deleted; empty means all outcomes",
     )
     columns: str = Field(
-        "", max_length=1_000, description="comma-separated; empty: all except body"
+        "", max_length=1_000, description="comma-separated; empty means all except body"
     )
-    body: Literal["0", "1"] = Field("0", description="1: include the column body")
-    gap: Literal["fail", "ok"] = Field("fail", description="fail, or ok: skip rows that are gone")
-    history: str = Field("", max_length=64, description="required history_id; empty: any")
+    body: Literal["0", "1"] = Field("0", description="1 to include the body column")
+    gap: Literal["fail", "ok"] = Field("fail", description="fail if rows are gone, or ok to skip")
+    history: str = Field("", max_length=64, description="required history_id, or empty for any")
 
 
 class ClaimsInput(QueryModel):
-    """The claims after ``lo`` up to and including ``hi``."""
+    """A range of claims, after ``lo`` and up to and including ``hi``."""
 
     subscription: SubscriptionName
     lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
@@ -115,7 +115,7 @@ class ClaimsInput(QueryModel):
 
 
 async def get_bounds(request: web.Request, asked: ExportBoundsInput) -> ExportBoundsView:
-    """Return the history's first and last offsets, and store a reader's position."""
+    """Return the first and last offsets of the history, and record a reader's position."""
     context = context_of(request)
     stored = StoredPipeline(context.readers)
     bounds = await stored.history_bounds()
@@ -127,7 +127,7 @@ async def get_bounds(request: web.Request, asked: ExportBoundsInput) -> ExportBo
         names = [name for name in await stored.queue_names() if may_use(request, name)]
     if asked.reader and asked.position is not None:
         reader, position = asked.reader, asked.position
-        # This GET writes, so another site must not be able to make a browser send it.
+        # This GET writes, so reject it if another site caused the browser to send it.
         check_site(request, needs_origin=False, public_url=context.settings.admin.public_url)
         check_text(reader, "reader")
         await context.engine.run(queue_operations.record_reader, reader, position)
@@ -135,7 +135,7 @@ async def get_bounds(request: web.Request, asked: ExportBoundsInput) -> ExportBo
 
 
 async def stream_history(request: web.Request) -> web.StreamResponse:
-    """Stream the settled messages in an offset range as Arrow; a header contains their number."""
+    """Stream the settled messages in an offset range as Arrow; ``X-Row-Count`` is their number."""
     query = dict(request.query) | {"queue": request.query.getall("queue", [])}
     asked = RangeInput.model_validate({key: value for key, value in query.items() if value})
     names = [*filter(None, asked.queue), *filter(None, asked.queues.split(","))]
@@ -158,7 +158,7 @@ async def stream_history(request: web.Request) -> web.StreamResponse:
 
 
 async def stream_claims(request: web.Request) -> web.StreamResponse:
-    """Stream the messages that a subscription holds as Arrow, in the order they were claimed."""
+    """Stream a subscription's claimed messages as Arrow, in the order they were claimed."""
     asked = read_query(request, ClaimsInput)
     check_text(asked.subscription, "subscription")
     wanted = {"of": "claims", **asked.model_dump(), "allowed": identity_of(request).queues}
@@ -186,7 +186,7 @@ async def _export(request: web.Request, wanted: dict[str, Any]) -> web.StreamRes
         exports.ends["busy"] += 1
         headers = {"Retry-After": str(RETRY_S)}
         raise Problem(503, "busy", f"{error}.".capitalize(), headers=headers) from None
-    if is_whole:  # free the slot before the reader sees the end of the stream
+    if is_whole:  # the export slot is already free when the reader sees the end
         await response.write_eof()
     return response
 
@@ -205,7 +205,7 @@ def _response(export: RunningExport) -> web.StreamResponse:
 
 
 async def _relay(request: web.Request, response: web.StreamResponse, export: RunningExport) -> bool:
-    """Forward all pieces; return False if the export failed and the connection was aborted."""
+    """Forward all pieces. Return False if the export failed, after aborting the connection."""
     end, reason = "broken", ""
     try:
         async with asyncio.timeout(WHOLE_S) as limit:
@@ -220,9 +220,9 @@ async def _relay(request: web.Request, response: web.StreamResponse, export: Run
         end, reason = "stalled", f"the reader did not finish within {WHOLE_S:g} s"
     except ConnectionError as error:
         end, reason = "left", repr(error)
-    except Exception as error:  # from the export process
+    except Exception as error:  # an error from the export process
         reason = repr(error)
-    finally:  # also after cancellation
+    finally:  # runs even after cancellation
         context_of(request).exports.ends[end] += 1
         if end != "whole" and request.transport is not None:
             request.transport.abort()

@@ -1,4 +1,4 @@
-"""The audit log: page and API."""
+"""The audit log page and API."""
 
 import json
 from collections.abc import Container, Iterable
@@ -22,26 +22,26 @@ from phpmq_lite.storage.read.messages import is_message_id
 RESULTS: Final = ("done", "refused", "running", "cancelled", "interrupted")
 SPANS: Final = {"1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000, "30d": 2_592_000_000}
 
-_NO_QUEUES: Final = ("user.", "token.", "session.", "login", "saved.")  # targets are names
+_NO_QUEUES: Final = ("user.", "token.", "session.", "login", "saved.")  # targets are not queues
 
 
 class AuditQuery(ListQuery):
-    """Filters for the audit log, newest first; ``span`` and ``since`` both apply."""
+    """Filters for the audit log; if both ``span`` and ``since`` are set, both apply."""
 
     actor: str | None = Field(None, max_length=200, description="user, token, local or control")
     action: str | None = Field(
-        None, max_length=100, description="queue.purge, or queue for all actions on queues"
+        None, max_length=100, description="queue.purge, for example, or queue for all queue actions"
     )
     result: str | None = Field(
-        None, max_length=100, description="done, running, …, or refused for all refusals"
+        None, max_length=100, description="done, running, …, or refused to match every refusal"
     )
-    target: str | None = Field(None, max_length=1_000, description="queue, message id, user, …")
+    target: str | None = Field(None, max_length=1_000, description="a queue, message id, user, …")
     span: Literal["1h", "24h", "7d", "30d"] | None = Field(None, description="maximum age")
-    since: datetime | None = Field(None, description="at or after this time; UTC without a zone")
-    upto: datetime | None = Field(None, description="before this time; UTC without a zone")
+    since: datetime | None = Field(None, description="earliest time, inclusive; UTC by default")
+    upto: datetime | None = Field(None, description="latest time, exclusive; UTC by default")
 
     def filter(self, now_ms: int) -> AuditFilter:
-        """Return the filter for the database queries."""
+        """Return the filter to use in database queries."""
         starts = [_ms(self.since)] if self.since else []
         if self.span:
             starts.append(now_ms - SPANS[self.span])
@@ -56,7 +56,7 @@ class AuditQuery(ListQuery):
 
     @property
     def scope(self) -> str:
-        """Return the cursors' scope; it contains ``span`` itself, because its start time moves."""
+        """Return the cursor scope, with ``span`` rather than its start time, which changes."""
         parts = (
             self.actor,
             self.action,
@@ -77,18 +77,18 @@ def _ms(at: datetime) -> int:
 class AuditView(ResponseModel):
     """A row of the audit log."""
 
-    audit_id: int = Field(description="number of the row")
-    at: int = Field(validation_alias="at_ms", description="when it happened, Unix ms")
-    actor: str = Field(description="user or token; local or control: the broker's machine")
-    source: str = Field(description="ui, http or cli")
-    address: str = Field(description="host or host:port; unix or control: the broker's machine")
-    action: str = Field(description="what was done, such as queue.purge or message.delete")
+    audit_id: int = Field(description="row number")
+    at: int = Field(validation_alias="at_ms", description="time of the action, Unix ms")
+    actor: str = Field(description="user or token; local or control on the broker's machine")
+    source: str = Field(description="interface that was used: ui, http or cli")
+    address: str = Field(description="host or host:port; unix or control on the broker's machine")
+    action: str = Field(description="action, such as queue.purge or message.delete")
     target: str = Field(description="target of the action: queue, message id, user, …")
     count: int = Field(description="number of messages, queues or other objects affected")
     reason: str = Field(description="reason given for the action")
-    result: str = Field(description="done, running, cancelled, interrupted or a refusal's code")
-    detail: str = Field(description="JSON, such as settings before and after; may be empty")
-    request_id: str = Field(description="request id in the log and in the X-Request-Id header")
+    result: str = Field(description="done, running, cancelled, interrupted, or a refusal code")
+    detail: str = Field(description="details as JSON, such as old and new settings; may be empty")
+    request_id: str = Field(description="request id, as in the log and the X-Request-Id header")
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,11 +98,11 @@ class AuditListPage:
     rows: list[AuditRow]
     next: str | None = None
     previous: str | None = None
-    searched_to: int | None = None  # audit_id that the search reached
+    searched_to: int | None = None  # audit_id at which the search stopped early
 
 
 async def find_audit_rows(request: web.Request, query: AuditQuery) -> AuditListPage:
-    """List who did what, newest first, including refused actions.
+    """List audited actions, newest first, including refused ones.
 
     Callers limited to some queues see only their own rows.
     """
@@ -123,12 +123,12 @@ async def find_audit_rows(request: web.Request, query: AuditQuery) -> AuditListP
     return AuditListPage(found.rows, older, newer, found.searched_to)
 
 
-# -- rendering of rows
+# -- row rendering
 
 
 @dataclass(slots=True, frozen=True)
 class SettingChange:
-    """A setting's values before and after the change; None if it did not exist."""
+    """A setting's values before and after a change; None if the setting did not exist."""
 
     name: str
     before: str | None
@@ -137,13 +137,13 @@ class SettingChange:
 
 @dataclass(slots=True, frozen=True)
 class AuditRowText:
-    """A row with its texts on the page."""
+    """An audit row and the texts that the page shows for it."""
 
     row: AuditRow
-    level: str  # CSS class of the result: good, warn, bad or none
-    link: tuple[str, dict[str, str]] | None  # route name and its parameters
+    level: str  # CSS class of the result: good, info, warn, bad or empty
+    link: tuple[str, dict[str, str]] | None  # route name and URL parameters
     changes: list[SettingChange]
-    detail: str  # all details except setting changes
+    detail: str  # empty if the details are setting changes
 
 
 def describe_rows(rows: Iterable[AuditRow], queues: Container[str]) -> list[AuditRowText]:
@@ -162,13 +162,13 @@ def describe_rows(rows: Iterable[AuditRow], queues: Container[str]) -> list[Audi
 
 
 def result_class(result: str) -> str:
-    """Return the CSS class of a result."""
+    """Return the CSS class for a result."""
     levels = {"done": "good", "running": "info", "cancelled": "", "interrupted": "warn"}
     return levels.get(result, "bad")
 
 
 def target_link(row: AuditRow, queues: Container[str]) -> tuple[str, dict[str, str]] | None:
-    """Return the URL of a row's target, or None if the target has no page."""
+    """Return the route and parameters of the target's page, or None if it has no page."""
     if is_message_id(row.target):
         return "message", {"id": row.target}
     if row.target in queues and not row.action.startswith(_NO_QUEUES):
@@ -177,7 +177,7 @@ def target_link(row: AuditRow, queues: Container[str]) -> tuple[str, dict[str, s
 
 
 def read_changes(detail: str) -> list[SettingChange]:
-    """Read the changed settings from a row's detail; empty if it contains none."""
+    """Return the setting changes in a row's detail, or an empty list if there are none."""
     try:
         changes = json.loads(detail) if detail else {}
     except ValueError:
@@ -211,7 +211,6 @@ async def _values(request: web.Request, query: AuditQuery, listed: AuditListPage
 
 
 def _actions(request: web.Request) -> list[str]:
-    """Return all action names and their groups."""
     names = {route.audit for route in context_of(request).routes if route.audit}
     groups = {name.partition(".")[0] for name in names if "." in name}
     return sorted(names | groups)

@@ -1,4 +1,4 @@
-"""Backups and the scrub: page and API."""
+"""The page and API for backups and the database scrub."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -26,62 +26,62 @@ from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.storage.backup.backups import Backup, is_id, read_backup
 from phpmq_lite.storage.integrity.scrub import ScrubRound, ScrubState
 
-WAIT_S: Final = 20.0  # longest wait for a backup to finish; after that the client polls
+WAIT_S: Final = 20.0  # maximum time to wait for a backup; after that, the client must poll
 
 
 class BackupView(BaseModel):
-    """A backup, with the figures of its database."""
+    """A backup and statistics about its database."""
 
-    id: str = Field(description="name of the backup: its start time, such as 20261231T235959Z")
-    made_at: int = Field(description="when it began, Unix ms")
-    took_ms: int = Field(description="duration, ms")
-    version: str = Field(description="broker version")
+    id: str = Field(description="backup name, which is its start time, such as 20261231T235959Z")
+    made_at: int = Field(description="when the backup began, Unix ms")
+    took_ms: int = Field(description="duration of the backup, ms")
+    version: str = Field(description="version of the broker that made the backup")
     schema_version: int = Field(description="schema version of the database")
     sha256: str = Field(description="SHA-256 of the database file, in hex")
-    bytes: int = Field(description="size of the database file in the backup, bytes")
+    bytes: int = Field(description="size of the database file, bytes")
     queues: int = Field(description="number of queues")
     messages: int = Field(description="number of live messages")
     settled: int = Field(description="number of settled messages")
     bodies: int = Field(description="number of stored bodies")
-    last_seq: int = Field(description="last seq that was assigned")
-    last_offset: int = Field(description="last offset of the history")
-    path: str | None = Field(None, description="folder on the broker's machine; null: hidden")
+    last_seq: int = Field(description="last assigned seq")
+    last_offset: int = Field(description="last offset in the history")
+    path: str | None = Field(None, description="folder on the broker's machine; null if hidden")
 
 
 class BackupsView(ListPage[BackupView]):
     """All backups, newest first."""
 
-    is_running: bool = Field(description="true: a backup is being made")
-    made: str | None = Field(description="last backup made since the broker started; null: none")
-    error: str | None = Field(description="why the last backup failed; null: it succeeded")
+    is_running: bool = Field(description="whether a backup is in progress")
+    made: str | None = Field(description="last backup since the broker started; null if none")
+    error: str | None = Field(description="why the last backup failed; null if it did not")
 
 
 class ScrubRoundView(ResponseModel):
-    """One scrub, which checks all bodies."""
+    """A single scrub, which checks all message bodies."""
 
-    began_at: int = Field(description="when it began, Unix ms")
-    ended_at: int = Field(description="when it ended, Unix ms; 0: not yet")
-    bodies: int = Field(description="bodies checked so far")
-    bytes: int = Field(description="size of the bodies checked so far, bytes")
-    bad_alive: int = Field(description="damaged live bodies; settled as dead unless held")
-    bad_settled: int = Field(description="damaged bodies of settled messages")
+    began_at: int = Field(description="when the scrub began, Unix ms")
+    ended_at: int = Field(description="when the scrub ended, Unix ms; 0 if it is still running")
+    bodies: int = Field(description="number of bodies checked so far")
+    bytes: int = Field(description="total size of the bodies checked so far, bytes")
+    bad_alive: int = Field(description="damaged live messages, settled as dead unless held")
+    bad_settled: int = Field(description="damaged settled messages")
     seqs: list[int] = Field(
-        validation_alias="named", description="seqs of messages with damaged bodies, at most 100"
+        validation_alias="named", description="seqs of up to 100 messages with damaged bodies"
     )
 
 
 class ScrubView(BaseModel):
     """The scrub's progress and findings."""
 
-    is_running: bool = Field(description="true: a scrub is running")
-    now: ScrubRoundView | None = Field(description="running scrub; null: none")
-    last: ScrubRoundView | None = Field(description="last completed scrub; null: none yet")
-    structure_at: int = Field(description="last check of pages and indexes, Unix ms; 0: never")
-    structure: list[str] = Field(description="problems found in pages and indexes; empty: none")
+    is_running: bool = Field(description="whether a scrub is running")
+    now: ScrubRoundView | None = Field(description="the running scrub; null if none")
+    last: ScrubRoundView | None = Field(description="the last completed scrub; null if none")
+    structure_at: int = Field(description="last check of pages and indexes, Unix ms; 0 if none")
+    structure: list[str] = Field(description="problems found in pages and indexes")
 
 
 def maintenance_of(context: Context) -> Maintenance:
-    """Return the object that maintains the database.
+    """Return the database maintenance object.
 
     Raises:
         Problem: 503 before the broker is ready.
@@ -98,7 +98,7 @@ async def list_backups(request: web.Request) -> BackupsView:
 
 
 async def make_backup(request: web.Request) -> web.StreamResponse:
-    """Create a backup. After 20 s the response is 202: poll until ``is_running`` is false."""
+    """Create a backup. If it takes over 20 s, return 202; poll until ``is_running`` is false."""
     context = context_of(request)
     await begin_backup(request)
     care = maintenance_of(context)
@@ -112,7 +112,7 @@ async def make_backup(request: web.Request) -> web.StreamResponse:
 
 async def begin_backup(request: web.Request) -> None:
     """Start a backup and write its audit row."""
-    check_all_queues(request, "make a backup")
+    check_all_queues(request, "create a backup")
     care = maintenance_of(context_of(request))
     await care.backups.start_after(_audit_writer(request, "backup"))
 
@@ -146,8 +146,8 @@ async def get_scrub(request: web.Request) -> ScrubView:
 
 
 async def start_scrub(request: web.Request, _asked: None) -> ScrubView:
-    """Check every body and the structure of the database now."""
-    check_all_queues(request, "look for damage")
+    """Start a check of all message bodies and the database structure."""
+    check_all_queues(request, "start a scrub")
     care = maintenance_of(context_of(request))
     await care.scrub.start(_audit_writer(request, "scrub"))
     return scrub_view(care)
@@ -162,7 +162,7 @@ async def stop_scrub(request: web.Request, _asked: None) -> ScrubView:
 
 
 def _audit_writer(request: web.Request, target: str) -> Callable[[], Awaitable[None]]:
-    """Return the function that writes the audit row once the work may start."""
+    """Return a callback that writes the audit row when the work starts."""
     context, entry = context_of(request), audit_entry(request, target=target)
     return lambda: context.engine.run(queue_operations.record_only, entry, 1)
 
@@ -200,32 +200,31 @@ async def show_backups(request: web.Request) -> web.StreamResponse:
 
 
 async def submit_backup(request: web.Request) -> web.StreamResponse:
-    """Start a backup. The page lists it once it is complete."""
+    """Start a backup. The page lists the backup when it is complete."""
     context = context_of(request)
     await begin_backup(request)
     context.sessions.store_message(
-        request, "The backup has started. It appears here once it is complete."
+        request, "The backup has started. It will be listed here when it is complete."
     )
     raise web.HTTPSeeOther(context.urls.to("backups"))
 
 
 async def download_backup(request: web.Request) -> web.StreamResponse:
-    """Download a backup's database: all messages, and the hashes of passwords and tokens."""
+    """Download a backup's database, which has all messages and password and token hashes."""
     check_all_queues(request, "download a backup")
     name = request.match_info["n"]
     context = context_of(request)
     folder = maintenance_of(context).backups.folder
     backup = read_backup(folder / name) if is_id(name) else None
     if backup is None:
-        raise Problem(404, "unknown_backup", "There is no such backup.")
+        raise Problem(404, "unknown_backup", f"There is no backup {name!r}.")
     await context.engine.run(
         queue_operations.record_only, audit_entry(request), 1
-    )  # before the first byte
+    )  # recorded before the first byte is sent
     return web.FileResponse(backup.database, headers=download_headers(f"phpmq-{name}.db"))
 
 
 def _facts(context: Context, care: Maintenance) -> list[SystemFact]:
-    """Return the backup facts for the page."""
     settings, made = context.settings.backups, care.backups
     if made.error is not None:
         last = [SystemFact("Last backup", "failed", made.error, "bad")]
@@ -234,7 +233,7 @@ def _facts(context: Context, care: Maintenance) -> list[SystemFact]:
             SystemFact(
                 "Last backup",
                 "none yet",
-                "without a backup, a failed disk loses everything",
+                "without a backup, a disk failure destroys all data",
                 "warn",
             )
         ]
@@ -243,14 +242,13 @@ def _facts(context: Context, care: Maintenance) -> list[SystemFact]:
     when = f"every {settings.every_h:g} h" if settings.every_h else "on demand only"
     return [
         *last,
-        SystemFact("Made", when, "" if settings.every_h else "set backups.every_h for a schedule"),
-        SystemFact("Kept", f"the newest {formats.format_number(settings.keep)}", "backups.keep"),
-        SystemFact("Folder", str(made.folder), "copy them to another machine"),
+        SystemFact("Schedule", when, "" if settings.every_h else "backups.every_h schedules them"),
+        SystemFact("Retention", f"newest {formats.format_number(settings.keep)}", "backups.keep"),
+        SystemFact("Folder", str(made.folder), "copy backups to another machine"),
     ]
 
 
 def _scrubbed(context: Context, care: Maintenance) -> list[SystemFact]:
-    """Return the scrub facts for the page."""
     state, settings = care.scrub.state, context.settings.scrub
     found = [_faults(state)]
     if state.is_under_way:
@@ -262,14 +260,14 @@ def _scrubbed(context: Context, care: Maintenance) -> list[SystemFact]:
     if state.structure_at:
         found.append(SystemFact("Structure", "", "pages and indexes", at_ms=state.structure_at))
     when = f"every {settings.every_h:g} h" if settings.every_h else "on demand only"
-    found.append(SystemFact("Checks", when, f"structure every {settings.structure_days:g} days"
-                      if settings.structure_days else "structure never"))  # fmt: skip
+    found.append(SystemFact("Schedule", when, f"structure every {settings.structure_days:g} days"
+                      if settings.structure_days else "structure checks are off"))  # fmt: skip
     return found
 
 
 def _faults(state: ScrubState) -> SystemFact:
     if not state.problem_count:
-        return SystemFact("Damage", "none known")
+        return SystemFact("Damage", "none found")
     count = state.problem_count
     text = f"{formats.format_number(count)} {plural(count, 'problem', 'problems')}"
     return SystemFact("Damage", text, "; ".join(state.damage), "bad")

@@ -1,4 +1,4 @@
-"""Bulk jobs: progress, cancel, undo."""
+"""Bulk jobs: progress, cancellation and undo."""
 
 from typing import Any, Final, Literal, Self
 
@@ -43,27 +43,27 @@ class BulkJobView(ResponseModel):
     """A bulk job; ``undo`` is a token for POST /undo/{token}."""
 
     job: int = Field(
-        validation_alias="number", description="job number, which is the number of its audit row"
+        validation_alias="number", description="job number, which is also its audit row number"
     )
-    action: str = Field(description="requeue, release, move, place (undoes a move), delete, …")
+    action: str = Field(description="requeue, release, move, place (to undo a move), delete, …")
     what: str = Field(description="search or queue that selected the messages")
-    total: int | None = Field(description="number of selected messages; null: no longer known")
-    done: int = Field(description="messages changed so far")
-    skipped: dict[str, int] = Field(description="messages skipped so far, by reason")
+    total: int | None = Field(description="number of selected messages; null if unknown")
+    done: int = Field(description="number of messages changed so far")
+    skipped: dict[str, int] = Field(description="number of messages skipped so far, by reason")
     state: str = Field(description="running, done, cancelled, stopped, or interrupted by a restart")
-    started_at: int = Field(description="when it began, Unix ms")
-    ended_at: int | None = Field(description="when it ended, Unix ms; null: running or unknown")
-    error: str | None = Field(None, description="why the job stopped early; null: it did not")
+    started_at: int = Field(description="when the job started, Unix ms")
+    ended_at: int | None = Field(description="end time, Unix ms; null if running or unknown")
+    error: str | None = Field(None, description="why the job stopped early; null if it did not")
     undo: UndoToken = None
 
     @classmethod
     def of_job(cls, job: BulkJob) -> Self:
-        """Return the view of a job that is in memory."""
+        """Return the view of a job that is still in memory."""
         return cls.of(job, action=str(job.order.action), what=job.order.what)
 
     @classmethod
     def of_row(cls, number: int, row: BulkJobRow) -> Self:
-        """Return the view of a job that only the audit log still contains."""
+        """Return the view of a job that remains only in the audit log."""
         return cls(
             job=number,
             action=row.action.rpartition(".")[2],
@@ -78,7 +78,7 @@ class BulkJobView(ResponseModel):
 
 
 def next_page_after(request: web.Request, job: BulkJob, to: str) -> str:
-    """Return the page to show next: ``to`` if the job is already done, else its progress."""
+    """Return ``to`` if the job is already done, otherwise the URL of its progress page."""
     context = context_of(request)
     progress = context.urls.to("bulk-job", job=job.number, next=to)
     if job.state is BulkJobState.RUNNING or not to:
@@ -88,7 +88,7 @@ def next_page_after(request: web.Request, job: BulkJob, to: str) -> str:
 
 
 async def show_job(request: web.Request) -> web.StreamResponse:
-    """Show a bulk job: its progress, and the messages it skipped with the reasons."""
+    """Show a bulk job's progress, and how many messages it skipped and why."""
     context = context_of(request)
     number = job_number(request)
     found = find_job(request, number)
@@ -110,7 +110,7 @@ async def show_job(request: web.Request) -> web.StreamResponse:
 
 
 async def submit_cancel(request: web.Request) -> web.StreamResponse:
-    """Cancel a bulk job before its next slice."""
+    """Cancel a bulk job after its current slice."""
     form, found = await read_form(request), _cancel(request)
     to = own_path_or(form.raw("next"), "")
     raise web.HTTPSeeOther(context_of(request).urls.to("bulk-job", job=found.number, next=to))
@@ -151,27 +151,27 @@ def _time_left(seconds: float | None) -> str:
 class BulkInput(StrictInput):
     """The action to perform on a selection."""
 
-    token: str = Field(min_length=1, max_length=100, description="token of the selection")
+    token: str = Field(min_length=1, max_length=100, description="selection token")
     action: Literal["requeue", "release", "move", "delete", "redrive", "restore"] = Field(
-        description="what to do with each message"
+        description="action to perform on each message"
     )
     ttl_s: int | None = Field(
         None,
         ge=0,
         le=TTL_MAX_S,
-        description="seconds to live; 0: forever; null: unchanged, or the default for a redrive",
+        description="seconds to live; 0 means forever; null keeps it (default on redrive)",
     )
     target: RedriveTarget = None
-    create: bool = Field(False, description="move: create the target queue if it does not exist")
-    dispatched: bool = Field(False, description="delete: include messages held by consumers")
-    rate: int | None = Field(None, ge=1, le=100_000, description="messages/s; null: no limit")
+    create: bool = Field(False, description="with move, create a missing target queue")
+    dispatched: bool = Field(False, description="with delete, include held messages")
+    rate: int | None = Field(None, ge=1, le=100_000, description="messages/s; null means no limit")
     reason: AuditReason = ""
     confirm: str | None = Field(
         None, max_length=300, description="one of the selection's to_confirm values"
     )
 
     def to_request(self) -> bulk.BulkRequest:
-        """Return this input as a request."""
+        """Convert this input to a ``BulkRequest``."""
         options = ActionOptions(
             ttl_s=self.ttl_s,
             target=self.target,
@@ -182,18 +182,18 @@ class BulkInput(StrictInput):
 
 
 async def start_job(request: web.Request, asked: BulkInput) -> BulkJobView:
-    """Act on a selection in the background. The selection's token is the idempotency key."""
+    """Start a bulk job on a selection. The selection token is the idempotency key."""
     job = await bulk.apply_to_selection(request, asked.token, asked.to_request())
     return BulkJobView.of_job(job)
 
 
 async def find_jobs(request: web.Request, _query: FormatQuery) -> list[BulkJob]:
-    """List the bulk jobs from the last hour."""
+    """List bulk jobs from the last hour."""
     return visible_jobs(request)
 
 
 async def get_job(request: web.Request) -> BulkJobView:
-    """Return a bulk job's progress, or its audit row if the broker has restarted since."""
+    """Return a bulk job's progress, or its audit row if the broker has since restarted."""
     number = job_number(request)
     found = find_job(request, number)
     if found is not None:
@@ -202,7 +202,7 @@ async def get_job(request: web.Request) -> BulkJobView:
 
 
 async def cancel_job(request: web.Request, _asked: EmptyInput) -> BulkJobView:
-    """Cancel a bulk job before its next slice. Completed changes are kept."""
+    """Cancel a bulk job after its current slice. Changes already made are kept."""
     if find_job(request, job_number(request)) is None:
         return await get_job(request)
     return BulkJobView.of_job(_cancel(request))
@@ -218,7 +218,7 @@ def _cancel(request: web.Request) -> BulkJob:
 
 
 async def undo_action(request: web.Request, _asked: EmptyInput) -> BulkJobView:
-    """Undo an action, as a bulk job."""
+    """Undo an action. The undo runs as a bulk job."""
     return BulkJobView.of_job(await bulk.undo_action(request, request.match_info["token"]))
 
 

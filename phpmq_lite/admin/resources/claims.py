@@ -31,7 +31,7 @@ from phpmq_lite.broker.pipeline import claims
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.consumers import StoredPipeline, SubscriptionRow
 
-CLAIM_MAX: Final = 100_000  # most messages in one call
+CLAIM_MAX: Final = 100_000  # maximum number of messages per call
 CLAIM_BYTES: Final = 1 << 30
 NUMBER_MAX: Final = (1 << 63) - 1
 
@@ -41,24 +41,24 @@ class _ClaimsInput(StrictInput):
 
 
 class ClaimInput(_ClaimsInput):
-    """Messages to claim; open claims after ``after`` are returned before new ones."""
+    """What to claim. Open claims numbered above ``after`` come before new claims."""
 
-    queue: str = Field(min_length=1, max_length=LONGEST_NAME, description="name of the queue")
+    queue: str = Field(min_length=1, max_length=LONGEST_NAME, description="queue name")
     max_messages: int = Field(10_000, ge=1, le=CLAIM_MAX, description="maximum number of messages")
-    max_bytes: int = Field(64 << 20, ge=1, le=CLAIM_BYTES, description="maximum size of all bodies")
+    max_bytes: int = Field(64 << 20, ge=1, le=CLAIM_BYTES, description="maximum total body size")
     after: int | None = Field(
         None,
         ge=0,
         le=NUMBER_MAX,
-        description="last claim received; claims after it are repeated before new ones; null: "
-        "only new ones",
+        description="number of the last claim received; later open claims are returned again "
+        "before new claims; null returns only new claims",
     )
 
 
 class ClaimView(BaseModel):
-    """The number of the last claim."""
+    """The last claim's number."""
 
-    hi: int = Field(description="number of the last claim; 0: none")
+    hi: int = Field(description="number of the last claim; 0 if there are no claims")
 
 
 class SubscriptionQuery(QueryModel):
@@ -68,17 +68,17 @@ class SubscriptionQuery(QueryModel):
 
 
 class SubscriptionView(ResponseModel):
-    """A subscription; claims up to ``acked`` are settled, ``count`` are open."""
+    """A subscription; claims up to ``acked`` are settled, and ``count`` claims are open."""
 
-    queue: str | None = Field(description="name of the queue; null: the queue no longer exists")
+    queue: str | None = Field(description="queue name; null if the queue no longer exists")
     acked: int = Field(
-        validation_alias="acked_upto", description="claims up to this number are settled"
+        validation_alias="acked_upto", description="all claims up to this number are settled"
     )
-    hi: int = Field(description="number of the last claim; 0: none")
+    hi: int = Field(description="number of the last claim; 0 if there are no claims")
     oldest_at_ms: int | None = Field(
-        description="time of the oldest open claim, Unix ms; null: none"
+        description="time of the oldest open claim, Unix ms; null if none"
     )
-    count: int = Field(description="open claims, neither acknowledged nor released")
+    count: int = Field(description="number of claims that are neither acknowledged nor released")
 
 
 class AckInput(_ClaimsInput):
@@ -88,25 +88,25 @@ class AckInput(_ClaimsInput):
 
 
 class AckView(BaseModel):
-    """The number of claims that this call settled."""
+    """The number of claims settled by this call."""
 
-    acked: int = Field(description="claims that this call settled; 0 if the call is repeated")
+    acked: int = Field(description="claims settled by this call; 0 if the call is repeated")
 
 
 class ReleaseInput(_ClaimsInput):
-    """The subscription whose claims to release; ``forget`` also deletes it."""
+    """A subscription whose claims to release; ``forget`` also deletes the subscription."""
 
-    forget: bool = Field(False, description="true: also delete the subscription")
+    forget: bool = Field(False, description="whether to also delete the subscription")
 
 
 class ReleaseView(BaseModel):
     """The number of released messages."""
 
-    released: int = Field(description="messages returned to their positions")
+    released: int = Field(description="messages returned to their positions in the queue")
 
 
 async def claim_messages(request: web.Request, asked: ClaimInput) -> ClaimView:
-    """Claim messages for a subscription. The first call creates it."""
+    """Claim messages for a subscription. The first call creates the subscription."""
     context = context_of(request)
     check_queue_name(asked.queue)
     entry = audit_entry(request, target=asked.subscription, detail=asked.queue)
@@ -136,7 +136,7 @@ async def ack_claimed(request: web.Request, asked: AckInput) -> AckView:
 
 
 async def release_claimed(request: web.Request, asked: ReleaseInput) -> ReleaseView:
-    """Return all messages that a subscription holds to their places."""
+    """Release a subscription's messages, which return to their positions in the queue."""
     context = context_of(request)
     entry = audit_entry(request, target=asked.subscription)
     await _check_subscription(request, asked.subscription)
@@ -147,7 +147,7 @@ async def release_claimed(request: web.Request, asked: ReleaseInput) -> ReleaseV
 
 
 async def find_subscription(request: web.Request, name: str) -> SubscriptionRow:
-    """Return a subscription as stored.
+    """Return the stored row of a subscription.
 
     Raises:
         Problem: 404 if there is none, 403 if the caller may not use its queue.
@@ -161,9 +161,9 @@ async def find_subscription(request: web.Request, name: str) -> SubscriptionRow:
 
 
 async def _check_subscription(request: web.Request, name: str) -> None:
-    """Reject an invalid name, and a subscription whose queue the caller may not use.
+    """Reject an invalid name or a subscription whose queue the caller may not use.
 
-    It is read only for callers limited to some queues, because reading costs a row per claim.
+    Read the subscription only if the caller is limited to some queues: each claim costs a row.
     """
     check_text(name, "subscription")
     if identity_of(request).queues and (found := await _find(request, name)) is not None:
@@ -176,7 +176,7 @@ async def _find(request: web.Request, name: str) -> SubscriptionRow | None:
 
 
 def _check_right(request: web.Request, row: SubscriptionRow) -> None:
-    """Reject a subscription whose queue the caller may not use, without revealing its name.
+    """Reject a subscription whose queue the caller may not use, without naming the queue.
 
     Raises:
         Problem: 403.
@@ -184,7 +184,7 @@ def _check_right(request: web.Request, row: SubscriptionRow) -> None:
     if not may_use(request, row.queue or ""):
         identity = identity_of(request)
         raise Problem(
-            403, "foreign_queue", f"{identity.actor!r} may not use the queue of the subscription "
+            403, "foreign_queue", f"{identity.actor!r} may not use the queue of subscription "
             f"{row.name!r}.", field="subscription", bound=", ".join(identity.queues),
         )  # fmt: skip
 
@@ -192,14 +192,14 @@ def _check_right(request: web.Request, row: SubscriptionRow) -> None:
 _CLAIMS: Final = "/api/v1/pipeline/claims"
 
 
-# -- release of claims
+# -- releasing claims
 
 
 async def show_release_form(request: web.Request, name: str, queue: str) -> web.StreamResponse:
-    """Ask before a subscription's messages are released; then return to the page of ``queue``."""
+    """Ask for confirmation to release claims; ``queue`` names the page to return to."""
     context = context_of(request)
     if not identity_of(request).role.may(Role.OPERATOR):
-        raise Problem(403, "role", "Releasing claims requires the role operator.",
+        raise Problem(403, "role", "Releasing claims requires the operator role.",
                       bound=Role.OPERATOR.value)  # fmt: skip
     row = await find_subscription(request, name)
     urls = context.urls
@@ -207,14 +207,14 @@ async def show_release_form(request: web.Request, name: str, queue: str) -> web.
     title = f"Release {row.count:,} {plural(row.count, 'claim', 'claims')}"
     ask = Confirmation(
         title=title, button=title, queue=row.name, is_danger=True,
-        text="The claimed messages return to their places in the queue, for other consumers. A "
-        "query that is still processing them is not notified: its output is kept, and the "
-        "messages are delivered a second time.",
+        text="The claimed messages return to their positions in the queue, where other consumers "
+        "can receive them. A query that is still processing them is not notified: its output is "
+        "kept, and the messages are delivered again.",
         url=urls.to("insights-release"), back=to, crumbs=[("Claims", to)],
         hidden=[("subscription", row.name)],
         fields=[("check_field", (
-            "forget", "Also forget the subscription",
-            "Claim numbers start over with the next claim, and older checkpoints become invalid.",
+            "forget", "Also delete the subscription",
+            "Claim numbers then start over, and existing checkpoints become invalid.",
         ))],
         typed=confirmation.texts_to_type(context.settings, row.count, [row.name]),
     )  # fmt: skip
@@ -222,7 +222,7 @@ async def show_release_form(request: web.Request, name: str, queue: str) -> web.
 
 
 async def submit_release(request: web.Request) -> web.StreamResponse:
-    """Return all messages that a subscription holds to their places."""
+    """Release a subscription's messages, which return to their positions in the queue."""
     context, form = context_of(request), await read_form(request)
     name = form.text("subscription", 255)
     entry = audit_entry(request, target=name, reason=form.reason())
@@ -231,7 +231,7 @@ async def submit_release(request: web.Request) -> web.StreamResponse:
         confirmation.texts_to_type(context.settings, row.count, [row.name]), form.raw("confirm")
     )
     count = await context.engine.run(claims.release_claims, entry, name, forget=form.flag("forget"))
-    goes = plural(count, "message returned to its place", "messages returned to their places")
+    goes = plural(count, "message returned to the queue", "messages returned to the queue")
     store_message(request, FlashMessage(f"{count:,} {goes}; {name} no longer holds messages."))
     raise web.HTTPSeeOther(own_path_or(form.raw("next"), context.urls.to("insights", tab="claims")))
 

@@ -1,4 +1,4 @@
-"""Connections: lists, one connection, labels, disconnect."""
+"""Connections: listing, details, labels and disconnecting."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -52,19 +52,19 @@ from phpmq_lite.server.frame_recorder import FrameRecorder
 from phpmq_lite.server.status import ClientStatus
 from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
 
-SHOWN: Final = 200  # most open connections on the page
+SHOWN: Final = 200  # maximum number of open connections on the page
 _SCOPE: Final = "closed clients"
 
 
 class ClientsPageQuery(ListQuery):
-    """The filter for connections, and the page of closed ones."""
+    """The connection filter and, for closed connections, the page to show."""
 
     queue: str = Field("", max_length=LONGEST_NAME)
     state: Literal["open", "closed", "errors"] = "open"
 
 
 async def show_clients(request: web.Request) -> web.StreamResponse:
-    """Show open connections, or those that ended within the last day."""
+    """Show open connections, connections closed within the last day, or protocol errors."""
     context, query = context_of(request), read_query(request, ClientsPageQuery)
     closed: list[ClientRow] = []
     next_: str | None = None
@@ -91,14 +91,14 @@ async def show_clients(request: web.Request) -> web.StreamResponse:
 
 
 def list_consuming(request: web.Request, queue: str = "") -> list[ClientStatus]:
-    """Return the open connections, or only those that consume a given queue."""
+    """Return all open connections, or only those that consume the given queue."""
     return [c for c in status_of(request).clients if not queue or queue in c.queues]
 
 
 async def read_closed_page(
     request: web.Request, cursor: str | None, limit: int
 ) -> tuple[list[ClientRow], str | None]:
-    """Return connections closed within the last day, newest first, and a cursor to older ones."""
+    """Return connections closed within the last day, newest first, and the next cursor."""
     context = context_of(request)
     before = responses.pair_in(responses.decode_cursor(_SCOPE, cursor))
     since_ms = context.now_ms() - connections.CLOSED_MS
@@ -134,7 +134,7 @@ async def live_clients(
 
 
 class ClientPageQuery(QueryModel):
-    """The optional parts of a connection's page."""
+    """Optional parts of a connection's page."""
 
     confirm: Literal["disconnect"] | None = None
     process: Literal["1"] | None = None
@@ -142,7 +142,7 @@ class ClientPageQuery(QueryModel):
 
 @dataclass(slots=True, frozen=True)
 class _RecordingPosition(FeedState):
-    """How much of a recording the viewers have seen."""
+    """The position in a recording that viewers have reached."""
 
     began_at: int  # Unix ms; identifies the recording
     count: int
@@ -150,7 +150,7 @@ class _RecordingPosition(FeedState):
 
 
 async def show_client(request: web.Request) -> web.StreamResponse:
-    """Show a connection: its held messages, its protocol and its last frames."""
+    """Show a connection with its held messages, protocol and most recent frames."""
     context, query = context_of(request), read_query(request, ClientPageQuery)
     number = parse_client_number(request.match_info["client"])
     row = await find_client(request, number)
@@ -189,14 +189,14 @@ async def _ask_to_disconnect(
 ) -> web.Response:
     urls, held = context_of(request).urls, look.held_total
     here = urls.to("client", client=row.client)
-    goes = plural(held, "message returns to its place", "messages return to their places")
-    text = f"{formats.format_number(held)} {goes}, before newer messages, and keeps the same id."
+    goes = plural(held, "message returns to the queue", "messages return to the queue")
+    text = f"{formats.format_number(held)} {goes} ahead of newer messages and keeps its id."
     if held != 1:
-        text = text.replace("keeps the same id", "keep the same ids")
+        text = text.replace("keeps its id", "keep their ids")
     ask = Confirmation(
         title=f"Disconnect {formats.escape_hidden(row.address)}", is_danger=True,
-        text=f"{text if held else 'It holds no messages.'} A client that reconnects automatically "
-        "returns at once." if look.is_open else "This connection has already ended.",
+        text=f"{text if held else 'The client holds no messages.'} A client that reconnects "
+        "automatically returns immediately." if look.is_open else "This connection has closed.",
         button=f"Disconnect client {row.client}", is_disabled=not look.is_open,
         url=urls.to("client-disconnect", client=row.client), back=here,
         crumbs=[("Clients", urls.to("clients")), (row.address, here)],
@@ -212,7 +212,7 @@ def _frames(request: web.Request, recorder: FrameRecorder | None) -> list[dict[s
 
 
 async def live_client(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
-    """Return the live values and the new frames for a connection's page."""
+    """Return live values and new frames for a connection's page."""
     context, number = context_of(request), parse_client_number(argument)
     look = await connections.take_snapshot(request, number, is_watching=True)
     status = find_client_status(request, number)
@@ -224,7 +224,7 @@ async def live_client(request: web.Request, argument: str, _ids: tuple[int, ...]
         "shown": shown,
         "points": {},
         "new": 0,
-        "says": f"Holds {look.held_total}" if look.is_open else "The connection has ended",
+        "says": f"Held: {look.held_total}" if look.is_open else "The connection has closed",
         "rows": rows,
         "missed": missed,
     }
@@ -233,7 +233,7 @@ async def live_client(request: web.Request, argument: str, _ids: tuple[int, ...]
 def _new_frames(
     request: web.Request, context: Context, recorder: FrameRecorder | None
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the frames since this feed was last evaluated, and how many were dropped."""
+    """Return the frames recorded since the last evaluation, and the number dropped."""
     if recorder is None:
         return [], 0
     key = request[FEED]
@@ -257,7 +257,7 @@ def _new_frames(
 
 
 async def submit_label(request: web.Request) -> web.StreamResponse:
-    """Label an address or network; an empty text removes the label."""
+    """Save a label for an address or network, or remove it if the text is empty."""
     context, form = context_of(request), await read_form(request)
     name = connections.read_label_name(form.text("name", 64))
     if name is None:
@@ -267,12 +267,12 @@ async def submit_label(request: web.Request) -> web.StreamResponse:
     entry = audit_entry(request, target=name)
     before = (await connections.read_labels(context)).get(name, "")
     if text == before.strip():
-        pass  # the form is unchanged
+        pass  # the label is unchanged
     elif text:
         await save_item(context, entry, connections.LABEL, name, text)
     else:
         await forget_item(context, entry, connections.LABEL, name)
-    said = f"{name} is labelled {text}." if text else f"{name} no longer has a label."
+    said = f"Labelled {name} as {text}." if text else f"Removed the label of {name}."
     context.sessions.store_message(request, said)
     raise web.HTTPSeeOther(await read_next_path(request, context.urls.to("clients")))
 
@@ -282,13 +282,13 @@ class ClientsQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    state: Literal["open", "closed"] = Field("open", description="closed: in the last 24 hours")
+    state: Literal["open", "closed"] = Field("open", description="open, or closed in the last 24 h")
     queue: str = Field(
-        "", max_length=LONGEST_NAME, description="only with state open: consumers of this queue"
+        "", max_length=LONGEST_NAME, description="with state open: only consumers of this queue"
     )
-    limit: LimitParameter = 50  # closed
+    limit: LimitParameter = 50  # applies only to closed connections
     cursor: str | None = Field(
-        None, max_length=200, description="only with state closed: next from the previous page"
+        None, max_length=200, description="with state closed: next value of the previous page"
     )
 
 
@@ -296,39 +296,39 @@ class ConsumedView(BaseModel):
     """A queue that a connection consumes."""
 
     credit: int = Field(description="maximum number of unacknowledged messages")
-    held: int = Field(description="messages from the queue that the connection holds")
+    held: int = Field(description="number of messages held from the queue")
 
 
 class ConnectionView(ResponseModel):
-    """A connection; a closed one has only its stored fields."""
+    """A connection. For a closed connection, only the stored fields are set."""
 
-    client: int = Field(description="number of the connection")
-    kind: str = Field(description="tcp, tls, unix; admin interface: ui, http, cli")
-    address: str = Field(description="host or host:port; unix or control: the broker's machine")
-    label: str = Field(description="label of its address or network; empty: none")
+    client: int = Field(description="connection number")
+    kind: str = Field(description="tcp, tls or unix; ui, http or cli for the admin interface")
+    address: str = Field(description="host or host:port; unix or control on the broker's machine")
+    label: str = Field(description="label of the address or network; may be empty")
     state: Literal["open", "closed"] = Field(description="open or closed")
-    opened_at: int = Field(description="when it opened, Unix ms")
+    opened_at: int = Field(description="when the connection opened, Unix ms")
     closed_at: int | None = Field(
-        None, description="when it closed, Unix ms; null: open or unknown"
+        None, description="when the connection closed, Unix ms; null if open or unknown"
     )
-    reason: str | None = Field(None, description="why it closed; null: open or unknown")
-    framing: str | None = Field(description="framing: compact or line; null: not yet known")
-    revision: str | None = Field(description="ttl, or legacy without TTL; null: not yet known")
+    reason: str | None = Field(None, description="why it closed; null if open or unknown")
+    framing: str | None = Field(description="compact or line framing; null if not yet known")
+    revision: str | None = Field(description="ttl, or legacy (no TTL); null if not yet known")
     queues: dict[str, ConsumedView] = Field(
-        {}, description="consumed queues; empty: none or closed"
+        {}, description="consumed queues; empty for a closed connection"
     )
-    published: int | None = Field(None, description="messages it published; null: closed")
-    acked: int | None = Field(None, description="messages it acknowledged; null: closed")
-    acked_per_s: PerSecond | None = Field(None, description="acknowledged per second; null: closed")
-    bytes_in: int | None = Field(None, description="bytes received; null: closed")
-    bytes_out: int | None = Field(None, description="bytes sent; null: closed")
+    published: int | None = Field(None, description="messages published; null if closed")
+    acked: int | None = Field(None, description="messages acknowledged; null if closed")
+    acked_per_s: PerSecond | None = Field(None, description="acks per second; null if closed")
+    bytes_in: int | None = Field(None, description="bytes received; null if closed")
+    bytes_out: int | None = Field(None, description="bytes sent; null if closed")
     paused_reason: str | None = Field(
-        None, description="why reading is paused: memory, disk, queue, …; null: not paused"
+        None, description="why reading is paused (memory, disk, queue, …); null if not paused"
     )
 
     @classmethod
     def of_client(cls, client: ClientStatus | ClientRow, label: str) -> Self:
-        """Return the view of an open connection, or of a closed one's row."""
+        """Return the view of an open connection or of a closed connection's row."""
         if isinstance(client, ClientRow):
             return cls.of(client, label=label, state="closed")
         return cls.of(
@@ -345,9 +345,9 @@ class ConnectionView(ResponseModel):
 class HeldMessageView(ResponseModel):
     """A message that a connection holds."""
 
-    queue: str = Field(description="name of the queue")
+    queue: str = Field(description="queue name")
     id: MessageId = Field(validation_alias="message_id")
-    held_s: float = Field(description="seconds since it was dispatched")
+    held_s: float = Field(description="seconds since the message was dispatched")
     deliveries: Deliveries
     size: BodySize
 
@@ -355,19 +355,19 @@ class HeldMessageView(ResponseModel):
 class ConnectionDetailView(ConnectionView):
     """A connection with the messages it holds."""
 
-    held: list[HeldMessageView] = Field([], description="up to 50 held messages, oldest first")
-    held_total: int = Field(0, description="number of messages it holds")
+    held: list[HeldMessageView] = Field([], description="at most 50 messages, longest-held first")
+    held_total: int = Field(0, description="total number of held messages")
 
 
 class DisconnectedView(BaseModel):
     """The result of closing a connection."""
 
-    client: int = Field(description="number of the connection")
-    returned: int = Field(description="messages returned to their positions")
+    client: int = Field(description="connection number")
+    returned: int = Field(description="messages returned to their positions in the queue")
 
 
 async def list_clients(request: web.Request, query: ClientsQuery) -> ListPage[ConnectionView]:
-    """List open connections, or those that ended within the last 24 hours."""
+    """List open connections, or connections closed within the last 24 hours."""
     if query.state == "open":
         return await _connections_view(request, list_consuming(request, query.queue))
     rows, next_ = await read_closed_page(request, query.cursor, query.limit)
@@ -383,7 +383,7 @@ async def _connections_view(
 
 
 async def get_client(request: web.Request) -> ConnectionDetailView:
-    """Return one connection and the messages that it holds."""
+    """Return a connection and the messages that it holds."""
     number = parse_client_number(request.match_info["client"])
     row = await find_client(request, number)
     label = connections.label_of(row.address, await connections.read_labels(context_of(request)))
@@ -398,7 +398,7 @@ async def get_client(request: web.Request) -> ConnectionDetailView:
 
 
 async def disconnect_client(request: web.Request, asked: ActionInput) -> DisconnectedView:
-    """Close a connection. The messages it holds return to their places."""
+    """Close a connection. Messages that it holds return to their positions in the queue."""
     context = context_of(request)
     number = parse_client_number(request.match_info["client"])
     entry = audit_entry(request, target=str(number), reason=asked.reason)
@@ -411,7 +411,7 @@ async def disconnect_client(request: web.Request, asked: ActionInput) -> Disconn
 def _disconnected(
     request: web.Request, _asked: ActionInput, view: DisconnectedView
 ) -> tuple[str, str]:
-    goes = plural(view.returned, "message returns to its place", "messages return to their places")
+    goes = plural(view.returned, "message returned to the queue", "messages returned to the queue")
     text = f"Client {view.client} was disconnected; {formats.format_number(view.returned)} {goes}."
     return text, context_of(request).urls.to("clients")
 

@@ -1,4 +1,4 @@
-"""Dead letters grouped by cause, and the redrive call."""
+"""Dead letters grouped by cause, and the redrive API call."""
 
 from dataclasses import replace
 from typing import Any, Final, Self
@@ -43,11 +43,11 @@ from phpmq_lite.storage.read.search_plan import SearchQuery
 class DeadLettersPageQuery(FormatQuery):
     """How many records to group."""
 
-    deep: bool = Field(False, description="true: read more records, which takes longer")
+    deep: bool = Field(False, description="whether to read more records, which takes longer")
 
 
 class DeadLetterGroupsQuery(DeadLettersPageQuery):
-    """How many records to group, for the API."""
+    """How many records to group when the API is called."""
 
     format: OutputFormat = "json"
 
@@ -56,22 +56,22 @@ class DeadLetterGroupView(ResponseModel):
     """The records that share an original queue, URN, reason and cause."""
 
     queue: str = Field(description="dead-letter queue that contains the records")
-    origin: str | None = Field(description="queue they came from; null: not recorded")
+    origin: str | None = Field(description="original queue; null if not recorded")
     urn: EnvelopeUrn
-    reason: str | None = Field(description="why they were dead-lettered; null: unknown")
-    cause: str | None = Field(description="worker's error, with * for numbers and ids; null: none")
+    reason: str | None = Field(description="why they were dead-lettered; null if unknown")
+    cause: str | None = Field(description="worker's error, with * for numbers and ids; may be null")
     count: int = Field(validation_alias="records", description="number of records")
     bytes: int = Field(validation_alias="size", description="total size of the bodies, bytes")
     first_at: int = Field(description="when the first record arrived, Unix ms")
     last_at: int = Field(description="when the newest record arrived, Unix ms")
     again: int = Field(
         validation_alias="died_again",
-        description="records that were dead-lettered again after a redrive",
+        description="number of records dead-lettered again after a redrive",
     )
     arrivals: list[int] = Field(
         validation_alias="bars",
         default_factory=list,
-        description="records that arrived in each 6 hours of the last 7 days",
+        description="number of new records in each 6-hour interval of the last 7 days",
     )
     sample_id: str = Field(description="message id of the newest record")
     q: str = Field(description="search that finds these records")
@@ -85,8 +85,8 @@ class DeadLetterGroupView(ResponseModel):
 class DeadLetterGroupsView(ListPage[DeadLetterGroupView]):
     """All groups, newest first; the counts cover only the records read."""
 
-    looked: int = Field(description="records read")
-    total: int = Field(description="records in all dead-letter queues")
+    looked: int = Field(description="number of records read")
+    total: int = Field(description="number of records in all dead-letter queues")
 
 
 GROUPS_SHOWN: Final = 200
@@ -122,7 +122,7 @@ async def _values(request: web.Request, _query: object, found: DeadLetterPage) -
 
 
 def read_arrivals(group: DeadLetterGroup) -> str:
-    """Return the data points for the sparkline of arrivals; empty if none are recent."""
+    """Return the sparkline points for recent arrivals, or an empty string if there are none."""
     bars = group.bars
     top = max(bars)
     if not top:
@@ -141,7 +141,7 @@ GROUPS: Final = Resource(
 )  # fmt: skip
 
 
-PLAN_MAX: Final = 10_000  # a plan covers at most this many of the oldest records
+PLAN_MAX: Final = 10_000  # maximum number of records in a dry run, oldest first
 
 
 class RedriveInput(StrictInput):
@@ -150,39 +150,39 @@ class RedriveInput(StrictInput):
     target: RedriveTarget = None
     ttl_s: TtlSeconds = None
     limit: int | None = Field(
-        None, ge=1, le=1 << 50, description="redrive at most this many, oldest first; null: all"
+        None, ge=1, le=1 << 50, description="maximum number of records, oldest first, or null"
     )
-    rate: int | None = Field(None, ge=1, le=100_000, description="messages/s; null: all at once")
-    q: str = Field("", max_length=1_000, description="only records that match; empty: all")
-    dry_run: bool = Field(False, description="true: only return what the redrive would do")
+    rate: int | None = Field(None, ge=1, le=100_000, description="messages/s; null means no limit")
+    q: str = Field("", max_length=1_000, description="search; empty matches all records")
+    dry_run: bool = Field(False, description="whether to only report what would be done")
 
 
 class RedrivePlanView(BaseModel):
-    """The result of a dry run, as numbers of messages."""
+    """The message counts from a dry run."""
 
-    targets: dict[str, int] = Field(description="records that would be published again, by queue")
+    targets: dict[str, int] = Field(description="records that would be republished, by queue")
     quarantined: dict[str, int] = Field(
-        description="of these, those that would be dead-lettered again, by reason"
+        description="republished records that would be dead-lettered again, by reason"
     )
     skipped: dict[str, int] = Field(description="records that would be skipped, by reason")
 
 
 class RedrivenView(BaseModel):
-    """The records redriven so far; with a rate or a search, ``job`` redrives the remaining ones.
+    """The result of a redrive. With a rate or a search, bulk job ``job`` redrives the rest.
 
-    ``bypassed`` is always false: messages carry no mark that they were published again.
+    ``bypassed`` is always false, because messages carry no mark that they were republished.
     """
 
-    redriven: int = Field(description="records published again so far")
-    job: int | None = Field(None, description="bulk job that redrives the rest; null: all done")
-    plan: RedrivePlanView | None = Field(None, description="result of a dry run; null: no dry run")
+    redriven: int = Field(description="number of records republished so far")
+    job: int | None = Field(None, description="bulk job that redrives the rest; null if done")
+    plan: RedrivePlanView | None = Field(None, description="result of a dry run, otherwise null")
     bypassed: bool = Field(
-        False, description="always false: messages carry no mark that they were published again"
+        False, description="always false, because messages are not marked as republished"
     )
 
 
 async def redrive_queue(request: web.Request, asked: RedriveInput) -> RedrivenView:
-    """Publish a queue's dead letters again, to it or to a target; ``.dlq`` is optional."""
+    """Redrive dead letters to their queue or to a target; ``.dlq`` in the name is optional."""
     context = context_of(request)
     name = dead_letter_queues.dead_letter_queue_of(
         status_of(request).queues, queue_name_of(request)
@@ -208,12 +208,12 @@ async def redrive_queue(request: web.Request, asked: RedriveInput) -> RedrivenVi
 
 
 def _further(q: str) -> SearchQuery:
-    """Parse a search among a queue's records, which must not contain queue: or state:."""
+    """Parse a search within one queue; reject it if it contains ``queue:`` or ``state:``."""
     query = parse_search(q)
     if query.of("queue") or query.of("state"):
         raise Problem(
-            422, "bad_query", "The search covers only the queue's ready records.",
-            field="q", bound="neither queue: nor state:",
+            422, "bad_query", "q must not contain queue: or state:, because a redrive covers only "
+            "one queue's ready records.", field="q", bound="no queue: or state:",
         )  # fmt: skip
     return query
 

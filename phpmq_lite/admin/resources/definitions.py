@@ -24,15 +24,15 @@ from phpmq_lite.storage.read.accounts import NAME_MAX, SAVED_MAX, saved_item_wri
 
 _KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}
 QUEUES_MAX: Final = 10_000
-VALUES_MAX: Final = 500_000  # JSON values; 10,000 queues with all of their settings have 250,000
-DETAIL_MAX: Final = 10_000  # most characters of names in the audit row
+VALUES_MAX: Final = 500_000  # maximum JSON values; 10,000 queues with all settings contain 250,000
+DETAIL_MAX: Final = 10_000  # maximum length of the name list in the audit row, characters
 
 
 class DefinitionsInput(StrictInput):
-    """The definitions to store; all other definitions stay unchanged."""
+    """Definitions to import. All other definitions remain unchanged."""
 
     queues: dict[str, SettingsInput] = Field(
-        default={}, max_length=QUEUES_MAX, description="settings by queue"
+        default={}, max_length=QUEUES_MAX, description="queue settings by queue name"
     )
     labels: dict[str, JsonValue] = Field(
         default={}, max_length=SAVED_MAX, description="labels by address or network"
@@ -46,16 +46,16 @@ class DefinitionsInput(StrictInput):
 
 
 class DefinitionsView(BaseModel):
-    """Queue settings that differ from the defaults, and labels, views and templates."""
+    """Non-default queue settings, labels, views and templates."""
 
-    queues: dict[str, dict[str, JsonValue]] = Field(description="changed settings by queue")
+    queues: dict[str, dict[str, JsonValue]] = Field(description="non-default queue settings")
     labels: dict[str, JsonValue] = Field(description="labels by address or network")
     views: dict[str, JsonValue] = Field(description="saved searches")
     templates: dict[str, JsonValue] = Field(description="templates for the Publish page")
 
 
 async def export_definitions(request: web.Request) -> DefinitionsView:
-    """Export the settings of all queues, and labels, views and templates."""
+    """Export queue settings, labels, views and templates."""
     own = await _own_settings(context_of(request))
     kinds = {
         member: {row.name: row.content for row in await saved_items.visible_items(request, kind)}
@@ -66,7 +66,7 @@ async def export_definitions(request: web.Request) -> DefinitionsView:
 
 
 async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
-    """Return each queue's own settings, read between two batches."""
+    """Return each queue's non-default settings, read between two batches."""
 
     def read(core: Broker, reply: Callable[[dict[str, dict[str, Any]]], None]) -> None:
         rows = (queue.row for queue in core.state.queues.values())
@@ -76,7 +76,7 @@ async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
 
 
 async def import_definitions(request: web.Request, asked: DefinitionsInput) -> DefinitionsView:
-    """Import all definitions or none. Each named queue gets exactly the given settings."""
+    """Import all definitions or none. The given settings replace those of each named queue."""
     context = context_of(request)
     queues = {name: settings.changes() for name, settings in asked.queues.items()}
     for name, settings in queues.items():
@@ -96,7 +96,7 @@ async def import_definitions(request: web.Request, asked: DefinitionsInput) -> D
         for name, content in _checked(member, getattr(asked, member)).items()
     ]
     await _check_saved(request, asked)
-    queue_operations.check_rows(rows)  # the batch checks everything before it changes anything
+    queue_operations.check_rows(rows)  # check all rows before the batch changes anything
 
     def run(core: Broker, reply: Reply) -> None:
         core.check_queues(entry.actor, len(queues.keys() - core.state.queues.keys()))
@@ -119,7 +119,7 @@ async def _check_saved(request: web.Request, asked: DefinitionsInput) -> None:
 
 
 def _check_circles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:
-    """Reject dead-letter queues that form a cycle, before any change."""
+    """Reject settings that would make dead-letter queues form a cycle."""
     named = {
         name: queue.settings.dead_letter_queue for name, queue in core.state.queues.items()
     } | {name: settings.get("dead_letter_queue") or "" for name, settings in queues.items()}
@@ -132,14 +132,14 @@ def _checked(member: str, named: dict[str, Any]) -> dict[str, Any]:
     for name in named:
         if not 1 <= len(name) <= NAME_MAX:
             raise Problem(
-                422, "invalid", f"A name in {member} has {len(name)} characters.",
-                field=member, bound=f"1 to {NAME_MAX} characters",
+                422, "invalid", f"A name in {member} has {len(name)} characters; use 1 to "
+                f"{NAME_MAX}.", field=member, bound=f"1 to {NAME_MAX} characters",
             )  # fmt: skip
     try:
         dumps(named, allow_nan=False)
     except ValueError:
         raise Problem(
-            422, "invalid", f"A number in {member} is not valid JSON.", field=member, bound="JSON"
+            422, "invalid", f"{member} contains NaN or Infinity.", field=member, bound="JSON"
         ) from None
     return named
 

@@ -1,4 +1,4 @@
-"""Live updates, as an event stream or by polling."""
+"""Live updates through an event stream or polling."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ from phpmq_lite.admin.resources.tail import live_tail
 
 TopicEvaluator = Callable[[web.Request, str, tuple[int, ...]], Awaitable[FeedData]]
 
-# Topic, or its part before the colon -> the function, and whether it takes an argument.
+# Topic name before any colon -> evaluator, and whether the topic requires an argument.
 TOPICS: Final[dict[str, tuple[TopicEvaluator, bool]]] = {
     "overview": (live_overview, False),
     "queues": (live_queues, False),
@@ -43,7 +43,7 @@ TOPICS: Final[dict[str, tuple[TopicEvaluator, bool]]] = {
 
 
 def evaluation_of(request: web.Request, topic: str, ids: tuple[int, ...]) -> EvaluateFeed:
-    """Return the function that evaluates a topic with the current figures for a request.
+    """Return a function that evaluates a topic for a request, using current figures.
 
     Raises:
         Problem: 422 if the topic is unknown.
@@ -65,12 +65,12 @@ def evaluation_of(request: web.Request, topic: str, ids: tuple[int, ...]) -> Eva
 
 
 PING_S: Final = 15.0
-SEND_S: Final = 30.0  # longest time for a browser to accept an event
+SEND_S: Final = 30.0  # maximum time for a browser to accept an event
 RETRY_MS: Final = 3_000
 
 
 class LiveQuery(QueryModel):
-    """The topic, with its page's filter."""
+    """The topic to follow, and the rows shown on the page."""
 
     topic: str = Field(
         min_length=1,
@@ -81,41 +81,41 @@ class LiveQuery(QueryModel):
         "",
         pattern=r"^[0-9]{0,18}(,[0-9]{1,18})*$",
         max_length=4_000,
-        description="comma-separated numbers of the rows on the page",
+        description="comma-separated numbers of the rows shown on the page",
     )
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The row numbers, in order."""
+        """The row numbers in ascending order."""
         return tuple(sorted({int(number) for number in self.ids.split(",") if number}))
 
 
 class LivePollQuery(LiveQuery):
-    """The topic, and the previous response."""
+    """The topic to follow, and the id of the previous response."""
 
-    after: str = Field("", max_length=100, description="id of the previous response; empty: none")
+    after: str = Field("", max_length=100, description="id of the previous response, if any")
 
 
 class LiveView(BaseModel):
-    """What has changed; unchanged members are missing."""
+    """The changes since the previous response. Unchanged members are omitted."""
 
     id: str = Field(description="id to pass as after in the next call, or as Last-Event-ID")
     shown: dict[str, str | None] | None = Field(
-        None, description="texts by field; missing: unchanged"
+        None, description="texts by field; omitted if unchanged"
     )
     points: dict[str, str | None] | None = Field(
-        None, description="points of the chart lines by field; missing: unchanged"
+        None, description="chart line points by field; omitted if unchanged"
     )
-    new: int | None = Field(None, description="number of rows not in ids; missing: unchanged")
-    says: str | None = Field(None, description="text for screen readers; missing: unchanged")
+    new: int | None = Field(None, description="number of rows not in ids; omitted if unchanged")
+    says: str | None = Field(None, description="text for screen readers; omitted if unchanged")
     rows: list[dict[str, Any]] | None = Field(
-        None, description="new rows, oldest first; missing: none"
+        None, description="new rows, oldest first; omitted if there are none"
     )
-    missed: int | None = Field(None, description="rows omitted before these; missing: none")
+    missed: int | None = Field(None, description="number of earlier rows that were skipped")
 
 
 async def stream_events(request: web.Request) -> web.StreamResponse:
-    """Stream changes as server-sent events, at most one per second; 204: poll instead."""
+    """Stream changes as server-sent events, at most one per second. 204 means poll instead."""
     context, asked = context_of(request), read_query(request, LiveQuery)
     evaluate = evaluation_of(request, asked.topic, asked.numbers)
     key = request[FEED] = feed_key(request, asked.topic, asked.numbers)

@@ -34,8 +34,8 @@ from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 
 PAGE_ROWS: Final = 100
-PAGE_BYTES: Final = 1 << 20  # total size of bodies read at once; a single body may exceed it
-_TIMES: Final = 5  # copies of a body in memory while it is being written: bytes, text, JSON, line
+PAGE_BYTES: Final = 1 << 20  # maximum total body size per page; a single larger body is allowed
+_TIMES: Final = 5  # maximum copies of a body in memory: bytes, text, JSON, line
 
 
 MessageWithBody = tuple[MessageRow, bytes | None]
@@ -44,28 +44,28 @@ _log = get_logger(__name__)
 
 
 class ExportInput(QueryModel):
-    """The filter and format of an export."""
+    """The search and format of an export."""
 
-    q: str = Field("", max_length=QUERY_CHARACTERS, description="search; empty: all messages")
+    q: str = Field("", max_length=QUERY_CHARACTERS, description="search; empty matches all")
     format: Literal["jsonl", "csv"] = Field("jsonl", description="JSON lines or CSV")
 
 
 class ExportView(ResponseModel):
-    """A line of an export, which ``import`` accepts.
+    """An exported message, in the format that ``import`` accepts.
 
     The last line of a JSON lines export is ``{"complete": true, "count": n}``.
     """
 
     id: MessageId = Field(validation_alias="message_id")
-    queue: str | None = Field(description="name of the queue; null: the queue no longer exists")
+    queue: str | None = Field(description="queue name; null if the queue no longer exists")
     state: str = Field(description="ready, dispatched, acked, expired, dead or deleted")
-    content: str | None = Field(description="the encoded body; null: no longer stored")
-    encoding: str = Field(description="how content is encoded")
-    ttl_s: int = Field(description="seconds to live, as published; 0: never expires")
-    published_at: int = Field(description="when it was published, Unix ms")
-    deadline_at: int | None = Field(description="when it expires, Unix ms; null: never")
-    settled_at: int | None = Field(description="when it was settled, Unix ms; null: live")
-    reason: str | None = Field(description="more about the outcome; null: nothing")
+    content: str | None = Field(description="encoded body; null if no longer stored")
+    encoding: str = Field(description="encoding of content")
+    ttl_s: int = Field(description="seconds to live, as published; 0 means it never expires")
+    published_at: int = Field(description="when the message was published, Unix ms")
+    deadline_at: int | None = Field(description="when the message expires, Unix ms; null if never")
+    settled_at: int | None = Field(description="when it was settled, Unix ms; null if live")
+    reason: str | None = Field(description="reason for the outcome; null if none")
     deliveries: Deliveries
     size: BodySize
     urn: EnvelopeUrn
@@ -85,7 +85,7 @@ class ExportView(ResponseModel):
 
 
 async def export_messages(request: web.Request) -> web.StreamResponse:
-    """Export all messages that match, oldest first; a header contains their number.
+    """Export all matching messages, oldest first; ``X-Total-Count`` contains their number.
 
     A message that retention removes during the export is missing from the lines and from the
     count in the last line.
@@ -126,7 +126,7 @@ async def _write_all(
     if is_csv:
         await _write(hold, response, _csv_line(list(ExportView.model_fields)).encode())
     async for pairs in _messages(context_of(request), hold, seqs):
-        lines = await asyncio.to_thread(_lines, pairs, is_csv=is_csv)  # 4 MiB take 50 ms
+        lines = await asyncio.to_thread(_lines, pairs, is_csv=is_csv)  # 4 MiB takes 50 ms
         await _write(hold, response, lines)
         count += len(pairs)
     if not is_csv:
