@@ -21,7 +21,7 @@ async def test_page_is_reached_by_its_keys_and_draws_its_charts(
     await expect(page.get_by_role("heading", name="Insights")).to_be_visible()
     assert await page.locator("svg.plot").count() == 4
     assert await page.locator("svg.plot polyline").count() > 8
-    await page.get_by_text("Values of these charts").click()
+    await page.get_by_text("Chart data").click()
     await expect(page.locator(".numbers tbody tr").first).to_be_visible()
     assert await page.locator(".numbers tbody tr").count() == 240
     assert troubles == []

@@ -66,7 +66,7 @@ async def test_nothing_expires_by_a_clock_in_doubt_and_a_restart_remembers(
         told = await home.control("GET", "/clock")
         assert told["doubt_ms"] > DOUBT_MS
         assert told["would_expire"] == 1
-        assert "Is the clock correct?" in (await browser.get("/system")).text
+        assert "Is the clock right?" in (await browser.get("/system")).text
         assert "whether this is right" in (await browser.get("/")).text
     async with broker_fixture(data) as home:
         assert (await home.control("GET", "/clock"))["doubt_ms"] == told["doubt_ms"]
@@ -78,7 +78,7 @@ async def test_operator_keeps_the_deadlines(tmp_path: Path) -> None:
     async with in_doubt(data) as home, HttpUser(home.url) as browser:
         assert (await browser.post("/system/clock", decision="keep")).status == 303
         assert await ready(home) == ["short", "long"]
-        assert "Is the clock correct?" not in (await browser.get("/system")).text
+        assert "Is the clock right?" not in (await browser.get("/system")).text
         assert home.rows("SELECT action, target FROM audit WHERE action LIKE 'clock%'") == [
             ("clock.decide", "keep")
         ]
