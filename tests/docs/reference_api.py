@@ -72,9 +72,9 @@ def _anchor(tag: str) -> str:
 
 def _described(call: ApiCall, models: Container[str]) -> str:
     text = f"{plain(call.summary)} "
-    text += "Public." if call.role == Role.PUBLIC else f"Requires the role {call.role}."
+    text += "Public." if call.role == Role.PUBLIC else f"Requires the {call.role} role."
     if call.audit:
-        text += f" Audited as `{call.audit}`."
+        text += f" Recorded in the audit log as `{call.audit}`."
     if call.cli:
         text += f" On the command line: [`phpmq-lite {call.cli}`](cli.md#{_command(call.cli)})."
     text += f" Response: {_linked(call.response, models)}."

@@ -50,7 +50,7 @@ _PROBLEM: Final[dict[str, Any]] = {
         "detail": {"type": "string", "description": "human-readable explanation"},
         "field": {"type": "string", "description": "name of the invalid input, if any"},
         "bound": {"type": "string", "description": "allowed values for the invalid input"},
-        "request_id": {"type": "string", "description": "request id, as in the log and headers"},
+        "request_id": {"type": "string", "description": "id for finding this request in the log"},
     },
     "required": ["title", "status", "code", "detail", "request_id"],
 }
@@ -132,9 +132,9 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _description(route: Route) -> str:
-    pieces = [] if route.role is Role.PUBLIC else [f"Requires the role {route.role.value}."]
+    pieces = [] if route.role is Role.PUBLIC else [f"Requires the {route.role.value} role."]
     if route.audit:
-        pieces.append(f"Audited as {route.audit}.")
+        pieces.append(f"Recorded in the audit log as {route.audit}.")
     if route.cli:
         pieces.append(f"Command-line equivalent: phpmq-lite {route.cli}.")
     return " ".join(pieces)

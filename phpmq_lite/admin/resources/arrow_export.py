@@ -34,7 +34,7 @@ MEDIA: Final = "application/vnd.apache.arrow.stream"
 
 
 def need_arrow() -> None:
-    """Reject the request if pyarrow is missing. Avoid a 0.3 s import, which blocks the loop.
+    """Reject the request if pyarrow is missing. The check avoids an import, which takes 0.3 s.
 
     Raises:
         Problem: 501; the detail names the extra to install.
@@ -51,7 +51,7 @@ OFFSET_MAX: Final = 1 << 62
 # A Spark task reads while its sink writes, and a lock or commit in the sink can take longer.
 # A disconnect would fail the job. Other exports wait in the meantime, for at most ``WHOLE_S``.
 STALLED_S: Final = 300.0
-WHOLE_S: Final = 600.0  # limit per export, excluding our own pauses; split longer ranges
+WHOLE_S: Final = 600.0  # maximum export time, excluding the broker's pauses; split longer ranges
 RETRY_S: Final = 1  # Retry-After value while all export slots are in use
 NAMES: Final = 1_000  # maximum number of queue names in a request
 
@@ -76,9 +76,9 @@ class ExportBoundsView(BaseModel):
     """The offset range of the history. Offsets are comparable only within a ``history_id``."""
 
     history_id: str = Field(description="id of the history that the offsets belong to")
-    lo: int = Field(description="no row after this offset is missing, except deleted messages")
+    lo: int = Field(description="rows after this offset are complete, except for deleted messages")
     hi: int = Field(description="last offset in the history; 0 if it is empty")
-    lo_deleted: int = Field(description="no row after this offset is missing, deleted or not")
+    lo_deleted: int = Field(description="rows after this offset are complete, even deleted ones")
     offset: int | None = Field(description="last offset before at_ms or else lo; may be null")
     queues: list[str] | None = Field(description="all queue names; null if not requested")
 
@@ -87,23 +87,23 @@ class RangeInput(QueryModel):
     """A range of rows (after ``lo``, up to and including ``hi``), and the columns to return."""
 
     lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
-    hi: int = Field(ge=0, le=OFFSET_MAX, description="last offset; may be past the end")
+    hi: int = Field(ge=0, le=OFFSET_MAX, description="last offset (may exceed the newest offset)")
     queue: list[str] = Field(
         default=[], max_length=NAMES, description="queue name; may be repeated"
     )
-    queues: str = Field("", max_length=100_000, description="comma-separated; empty means all")
-    pattern: str = Field("", max_length=LONGEST_NAME, description="name glob; empty means all")
+    queues: str = Field("", max_length=100_000, description="comma-separated names; default is all")
+    pattern: str = Field("", max_length=LONGEST_NAME, description="queue name glob; default is all")
     outcomes: str = Field(
         "",
         max_length=100,
-        description="comma-separated: acked, expired, dead, deleted; empty means all outcomes",
+        description="comma-separated outcomes (acked, expired, dead, deleted); default is all",
     )
     columns: str = Field(
-        "", max_length=1_000, description="comma-separated; empty means all except body"
+        "", max_length=1_000, description="comma-separated columns; default is all except body"
     )
     body: Literal["0", "1"] = Field("0", description="1 to include the body column")
-    gap: Literal["fail", "ok"] = Field("fail", description="fail if rows are gone, or ok to skip")
-    history: str = Field("", max_length=64, description="required history_id, or empty for any")
+    gap: Literal["fail", "ok"] = Field("fail", description="fail on missing rows, or ok to skip")
+    history: str = Field("", max_length=64, description="history_id that must match, if set")
 
 
 class ClaimsInput(QueryModel):
@@ -205,7 +205,7 @@ def _response(export: RunningExport) -> web.StreamResponse:
 
 
 async def _relay(request: web.Request, response: web.StreamResponse, export: RunningExport) -> bool:
-    """Forward all pieces. Return False if the export failed, after aborting the connection."""
+    """Forward all pieces to the reader. Return False if the export failed and was aborted."""
     end, reason = "broken", ""
     try:
         async with asyncio.timeout(WHOLE_S) as limit:

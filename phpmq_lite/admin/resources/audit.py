@@ -30,13 +30,13 @@ class AuditQuery(ListQuery):
 
     actor: str | None = Field(None, max_length=200, description="user, token, local or control")
     action: str | None = Field(
-        None, max_length=100, description="queue.purge, for example, or queue for all queue actions"
+        None, max_length=100, description="an action such as queue.purge, or a group such as queue"
     )
     result: str | None = Field(
-        None, max_length=100, description="done, running, …, or refused to match every refusal"
+        None, max_length=100, description="a result such as done, or refused for all refusals"
     )
     target: str | None = Field(None, max_length=1_000, description="a queue, message id, user, …")
-    span: Literal["1h", "24h", "7d", "30d"] | None = Field(None, description="maximum age")
+    span: Literal["1h", "24h", "7d", "30d"] | None = Field(None, description="maximum row age")
     since: datetime | None = Field(None, description="earliest time, inclusive; UTC by default")
     upto: datetime | None = Field(None, description="latest time, exclusive; UTC by default")
 

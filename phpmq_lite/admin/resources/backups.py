@@ -93,7 +93,7 @@ def maintenance_of(context: Context) -> Maintenance:
 
 async def list_backups(request: web.Request) -> BackupsView:
     """List the backups, newest first."""
-    check_all_queues(request, "see the backups")
+    check_all_queues(request, "view backups")
     return await _listed(maintenance_of(context_of(request)))
 
 
@@ -185,7 +185,7 @@ _SCRUB: Final = "/api/v1/scrub"
 
 async def show_backups(request: web.Request) -> web.StreamResponse:
     """Show the backups and the scrub."""
-    check_all_queues(request, "see the backups")
+    check_all_queues(request, "view backups")
     context = context_of(request)
     care = maintenance_of(context)
     return await render_page(
@@ -242,7 +242,7 @@ def _facts(context: Context, care: Maintenance) -> list[SystemFact]:
     when = f"every {settings.every_h:g} h" if settings.every_h else "on demand only"
     return [
         *last,
-        SystemFact("Schedule", when, "" if settings.every_h else "backups.every_h schedules them"),
+        SystemFact("Schedule", when, "" if settings.every_h else "set by backups.every_h"),
         SystemFact("Retention", f"newest {formats.format_number(settings.keep)}", "backups.keep"),
         SystemFact("Folder", str(made.folder), "copy backups to another machine"),
     ]

@@ -159,7 +159,7 @@ class BulkInput(StrictInput):
         None,
         ge=0,
         le=TTL_MAX_S,
-        description="seconds to live; 0 means forever; null keeps it (default on redrive)",
+        description="seconds to live; 0 means forever, null unchanged (or the default on redrive)",
     )
     target: RedriveTarget = None
     create: bool = Field(False, description="with move, create a missing target queue")

@@ -195,8 +195,8 @@ async def _ask_to_disconnect(
         text = text.replace("keeps its id", "keep their ids")
     ask = Confirmation(
         title=f"Disconnect {formats.escape_hidden(row.address)}", is_danger=True,
-        text=f"{text if held else 'The client holds no messages.'} A client that reconnects "
-        "automatically returns immediately." if look.is_open else "This connection has closed.",
+        text=f"{text if held else 'The client holds no messages.'} A client with automatic "
+        "reconnection comes back immediately." if look.is_open else "This connection is closed.",
         button=f"Disconnect client {row.client}", is_disabled=not look.is_open,
         url=urls.to("client-disconnect", client=row.client), back=here,
         crumbs=[("Clients", urls.to("clients")), (row.address, here)],
@@ -224,7 +224,7 @@ async def live_client(request: web.Request, argument: str, _ids: tuple[int, ...]
         "shown": shown,
         "points": {},
         "new": 0,
-        "says": f"Held: {look.held_total}" if look.is_open else "The connection has closed",
+        "says": f"Messages held: {look.held_total}" if look.is_open else "Connection closed",
         "rows": rows,
         "missed": missed,
     }
@@ -272,7 +272,7 @@ async def submit_label(request: web.Request) -> web.StreamResponse:
         await save_item(context, entry, connections.LABEL, name, text)
     else:
         await forget_item(context, entry, connections.LABEL, name)
-    said = f"Labelled {name} as {text}." if text else f"Removed the label of {name}."
+    said = f"Labelled {name} as {text}." if text else f"Removed the label from {name}."
     context.sessions.store_message(request, said)
     raise web.HTTPSeeOther(await read_next_path(request, context.urls.to("clients")))
 
@@ -284,11 +284,11 @@ class ClientsQuery(BaseModel):
 
     state: Literal["open", "closed"] = Field("open", description="open, or closed in the last 24 h")
     queue: str = Field(
-        "", max_length=LONGEST_NAME, description="with state open: only consumers of this queue"
+        "", max_length=LONGEST_NAME, description="queue whose consumers to list, with state open"
     )
     limit: LimitParameter = 50  # applies only to closed connections
     cursor: str | None = Field(
-        None, max_length=200, description="with state closed: next value of the previous page"
+        None, max_length=200, description="next value of the previous page, with state closed"
     )
 
 
@@ -296,7 +296,7 @@ class ConsumedView(BaseModel):
     """A queue that a connection consumes."""
 
     credit: int = Field(description="maximum number of unacknowledged messages")
-    held: int = Field(description="number of messages held from the queue")
+    held: int = Field(description="number of held messages from this queue")
 
 
 class ConnectionView(ResponseModel):
@@ -313,7 +313,7 @@ class ConnectionView(ResponseModel):
     )
     reason: str | None = Field(None, description="why it closed; null if open or unknown")
     framing: str | None = Field(description="compact or line framing; null if not yet known")
-    revision: str | None = Field(description="ttl, or legacy (no TTL); null if not yet known")
+    revision: str | None = Field(description="ttl or legacy revision; null if not yet known")
     queues: dict[str, ConsumedView] = Field(
         {}, description="consumed queues; empty for a closed connection"
     )

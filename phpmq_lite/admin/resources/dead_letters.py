@@ -58,8 +58,8 @@ class DeadLetterGroupView(ResponseModel):
     queue: str = Field(description="dead-letter queue that contains the records")
     origin: str | None = Field(description="original queue; null if not recorded")
     urn: EnvelopeUrn
-    reason: str | None = Field(description="why they were dead-lettered; null if unknown")
-    cause: str | None = Field(description="worker's error, with * for numbers and ids; may be null")
+    reason: str | None = Field(description="reason for dead-lettering; null if unknown")
+    cause: str | None = Field(description="worker's error with * for numbers and ids; null if none")
     count: int = Field(validation_alias="records", description="number of records")
     bytes: int = Field(validation_alias="size", description="total size of the bodies, bytes")
     first_at: int = Field(description="when the first record arrived, Unix ms")
@@ -150,7 +150,7 @@ class RedriveInput(StrictInput):
     target: RedriveTarget = None
     ttl_s: TtlSeconds = None
     limit: int | None = Field(
-        None, ge=1, le=1 << 50, description="maximum number of records, oldest first, or null"
+        None, ge=1, le=1 << 50, description="number of oldest records to redrive; null means all"
     )
     rate: int | None = Field(None, ge=1, le=100_000, description="messages/s; null means no limit")
     q: str = Field("", max_length=1_000, description="search; empty matches all records")
@@ -182,7 +182,7 @@ class RedrivenView(BaseModel):
 
 
 async def redrive_queue(request: web.Request, asked: RedriveInput) -> RedrivenView:
-    """Redrive dead letters to their queue or to a target; ``.dlq`` in the name is optional."""
+    """Redrive dead letters to their original queue or a target; the suffix ``.dlq`` is optional."""
     context = context_of(request)
     name = dead_letter_queues.dead_letter_queue_of(
         status_of(request).queues, queue_name_of(request)

@@ -111,7 +111,7 @@ class LiveView(BaseModel):
     rows: list[dict[str, Any]] | None = Field(
         None, description="new rows, oldest first; omitted if there are none"
     )
-    missed: int | None = Field(None, description="number of earlier rows that were skipped")
+    missed: int | None = Field(None, description="number of earlier rows skipped; omitted if none")
 
 
 async def stream_events(request: web.Request) -> web.StreamResponse:

@@ -64,7 +64,7 @@ class ExportView(ResponseModel):
     ttl_s: int = Field(description="seconds to live, as published; 0 means it never expires")
     published_at: int = Field(description="when the message was published, Unix ms")
     deadline_at: int | None = Field(description="when the message expires, Unix ms; null if never")
-    settled_at: int | None = Field(description="when it was settled, Unix ms; null if live")
+    settled_at: int | None = Field(description="time of settlement, Unix ms; null if live")
     reason: str | None = Field(description="reason for the outcome; null if none")
     deliveries: Deliveries
     size: BodySize
