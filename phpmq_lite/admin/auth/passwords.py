@@ -6,13 +6,14 @@ import unicodedata
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
-
-from argon2 import PasswordHasher
-from argon2.exceptions import Argon2Error, InvalidHashError
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.server.addresses import parse_address
+
+if TYPE_CHECKING:
+    from argon2 import PasswordHasher
 
 SHORTEST: Final = 12
 LONGEST: Final = 1_024
@@ -25,11 +26,18 @@ T = TypeVar("T")
 class Passwords:
     """Hashes and checks passwords; each application has one instance and closes it at shutdown."""
 
-    def __init__(self, argon2: PasswordHasher | None = None) -> None:
-        self._argon2 = argon2 or PasswordHasher()  # the defaults follow RFC 9106
+    def __init__(self, argon2: "PasswordHasher | None" = None) -> None:
+        self._given = argon2
         self._threads = ThreadPoolExecutor(HASHES_AT_ONCE, "password")
         self._asked = 0  # number of hash computations running or waiting
         self.count = 0  # number of hash computations since the broker started
+
+    @cached_property
+    def _argon2(self) -> "PasswordHasher":
+        # Imported for the first password, because most brokers have no users.
+        from argon2 import PasswordHasher
+
+        return self._given or PasswordHasher()  # the defaults follow RFC 9106
 
     def close(self) -> None:
         """Stop the threads when they finish their current hash."""
@@ -53,6 +61,8 @@ class Passwords:
         given = _same_everywhere(password[: LONGEST + 1])
 
         def check() -> bool:
+            from argon2.exceptions import Argon2Error, InvalidHashError
+
             if known is None:
                 self._argon2.hash(given)
                 return False
