@@ -13,12 +13,10 @@ from functools import partial
 from typing import Final
 from zlib import crc32
 
+import argon2
 import pytest
 import structlog
-from argon2 import PasswordHasher
 from hypothesis import HealthCheck, settings
-
-from phpmq_lite.admin.auth import passwords
 
 # No deadline: a slow machine is no defect.
 COMMON = settings(
@@ -80,9 +78,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _cheap_passwords() -> Iterator[None]:
     """Brokers in this process hash in no time; who tests the real cost sets it back."""
-    cheap = partial(PasswordHasher, time_cost=1, memory_cost=8, parallelism=1)
+    cheap = partial(argon2.PasswordHasher, time_cost=1, memory_cost=8, parallelism=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passwords, "PasswordHasher", cheap)
+        patch.setattr(argon2, "PasswordHasher", cheap)
         yield
 
 

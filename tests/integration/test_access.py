@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import argon2
 import pytest
 from argon2 import PasswordHasher
 
-from phpmq_lite.admin.auth import passwords
 from phpmq_lite.admin.auth.services import initial_password
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.testing import running_service
@@ -245,7 +245,7 @@ async def test_unknown_user_is_hashed_too(home: BrokerFixture) -> None:
 async def test_old_hash_is_renewed_at_the_next_login(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passwords, "PasswordHasher", PasswordHasher)  # at its real cost
+    monkeypatch.setattr(argon2, "PasswordHasher", PasswordHasher)  # at its real cost
     async with broker_fixture(tmp_path / "data") as home:
         await home.add_user("anna")
         context = home.broker.service._context
