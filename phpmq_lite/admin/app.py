@@ -140,7 +140,7 @@ async def _stop(app: web.Application) -> None:
 
 
 async def _count_refusals(app: web.Application) -> AsyncIterator[None]:
-    """Write refused-login counts once a minute, and close the auth services at shutdown."""
+    """Record the number of failed logins once a minute; close the auth services at shutdown."""
     context = app[CONTEXT]
 
     async def count() -> None:

@@ -173,11 +173,11 @@ class LimitedConnection(asyncio.Protocol):
         return None
 
     def pause_writing(self) -> None:
-        """Tell aiohttp to pause writing."""
+        """Pause the writer of aiohttp."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Tell aiohttp to resume writing."""
+        """Resume the writer of aiohttp."""
         self._inner.resume_writing()
 
     # -- called by the application

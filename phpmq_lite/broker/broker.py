@@ -125,7 +125,7 @@ def _extend_window(
 
 
 class CommandResult(IntEnum):
-    """Result of a command from a connection."""
+    """Result of a command received on a connection."""
 
     DONE = 0
     LOAD = 1  # not executed; start the next batch with this command, once the message is loaded

@@ -211,7 +211,7 @@ def _request_page(state: BrokerState, queue: Queue, window: ReadyWindow) -> None
 def _request_bodies(state: BrokerState, window: ReadyWindow) -> bool:
     """Request at least one of the next messages' bodies, which are loaded after this batch."""
     if window.body_bytes > state.limits.window_bytes // 2:
-        window.drop_bodies()  # the messages that come next need this memory
+        window.drop_bodies()  # free this memory for the messages that are loaded next
     room = state.free_body_bytes(window)
     for message in window.upcoming(_PREFETCHED_BODIES):
         if message.body is None:

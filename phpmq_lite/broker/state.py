@@ -110,7 +110,7 @@ class BrokerState:
         self._tokens: list[int] = []  # random numbers of 63 bits each
 
     def open_batch(self, batch: Batch, now: ClockReading) -> None:
-        """Make ``batch`` the open batch, in which changes are recorded."""
+        """Set ``batch`` as the open batch, which records changes."""
         self.now = now
         self.batch = self.registry.batch = batch
 

@@ -82,7 +82,7 @@ def create(admin: AdminClient, copy_to: Path | None, output: str | None) -> None
     oldest first.
     """
     if copy_to is not None and admin.settings is None:
-        raise click.UsageError("--copy-to needs the broker's data folder, not its --url")
+        raise click.UsageError("--copy-to works only with --data, not with --url")
     settings = admin.settings
     row = _request(admin) if settings is None or _is_running(settings) else _make(settings)
     if copy_to is not None:

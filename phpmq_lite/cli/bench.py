@@ -291,7 +291,8 @@ def bench(
     kind = file_system(folder)
     if kind in _IN_MEMORY:
         raise CommandError(
-            f"{folder} is in memory ({kind}). Choose a folder on a disk with --data."
+            f"{folder} is on an in-memory file system ({kind}). "
+            "Choose a folder on a disk with --data."
         )
     plan = BenchPlan(seconds, size, window, workloads, folder, connect, content)
     observer = _BenchProgressBar(plan)

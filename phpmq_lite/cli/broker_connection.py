@@ -27,7 +27,7 @@ _RETRY_S: Final = 2.0  # pause between attempts to find the listener
 
 
 class ClientFactory(Protocol):
-    """Returns a client for the broker that the options name; it is not connected yet.
+    """Returns a client, not yet connected, for the broker that the options specify.
 
     With ``is_patient``, the call retries until the admin answers.  If it looks up the listener in
     the admin, ``queue`` must exist, because a consumer would create it.

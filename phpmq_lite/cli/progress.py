@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EVERY_S: Final = 10.0  # pause between lines about the same phase
 _SPEED_OVER_S: Final = 30.0  # a Spark batch takes seconds; in a shorter period rates would jump
-_MIN_TOTAL: Final = 1_000  # a shorter job needs no bar
+_MIN_TOTAL: Final = 1_000  # jobs with fewer steps than this get no progress bar
 
 
 class JobProgress:

@@ -123,7 +123,7 @@ def listener_options(command: Command) -> Command:
 
 
 def startup_override_options(command: Command) -> Command:
-    """Add the flags that allow a start that the broker refuses by default."""
+    """Add the flags that permit configurations the broker refuses by default."""
     for flag, setting, help_text in (
         ("--accept-loss", "storage.accept_loss",
          "Start once with what is left of damaged files."),

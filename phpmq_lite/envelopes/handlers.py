@@ -13,7 +13,7 @@ from babelqueue import BabelQueue
 
 from phpmq_lite.envelopes import codec
 
-_CANCEL_S: Final = 5.0  # how long an interrupted coroutine may clean up
+_CANCEL_S: Final = 5.0  # how long an interrupted coroutine may spend on cleanup
 
 Handler = Callable[..., Any]
 

@@ -23,7 +23,8 @@ INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)\Z")
 class IndexedFields(NamedTuple):
     """Searchable fields of an envelope; each is None if missing, blank or of the wrong type.
 
-    ``urn`` is the member ``job`` or its alias ``urn``; ``meta_id`` is ``meta.id``.
+    ``urn`` is the member ``job`` or its alias ``urn``; ``meta_id`` is ``meta.id``, and
+    ``trace_id`` the member of that name.
     """
 
     urn: str | None

@@ -21,7 +21,7 @@ from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
 from phpmq_lite.errors import ConnectionLostError, PublishRefusedError
 
 BATCH_ROWS: Final = 500  # number of rows sent before waiting for replies
-PAUSE_FIRST_S: Final = 1.0  # first pause of a queue that refuses messages; doubles each time
+PAUSE_FIRST_S: Final = 1.0  # for a queue that rejects messages; doubles after each rejection
 PAUSE_MAX_S: Final = 30.0
 
 Report = Callable[[OutboxRow, str], None]

@@ -29,7 +29,7 @@ _P: Final = 0x50
 _CR: Final = 0x0D
 _LF: Final = 0x0A
 _DIGITS: Final = frozenset(b"0123456789")
-_MAX_NAMES: Final = 16_384  # for all connections; 10 to 22 MiB if all names have maximum length
+_MAX_NAMES: Final = 16_384  # for all connections; 10 to 22 MiB if each name has the maximum length
 _NAMES: Final[dict[bytes, str]] = {}  # verified names; verifying a name takes 15 µs
 
 Values = dict[int, Any]  # packet type -> content, as in the frame

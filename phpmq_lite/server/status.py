@@ -182,7 +182,7 @@ class OperationRunner(Protocol):
 
     @property
     def run(self) -> RunOperation:
-        """Return the function that runs operations, if the broker accepts changes now."""
+        """Return the function that runs operations if the broker is accepting changes."""
 
 
 class BrokerHandle:
@@ -206,7 +206,7 @@ class BrokerHandle:
 
     @property
     def run(self) -> RunOperation:
-        """Return ``Engine.run_operation``, if the broker accepts changes now.
+        """Return ``Engine.run_operation`` if the broker is accepting changes.
 
         Raises:
             RefusedError: ``not_ready`` during start and stop; ``not_writable`` if storing fails.

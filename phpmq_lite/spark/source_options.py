@@ -189,7 +189,7 @@ class HistoryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """Options for a stream read that consumes one queue through a subscription's claims."""
+    """Options for a streaming read that consumes one queue by claiming its messages."""
 
     connection: SourceConnection
     queue: str

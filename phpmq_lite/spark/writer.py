@@ -61,7 +61,7 @@ def check_write_schema(schema: StructType, options: WriteOptions) -> None:
     if "body" not in schema.names:
         raise OptionError("column 'body' is missing")
     if "queue" not in schema.names and options.queue is None:
-        raise OptionError("no queue is set: set the option queue, or add a column named queue")
+        raise OptionError("no queue is set: use the queue option or add a column named queue")
 
 
 def stage_rows(

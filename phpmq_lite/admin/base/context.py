@@ -52,7 +52,7 @@ def is_match(name: str, globs: Iterable[str]) -> bool:
     return _is_match(name, tuple(globs))
 
 
-@lru_cache(maxsize=1 << 16)  # 0.2 µs instead of 2 µs; every request checks all queues
+@lru_cache(maxsize=1 << 16)  # saves 1.8 µs for each queue, and every request checks all queues
 def _is_match(name: str, globs: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs)
 

@@ -280,7 +280,7 @@ def check_values(raw: bytes | bytearray, values_max: int) -> int:
     if count > values_max:
         raise Problem(
             413, "too_many_values",
-            "The body has more JSON values than this address accepts. Nothing was stored.",
+            "The body has more JSON values than this endpoint accepts. Nothing was stored.",
             bound=f"{values_max} values",
         )  # fmt: skip
     return count

@@ -50,8 +50,8 @@ class ClaimInput(_ClaimsInput):
         None,
         ge=0,
         le=NUMBER_MAX,
-        description="number of the last claim received; later open claims are returned again "
-        "before new claims; null returns only new claims",
+        description="last claim number received; later open claims come before new claims, "
+        "null for new claims only",
     )
 
 

@@ -34,8 +34,8 @@ class QueueQuery(ListQuery):
     )
     sort: QueueSort = Field(
         "name",
-        description="sort key, with a leading - for descending; in and out are publishes and acks "
-        "per second, age is that of the oldest ready message",
+        description="sort key, - for descending; in, out: publishes and acks per second; "
+        "age: of the oldest ready message",
     )
 
 

@@ -145,7 +145,7 @@ TABLES: Final[dict[str, Callable[["DataFrame"], "DataFrame"]]] = {
     "paths": metric_tables.trace_paths,
 }
 
-VERSION: Final = 1  # table version; a new version recomputes all dates
+VERSION: Final = 1  # table version; after a change, all dates are recomputed
 
 _EPOCH: Final = date(1970, 1, 1)
 _MAX_RANGES: Final = 50  # maximum date ranges in one condition; more are merged into one

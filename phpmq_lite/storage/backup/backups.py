@@ -419,12 +419,12 @@ class BackupSchedule:
             await asyncio.shield(self._task)
 
     async def run(self) -> None:
-        """Make backups when they are due until cancelled, then stop the backup thread."""
+        """Create backups when they are due; when cancelled, stop the backup thread."""
         try:
             with suppress(StorageError):  # if this still fails, the next backup reports it
                 now_ms = time_ns() // 1_000_000
                 for backup in await self.all():
-                    if backup.manifest.made_at <= now_ms:  # the clock may have been ahead before
+                    if backup.manifest.made_at <= now_ms:  # the clock may have been set back since
                         self.last_manifest = backup.manifest
                         break
             while self.interval_s:

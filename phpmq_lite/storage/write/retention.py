@@ -238,7 +238,7 @@ class _RetentionStep:
         self._execute(load("batch")["add_counter"], (name, number))
 
     def _trim_receipts(self, most: int, window_ms: int) -> None:
-        """Remove the oldest receipts according to their age relative to the newest receipt.
+        """Remove receipts that are too old compared with the newest one.
 
         Setting the clock therefore never removes a receipt too early.
         """

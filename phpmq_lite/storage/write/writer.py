@@ -29,7 +29,7 @@ Fatal = NotWritableError | OutcomeUnknownError
 
 _SHORT_COMMANDS: Final = 5_000
 _SHORT_ROWS: Final = (
-    15_000  # reached by 5,000 commands, or when clients that hold many messages disconnect
+    15_000  # reached with 5,000 commands, or when clients holding many messages disconnect
 )
 _SHORT_BYTES: Final = 1 << 20
 FEW_COMMANDS: Final = 50  # so few commands that all senders wait for the replies

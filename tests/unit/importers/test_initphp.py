@@ -251,5 +251,5 @@ def test_time_that_is_none_is_named_with_its_row(
     database: sqlite3.Connection, value: object
 ) -> None:
     add_job(database, available_at=value)
-    with pytest.raises(InitphpError, match="row 1: available_at is"):
+    with pytest.raises(InitphpError, match="row 1: available_at must be a date and time"):
         list(read_rows(database, "jobs", TableMapping(), UTC))

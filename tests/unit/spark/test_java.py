@@ -78,7 +78,7 @@ def test_error_says_what_was_found_and_both_ways() -> None:
             runtime=lambda: None,
         )
     text = str(caught.value)
-    assert "needs Java 17 or newer" in text
+    assert "requires Java 17 or newer" in text
     assert "JAVA_HOME /x/old: Java 11" in text
     assert "openjdk-17-jre" in text
     assert install_command("java") in text

@@ -149,5 +149,5 @@ def test_limit_that_the_account_may_raise_is_its_own_to_raise(hard: int | None, 
 def test_limit_that_only_root_may_raise_is_not_recommended_to_others() -> None:
     hint = host.open_files_finding(500, 100, 200, 300).hint
     assert "ulimit -n" not in hint
-    assert "this account may open at most 300: ask root for LimitNOFILE=664" in hint
+    assert "this account may open at most 300 files: ask root for LimitNOFILE=664" in hint
     assert "or set limits.connections = 136" in hint
