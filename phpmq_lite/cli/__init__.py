@@ -1,1 +1,1 @@
-"""The command line ``phpmq-lite``: one module per group, imported when it is used."""
+"""The ``phpmq-lite`` command line, with one module per command group, imported on demand."""

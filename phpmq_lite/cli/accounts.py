@@ -1,4 +1,4 @@
-"""The groups ``user`` and ``token``: accounts for the web pages, tokens for the API."""
+"""The ``user`` and ``token`` command groups, which manage web accounts and API tokens."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ _TIMES: Final = ("created_at", "expires_at", "last_login_at", "last_used_at")  #
 def write_accounts(
     rows: Iterable[Row], columns: Sequence[Column], style: str | None, empty: str
 ) -> None:
-    """Write rows like ``write_rows``; a table shows readable times and queue names."""
+    """Write account rows with ``write_rows``; tables show formatted times and queue names."""
     if output_format(style) == "table":
         rows = map(_format_account, rows)
     write_rows(rows, columns, style, empty)
@@ -44,7 +44,7 @@ def _format_account(row: Row) -> Mapping[str, Any]:
 
 
 def _format_ms(at_ms: int) -> str:
-    """Format a time to the second; a time after the year 9999 stays a number."""
+    """Format a time to the second; a time after the year 9999 is shown as a number."""
     return format_time(at_ms, at_ms).title.partition(".")[0]
 
 
@@ -57,7 +57,7 @@ _name = click.argument("name")
 _password_file = click.option(
     "--password-file",
     type=FILE_OR_STDIN,
-    help="File that contains the password; - reads standard input.  [default: prompt]",
+    help="File that contains the password, or - for standard input.  [default: prompt]",
 )
 
 
@@ -71,7 +71,7 @@ def user() -> None:
 @output_option
 def list_users(admin: AdminClient, output: str | None) -> None:
     """List users."""
-    empty = "no users: this machine needs no login"
+    empty = "no users exist; local access requires no login"
     write_accounts(admin.list("/users"), USER_COLUMNS, output, empty)
 
 
@@ -80,7 +80,7 @@ def list_users(admin: AdminClient, output: str | None) -> None:
 @click.option(
     "--role", type=click.Choice(ROLES), help="[default: viewer; admin for the first user]"
 )
-@click.option("--queues", multiple=True, metavar="GLOB", help="Only matching queues. Repeatable.")
+@click.option("--queues", multiple=True, metavar="GLOB", help="Allowed queues. Repeatable.")
 @_password_file
 @admin_client_options
 def create_user(
@@ -107,7 +107,7 @@ def set_password(admin: AdminClient, name: str, password_file: Path | None) -> N
     """Set a user's password and end all their sessions."""
     password = _read_password(password_file)
     admin.call("PATCH", f"/users/{encode_name(name)}", {"password": password})
-    print_message(f"set the password of {name}")
+    print_message(f"set the password for {name}")
 
 
 @user.command("delete")
@@ -128,9 +128,9 @@ def _read_password(file: Path | None) -> str:
         try:
             return content.decode().rstrip("\r\n")
         except UnicodeDecodeError:
-            raise CommandError(f"the password in {file} is not UTF-8") from None
+            raise CommandError(f"the password in {file} is not valid UTF-8") from None
     if not is_terminal():
-        raise CommandError("without a terminal, --password-file is required")
+        raise CommandError("--password-file is required when standard input is not a terminal")
     password: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     return password
 
@@ -165,9 +165,9 @@ def list_tokens(admin: AdminClient, output: str | None) -> None:
     type=click.Choice(("metrics", *ROLES)),
     default="viewer",
     show_default=True,
-    help="Role of the token; metrics may only read /metrics.",
+    help="Role of the token; the metrics role can only read /metrics.",
 )
-@click.option("--queues", multiple=True, metavar="GLOB", help="Only matching queues. Repeatable.")
+@click.option("--queues", multiple=True, metavar="GLOB", help="Allowed queues. Repeatable.")
 @click.option(
     "--expires", type=duration, metavar="DURATION", help="Lifetime, such as 90d.  [default: none]"
 )
@@ -179,7 +179,7 @@ def create_token(
     expires_at = None if expires is None else ceil((time.time() + expires) * 1_000)
     asked = {"name": name, "role": role, "queues": list(queues), "expires_at": expires_at}
     made = admin.post("/tokens", asked)
-    print_message(f"token {name} has the role {role}; send it as: Authorization: Bearer TOKEN")
+    print_message(f"created {role} token {name}; send it as a header: Authorization: Bearer TOKEN")
     click.echo(made["token"])
 
 

@@ -28,33 +28,33 @@ API: Final = "/api/v1"
 _EXIT_CODES: Final = {404: NOT_FOUND, 410: NOT_FOUND, 408: TIMED_OUT, 504: TIMED_OUT}
 _REFUSALS: Final = {401, 403, 409, 412, 413, 421, 422, 429, 503, 507}
 _HAS_USERS: Final = (
-    "this broker has users: use --token-file FILE with an API token; "
-    "`phpmq-lite token create NAME` on the broker's machine prints one"
+    "this broker requires a login: pass an API token with --token-file FILE; to create a token, "
+    "run `phpmq-lite token create NAME` on the broker's machine"
 )
-_NO_ADMIN: Final = "HTTP {} without a reason: --url does not seem to be a broker's admin address"
-_PAGE: Final = 200  # items per page, the API's limit
+_NO_ADMIN: Final = "HTTP {} without an explanation; --url may not be a broker's admin address"
+_PAGE: Final = 200  # items per page; the API allows no more
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
-_TIMEOUT_S: Final = 600.0  # a purge of millions takes minutes
+_TIMEOUT_S: Final = 600.0  # purging millions of messages takes minutes
 
 
 class BrokerUnavailableError(CommandError):
-    """The broker is unreachable, does not answer in time, or responds with 503."""
+    """Error raised if the broker is unreachable, does not answer in time, or responds with 503."""
 
 
 class AdminClient(NamedTuple):
-    """A client for the admin API, over ``socket``, or over ``url`` with a token.
+    """A client for the admin API that uses ``socket``, or ``url`` with a token.
 
-    Paths are relative to ``/api/v1``.  All methods raise CommandError with the exit code for the
-    problem.
+    Paths are relative to ``/api/v1``.  If a request fails, all methods raise CommandError with the
+    matching exit code.
     """
 
     socket: Path | None
     url: str = "http://localhost"
     token: str | None = None
-    settings: Settings | None = None  # set for a broker on this machine
+    settings: Settings | None = None  # set if the broker was found by its data folder
 
     def list(self, path: str, limit: int | None = None, **query: Any) -> Iterator[dict[str, Any]]:
-        """Yield up to ``limit`` items of a list, page by page."""
+        """Yield up to ``limit`` items of a list, fetching one page at a time."""
         cursor = None
         left = limit
         while left is None or left > 0:
@@ -68,11 +68,11 @@ class AdminClient(NamedTuple):
                 return
 
     def get(self, path: str, **query: Any) -> Any:
-        """Return a document; query parameters that are None are omitted."""
+        """Fetch a document, omitting query parameters that are None."""
         return self.call("GET", path, query=query)
 
     def find(self, path: str) -> Any:
-        """Return a document, or None if it does not exist or no longer exists."""
+        """Fetch a document; return None if it never existed or is gone."""
         try:
             return self.get(path)
         except CommandError as error:
@@ -81,7 +81,7 @@ class AdminClient(NamedTuple):
             return None
 
     def post(self, path: str, body: Any = None) -> Any:
-        """Request an action and return its result once it is stored."""
+        """Request an action and return its result after the broker has stored it."""
         return self.call("POST", path, {} if body is None else body)
 
     def call(
@@ -92,7 +92,7 @@ class AdminClient(NamedTuple):
         query: dict[str, Any] | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> Any:
-        """Send a request; return the document in the response, or None if it is empty."""
+        """Send a request and return the response document, or None if the response is empty."""
 
         async def send() -> Any:
             async with self.open(method, path, body, query, timeout_s) as response:
@@ -110,14 +110,14 @@ class AdminClient(NamedTuple):
         timeout_s: float | None = _TIMEOUT_S,
         headers: dict[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and yield the response, which the caller reads in pieces.
+        """Send a request and yield the response, which the caller reads in chunks.
 
         ``body`` is encoded as JSON, unless it is bytes that already contain JSON.
         """
         base = self.url.rstrip("/")
         pairs = {key: str(value) for key, value in (query or {}).items() if value is not None}
         url = f"{base}{API}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
-        # Unlike bytes, a file object is sent in pieces, whatever its size.
+        # A file object is sent in chunks, whatever its size; bytes are not.
         content = {"data": BytesIO(body)} if isinstance(body, bytes) else {"json": body}
         connector = aiohttp.UnixConnector(path=str(self.socket)) if self.socket else None
         timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -149,8 +149,8 @@ class AdminClient(NamedTuple):
             ) from None
         except (aiohttp.ClientError, ValueError) as error:
             raise CommandError(
-                f"{self.socket or self.url} does not speak HTTP like a broker's admin "
-                f"({_REASONS.get(type(error), str(error))}); PHPMQ uses phpmq://HOST:9100"
+                f"{self.socket or self.url} does not respond like a broker's admin address "
+                f"({_REASONS.get(type(error), str(error))}); for PHPMQ, use phpmq://HOST:9100"
             ) from None
 
     def _headers(self, base: str, body: Any) -> dict[str, str]:
@@ -161,15 +161,15 @@ class AdminClient(NamedTuple):
 
 
 _REASONS: Final[dict[type[Exception], str]] = {  # replace aiohttp's messages
-    aiohttp.ServerDisconnectedError: "it closed the connection",
+    aiohttp.ServerDisconnectedError: "the server closed the connection",
     aiohttp.ClientOSError: "the connection broke",
-    aiohttp.ClientResponseError: "its response is not HTTP",
+    aiohttp.ClientResponseError: "the response is not HTTP",
     aiohttp.InvalidURL: "the address is invalid",
 }
 
 
 def read_response(status: int, content: bytes) -> Any:
-    """Return the document in a response.
+    """Return the document that a response contains.
 
     Raises:
         CommandError: the response describes a problem, which determines the exit code.
@@ -180,7 +180,7 @@ def read_response(status: int, content: bytes) -> Any:
         document = None
     if status < 300:
         if content and document is None:
-            raise CommandError(f"the broker answered {status} without JSON")
+            raise CommandError(f"the broker's HTTP {status} response is not JSON")
         return document
     problem = document if isinstance(document, dict) else {}
     text = problem.get("detail") or problem.get("title") or _NO_ADMIN.format(status)
@@ -193,7 +193,7 @@ def read_response(status: int, content: bytes) -> Any:
 
 
 async def check_response(response: aiohttp.ClientResponse) -> None:
-    """Raise CommandError unless the status is 200; call it before reading in pieces."""
+    """Raise CommandError unless the status is 200; call this before reading the body."""
     if response.status != 200:
         read_response(response.status, await response.read())
 
@@ -203,13 +203,13 @@ def _append_bound(text: str, field: object, bound: object) -> str:
     said = [str(one) for one in (field, bound) if one]
     if field and text.startswith((f"{field}: ", f"{field} ")):
         del said[0]
-        if bound and str(bound).split()[-1] in text:  # the 20 in "less than or equal to 20"
+        if bound and str(bound).split()[-1] in text:  # such as the 20 in "less than or equal to 20"
             said = []
     return f"{text} ({': '.join(said)})" if said else text
 
 
 def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--data``, ``--config``, ``--url`` and ``--token-file``; the command gets ``admin``."""
+    """Add ``--data``, ``--config``, ``--url`` and ``--token-file``; pass ``admin`` on."""
 
     @wraps(command)
     def run(
@@ -223,7 +223,7 @@ def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
 def url_options(command: Command, what: str = "Admin address, http://HOST:9101") -> Command:
     """Add ``--url`` and ``--token-file``, which select a broker by its address."""
     for option in (
-        click.option("--token-file", type=EXISTING_FILE, help="API token file, for --url."),
+        click.option("--token-file", type=EXISTING_FILE, help="File with the API token for --url."),
         click.option(
             "--url", type=broker_url, metavar="URL",
             help=f"{what}.  [default: the context in use, --config or ./config.toml, "
@@ -237,7 +237,7 @@ def url_options(command: Command, what: str = "Admin address, http://HOST:9101")
 def find_admin_client(
     settings_args: SettingsArguments, url: str | None, token_file: Path | None
 ) -> AdminClient:
-    """Find the broker; all commands search in the same order.
+    """Find the broker and return its client; all commands search in the same order.
 
     The order is ``--url``, flags that name its folder or settings, the context in use, the settings
     including ``./config.toml``, ``./phpmq-data``, and the default admin address.
@@ -253,7 +253,7 @@ def find_admin_client(
     if url:
         if is_phpmq_url(url):
             raise CommandError(
-                f"{url} is a PHPMQ listener; this command needs the admin address, http://HOST:PORT"
+                f"{url} is a PHPMQ listener; this command requires the admin URL, http://HOST:PORT"
             )
         return AdminClient(None, admin_url(url), read_token(token_file) if token_file else None)
     effective = settings_args.load(data=context.data) if context else settings_args.load()
@@ -264,12 +264,12 @@ def find_admin_client(
         return AdminClient(settings.data / "control.sock", settings=settings)
     url = admin_url_of(settings)
     if effective.sources["admin.listen"] == "default":
-        print_message(f"no broker is named, and {settings.data} does not exist; trying {url}")
+        print_message(f"no broker was specified, and {settings.data} does not exist; trying {url}")
     return AdminClient(None, url, read_token(token_file) if token_file else None)
 
 
 def admin_url_of(settings: Settings) -> str:
-    """Return the URL of the admin's first TCP listener, as seen from this machine.
+    """Return the URL at which this machine reaches the admin's first TCP listener.
 
     Raises:
         CommandError: there is no TCP listener, or its port is not fixed.
@@ -278,7 +278,9 @@ def admin_url_of(settings: Settings) -> str:
     ports = (one for one in admin.listen if one != "none" and not one.startswith("unix:"))
     host, _, port = next(ports, "").rpartition(":")
     if not host or port == "0":
-        raise CommandError(f"admin.listen is {', '.join(admin.listen)}: use --url http://HOST:PORT")
+        raise CommandError(
+            f"no TCP port in admin.listen ({', '.join(admin.listen)}); use --url http://HOST:PORT"
+        )
     scheme = "http" if admin.tls_cert is None else "https"
     return f"{scheme}://{WILDCARDS.get(host, host)}:{port}{admin.base_path}"
 
@@ -290,8 +292,8 @@ def read_token(path: Path) -> str:
         CommandError: other users can read the file, or it is not UTF-8.
     """
     if path.stat().st_mode & 0o077:
-        raise CommandError(f"{path} is readable by others: run chmod 600 {path}", REFUSED)
+        raise CommandError(f"{path} is readable by other users; run chmod 600 {path}", REFUSED)
     try:
         return path.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
-        raise CommandError(f"{path} is not UTF-8; a token is plain text") from None
+        raise CommandError(f"{path} is not valid UTF-8; a token file contains plain text") from None

@@ -1,4 +1,4 @@
-"""The group ``backup``: create, list, restore and test backups."""
+"""The ``backup`` command group: create, list, restore and test backups."""
 
 import os
 import shutil
@@ -69,20 +69,20 @@ def backup() -> None:
 @click.option(
     "--copy-to",
     type=FOLDER,
-    help="Also copy the backup to this folder on this machine; nothing there is removed.",
+    help="Also copy the backup to this local folder; old copies there are not removed.",
 )
 @admin_client_options
 @set_option
 @output_option
 def create(admin: AdminClient, copy_to: Path | None, output: str | None) -> None:
-    """Create a backup: a complete copy of the database at one moment.
+    """Create a backup, a complete copy of the database at one point in time.
 
     A running broker creates it without interruption; if the broker is stopped, this command does.
     The copy is checked before it counts as a backup. Backups in excess of backups.keep are removed,
     oldest first.
     """
     if copy_to is not None and admin.settings is None:
-        raise click.UsageError("--copy-to works only with --data, not with --url")
+        raise click.UsageError("--copy-to requires the data folder; use --data instead of --url")
     settings = admin.settings
     row = _request(admin) if settings is None or _is_running(settings) else _make(settings)
     if copy_to is not None:
@@ -105,7 +105,7 @@ def list_(admin: AdminClient, output: str | None) -> None:
 
 def _is_running(settings: Settings) -> bool:
     if not (settings.data / DATABASE).exists():
-        raise CommandError(f"there is no broker in {settings.data}", NOT_FOUND)
+        raise CommandError(f"{settings.data} does not contain a broker's database", NOT_FOUND)
     try:
         with prevent_start(settings.data):
             return False
@@ -114,7 +114,6 @@ def _is_running(settings: Settings) -> bool:
 
 
 def _request(admin: AdminClient) -> Row:
-    """Request a backup from the broker and wait until it is complete."""
     state = admin.post("/backups")
     while state["is_running"]:
         print_message("the backup is in progress …")
@@ -124,7 +123,7 @@ def _request(admin: AdminClient) -> Row:
         raise CommandError(state["error"])
     items: list[Row] = state["items"]
     name = state.get("made")
-    # An older broker does not name it; the first one listed may date from when the clock was ahead.
+    # An older broker names no backup; the first may have been made while the clock was ahead.
     made = [row for row in items if name is None or row["id"] == name]
     if not made:
         raise CommandError(f"the backup {name or 'just created'} no longer exists", NOT_FOUND)
@@ -132,7 +131,7 @@ def _request(admin: AdminClient) -> Row:
 
 
 def _make(settings: Settings) -> Row:
-    """Create a backup of a database that no broker has open."""
+    """Create a backup of a stopped broker's database."""
     folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)
     with closing(folder):
         check_wal(folder)
@@ -240,7 +239,7 @@ def test(source: str, output: str | None, settings_args: SettingsArguments) -> N
         print_message(f"applied {name}")
     print_checks(done.checks, output)
     if done.problems:
-        raise CommandError(f"a broker restored from {path} would be damaged", DAMAGED)
+        raise CommandError(f"a database restored from {path} would be damaged", DAMAGED)
     print_message(f"the test passed: a broker can start from {path}")
 
 
@@ -257,11 +256,11 @@ def _show_withdrawn(withdrawn: WithdrawnAccess) -> None:
         )
     if withdrawn.users:
         print_message(
-            "these users keep the password, role and queues from the replaced database: "
+            "these users keep the password, role and queues that the replaced database had: "
             f"{', '.join(withdrawn.users)}"
         )
     elif not withdrawn.has_proof:
-        print_message("users and passwords come from the backup; repeat any later changes")
+        print_message("users and passwords come from the backup; repeat changes made since")
 
 
 def _find(source: str, settings: Settings) -> Path:

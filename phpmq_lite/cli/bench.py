@@ -1,4 +1,4 @@
-"""The command ``bench``: runs the benchmark and writes tables, Markdown or JSON."""
+"""The ``bench`` command, which runs the benchmark and writes tables, Markdown or JSON."""
 
 import json
 import time
@@ -31,7 +31,7 @@ from phpmq_lite.client.address import parse_address
 _NOTES: Final = {
     PUBLISH: "confirmed publishing, at most {unconfirmed:,} messages unconfirmed",
     FLOW: "publish (confirmed), store, dispatch, acknowledge, store; window {window:,}",
-    FLOW_PLAIN: "the same without confirmed publishing; window {window:,}",
+    FLOW_PLAIN: "flow without confirmed publishing; window {window:,}",
 }
 _LIMIT_COLUMNS: Final = (
     Column("limit", "MACHINE LIMIT"),
@@ -53,7 +53,7 @@ _LATENCY_COLUMNS: Final = (
 
 
 class _Section(NamedTuple):
-    """A table and the notes above it."""
+    """A table and the notes printed above it."""
 
     notes: tuple[str, ...]
     columns: Sequence[Column]
@@ -61,7 +61,7 @@ class _Section(NamedTuple):
 
 
 def write_tables(report: BenchReport) -> None:
-    """Write the report as tables that are at most 80 columns wide."""
+    """Write the report as tables no wider than 80 columns."""
     machine = report.machine
     click.echo(f"phpmq-lite {_describe_version(machine)}, messages of {report.size:,} bytes")
     click.echo(f"{machine.cpu}, {machine.cores} cores, {machine.kernel}, {machine.file_system}")
@@ -74,7 +74,7 @@ def write_tables(report: BenchReport) -> None:
 
 
 def write_markdown(report: BenchReport) -> None:
-    """Write the report as Markdown, including the settings that it depends on."""
+    """Write the report as Markdown, including the benchmark settings."""
     machine = report.machine
     settings = (
         ("phpmq-lite", _describe_version(machine)),
@@ -102,7 +102,6 @@ def _describe_version(machine: Machine) -> str:
 
 
 def _format_markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table."""
     lines = [
         [column.title.replace("|", "\\|") for column in columns],
         ["---:" if column.is_number else "---" for column in columns],
@@ -115,7 +114,7 @@ def _format_markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) 
 
 
 def _sections(report: BenchReport) -> Iterator[_Section]:
-    noise = "Other processes were busy during the run (OTHERS), so the rates are too low."
+    noise = "Other processes were busy during the run (OTHERS); the measured rates are too low."
     warnings = (noise,) if report.is_noisy else ()
     yield _Section(warnings, _LIMIT_COLUMNS, _limit_rows(report.limits))
     if report.rates:
@@ -131,7 +130,7 @@ def _sections(report: BenchReport) -> Iterator[_Section]:
         rows = [_rate_row(report, rate) for rate in report.rates]
         yield _Section((*columns, *notes), _RATE_COLUMNS, rows)
     if report.latency is not None:
-        note = "P50 / LEAST: relative to one commit of one row plus one round trip, see above"
+        note = "P50 / LEAST: P50 divided by the time of a one-row commit plus a round trip"
         rows = [
             _latency_row(report, "publish to receive", report.latency.receive),
             _latency_row(report, "publish to receipt", report.latency.receipt),
@@ -186,7 +185,7 @@ _ALL: Final = "all"
 
 
 def workload_list(value: str) -> tuple[str, ...]:
-    """Parse ``publish,flow`` or ``all`` into workloads in their fixed order; a click type."""
+    """Parse a list such as ``publish,flow``, or ``all``, into workloads in their fixed order."""
     names = {name.strip() for name in value.split(",")}
     if names == {_ALL}:
         return WORKLOADS
@@ -197,13 +196,13 @@ def workload_list(value: str) -> tuple[str, ...]:
 
 
 def listener_address(value: str) -> Address:
-    """Parse ``phpmq://127.0.0.1:9100`` into host and port; a click type."""
+    """Parse an address such as ``phpmq://127.0.0.1:9100`` into host and port."""
     try:
         target = parse_address(value.removeprefix("phpmq://"))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if target.path or not value.startswith("phpmq://"):
-        raise click.BadParameter(f"{value!r} is not a PHPMQ listener; use phpmq://HOST:PORT")
+        raise click.BadParameter(f"{value!r} is not a valid PHPMQ address; use phpmq://HOST:PORT")
     return target.host, target.port
 
 
@@ -213,28 +212,28 @@ def listener_address(value: str) -> Address:
     type=click.FloatRange(0.1, 600),
     default=5.0,
     show_default=True,
-    help="How long each workload publishes.",
+    help="Publishing time per workload.",
 )
 @click.option(
     "--size",
     type=click.IntRange(1, _MAX_SIZE),
     default=256,
     show_default=True,
-    help="Size of a message body in bytes.",
+    help="Message body size in bytes.",
 )
 @click.option(
     "--content",
     type=click.Choice(CONTENTS),
     default=PLAIN,
     show_default=True,
-    help="Content of the messages; the broker indexes envelopes.",
+    help="Message content; envelopes are also indexed by the broker.",
 )
 @click.option(
     "--window",
     type=click.IntRange(1, 100_000),
     default=100,
     show_default=True,
-    help="Maximum number of messages that the consumer holds unacknowledged.",
+    help="Maximum number of unacknowledged messages that the consumer holds.",
 )
 @click.option(
     "--workloads",
@@ -242,12 +241,12 @@ def listener_address(value: str) -> Address:
     default=f"{PUBLISH},{FLOW},{LATENCY}",
     show_default=True,
     metavar="LIST",
-    help=f"Comma-separated list of {', '.join(WORKLOADS)}; or {_ALL}.",
+    help=f"Comma-separated workloads ({', '.join(WORKLOADS)}), or {_ALL}.",
 )
 @click.option(
     "--data",
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="Folder on the disk to measure; the benchmark removes its files.  [default: .]",
+    help="Folder on the disk to measure; the benchmark deletes its files at the end.  [default: .]",
 )
 @click.option(
     "--url",
@@ -284,15 +283,14 @@ def bench(
     \b
     publish      confirmed publishing, one connection
     flow         one producer and one consumer: publish to stored acknowledgement
-    flow-plain   the same without confirmed publishing
+    flow-plain   like flow, but without confirmed publishing
     latency      one message in flight
     """  # noqa: D301 - click keeps the line breaks of the paragraph
     folder = data or Path.cwd()
     kind = file_system(folder)
     if kind in _IN_MEMORY:
         raise CommandError(
-            f"{folder} is on an in-memory file system ({kind}). "
-            "Choose a folder on a disk with --data."
+            f"{folder} is in memory ({kind}), not on a disk. Choose another one with --data."
         )
     plan = BenchPlan(seconds, size, window, workloads, folder, connect, content)
     observer = _BenchProgressBar(plan)
@@ -307,7 +305,7 @@ def bench(
 
 
 class _BenchProgressBar(BenchObserver):
-    """A progress bar on standard error, or one line per step if that is not a terminal."""
+    """A progress bar on standard error, or one line per step if there is no terminal."""
 
     def __init__(self, plan: BenchPlan) -> None:
         console = Console(stderr=True)
@@ -321,7 +319,7 @@ class _BenchProgressBar(BenchObserver):
             disable=not console.is_terminal,
         )
         self._task = self.progress.add_task("starting", total=plan.planned_seconds)
-        self._done_s = 0.0  # planned time of the finished steps
+        self._done_s = 0.0  # planned duration of the finished steps
         self._step_s = 0.0
         self._began_s = 0.0
 

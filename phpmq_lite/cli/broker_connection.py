@@ -1,4 +1,4 @@
-"""Options for the PHPMQ connection of ``publish``, ``consume`` and others, and its lookup."""
+"""PHPMQ connection options for commands such as ``publish``, and the listener lookup."""
 
 import ssl
 import time
@@ -22,14 +22,14 @@ from phpmq_lite.client.blocking_client import BlockingClient, client_from_url
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 
 _TIMEOUT_S: Final = 30.0
-_COMPARED: Final = 1_000  # queues that a misspelled name is compared with
+_COMPARED: Final = 1_000  # maximum number of queue names compared with a misspelled one
 _RETRY_S: Final = 2.0  # pause between attempts to find the listener
 
 
 class ClientFactory(Protocol):
-    """Returns a client, not yet connected, for the broker that the options specify.
+    """Creates a client, not yet connected, for the broker that the options select.
 
-    With ``is_patient``, the call retries until the admin answers.  If it looks up the listener in
+    With ``is_patient``, the call retries until the admin answers.  If the listener is looked up in
     the admin, ``queue`` must exist, because a consumer would create it.
     """
 
@@ -38,9 +38,9 @@ class ClientFactory(Protocol):
 
 
 def client_options(command: Callable[..., None], *, reconnect: bool = True) -> Callable[..., None]:
-    """Add ``--url``, ``--data``, ``--config`` and the TLS files; pass ``client`` to the command.
+    """Add ``--url``, ``--data``, ``--config`` and the TLS options; pass ``client`` to the command.
 
-    ``reconnect`` says whether the client reconnects automatically.
+    ``reconnect`` determines whether the client reconnects automatically.
     """
 
     @wraps(command)
@@ -54,8 +54,8 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
         **others: Any,
     ) -> None:
         if settings_args.data is not None and not settings_args.data.is_dir():
-            hint = "; for the content, use --body" if "body" in others else ""
-            raise click.UsageError(f"--data: there is no data folder {settings_args.data}{hint}")
+            hint = "; to pass content, use --body" if "body" in others else ""
+            raise click.UsageError(f"--data: the folder {settings_args.data} does not exist{hint}")
 
         def client(*, is_patient: bool = False, queue: str | None = None) -> BlockingClient:
             found, content_bytes = _find_listener(
@@ -75,9 +75,9 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
         command(client=client, **others)
 
     for flag, help_text in (
-        ("--tls-key", "Private key for --tls-cert, as PEM."),
-        ("--tls-cert", "Client certificate, as PEM."),
-        ("--tls-ca", "CA certificate to trust instead of the system's, as PEM."),
+        ("--tls-key", "PEM file with the private key for --tls-cert."),
+        ("--tls-cert", "PEM file with the client certificate."),
+        ("--tls-ca", "PEM file with the CA certificate to trust instead of the system's."),
     ):
         run = click.option(flag, type=EXISTING_FILE, help=help_text)(run)
     what = "Admin address, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100"
@@ -110,10 +110,10 @@ def _find_listener(
 
 
 def unknown_queue_text(queue: str, admin: AdminClient) -> str:
-    """Return the error text for a missing queue, which suggests similar names."""
+    """Return the error text for a missing queue, with suggestions of similar names."""
     near = get_close_matches(queue, (row["name"] for row in admin.list("/queues", _COMPARED)))
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return f"there is no queue {queue!r}{hint} (--create creates it and waits)"
+    return f"there is no queue {queue!r}{hint} (use --create to create it and wait)"
 
 
 def _fetch_listeners(admin: AdminClient, *, is_patient: bool) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _host_of(admin: AdminClient) -> str:
 
 
 def listener_url(listeners: Iterable[Mapping[str, Any]], host: str) -> str:
-    """Return the URL of the first listener with TTL that is reachable from here.
+    """Return the URL of the first reachable listener that supports TTL.
 
     ``host``, the host in the admin's URL, replaces a wildcard address.  Unix sockets and loopback
     listeners are reachable only if ``host`` is this machine.
@@ -164,7 +164,7 @@ def listener_url(listeners: Iterable[Mapping[str, Any]], host: str) -> str:
             continue
         return f"phpmq{'s' if one['transport'] == 'tls' else ''}://{name}:{port}"
     raise CommandError(
-        f"no PHPMQ listener with TTL is reachable from here (listeners: "
+        "no PHPMQ listener with TTL is reachable from this machine (listeners: "
         f"{', '.join(seen) or 'none'}); specify one with --url phpmq://HOST:PORT"
     )
 

@@ -1,4 +1,4 @@
-"""The group ``check``, with the exit codes and output of monitoring plugins."""
+"""The ``check`` command group, which uses the exit codes and output of monitoring plugins."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from phpmq_lite.logs import escape
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
-_CLOCKS_DIFFER_S: Final = 60.0  # tolerated difference between the broker's clock and ours
+_CLOCKS_DIFFER_S: Final = 60.0  # allowed difference between the broker's clock and this machine's
 
 _ages = {"type": duration, "metavar": "DURATION"}
 _counts: dict[str, Any] = {"type": click.IntRange(min=0), "metavar": "N"}
@@ -26,9 +26,9 @@ _percentages = {"type": click.FloatRange(0, 100)}
 
 
 def threshold_options(
-    kind: dict[str, Any], warning: object, critical: object, where: str = "at this value and above"
+    kind: dict[str, Any], warning: object, critical: object, where: str = "at or above this value"
 ) -> Callable[[Command], Command]:
-    """Add ``-w`` and ``-c`` with their defaults; ``where`` says on which side they apply."""
+    """Add the threshold options ``-w`` and ``-c``; ``where`` completes their help texts."""
 
     def add(command: Command) -> Command:
         for short, name, default in (("-c", "critical", critical), ("-w", "warning", warning)):
@@ -52,10 +52,10 @@ def _usage_errors_are_unknown() -> Iterator[None]:
 
 
 class MonitoringGroup(click.Group):
-    """A group that reports errors as UNKNOWN, as monitoring expects."""
+    """A command group that reports errors as UNKNOWN, as monitoring systems expect."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options of the group itself."""
+        """Parse the group's own options; exit with UNKNOWN if they are invalid."""
         with _usage_errors_are_unknown():
             return super().parse_args(ctx, args)
 
@@ -78,13 +78,13 @@ def check() -> None:
 
 
 def report_check(level: int, text: str) -> NoReturn:
-    """Print the line that monitoring shows and exit with its code."""
+    """Print the status line for the monitoring system and exit with the code of ``level``."""
     click.echo(f"{WORDS[level]}: {text}")
     click.get_current_context().exit(level)
 
 
 def level_of(value: float, warning: float, critical: float) -> int:
-    """Return the level of a value for which higher is worse."""
+    """Compare a value with its thresholds, where higher is worse, and return the level."""
     return CRITICAL if value >= critical else WARNING if value >= warning else OK
 
 
@@ -144,7 +144,7 @@ def age(admin: AdminClient, queue: str | None, warning: int, critical: int) -> N
 )
 @admin_client_options
 def consumers(admin: AdminClient, queue: str, minimum: int) -> None:
-    """Check the number of consumers of QUEUE."""
+    """Check how many consumers QUEUE has."""
     count = _queues(admin, queue)[0]["consumers"]
     report_check(OK if count >= minimum else CRITICAL, f"{count:,} consumers of {escape(queue)}")
 
@@ -154,14 +154,14 @@ def consumers(admin: AdminClient, queue: str, minimum: int) -> None:
 @threshold_options(_counts, 1, 100)
 @admin_client_options
 def dead_letters(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
-    """Check the number of dead letters of QUEUE, or of all queues."""
+    """Check the number of dead letters for QUEUE or for all queues."""
     counted = admin.get("/stats") if queue is None else _queues(admin, queue)[0]
-    count = counted["dead"]  # totals count each message once, even in a shared dead-letter queue
+    count = counted["dead"]  # each message counts once, even in a shared dead-letter queue
     report_check(level_of(count, warning, critical), f"{count:,} dead letters")
 
 
 @check.command()
-@threshold_options(_percentages, 15.0, 5.0, "at this percentage and below")
+@threshold_options(_percentages, 15.0, 5.0, "at or below this percentage")
 @admin_client_options
 def disk(admin: AdminClient, warning: float, critical: float) -> None:
     """Check the percentage of free disk space."""
@@ -175,10 +175,10 @@ def disk(admin: AdminClient, warning: float, critical: float) -> None:
 @threshold_options(_ages, "26h", "50h")
 @admin_client_options
 def backup(admin: AdminClient, warning: int, critical: int) -> None:
-    """Check the age of the newest backup. Also warns about a backup dated in the future."""
+    """Check the age of the newest backup. A backup dated in the future is also a warning."""
     found = admin.get("/backups")
     level, text = check_newest_backup(found["items"], time.time(), warning, critical)
-    failed = f"; the last one failed: {escape(found['error'])}" if found["error"] else ""
+    failed = f"; the latest attempt failed: {escape(found['error'])}" if found["error"] else ""
     report_check(max(level, WARNING) if failed else level, f"{text}{failed}")
 
 
@@ -200,7 +200,7 @@ def check_newest_backup(
         level, text = level_of(age_s, warning, critical), f"{name} is {age_s:,.0f} s old"
     if not ahead:
         return level, text
-    return max(level, WARNING), f"{text}; dated in the future: {', '.join(ahead)}"
+    return max(level, WARNING), f"{text}; these are dated in the future: {', '.join(ahead)}"
 
 
 def _queues(admin: AdminClient, queue: str | None) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The group ``config``: create a configuration file, show the settings."""
+"""The ``config`` command group: create a configuration file and show the settings."""
 
 import shlex
 from pathlib import Path
@@ -29,7 +29,7 @@ COLUMNS: Final = columns("setting", text="VALUE", source="SOURCE")
 
 @click.group()
 def config() -> None:
-    """Create a configuration file; show the settings in force."""
+    """Create a configuration file, or show the effective settings."""
 
 
 @config.command()
@@ -37,7 +37,7 @@ def config() -> None:
 @settings_options
 @output_option
 def show(output: str | None, settings_args: SettingsArguments) -> None:
-    """List every setting with its value and where the value comes from.
+    """List every setting with its value and the source of that value.
 
     A flag overrides the environment, which overrides the file. Secrets are masked.
     """
@@ -56,12 +56,12 @@ def show(output: str | None, settings_args: SettingsArguments) -> None:
 
 @config.command(hidden=True)
 def reference() -> None:
-    """Print the reference page for all settings as Markdown."""
+    """Print the settings reference page as Markdown."""
     click.echo(reference_page(), nl=False)
 
 
 def reference_page() -> str:
-    """Return the page ``docs/reference/settings.md``; a test compares both."""
+    """Return the content of ``docs/reference/settings.md``; a test compares it with the file."""
     lines = [_HEAD]
     for section, group in settings.settings_by_section().items():
         if section:
@@ -78,9 +78,9 @@ def reference_page() -> str:
 _HEAD: Final = """\
 # Settings
 
-A value comes from the first of these that sets it: a flag (`--set SECTION.NAME=VALUE`, or the setting's own flag), the environment (`PHPMQ_SECTION__NAME`), a file that the environment names, the TOML file (`--config`, else the first of `$CONFIGURATION_DIRECTORY/config.toml`, `./config.toml` and `/etc/phpmq-lite/config.toml`), the default.
-The environment names a file as `PHPMQ_SECTION__NAME_FILE`; systemd passes one as the credential `section.name`. The content of the file is the value; if the setting is a path, the value is the path of the file.
-`phpmq-lite config show` lists the settings in force and their sources. `phpmq-lite config init` creates a TOML file that explains them all.
+Each value comes from the first of these sources that sets it: a flag (`--set SECTION.NAME=VALUE`, or the setting's own flag), the environment (`PHPMQ_SECTION__NAME`), a file that the environment names, the TOML file (`--config`, or else the first of `$CONFIGURATION_DIRECTORY/config.toml`, `./config.toml` and `/etc/phpmq-lite/config.toml`), or the default.
+To read a value from a file, set `PHPMQ_SECTION__NAME_FILE` in the environment to its path, or pass it as the systemd credential `section.name`. The content of the file is the value; if the setting is a path, the value is the path of the file.
+`phpmq-lite config show` lists the effective settings and their sources. `phpmq-lite config init` creates a TOML file that explains every setting.
 Sizes take units (`8 MiB`); lists are comma-separated, or TOML arrays in the file.
 This page is generated from the code."""  # noqa: E501 - Markdown: one sentence per line
 
@@ -92,16 +92,14 @@ CONFIG_FILE: Final = "config.toml"
 
 @config.command()
 @click.argument("place", metavar="[FOLDER|FILE.toml|-]", default=".")
-@setting_option(
-    "--data", "data", type=FOLDER, help="Folder for the database, stored as an absolute path."
-)
+@setting_option("--data", "data", type=FOLDER, help="Database folder, written as an absolute path.")
 @listener_options
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @collect_setting_flags
 def init(place: str, force: bool, settings_args: SettingsArguments) -> None:
     """Create a configuration file that explains every setting.
 
-    Settings given as flags are set; all others are comments with their defaults. The file is
+    Settings given as flags are set; all others are comments that show the defaults. The file is
     config.toml in FOLDER, by default the current folder, where the broker and all commands find
     it; - writes to standard output. It contains the paths of password and key files, but no secret.
     """
@@ -126,7 +124,7 @@ def _write(path: Path, text: str, *, force: bool) -> None:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise CommandError(f"{path} already exists; overwrite it with --force", REFUSED) from None
+        raise CommandError(f"{path} already exists; use --force to overwrite it", REFUSED) from None
 
 
 def _print_next_steps(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Named brokers, stored in a file for each user, and the group ``context``."""
+"""Named brokers, stored in a per-user file, and the ``context`` command group."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, broker_url, is_phpm
 
 @dataclass(slots=True, frozen=True)
 class BrokerContext:
-    """The location of a broker: its data folder, or its URL and a file with an API token.
+    """The location of a broker: its data folder, or its URL and API token file.
 
-    ``connect`` is the URL of its PHPMQ listener; if it is None, the admin is asked.
+    ``connect`` is the URL of the PHPMQ listener; None means that the admin is asked for it.
     """
 
     name: str
@@ -28,13 +28,13 @@ class BrokerContext:
 
 
 def contexts_file() -> Path:
-    """Return the path of the file that stores the contexts."""
+    """Return the path of the contexts file."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "phpmq-lite" / "contexts.json"
 
 
 def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
-    """Return the name of the context in use, and all contexts by name.
+    """Return the name of the current context and a mapping of all contexts by name.
 
     Raises:
         CommandError: the file cannot be read.
@@ -55,11 +55,11 @@ def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
     except FileNotFoundError:
         return None, {}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CommandError(f"{contexts_file()} cannot be read: {error}") from None
+        raise CommandError(f"cannot read the contexts file {contexts_file()}: {error}") from None
 
 
 def save_contexts(current: str | None, contexts: dict[str, BrokerContext]) -> None:
-    """Store these contexts, replacing the file atomically."""
+    """Save the contexts, replacing the file atomically."""
     path = contexts_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     rows = {name: _row(context) for name, context in sorted(contexts.items())}
@@ -70,7 +70,7 @@ def save_contexts(current: str | None, contexts: dict[str, BrokerContext]) -> No
 
 
 def current_context() -> BrokerContext | None:
-    """Return the context in use, or None."""
+    """Return the current context, or None if none is selected."""
     name, contexts = load_contexts()
     return contexts.get(name) if name else None
 
@@ -86,7 +86,7 @@ COLUMNS: Final = (
 
 
 def _absolute_url(url: str | None) -> str | None:
-    """Return a URL that does not depend on the current folder."""
+    """Make the path in a ``unix:`` URL absolute."""
     if url is None or not url.startswith("unix:"):
         return url
     return f"unix:{Path(url.removeprefix('unix:')).absolute()}"
@@ -94,11 +94,11 @@ def _absolute_url(url: str | None) -> str | None:
 
 @click.group()
 def context() -> None:
-    """Name brokers and choose the one that commands use.
+    """Name brokers and choose which one commands use.
 
     publish, consume, worker and outbox relay ask the admin for the PHPMQ listener; if clients reach
     it at another address, add a second --url phpmq://HOST:PORT. A flag that names a broker (--url,
-    --data, --config) overrides the context in use.
+    --data, --config) overrides the current context.
     """
 
 
@@ -108,16 +108,16 @@ def context() -> None:
     "--url", "urls", type=broker_url, multiple=True, metavar="URL",
     help="Admin address, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100. Repeatable.",
 )  # fmt: skip
-@click.option("--data", type=FOLDER, help="Data folder of the broker.")
+@click.option("--data", type=FOLDER, help="The broker's data folder.")
 @click.option("--token-file", type=EXISTING_FILE, help="File that contains an API token.")
 def create(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path | None) -> None:
-    """Store a broker under a name. The first context is used immediately."""
+    """Save a broker under a name. The first context becomes the current one."""
     phpmq = [one for one in urls if is_phpmq_url(one)]
     admin = [one for one in urls if not is_phpmq_url(one)]
     if not (urls or data) or (admin and data):
-        raise click.UsageError("use either --url or --data")
+        raise click.UsageError("specify either --url or --data")
     if len(phpmq) > 1 or len(admin) > 1:
-        raise click.UsageError("use --url once for the admin and once for the PHPMQ listener")
+        raise click.UsageError("use one --url for the admin and one for the PHPMQ listener")
     in_use, found = load_contexts()
     found[name] = BrokerContext(
         name,
@@ -127,13 +127,13 @@ def create(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path
         _absolute_url(phpmq[0]) if phpmq else None,
     )
     save_contexts(in_use or name, found)
-    print_message(f"context {name} is stored" + ("" if in_use else " and is in use"))
+    print_message(f"saved context {name}" + ("" if in_use else ", which is now in use"))
 
 
 @context.command()
 @click.argument("name")
 def use(name: str) -> None:
-    """Choose the broker that commands use; - chooses none."""
+    """Choose the broker that commands use. Pass - to use no broker."""
     _, found = load_contexts()
     if name != "-" and name not in found:
         raise CommandError(f"there is no context {name!r}", NOT_FOUND)
@@ -144,12 +144,12 @@ def use(name: str) -> None:
 @context.command()
 @click.argument("name")
 def delete(name: str) -> None:
-    """Delete a context, but not the broker itself."""
+    """Delete a context without changing the broker."""
     in_use, found = load_contexts()
     if found.pop(name, None) is None:
         raise CommandError(f"there is no context {name!r}", NOT_FOUND)
     save_contexts(None if in_use == name else in_use, found)
-    print_message(f"deleted the context {name}")
+    print_message(f"deleted context {name}")
 
 
 @context.command("list")

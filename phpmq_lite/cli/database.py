@@ -1,4 +1,4 @@
-"""The group ``database``: migrate, verify and scrub the database."""
+"""The ``database`` command group: migrate, verify and scrub the database."""
 
 import sqlite3
 import time
@@ -41,7 +41,7 @@ def database() -> None:
 @output_option
 @settings_options
 def verify(path: Path | None, output: str | None, settings_args: SettingsArguments) -> None:
-    """Check the database of a stopped broker, or a backup, without changing it.
+    """Check a stopped broker's database or a backup without changing it.
 
     Checks the write-ahead log, the structure, every body, and whether the tables agree. PATH is a
     backup, a database file or a data folder; the default is the broker's data folder. `database
@@ -54,7 +54,7 @@ def verify(path: Path | None, output: str | None, settings_args: SettingsArgumen
         backup = read_backup(path)
         if backup is None:
             raise CommandError(
-                f"{path / MANIFEST} cannot be read, or its database is missing", DAMAGED
+                f"{path / MANIFEST} is unreadable, or the backup's database is missing", DAMAGED
             )
         verify_backup(backup)
         path = backup.database
@@ -101,7 +101,7 @@ def migrate(dry_run: bool, settings_args: SettingsArguments) -> None:
     settings = settings_args.load().settings
     if not (settings.data / DATABASE).is_file():
         raise CommandError(
-            f"{settings.data} has no database; `phpmq-lite serve` creates one", NOT_FOUND
+            f"{settings.data} contains no database; `phpmq-lite serve` creates one", NOT_FOUND
         )
     folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)
     with closing(folder):
@@ -129,7 +129,7 @@ def _open(folder: DataFolder) -> Iterator[sqlite3.Connection]:
         connection.execute("PRAGMA synchronous=FULL")
         yield connection
     finally:
-        folder.record(is_running=False)  # before closing, which removes the WAL
+        folder.record(is_running=False)  # first, because closing removes the WAL
         connection.close()
 
 
@@ -145,13 +145,13 @@ _SCRUB_COLUMNS: Final = (
 
 @database.command()
 @click.option(
-    "--status", "is_status", is_flag=True, help="Print the last scrub's result; do not start one."
+    "--status", "is_status", is_flag=True, help="Print the last result without starting a scrub."
 )
 @click.option("--stop", "is_stop", is_flag=True, help="Stop the scrub in progress.")
 @admin_client_options
 @output_option
 def scrub(admin: AdminClient, is_status: bool, is_stop: bool, output: str | None) -> None:
-    """Check bodies and structure while the broker runs.
+    """Check message bodies and database structure while the broker runs.
 
     Waits until the scrub ends and prints the result. A damaged ready message is settled as dead
     with the reason crc; nothing is deleted.
@@ -174,7 +174,6 @@ def scrub(admin: AdminClient, is_status: bool, is_stop: bool, output: str | None
 
 
 def _scrub(admin: AdminClient) -> dict[str, Any]:
-    """Start a scrub and wait until it ends."""
     state: dict[str, Any] = admin.post("/scrub")
     before = state["last"]
     while state["is_running"] or state["last"] == before:

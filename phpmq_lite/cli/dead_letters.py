@@ -1,4 +1,4 @@
-"""The group ``dead-letter``: list, redrive and delete dead letters."""
+"""The ``dead-letter`` command group: list, redrive and delete dead letters."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def dead_letter() -> None:
 @dead_letter.command(name="list")
 @click.option(
     "--by-cause", is_flag=True,
-    help="Count by URN and cause, too; numbers and ids in the reasons are ignored.",
+    help="Also count by URN and cause, ignoring numbers and ids in reasons.",
 )  # fmt: skip
 @admin_client_options
 @output_option
@@ -70,7 +70,7 @@ def list_(admin: AdminClient, by_cause: bool, output: str | None) -> None:
 
 @dead_letter.command()
 @click.argument("queue")
-@click.option("--to", "target", metavar="QUEUE", help="Redrive to this queue, not to the origin.")
+@click.option("--to", "target", metavar="QUEUE", help="Redrive to this queue, not the origin.")
 @click.option(
     "--ttl",
     "ttl_s",
@@ -78,11 +78,11 @@ def list_(admin: AdminClient, by_cause: bool, output: str | None) -> None:
     metavar="DURATION",
     help="New time to live.  [default: the target queue's default]",
 )
-@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Only the N oldest.")
 @click.option(
-    "--rate", type=messages_per_second, metavar="N/s", help="At most N per second, such as 20/s."
+    "-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Redrive only the N oldest."
 )
-@click.option("--query", "q", default="", metavar="QUERY", help="Only dead letters that match.")
+@click.option("--rate", type=messages_per_second, metavar="N/s", help="Maximum rate, such as 20/s.")
+@click.option("--query", "q", default="", metavar="QUERY", help="Only matching dead letters.")
 @click.option("--dry-run", is_flag=True, help="Print the plan without publishing.")
 @admin_client_options
 @output_option
@@ -123,7 +123,7 @@ def redrive(
 @bulk_options
 @admin_client_options
 def delete(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
-    """Delete dead letters, but no other messages. The history keeps them.
+    """Delete dead letters, but no other messages. They remain in the history.
 
     `message delete` also deletes messages that a program published to a dead-letter queue.
     """
@@ -139,7 +139,7 @@ def delete(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
 
 
 def _groups(admin: AdminClient) -> list[dict[str, Any]]:
-    """Return the groups by cause; print a note if not all dead letters were counted."""
+    """Return the groups by cause; print a note if only some dead letters were counted."""
     found = admin.get("/dead/groups", deep="true")
     if found["looked"] < found["total"]:
         print_message(f"counted the newest {found['looked']:,} of {found['total']:,} dead letters")
@@ -157,17 +157,17 @@ def _is_dead_letter(admin: AdminClient, message_id: str) -> bool:
     if not is_record:
         print_message(
             f"Error: {escape(message_id)} is not a dead letter; "
-            "`message delete` deletes any message"
+            "use `message delete` to delete other messages"
         )
     return is_record
 
 
 def _check_selection(admin: AdminClient, token: str) -> None:
-    """Reject a selection with other messages; one that is gone passes: its job may exist."""
+    """Reject a selection of other messages; if it no longer exists, its job may still exist."""
     selection = read_selection(admin, token)
     if selection is not None and _narrow_to_dead_letters(selection["q"]) != selection["q"]:
         raise CommandError(
-            "the selection includes other messages; delete them with `message delete`", REFUSED
+            "the selection is not limited to dead letters; use `message delete`", REFUSED
         )
 
 

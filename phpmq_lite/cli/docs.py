@@ -1,4 +1,4 @@
-"""``docs``: open the documentation, or show one of its pages in the terminal."""
+"""The ``docs`` command, which opens the documentation or shows a page in the terminal."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,7 +22,7 @@ from phpmq_lite.installation import docs_folder
 
 @click.command()
 @click.argument("page", default=INDEX)
-@click.option("--text", is_flag=True, help="Show the page in this terminal, without a broker.")
+@click.option("--text", is_flag=True, help="Show the page in this terminal; requires no broker.")
 @click.option("--print-url", is_flag=True, help="Print the address instead of opening it.")
 @url_options
 @data_option
@@ -58,7 +58,7 @@ def docs(
         return
     _check_answers(admin)
     if click.launch(address) != 0:
-        raise CommandError(f"no browser could be started; open {address}, or use --text")
+        raise CommandError(f"could not start a browser; open {address} yourself, or use --text")
     print_message(f"opened {address}")
 
 
@@ -69,7 +69,7 @@ def _check_answers(admin: AdminClient) -> None:
     except BrokerUnavailableError:
         raise
     except CommandError:
-        return  # the broker requires a login, which the browser will show
+        return  # the broker requires a login; the browser will ask for it
 
 
 def _show(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The groups ``envelope`` and ``schema``, which work without a broker."""
+"""The ``envelope`` and ``schema`` command groups, which require no broker."""
 
 import json
 import sys
@@ -36,9 +36,9 @@ _folder = click.argument("folder", type=EXISTING_FOLDER, metavar="FOLDER")
 
 @click.group()
 def schema() -> None:
-    """Check payload schemas, and payloads against them.
+    """Check schemas, and check payloads against them.
 
-    FOLDER contains registry.json, {"schemas": [{"urn": "…", "schema": "FILE"}]}, and these files.
+    FOLDER contains registry.json, {"schemas": [{"urn": "…", "schema": "FILE"}]}, and the files.
     """
 
 
@@ -49,7 +49,7 @@ def schema() -> None:
 def check(ctx: click.Context, folder: Path, output: str | None) -> None:
     """Check that a schema folder is valid.
 
-    Exits with 1 if it is not. Keywords that the broker does not check are listed, but are not
+    Exits with 1 if it is invalid. Keywords that the broker does not check are listed, but are not
     errors.
     """
     from phpmq_lite.envelopes.schema_registry import read_registry
@@ -79,14 +79,14 @@ def _check_rows(found: "SchemaRegistry") -> Iterator[dict[str, Any]]:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=FILE_OR_STDIN)
 @click.option(
     "--plain", is_flag=True,
-    help="Payloads are not encrypted: do not accept a string for an x-gdpr-sensitive value.",
+    help="Expect unencrypted payloads: reject a string in place of an x-gdpr-sensitive value.",
 )  # fmt: skip
 @output_option
 @click.pass_context
 def validate(
     ctx: click.Context, folder: Path, files: tuple[Path, ...], plain: bool, output: str | None
 ) -> None:
-    """Check the payloads of envelopes.
+    """Check the payloads of envelopes against their schemas.
 
     Exits with 1 if any payload is invalid. Each FILE contains one envelope; - reads standard input.
     A payload is valid if its URN has no schema.
@@ -99,7 +99,7 @@ def validate(
 
 
 def read_valid_registry(folder: Path) -> "SchemaRegistry":
-    """Return the registry in a schema folder.
+    """Read a schema folder and return its registry.
 
     Raises:
         RegistryError: the folder is invalid.
@@ -141,7 +141,7 @@ def compare(ctx: click.Context, old: Path, new: Path, output: str | None) -> Non
 
     Exits with 1 if a difference is breaking. OLD and NEW are two schema files or two schema
     folders. If no difference is breaking, every payload that is valid under OLD is valid under NEW;
-    a breaking change needs a new URN.
+    a breaking change requires a new URN.
     """
     if old.is_dir() != new.is_dir():
         raise click.UsageError("OLD and NEW must both be files or both be folders")
@@ -186,7 +186,7 @@ def _change_rows(
 
 PROBLEM_COLUMNS: Final = columns("layer", "reason", pointer="WHERE", detail="WHAT")
 HINT: Final = "hint"
-LAYERS: Final = {"poison": "A", "too_deep": "A"}  # all other reasons in a verdict are B
+LAYERS: Final = {"poison": "A", "too_deep": "A"}  # any other reason in a verdict is layer B
 
 _file = click.argument("path", metavar="FILE|-", default="-", type=FILE_OR_STDIN)
 _schemas = click.option(
@@ -195,7 +195,7 @@ _schemas = click.option(
 )  # fmt: skip
 _empty_list_data = click.option(
     "--empty-list-data", type=click.Choice(["php", "never", "always"]), default="php",
-    show_default=True, help="When to read data: [] as {}.",
+    show_default=True, help="When to interpret data: [] as {}.",
 )  # fmt: skip
 
 
@@ -207,8 +207,8 @@ def envelope() -> None:
 @envelope.command()
 @click.argument("urn")
 @click.argument("data", metavar="JSON", default="{}")
-@click.option("--queue", default="default", show_default=True, help="Queue named in the envelope.")
-@click.option("--trace-id", help="Continue this trace.  [default: a new trace]")
+@click.option("--queue", default="default", show_default=True, help="Queue name in the envelope.")
+@click.option("--trace-id", help="Id of a trace to continue.  [default: a new trace]")
 @_schemas
 def create(urn: str, data: str, queue: str, trace_id: str | None, schemas: Path | None) -> None:
     """Create an envelope and print it.
@@ -232,13 +232,13 @@ def create(urn: str, data: str, queue: str, trace_id: str | None, schemas: Path 
         if problem is not None:
             raise CommandError(f"{problem.reason}: {problem.detail}")
     made = encode(make(urn, payload, queue=queue, trace_id=trace_id))
-    click.echo(made, nl=sys.stdout.isatty())  # a pipe gets the exact bytes
+    click.echo(made, nl=sys.stdout.isatty())  # write only the exact bytes to a pipe
 
 
 @envelope.command("check")
 @_file
 @click.option(
-    "--consumer", is_flag=True, help="List only problems that prevent consumers from handling it."
+    "--consumer", is_flag=True, help="List only problems that stop consumers from handling it."
 )
 @_schemas
 @_empty_list_data
@@ -254,7 +254,7 @@ def check_envelope(
 ) -> None:
     """List all problems with an envelope.
 
-    Exits with 1 if there are any.
+    Exits with 1 if any are found.
     Layer A: the envelope cannot be read. B: no consumer may handle it. C: the producer violates a
     rule. A hint recommends another form of the URN and does not count as a problem.
     """
@@ -283,7 +283,7 @@ def _problems(content: bytes, schemas: Path | None, mode: Any) -> Iterator[dict[
 
 
 def layer_of(reason: str) -> str:
-    """Return the layer of a reason: A, B, C or ``HINT``."""
+    """Return the layer to which a reason belongs: A, B, C or ``HINT``."""
     from phpmq_lite.envelopes.validation import CONVENTION, REASONS
 
     if reason == CONVENTION:
@@ -297,7 +297,7 @@ def layer_of(reason: str) -> str:
 @output_option
 @click.pass_context
 def show(ctx: click.Context, path: Path, empty_list_data: Any, output: str | None) -> None:
-    """Show the verdict on an envelope and its fields.
+    """Show an envelope's verdict and fields.
 
     Exits with 1 if no consumer may handle it.
     """
@@ -317,7 +317,7 @@ def show(ctx: click.Context, path: Path, empty_list_data: Any, output: str | Non
 
 
 def _parse_json(content: bytes) -> Any:
-    """Parse the content as JSON; return None if it is not JSON."""
+    """Parse the content as JSON; return None if it is invalid."""
     try:
         return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError):

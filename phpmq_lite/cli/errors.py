@@ -1,4 +1,4 @@
-"""Errors that end a command with one line and an exit code, and hints for renamed commands."""
+"""Errors that end a command, their exit codes, and hints about renamed commands."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ REFUSED: Final = 4
 TIMED_OUT: Final = 5
 DAMAGED: Final = os.EX_DATAERR  # 65
 
-_EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first match counts
+_EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first match decides
     (PublishRefusedError, REFUSED),
     (RefusedError, REFUSED),
     (DataDamagedError, os.EX_DATAERR),  # 65
@@ -39,11 +39,11 @@ _EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first match cou
 ]
 
 
-_AROUND: Final = 20  # characters shown before and after the bytes that are not UTF-8
+_AROUND: Final = 20  # characters shown on each side of invalid UTF-8
 
 
 class CommandError(Exception):
-    """An error that ends the command with one line on standard error and an exit code."""
+    """An error that ends the command with a line on standard error and an exit code."""
 
     def __init__(self, message: str, code: int = ERROR) -> None:
         super().__init__(message)
@@ -51,36 +51,36 @@ class CommandError(Exception):
 
 
 def expected_error(error: Exception) -> Exception | None:
-    """Return an error that a command may report, also from inside an ExceptionGroup; else None."""
+    """Return the error that a command can report, unwrapping an ExceptionGroup, or None."""
     if isinstance(error, ExceptionGroup):
         found = [expected_error(inner) for inner in error.exceptions]
         return found[0] if all(found) else None
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
-        return None  # click exits silently: the reader of our output is gone
+        return None  # click exits silently, because nobody reads our output
     is_ours = isinstance(error, CommandError | PhpmqError | OSError | UnicodeError)
     return error if is_ours else None
 
 
 def exit_code_of(error: Exception) -> int:
-    """Return the exit code of an expected error."""
+    """Return the exit code for an expected error."""
     if isinstance(error, CommandError):
         return error.code
     return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
 
 
 def describe_error(error: Exception) -> str:
-    """Return an expected error as one line."""
+    """Describe an expected error in one line."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     if isinstance(error, OSError) and error.args:
         return os_reason(error)
     if isinstance(error, UnicodeDecodeError | UnicodeEncodeError):
         around = error.object[max(0, error.start - _AROUND) : error.end + _AROUND]
-        return f"{around!r} is not UTF-8"
+        return f"{around!r} is not valid UTF-8"
     return str(error) or type(error).__name__
 
 
-# Former commands and options -> their replacements.  An option's key may include its command.
+# This maps former commands and options to new ones. An option's key may include its command.
 RENAMED: Final = {
     "queues": "queue list",
     "show": "queue show",
@@ -138,11 +138,11 @@ RENAMED: Final = {
     "--backoff-multiplier": "--backoff, or --app with connect(backoff=...)",
     "--set": "--config FILE, or PHPMQ_SECTION__NAME in the environment",
 }
-WORDS: Final = "phpmq_lite.words"  # key in the context's ``meta`` for this process's arguments
+WORDS: Final = "phpmq_lite.words"  # key of the process's arguments in the context's ``meta``
 
 
 def explain_rename(error: click.UsageError) -> click.UsageError:
-    """Return an error about a renamed command or option with its new name; others unchanged."""
+    """Add the new name to an error about a renamed command or option; return others unchanged."""
     context = error.ctx
     if context is None:
         return error

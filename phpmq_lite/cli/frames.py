@@ -1,4 +1,4 @@
-"""The group ``frame``: explains bytes of the protocol without a broker."""
+"""The ``frame`` command group, which explains protocol bytes without a broker."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +20,14 @@ def frame() -> None:
 @click.argument("path", metavar="FILE|-", default="-", type=FILE_OR_STDIN)
 @click.option(
     "--as", "encoding", type=click.Choice(["auto", "raw", "hex", "base64"]), default="auto",
-    show_default=True, help="Encoding of the input; auto means raw if it starts with H01.",
+    show_default=True, help="Input encoding; auto treats input that starts with H01 as raw.",
 )  # fmt: skip
 @output_option
 @click.pass_context
 def explain(ctx: click.Context, path: Path, encoding: Any, output: str | None) -> None:
-    """Explain packets, revision, framing and the broker's reaction.
+    """Explain the packets, revision and framing of bytes, and the broker's reaction.
 
-    FILE contains the bytes sent in one direction of a connection, from the first one on. Exits with
+    FILE contains the bytes sent in one direction of a connection, from its start. Exits with
     1 if a byte is invalid. For example: echo 483031303032303250… | phpmq-lite frame explain
     """
     from phpmq_lite.server import frame_explanation

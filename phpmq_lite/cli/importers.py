@@ -1,4 +1,4 @@
-"""The group ``import``: import messages from beanstalkd and InitPHP Queue."""
+"""The ``import`` command group: import messages from beanstalkd and InitPHP Queue."""
 
 import sqlite3
 from collections import deque
@@ -37,27 +37,27 @@ _COUNTS: Final = (
     Column("before", "BEFORE", is_number=True),  # stored by an earlier run
 )
 _STORED: Final = Column("stored", "STORED", is_number=True)
-_NAMED: Final = 10  # errors to print at most; a paused queue may reject a million messages
+_NAMED: Final = 10  # limit on printed errors; a paused queue may reject a million messages
 NOT_VALID: Final = Column("not_valid", "NOT VALID", is_number=True)
 
 
 @dataclass(slots=True, frozen=True)
 class ImportItem:
-    """A message from the source, and how to import it."""
+    """A message from the source, with the information required to import it."""
 
-    group: tuple[str, str, str]  # the items of a group are counted together, see ImportCounts
-    name: str  # names the item in errors: "jobs row 7 for orders"
-    message: KeyedMessage | None  # None: a worker has reserved it
-    problem: str | None = None  # why the envelope is invalid, if it is
+    group: tuple[str, str, str]  # ImportCounts counts the items of a group together
+    name: str  # identifies the item in errors, such as "jobs row 7 for orders"
+    message: KeyedMessage | None  # None if a worker has reserved the message
+    problem: str | None = None  # why the envelope is invalid, or None
 
 
 @dataclass(slots=True)
 class ImportCounts:
-    """Counts per group; ``heads`` are the columns for the three names of a group."""
+    """Import counts per group; ``heads`` are the columns for a group's three names."""
 
     heads: tuple[Column, ...]
     journal: ImportJournal | None
-    judged: tuple[Column, ...] = ()  # additional columns for envelopes
+    judged: tuple[Column, ...] = ()  # additional columns about envelopes
     waiting: int = 0  # items to publish
     stored: int = 0
     held: int = 0
@@ -65,7 +65,7 @@ class ImportCounts:
     _groups: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
 
     def count(self, item: ImportItem) -> bool:
-        """Count an item; return whether to publish it."""
+        """Count an item and return whether to publish it."""
         group = self._group(item)
         group["found"] += 1
         if item.problem is not None:
@@ -88,7 +88,7 @@ class ImportCounts:
         self.stored += 1
 
     def write(self, output: str | None) -> None:
-        """Write the counts of each group, in order of appearance."""
+        """Write the counts for each group, in order of first appearance."""
         if self._groups:
             columns = (*self.heads, *_COUNTS, *self.judged, _STORED)
             write_rows(self._groups.values(), columns, output, "")
@@ -101,13 +101,13 @@ class ImportCounts:
         """
         if self.held:
             print_message(
-                f"{self.held:,} skipped: a worker has reserved them; run the import again later"
+                f"{self.held:,} skipped: reserved by a worker; run the import again later"
             )
         print_message(
             f"{self.waiting:,} would be published" if is_dry else f"{self.stored:,} stored"
         )
         if self.errors:
-            raise CommandError(f"{self.errors:,} could not be stored")
+            raise CommandError(f"messages that could not be stored: {self.errors:,}")
 
     def _group(self, item: ImportItem) -> dict[str, Any]:
         names = (head.key for head in self.heads)
@@ -120,7 +120,7 @@ class ImportCounts:
 def publish_items(
     client: BlockingClient, items: Sequence[ImportItem], tally: ImportCounts
 ) -> list[bool]:
-    """Count and publish items in order; return whether each is stored.
+    """Count and publish items in order; return whether each one is stored.
 
     Raises:
         CommandError: the broker does not answer.
@@ -134,7 +134,7 @@ def publish_items(
     is_stored = [item.message is not None for item in items]
     for at, outcome in zip(due, outcomes, strict=True):
         if isinstance(outcome, NoReplyError):
-            raise CommandError(f"{outcome}; run the import again; it skips what is already stored")
+            raise CommandError(f"{outcome}; run the import again, which skips stored messages")
         if outcome is None:
             tally.store(items[at])
         else:
@@ -150,38 +150,37 @@ def journal_option(command: Command) -> Command:
     return click.option(
         "--journal", "journal_path", type=FILE,
         metavar="FILE",
-        help="Record stored messages in FILE, so that a later import skips them. Use one file per "
-        "broker.",
+        help="Record stored messages in FILE for later imports to skip. Use one file per broker.",
     )(command)  # fmt: skip
 
 
 def open_journal(path: Path | None) -> AbstractContextManager[ImportJournal | None]:
-    """Open the journal; yield None if there is no path."""
+    """Open the journal, or return a context that yields None if there is no path."""
     return nullcontext() if path is None else closing(ImportJournal(path))
 
 
 _BATCH: Final = 500
-_BATCH_BYTES: Final = 32 << 20  # size of a batch in which every job has the maximum size
+_BATCH_BYTES: Final = 32 << 20  # batch limit, assuming that every job has the maximum size
 _SMALLEST_BATCH: Final = 16
 _BEANSTALKD_HEADS: Final = columns("tube", "state", target="TO")
 
 
 def beanstalkd_address(value: str) -> BrokerAddress:
-    """Parse the address of a beanstalkd server; a click type."""
+    """Parse the address of a beanstalkd server into a broker address."""
     try:
         target = parse_address(value, default=beanstalkd.DEFAULT_PORT)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if target.path:
-        raise click.BadParameter(f"{value!r} is not HOST:PORT")
+        raise click.BadParameter(f"{value!r} is not a valid address; use HOST:PORT")
     return target
 
 
 def tube_mapping(value: str) -> tuple[str, str]:
-    """Parse ``mails=mail.out`` into tube and queue; a click type."""
+    """Parse a mapping such as ``mails=mail.out`` into tube and queue."""
     tube, sign, queue = value.partition("=")
     if not sign or not tube or not queue:
-        raise click.BadParameter(f"{value!r} is not TUBE=QUEUE")
+        raise click.BadParameter(f"{value!r} is not a valid mapping; use TUBE=QUEUE")
     return tube, queue
 
 
@@ -200,9 +199,9 @@ def import_() -> None:
     "--map", "names", type=tube_mapping, multiple=True, metavar="TUBE=QUEUE",
     help="Publish jobs from TUBE to QUEUE. Repeatable.  [default: the name of the tube]",
 )  # fmt: skip
-@click.option("--move", is_flag=True, help="Delete each job in beanstalkd once it is stored.")
+@click.option("--move", is_flag=True, help="Delete each job from beanstalkd once it is stored.")
 @journal_option
-@click.option("--dry-run", is_flag=True, help="Count what would be published; publish nothing.")
+@click.option("--dry-run", is_flag=True, help="Count what would be published without publishing.")
 @output_option
 @client_options
 def beanstalkd_command(
@@ -215,13 +214,13 @@ def beanstalkd_command(
     dry_run: bool,
     output: str | None,
 ) -> None:
-    """Copy the jobs of a running beanstalkd server, or move them with --move.
+    """Copy jobs from a running beanstalkd server, or move them with --move.
 
     Ready jobs go to the queue named after the tube, most urgent first, then oldest; delayed jobs go
     to QUEUE.retry with their remaining delay, buried jobs to QUEUE.dlq. Reserved jobs are skipped.
     Workers may keep using beanstalkd during a move. Repeating the import within the broker's
     deduplication window stores no job twice, except a job that was delayed and is now ready; with
-    --journal, not even that one.
+    --journal, that job is not stored twice either.
     """
     with beanstalkd.connect_beanstalkd(source) as server, open_journal(journal_path) as journal:
         missing = sorted({*tubes, *(tube for tube, _ in names)} - {*server.tubes()})
@@ -244,18 +243,18 @@ def beanstalkd_command(
 
 @dataclass(slots=True)
 class BeanstalkdImport:
-    """An import from beanstalkd: the source, the target queues and the counts."""
+    """An import from beanstalkd, with its source, target queues and counts."""
 
     server: BeanstalkdClient
     names: Mapping[str, str]
     tally: ImportCounts
     is_move: bool
-    gone: int = 0  # jobs that disappeared after they were listed, before they were read
+    gone: int = 0  # jobs that disappeared between being listed and being read
     deleted: int = 0
-    taken: int = 0  # jobs stored, but reserved by a worker before they could be deleted
+    taken: int = 0  # stored jobs that a worker reserved before they could be deleted
 
     def preview(self, tubes: Sequence[str]) -> None:
-        """Count what would be published, without reading bodies."""
+        """Count what would be published without reading bodies."""
         for lot, job_ids in beanstalkd.find_jobs(self.server, tubes).items():
             for job_id in job_ids:
                 self.tally.count(self._item(BeanstalkdJob(job_id, lot.tube, lot.state, 0, 0)))
@@ -265,7 +264,7 @@ class BeanstalkdImport:
         is_held = self.is_move and self.server.can_reserve
         if self.is_move and not is_held:
             print_message(
-                "this beanstalkd cannot reserve a job by id: stop its workers during the move"
+                "this beanstalkd cannot reserve jobs by id; stop its workers during the move"
             )
         lots = beanstalkd.find_jobs(self.server, tubes)
         wanted = ((lot, job_id) for lot, job_ids in lots.items() for job_id in job_ids)
@@ -298,12 +297,10 @@ class BeanstalkdImport:
         if self.gone:
             print_message(f"{self.gone:,} skipped: a worker finished them before they were read")
         if not self.is_move:
-            print_message("the jobs remain in beanstalkd; --move deletes those that are stored")
+            print_message("the jobs remain in beanstalkd; use --move to delete stored jobs there")
             return
         if self.taken:
-            print_message(
-                f"{self.taken:,} were also reserved by a worker, so they may be handled twice"
-            )
+            print_message(f"{self.taken:,} were also reserved by a worker and may be handled twice")
         print_message(f"{self.deleted:,} deleted from beanstalkd; {self.server.jobs():,} left")
 
 
@@ -312,7 +309,7 @@ _INITPHP_HEADS: Final = columns("table", "queue", target="TO")
 
 
 def timezone(name: str) -> ZoneInfo:
-    """Parse the name of a time zone; a click type."""
+    """Parse a time zone name."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError):
@@ -322,7 +319,7 @@ def timezone(name: str) -> ZoneInfo:
 
 
 def column_mapping(value: str) -> tuple[str, str]:
-    """Parse ``payload=body`` into name and column; a click type."""
+    """Parse a mapping such as ``payload=body`` into name and column."""
     name, sign, column = value.partition("=")
     known = {*initphp.REQUIRED, *initphp.OPTIONAL["jobs"], *initphp.OPTIONAL["failed"]}
     if not sign or not column or name.removeprefix("failed.") not in known:
@@ -337,20 +334,20 @@ def column_mapping(value: str) -> tuple[str, str]:
 @click.option("--no-failed", is_flag=True, help="Skip failed jobs.")
 @click.option(
     "--column", "columns", type=column_mapping, multiple=True, metavar="NAME=COLUMN",
-    help="Use another column name, as in payload=body; failed.payload=body applies only to the "
+    help="Read from another column, as in payload=body; failed.payload=body applies only to the "
     "table of failed jobs. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--timezone", "zone", type=timezone, default="UTC", show_default=True,
-    help="Time zone of the PHP processes, and therefore of the times in the tables.",
+    help="Time zone of the PHP processes and, therefore, of the times in the tables.",
 )  # fmt: skip
 @click.option(
     "--retry-after", "reserved_s", type=duration, default="90s", show_default=True,
     metavar="DURATION",
-    help="Skip jobs that a worker reserved less than this long ago.",
+    help="Skip jobs that a worker reserved within this time.",
 )  # fmt: skip
 @journal_option
-@click.option("--dry-run", is_flag=True, help="Count what would be published, without a broker.")
+@click.option("--dry-run", is_flag=True, help="Count what would be published; requires no broker.")
 @output_option
 @client_options
 def initphp_command(
@@ -366,7 +363,7 @@ def initphp_command(
     dry_run: bool,
     output: str | None,
 ) -> None:
-    """Copy the jobs and failed jobs from an InitPHP Queue database.
+    """Copy jobs and failed jobs from an InitPHP Queue database.
 
     Stop its workers first. The database is only read. Jobs that wait for a retry go to
     QUEUE.retry with their remaining delay, failed jobs to QUEUE.dlq. Repeating the import within
@@ -383,7 +380,7 @@ def initphp_command(
         tally = ImportCounts(_INITPHP_HEADS, journal, (NOT_VALID,))
         try:
             with closing(initphp.open_source(database)) as source:
-                for kind in kinds:  # report missing columns before anything is stored
+                for kind in kinds:  # report missing columns before storing anything
                     initphp.find_columns(source, kind, layout)
                 now_ms, name = wall_ms(), str(database.resolve())
                 items = (

@@ -1,4 +1,4 @@
-"""``queue tail`` and ``message wait``, which follow the broker's events."""
+"""The commands ``queue tail`` and ``message wait``, which follow the broker's events."""
 
 import asyncio
 import json
@@ -23,21 +23,21 @@ from phpmq_lite.cli.output import print_message
 from phpmq_lite.cli.parameters import duration
 
 _POLL_S: Final = 1.0  # pause between requests while no stream is available
-_POLLS: Final = 30  # requests before asking for a stream again
+_POLLS: Final = 30  # number of polls before requesting a stream again
 
 
 @click.command()
 @click.argument("queue")
 @click.option(
-    "--kind", multiple=True, help="Only this kind of event: publish, dispatch, ack, ….  Repeatable."
+    "--kind", multiple=True, help="Only these events: publish, dispatch, ack, ….  Repeatable."
 )
 @click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
 @admin_client_options
 def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | None) -> None:
     """Print the events of QUEUE as they happen.
 
-    Each event is a JSON line. Ctrl-C ends the command. It fails if the broker stops or the queue is
-    deleted.
+    Each event is a JSON line. Ctrl-C ends the command. The command fails if the broker stops or the
+    queue is deleted.
     """
 
     async def print_events() -> None:
@@ -59,7 +59,7 @@ def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | Non
 
 
 async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[str, Any]]:
-    """Yield each update of a topic once, as the web pages receive them.
+    """Yield each update of a topic exactly once, in the form that the web pages receive.
 
     The broker limits the number and duration of streams. The next stream continues where the last
     one ended; while no stream is available, the topic is polled once a second.
@@ -68,15 +68,15 @@ async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[st
         CommandError: the broker stops or is unreachable, or the topic no longer exists.
     """
     seen: str | None = None
-    polls: int | None = None  # left before the next stream request; None: none was refused yet
+    polls: int | None = None  # polls left before requesting a stream; None until one is refused
     while True:
-        # A stream that has begun cannot report a problem; this request can.
+        # Only this request can report a problem, because a stream that has begun cannot.
         async with admin.open("GET", "/live", query={"topic": topic, "after": seen}) as response:
             found = read_response(response.status, await response.read())
         feed, seen = seen, found.pop("id")
         if feed and feed.partition("-")[0] != seen.partition("-")[0]:
             print_message(
-                "the broker no longer knows what was shown; events may be missing or repeated"
+                "the broker no longer knows which events were shown; some may be lost or repeated"
             )
         yield found
         if not polls:
@@ -102,7 +102,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, s
     event: dict[str, str] = {}
     async for line in _lines(response):
         if line:
-            name, _, value = line.partition(":")  # keep-alive comments have no name
+            name, _, value = line.partition(":")  # a keep-alive comment has an empty name
             event[name] = value.removeprefix(" ")
             continue
         if event.get("event") == "bye":
@@ -124,7 +124,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
             yield line.decode("utf-8", "replace").rstrip("\r")
 
 
-_REQUEST_S: Final = 60  # longest wait of one request
+_REQUEST_S: Final = 60  # longest time that one request waits
 
 
 @click.command()
@@ -134,7 +134,7 @@ _REQUEST_S: Final = 60  # longest wait of one request
     "--until", type=click.Choice(["published", "settled"]), default="published", show_default=True,
     help="The event to wait for.",
 )  # fmt: skip
-@click.option("--after", metavar="CURSOR", help="Count events since this output of --cursor.")
+@click.option("--after", metavar="CURSOR", help="Count events after this --cursor output.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -142,7 +142,7 @@ _REQUEST_S: Final = 60  # longest wait of one request
     default="30s",
     show_default=True,
     metavar="DURATION",
-    help="Exit with code 5 after this time.",
+    help="Exit with code 5 if nothing matches within this time.",
 )
 @click.option("--cursor", is_flag=True, help="Print the current cursor for --after and exit.")
 @admin_client_options
@@ -155,7 +155,7 @@ def wait(
     timeout_s: int,
     cursor: bool,
 ) -> None:
-    """Wait until a message in QUEUE matches QUERY, and print it.
+    """Wait until a message in QUEUE matches QUERY, then print it.
 
     Without --after, only future events count.
     """
@@ -164,7 +164,7 @@ def wait(
         click.echo(now)
         return
     ends_s = time.monotonic() + timeout_s
-    text = f"{queue_search(queue)} {query}".strip()  # the name may contain wildcards
+    text = f"{queue_search(queue)} {query}".strip()  # queue names may contain wildcards
     while (left_s := ends_s - time.monotonic()) > 0:
         wait_s = min(_REQUEST_S, max(1, round(left_s)))
         asked: dict[str, Any] = {"q": text, "until": until, "after": after, "timeout": wait_s}

@@ -1,4 +1,4 @@
-"""The root command, which imports the called command, and shell completion."""
+"""The root command, which imports commands on demand, and shell completion."""
 
 from importlib import import_module
 from keyword import iskeyword
@@ -18,25 +18,25 @@ from phpmq_lite.cli.errors import (
 
 
 class CommandEntry(NamedTuple):
-    """A command that is imported when it is called; ``help`` is shown without importing it."""
+    """A command that is imported only when called; ``help`` is shown without importing it."""
 
-    module: str  # name in this package
+    module: str  # module name in this package
     help: str
 
 
 SECTIONS: Final = {  # sections of the help text
     "Broker": {
         "serve": CommandEntry("serve", "Run the broker."),
-        "doctor": CommandEntry("doctor", "Check whether a broker can run here, and suggest fixes."),
+        "doctor": CommandEntry("doctor", "Check whether a broker can run here and suggest fixes."),
         "status": CommandEntry(
-            "status", "Show whether the broker accepts messages, and its key figures."
+            "status", "Show the broker's key figures and whether it accepts messages."
         ),
         "check": CommandEntry("checks", "Run one check as a monitoring plugin."),
         "config": CommandEntry(
-            "config", "Create a configuration file; show the settings in force."
+            "config", "Create a configuration file, or show the effective settings."
         ),
         "clock": CommandEntry(
-            "status", "Show clock changes, and decide how to treat a doubtful one."
+            "status", "Show clock changes and decide how to treat a doubtful one."
         ),
         "bench": CommandEntry("bench", "Measure throughput and latency."),
     },
@@ -59,10 +59,10 @@ SECTIONS: Final = {  # sections of the help text
     "Applications": {
         "worker": CommandEntry("worker", "Handle a queue's envelopes with an app's handlers."),
         "outbox": CommandEntry(
-            "outbox", "Publish the rows of an outbox table in a service's database."
+            "outbox", "Publish rows from an outbox table in a service's database."
         ),
         "envelope": CommandEntry("envelopes", "Create, check and show BabelQueue envelopes."),
-        "schema": CommandEntry("envelopes", "Check payload schemas, and payloads against them."),
+        "schema": CommandEntry("envelopes", "Check schemas, and check payloads against them."),
         "frame": CommandEntry("frames", "Explain PHPMQ protocol bytes without a broker."),
     },
     "History in Spark": {
@@ -80,14 +80,14 @@ SECTIONS: Final = {  # sections of the help text
     "Access": {
         "user": CommandEntry("accounts", "List, create and delete users; set their passwords."),
         "token": CommandEntry("accounts", "List, create and revoke API tokens."),
-        "context": CommandEntry("contexts", "Name brokers and choose the one that commands use."),
+        "context": CommandEntry("contexts", "Name brokers and choose which one commands use."),
     },
     "Shell": {
         "docs": CommandEntry("docs", "Open the broker's documentation."),
         "completion": CommandEntry("main", "Print a shell completion script."),
     },
 }
-DOCS: Final = {  # command -> its documentation page, named at the end of --help
+DOCS: Final = {  # documentation page of each command, shown at the end of --help
     "serve": "operate/operations",
     "doctor": "operate/operations",
     "check": "operate/operations",
@@ -110,7 +110,7 @@ DOCS: Final = {  # command -> its documentation page, named at the end of --help
     "user": "guides/admin#users-and-roles",
     "token": "guides/admin#users-and-roles",
 }
-DOCS_OF_CODES: Final = {  # exit code -> the page that says what to do
+DOCS_OF_CODES: Final = {  # page that explains what to do, by exit code
     65: "operate/operations#when-a-start-refuses-exit-code-65",
     74: "operate/reliability#a-write-or-an-fsync-that-fails",
     78: "reference/settings",
@@ -119,17 +119,17 @@ COMMANDS: Final = {name: entry for group in SECTIONS.values() for name, entry in
 
 
 class RootGroup(click.Group):
-    """The root command, which imports only the command that is called, and none for its help.
+    """The root command, which imports only the called command, and no command to show help.
 
     Expected errors end a command with one line and an exit code.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the command names in the order of the help text."""
+        """Return the command names in the order in which the help text lists them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command and name its documentation in its help; None if it does not exist."""
+        """Import a command and add its documentation page to its help; return None if unknown."""
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
@@ -143,14 +143,14 @@ class RootGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command to call; the error for an unknown one suggests similar names."""
+        """Find the command to call; for an unknown command, suggest similar names in the error."""
         try:
             return super().resolve_command(ctx, args)
         except NoSuchCommand as error:
             raise NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, section by section, without importing any."""
+        """Write the list of commands, section by section, without importing them."""
         width = max(map(len, COMMANDS))
         for section, entries in SECTIONS.items():
             with formatter.section(section):
@@ -159,12 +159,12 @@ class RootGroup(click.Group):
                 )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options of the root command; keep the arguments for ``explain_rename``."""
+        """Parse the root command's options and keep the arguments for ``explain_rename``."""
         ctx.meta[WORDS] = list(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an expected error ends it with one line and an exit code."""
+        """Run the command; report an expected error in one line and exit with its code."""
         try:
             return super().invoke(ctx)
         except click.UsageError as wrong:
@@ -198,7 +198,7 @@ def root_command() -> None:
 
 
 def main() -> None:
-    """Run the command line with the arguments of this process."""
+    """Run the command line with this process's arguments."""
     root_command(prog_name="phpmq-lite")
 
 

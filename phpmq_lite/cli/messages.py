@@ -1,4 +1,4 @@
-"""The group ``message`` and the command ``trace``; actions on messages by id or query."""
+"""The ``message`` command group, the ``trace`` command, and actions on messages."""
 
 import asyncio
 import json
@@ -30,23 +30,23 @@ from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.transfer import export, import_
 from phpmq_lite.logs import escape
 
-_POLL_S: Final = 0.5  # pause between requests for the progress
+_POLL_S: Final = 0.5  # pause between progress requests
 
 
 def bulk_options(command: Command) -> Command:
     """Add ``--query``, ``--dry-run``, ``--selection``, ``--yes`` and ``--reason``."""
     for option in (
-        click.option("--reason", default="", help="Reason to record in the audit."),
+        click.option("--reason", default="", help="Reason to record in the audit log."),
         yes_option,
         click.option(
-            "--selection", "token", metavar="TOKEN", help="Messages that a --dry-run selected."
+            "--selection", "token", metavar="TOKEN", help="Selection that --dry-run printed."
         ),
         click.option(
             "--dry-run",
             is_flag=True,
-            help="Print what --query selects, and a token for --selection.",
+            help="Print what --query selects and a token for --selection.",
         ),
-        click.option("--query", metavar="QUERY", help="All matching messages, instead of IDs."),
+        click.option("--query", metavar="QUERY", help="Select messages by query, not by ID."),
     ):
         command = option(command)
     return command
@@ -66,11 +66,11 @@ def act_on_messages(
 ) -> None:
     """Apply an action to messages by id, or to all that match, and print the results.
 
-    ``options`` are further fields of the request, such as ``ttl_s`` and ``target``.
+    ``options`` are additional request fields, such as ``ttl_s`` and ``target``.
     """
     given = {key: value for key, value in options.items() if value is not None}
     if sum((bool(ids), query is not None, token is not None)) != 1:
-        raise click.UsageError("use either message ids, --query or --selection")
+        raise click.UsageError("use exactly one of message ids, --query and --selection")
     if ids:
         if dry_run:
             raise click.UsageError("--dry-run requires --query")
@@ -88,17 +88,17 @@ def act_on_messages(
     elif dry_run:
         raise click.UsageError("--dry-run and --selection cannot be combined")
     elif (selection := read_selection(admin, token)) is not None and selection["to_confirm"]:
-        given |= _confirm_count(action, selection, is_yes=yes)  # otherwise the dry run suffices
+        given |= _confirm_count(action, selection, is_yes=yes)  # otherwise, the dry run suffices
     run_bulk_job(admin, {"token": token, "action": action, "reason": reason} | given)
 
 
 def _act_on_each(
     admin: AdminClient, action: str, ids: tuple[str, ...], given: dict[str, Any]
 ) -> None:
-    """Apply an action to each message; skip rejected ones, and exit with the highest code.
+    """Apply an action to each message, skip rejected ones, and exit with the highest code.
 
     Raises:
-        CommandError: the broker does not answer or failed, so the other messages would fail, too.
+        CommandError: the broker does not answer or failed, so other messages would also fail.
     """
     worst = 0
     for message_id in ids:
@@ -122,7 +122,7 @@ def _confirm_count(action: str, selection: dict[str, Any], *, is_yes: bool) -> d
 
 
 def read_selection(admin: AdminClient, token: str) -> dict[str, Any] | None:
-    """Return a stored selection; None if it no longer exists, even if its job does."""
+    """Return a stored selection, or None if it no longer exists, even if its job still does."""
     found: dict[str, Any] | None = admin.find(f"/selections/{quote(token, safe='')}")
     return found
 
@@ -210,7 +210,7 @@ def message() -> None:
 def search(admin: AdminClient, query: str, limit: int, output: str | None) -> None:
     """Search live and settled messages, newest first.
 
-    QUERY uses the syntax of the pages: `state:dead queue:mail* data.order_id:1042 -urn:test:*`.
+    QUERY uses the syntax of the web pages: `state:dead queue:mail* data.order_id:1042 -urn:test:*`.
     A narrow terminal hides some columns of the table; `-o jsonl` prints every field.
     """
     rows = list(admin.list("/messages", limit, q=query))
@@ -220,7 +220,7 @@ def search(admin: AdminClient, query: str, limit: int, output: str | None) -> No
 
 
 def _explain_nothing(admin: AdminClient, query: str) -> None:
-    """Print that nothing matches, and for a plain word also how to search by queue name."""
+    """Print that nothing matches; for a plain word, also print how to search by queue name."""
     word = query.strip()
     hint = ""
     if word and not any(sign in word for sign in ':" '):
@@ -241,7 +241,7 @@ def _explain_nothing(admin: AdminClient, query: str) -> None:
 def trace(admin: AdminClient, trace_id: str, limit: int, output: str | None) -> None:
     """Show the messages of one trace in all queues, newest first.
 
-    TRACE_ID is the field trace_id of an envelope; `message show` prints it.
+    TRACE_ID is an envelope's trace_id field, which `message show` prints.
     """
     rows = list(admin.list(f"/traces/{encode_name(trace_id)}", limit))
     write_rows(rows, MESSAGE_COLUMNS, output, "")
@@ -251,7 +251,7 @@ def trace(admin: AdminClient, trace_id: str, limit: int, output: str | None) -> 
 
 @message.command(name="list")
 @click.argument("queue")
-@click.option("--state", type=click.Choice(["ready", "dispatched"]), help="Only this state.")
+@click.option("--state", type=click.Choice(["ready", "dispatched"]), help="State to list.")
 @_limit
 @admin_client_options
 @output_option
@@ -277,7 +277,7 @@ def show(admin: AdminClient, id: str, body: bool) -> None:
 
 
 async def _copy_body(admin: AdminClient, path: str) -> None:
-    """Write a body to standard output; without ``download`` the broker sends only the start."""
+    """Write a body to standard output; ``download`` keeps the broker from truncating it."""
     async with admin.open("GET", path, query={"download": 1}) as response:
         await check_response(response)
         async for piece in response.content.iter_any():
@@ -303,7 +303,7 @@ def requeue(admin: AdminClient, ids: tuple[str, ...], ttl_s: int | None, **bulk:
 @bulk_options
 @admin_client_options
 def release(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
-    """Release dispatched messages to their place in the queue."""
+    """Return dispatched messages to their place in the queue."""
     act_on_messages(admin, "release", ids, **bulk)
 
 
@@ -324,7 +324,7 @@ def move(admin: AdminClient, queue: str, ids: tuple[str, ...], create: bool, **b
 @bulk_options
 @admin_client_options
 def delete(admin: AdminClient, ids: tuple[str, ...], dispatched: bool, **bulk: Any) -> None:
-    """Delete messages. The history keeps them; `message restore` restores them."""
+    """Delete messages. They remain in the history, so `message restore` can restore them."""
     act_on_messages(admin, "delete", ids, dispatched=dispatched or None, **bulk)
 
 

@@ -1,4 +1,4 @@
-"""The group ``outbox``: publishes the outbox table of a service's SQLite database."""
+"""The ``outbox`` command group: publish an outbox table in a service's SQLite database."""
 
 import sqlite3
 import time
@@ -39,8 +39,8 @@ COLUMNS: Final = (
 )
 
 _REPLY_S: Final = 20.0  # timeout for the broker's reply, shorter than a lease
-_PASS_S: Final = 5.0  # pause between passes without new rows, which retry failed rows
-_PURGE_S: Final = 60.0  # pause between removals of published rows
+_PASS_S: Final = 5.0  # pause between passes that only retry failed rows
+_PURGE_S: Final = 60.0  # pause between purges of published rows
 _RETRY_S: Final = 2.0  # pause between attempts to connect
 
 
@@ -60,13 +60,13 @@ def database_options(command: Command) -> Command:
         run
     )
     return click.option(
-        "--database", type=EXISTING_FILE, required=True, help="SQLite database of the service."
+        "--database", type=EXISTING_FILE, required=True, help="The service's SQLite database."
     )(run)  # type: ignore[return-value]
 
 
 @click.group()
 def outbox() -> None:
-    """Publish the rows of an outbox table in a service's database."""
+    """Publish rows from an outbox table in a service's database."""
 
 
 @outbox.command()
@@ -82,7 +82,7 @@ def init(database: Path, table: str) -> None:
 @output_option
 @database_options
 def status(database: Path, table: str, output: str | None) -> None:
-    """Show the unpublished rows per queue, and the first error."""
+    """Show the number of unpublished rows per queue and the first error."""
     with _open_store(database, table) as store:
         now_ms = sqlite_file.wall_ms()
         rows = [
@@ -94,7 +94,7 @@ def status(database: Path, table: str, output: str | None) -> None:
 
 @outbox.command()
 @click.option(
-    "--once", is_flag=True, help="Publish rows that are due and exit, with code 1 if rows are left."
+    "--once", is_flag=True, help="Publish due rows and exit, with code 1 if any rows are left."
 )
 @click.option(
     "--interval", type=click.FloatRange(0.01, 60), default=0.2, show_default=True,
@@ -109,10 +109,10 @@ def status(database: Path, table: str, output: str | None) -> None:
 def relay(
     client: ClientFactory, database: Path, table: str, once: bool, interval: float, keep_s: int
 ) -> None:
-    """Publish the rows of an outbox.
+    """Publish rows from an outbox table.
 
     Each queue receives its rows in commit order. A row that fails keeps its error and is retried,
-    while other rows continue. Several relays may run at once. After a crash, a row is published
+    while other rows continue. Several relays may run in parallel. After a crash, a row is published
     again with the same key, so the broker stores it only once.
     """
     with _open_store(database, table) as store, StopRequest() as stop:
@@ -132,7 +132,7 @@ def relay(
 
 
 class _RelayLoop:
-    """Runs passes of the relay until a signal arrives."""
+    """Runs relay passes until a signal arrives."""
 
     def __init__(self, store: SqliteOutboxStore, client: BlockingClient, stop: StopRequest) -> None:
         self.sent = 0
@@ -148,7 +148,7 @@ class _RelayLoop:
         )
 
     def connect(self, *, is_patient: bool) -> bool:
-        """Connect, with retries if ``is_patient``; return False after a signal.
+        """Connect to the broker, retrying if ``is_patient``; return False if a signal arrives.
 
         Raises:
             ConnectionLostError: the broker does not answer, and ``is_patient`` is false.
@@ -181,7 +181,7 @@ class _RelayLoop:
         return done
 
     def run(self, interval_s: float, keep_s: float) -> None:
-        """Run a pass after each commit of another process, and at least every ``_PASS_S``."""
+        """Run a pass after each commit by another process, and at least once per ``_PASS_S``."""
         seen, pass_at, purge_at = -1, 0.0, 0.0
         while not self._stop.is_requested:
             try:
@@ -189,7 +189,7 @@ class _RelayLoop:
                 if now_s >= purge_at:
                     self._store.purge(keep_s)
                     purge_at = now_s + _PURGE_S
-                changes = self._store.data_version()  # read first: a pass may miss later commits
+                changes = self._store.data_version()  # before a pass, which may miss later commits
                 if changes != seen or now_s >= pass_at:
                     is_away = self.run_once().is_unreachable
                     seen, pass_at = changes, time.monotonic() + (0 if is_away else _PASS_S)
@@ -206,10 +206,10 @@ def _report_row(row: OutboxRow, why: str) -> None:
 def _report_pass(done: RelayPass, left: int) -> None:
     print_message(f"{done.sent:,} published")
     if done.is_unreachable:
-        raise CommandError("the broker did not answer; the remaining rows are kept")
-    if left:  # rows that failed, are not due yet, or are leased by another relay
+        raise CommandError("the broker did not answer; the remaining rows stay in the outbox")
+    if left:  # these rows failed, are not due yet, or are leased by another relay
         rows = f"{left:,} {plural(left, 'row', 'rows')}"
-        raise CommandError(f"{rows} left; `phpmq-lite outbox status` shows them")
+        raise CommandError(f"{rows} left; `phpmq-lite outbox status` has details")
 
 
 @contextmanager
@@ -217,6 +217,6 @@ def _open_store(database: Path, table: str) -> Iterator[SqliteOutboxStore]:
     with closing(open_file(database)) as connection:
         if not connection.execute(f"PRAGMA table_info({table})").fetchall():
             raise CommandError(
-                f"{database.name} has no table {table}; `phpmq-lite outbox init` creates it"
+                f"{database.name} contains no table {table}; `phpmq-lite outbox init` creates it"
             )
         yield SqliteOutboxStore(connection, table)

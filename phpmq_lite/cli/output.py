@@ -1,4 +1,4 @@
-"""Output of commands: tables, JSON and CSV on stdout; messages and questions on stderr."""
+"""Command output: tables, JSON and CSV on stdout; messages and questions on stderr."""
 
 import csv
 import json
@@ -18,21 +18,21 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 
 FORMATS: Final = ("table", "json", "jsonl", "csv")
-_REST_WIDTH: Final = 16  # least width of a REST column if other columns can be hidden
+_REST_WIDTH: Final = 16  # minimum width of a REST column while other columns can be hidden
 _GAP: Final = 2  # spaces between columns
 
 
 class ColumnOverflow(Enum):
-    """How a column is shown on a terminal that is too narrow for all columns."""
+    """How to show a column on a terminal that is too narrow for all columns."""
 
-    WRAPPED = "it is wrapped"
-    WHOLE = "it is never cut, so that it can be copied"
-    SPARE = "it is hidden"
-    REST = "it gets the remaining width, on one line"
+    WRAPPED = "the text is wrapped"
+    WHOLE = "the text is never cut, so that it can be copied"
+    SPARE = "the column is hidden"
+    REST = "the column gets the remaining width and one line"
 
 
 class Column(NamedTuple):
-    """A column of a list: the key of its values, its title and how a table shows it."""
+    """A list column: the key of its values, its title and its display in tables."""
 
     key: str
     title: str
@@ -41,13 +41,13 @@ class Column(NamedTuple):
 
 
 def columns(*keys: str, **titles: str) -> tuple[Column, ...]:
-    """Return columns for keys, then for keys with titles; the default title is the key."""
+    """Return columns for ``keys``, titled after the key, followed by those in ``titles``."""
     named = {key: key.replace("_", " ").upper() for key in keys} | titles
     return tuple(Column(key, title) for key, title in named.items())
 
 
 def number_columns(*keys: str, **titles: str) -> tuple[Column, ...]:
-    """Return ``columns`` that contain numbers."""
+    """Return columns like ``columns``, but marked as numeric."""
     return tuple(one._replace(is_number=True) for one in columns(*keys, **titles))
 
 
@@ -62,14 +62,14 @@ def output_option(command: Command) -> Command:
 
 
 def output_format(style: str | None) -> str:
-    """Return the format of ``-o``, or the default."""
+    """Return the format given by ``-o``, or the default format."""
     return style or ("table" if sys.stdout.isatty() else "jsonl")
 
 
 def write_rows(
     rows: Iterable[Row], columns: Sequence[Column], style: str | None, empty: str
 ) -> None:
-    """Write rows to standard output; tables and CSV show ``columns``, JSON every key.
+    """Write rows to standard output; tables and CSV include ``columns``, JSON every key.
 
     If there are no rows, ``empty`` is printed to standard error instead of a table.
     """
@@ -140,7 +140,7 @@ def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
 
 def _fit_columns(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> Sequence[Column]:
-    """Return the columns that fit on the terminal; drop spare ones, first to last, if needed."""
+    """Return the columns that fit on the terminal, dropping SPARE columns from first to last."""
     if not sys.stdout.isatty():
         return columns
     from rich.cells import cell_len
@@ -163,7 +163,7 @@ def _fit_columns(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) 
 
 
 def print_table(table: "Table") -> None:
-    """Write a table as wide as the terminal, or in a file as wide as needed."""
+    """Print a table at the width of the terminal, or at full width if output is redirected."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 10_000
@@ -171,7 +171,7 @@ def print_table(table: "Table") -> None:
 
 
 def format_cell(value: object) -> str:
-    """Format a value for a table."""
+    """Format a value as a table cell."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -184,7 +184,7 @@ def format_cell(value: object) -> str:
 
 
 def escape_content(body: bytes) -> bytes:
-    """Escape the control characters in a body, so that it cannot control the terminal."""
+    """Escape a body's control characters so that it cannot control the terminal."""
     lines = body.decode("utf-8", "backslashreplace").split("\n")
     return "\n".join(map(escape, lines)).encode()
 
@@ -205,7 +205,7 @@ def is_terminal() -> bool:
 
 
 def yes_option(command: Command) -> Command:
-    """Add ``--yes``, which skips the question of ``confirm``."""
+    """Add ``--yes``, which skips the confirmation prompt."""
     return click.option("--yes", is_flag=True, help="Do not ask for confirmation.")(command)
 
 
@@ -218,5 +218,5 @@ def confirm(question: str, *, is_yes: bool) -> None:
     if is_yes:
         return
     if not is_terminal():
-        raise click.UsageError("without a terminal, --yes is required")
+        raise click.UsageError("--yes is required when standard input is not a terminal")
     click.confirm(question, abort=True, err=True)

@@ -1,4 +1,4 @@
-"""Types of command-line parameters: files, durations, rates, times and URLs."""
+"""Command-line parameter types: files, durations, rates, times and URLs."""
 
 import re
 import sys
@@ -19,13 +19,13 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 FILE_OR_STDIN: Final = click.Path(
     exists=True, dir_okay=False, allow_dash=True, path_type=Path
-)  # "-" is standard input, see read_input
+)  # read_input treats "-" as standard input
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"([0-9]{1,15}) *([smhdw]?)")
 
 
 def duration(value: str) -> int:
-    """Parse ``90``, ``90s``, ``15m``, ``1h``, ``7d`` or ``2w`` into seconds; a click type."""
+    """Parse a duration such as ``90``, ``90s``, ``15m``, ``1h``, ``7d`` or ``2w`` into seconds."""
     found = _DURATION.fullmatch(value.strip())
     if found is None:
         raise click.BadParameter(f"{value!r} is not a duration; use 90, 90s, 15m, 1h, 7d or 2w")
@@ -33,15 +33,15 @@ def duration(value: str) -> int:
 
 
 def assignment(value: str) -> tuple[str, str]:
-    """Parse ``limits.credit=100`` into name and value; a click type."""
+    """Parse an assignment such as ``limits.credit=100`` into name and value."""
     name, sign, given = value.partition("=")
     if not sign or not name.strip():
-        raise click.BadParameter(f"{value!r} is not SECTION.NAME=VALUE")
+        raise click.BadParameter(f"{value!r} is not a valid assignment; use SECTION.NAME=VALUE")
     return name.strip(), given
 
 
 def admin_url(value: str) -> str:
-    """Check the URL of a broker's admin; a click type."""
+    """Validate the URL of a broker's admin interface."""
     if "://" not in value:
         raise click.BadParameter(
             f"{value!r} has no scheme; use http://{value} for the admin, "
@@ -50,15 +50,15 @@ def admin_url(value: str) -> str:
     try:
         parts = urlsplit(value)
         is_right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # an invalid port or IPv6 address
+    except ValueError:  # the port or the IPv6 address is invalid
         is_right = False
     if not is_right:
-        raise click.BadParameter(f"{value!r} is not an address; use http://HOST:PORT")
+        raise click.BadParameter(f"{value!r} is not a valid address; use http://HOST:PORT")
     return value
 
 
 def broker_url(value: str) -> str:
-    """Check the address of a broker's admin or of a PHPMQ listener; a click type."""
+    """Validate the URL of a broker's admin interface or PHPMQ listener."""
     if not is_phpmq_url(value):
         return admin_url(value)
     from phpmq_lite.client.blocking_client import client_from_url
@@ -71,12 +71,12 @@ def broker_url(value: str) -> str:
 
 
 def is_phpmq_url(url: str) -> bool:
-    """Return whether an address names a PHPMQ listener: ``phpmq://``, ``phpmqs://``, ``unix:``."""
+    """Return whether a URL is a PHPMQ listener's: ``phpmq://``, ``phpmqs://`` or ``unix:``."""
     return url.startswith(("phpmq://", "phpmqs://", "unix:"))
 
 
 def read_input(path: Path) -> bytes:
-    """Return the content of a file; ``-`` is standard input.
+    """Return the content of a file, or of standard input if ``path`` is ``-``.
 
     Raises:
         UsageError: standard input is a terminal.
@@ -84,12 +84,12 @@ def read_input(path: Path) -> bytes:
     if str(path) != "-":
         return path.read_bytes()
     if is_terminal():
-        raise click.UsageError("nothing to read: name a file, or pipe data to standard input")
+        raise click.UsageError("no input: specify a file, or pipe data to standard input")
     return sys.stdin.buffer.read()
 
 
 def time_ms(value: str) -> int:
-    """Parse a time into Unix milliseconds, to the second; a click type.
+    """Parse a time into Unix milliseconds, truncated to a whole second.
 
     The time is ``2026-01-31``, ``2026-01-31T08:00`` or ``…+01:00``, in UTC if it has no offset, or
     a duration before now, such as ``2h``.
@@ -107,7 +107,7 @@ def time_ms(value: str) -> int:
 
 
 def messages_per_second(value: str) -> float:
-    """Parse ``20/s`` or ``20`` into messages per second; a click type."""
+    """Parse a rate such as ``20/s`` or ``20`` into messages per second."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(?:/s)?", value.strip())
     if found is None or not float(found[1]):
         raise click.BadParameter(f"{value!r} is not a rate; use a number such as 20/s")

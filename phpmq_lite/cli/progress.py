@@ -1,4 +1,4 @@
-"""Progress of long commands: bars on a terminal, JSON lines elsewhere."""
+"""Progress output of long commands: bars on a terminal, JSON lines elsewhere."""
 
 import json
 import sys
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress, Task
 
 EVERY_S: Final = 10.0  # pause between lines about the same phase
-_SPEED_OVER_S: Final = 30.0  # a Spark batch takes seconds; in a shorter period rates would jump
-_MIN_TOTAL: Final = 1_000  # jobs with fewer steps than this get no progress bar
+_SPEED_OVER_S: Final = 30.0  # a Spark batch takes seconds; rates over a shorter period would jump
+_MIN_TOTAL: Final = 1_000  # smaller jobs show no bar
 
 
 class JobProgress:
-    """Receives the progress of jobs; thread-safe.
+    """A thread-safe receiver of job progress.
 
     ``bars`` estimates rate and remaining time; ``write`` prints a line, which is JSON unless
     ``bars`` are visible.
@@ -31,19 +31,19 @@ class JobProgress:
         self._written_s = -EVERY_S
 
     def __call__(self, phase: str, done: int = 0, total: int | None = None) -> None:
-        """Report a phase: how many rows or offsets are done, and the total if known."""
+        """Report the current phase, the number of rows or offsets done, and the total if known."""
         with self._lock:
             task = self._bars.tasks[0]
             is_new = phase != task.description
-            if is_new or done < task.completed:  # a phase, or one of its rounds, begins
+            if is_new or done < task.completed:  # a new phase or round begins
                 self._bars.reset(self._id, description=phase, completed=done)
             elif done > task.completed:
                 self._bars.update(self._id, completed=done)
-            task.total = total  # not with update(): a new total would reset the rate
+            task.total = total  # update() would reset the rate on a new total
             self._write_line(task, is_due=is_new)
 
     def tick(self) -> None:
-        """Write a line if the last one is old: a batch may report nothing for a minute."""
+        """Write a line if the last one is old, because a batch may report nothing for a minute."""
         with self._lock:
             self._write_line(self._bars.tasks[0], is_due=False)
 
@@ -62,7 +62,7 @@ class JobProgress:
 
 
 def progress_line(task: "Task") -> str:
-    """Return the state of a phase as one JSON line; unknown values are null."""
+    """Return a phase's progress as one JSON line, in which unknown values are null."""
     return json.dumps(
         {
             "phase": task.description,
@@ -145,9 +145,9 @@ def _tick_regularly(progress: JobProgress) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a bar on standard error if that is a terminal; yield the function that advances it.
+    """Show a bar if standard error is a terminal; yield the function that advances the bar.
 
-    ``total`` is None if it is unknown.  A short job has no bar.
+    ``total`` is None if it is unknown.  Short jobs show no bar.
     """
     if not sys.stderr.isatty() or (total is not None and total < _MIN_TOTAL):
         yield lambda _: None

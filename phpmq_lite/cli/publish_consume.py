@@ -25,13 +25,13 @@ from phpmq_lite.client.session import Delivery
 
 _READ_BYTES: Final = 1 << 20
 _LINE_BYTES: Final = 512 << 20  # no broker accepts a larger body
-_AT_ONCE: Final = 1_000  # copies per step of the progress bar
+_AT_ONCE: Final = 1_000  # number of copies per progress-bar step
 
 
 @click.command()
 @click.argument("queue")
 @click.argument("source", required=False, metavar="[-|FILE]")
-@click.option("--body", help="Content of the message, instead of a file.")
+@click.option("--body", help="Message content, instead of a file.")
 @click.option(
     "--ttl", "ttl_s", type=duration, default="0", metavar="DURATION",
     help="Time to live, such as 90s, 15m, 1h or 7d; 0 means no expiry.  [default: 0]",
@@ -40,7 +40,7 @@ _AT_ONCE: Final = 1_000  # copies per step of the progress bar
     "--count", type=click.IntRange(min=1), metavar="N", help="Publish the content N times."
 )
 @click.option(
-    "--lines", is_flag=True, help="Publish each line as a message, without its line feed."
+    "--lines", is_flag=True, help="Publish each line, without its line feed, as a message."
 )
 @client_options
 def publish(
@@ -57,14 +57,14 @@ def publish(
     The content comes from FILE, or from standard input if FILE is "-" or missing.
     """
     if body is not None and source is not None:
-        raise click.UsageError("use either --body or a file")
+        raise click.UsageError("--body cannot be combined with a file")
     if lines and count is not None:
         raise click.UsageError("--lines and --count cannot be combined")
     with closing(_open_source(source, body)) as file, client() as broker:
         groups = read_lines(file) if lines else repeat_content(file.read(), count or 1)
         stored = 0
         with progress_bar("publishing", None if lines else count or 1) as advance:
-            for bodies in groups:  # one at a time, so that lines from a slow pipe are not delayed
+            for bodies in groups:  # without waiting for more, so that a slow pipe delays no line
                 stored += broker.publish_many(queue, bodies, ttl_s)
                 advance(len(bodies))
     print_message(
@@ -89,7 +89,7 @@ def repeat_content(content: bytes, count: int) -> Iterator[list[bytes]]:
 
 
 def read_lines(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
-    """Yield the lines that each read completed, without their newlines.
+    """Yield the lines completed by each read, without their newlines.
 
     The last line needs no line feed.  The cost does not depend on the line length, because an
     incomplete line is kept in pieces.
@@ -102,13 +102,13 @@ def read_lines(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
             yield [b"".join(pieces), *rest[:-1]]
             pieces = [rest[-1]]
         elif sum(map(len, pieces)) > _LINE_BYTES:
-            raise CommandError(f"a line is longer than {_LINE_BYTES:,} bytes")
+            raise CommandError(f"a line exceeds the limit of {_LINE_BYTES:,} bytes")
     if last := b"".join(pieces):
         yield [last]
 
 
 _CREDIT: Final = 100
-_PEEKED: Final = 10  # messages shown by --no-ack without --limit
+_PEEKED: Final = 10  # default limit on messages with --no-ack
 
 Handler = Callable[[Delivery], bool]  # returns whether the message was handled
 
@@ -176,7 +176,7 @@ def consume(
         raise click.Abort
     print_message(f"{format_message_count(schedule.taken)} consumed from {queue}")
     if schedule.failed:
-        raise CommandError(f"{schedule.failed:,} of them failed and were requeued", ERROR)
+        raise CommandError(f"--exec failed: {format_message_count(schedule.failed)} requeued", ERROR)
     if limit is not None and schedule.taken < limit:
         raise CommandError(f"only {schedule.taken:,} of {limit:,} messages arrived", TIMED_OUT)
 
@@ -184,7 +184,7 @@ def consume(
 def _take_deliveries(
     deliveries: BlockingConsumer, limit: int | None, stop: StopRequest
 ) -> Iterator[Delivery]:
-    """Yield at most ``limit`` messages, without waiting for another."""
+    """Yield up to ``limit`` messages without waiting for one more."""
     taken = 0
     while not stop.is_requested and (limit is None or taken < limit):
         delivery = stop.interruptible(partial(next, deliveries, None))
@@ -195,10 +195,10 @@ def _take_deliveries(
 
 
 class AckSchedule:
-    """Acknowledges or requeues messages so that the broker dispatches at most ``limit`` of them.
+    """Acknowledges or requeues messages so that the broker dispatches at most ``limit``.
 
-    Each acknowledgement lets the broker dispatch another message.  So the last acknowledgements, as
-    many as the credit, are held back and sent in one write with a credit of 0.
+    Each acknowledgement lets the broker dispatch another message.  The last acknowledgements, as
+    many as the credit, are therefore held back and sent in one write with a credit of 0.
     """
 
     __slots__ = ("_client", "_credit", "_ended", "_limit", "_queue", "_waiting", "failed", "taken")
@@ -230,7 +230,7 @@ class AckSchedule:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        if not self._client.is_connected:  # sent over the next connection, if there is one
+        if not self._client.is_connected:  # they are sent over the next connection, if any
             for delivery, is_done in waiting:
                 _settle(delivery, is_done=is_done)
             return
@@ -297,7 +297,7 @@ def _exec_handler(program: str) -> Handler:
             "MESSAGE_ID": delivery.message_id,
             "MESSAGE_TTL_S": str(delivery.ttl_s or 0),
         }
-        # the caller chose the command, and no shell sees a message's content
+        # the caller chose the command, and message content never reaches a shell
         done = subprocess.run(command, input=delivery.body, env=environment, check=False)
         return done.returncode == 0
 

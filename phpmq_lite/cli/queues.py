@@ -1,4 +1,4 @@
-"""The group ``queue``, including the live table ``top``."""
+"""The ``queue`` command group, including the live table of ``queue top``."""
 
 import sys
 import time
@@ -36,7 +36,7 @@ QUEUE_COLUMNS: Final = (
     Column("consumers", "CONSUMERS", is_number=True),
 )
 
-_DIGITS: Final = 20  # most digits of a number; SQLite stores at most 19
+_DIGITS: Final = 20  # maximum digits in a number; SQLite stores at most 19
 
 _name = click.argument("name", metavar="QUEUE")
 _side = click.option(
@@ -44,12 +44,12 @@ _side = click.option(
     type=click.Choice(["delivery", "publishing"]),
     default="delivery",
     show_default=True,
-    help="Delivery to consumers, or publishing.",
+    help="What to pause or resume: delivery to consumers, or publishing.",
 )
 
 
 def queue_path(name: str, action: str = "") -> str:
-    """Return the API path of a queue, or of an action on it."""
+    """Return the API path of a queue or of an action on the queue."""
     return f"/queues/{encode_name(name)}" + (f"/{action}" if action else "")
 
 
@@ -73,7 +73,7 @@ def list_(admin: AdminClient, pattern: str, output: str | None) -> None:
 @admin_client_options
 @output_option
 def show(admin: AdminClient, name: str, output: str | None) -> None:
-    """Show the figures and settings of one queue."""
+    """Show a queue's figures and settings."""
     write_record(admin.get(queue_path(name)), output)
 
 
@@ -96,13 +96,13 @@ def set_(admin: AdminClient, name: str, settings: tuple[str, ...]) -> None:
     for text in settings:
         key, sign, value = text.partition("=")
         if not sign:
-            raise click.UsageError(f"{text!r} is not NAME=VALUE")
+            raise click.UsageError(f"{text!r} is not a valid setting; use NAME=VALUE")
         changes[key] = _parse_value(key, value)
     write_record(admin.call("PATCH", queue_path(name), changes), None)
 
 
 def _parse_value(name: str, text: str) -> Any:
-    """Convert a text to the type of the setting; an empty text is None, the default.
+    """Convert text to the setting's type; empty text becomes None, which means the default.
 
     Any other text is returned unchanged, so that the broker reports what the setting accepts.
     """
@@ -113,7 +113,7 @@ def _parse_value(name: str, text: str) -> Any:
         return text == "true"
     if known is not None and known.type is int and text.removeprefix("-").isdecimal():
         if len(text) > _DIGITS:  # Python refuses to convert more than 4,300 digits
-            raise click.UsageError(f"{name}: a number has at most {_DIGITS} digits")
+            raise click.UsageError(f"{name}: the number exceeds the limit of {_DIGITS} digits")
         return int(text)
     return text
 
@@ -127,7 +127,7 @@ def _parse_value(name: str, text: str) -> Any:
 def purge(admin: AdminClient, name: str, dispatched: bool, limit: int | None, yes: bool) -> None:
     """Delete the messages in a queue.
 
-    The history keeps them as deleted until their retention time ends.
+    The messages remain in the history, marked as deleted, until their retention time ends.
     """
     kind = "ready and dispatched" if dispatched else "ready"
     what = f"all {kind}" if limit is None else f"the {limit:,} oldest {kind}"
@@ -139,7 +139,7 @@ def purge(admin: AdminClient, name: str, dispatched: bool, limit: int | None, ye
 
 @queue.command()
 @click.argument("name", metavar="QUEUE", required=False)
-@click.option("--with-messages", is_flag=True, help="Delete all its messages first.")
+@click.option("--with-messages", is_flag=True, help="First delete all messages in the queue.")
 @click.option("--all", "is_all", is_flag=True, help="Delete all queues that are not pinned.")
 @yes_option
 @admin_client_options
@@ -152,7 +152,7 @@ def delete(
     are deleted even if the queue must stay because it is pinned or has consumers.
     """
     if is_all != (name is None):
-        raise click.UsageError("use either the name of a queue or --all")
+        raise click.UsageError("use either a queue name or --all")
     what = "all queues that are not pinned" if name is None else f"the queue {name}"
     confirm(f"Delete {what}{' and all messages' if with_messages else ''}?", is_yes=yes)
     if name is not None:
@@ -164,7 +164,7 @@ def delete(
 
 
 def _delete(admin: AdminClient, name: str, *, with_messages: bool, may_stay: bool = False) -> None:
-    """Delete a queue, or print why it stays if that is allowed.
+    """Delete a queue, or print why it was kept if keeping it is allowed.
 
     Raises:
         CommandError: the queue cannot be deleted, with neither ``with_messages`` nor ``may_stay``.
@@ -172,7 +172,7 @@ def _delete(admin: AdminClient, name: str, *, with_messages: bool, may_stay: boo
     deleted = ""
     if with_messages:
         settled = admin.post(queue_path(name, "purge"), {"dispatched": True})["settled"]
-        deleted = f"{format_message_count(settled)} of {name} deleted; "
+        deleted = f"{format_message_count(settled)} in {name} deleted; "
     try:
         admin.call("DELETE", queue_path(name))
     except CommandError as error:
@@ -193,7 +193,7 @@ def pause(admin: AdminClient, name: str, side: str) -> None:
     Restarting the broker does not resume it.
     """
     admin.post(queue_path(name, "pause"), {"side": side})
-    print_message(f"{side} of {name} is paused")
+    print_message(f"{side} is paused for {name}")
 
 
 @queue.command()
@@ -203,12 +203,12 @@ def pause(admin: AdminClient, name: str, side: str) -> None:
 def resume(admin: AdminClient, name: str, side: str) -> None:
     """Resume delivery or publishing."""
     admin.post(queue_path(name, "resume"), {"side": side})
-    print_message(f"{side} of {name} is resumed")
+    print_message(f"{side} is resumed for {name}")
 
 
 queue.add_command(tail)
 
-_BUSIEST: Final = 30  # queues that top shows
+_BUSIEST: Final = 30  # number of queues that ``queue top`` shows
 
 
 @queue.command()

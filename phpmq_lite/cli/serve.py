@@ -1,4 +1,4 @@
-"""``serve``: runs the broker until a signal stops it."""
+"""The ``serve`` command, which runs the broker until a signal stops it."""
 
 import gc
 
@@ -28,19 +28,19 @@ from phpmq_lite.cli.settings_options import (
     "--log-format",
     "log.format",
     type=click.Choice(["auto", "json", "console"]),
-    help="Log format; auto: console on a terminal, else json.  [default: auto]",
+    help="Log format; auto is console on a terminal, else json.  [default: auto]",
 )
 @settings_options
 @click.pass_context
 def serve(ctx: click.Context, settings_args: SettingsArguments) -> None:
     """Run the broker.
 
-    Prints one line per listener when it is ready. SIGTERM drains the broker and stops it; a second
+    Prints one line per listener when ready. SIGTERM drains the broker and stops it; a second
     SIGTERM stops it immediately. SIGHUP reloads certificates and the settings for the log level,
     retention, disk space, limits, audit, metrics and pages.
     Exit codes: 0 stopped, 65 damaged data, 74 failing disk, 78 invalid settings.
     """
-    gc.disable()  # the service enables it again; collecting imported modules takes 60 ms
+    gc.disable()  # the service enables gc later; collecting imported modules takes 60 ms
     from phpmq_lite import logs, process
 
     effective = settings_args.load()

@@ -1,4 +1,4 @@
-"""Options for settings: ``--config``, ``--set`` and flags for single settings."""
+"""Settings options: ``--config``, ``--set`` and flags for individual settings."""
 
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -14,18 +14,18 @@ from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, assignment
 Command = Callable[..., None]
 
 _NAMING: Final = frozenset({"data", "admin.listen", "tcp.listen", "tcp.legacy_listen"})
-_MARK: Final = "setting__"  # prefix of the flags' parameters, as in setting__tcp__listen
+_MARK: Final = "setting__"  # prefix of flag parameter names, as in setting__tcp__listen
 
 
 class SettingsArguments(NamedTuple):
-    """Settings from the command line by name, and the configuration file."""
+    """Command-line settings by name, and the configuration file."""
 
     values: Mapping[str, object]
-    config: Path | None = None  # None: the default locations
+    config: Path | None = None  # None means the default locations
 
     @property
     def names_broker(self) -> bool:
-        """Return whether a flag names the broker; it overrides the context in use."""
+        """Whether a flag names the broker, which overrides the current context."""
         return self.config is not None or not _NAMING.isdisjoint(self.values)
 
     @property
@@ -35,14 +35,14 @@ class SettingsArguments(NamedTuple):
         return None if folder is None else Path(str(folder))
 
     def load(self, **overrides: object) -> settings.EffectiveSettings:
-        """Return the settings in force; print warnings to standard error."""
+        """Return the effective settings and print warnings to standard error."""
         effective = self.read(**overrides)
         for warning in effective.warnings:
             print_message(f"warning: {warning}")
         return effective
 
     def read(self, **overrides: object) -> settings.EffectiveSettings:
-        """Return the settings in force; ``overrides`` have the highest priority."""
+        """Return the effective settings; ``overrides`` take precedence over all other sources."""
         return settings.load({**self.values, **overrides}, self.config)
 
 
@@ -59,7 +59,7 @@ def set_option(command: Command) -> Command:
         type=assignment,
         multiple=True,
         metavar="SECTION.NAME=VALUE",
-        help="Set any setting; `phpmq-lite config show` lists them all. Repeatable.",
+        help="Set a setting; `phpmq-lite config show` lists all settings. Repeatable.",
     )(command)
 
 
@@ -73,7 +73,7 @@ def config_option(command: Command) -> Command:
 
 
 def collect_setting_flags(command: Command) -> Command:
-    """Pass the settings from the command line to the command as ``settings_args``.
+    """Collect command-line settings and pass them to the command as ``settings_args``.
 
     Unused flags are omitted; a setting's own flag overrides ``--set``.
     """
@@ -97,7 +97,7 @@ def collect_setting_flags(command: Command) -> Command:
 
 
 def setting_option(flag: str, setting: str, **options: Any) -> Callable[[Command], Command]:
-    """Return an option that sets one setting; ``options`` are passed to ``click.option``."""
+    """Return an option that sets a setting; ``options`` are passed to ``click.option``."""
     return click.option(flag, _MARK + setting.replace(".", "__"), **options)
 
 
@@ -110,11 +110,11 @@ def listener_options(command: Command) -> Command:
     """Add ``--listen``, ``--legacy-listen`` and ``--admin``."""
     for flag, setting, help_text in (
         ("--admin", "admin.listen",
-         "Admin pages, health and metrics.  [default: 127.0.0.1:9101]"),
+         "Address of admin pages, health checks and metrics.  [default: 127.0.0.1:9101]"),
         ("--legacy-listen", "tcp.legacy_listen",
-         "PHPMQ without TTL, for clients of the older revision.  [default: 127.0.0.1:9102]"),
+         "PHPMQ address without TTL, for the older revision.  [default: 127.0.0.1:9102]"),
         ("--listen", "tcp.listen",
-         "PHPMQ with TTL: HOST:PORT, unix:PATH or none; port 0 picks a free port. Repeatable."
+         "PHPMQ address with TTL: HOST:PORT, unix:PATH or none; port 0 picks one. Repeatable."
          "  [default: 127.0.0.1:9100]"),
     ):  # fmt: skip
         option = setting_option(flag, setting, multiple=True, metavar="ADDRESS", help=help_text)
@@ -123,12 +123,12 @@ def listener_options(command: Command) -> Command:
 
 
 def startup_override_options(command: Command) -> Command:
-    """Add the flags that permit configurations the broker refuses by default."""
+    """Add the flags that let the broker start despite a reason to refuse."""
     for flag, setting, help_text in (
         ("--accept-loss", "storage.accept_loss",
-         "Start once with what is left of damaged files."),
+         "Start once with what can be recovered from damaged files."),
         ("--allow-network-fs", "storage.allow_network_fs",
-         "Allow a network file system, whose locks are unreliable."),
+         "Allow a network file system despite its unreliable locks."),
     ):  # fmt: skip
         option = setting_option(flag, setting, is_flag=True, default=None, help=help_text)
         command = option(command)

@@ -1,4 +1,4 @@
-"""Handling of SIGINT and SIGTERM: the first signal requests a stop, a second one aborts."""
+"""SIGINT and SIGTERM handling: the first signal requests a stop, and a second one aborts."""
 
 import signal
 import threading
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class StopRequest:
-    """Handles SIGINT and SIGTERM in a block: the first requests a stop, a second one aborts.
+    """A context in which the first SIGINT or SIGTERM requests a stop and a second one aborts.
 
     An abort raises KeyboardInterrupt in the main thread.  ``note`` receives a line for the user at
     the first signal.  Enter the block after the Spark session has started, because Spark sets a
@@ -44,7 +44,7 @@ class StopRequest:
     ) -> None:
         for number, handler in self._previous:
             signal.signal(number, handler)
-        if self.is_aborted and isinstance(error, Exception):  # the aborted call reports a failure
+        if self.is_aborted and isinstance(error, Exception):  # the aborted call raised an error
             raise KeyboardInterrupt from None
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
@@ -54,7 +54,7 @@ class StopRequest:
         self.signal = number
         self._requested.set()
         if self._note is not None:
-            # In a thread, because the interrupted code may hold the lock of the progress display.
+            # Use a thread, because the interrupted code may hold the progress display's lock.
             text = "stopping after this batch; press Ctrl-C again to stop immediately"
             threading.Thread(target=self._note, args=(text,), daemon=True).start()
         if self._is_interruptible:
@@ -65,10 +65,10 @@ class StopRequest:
         self._requested.wait(seconds)
 
     def interruptible(self, call: Callable[[], T]) -> T | None:
-        """Return the result of ``call``; None if a signal arrived before it or interrupts it."""
+        """Return the result of ``call``, or None if a signal arrives before or during the call."""
         try:
             self._is_interruptible = True
-            # Checked only now, because a signal before the line above raised nothing.
+            # Check only here, because a signal before the line above raises nothing.
             return None if self.is_requested else call()
         except KeyboardInterrupt:
             return None

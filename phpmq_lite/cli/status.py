@@ -1,4 +1,4 @@
-"""``status`` and ``clock``: the key figures of a broker, and changes to its clock."""
+"""The ``status`` and ``clock`` commands: a broker's key figures and clock changes."""
 
 import time
 
@@ -22,7 +22,7 @@ from phpmq_lite.cli.output import (
 @admin_client_options
 @output_option
 def status(admin: AdminClient, output: str | None) -> None:
-    """Show whether the broker accepts messages, and its key figures.
+    """Show the broker's key figures and whether it accepts messages.
 
     Exits with 1 if the broker rejects messages; use `phpmq-lite check ready` for monitoring.
     """
@@ -65,20 +65,20 @@ COLUMNS = number_columns(
 
 @click.group()
 def clock() -> None:
-    """Show clock changes, and decide how to treat a doubtful one."""
+    """Show clock changes and decide how to treat a doubtful one."""
 
 
 @clock.command()
 @admin_client_options
 @output_option
 def show(admin: AdminClient, output: str | None) -> None:
-    """Show clock jumps, and whether one needs a decision."""
+    """Show clock jumps and whether any of them requires a decision."""
     write_rows([admin.get("/clock")], COLUMNS, output, "")
 
 
 @clock.command()
 @click.argument("decision", type=click.Choice(["expire", "keep"]))
-@click.option("--reason", default="", help="Reason to record in the audit.")
+@click.option("--reason", default="", help="Reason to record in the audit log.")
 @yes_option
 @admin_client_options
 @output_option

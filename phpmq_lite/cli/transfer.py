@@ -1,4 +1,4 @@
-"""``message export`` and ``message import``: messages as JSON lines or CSV."""
+"""The commands ``message export`` (JSON lines or CSV) and ``message import`` (JSON lines)."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ _BATCH_BYTES: Final = 1_000_000  # every broker accepts 1 MiB, whatever limits.m
 @click.argument("query", default="")
 @click.option(
     "--format", "style", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True,
-    help="jsonl includes the bodies and can be imported.",
+    help="jsonl includes bodies and can be imported.",
 )  # fmt: skip
 @admin_client_options
 def export(admin: AdminClient, query: str, style: str) -> None:
@@ -37,7 +37,7 @@ def export(admin: AdminClient, query: str, style: str) -> None:
     A JSONL export ends with the line `{"complete": true}`; an export without it is incomplete.
     """
     lines = asyncio.run(_copy_export(admin, query, style))
-    messages = max(0, lines - 1)  # one line is the header or the end mark
+    messages = max(0, lines - 1)  # one line is the CSV header or the end marker
     print_message(f"{format_message_count(messages)} exported")
 
 
@@ -62,11 +62,11 @@ async def _copy_export(admin: AdminClient, query: str, style: str) -> int:
 
 @click.command("import")
 @click.argument("file", type=click.File("rb"), default="-")
-@click.option("--queue", help="Import into this queue instead of the queue in each line.")
+@click.option("--queue", help="Import into this queue instead of the one in each line.")
 @click.option("--dry-run", is_flag=True, help="Check all lines without publishing.")
 @admin_client_options
 def import_(admin: AdminClient, file: Any, queue: str | None, dry_run: bool) -> None:
-    """Publish the messages of a file.
+    """Publish the messages in a file.
 
     FILE is an export, or has a line {"queue", "content", "encoding", "ttl_s"} for each message.
     All lines are checked before the first message is stored. Export lines without content are
@@ -112,7 +112,7 @@ async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandErro
     try:
         return int(read_response(status, content)["stored"]), None
     except CommandError as error:
-        if stored is None and 500 <= status <= 504:  # some messages may be stored
+        if stored is None and 500 <= status <= 504:  # some messages may have been stored
             raise
         return int(stored or 0), error
 
@@ -156,7 +156,7 @@ def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str
     name = Path(str(getattr(file, "name", "<stdin>"))).name
     has_ids = is_complete = False
     gone = 0
-    for number, line in enumerate(file, 1):  # bytes, because a text file decodes ahead
+    for number, line in enumerate(file, 1):  # read bytes, because a text file decodes ahead
         if not line.strip():
             continue
         try:
@@ -165,7 +165,7 @@ def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str
             where = f"{name}: line {number} is not UTF-8 at byte {error.start + 1}"
             raise CommandError(f"{where}; is the file truncated?") from None
         except ValueError as error:
-            raise CommandError(f"{name}: line {number} is not JSON: {error}") from None
+            raise CommandError(f"{name}: line {number} is not valid JSON: {error}") from None
         if not isinstance(found, dict):
             raise CommandError(f"{name}: line {number} is not a JSON object")
         if found.get("complete") is True:
@@ -177,13 +177,13 @@ def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str
             continue
         target = queue or found.get("queue")
         if not isinstance(found.get("content"), str) or not isinstance(target, str):
-            raise CommandError(f"{name}: line {number} has no content or no queue")
+            raise CommandError(f"{name}: line {number} lacks a content or queue text")
         message = {key: found[key] for key in ("content", "encoding", "ttl_s") if key in found}
         message |= {"queue": target}
         if wrong := problem_with(message):
             raise CommandError(f"{name}: line {number}: {wrong}")
         yield number, message
     if gone:
-        print_message(f"{format_message_count(gone)} skipped: the export has no content for them")
+        print_message(f"{format_message_count(gone)} skipped: the export lacks their content")
     if has_ids and not is_complete:
         print_message(f'{name} is an incomplete export: it lacks the line {{"complete": true}}')

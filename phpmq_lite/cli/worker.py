@@ -1,4 +1,4 @@
-"""``worker``: runs an app's handlers on a queue, in one process or several."""
+"""The ``worker`` command, which runs an app's handlers on a queue in one or more processes."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from phpmq_lite.envelopes.transport import EventHook
 
 _RESTART_S: Final = 1.0  # pause before a killed process is replaced
-_REASONS: Final = {  # reason of an outcome -> text for the user
+_REASONS: Final = {  # user-facing text for each outcome reason
     "stopped": "a signal arrived",
     "exit": "a handler exited",
     "jobs": "job limit reached",
@@ -40,10 +40,7 @@ _STRATEGIES: Final = ("fail", "delete", "release", "dead_letter")
 
 
 def _queue_name(value: str) -> str:
-    """Check a queue name; a click type.
-
-    The broker would reject every attempt of the worker to consume from an invalid one.
-    """
+    """Validate a queue name; the broker would reject every attempt to consume an invalid one."""
     from phpmq_lite.queue_settings import name_problem
 
     if (problem := name_problem(value)) is not None:
@@ -52,7 +49,7 @@ def _queue_name(value: str) -> str:
 
 
 def _memory_size(value: str) -> int:
-    """Parse ``256MiB`` into bytes; a click type."""
+    """Parse a size such as ``256MiB`` into bytes."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:
@@ -66,19 +63,19 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     seconds = click.FloatRange(min=0)
     for option in (
         click.option("--idempotency", type=FILE,
-                     metavar="FILE", help="Handle each meta.id once; FILE is a database of ids."),
+                     metavar="FILE", help="Handle each meta.id once; FILE stores handled ids."),
         click.option("--drop-exhausted", is_flag=True,
-                     help="Allow an app without dead letters; drop exhausted messages."),
+                     help="Allow an app with dead letters disabled; drop exhausted messages."),
         click.option("--dead-letter-queue", type=_queue_name, metavar="NAME",
                      help="Queue for dead letters.  [default: the app's, or QUEUE.dlq]"),
         click.option("--on-unknown", type=click.Choice(_STRATEGIES),
-                     help="Action for a URN without a handler.  [default: the app's, or fail]"),
+                     help="Action for URNs without a handler.  [default: the app's, or fail]"),
         click.option("--backoff", metavar="SECONDS,…",
-                     help="Delays before the retries; the last one repeats.  [default: 1,5,15]"),
+                     help="Delays before retries; the last one repeats.  [default: 1,5,15]"),
         click.option("--max-attempts", type=click.IntRange(min=1),
-                     metavar="N", help="Attempts per message.  [default: the app's, or 3]"),
+                     metavar="N", help="Maximum attempts per message.  [default: the app's, or 3]"),
         click.option("--log-format", type=click.Choice(["auto", "json", "console"]),
-                     default="auto", help="Log format; auto: console on a terminal, else json."),
+                     default="auto", help="Log format; auto is console on a terminal, else json."),
         click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
                      default="info", show_default=True, help="Minimum log level."),
         click.option("--parent", type=int, default=0, hidden=True),
@@ -86,9 +83,9 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
                      show_default=True, metavar="N", help="Number of worker processes."),
         click.option("--credit", type=click.IntRange(min=1), default=1, show_default=True,
                      metavar="N",
-                     help="Messages held at a time, including the one being handled."),
+                     help="Maximum messages held, including the one being handled."),
         click.option("--shutdown-timeout", type=seconds, metavar="SECONDS",
-                     help="Time for the handler after SIGTERM.  [default: the app's, or 30]"),
+                     help="Time to finish after SIGTERM.  [default: the app's, or 30]"),
         click.option("--stop-when-empty", is_flag=True, help="Exit when the queue is empty."),
         click.option("--memory-limit", type=_memory_size, metavar="SIZE",
                      help="Exit when the process uses more memory than this, such as 256MiB."),
@@ -104,7 +101,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @click.option("--app", "app_name", required=True, metavar="MODULE:ATTR",
-              help="The app, from phpmq_lite.envelopes.connect() or the SDK.")  # fmt: skip
+              help="The app, created by phpmq_lite.envelopes.connect() or the SDK.")  # fmt: skip
 @click.option(
     "--queue", type=_queue_name, metavar="NAME", help="Queue to consume.  [default: the app's]"
 )
@@ -113,7 +110,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 def worker(client: ClientFactory, app_name: str, queue: str | None, **options: Any) -> None:
     """Handle a queue's envelopes with an app's handlers.
 
-    SIGTERM lets the running handler finish; a second one requeues its message and exits
+    SIGTERM lets the running handler finish; a second SIGTERM requeues its message and exits
     immediately. Events are JSON lines on standard error. The exit code is 0, or that of a handler
     that exits.
     """
@@ -133,12 +130,12 @@ def worker(client: ClientFactory, app_name: str, queue: str | None, **options: A
 
 
 def load_app(name: str) -> "BabelQueue":
-    """Load the app ``module:attr``, also from the current folder; call it if it is a factory."""
+    """Load the app ``module:attr``, including from the current folder; call a factory."""
     from babelqueue import BabelQueue
 
     module_name, sign, attribute = name.partition(":")
     if not sign or not attribute or not all(map(str.isidentifier, module_name.split("."))):
-        raise click.BadParameter(f"{name!r} is not MODULE:ATTR", param_hint="--app")
+        raise click.BadParameter(f"{name!r} is not an app; use MODULE:ATTR", param_hint="--app")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -251,7 +248,7 @@ def _worker_limits(options: Mapping[str, Any]) -> Any:
 
 
 class _WorkerProcesses:
-    """Runs workers in child processes, with the arguments of this process."""
+    """Runs workers in child processes with this process's arguments."""
 
     def __init__(self) -> None:
         self._command = [
@@ -265,14 +262,14 @@ class _WorkerProcesses:
         """Start a worker, unless a signal has arrived."""
         if self._is_stopping.is_set():
             return
-        # In a new session, so that Ctrl-C reaches the worker only once, through this process.
+        # A new session ensures that Ctrl-C reaches the worker only once, through this process.
         child = subprocess.Popen(self._command, start_new_session=True)
         self.running.append(child)
-        if self._is_stopping.is_set():  # a signal arrived in between
+        if self._is_stopping.is_set():  # a signal arrived while it was starting
             child.terminate()
 
     def forward(self, number: int, _frame: object) -> None:
-        """Forward a signal to all workers, and stop replacing them."""
+        """Forward a signal to all workers and stop replacing them."""
         self._is_stopping.set()
         for child in self.running:
             if child.poll() is None:

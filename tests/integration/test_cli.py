@@ -200,7 +200,7 @@ def test_exec_requeues_what_failed(run: Run, queue: str) -> None:
     run("publish", queue, "--lines", input="a\nb\n")
     result = run("consume", queue, "-n", "1", "--exec", "false")
     assert result.exit_code == 1
-    assert result.stderr.endswith("Error: 1 of them failed and were requeued\n")
+    assert result.stderr.endswith("Error: --exec failed: 1 message requeued\n")
     assert run("consume", queue, "-n", "2").stdout == "b\na\n"
 
 

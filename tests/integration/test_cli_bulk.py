@@ -43,7 +43,7 @@ def test_many_that_were_looked_at_are_acted_on_when_it_is_confirmed(
 ) -> None:
     token = selected(run, queue, 5)
     refused = run("message", "delete", "--selection", token, code=2)
-    assert "without a terminal, --yes is required" in refused.stderr
+    assert "--yes is required when standard input is not a terminal" in refused.stderr
     assert ready(run, queue) == 5
     job = json.loads(run("message", "delete", "--selection", token, "--yes").stdout)
     assert (job["state"], job["done"]) == ("done", 5)

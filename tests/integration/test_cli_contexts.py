@@ -50,7 +50,7 @@ def test_damaged_file_is_named() -> None:
     contexts.contexts_file().write_text("[]")
     result = run("list")
     assert result.exit_code == 1
-    assert "contexts.json cannot be read" in result.stderr
+    assert "cannot read the contexts file" in result.stderr
 
 
 def test_command_goes_to_the_broker_of_the_context() -> None:
@@ -102,7 +102,7 @@ def test_token_file_in_another_encoding_is_named(tmp_path: Path) -> None:
     arguments = ["queue", "list", "--url", "http://127.0.0.1:9", "--token-file", str(path)]
     result = CliRunner().invoke(root_command, arguments)
     assert (result.exit_code, result.stderr) == (
-        1, f"Error: {path} is not UTF-8; a token is plain text\n"
+        1, f"Error: {path} is not valid UTF-8; a token file contains plain text\n"
     )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def test_token_file_must_be_private(tmp_path: Path) -> None:
     arguments = ["queue", "list", "--url", "http://127.0.0.1:9", "--token-file", str(path)]
     result = CliRunner().invoke(root_command, arguments)
     assert result.exit_code == 4
-    assert "is readable by others" in result.stderr
+    assert "is readable by other users" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_listener_of_a_context_is_checked_and_whole() -> None:
     assert [row["connect"] for row in rows] == [f"unix:{Path.cwd()}/mq.sock", "phpmqs://[::1]"]
     run("use", "y")
     asked = CliRunner().invoke(root_command, ["queue", "list"])
-    assert "phpmqs://[::1] is a PHPMQ listener; this command needs the admin" in asked.stderr
+    assert "phpmqs://[::1] is a PHPMQ listener; this command requires the admin" in asked.stderr
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_every_command_looks_for_the_broker_in_one_order(
         admin_client, "admin_url_of", lambda _: "http://127.0.0.1:9"
     )  # instead of 9101
     default = asked()
-    assert "no broker is named, and phpmq-data does not exist; trying http://127.0.0.1" in default
+    assert "no broker was specified, and phpmq-data does not exist; trying http://127." in default
     assert "no broker answers on http://127.0.0.1:9" in default
     (folder / "phpmq-data").mkdir()
     assert "no broker answers on phpmq-data/control.sock" in asked()
@@ -286,7 +286,7 @@ def test_publish_asks_for_a_token_where_there_are_users(tmp_path: Path) -> None:
         publish = ["publish", "q", "--body", "x", *url]
         refused = CliRunner().invoke(root_command, publish)
         assert refused.exit_code == 4
-        assert "this broker has users: use --token-file FILE" in refused.stderr
+        assert "requires a login: pass an API token with --token-file FILE" in refused.stderr
         made = CliRunner().invoke(root_command, ["token", "create", "t", "--role", "viewer", *here])
         token = tmp_path / "token"
         token.touch(0o600)

@@ -110,11 +110,11 @@ BAD_VALUES = [
     (["backup", "list", "--set", "tcp.open=perhaps"], 78, "it must be true or false"),
     (["backup", "list", "--set", "tcp.allow=x"], 78, "it must be a network, such as 10.0.0.0/8"),
     (["queue", "list", "--config", __file__], 78, "is not valid TOML"),
-    (["queue", "list", "--url", "https://127.0.0.1:{admin}"], 1, "the server does not speak TLS"),
-    (["queue", "list", "--url", "http://127.0.0.1:{phpmq}"], 1, "does not speak HTTP"),
-    (["queue", "list", "--url", "http://127.0.0.1:{admin}/no"], 3, "--url does not seem"),
+    (["queue", "list", "--url", "https://127.0.0.1:{admin}"], 1, "it does not speak TLS"),
+    (["queue", "list", "--url", "http://127.0.0.1:{phpmq}"], 1, "does not respond like"),
+    (["queue", "list", "--url", "http://127.0.0.1:{admin}/no"], 3, "--url may not be"),
     (["queue", "list", "--url", "http://nowhere.invalid"], 1, "no broker answers on http://nowhere"),
-    (["queue", "list", "--url", "phpmq://127.0.0.1:{phpmq}"], 1, "this command needs the admin"),
+    (["queue", "list", "--url", "phpmq://127.0.0.1:{phpmq}"], 1, "this command requires the admin"),
     (["publish", "q", "--body", "x", "--url", "phpmqs://127.0.0.1:{phpmq}"], 1, "cannot connect"),
     (["publish", "q", "--body", "x", "--url", "phpmq://127.0.0.1:9"], 1, "Connection refused"),
     (["publish", "q", "--body", "x", "--url", "unix:/none"], 1, "No such file or directory"),
@@ -147,7 +147,7 @@ def test_bad_value_is_named_in_our_words(
 
 def test_content_given_as_data_is_pointed_to_body() -> None:
     result = ask("publish", "q", "--data", '{"id": 1}')
-    assert 'there is no data folder {"id": 1}; for the content, use --body' in result.stderr
+    assert 'the folder {"id": 1} does not exist; to pass content, use --body' in result.stderr
     assert result.exit_code == 2
 
 

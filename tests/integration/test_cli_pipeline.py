@@ -99,7 +99,7 @@ def test_doctor_tells_a_database_from_another_file(doctor: Doctor, tmp_path: Pat
     arguments = ["pipeline", "doctor", "-o", "jsonl", "--out", str(tmp_path / "out"), "--path"]
     done = CliRunner().invoke(root_command, [*arguments, str(tmp_path / "notes.txt")])
     assert done.exit_code == 1
-    assert "it is not an SQLite database" in done.stdout
+    assert "not an SQLite database" in done.stdout
 
 
 def test_status_asks_the_broker_where_no_summary_lies_here(

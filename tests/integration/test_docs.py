@@ -118,7 +118,7 @@ def test_command_says_what_to_open_if_no_browser_starts(monkeypatch: pytest.Monk
     monkeypatch.setattr(AdminClient, "get", lambda *_: {})
     found = CliRunner().invoke(root_command, ["docs", "--url", "http://mq.example"])
     assert found.exit_code == 1
-    assert "open http://mq.example/docs/, or use --text" in found.stderr
+    assert "open http://mq.example/docs/ yourself, or use --text" in found.stderr
 
 
 def test_help_ends_with_the_page_about_the_command() -> None:

@@ -97,7 +97,7 @@ def test_copy_arrives_by_priority_and_leaves_beanstalkd_as_it_was(
     done = run(broker, source)
     assert done.exit_code == 0
     assert done.stderr == (
-        "the jobs remain in beanstalkd; --move deletes those that are stored\n5 stored\n"
+        "the jobs remain in beanstalkd; use --move to delete stored jobs there\n5 stored\n"
     )
     assert_all_arrived(broker, tube)
     assert states(source) == before == {"ready": 3, "delayed": 1, "buried": 1, "reserved": 0}
@@ -152,7 +152,7 @@ def test_job_that_a_worker_has_stays_with_it(
     assert done.exit_code == 0
     assert done.stderr == (
         "1 deleted from beanstalkd; 1 left\n"
-        "1 skipped: a worker has reserved them; run the import again later\n1 stored\n"
+        "1 skipped: reserved by a worker; run the import again later\n1 stored\n"
     )
     assert [body for body, _ in take(broker, tube)] == [b"free"]
     assert source.server.ask([b"delete %d" % held, b"delete %d" % free])[0].words == [b"DELETED"]
@@ -261,7 +261,7 @@ def test_job_that_cannot_be_stored_stays_ready_and_the_rest_goes_on(
     done = run(broker, source, "--move", "--config", str(config))
     assert done.exit_code == 1
     assert f"job 1 of tube {tube}: " in done.stderr
-    assert done.stderr.endswith("1 stored\nError: 1 could not be stored\n")
+    assert done.stderr.endswith("1 stored\nError: messages that could not be stored: 1\n")
     assert [body for body, _ in take(broker, tube)] == [b"small"]
     wait_until(lambda: states(source) == {"ready": 1, "delayed": 0, "buried": 0, "reserved": 0})
 
@@ -277,7 +277,7 @@ def test_queue_that_takes_nothing_is_told_in_ten_lines(
     assert done.exit_code == 1
     refused = [line for line in done.stderr.splitlines() if line.endswith("refused: paused")]
     assert len(refused) == 10
-    assert done.stderr.endswith("0 stored\nError: 300 could not be stored\n")
+    assert done.stderr.endswith("0 stored\nError: messages that could not be stored: 300\n")
     wait_until(lambda: states(source)["ready"] == 300)
 
 
@@ -293,7 +293,7 @@ def test_jobs_of_an_older_beanstalkd_are_moved_without_a_reservation(
 
     monkeypatch.setattr(BeanstalkdClient, "__init__", older)
     done = run(broker, source, "--move")
-    assert done.stderr.startswith("this beanstalkd cannot reserve a job by id")
+    assert done.stderr.startswith("this beanstalkd cannot reserve jobs by id")
     assert done.exit_code == 0
     assert_all_arrived(broker, tube)
 
@@ -353,7 +353,7 @@ def test_move_that_is_killed_loses_nothing_and_is_gone_on_with(
     [
         (["--tube", "none"], 3, "beanstalkd has no tube 'none'"),
         (["--map", "none=some"], 3, "beanstalkd has no tube 'none'"),
-        (["--map", "none"], 2, "'none' is not TUBE=QUEUE"),
+        (["--map", "none"], 2, "'none' is not a valid mapping; use TUBE=QUEUE"),
         (["--url", "phpmq://127.0.0.1:1"], 1, "127.0.0.1:1"),
     ],
 )
@@ -376,8 +376,8 @@ def test_address_of_no_beanstalkd_is_named(broker: BrokerProcess) -> None:
     for address, message in (
         ("127.0.0.1:1", "beanstalkd at 127.0.0.1:1: "),
         (broker.phpmq[0], "beanstalkd closed the connection"),
-        ("127.0.0.1:port", "is not a valid address"),
-        ("unix:/tmp/socket", "is not HOST:PORT"),
+        ("127.0.0.1:port", "is not an address"),
+        ("unix:/tmp/socket", "is not a valid address; use HOST:PORT"),
     ):
         done = CliRunner().invoke(root_command, ["import", "beanstalkd", address])
         assert done.exit_code != 0

@@ -108,7 +108,7 @@ def test_jobs_keep_bytes_attempts_and_delay_and_failed_ones_their_error(
     done = run(broker, database)
     assert done.exit_code == 0
     assert done.stderr == (
-        "1 skipped: a worker has reserved them; run the import again later\n5 stored\n"
+        "1 skipped: reserved by a worker; run the import again later\n5 stored\n"
     )
     assert take(broker, queue) == [(bodies[0], 0), (bodies[1], 0)]
     ((retried, left_s),) = take(broker, f"{queue}.retry")
@@ -199,7 +199,7 @@ def test_row_that_cannot_be_stored_is_named_and_the_rest_goes_on(
     done = run(broker, database)
     assert done.exit_code == 1
     assert "jobs row 2 for aaa" in done.stderr
-    assert done.stderr.endswith("2 stored\nError: 1 could not be stored\n")
+    assert done.stderr.endswith("2 stored\nError: messages that could not be stored: 1\n")
 
 
 @pytest.mark.parametrize(

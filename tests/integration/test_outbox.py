@@ -95,7 +95,7 @@ def test_row_that_is_not_allowed_stays_and_status_shows_it(
     done = relay(broker, database)
     assert done.exit_code == 1
     assert "content is 9000000 bytes; the limit is 8388608" in done.stderr
-    assert done.stderr.endswith("Error: 1 row left; `phpmq-lite outbox status` shows them\n")
+    assert done.stderr.endswith("Error: 1 row left; `phpmq-lite outbox status` has details\n")
     assert stored(broker, queue) == [1, 3]
     (row,) = map(json.loads, run("status", "--database", str(database)).stdout.splitlines())
     assert (row["queue"], row["waiting"], row["failing"]) == (queue, 1, 1)
@@ -240,7 +240,7 @@ def test_missing_table_is_named_and_can_be_made(broker: BrokerProcess, tmp_path:
     done = relay(broker, path)
     assert (done.exit_code, done.stderr) == (
         1,
-        "Error: empty.sqlite has no table phpmq_outbox; `phpmq-lite outbox init` creates it\n",
+        "Error: empty.sqlite contains no table phpmq_outbox; `phpmq-lite outbox init` creates it\n",
     )
     assert run("init", "--database", str(path)).exit_code == 0
     assert relay(broker, path).stderr == "0 published\n"

@@ -109,7 +109,7 @@ def pipeline(master: str, broker: BrokerProcess, out: Path) -> list[dict[str, An
 
 def assert_is_told(talk: str) -> None:
     """What an interrupted command says on standard error: its phases, and why it ended."""
-    last = "Error: stopped after the batch; run the command again to continue"
+    last = "Error: stopped after the current batch; run the command again to continue"
     assert talk.splitlines()[-1] == last
     phases = [json.loads(text).get("phase") for text in talk.splitlines() if text.startswith("{")]
     assert phases[0] == f"starting Spark on Java {find_java().version}"

@@ -1,4 +1,4 @@
-"""``doctor``: checks whether a broker can run here, or runs well, and suggests fixes.
+"""The ``doctor`` command, which checks whether a broker can run, or runs well, and suggests fixes.
 
 There is one module per subject.  In each, ``check_…`` gathers facts, and ``…_finding`` turns them
 into findings.  The checks change nothing, except that they write and remove a small file in the
@@ -25,10 +25,10 @@ from phpmq_lite.cli.settings_options import (
 @settings_options
 @output_option
 def doctor(output: str | None, settings_args: SettingsArguments) -> None:
-    """Check whether a broker can run here, and suggest fixes.
+    """Check whether a broker can run here and suggest fixes.
 
     Checks the installation, settings, data folder, disk, database, ports, certificates, limits,
-    clock and backups, whether the broker is running or not. Run it from the broker's account, with
+    clock and backups, whether the broker is running or not. Run it under the broker's account with
     the broker's flags. It changes nothing.
     Exit codes: 0 no problem, 1 at least one problem.
     """
@@ -36,7 +36,7 @@ def doctor(output: str | None, settings_args: SettingsArguments) -> None:
 
 
 def run_checks(settings_args: SettingsArguments) -> Iterator[Finding]:
-    """Yield the findings of all checks, which do not depend on each other."""
+    """Run all checks independently of each other and yield their findings."""
     from phpmq_lite.cli.doctor import database, host, installation, listeners
     from phpmq_lite.cli.doctor import settings as setting_checks
 

@@ -1,4 +1,4 @@
-"""Checks for the database files and the backups."""
+"""Checks of the database files and backups."""
 
 import time
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.integrity.stopped_database import StoppedDatabase, read_stopped
 
 _TIMEOUT_S: Final = 10.0
-# Files that starts, restores and migrations leave in the data folder.
+# Startups, restores and migrations leave these files in the data folder.
 _LEFT: Final = {
     "damaged-*": "copies of damaged files",
     "replaced-*": "files that a restore replaced",
@@ -26,7 +26,7 @@ _LEFT: Final = {
 
 
 def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Check the running broker, or the files of a stopped one."""
+    """Check the broker if it is running, or else its database files."""
     path = settings.data
     if pid is not None:
         yield _running_broker(settings, pid)
@@ -45,14 +45,14 @@ def _running_broker(settings: Settings, pid: str) -> Finding:
             return warn(
                 "broker",
                 f"pid {pid} is not ready: {error}",
-                "it is starting; run doctor again soon",
+                "the broker is starting; run doctor again soon",
             )
         return bad("broker", f"pid {pid} does not answer: {error}", "see the broker's log")
     return running_finding(stats, pid, settings)
 
 
 def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Finding:
-    """Return the finding about the figures of a running broker (``/api/v1/stats``)."""
+    """Return a finding about a running broker, based on its ``/api/v1/stats``."""
     messages = stats["ready"] + stats["dispatched"]
     text = (
         f"pid {pid}, {messages:,} {plural(messages, 'message', 'messages')} in "
@@ -62,7 +62,7 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
     if reason is not None:
         return bad("broker", f"{text}; it rejects messages: {reason}", "see the System page")
     if not stats["is_ready"]:
-        return warn("broker", f"{text}; it is not ready: {stats['step']}", "wait, or see its log")
+        return warn("broker", f"{text}; it is not ready: {stats['step']}", "wait, or read its log")
     if stats["version"] != __version__:
         return warn(
             "broker", f"{text}; it is {stats['version']}, but {__version__} is installed", "restart"
@@ -72,14 +72,14 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
             "broker",
             f"{text}; its write-ahead log has grown to "
             f"{formats.format_size(stats['wal_bytes'])}, more than twice "
-            f"storage.wal_bytes, {formats.format_size(settings.storage.wal_bytes)}",
+            f"storage.wal_bytes ({formats.format_size(settings.storage.wal_bytes)})",
             "a reader blocks it: a backup, an export, or another program with the database open",
         )
     return ok("broker", f"{text}, ready")
 
 
 def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
-    """Return the finding about the files of a stopped broker."""
+    """Return a finding about a stopped broker's database files."""
     name = "database"
     if seen.problems:
         return bad(
@@ -89,14 +89,14 @@ def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
             "restore`",
         )
     if seen.refusal:
-        return bad(name, seen.refusal, "until then the broker refuses to start (exit code 1)")
+        return bad(name, seen.refusal, "until then, the broker refuses to start (exit code 1)")
     if seen.is_new:
-        return ok(name, "none yet", "the first start creates it")
+        return ok(name, "none yet", "the broker creates it at startup")
     text = f"schema {seen.schema}, {formats.format_size(seen.used_bytes)} in use"
     if 0 < max_bytes <= seen.used_bytes:
         return bad(
             name,
-            f"{text}: publishing stops above storage.max_bytes, {formats.format_size(max_bytes)}",
+            f"{text}: publishing stops above storage.max_bytes ({formats.format_size(max_bytes)})",
             "raise storage.max_bytes, or lower history.days and history.bytes",
         )
     if not seen.was_clean:
@@ -104,20 +104,20 @@ def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
         return warn(
             name,
             f"{text}; the broker did not stop cleanly{why}",
-            f"the next start replays the write-ahead log: {seen.log}",
+            f"the next startup replays the write-ahead log: {seen.log}",
         )
     if seen.waiting:
         count = len(seen.waiting)
         return ok(
             name,
             f"{text}; {count} {plural(count, 'migration is pending', 'migrations are pending')}",
-            "the next start copies the database and applies them",
+            "the next startup copies the database and applies them",
         )
     return ok(name, f"{text}, closed cleanly", "`phpmq-lite database verify` checks everything")
 
 
 def leftover_findings(path: Path) -> Iterator[Finding]:
-    """Yield findings about files next to the database that an operator may remove."""
+    """Yield findings about leftover files in the data folder that an operator may remove."""
     for pattern, words in _LEFT.items():
         paths = sorted(path.glob(pattern))
         if not paths:
@@ -129,10 +129,10 @@ def leftover_findings(path: Path) -> Iterator[Finding]:
             yield warn(
                 "left over",
                 text,
-                "see damage.json in it; remove it once you have recovered what you need",
+                "see damage.json there; remove the copies once you have recovered what you need",
             )
         else:
-            yield ok("left over", text, "remove it once you are sure that the current data is good")
+            yield ok("left over", text, "remove them once you have verified the current data")
 
 
 def _size(path: Path) -> int:
@@ -146,21 +146,21 @@ OLD_MS: Final = 7 * 24 * _HOUR_MS  # maximum age if no backups are scheduled
 
 
 def check_backups(settings: Settings) -> Iterator[Finding]:
-    """Check the backups, if there is a database."""
+    """Check the backups if a database exists."""
     if not (settings.data / DATABASE).is_file():
         return
     folder = settings.backups_folder
     found = list_backups(folder)
     now_ms = time.time_ns() // 1_000_000
     ages = [now_ms - one.manifest.made_at for one in found]
-    # A negative age means that the clock was ahead at the time.
+    # A negative age means that the clock was ahead when the backup was made.
     age_ms = min((age for age in ages if age >= 0), default=None)
     is_same = folder.is_dir() and folder.stat().st_dev == settings.data.stat().st_dev
     yield backup_finding(folder, age_ms, settings.backups.every_h, is_same=is_same)
 
 
 def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same: bool) -> Finding:
-    """Return the finding about the newest backup; ``every_h`` is the schedule, 0 for none."""
+    """Return a finding about the newest backup; ``every_h`` is the schedule, or 0 for none."""
     if age_ms is None:
         return warn(
             NAME,
@@ -171,12 +171,12 @@ def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same:
     if every_h and age_ms > 2 * every_h * _HOUR_MS:
         return warn(
             NAME,
-            f"{text}; one is scheduled every {every_h:g} h",
+            f"{text}; the schedule is every {every_h:g} h",
             "see the log and the Backups page",
         )
     if not every_h and age_ms > OLD_MS:
         return warn(NAME, text, "schedule them with backups.every_h")
     hint = (
-        "they share a disk with the database: set backups.folder, or use `backup create --copy-to`"
+        "backups are on the database's disk: set backups.folder, or use `backup create --copy-to`"
     )
     return ok(NAME, text, hint if is_same else "")

@@ -1,4 +1,4 @@
-"""The findings that ``doctor`` reports, and their table."""
+"""Findings that ``doctor`` reports, and their table output."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ _STYLES: Final = {OK: "green", WARN: "yellow", BAD: "bold red"}
 
 
 class Finding(NamedTuple):
-    """The result of one check; ``state`` is ok, warn (works, but with a risk) or bad."""
+    """Result of one check; ``state`` is ok, warn (works, but with a risk) or bad."""
 
     check: str
     state: str
@@ -33,17 +33,17 @@ class Finding(NamedTuple):
 
 
 def as_root(command: str) -> str:
-    """Return a command that only root may run, or advice to ask root for it."""
+    """Return a command that requires root; other users get the advice to ask root."""
     return command if os.geteuid() == 0 else f"ask root to run: {command}"
 
 
 def ok(check: str, found: str, hint: str = "") -> Finding:
-    """Return a finding without a problem."""
+    """Return a finding that reports no problem."""
     return Finding(check, OK, found, hint)
 
 
 def warn(check: str, found: str, hint: str) -> Finding:
-    """Return a finding about something that works, but needs attention."""
+    """Return a finding about something that works but requires attention."""
     return Finding(check, WARN, found, hint)
 
 
@@ -53,9 +53,9 @@ def bad(check: str, found: str, hint: str) -> Finding:
 
 
 def report_findings(findings: Sequence[Finding], output: str | None) -> None:
-    """Write the findings; end the command with exit code 1 if any is bad.
+    """Write the findings, and exit with code 1 if any of them is bad.
 
-    In a table, the hint is below the finding, because side by side both would be too narrow.
+    In a table, each hint is below its finding, because two columns would be too narrow.
     """
     if output_format(output) == "table":
         _write_table(findings)
@@ -80,7 +80,7 @@ def _write_table(findings: Sequence[Finding]) -> None:
 
 
 def summarize_findings(findings: Sequence[Finding]) -> str:
-    """Return the number of problems as a sentence."""
+    """Return a sentence that states the number of problems."""
     bad = sum(one.state == BAD for one in findings)
     warn = sum(one.state == WARN for one in findings)
     if not bad + warn:
@@ -89,10 +89,10 @@ def summarize_findings(findings: Sequence[Finding]) -> str:
 
 
 def run_check(part: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """Yield the findings of one part; an error becomes a finding."""
+    """Yield the findings of one group of checks; turn an exception into a finding."""
     try:
         yield from check()
-    except Exception as error:  # continue with the other parts
+    except Exception as error:  # the other groups must still run
         text = error if isinstance(error, PhpmqError | OSError) else repr(error)
         is_foreign = isinstance(error, PermissionError)
         hint = "run doctor from the broker's account" if is_foreign else ""

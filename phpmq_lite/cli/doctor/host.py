@@ -1,4 +1,4 @@
-"""Checks for the host: data folder, disk, open files, memory, clock."""
+"""Checks of the host: data folder, disk, open files, memory and clock."""
 
 import ctypes
 import os
@@ -38,23 +38,23 @@ _VOLATILE: Final = {
     "overlay": "a container layer, which is deleted with the container",
 }
 _SYNCS: Final = 9
-_SYNC_BYTES: Final = b"x" * 4_096  # like a small commit in the write-ahead log
+_SYNC_BYTES: Final = b"x" * 4_096  # as large as a small commit in the write-ahead log
 _SLOW_MS: Final = 100.0
 
 
 class FolderAccess(NamedTuple):
-    """The permissions of a folder that exists or is to be created."""
+    """Permissions of a folder that exists or is to be created."""
 
     path: Path
-    me: int  # the account of this process
-    owner: int | None = None  # None: the folder does not exist
+    me: int  # user id of this process
+    owner: int | None = None  # None if the folder does not exist
     mode: int = PRIVATE_FOLDER
-    can_write: bool = True  # to the folder, or to its parent if it does not exist
-    strangers: tuple[str, ...] = ()  # files that belong to another account
+    can_write: bool = True  # for a missing folder, whether its parent is writable
+    strangers: tuple[str, ...] = ()  # names of files owned by other accounts
 
 
 def broker_pid(path: Path) -> str | None:
-    """Return the pid of the broker that uses a folder; None if there is none."""
+    """Return the pid of the broker that uses a folder, or None."""
     try:
         return locking_pid(path)
     except OSError:
@@ -62,13 +62,13 @@ def broker_pid(path: Path) -> str | None:
 
 
 def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Check the permissions of the folder, its file system and its disk."""
+    """Check the data folder's permissions, file system and disk."""
     path = settings.data.absolute()
     try:
         check_rights(path)
         parse_endpoint(f"unix:{path / CONTROL_SOCKET}")
     except (StartRefusedError, SettingsError) as error:
-        yield bad(NAME, str(error), "choose another folder: --data, or data in the settings")
+        yield bad(NAME, str(error), "choose another folder with --data, or data in the settings")
         return
     yield folder_access_finding(folder_access(path), pid)
     refusal = ""
@@ -84,7 +84,7 @@ def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
 
 
 def folder_access(path: Path) -> FolderAccess:
-    """Return the permissions of a folder."""
+    """Return which permissions this process has for a folder."""
     if not path.exists():
         above = nearest_existing(path)
         return FolderAccess(path, os.geteuid(), can_write=os.access(above, os.W_OK | os.X_OK))
@@ -103,7 +103,7 @@ def folder_access(path: Path) -> FolderAccess:
 
 
 def folder_access_finding(rights: FolderAccess, pid: str | None) -> Finding:
-    """Return the finding about permissions; ``pid`` is the broker that uses the folder."""
+    """Return a finding about the permissions; ``pid`` is the broker that uses the folder."""
     path, owner = rights.path, rights.owner
     if owner is None:
         if not rights.can_write:
@@ -113,12 +113,12 @@ def folder_access_finding(rights: FolderAccess, pid: str | None) -> Finding:
                 as_root(f"install -d -m 700 -o {account_name(rights.me)} {path}")
                 + "; or choose another folder with --data",
             )
-        return ok(NAME, f"{path} does not exist yet", "the first start creates it")
-    whose = f"{path} of {account_name(owner)}"
+        return ok(NAME, f"{path} does not exist yet", "the broker creates it at startup")
+    whose = f"{path} (owner {account_name(owner)})"
     if rights.strangers:
         return bad(
             NAME,
-            f"{whose} has files owned by another account: {', '.join(rights.strangers)}",
+            f"{whose} contains files owned by another account: {', '.join(rights.strangers)}",
             as_root(f"chown -R {account_name(owner)} {path}"),
         )
     if not rights.can_write:
@@ -138,14 +138,14 @@ def folder_access_finding(rights: FolderAccess, pid: str | None) -> Finding:
     if rights.mode & (stat.S_IRWXG | stat.S_IRWXO):
         return warn(
             NAME,
-            f"{path} is open to others, mode {rights.mode:04o}",
-            f"chmod 700 {path}; the next start does this, too",
+            f"{path} is accessible to other users (mode {rights.mode:04o})",
+            f"chmod 700 {path}; the broker also does this at startup",
         )
     return ok(NAME, f"{path}, {f'in use by pid {pid}' if pid else 'no broker is running'}")
 
 
 def account_name(number: int) -> str:
-    """Return the name of an account, or its number if it has none here."""
+    """Return an account's name, or its number if this machine has no name for it."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -153,14 +153,14 @@ def account_name(number: int) -> str:
 
 
 def nearest_existing(path: Path) -> Path:
-    """Return the folder, or its nearest existing parent."""
+    """Return the folder if it exists, or else its nearest existing parent."""
     return next(one for one in (path, *path.parents) if one.exists())
 
 
 def file_system_finding(
     kind: str | None, refusal: str = "", *, is_allowed: bool = False
 ) -> Finding:
-    """Return the finding about a file system; ``refusal`` is why the broker refuses it."""
+    """Return a finding about a file system; ``refusal`` is why the broker rejects it."""
     name = "file system"
     if refusal and not is_allowed:
         return bad(name, refusal, "the broker refuses to start (exit code 1)")
@@ -172,7 +172,7 @@ def file_system_finding(
         )
     if kind in _VOLATILE:
         return warn(
-            name, f"{kind} is {_VOLATILE[kind]}", "put the data folder on a disk, or on a volume"
+            name, f"{kind} is {_VOLATILE[kind]}", "put the data folder on a disk or a volume"
         )
     return ok(name, kind or "unknown on this system")
 
@@ -181,12 +181,12 @@ def _disk_speed(path: Path) -> Finding:
     try:
         return sync_finding(statistics.median(measure_syncs_ms(path)))
     except OSError as error:
-        hint = as_root("dmesg") + " shows the reason"
+        hint = as_root("dmesg") + ", which shows the reason"
         return bad("disk", f"cannot write to {path}: {error.strerror}", hint)
 
 
 def measure_syncs_ms(path: Path) -> list[float]:
-    """Return how long small synced writes to a temporary file take, in milliseconds."""
+    """Time small synced writes to a temporary file and return the durations in milliseconds."""
     probe = path / f".doctor-{os.getpid()}"
     file = create_private(probe)
     try:
@@ -203,11 +203,11 @@ def measure_syncs_ms(path: Path) -> list[float]:
 
 
 def sync_finding(took_ms: float) -> Finding:
-    """Return the finding about the time that the disk needs for a synced write."""
+    """Return a finding about how long the disk takes for a synced write."""
     text = f"writes and syncs 4 KiB in {took_ms:.{0 if took_ms >= 10 else 2}f} ms"
     if took_ms < _SLOW_MS:
         return ok("disk", text)
-    hint = "each confirmed publish waits for it: use a faster disk, or one that is not shared"
+    hint = "each confirmed publish waits that long: use a faster disk, or one that is not shared"
     return warn("disk", text, hint)
 
 
@@ -220,30 +220,30 @@ def _disk_space(settings: Settings, path: Path) -> Finding:
 
 
 def disk_space_finding(free: int, least: int, shortage: str) -> Finding:
-    """Return the finding about free disk space; ``shortage`` is why publishing stops."""
+    """Return a finding about free disk space; ``shortage`` is why publishing stops."""
     text = f"{formats.format_size(free)} free"
     if shortage:
-        hint = "free space, move the folder to another disk, or lower storage.free_bytes"
+        hint = "free up space, move the folder to another disk, or lower storage.free_bytes"
         return bad("space", f"{text}: {shortage}", hint)
     if least:
         text += f"; publishing stops below {formats.format_size(least)}"
     if free < 3 * least:
-        return warn("space", text, "free space, or lower history.days and history.bytes")
+        return warn("space", text, "free up space, or lower history.days and history.bytes")
     return ok("space", text)
 
 
 _EARLIEST_MS: Final = 1_735_689_600_000  # 2025, before this program existed
 _LATEST_MS: Final = 4_102_444_800_000  # 2100
-_AHEAD_MS: Final = 60_000  # tolerance for a data folder that is newer than the clock
-_TIMEX_BYTES: Final = 512  # more than the size of the kernel's struct timex
-_UNSYNCHRONISED: Final = 5  # TIME_ERROR of adjtimex(2)
+_AHEAD_MS: Final = 60_000  # a data folder may be this much newer than the clock
+_TIMEX_BYTES: Final = 512  # larger than the kernel's struct timex
+_UNSYNCHRONISED: Final = 5  # TIME_ERROR, as returned by adjtimex(2)
 
 
 def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Check the limits of the machine, or of the broker's process if it is running."""
+    """Check open files (of the broker, if it is running), memory and clock."""
     limits = settings.limits
     files = open_files()
-    with suppress(OSError, ValueError):  # another account's process, or another pid namespace
+    with suppress(OSError, ValueError):  # the process is in another account or pid namespace
         files = open_files(int(pid)) if pid else files
     yield open_files_finding(limits.connections, limits.http_connections, files, max_open_files())
     yield memory_finding(limits.memory, memory_bound(limits.memory), _memory_bytes())
@@ -255,9 +255,9 @@ def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
 def open_files_finding(
     connections: int, http_connections: int, files: int | None, hard: int | None = None
 ) -> Finding:
-    """Return the finding about the limit on open files; each connection needs one.
+    """Return a finding about the open-file limit; each connection uses one file.
 
-    ``hard`` is the limit to which this account may raise it; None: no limit.
+    ``hard`` is the limit up to which this account may raise it, or None for no limit.
     """
     name = "open files"
     if files is None:
@@ -265,15 +265,15 @@ def open_files_finding(
     problem = open_files_problem(connections, http_connections, files, hard)
     if problem is not None:
         return warn(name, *problem)
-    return ok(name, f"{files:,} may be open, enough for {connections:,} connections")
+    return ok(name, f"{files:,} files may be open, enough for {connections:,} connections")
 
 
 def memory_finding(setting: int, bound: int, machine: int) -> Finding:
-    """Return the finding about ``limits.memory``.
+    """Return a finding about the setting ``limits.memory``.
 
-    ``bound`` is how much of it a container allows, ``machine`` the RAM; all are in bytes.
+    ``setting``, ``bound`` (what a container allows of it) and ``machine`` (RAM) are in bytes.
     """
-    name, wanted = "memory", f"limits.memory, {formats.format_size(setting)}"
+    name, wanted = "memory", f"limits.memory ({formats.format_size(setting)})"
     if bound < setting:
         return warn(
             name,
@@ -283,11 +283,11 @@ def memory_finding(setting: int, bound: int, machine: int) -> Finding:
     if machine and setting > machine * 3 // 4:
         return warn(
             name,
-            f"{wanted}, is more than three quarters of the "
+            f"{wanted} is more than three quarters of the "
             f"{formats.format_size(machine)} of RAM here",
-            "lower limits.memory, or the system may kill the process",
+            "lower limits.memory; otherwise, the system may kill the broker",
         )
-    return ok(name, f"{wanted}, of {formats.format_size(machine)}" if machine else wanted)
+    return ok(name, f"{wanted} of {formats.format_size(machine)} RAM" if machine else wanted)
 
 
 def _memory_bytes() -> int:
@@ -298,14 +298,14 @@ def _memory_bytes() -> int:
 
 
 def clock_finding(now_ms: int, made_ms: int, is_synchronized: bool | None) -> Finding:
-    """Return the finding about the clock; ``made_ms`` is when the data folder was created, or 0.
+    """Return a finding about the clock; ``made_ms`` is the data folder's creation time, or 0.
 
     ``is_synchronized`` is None if the kernel does not know.
     """
     name, shown = "clock", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1_000))
     if not _EARLIEST_MS < now_ms < _LATEST_MS:
-        hint = as_root("date -s TIME") + ", before messages get wrong times"
-        return bad(name, f"{shown} is impossible", hint)
+        hint = as_root("date -s TIME") + " before messages are stored with wrong times"
+        return bad(name, f"{shown} is not plausible", hint)
     if now_ms < made_ms - _AHEAD_MS:
         made = formats.format_duration(made_ms - now_ms)
         return bad(
@@ -320,9 +320,9 @@ def clock_finding(now_ms: int, made_ms: int, is_synchronized: bool | None) -> Fi
 
 
 def is_clock_synchronized() -> bool | None:
-    """Return whether a time service synchronizes the clock; None if the kernel does not know.
+    """Return whether a time service synchronizes the clock, or None if the kernel does not know.
 
-    It only reads the state with adjtimex(2).
+    The state is read with adjtimex(2); the clock is not changed.
     """
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))

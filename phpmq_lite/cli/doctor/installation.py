@@ -1,4 +1,4 @@
-"""Checks for the installation: Python, packages, SQLite, templates, Java."""
+"""Checks of the installation: Python, packages, SQLite, templates and Java."""
 
 import os
 import platform
@@ -23,11 +23,11 @@ from phpmq_lite.model import checksum
 from phpmq_lite.storage.migrate import migrate
 
 DISTRIBUTION: Final = "phpmq-lite"
-_LEAST: Final = (">=", ">")  # operators that set a lower bound
+_LEAST: Final = (">=", ">")  # version operators that set a lower bound
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """Return the requirements of the package, or those that an extra adds.
+    """Return the package's requirements, or those that an extra adds.
 
     The list is empty if the package runs without being installed.
     """
@@ -51,7 +51,7 @@ def reinstall_command(*extras: str, flags: str = "") -> str:
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
+    """Return a package's version, or None if the package is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -59,7 +59,7 @@ def installed_version(package: str) -> str | None:
 
 
 def check_python() -> Finding:
-    """Check the version of the running Python."""
+    """Check the version of the running Python interpreter."""
     needed = ""
     with suppress(PackageNotFoundError):
         needed = metadata(DISTRIBUTION)["Requires-Python"] or ""
@@ -67,7 +67,7 @@ def check_python() -> Finding:
 
 
 def python_finding(found: str, needed: str) -> Finding:
-    """Return the finding about a version of Python."""
+    """Return a finding about a Python version."""
     text = f"{found}, {sys.executable}"
     if SpecifierSet(needed).contains(found, prereleases=True):
         return ok("Python", text)
@@ -75,7 +75,7 @@ def python_finding(found: str, needed: str) -> Finding:
 
 
 def package_finding(needed: Requirement, found: str | None, install: str) -> Finding:
-    """Return the finding about a package; ``found`` is its version, None if it is missing.
+    """Return a finding about a package; ``found`` is its version, or None if it is missing.
 
     ``install`` is the command that installs it.  A version newer than those tested is a warning.
     """
@@ -87,9 +87,7 @@ def package_finding(needed: Requirement, found: str | None, install: str) -> Fin
     least = SpecifierSet(",".join(str(one) for one in needed.specifier if one.operator in _LEAST))
     if not least or not least.contains(found, prereleases=True):
         return bad(name, found, f"{needed.specifier} is required: {install}")
-    return warn(
-        name, found, f"not tested with this version: pip install '{name}{needed.specifier}'"
-    )
+    return warn(name, found, f"this version is untested: pip install '{name}{needed.specifier}'")
 
 
 _PARTS: Final = ("phpmq_lite.process", "phpmq_lite.admin.app", "phpmq_lite.admin.serving")
@@ -107,7 +105,7 @@ PAGES: Final = (  # files that every page needs
 
 
 def check_installation() -> Iterator[Finding]:
-    """Check what every broker needs."""
+    """Check Python, packages, SQLite and page files, which every broker requires."""
     yield check_python()
     yield from package_findings(requirements(), installed_version, _import_problem())
     yield sqlite_finding(sqlite3.sqlite_version_info, sqlite3.threadsafety, _sqlite_problem())
@@ -117,7 +115,7 @@ def check_installation() -> Iterator[Finding]:
 def package_findings(
     needed: Sequence[Requirement], find: Callable[[str], str | None], problem: str
 ) -> Iterator[Finding]:
-    """Yield a finding for each unsuitable package, or one for all packages.
+    """Yield a finding for each unsuitable package, or a single one if all are suitable.
 
     ``find`` returns the version of a package; ``problem`` is why a module cannot be imported.
     """
@@ -145,7 +143,7 @@ def _import_problem() -> str:
 
 
 def sqlite_finding(found: tuple[int, ...], threadsafety: int, problem: str) -> Finding:
-    """Return the finding about SQLite; ``problem`` is why it cannot create the tables."""
+    """Return a finding about SQLite; ``problem`` is why it cannot create the tables."""
     note = sqlite_note(found)
     text = ".".join(map(str, found)) + (f", {note}" if note else "")
     if problem:
@@ -153,14 +151,13 @@ def sqlite_finding(found: tuple[int, ...], threadsafety: int, problem: str) -> F
     if not threadsafety:
         return bad(
             "SQLite",
-            f"{text}: it was built for one thread only",
+            f"{text}: it was built for single-threaded use",
             "install a Python whose SQLite has THREADSAFE=1",
         )
     return ok("SQLite", text)
 
 
 def _sqlite_problem() -> str:
-    """Create all tables in memory; return the error, if any."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.create_function("checksum", 2, checksum, deterministic=True)
         try:
@@ -180,7 +177,7 @@ def _page_files() -> Finding:
 
 
 def check_pipeline_packages() -> Iterator[Finding]:
-    """Check Spark and Java, which only the pipeline needs."""
+    """Check Spark and Java, which only the pipeline requires."""
     found = installed_version("pyspark")
     runtime = problem = ""
     if found is not None:
@@ -195,11 +192,11 @@ def check_pipeline_packages() -> Iterator[Finding]:
 
 
 def pipeline_finding(spark: str | None, java: str, problem: str = "") -> Finding:
-    """Return the finding about Spark and Java; ``problem`` is why there is no Java."""
+    """Return a finding about Spark and Java; ``problem`` is why Java was not found."""
     if spark is None:
         return ok(
             "pipeline",
-            "Spark is not installed; only `phpmq-lite pipeline` needs it",
+            "Spark is not installed; only `phpmq-lite pipeline` requires it",
             f"to install it: {reinstall_command('spark', 'java')}",
         )
     if problem:
@@ -208,4 +205,4 @@ def pipeline_finding(spark: str | None, java: str, problem: str = "") -> Finding
             f"Spark {spark}, no Java: {problem}",
             f"{reinstall_command('java')}, or install Java 17 or newer",
         )
-    return ok("pipeline", f"Spark {spark}, {java}", "`phpmq-lite pipeline doctor` checks more")
+    return ok("pipeline", f"Spark {spark}, {java}", "`phpmq-lite pipeline doctor` runs more checks")

@@ -1,4 +1,4 @@
-"""Checks for the listeners: ports, access and certificates."""
+"""Checks of the listeners: ports, access and certificates."""
 
 import asyncio
 import errno
@@ -29,25 +29,25 @@ from phpmq_lite.storage.integrity.stopped_database import has_admin
 
 NAME: Final = "listeners"
 _DAY_MS: Final = 86_400_000
-SOON_DAYS: Final = 21  # a certificate that expires sooner should be renewed
+SOON_DAYS: Final = 21  # certificates that expire sooner should be renewed
 
 
 class ListenerProbe(NamedTuple):
-    """The address of a listener, and the result of binding to it."""
+    """A listener's address and the result of binding to it."""
 
     setting: str
     endpoint: ListenAddress
-    error: OSError | None = None  # None: the address is free
-    process: PeerProcess | None = None  # the process that uses it, if known
-    may_stop: bool = True  # whether this account may stop that process
+    error: OSError | None = None  # None if the address is free
+    process: PeerProcess | None = None  # the process that uses the address, if known
+    may_stop: bool = True  # whether this account may stop ``process``
 
 
 def check_listeners(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Check the addresses, then who can connect, and the certificates."""
+    """Check the listen addresses, who can connect, and the certificates."""
     try:
         wanted = list(_listen_addresses(settings))
     except SettingsError as error:
-        yield bad(NAME, str(error), "correct it: the broker refuses to start (exit code 78)")
+        yield bad(NAME, str(error), "correct it, or the broker refuses to start (exit code 78)")
         return
     yield from port_findings([_probe(*one) for one in wanted], pid)
     yield access_finding(settings, _access_problem(settings), wanted)
@@ -67,7 +67,7 @@ def _listen_addresses(settings: Settings) -> Iterator[tuple[str, ListenAddress]]
 
 
 def _probe(setting: str, endpoint: ListenAddress) -> ListenerProbe:
-    """Bind to an address and release it; no client can connect in between."""
+    """Bind to an address and release it, so that no client can connect in between."""
     try:
         if endpoint.kind == "unix":
             _try_unix(endpoint)
@@ -94,13 +94,13 @@ def _may_stop(pid: int) -> bool:
 
 
 def _try_unix(endpoint: ListenAddress) -> None:
-    """Check whether a process listens on a Unix socket; a start replaces an unused socket.
+    """Check whether a process listens on a Unix socket; the broker replaces an unused socket.
 
     Raises:
         OSError: the address is in use, or the folder is not writable.
     """
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-        probe.setblocking(False)  # the listener may be slow to answer
+        probe.setblocking(False)  # do not wait for a slow listener
         try:
             probe.connect(str(endpoint.path))
         except BlockingIOError:
@@ -113,7 +113,7 @@ def _try_unix(endpoint: ListenAddress) -> None:
 
 
 def port_findings(ports: Sequence[ListenerProbe], pid: str | None) -> Iterator[Finding]:
-    """Yield findings about the addresses; a running broker, ``pid``, should use them all."""
+    """Yield findings about the addresses; a running broker (``pid``) should use all of them."""
     good: list[str] = []
     missing: list[str] = []
     for port in ports:
@@ -174,9 +174,9 @@ def _access_problem(settings: Settings) -> str:
 def access_finding(
     settings: Settings, problem: str, wanted: Sequence[tuple[str, ListenAddress]]
 ) -> Finding:
-    """Return the finding about access; ``problem`` is why the broker refuses to start."""
+    """Return a finding about access; ``problem`` is why the broker refuses to start."""
     if problem:
-        return bad("access", problem, "until then the broker refuses to start (exit code 78)")
+        return bad("access", problem, "until then, the broker refuses to start (exit code 78)")
     wide = [(name, endpoint) for name, endpoint in wanted if not is_loopback(endpoint)]
     if not wide:
         return ok("access", "only this machine can connect")
@@ -194,7 +194,7 @@ def access_finding(
         return warn(
             "access",
             f"{text}; with admin.plaintext, passwords and tokens are sent unencrypted",
-            "set admin.tls_cert and admin.tls_key, or put a proxy with TLS in front",
+            "set admin.tls_cert and admin.tls_key, or put a TLS proxy in front",
         )
     return ok("access", text)
 
@@ -219,7 +219,7 @@ def _certificate_findings(settings: Settings) -> Iterator[Finding]:
 
 
 def certificate_finding(one: Certificate, now_ms: int) -> Finding:
-    """Return the finding about the remaining lifetime of a certificate."""
+    """Return a finding about a certificate's remaining lifetime."""
     names = ", ".join(one.names) or one.subject
     text = f"{one.section}: {names}"
     if one.expires_at is None:
@@ -228,5 +228,5 @@ def certificate_finding(one: Certificate, now_ms: int) -> Finding:
     days = (one.expires_at - now_ms) // _DAY_MS
     text += f", {days} {plural(days, 'day', 'days')} left"
     if days < SOON_DAYS:
-        return warn("TLS", text, f"renew {one.path}, and reload the broker (SIGHUP)")
+        return warn("TLS", text, f"renew {one.path} and reload the broker (SIGHUP)")
     return ok("TLS", text)

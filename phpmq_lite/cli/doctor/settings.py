@@ -1,4 +1,4 @@
-"""Checks for the settings: unknown names, conflicting values and payload schemas."""
+"""Checks of the settings: unknown names, conflicting values and payload schemas."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,26 +11,26 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings import Settings, as_text, find_file
 
 NAME: Final = "settings"
-_PROCESS_BYTES: Final = 128 << 20  # memory of a broker without messages, plus a reserve
+_PROCESS_BYTES: Final = 128 << 20  # memory that a broker without messages uses, plus a reserve
 
 
 def read_settings(settings_args: SettingsArguments) -> tuple[Settings, list[Finding]]:
-    """Return the settings, or the defaults if they are invalid, and findings about them."""
+    """Return the settings and findings about them; use the defaults if they are invalid."""
     path = settings_args.config or find_file()
     try:
         effective = settings_args.read()
     except SettingsError as error:
         fallback = Settings() if settings_args.data is None else Settings(data=settings_args.data)
         hint = (
-            "correct it: the broker refuses to start (exit code 78); "
+            "correct it, or the broker refuses to start (exit code 78); "
             "the other checks use the defaults"
         )
         return fallback, [bad(NAME, str(error), hint)]
     changed = sum(source != "default" for source in effective.sources.values())
     where = "no file" if path is None else str(path)
-    hint = "`phpmq-lite config init` creates a file that explains each one" if path is None else ""
+    hint = "`phpmq-lite config init` creates a file that explains them" if path is None else ""
     return effective.settings, [
-        ok(NAME, f"{where}, {changed} set, the others at their defaults", hint),
+        ok(NAME, f"{where}, {changed} set, all others at their defaults", hint),
         *(
             warn(NAME, one, "`phpmq-lite config show` lists the names")
             for one in effective.warnings
@@ -85,7 +85,7 @@ def _size_conflicts(settings: Settings) -> Iterator[Finding]:
             NAME,
             f"limits.memory is {as_text(limits.memory)}; limits.body_cache, limits.unstored_total "
             "and storage.cache_bytes may use all of it, which makes publishers wait",
-            "raise limits.memory, or lower the others",
+            "raise limits.memory, or lower the other three",
         )
     if 0 < storage.max_bytes <= history.bytes:
         yield warn(
@@ -98,6 +98,6 @@ def _size_conflicts(settings: Settings) -> Iterator[Finding]:
         yield warn(
             NAME,
             f"limits.unstored_total is {as_text(limits.unstored_total)}, less than "
-            f"limits.max_content, {as_text(limits.max_content)}: large bodies are read one by one",
+            f"limits.max_content ({as_text(limits.max_content)}): large bodies are read one by one",
             "raise limits.unstored_total",
         )

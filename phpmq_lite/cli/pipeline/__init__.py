@@ -1,1 +1,1 @@
-"""The group ``pipeline``: Spark jobs that read and replay the history."""
+"""The ``pipeline`` command group: Spark jobs that read and replay the history."""

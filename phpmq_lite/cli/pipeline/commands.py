@@ -1,4 +1,4 @@
-"""The group ``pipeline``: jobs, replay, status, keys of exactly-once writes, and package."""
+"""The ``pipeline`` command group: jobs, replay, status, exactly-once write keys, packaging."""
 
 import json
 import time
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def pipeline() -> None:
     """Archive, measure and replay the history with Spark.
 
-    Needs the extra `spark` and Java 17 or newer (the extra `java`, if none is installed);
+    Requires the extra `spark` and Java 17 or newer (the extra `java`, if none is installed);
     `phpmq-lite pipeline doctor` prints what is missing and how to install it.
     """
 
@@ -55,7 +55,7 @@ pipeline.add_command(doctor)
 
 
 def _job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for a repeatable job; ``every_s`` is None without --continuous."""
+    """Add the options of a repeatable job; ``every_s`` is None without --continuous."""
 
     @wraps(command)
     def run(continuous: bool, every_s: int, **others: Any) -> None:
@@ -66,7 +66,7 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
         target_options,
         output_option,
         click.option("--every", "every_s", type=duration, default="60s", show_default=True,
-                     metavar="DURATION", help="Pause between rounds with --continuous."),
+                     metavar="DURATION", help="Pause between --continuous rounds."),
         click.option("--continuous", is_flag=True, help="Repeat until Ctrl-C or SIGTERM."),
     ):  # fmt: skip
         decorated = option(decorated)
@@ -74,42 +74,42 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def starting_offset(value: str) -> str:
-    """Check ``earliest``, ``latest`` or an offset; a click type."""
+    """Validate a starting offset: ``earliest``, ``latest`` or a number."""
     if value in ("earliest", "latest") or (value.isascii() and value.isdigit()):
         return value
-    raise click.BadParameter(f"{value!r} is not an offset; use earliest, latest or a number")
+    raise click.BadParameter(f"{value!r} is not a valid offset; use earliest, latest or a number")
 
 
 def _archive_options(command: Any) -> Any:
-    """Add the options for reading the history in ``archive`` and ``run``."""
+    """Add the options with which ``archive`` and ``run`` read the history."""
     for option in (
         click.option("--accept-gap", is_flag=True,
-                     help="Continue if retention removed rows before they were archived."),
+                     help="Continue even if retention removed rows before they were archived."),
         click.option("--partitions", "num_partitions", type=click.IntRange(min=1), metavar="N",
                      help="Number of ranges to read in parallel."
-                     "  [default: 1 to 50,000 offsets, then 2; more above 2,000,000]"),
+                     "  [default: 1 up to 50,000 offsets, 2 up to 2,000,000, then more]"),
         click.option("--max-offsets", "max_offsets_per_trigger", type=click.IntRange(min=1),
                      default=1_000_000, show_default=True, metavar="N",
-                     help="Maximum offsets per batch."),
+                     help="Maximum number of offsets per batch."),
         click.option("--starting", "starting_offsets", type=starting_offset, default="earliest",
                      show_default=True, metavar="OFFSET",
-                     help="Start of the first run: earliest, latest or the first offset to"
+                     help="Where the first run starts: earliest, latest or the first offset to"
                      " archive."),
-        click.option("--queue-pattern", metavar="GLOB", help="Only queues that match."),
+        click.option("--queue-pattern", metavar="GLOB", help="Only queues whose name matches."),
         click.option("--queue", "queues", multiple=True, metavar="NAME",
-                     help="Only this queue. Repeatable; an archive keeps its first selection."),
+                     help="Only this queue. Repeatable; the first run fixes the selection."),
         click.option("--outcome", "outcomes", multiple=True,
                      type=click.Choice(OUTCOMES),
-                     help="Only messages with this outcome. Repeatable; if deleted is not included,"
+                     help="Only messages with this outcome. Repeatable; without deleted, the"
                      " removal of deleted messages is not a gap."),
-        click.option("--bodies", is_flag=True, help="Also archive the bodies; replay needs them."),
+        click.option("--bodies", is_flag=True, help="Also archive bodies, which replay requires."),
     ):  # fmt: skip
         command = option(command)
     return command
 
 
 def _job(target: PipelineTarget, name: str, /, **fields: Any) -> PipelineJob:
-    """Return a job; ``fields`` are the fields of its options, such as ``ArchiveOptions``.
+    """Return a job; ``fields`` set the fields of its options, such as ``ArchiveOptions``.
 
     Raises:
         CommandError: the extra `spark` is not installed.
@@ -132,13 +132,13 @@ def archive(target: PipelineTarget, every_s: int | None, output: str | None, **g
     """Archive the history as Parquet, each offset exactly once.
 
     The files are OUT/archive/date=…/batch=…. Continues after the last run. Rows that retention
-    removed before they were archived are an error, unless you set --accept-gap.
+    removed before they were archived cause an error unless you set --accept-gap.
     """
     run_jobs(target, [_archive_job(target, **given)], every_s=every_s, output=output)
 
 
 def utc_date(value: str) -> date:
-    """Parse the date ``2026-01-31``; a click type."""
+    """Parse a date such as ``2026-01-31``."""
     try:
         return date.fromisoformat(value)
     except ValueError:
@@ -186,24 +186,24 @@ def run(target: PipelineTarget, every_s: int | None, output: str | None, **given
 @pipeline.command()
 @click.argument("queue")
 @click.option("--subscription", metavar="NAME", default="pipeline", show_default=True,
-              help="Holds the messages until they are acknowledged.")  # fmt: skip
+              help="Subscription that holds messages until acknowledged.")  # fmt: skip
 @click.option("--max-messages", type=click.IntRange(1, 100_000), default=10_000,
-              show_default=True, metavar="N", help="Maximum messages per batch.")  # fmt: skip
+              show_default=True, metavar="N", help="Max. messages per batch.")  # fmt: skip
 @click.option("--accept-gap", is_flag=True,
-              help="Continue if messages of an unfinished batch were released; they are"
+              help="Continue even if messages of an unfinished batch were released; they are"
               " consumed again.")  # fmt: skip
 @_job_options
 def consume(
     target: PipelineTarget, accept_gap: bool, every_s: int | None, output: str | None, **given: Any
 ) -> None:
-    """Consume a queue into Parquet and acknowledge each batch.
+    """Consume a queue into Parquet files and acknowledge each batch.
 
     The files are in OUT/consumed/QUEUE. Delivery is at least once; a repeated batch overwrites its
-    own files. Requires the role operator.
+    own files. Requires the operator role.
     """
     job = _job(target, "consume", fail_on_data_loss=not accept_gap, **given)
     if target.url is None:
-        raise click.UsageError("consume needs the broker: use --url instead of --path")
+        raise click.UsageError("consume requires a broker; use --url instead of --path")
     run_jobs(target, [job], every_s=every_s, output=output)
 
 
@@ -215,9 +215,9 @@ REPLAY_OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 @click.option(
     "--queue", "queues", multiple=True, metavar="NAME", help="Only this queue. Repeatable."
 )
-@click.option("--queue-pattern", metavar="GLOB", help="Only queues that match.")
-@click.option("--since", "since_ms", type=time_ms, metavar="TIME", help="Settled since this time.")
-@click.option("--until", "until_ms", type=time_ms, metavar="TIME", help="Settled before this time.")
+@click.option("--queue-pattern", metavar="GLOB", help="Only queues whose name matches.")
+@click.option("--since", "since_ms", type=time_ms, metavar="TIME", help="Settled at or after.")
+@click.option("--until", "until_ms", type=time_ms, metavar="TIME", help="Settled before.")
 @click.option("--outcome", "outcomes", type=click.Choice(REPLAY_OUTCOMES), multiple=True,
               help="Only this outcome. Repeatable.  [default: all]")  # fmt: skip
 @click.option(
@@ -227,19 +227,17 @@ REPLAY_OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 @click.option(
     "--trace", "traces", multiple=True, metavar="ID", help="Only this trace id. Repeatable."
 )
-@click.option("--where", metavar="SQL", help="Only rows that match this Spark SQL expression, e.g. "
+@click.option("--where", metavar="SQL", help="Only rows matching a Spark SQL expression, such as "
               "\"size > 1000 AND reason = 'failed'\".")  # fmt: skip
 @click.option(
-    "--to", "to_queue", metavar="QUEUE", help="Target queue.  [default: the queue of each message]"
+    "--to", "to_queue", metavar="QUEUE", help="Target queue.  [default: each message's queue]"
 )
 @click.option("--ttl", "ttl_s", type=duration, metavar="DURATION",
               help="Time to live.  [default: the queue's]")  # fmt: skip
-@click.option(
-    "--rate", type=messages_per_second, metavar="N/s", help="At most N per second, such as 20/s."
-)
+@click.option("--rate", type=messages_per_second, metavar="N/s", help="Maximum rate, such as 20/s.")
 @click.option("--source", type=click.Choice(["archive", "history"]), default="archive",
               show_default=True,
-              help="The Parquet archive, or the history that the broker still keeps.")  # fmt: skip
+              help="Read the Parquet archive, or the history that the broker keeps.")  # fmt: skip
 @click.option("--name", metavar="NAME",
               help="Name of the stored plan; without a selection, continue that plan."
               "  [default: derived from the selection]")  # fmt: skip
@@ -262,7 +260,7 @@ def replay(
     """
     require_spark()
     if target.url is None:
-        raise click.UsageError("replay needs the broker: use --url instead of --path")
+        raise click.UsageError("replay requires a broker; use --url instead of --path")
     if since_ms is not None and until_ms is not None and since_ms >= until_ms:
         raise click.UsageError("--since must be before --until")
     is_selected = any((since_ms, until_ms, *(selection[name] for name in _SELECTORS)))
@@ -287,12 +285,12 @@ def _check_continuation(**selection: Any) -> None:
         )
     if selection["to_queue"] is not None or selection["ttl_s"] is not None:
         raise click.UsageError(
-            "--to and --ttl need a selection; --name alone uses the values of its plan"
+            "--to and --ttl require a selection; --name alone uses the saved plan's values"
         )
 
 
 def _describe(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]:
-    """Yield lines that state the absolute times, the name and how to continue.
+    """Yield lines that state the absolute times, the replay's name and how to continue it.
 
     Raises:
         RefusedError: the replay conflicts with the plans in a local folder; on other storage the
@@ -309,7 +307,7 @@ def _describe(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]
         if plan is not None:
             options = replay_plans.with_planned_selection(plan, options)
             sent = plan.rows_of(replay_plans.sent_pieces(files, plan))
-            yield f"continuing the replay {name}: {sent:,} of {plan.rows:,} messages are published"
+            yield f"continuing replay {name}: {sent:,} of {plan.rows:,} messages are published"
     for word, at_ms in (("since", options.since_ms), ("until", options.until_ms)):
         if at_ms is not None:
             yield f"settled {word} {replay_plans.time_text(at_ms)}"
@@ -335,7 +333,7 @@ GAP_COLUMNS: Final = (
 @output_option
 @target_options
 def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None:
-    """Show the jobs and their lag, without Spark or Java.
+    """Show the pipeline jobs and their lag; requires neither Spark nor Java.
 
     Reads the summary of the last run from --out or the broker, and the end of the history from
     the broker.
@@ -354,7 +352,7 @@ def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None
             problem = error
     if summary is None:
         raise CommandError(
-            f"{target.out} has no summary of a run; start a run with `phpmq-lite pipeline run`",
+            f"{target.out} contains no run summary; start a run with `phpmq-lite pipeline run`",
             NOT_FOUND,
         )
     write_rows(job_rows(summary, bounds), JOB_COLUMNS, style, "no job has run yet")
@@ -375,7 +373,7 @@ def gap_rows(target: PipelineTarget, summary: dict[str, Any]) -> list[dict[str, 
 
 
 def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
-    """Return ``summary.json`` from the results or the broker's copy; None if there is neither."""
+    """Return ``summary.json`` from the results or the broker's copy, or None if missing."""
     found: dict[str, Any] | None = None
     if target.out_folder is not None:
         file = target.out_folder / "summary.json"
@@ -383,14 +381,14 @@ def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
             try:
                 found = json.loads(file.read_text(encoding="utf-8"))
             except ValueError as error:
-                raise CommandError(f"{file} is not JSON: {error}") from None
+                raise CommandError(f"{file} is not valid JSON: {error}") from None
     if found is None and target.url is not None:
         found = target.admin.find("/pipeline/insights")
     return found
 
 
 def job_rows(summary: dict[str, Any], bounds: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return one row per job, with ``finished`` as text and ``behind`` in offsets."""
+    """Return one row per job, with ``finished`` as a text and ``behind`` as a number of offsets."""
     end = bounds["hi"] if bounds and bounds["history_id"] == summary.get("history_id") else None
     return [
         {
@@ -407,15 +405,15 @@ def job_rows(summary: dict[str, Any], bounds: dict[str, Any] | None) -> list[dic
 def status_notes(
     summary: dict[str, Any], bounds: dict[str, Any] | None, now_ms: float
 ) -> list[str]:
-    """Return lines about the age of the last run, the archive, its gaps and a changed history."""
+    """Return notes about the last run's age, the archive, its gaps and a changed history."""
     finished_at = summary.get("finished_at") or 0
     age = format_duration(int(now_ms - finished_at))
     found = [f"last run: {time_text(finished_at)} UTC, {age} ago"]
     archive = summary.get("archive") or {}
     if archive:
         found.append(
-            f"archive: {archive.get('rows') or 0:,} rows of {archive.get('dates') or 0:,} dates,"
-            f" {archive.get('bytes') or 0:,} bytes, to offset {archive.get('offset') or 0:,}"
+            f"archive: {archive.get('rows') or 0:,} rows for {archive.get('dates') or 0:,} dates,"
+            f" {archive.get('bytes') or 0:,} bytes, up to offset {archive.get('offset') or 0:,}"
         )
     if archive.get("gaps"):
         found.append(
@@ -454,7 +452,7 @@ APP_ID_COLUMNS: Final = (
 @admin_client_options
 @output_option
 def app_ids(admin: AdminClient, output: str | None) -> None:
-    """List the keys of exactly-once writes and their owners.
+    """List exactly-once write keys and their owners.
 
     A key is the query id of a stream, or its txnAppId. A key without an owner belongs to the next
     user who publishes with it.
@@ -473,9 +471,9 @@ def app_ids(admin: AdminClient, output: str | None) -> None:
 )
 @admin_client_options
 def transfer(admin: AdminClient, app_id: str, owner: str | None) -> None:
-    """Transfer the key APP_ID of exactly-once writes to another user.
+    """Transfer the exactly-once write key APP_ID to another user.
 
-    Only the owner of a key can publish with it. Requires the role admin.
+    Only the owner of a key can publish with it. Requires the admin role.
     """
     done = admin.post("/pipeline/app-ids/transfer", {"app_id": app_id, "owner": owner})
     print_message(f"{app_id} belongs to {done['owner'] or 'the next user who publishes with it'}")
@@ -489,11 +487,11 @@ def transfer(admin: AdminClient, app_id: str, owner: str | None) -> None:
     help="File or folder to write to.  [default: .]",
 )
 def package(to: Path) -> None:
-    """Build the zip for --py-files and print its path.
+    """Build the zip file for --py-files and print its path.
 
     Use it for your own sessions on a cluster: spark-submit --py-files ZIP, or
     spark.sparkContext.addPyFile(ZIP) before the first query. The pipeline commands ship it
-    themselves. The same code always produces the same bytes.
+    automatically. The same code always produces the same bytes.
     """
     path = executor_zip.build_zip(to / executor_zip.zip_name() if to.is_dir() else to)
     print_message(f"{path.stat().st_size:,} bytes, sha256 {executor_zip.sha256_of(path)}")

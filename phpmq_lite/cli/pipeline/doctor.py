@@ -1,4 +1,4 @@
-"""``pipeline doctor``: checks what a run needs, and suggests a fix for each problem."""
+"""The ``pipeline doctor`` command, which checks what a run requires and suggests fixes."""
 
 import os
 import socket
@@ -25,7 +25,7 @@ from phpmq_lite.cli.pipeline.job_runner import probe
 from phpmq_lite.cli.pipeline.target import PipelineTarget, target_options
 from phpmq_lite.errors import PhpmqError, os_reason
 
-_WITHOUT: Final = "exports use Python, at 20 to 50 % of the rows/s"
+_WITHOUT: Final = "exports use Python, which reaches 20 to 50 % of the rows/s"
 OPTIONAL: Final = ("adbc-driver-manager", "adbc-driver-sqlite")
 BROKER_TIMEOUT_S: Final = 10.0
 
@@ -46,7 +46,7 @@ def doctor(target: PipelineTarget, start: bool, output: str | None) -> None:
 
 
 def check_pipeline(target: PipelineTarget) -> Iterator[Finding]:
-    """Yield the findings of independent checks."""
+    """Run independent checks and yield their findings."""
     yield check_python()
     for needed in requirements("spark"):
         yield _package(needed)
@@ -84,7 +84,7 @@ def _master(master: str) -> Finding:
         socket.create_connection((parts.hostname or "", parts.port or 7077), timeout=5).close()
     except OSError as error:
         return bad("master", f"{master}: {os_reason(error)}", "start it, or check the address")
-    hint = f"every executor needs Python {sys.version_info[0]}.{sys.version_info[1]} and pyarrow"
+    hint = f"every executor requires Python {sys.version_info[0]}.{sys.version_info[1]} and pyarrow"
     return Finding("master", OK, master, hint)
 
 
@@ -108,16 +108,16 @@ def _broker(target: PipelineTarget) -> Iterator[Finding]:
         ask("history/arrow", "HEAD", lo=end, hi=end)
         yield Finding("export", OK, "the broker exports its history")
     except CommandError as error:
-        is_bad = error.code == ERROR  # otherwise the broker may be busy
-        hint = "install the extra export on the broker's machine, and restart it" if is_bad else ""
+        is_bad = error.code == ERROR  # otherwise, the broker may only be busy
+        hint = "install the extra export on the broker's machine and restart it" if is_bad else ""
         yield Finding("export", BAD if is_bad else WARN, str(error), hint)
     try:
         ask("claims/state", subscription="pipeline")
     except CommandError as error:
         if error.code == REFUSED:
-            yield warn("role", "viewer", "replay, consume and writing need the role operator")
+            yield warn("role", "viewer", "replay, consume and writing require the operator role")
             return
-        if error.code != NOT_FOUND:  # not found: the subscription does not exist yet
+        if error.code != NOT_FOUND:  # NOT_FOUND means that the subscription does not exist yet
             yield warn("role", f"unknown: {error}", "")
             return
     yield Finding("role", OK, "operator")
@@ -129,15 +129,15 @@ def _broker_hint(error: CommandError) -> str:
             "create a token with `phpmq-lite token create NAME --role operator`; use --token-file"
         )
     if error.code == NOT_FOUND:
-        return "the broker has no pipeline API: upgrade it"
-    return "start it with `phpmq-lite serve`, or use --url (the admin, not port 9100)"
+        return "the broker has no pipeline API; upgrade it"
+    return "start it with `phpmq-lite serve`, or pass the admin address (not port 9100) with --url"
 
 
 def _database(path: Path) -> Iterator[Finding]:
     with path.open("rb") as file:
         fine = file.read(16) == b"SQLite format 3\0"
     yield Finding(
-        "database", OK if fine else BAD, str(path), "" if fine else "it is not an SQLite database"
+        "database", OK if fine else BAD, str(path), "" if fine else "not an SQLite database"
     )
 
 
@@ -145,8 +145,8 @@ def _results(target: PipelineTarget) -> Finding:
     """Check that a file can be written to the results folder."""
     folder = target.out_folder
     if folder is None:
-        return Finding("results", WARN, target.out, "not checked: only Spark can reach it")
-    hint = "" if target.is_local else "every executor must see this folder at this path"
+        return Finding("results", WARN, target.out, "not checked, because only Spark can reach it")
+    hint = "" if target.is_local else "every executor must see this folder at the same path"
     probe = folder / f".doctor-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ def _results(target: PipelineTarget) -> Finding:
 
 
 def _session(target: PipelineTarget) -> Finding:
-    """Start a session and count some rows in the source."""
+    """Start a session and count some source rows."""
     try:
         return Finding("Spark", OK, probe(target))
     except (CommandError, PhpmqError) as error:

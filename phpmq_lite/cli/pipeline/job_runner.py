@@ -1,4 +1,4 @@
-"""Starts a Spark session and runs jobs in it, once or in rounds."""
+"""Runs pipeline jobs in a Spark session, once or in rounds."""
 
 import logging
 import signal
@@ -45,13 +45,13 @@ def require_spark() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise CommandError(
-            f"the pipeline needs the extra spark ({', '.join(missing)} not installed): "
+            f"the pipeline requires the extra spark (not installed: {', '.join(missing)}): "
             + install_command("spark")
         )
 
 
 def source_connection(target: PipelineTarget) -> "SourceConnection":
-    """Return the connection with which Spark's processes reach the broker.
+    """Return the connection that Spark processes use to reach the broker.
 
     Raises:
         CommandError: the extra `spark` is not installed.
@@ -69,9 +69,9 @@ def source_connection(target: PipelineTarget) -> "SourceConnection":
 
 @contextmanager
 def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[SparkSession]":
-    """Start a Spark session and stop it at the end; the JVM writes to the log.
+    """Start a Spark session and stop it on exit; the JVM writes to the log file.
 
-    On a cluster, our code is shipped as a zip file, from which the executors import it.
+    On a cluster, our code is shipped as a zip file from which the executors import it.
     """
     from phpmq_lite.spark import java
     from phpmq_lite.spark import session as sessions
@@ -127,7 +127,7 @@ def _replace_handlers(name: str, handlers: list[logging.Handler]) -> list[loggin
 
 
 def probe(target: PipelineTarget) -> str:
-    """Start Spark, read some rows from the history, and return their number as text."""
+    """Start Spark, read some rows from the history, and return a text with their number."""
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(sys.stderr))
         stack.enter_context(explain_spark_errors(target))
@@ -147,7 +147,7 @@ _COLUMNS: Final = (
 
 
 class PipelineJob(NamedTuple):
-    """A job's module name and options; with ``is_noted``, it appears in the summary."""
+    """A job's module name and options; ``is_noted`` determines whether the summary includes it."""
 
     name: str
     options: "JobOptions"
@@ -155,7 +155,7 @@ class PipelineJob(NamedTuple):
 
 
 class JobOutcome(NamedTuple):
-    """The result of a job and its duration."""
+    """A job's result and duration."""
 
     result: "JobResult"
     seconds: float
@@ -192,7 +192,7 @@ def run_jobs(
         _write_results(finished, output)
     if stop.signal == signal.SIGINT:
         raise CommandError(
-            "stopped after the batch; run the command again to continue", INTERRUPTED
+            "stopped after the current batch; run the command again to continue", INTERRUPTED
         )
 
 
@@ -230,7 +230,7 @@ def _round(
             raise
         try:
             _summarize(spark, jobs, runs, progress)
-        except Exception as error:  # report the error of the job itself
+        except Exception as error:  # the job's own error takes precedence
             if _error_text(error) != _error_text(first):
                 progress.note(f"the summary was not written: {_error_text(error)}")
         raise
@@ -285,7 +285,7 @@ def _summarize(
 
 
 def _error_text(error: Exception) -> str:
-    """Return the text of an error for the Insights page."""
+    """Describe an error for the Insights page."""
     return str(error) if isinstance(error, PhpmqError) else spark_error_text(error) or repr(error)
 
 
@@ -302,7 +302,7 @@ def _write_results(done: Sequence[JobOutcome], output: str | None) -> None:
 
 
 def outcome_row(done: JobOutcome, style: str) -> dict[str, Any]:
-    """Return a row of output; tables and CSV show the details as one text."""
+    """Return an output row; in tables and CSV, the details are one text."""
     result = done.result
     details: Any = dict(result.details)
     if style in ("table", "csv"):

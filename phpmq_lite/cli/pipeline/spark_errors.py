@@ -1,4 +1,4 @@
-"""One-line causes of Spark errors, from Java and Python tracebacks."""
+"""One-line causes of Spark errors, extracted from Java and Python tracebacks."""
 
 import re
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ from phpmq_lite.errors import PhpmqError
 _LONGEST: Final = 600
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _EXCEPTION: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: ?(?P<text>.*))?$")
-_JAVA: Final = tuple(  # tried in this order; the last match of each counts
+_JAVA: Final = tuple(  # tried in this order; for each, the last match is used
     re.compile(head + r"(?P<name>[\w.$]+)(?:: (?P<text>.*))?$", re.MULTILINE)
     for head in ("^Caused by: ", r"\([^()]*executor [^()]*\): ", "^: ")
 )
 _CONDITION: Final = re.compile(r"\[[A-Z][A-Z0-9_.]+\] ")
 _STATE: Final = re.compile(r";?\s*SQLSTATE: \w+;?")
-_WRAPPERS: Final = (  # wrappers that name no cause
+_WRAPPERS: Final = (  # exceptions that wrap the cause without naming it
     "Py4JJavaError",
     "PythonException",
     "SparkException",
@@ -34,9 +34,9 @@ _ENDS: Final = ("\tat ", "    at ", "===", " SQLSTATE", "During handling", "The 
 
 
 def find_cause(text: str) -> str:
-    """Return the cause in one line: from a Python worker, else from Java, else the first line.
+    """Return a one-line cause from a Python worker, else from Java, else the first line.
 
-    Our own errors are shown without the name of their class.
+    Our own errors are shown without the class name.
     """
     for traceback in reversed(text.split(_TRACEBACK)[1:]):
         found = _last_exception(traceback)
@@ -51,7 +51,7 @@ def find_cause(text: str) -> str:
 
 
 def _last_exception(traceback: str) -> str | None:
-    """Return the exception at the end of a traceback, with the lines of its message."""
+    """Return the exception at the end of a traceback, including all lines of its message."""
     lines = traceback.splitlines()[1:]
     at = next((n for n, line in enumerate(lines) if line and not line[0].isspace()), len(lines))
     match = _EXCEPTION.match(lines[at]) if at < len(lines) else None
@@ -79,12 +79,12 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
-INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
+INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
 
 
 @contextmanager
 def explain_spark_errors(target: PipelineTarget) -> Iterator[None]:
-    """Replace Spark errors with their cause; write the complete error to the log."""
+    """Replace Spark errors with one-line causes and write the complete errors to the log."""
     try:
         yield
     except KeyboardInterrupt:
@@ -108,7 +108,7 @@ def _write_trace(file: Path, error: BaseException) -> None:
 
 
 def spark_error_text(error: Exception) -> str | None:
-    """Return one line for a Spark error; None for other errors."""
+    """Describe a Spark error in one line; return None for other errors."""
     module = type(error).__module__.partition(".")[0]
     if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
         return "Spark's JVM has ended"

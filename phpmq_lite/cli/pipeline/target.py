@@ -30,7 +30,7 @@ _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 class PipelineTarget(NamedTuple):
-    """The broker, the results and the Spark master of one command.
+    """The broker, results folder and Spark master that a command uses.
 
     Either ``url`` or ``path`` is set; ``out`` is a folder or a URI that Spark can write to.
     """
@@ -56,17 +56,17 @@ class PipelineTarget(NamedTuple):
             CommandError: only a database file is given.
         """
         if self.url is None:
-            raise CommandError("this needs the broker: use --url instead of --path")
+            raise CommandError("this command requires a broker; use --url instead of --path")
         return AdminClient(None, self.url, self.token)
 
     @property
     def out_folder(self) -> Path | None:
-        """The results folder; None if only Spark can reach it."""
+        """The results folder, or None if only Spark can reach it."""
         return local_folder_of(self.out)
 
 
 def target_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for source, results and Spark; pass ``target`` to the command."""
+    """Add the source, results and Spark options; pass ``target`` to the command."""
 
     @wraps(command)
     def run(
@@ -84,7 +84,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         found_url, token, found_path, found_out = where
         if found_path and not is_local(master):
             raise click.UsageError(
-                f"--path needs a local master, not {master}: SQLite's locks fail on a network"
+                f"--path requires a local master, not {master}: SQLite's locks fail on a network"
                 " file system; use --url"
             )
         target = PipelineTarget(
@@ -96,14 +96,14 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--log", type=FILE,
                      help="Spark's log file.  [default: OUT/logs/spark.log]"),
         click.option("--conf", type=assignment, multiple=True, metavar="KEY=VALUE",
-                     help="A Spark setting, such as spark.driver.memory=4g. Repeatable."),
+                     help="Spark setting, such as spark.driver.memory=4g. Repeatable."),
         click.option("--master", default=LOCAL_MASTER, show_default=True,
                      help="Spark master: local[N] or spark://HOST:PORT."),
         click.option("--out", metavar="FOLDER",
-                     help="Folder for the results; on a cluster, shared storage."
+                     help="Results folder; on a cluster, it must be on shared storage."
                      "  [default: DATA/pipeline]"),
         click.option("--path", type=EXISTING_FILE,
-                     help="Database file to read instead of the broker; local master only."),
+                     help="Database file to read instead of the broker; requires a local master."),
     ):  # fmt: skip
         run = option(run)
     return url_options(data_option(config_option(run)))
@@ -118,12 +118,12 @@ def _resolve(
 ) -> tuple[str | None, str | None, Path | None, str]:
     """Return the URL, the token, the database file and the results folder."""
     if url and path:
-        raise click.UsageError("give either --url or --path")
+        raise click.UsageError("--url and --path cannot be combined")
     if path is not None:
         return None, None, path.absolute(), out or str(path.absolute().parent / "pipeline")
     admin = find_admin_client(settings_args, url, None)
     token = read_token(token_file) if token_file else admin.token
-    here = admin.settings  # set if the broker was found by its folder
+    here = admin.settings  # set if the broker was found by its data folder
     found_url = admin.url if here is None else admin_url_of(here)
     if out is None and here is not None:
         out = str(here.data.absolute() / "pipeline")
@@ -132,16 +132,16 @@ def _resolve(
             found_url, settings_args.read().settings.data, is_named=settings_args.data is not None
         )
     elif folder := local_folder_of(out):
-        out = str(folder.absolute())  # Spark's processes have other working folders
+        out = str(folder.absolute())  # Spark processes run in other working folders
     return found_url, token, None, out
 
 
 def _default_out(url: str, data: Path, *, is_named: bool) -> str:
-    """Return the folder for results in the broker's data folder, if that is on this machine."""
+    """Return the results folder in the broker's data folder, which must be on this machine."""
     is_here = urlsplit(url).hostname in _LOOPBACK
     if not is_named and not (is_here and data.is_dir()):
         raise click.UsageError(
-            f"there is no data folder {data} here: use --out (or --data) for the results"
+            f"the data folder {data} does not exist here; use --out (or --data) for the results"
         )
     return str(data.absolute() / "pipeline")
 

@@ -43,7 +43,7 @@ def test_listeners_that_only_the_machine_of_the_broker_reaches_are_passed_over()
 
 @pytest.mark.parametrize("found", [[], [LEGACY], [listener("127.0.0.1:9100")]])
 def test_broker_that_cannot_be_reached_is_refused_with_the_option(found: list[Any]) -> None:
-    with pytest.raises(CommandError, match=r"reachable from here.*--url phpmq://HOST:PORT"):
+    with pytest.raises(CommandError, match=r"reachable from this machine.*--url phpmq://HOST:PORT"):
         listener_url(found, "mq.example")
 
 
@@ -116,5 +116,5 @@ def test_answer_that_is_no_problem_is_told_by_its_status(content: bytes) -> None
 
 
 def test_page_in_place_of_a_document_is_an_error() -> None:
-    with pytest.raises(CommandError, match=r"^the broker answered 200 without JSON$"):
+    with pytest.raises(CommandError, match=r"^the broker's HTTP 200 response is not JSON$"):
         read_response(200, b"<html>")

@@ -91,7 +91,7 @@ def test_file_that_is_there_stays_unless_forced() -> None:
     done = init()
     assert (done.exit_code, done.stderr) == (
         4,
-        "Error: config.toml already exists; overwrite it with --force\n",
+        "Error: config.toml already exists; use --force to overwrite it\n",
     )
     assert Path("config.toml").read_text() == "# mine\n"
     assert init("--force").exit_code == 0

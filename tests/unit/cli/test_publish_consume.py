@@ -39,7 +39,7 @@ def test_lines_are_the_same_however_a_pipe_cuts_them(content: bytes, piece: int)
 
 def test_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LINE_BYTES", 10)
-    with pytest.raises(CommandError, match="a line is longer than 10 bytes"):
+    with pytest.raises(CommandError, match="a line exceeds the limit of 10 bytes"):
         list(module.read_lines(Pipe(b"x" * 30, 4)))
 
 

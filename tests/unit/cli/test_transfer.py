@@ -30,17 +30,17 @@ def test_queue_of_the_command_line_wins() -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("{}\n", "line 1 has no content"),
-        ('{"content": "x"}', "line 1 has no content or no queue"),
-        ('{"content": 1, "queue": "a"}', "line 1 has no content"),
+        ("{}\n", "line 1 lacks a content"),
+        ('{"content": "x"}', "line 1 lacks a content or queue text"),
+        ('{"content": 1, "queue": "a"}', "line 1 lacks a content"),
         ('{"content": "x", "queue": "a"}\n[1]', "line 2 is not a JSON object"),
-        ("\n{", "line 2 is not JSON"),
+        ("\n{", "line 2 is not valid JSON"),
         (
             '{"content": "x", "queue": "a"}\n{"ü"',
             "line 2 is not UTF-8 at byte 3; is the file truncated",
         ),
-        ('{"queue": "a", "content": null}', "line 1 has no content"),
-        ('{"queue": "a", "id": "0"}', "line 1 has no content"),
+        ('{"queue": "a", "content": null}', "line 1 lacks a content"),
+        ('{"queue": "a", "id": "0"}', "line 1 lacks a content"),
     ],
 )
 def test_line_that_is_no_message_is_named(text: str, wrong: str) -> None:
@@ -55,7 +55,7 @@ def test_line_of_an_export_whose_content_was_gone_is_left_out(
     kept = '{"id": "1", "queue": "a", "content": "x"}'
     assert read(f'{gone}\n{kept}\n{gone}\n{{"complete": true}}') == [{"content": "x", "queue": "a"}]
     told = capsys.readouterr().err
-    assert told == "2 messages skipped: the export has no content for them\n"
+    assert told == "2 messages skipped: the export lacks their content\n"
 
 
 def test_requests_stay_small_whatever_the_bodies_are() -> None:

@@ -38,8 +38,8 @@ def test_app_is_found_and_a_factory_called(shop: Any, made: BabelQueue) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("shop_of_the_tests", "is not MODULE:ATTR"),
-        (":app", "is not MODULE:ATTR"),
+        ("shop_of_the_tests", "is not an app; use MODULE:ATTR"),
+        (":app", "is not an app; use MODULE:ATTR"),
         ("no_such_module:app", "there is no module 'no_such_module'"),
         ("shop_of_the_tests:app", "has no attribute 'app'"),
         ("shop_of_the_tests:number", "is a int, not an app"),

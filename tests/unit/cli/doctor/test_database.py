@@ -32,7 +32,7 @@ STATS: dict[str, Any] = {
         ({"storing_stopped": "read-only"}, BAD, "rejects messages: read-only"),
         ({"is_ready": False, "step": "recovering"}, WARN, "not ready: recovering"),
         ({"version": "0.0.9"}, WARN, f"it is 0.0.9, but {__version__} is installed"),
-        ({"wal_bytes": (128 << 20) + 1}, WARN, "more than twice storage.wal_bytes, 64 MiB"),
+        ({"wal_bytes": (128 << 20) + 1}, WARN, "more than twice storage.wal_bytes (64 MiB)"),
     ],
 )
 def test_running_broker_is_judged(changed: dict[str, Any], state: str, words: str) -> None:
@@ -96,7 +96,7 @@ FOLDER = Path("/backups")
         (HOUR_MS, 0, OK, "the newest is 1 h old, in /backups"),
         (8 * 24 * HOUR_MS, 0, WARN, "the newest is 8 d old"),
         (48 * HOUR_MS, 24, OK, "the newest is 2 d old"),
-        (49 * HOUR_MS, 24, WARN, "one is scheduled every 24 h"),
+        (49 * HOUR_MS, 24, WARN, "the schedule is every 24 h"),
     ],
 )
 def test_newest_backup_is_judged(
@@ -109,4 +109,4 @@ def test_newest_backup_is_judged(
 
 def test_backup_on_the_disk_of_the_data_is_told() -> None:
     found = database.backup_finding(FOLDER, HOUR_MS, 0, is_same=True)
-    assert (found.state, "share a disk" in found.hint) == (OK, True)
+    assert (found.state, "on the database's disk" in found.hint) == (OK, True)

@@ -42,8 +42,8 @@ def test_package_that_was_not_installed_is_only_told() -> None:
     ("version", "threads", "problem", "state", "words"),
     [
         ((3, 51, 3), 3, "", OK, "3.51.3"),
-        ((3, 40, 1), 1, "", OK, "older than 3.51.3, which is safe here"),
-        ((3, 51, 3), 0, "", BAD, "for one thread only"),
+        ((3, 40, 1), 1, "", OK, "before 3.51.3, which is safe here"),
+        ((3, 51, 3), 0, "", BAD, "for single-threaded use"),
         ((3, 8, 0), 3, "near STRICT: syntax error", BAD, "near STRICT"),
     ],
 )
@@ -57,7 +57,7 @@ def test_sqlite_is_judged(
 @pytest.mark.parametrize(
     ("spark", "java", "problem", "state", "words"),
     [
-        (None, "", "", OK, "only `phpmq-lite pipeline` needs"),
+        (None, "", "", OK, "only `phpmq-lite pipeline` requires"),
         ("4.3.0", "Java 17 (PATH)", "", OK, "Spark 4.3.0, Java 17 (PATH)"),
         ("4.3.0", "", "none was found", WARN, "no Java: none was found"),
     ],
@@ -100,7 +100,7 @@ def test_version_that_may_not_differ_is_needed() -> None:
 
 def test_newer_one_is_named_with_what_was_tried() -> None:
     finding = installation.package_finding(Requirement("pandas>=2.2,<3"), "3.0", "pip install it")
-    assert finding.hint == "not tested with this version: pip install 'pandas<3,>=2.2'"
+    assert finding.hint == "this version is untested: pip install 'pandas<3,>=2.2'"
 
 
 def test_extras_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:

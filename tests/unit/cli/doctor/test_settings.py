@@ -48,5 +48,5 @@ def test_file_is_named_and_without_one_init(
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "mq.toml"
     file.write_text("[limits]\ncredit = 5\n")
-    assert read({}, file)[0].found == f"{file}, 1 set, the others at their defaults"
+    assert read({}, file)[0].found == f"{file}, 1 set, all others at their defaults"
     assert "phpmq-lite config init" in read({})[0].hint

@@ -65,7 +65,7 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, asked: list[Any
         result = ask(*name)
         assert result.exit_code == 1, name
         assert result.stderr == (
-            "Error: the pipeline needs the extra spark (pyspark not installed):"
+            "Error: the pipeline requires the extra spark (not installed: pyspark):"
             f" {install_command('spark')}\n"
         )
     assert asked == []
@@ -134,7 +134,7 @@ def test_replay_goes_on_by_its_name_alone(asked: list[Any]) -> None:
     plan = stored(1, queues=("a",), since_ms=1_769_842_800_000)
     result = ask("replay", "--name", plan.name, "--rate", "5/s")
     assert result.stderr.splitlines() == [
-        f"continuing the replay {plan.name}: 10 of 15 messages are published",
+        f"continuing replay {plan.name}: 10 of 15 messages are published",
         "settled since 2026-01-31T07:00:00Z",
     ]
     given = asked[0][0][0].options
@@ -174,7 +174,7 @@ def test_replay_is_made_beside_finished_ones_and_under_a_name_of_its_own(asked: 
     ("arguments", "message"),
     [
         ([], "select messages"),
-        (["--name", "night", "--to", "b"], "--to and --ttl need a selection"),
+        (["--name", "night", "--to", "b"], "--to and --ttl require a selection"),
         (["--dry-run"], "select messages"),
         (["--since", "2026-02-01", "--until", "2026-01-31"], "--since must be before --until"),
         (["--since", "yesterday"], "is not a time"),
@@ -289,7 +289,7 @@ def test_status_tells_what_retention_took() -> None:
     bounds = {"history_id": "ab", "lo": 950, "lo_deleted": 0, "hi": 1_000}
     told = commands.status_notes(SUMMARY, bounds, 1_769_842_860_000)
     assert told[0] == "last run: 2026-01-31 07:00:00 UTC, 1 min ago"
-    assert told[1] == "archive: 890 rows of 2 dates, 12,345 bytes, to offset 900"
+    assert told[1] == "archive: 890 rows for 2 dates, 12,345 bytes, up to offset 900"
     assert told[2] == "retention removed up to 50 rows before they were archived"
 
 

@@ -85,7 +85,7 @@ def test_database_file_is_refused_on_a_cluster(tmp_path: Path) -> None:
     file.touch()
     result = ask("--path", str(file), "--master", "spark://host:7077")
     assert result.exit_code == 2
-    assert "--path needs a local master" in result.stderr
+    assert "--path requires a local master" in result.stderr
 
 
 def test_url_and_path_exclude_each_other(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_token_comes_from_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
     assert found[0].token == "secret"
     file.chmod(0o644)
     result = ask("--url", "http://127.0.0.1:9101", "--token-file", str(file), "--out", "x")
-    assert "is readable by others" in str(result.exception)
+    assert "is readable by other users" in str(result.exception)
 
 
 def test_context_in_use_says_url_and_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
