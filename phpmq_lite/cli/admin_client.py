@@ -32,7 +32,7 @@ _HAS_USERS: Final = (
     "run `phpmq-lite token create NAME` on the broker's machine"
 )
 _NO_ADMIN: Final = "HTTP {} without an explanation; --url may not be a broker's admin address"
-_PAGE: Final = 200  # items per page; the API allows no more
+_PAGE: Final = 200  # maximum page size that the API allows
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
 _TIMEOUT_S: Final = 600.0  # purging millions of messages takes minutes
 
@@ -42,7 +42,7 @@ class BrokerUnavailableError(CommandError):
 
 
 class AdminClient(NamedTuple):
-    """A client for the admin API that uses ``socket``, or ``url`` with a token.
+    """HTTP client for the admin API, connecting through ``socket``, or to ``url`` with a token.
 
     Paths are relative to ``/api/v1``.  If a request fails, all methods raise CommandError with the
     matching exit code.
@@ -117,7 +117,7 @@ class AdminClient(NamedTuple):
         base = self.url.rstrip("/")
         pairs = {key: str(value) for key, value in (query or {}).items() if value is not None}
         url = f"{base}{API}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
-        # A file object is sent in chunks, whatever its size; bytes are not.
+        # aiohttp sends file objects in chunks, whatever their size, but not bytes.
         content = {"data": BytesIO(body)} if isinstance(body, bytes) else {"json": body}
         connector = aiohttp.UnixConnector(path=str(self.socket)) if self.socket else None
         timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -169,7 +169,7 @@ _REASONS: Final[dict[type[Exception], str]] = {  # replace aiohttp's messages
 
 
 def read_response(status: int, content: bytes) -> Any:
-    """Return the document that a response contains.
+    """Parse a response and return its document, or raise the problem that it describes.
 
     Raises:
         CommandError: the response describes a problem, which determines the exit code.
@@ -199,7 +199,7 @@ async def check_response(response: aiohttp.ClientResponse) -> None:
 
 
 def _append_bound(text: str, field: object, bound: object) -> str:
-    """Append the invalid field and its bound, unless the text already contains them."""
+    """Append the invalid field and its bound to an error text that lacks them."""
     said = [str(one) for one in (field, bound) if one]
     if field and text.startswith((f"{field}: ", f"{field} ")):
         del said[0]
@@ -209,7 +209,7 @@ def _append_bound(text: str, field: object, bound: object) -> str:
 
 
 def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--data``, ``--config``, ``--url`` and ``--token-file``; pass ``admin`` on."""
+    """Add the options that select a broker, and pass its client to the command as ``admin``."""
 
     @wraps(command)
     def run(
@@ -237,7 +237,7 @@ def url_options(command: Command, what: str = "Admin address, http://HOST:9101")
 def find_admin_client(
     settings_args: SettingsArguments, url: str | None, token_file: Path | None
 ) -> AdminClient:
-    """Find the broker and return its client; all commands search in the same order.
+    """Find the broker and return a client for it; every command uses the same search order.
 
     The order is ``--url``, flags that name its folder or settings, the context in use, the settings
     including ``./config.toml``, ``./phpmq-data``, and the default admin address.
@@ -296,4 +296,4 @@ def read_token(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
-        raise CommandError(f"{path} is not valid UTF-8; a token file contains plain text") from None
+        raise CommandError(f"{path} is not valid UTF-8; a token is plain text") from None

@@ -123,7 +123,7 @@ def _request(admin: AdminClient) -> Row:
         raise CommandError(state["error"])
     items: list[Row] = state["items"]
     name = state.get("made")
-    # An older broker names no backup; the first may have been made while the clock was ahead.
+    # Older brokers omit the name, and the first item may be a backup from a clock set ahead.
     made = [row for row in items if name is None or row["id"] == name]
     if not made:
         raise CommandError(f"the backup {name or 'just created'} no longer exists", NOT_FOUND)
@@ -171,7 +171,7 @@ def _copy(source: Path, to: Path) -> Backup:
 
 
 def _row(made: Backup) -> Row:
-    """Return a backup as a row with the same fields as in the API."""
+    """Return a backup as a row with the API's fields."""
     manifest = asdict(made.manifest)
     row = {"schema_version" if name == "schema" else name: manifest[name] for name in manifest}
     return {**row, "path": str(made.folder)}

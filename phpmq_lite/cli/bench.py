@@ -185,7 +185,7 @@ _ALL: Final = "all"
 
 
 def workload_list(value: str) -> tuple[str, ...]:
-    """Parse a list such as ``publish,flow``, or ``all``, into workloads in their fixed order."""
+    """Parse ``all`` or a list such as ``publish,flow`` into workloads in a fixed order."""
     names = {name.strip() for name in value.split(",")}
     if names == {_ALL}:
         return WORKLOADS
@@ -212,7 +212,7 @@ def listener_address(value: str) -> Address:
     type=click.FloatRange(0.1, 600),
     default=5.0,
     show_default=True,
-    help="Publishing time per workload.",
+    help="Publishing time per workload, in seconds.",
 )
 @click.option(
     "--size",

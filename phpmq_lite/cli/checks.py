@@ -78,7 +78,7 @@ def check() -> None:
 
 
 def report_check(level: int, text: str) -> NoReturn:
-    """Print the status line for the monitoring system and exit with the code of ``level``."""
+    """Print a status line for the monitoring system and exit with code ``level``."""
     click.echo(f"{WORDS[level]}: {text}")
     click.get_current_context().exit(level)
 
@@ -175,7 +175,7 @@ def disk(admin: AdminClient, warning: float, critical: float) -> None:
 @threshold_options(_ages, "26h", "50h")
 @admin_client_options
 def backup(admin: AdminClient, warning: int, critical: int) -> None:
-    """Check the age of the newest backup. A backup dated in the future is also a warning."""
+    """Check the age of the newest backup. Backups dated in the future also cause a warning."""
     found = admin.get("/backups")
     level, text = check_newest_backup(found["items"], time.time(), warning, critical)
     failed = f"; the latest attempt failed: {escape(found['error'])}" if found["error"] else ""

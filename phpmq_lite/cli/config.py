@@ -61,7 +61,7 @@ def reference() -> None:
 
 
 def reference_page() -> str:
-    """Return the content of ``docs/reference/settings.md``; a test compares it with the file."""
+    """Return the settings reference page as Markdown, as in ``docs/reference/settings.md``."""
     lines = [_HEAD]
     for section, group in settings.settings_by_section().items():
         if section:

@@ -117,7 +117,7 @@ def create(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path
     if not (urls or data) or (admin and data):
         raise click.UsageError("specify either --url or --data")
     if len(phpmq) > 1 or len(admin) > 1:
-        raise click.UsageError("use one --url for the admin and one for the PHPMQ listener")
+        raise click.UsageError("use at most one --url for the admin and one for the PHPMQ listener")
     in_use, found = load_contexts()
     found[name] = BrokerContext(
         name,

@@ -74,7 +74,7 @@ def _has_no_history(path: Path) -> bool:
 
 
 def print_checks(checks: list[DatabaseCheck], output: str | None) -> None:
-    """Write one row for each check and each problem."""
+    """Write one row per check and one per problem found."""
     rows = []
     for check in checks:
         result = "damaged" if check.problems else "ok"
@@ -129,7 +129,7 @@ def _open(folder: DataFolder) -> Iterator[sqlite3.Connection]:
         connection.execute("PRAGMA synchronous=FULL")
         yield connection
     finally:
-        folder.record(is_running=False)  # first, because closing removes the WAL
+        folder.record(is_running=False)  # record it first; closing removes the WAL
         connection.close()
 
 

@@ -139,7 +139,7 @@ def delete(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
 
 
 def _groups(admin: AdminClient) -> list[dict[str, Any]]:
-    """Return the groups by cause; print a note if only some dead letters were counted."""
+    """Return dead letters grouped by cause; print a note if only some were counted."""
     found = admin.get("/dead/groups", deep="true")
     if found["looked"] < found["total"]:
         print_message(f"counted the newest {found['looked']:,} of {found['total']:,} dead letters")
@@ -163,7 +163,7 @@ def _is_dead_letter(admin: AdminClient, message_id: str) -> bool:
 
 
 def _check_selection(admin: AdminClient, token: str) -> None:
-    """Reject a selection of other messages; if it no longer exists, its job may still exist."""
+    """Reject a selection with other messages; accept a missing one, whose job may still exist."""
     selection = read_selection(admin, token)
     if selection is not None and _narrow_to_dead_letters(selection["q"]) != selection["q"]:
         raise CommandError(

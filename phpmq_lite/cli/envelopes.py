@@ -38,7 +38,7 @@ _folder = click.argument("folder", type=EXISTING_FOLDER, metavar="FOLDER")
 def schema() -> None:
     """Check schemas, and check payloads against them.
 
-    FOLDER contains registry.json, {"schemas": [{"urn": "…", "schema": "FILE"}]}, and the files.
+    FOLDER contains registry.json, {"schemas": [{"urn": "…", "schema": "FILE"}]}, and the schemas.
     """
 
 
@@ -186,7 +186,7 @@ def _change_rows(
 
 PROBLEM_COLUMNS: Final = columns("layer", "reason", pointer="WHERE", detail="WHAT")
 HINT: Final = "hint"
-LAYERS: Final = {"poison": "A", "too_deep": "A"}  # any other reason in a verdict is layer B
+LAYERS: Final = {"poison": "A", "too_deep": "A"}  # any other reason in a verdict means layer B
 
 _file = click.argument("path", metavar="FILE|-", default="-", type=FILE_OR_STDIN)
 _schemas = click.option(

@@ -51,7 +51,7 @@ class CommandError(Exception):
 
 
 def expected_error(error: Exception) -> Exception | None:
-    """Return the error that a command can report, unwrapping an ExceptionGroup, or None."""
+    """Return the error to report, unwrapped from an ExceptionGroup, or None if unexpected."""
     if isinstance(error, ExceptionGroup):
         found = [expected_error(inner) for inner in error.exceptions]
         return found[0] if all(found) else None
@@ -80,7 +80,7 @@ def describe_error(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-# This maps former commands and options to new ones. An option's key may include its command.
+# Former commands and options map to new ones; an option's key may include its command.
 RENAMED: Final = {
     "queues": "queue list",
     "show": "queue show",

@@ -34,7 +34,7 @@ from phpmq_lite.logs import escape
 _COUNTS: Final = (
     Column("found", "FOUND", is_number=True),
     Column("held", "HELD", is_number=True),
-    Column("before", "BEFORE", is_number=True),  # stored by an earlier run
+    Column("before", "BEFORE", is_number=True),  # items that an earlier run stored
 )
 _STORED: Final = Column("stored", "STORED", is_number=True)
 _NAMED: Final = 10  # limit on printed errors; a paused queue may reject a million messages
@@ -166,7 +166,7 @@ _BEANSTALKD_HEADS: Final = columns("tube", "state", target="TO")
 
 
 def beanstalkd_address(value: str) -> BrokerAddress:
-    """Parse the address of a beanstalkd server into a broker address."""
+    """Parse a beanstalkd server address, in which the port is optional."""
     try:
         target = parse_address(value, default=beanstalkd.DEFAULT_PORT)
     except ValueError as error:
@@ -323,7 +323,10 @@ def column_mapping(value: str) -> tuple[str, str]:
     name, sign, column = value.partition("=")
     known = {*initphp.REQUIRED, *initphp.OPTIONAL["jobs"], *initphp.OPTIONAL["failed"]}
     if not sign or not column or name.removeprefix("failed.") not in known:
-        raise click.BadParameter(f"{value!r} is not NAME=COLUMN; NAME is one of {', '.join(known)}")
+        raise click.BadParameter(
+            f"{value!r} is not a valid mapping; use NAME=COLUMN, where NAME is one of "
+            + ", ".join(known)
+        )
     return name, column
 
 

@@ -119,7 +119,7 @@ COMMANDS: Final = {name: entry for group in SECTIONS.values() for name, entry in
 
 
 class RootGroup(click.Group):
-    """The root command, which imports only the called command, and no command to show help.
+    """Root command that imports a subcommand to run it, but not to list it in the help.
 
     Expected errors end a command with one line and an exit code.
     """

@@ -189,7 +189,7 @@ class _RelayLoop:
                 if now_s >= purge_at:
                     self._store.purge(keep_s)
                     purge_at = now_s + _PURGE_S
-                changes = self._store.data_version()  # before a pass, which may miss later commits
+                changes = self._store.data_version()  # the pass may miss later commits
                 if changes != seen or now_s >= pass_at:
                     is_away = self.run_once().is_unreachable
                     seen, pass_at = changes, time.monotonic() + (0 if is_away else _PASS_S)

@@ -28,7 +28,7 @@ def duration(value: str) -> int:
     """Parse a duration such as ``90``, ``90s``, ``15m``, ``1h``, ``7d`` or ``2w`` into seconds."""
     found = _DURATION.fullmatch(value.strip())
     if found is None:
-        raise click.BadParameter(f"{value!r} is not a duration; use 90, 90s, 15m, 1h, 7d or 2w")
+        raise click.BadParameter(f"{value!r} is not a duration; use a value such as 90, 15m or 7d")
     return int(found[1]) * _UNITS_S[found[2]]
 
 
@@ -101,7 +101,7 @@ def time_ms(value: str) -> int:
             return (int(time.time()) - duration(value)) * 1_000
         except click.BadParameter:
             raise click.BadParameter(
-                f"{value!r} is not a time; use 2026-01-31, 2026-01-31T08:00, …+01:00, or 2h (ago)"
+                f"{value!r} is not a time; use a value such as 2026-01-31T08:00+01:00 or 2h (ago)"
             ) from None
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()) * 1_000
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, Task
 
 EVERY_S: Final = 10.0  # pause between lines about the same phase
-_SPEED_OVER_S: Final = 30.0  # a Spark batch takes seconds; rates over a shorter period would jump
+_SPEED_OVER_S: Final = 30.0  # a Spark batch takes seconds; over a shorter period, rates fluctuate
 _MIN_TOTAL: Final = 1_000  # smaller jobs show no bar
 
 
@@ -39,7 +39,7 @@ class JobProgress:
                 self._bars.reset(self._id, description=phase, completed=done)
             elif done > task.completed:
                 self._bars.update(self._id, completed=done)
-            task.total = total  # update() would reset the rate on a new total
+            task.total = total  # update() would reset the rate if the total changed
             self._write_line(task, is_due=is_new)
 
     def tick(self) -> None:

@@ -15,7 +15,7 @@ from typing import Final, cast
 import click
 
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
-from phpmq_lite.cli.errors import ERROR, TIMED_OUT, CommandError
+from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import escape_content, format_message_count, is_terminal, print_message
 from phpmq_lite.cli.parameters import duration
 from phpmq_lite.cli.progress import progress_bar
@@ -64,7 +64,7 @@ def publish(
         groups = read_lines(file) if lines else repeat_content(file.read(), count or 1)
         stored = 0
         with progress_bar("publishing", None if lines else count or 1) as advance:
-            for bodies in groups:  # without waiting for more, so that a slow pipe delays no line
+            for bodies in groups:  # publish immediately, so that a slow pipe delays no line
                 stored += broker.publish_many(queue, bodies, ttl_s)
                 advance(len(bodies))
     print_message(
@@ -108,7 +108,7 @@ def read_lines(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
 
 
 _CREDIT: Final = 100
-_PEEKED: Final = 10  # default limit on messages with --no-ack
+_PEEKED: Final = 10  # default message limit with --no-ack
 
 Handler = Callable[[Delivery], bool]  # returns whether the message was handled
 
@@ -176,7 +176,7 @@ def consume(
         raise click.Abort
     print_message(f"{format_message_count(schedule.taken)} consumed from {queue}")
     if schedule.failed:
-        raise CommandError(f"--exec failed: {format_message_count(schedule.failed)} requeued", ERROR)
+        raise CommandError(f"--exec failed: {format_message_count(schedule.failed)} requeued")
     if limit is not None and schedule.taken < limit:
         raise CommandError(f"only {schedule.taken:,} of {limit:,} messages arrived", TIMED_OUT)
 

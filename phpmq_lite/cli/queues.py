@@ -36,7 +36,7 @@ QUEUE_COLUMNS: Final = (
     Column("consumers", "CONSUMERS", is_number=True),
 )
 
-_DIGITS: Final = 20  # maximum digits in a number; SQLite stores at most 19
+_DIGITS: Final = 20  # maximum number of digits; SQLite stores at most 19
 
 _name = click.argument("name", metavar="QUEUE")
 _side = click.option(
@@ -152,7 +152,7 @@ def delete(
     are deleted even if the queue must stay because it is pinned or has consumers.
     """
     if is_all != (name is None):
-        raise click.UsageError("use either a queue name or --all")
+        raise click.UsageError("specify either a queue name or --all")
     what = "all queues that are not pinned" if name is None else f"the queue {name}"
     confirm(f"Delete {what}{' and all messages' if with_messages else ''}?", is_yes=yes)
     if name is not None:
@@ -190,7 +190,7 @@ def _delete(admin: AdminClient, name: str, *, with_messages: bool, may_stay: boo
 def pause(admin: AdminClient, name: str, side: str) -> None:
     """Pause delivery or publishing until you resume it.
 
-    Restarting the broker does not resume it.
+    A restart of the broker does not end the pause.
     """
     admin.post(queue_path(name, "pause"), {"side": side})
     print_message(f"{side} is paused for {name}")

@@ -112,9 +112,9 @@ def listener_options(command: Command) -> Command:
         ("--admin", "admin.listen",
          "Address of admin pages, health checks and metrics.  [default: 127.0.0.1:9101]"),
         ("--legacy-listen", "tcp.legacy_listen",
-         "PHPMQ address without TTL, for the older revision.  [default: 127.0.0.1:9102]"),
+         "PHPMQ without TTL, for clients of the older revision.  [default: 127.0.0.1:9102]"),
         ("--listen", "tcp.listen",
-         "PHPMQ address with TTL: HOST:PORT, unix:PATH or none; port 0 picks one. Repeatable."
+         "PHPMQ with TTL: HOST:PORT, unix:PATH or none; port 0 picks a free port. Repeatable."
          "  [default: 127.0.0.1:9100]"),
     ):  # fmt: skip
         option = setting_option(flag, setting, multiple=True, metavar="ADDRESS", help=help_text)
@@ -123,7 +123,7 @@ def listener_options(command: Command) -> Command:
 
 
 def startup_override_options(command: Command) -> Command:
-    """Add the flags that let the broker start despite a reason to refuse."""
+    """Add the flags that override reasons for refusing to start."""
     for flag, setting, help_text in (
         ("--accept-loss", "storage.accept_loss",
          "Start once with what can be recovered from damaged files."),

@@ -118,7 +118,7 @@ async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandErro
 
 
 def _batches(messages: Iterable[dict[str, Any]]) -> Iterator[list[bytes]]:
-    """Yield batches of encoded messages, within ``_BATCH_BYTES`` unless one message is larger."""
+    """Yield batches of encoded messages of at most ``_BATCH_BYTES``, or one larger message."""
     part: list[bytes] = []
     size = 0
     for line in map(_encode, messages):
@@ -162,7 +162,7 @@ def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str
         try:
             found = json.loads(line.decode())
         except UnicodeDecodeError as error:
-            where = f"{name}: line {number} is not UTF-8 at byte {error.start + 1}"
+            where = f"{name}: line {number} is not valid UTF-8 at byte {error.start + 1}"
             raise CommandError(f"{where}; is the file truncated?") from None
         except ValueError as error:
             raise CommandError(f"{name}: line {number} is not valid JSON: {error}") from None
@@ -177,7 +177,7 @@ def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str
             continue
         target = queue or found.get("queue")
         if not isinstance(found.get("content"), str) or not isinstance(target, str):
-            raise CommandError(f"{name}: line {number} lacks a content or queue text")
+            raise CommandError(f"{name}: line {number} must contain the strings content and queue")
         message = {key: found[key] for key in ("content", "encoding", "ttl_s") if key in found}
         message |= {"queue": target}
         if wrong := problem_with(message):

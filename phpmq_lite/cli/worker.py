@@ -40,7 +40,7 @@ _STRATEGIES: Final = ("fail", "delete", "release", "dead_letter")
 
 
 def _queue_name(value: str) -> str:
-    """Validate a queue name; the broker would reject every attempt to consume an invalid one."""
+    """Validate a queue name; the broker would reject attempts to consume from an invalid one."""
     from phpmq_lite.queue_settings import name_problem
 
     if (problem := name_problem(value)) is not None:
@@ -85,7 +85,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
                      metavar="N",
                      help="Maximum messages held, including the one being handled."),
         click.option("--shutdown-timeout", type=seconds, metavar="SECONDS",
-                     help="Time to finish after SIGTERM.  [default: the app's, or 30]"),
+                     help="Time to finish the job after SIGTERM.  [default: the app's, or 30]"),
         click.option("--stop-when-empty", is_flag=True, help="Exit when the queue is empty."),
         click.option("--memory-limit", type=_memory_size, metavar="SIZE",
                      help="Exit when the process uses more memory than this, such as 256MiB."),
@@ -130,7 +130,7 @@ def worker(client: ClientFactory, app_name: str, queue: str | None, **options: A
 
 
 def load_app(name: str) -> "BabelQueue":
-    """Load the app ``module:attr``, including from the current folder; call a factory."""
+    """Load ``module:attr``, searching the current folder as well; call it if it is a factory."""
     from babelqueue import BabelQueue
 
     module_name, sign, attribute = name.partition(":")
@@ -265,7 +265,7 @@ class _WorkerProcesses:
         # A new session ensures that Ctrl-C reaches the worker only once, through this process.
         child = subprocess.Popen(self._command, start_new_session=True)
         self.running.append(child)
-        if self._is_stopping.is_set():  # a signal arrived while it was starting
+        if self._is_stopping.is_set():  # a signal arrived during startup
             child.terminate()
 
     def forward(self, number: int, _frame: object) -> None:

@@ -77,14 +77,14 @@ def test_id_is_one_part_of_the_address_whatever_is_in_it(run: RunCommand, queue:
 
 def test_name_that_is_not_utf_8_is_one_line(run: RunCommand) -> None:
     result = run("queue", "show", "bad\udcff", code=1)
-    assert result.stderr == "Error: 'bad\\udcff' is not UTF-8\n"
+    assert result.stderr == "Error: 'bad\\udcff' is not valid UTF-8\n"
 
 
 def test_password_that_is_not_utf_8_is_one_line(run: RunCommand, tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_bytes("pässwörter von früher".encode("latin-1"))
     result = run("user", "create", "eve", "--password-file", str(path), code=1)
-    assert result.stderr == f"Error: the password in {path} is not UTF-8\n"
+    assert result.stderr == f"Error: the password in {path} is not valid UTF-8\n"
 
 
 def test_list_in_which_nothing_matches_says_so(run: RunCommand, queue: str) -> None:

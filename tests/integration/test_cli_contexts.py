@@ -102,7 +102,7 @@ def test_token_file_in_another_encoding_is_named(tmp_path: Path) -> None:
     arguments = ["queue", "list", "--url", "http://127.0.0.1:9", "--token-file", str(path)]
     result = CliRunner().invoke(root_command, arguments)
     assert (result.exit_code, result.stderr) == (
-        1, f"Error: {path} is not valid UTF-8; a token file contains plain text\n"
+        1, f"Error: {path} is not valid UTF-8; a token is plain text\n"
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The ``doctor`` command, which checks whether a broker can run, or runs well, and suggests fixes.
+"""The ``doctor`` command, which checks a broker and its host and suggests fixes.
 
 There is one module per subject.  In each, ``check_…`` gathers facts, and ``…_finding`` turns them
 into findings.  The checks change nothing, except that they write and remove a small file in the

@@ -160,7 +160,7 @@ def check_backups(settings: Settings) -> Iterator[Finding]:
 
 
 def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same: bool) -> Finding:
-    """Return a finding about the newest backup; ``every_h`` is the schedule, or 0 for none."""
+    """Return a finding about the newest backup; ``every_h`` is the backup interval or 0."""
     if age_ms is None:
         return warn(
             NAME,

@@ -33,7 +33,7 @@ class Finding(NamedTuple):
 
 
 def as_root(command: str) -> str:
-    """Return a command that requires root; other users get the advice to ask root."""
+    """Return a command to run as root or, for other users, advice to ask root to run it."""
     return command if os.geteuid() == 0 else f"ask root to run: {command}"
 
 
@@ -92,7 +92,7 @@ def run_check(part: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Fin
     """Yield the findings of one group of checks; turn an exception into a finding."""
     try:
         yield from check()
-    except Exception as error:  # the other groups must still run
+    except Exception as error:  # other groups of checks must still run
         text = error if isinstance(error, PhpmqError | OSError) else repr(error)
         is_foreign = isinstance(error, PermissionError)
         hint = "run doctor from the broker's account" if is_foreign else ""

@@ -43,7 +43,7 @@ _SLOW_MS: Final = 100.0
 
 
 class FolderAccess(NamedTuple):
-    """Permissions of a folder that exists or is to be created."""
+    """Permissions on a folder that exists or will be created."""
 
     path: Path
     me: int  # user id of this process
@@ -84,7 +84,7 @@ def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
 
 
 def folder_access(path: Path) -> FolderAccess:
-    """Return which permissions this process has for a folder."""
+    """Return this process's permissions on a folder."""
     if not path.exists():
         above = nearest_existing(path)
         return FolderAccess(path, os.geteuid(), can_write=os.access(above, os.W_OK | os.X_OK))
@@ -186,7 +186,7 @@ def _disk_speed(path: Path) -> Finding:
 
 
 def measure_syncs_ms(path: Path) -> list[float]:
-    """Time small synced writes to a temporary file and return the durations in milliseconds."""
+    """Measure how long small synced writes take, and return the durations in milliseconds."""
     probe = path / f".doctor-{os.getpid()}"
     file = create_private(probe)
     try:
@@ -240,10 +240,10 @@ _UNSYNCHRONISED: Final = 5  # TIME_ERROR, as returned by adjtimex(2)
 
 
 def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Check open files (of the broker, if it is running), memory and clock."""
+    """Check the open-file limit (the broker's, if it is running), memory and clock."""
     limits = settings.limits
     files = open_files()
-    with suppress(OSError, ValueError):  # the process is in another account or pid namespace
+    with suppress(OSError, ValueError):  # the process has another account or pid namespace
         files = open_files(int(pid)) if pid else files
     yield open_files_finding(limits.connections, limits.http_connections, files, max_open_files())
     yield memory_finding(limits.memory, memory_bound(limits.memory), _memory_bytes())

@@ -91,7 +91,7 @@ def package_finding(needed: Requirement, found: str | None, install: str) -> Fin
 
 
 _PARTS: Final = ("phpmq_lite.process", "phpmq_lite.admin.app", "phpmq_lite.admin.serving")
-PAGES: Final = (  # files that every page needs
+PAGES: Final = (  # files that every web page requires
     "base.html",
     "static/app.css",
     "static/app.js",

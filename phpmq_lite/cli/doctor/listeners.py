@@ -67,7 +67,7 @@ def _listen_addresses(settings: Settings) -> Iterator[tuple[str, ListenAddress]]
 
 
 def _probe(setting: str, endpoint: ListenAddress) -> ListenerProbe:
-    """Bind to an address and release it, so that no client can connect in between."""
+    """Bind to an address and release it without ever accepting connections."""
     try:
         if endpoint.kind == "unix":
             _try_unix(endpoint)

@@ -81,7 +81,7 @@ def starting_offset(value: str) -> str:
 
 
 def _archive_options(command: Any) -> Any:
-    """Add the options with which ``archive`` and ``run`` read the history."""
+    """Add the options that control how ``archive`` and ``run`` read the history."""
     for option in (
         click.option("--accept-gap", is_flag=True,
                      help="Continue even if retention removed rows before they were archived."),
@@ -109,7 +109,7 @@ def _archive_options(command: Any) -> Any:
 
 
 def _job(target: PipelineTarget, name: str, /, **fields: Any) -> PipelineJob:
-    """Return a job; ``fields`` set the fields of its options, such as ``ArchiveOptions``.
+    """Return a job whose options, such as ``ArchiveOptions``, are built from ``fields``.
 
     Raises:
         CommandError: the extra `spark` is not installed.
@@ -142,7 +142,7 @@ def utc_date(value: str) -> date:
     try:
         return date.fromisoformat(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is not a date; use the format 2026-01-31") from None
+        raise click.BadParameter(f"{value!r} is not a date; use the format YYYY-MM-DD") from None
 
 
 @pipeline.command()
@@ -188,7 +188,7 @@ def run(target: PipelineTarget, every_s: int | None, output: str | None, **given
 @click.option("--subscription", metavar="NAME", default="pipeline", show_default=True,
               help="Subscription that holds messages until acknowledged.")  # fmt: skip
 @click.option("--max-messages", type=click.IntRange(1, 100_000), default=10_000,
-              show_default=True, metavar="N", help="Max. messages per batch.")  # fmt: skip
+              show_default=True, metavar="N", help="Maximum messages per batch.")  # fmt: skip
 @click.option("--accept-gap", is_flag=True,
               help="Continue even if messages of an unfinished batch were released; they are"
               " consumed again.")  # fmt: skip
@@ -216,8 +216,8 @@ REPLAY_OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
     "--queue", "queues", multiple=True, metavar="NAME", help="Only this queue. Repeatable."
 )
 @click.option("--queue-pattern", metavar="GLOB", help="Only queues whose name matches.")
-@click.option("--since", "since_ms", type=time_ms, metavar="TIME", help="Settled at or after.")
-@click.option("--until", "until_ms", type=time_ms, metavar="TIME", help="Settled before.")
+@click.option("--since", "since_ms", type=time_ms, metavar="TIME", help="Settled since this time.")
+@click.option("--until", "until_ms", type=time_ms, metavar="TIME", help="Settled before this time.")
 @click.option("--outcome", "outcomes", type=click.Choice(REPLAY_OUTCOMES), multiple=True,
               help="Only this outcome. Repeatable.  [default: all]")  # fmt: skip
 @click.option(
@@ -274,7 +274,7 @@ def replay(
 
 
 def _check_continuation(**selection: Any) -> None:
-    """Check the options of a replay without a selection.
+    """Validate the options of a replay that has no selection.
 
     Raises:
         UsageError: the name is missing, or an option would override the stored plan.
@@ -388,7 +388,7 @@ def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
 
 
 def job_rows(summary: dict[str, Any], bounds: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return one row per job, with ``finished`` as a text and ``behind`` as a number of offsets."""
+    """Return one row per job, with ``finished`` as text and ``behind`` as a number of offsets."""
     end = bounds["hi"] if bounds and bounds["history_id"] == summary.get("history_id") else None
     return [
         {

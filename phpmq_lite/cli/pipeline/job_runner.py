@@ -127,7 +127,7 @@ def _replace_handlers(name: str, handlers: list[logging.Handler]) -> list[loggin
 
 
 def probe(target: PipelineTarget) -> str:
-    """Start Spark, read some rows from the history, and return a text with their number."""
+    """Start Spark, read some rows of the history, and return a text with the row count."""
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(sys.stderr))
         stack.enter_context(explain_spark_errors(target))
@@ -302,7 +302,7 @@ def _write_results(done: Sequence[JobOutcome], output: str | None) -> None:
 
 
 def outcome_row(done: JobOutcome, style: str) -> dict[str, Any]:
-    """Return an output row; in tables and CSV, the details are one text."""
+    """Return an output row; in tables and CSV, the details are a single string."""
     result = done.result
     details: Any = dict(result.details)
     if style in ("table", "csv"):

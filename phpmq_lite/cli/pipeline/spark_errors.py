@@ -16,7 +16,7 @@ from phpmq_lite.errors import PhpmqError
 _LONGEST: Final = 600
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _EXCEPTION: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: ?(?P<text>.*))?$")
-_JAVA: Final = tuple(  # tried in this order; for each, the last match is used
+_JAVA: Final = tuple(  # these are tried in order; the last match of each is used
     re.compile(head + r"(?P<name>[\w.$]+)(?:: (?P<text>.*))?$", re.MULTILINE)
     for head in ("^Caused by: ", r"\([^()]*executor [^()]*\): ", "^: ")
 )
@@ -34,7 +34,7 @@ _ENDS: Final = ("\tat ", "    at ", "===", " SQLSTATE", "During handling", "The 
 
 
 def find_cause(text: str) -> str:
-    """Return a one-line cause from a Python worker, else from Java, else the first line.
+    """Return a one-line cause: a Python worker's, else Java's, else the first line of ``text``.
 
     Our own errors are shown without the class name.
     """

@@ -90,7 +90,7 @@ def test_error_of_the_system_names_the_file(monkeypatch: pytest.MonkeyPatch) -> 
 def test_text_that_is_not_utf_8_is_shown_where_it_is_not(
     monkeypatch: pytest.MonkeyPatch, error: Exception, shown: str
 ) -> None:
-    assert end_with(error, monkeypatch) == (1, f"Error: {shown} is not UTF-8\n")
+    assert end_with(error, monkeypatch) == (1, f"Error: {shown} is not valid UTF-8\n")
 
 
 def test_unknown_command_is_a_wrong_use() -> None:

@@ -30,17 +30,17 @@ def test_queue_of_the_command_line_wins() -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("{}\n", "line 1 lacks a content"),
-        ('{"content": "x"}', "line 1 lacks a content or queue text"),
-        ('{"content": 1, "queue": "a"}', "line 1 lacks a content"),
+        ("{}\n", "line 1 must contain the strings"),
+        ('{"content": "x"}', "line 1 must contain the strings content and queue"),
+        ('{"content": 1, "queue": "a"}', "line 1 must contain the strings"),
         ('{"content": "x", "queue": "a"}\n[1]', "line 2 is not a JSON object"),
         ("\n{", "line 2 is not valid JSON"),
         (
             '{"content": "x", "queue": "a"}\n{"ü"',
-            "line 2 is not UTF-8 at byte 3; is the file truncated",
+            "line 2 is not valid UTF-8 at byte 3; is the file truncated",
         ),
-        ('{"queue": "a", "content": null}', "line 1 lacks a content"),
-        ('{"queue": "a", "id": "0"}', "line 1 lacks a content"),
+        ('{"queue": "a", "content": null}', "line 1 must contain the strings"),
+        ('{"queue": "a", "id": "0"}', "line 1 must contain the strings"),
     ],
 )
 def test_line_that_is_no_message_is_named(text: str, wrong: str) -> None:
