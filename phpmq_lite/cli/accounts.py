@@ -44,7 +44,7 @@ def _format_account(row: Row) -> Mapping[str, Any]:
 
 
 def _format_ms(at_ms: int) -> str:
-    """Format a time to the second; a time after the year 9999 is shown as a number."""
+    """Format a time to the second; times after the year 9999 are shown as numbers."""
     return format_time(at_ms, at_ms).title.partition(".")[0]
 
 

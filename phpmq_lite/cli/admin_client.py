@@ -51,7 +51,7 @@ class AdminClient(NamedTuple):
     socket: Path | None
     url: str = "http://localhost"
     token: str | None = None
-    settings: Settings | None = None  # set if the broker was found by its data folder
+    settings: Settings | None = None  # None unless the broker was found by its data folder
 
     def list(self, path: str, limit: int | None = None, **query: Any) -> Iterator[dict[str, Any]]:
         """Yield up to ``limit`` items of a list, fetching one page at a time."""
@@ -72,7 +72,7 @@ class AdminClient(NamedTuple):
         return self.call("GET", path, query=query)
 
     def find(self, path: str) -> Any:
-        """Fetch a document; return None if it never existed or is gone."""
+        """Fetch a document, or return None if it does not exist or was deleted."""
         try:
             return self.get(path)
         except CommandError as error:
@@ -203,7 +203,7 @@ def _append_bound(text: str, field: object, bound: object) -> str:
     said = [str(one) for one in (field, bound) if one]
     if field and text.startswith((f"{field}: ", f"{field} ")):
         del said[0]
-        if bound and str(bound).split()[-1] in text:  # such as the 20 in "less than or equal to 20"
+        if bound and str(bound).split()[-1] in text:  # such as 20 in "less than or equal to 20"
             said = []
     return f"{text} ({': '.join(said)})" if said else text
 

@@ -123,7 +123,7 @@ def _request(admin: AdminClient) -> Row:
         raise CommandError(state["error"])
     items: list[Row] = state["items"]
     name = state.get("made")
-    # Older brokers omit the name, and the first item may be a backup from a clock set ahead.
+    # Older brokers do not name the new backup; a clock that was ahead can list another one first.
     made = [row for row in items if name is None or row["id"] == name]
     if not made:
         raise CommandError(f"the backup {name or 'just created'} no longer exists", NOT_FOUND)
@@ -148,7 +148,6 @@ def _make(settings: Settings) -> Row:
 
 
 def _copy(source: Path, to: Path) -> Backup:
-    """Copy a backup to a folder and check the copy."""
     made = read_backup(source)
     if made is None:
         raise CommandError(f"{source} no longer exists", NOT_FOUND)
@@ -244,7 +243,6 @@ def test(source: str, output: str | None, settings_args: SettingsArguments) -> N
 
 
 def _show_withdrawn(withdrawn: WithdrawnAccess) -> None:
-    """Print which sessions, tokens and users the restore changed, and why."""
     why = "have since been revoked" if withdrawn.has_proof else "may since have been revoked"
     if withdrawn.sessions:
         print_message(f"ended {withdrawn.sessions} sessions that {why}")

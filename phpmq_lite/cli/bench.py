@@ -290,7 +290,7 @@ def bench(
     kind = file_system(folder)
     if kind in _IN_MEMORY:
         raise CommandError(
-            f"{folder} is in memory ({kind}), not on a disk. Choose another one with --data."
+            f"{folder} is in memory ({kind}), not on a disk. Choose another folder with --data."
         )
     plan = BenchPlan(seconds, size, window, workloads, folder, connect, content)
     observer = _BenchProgressBar(plan)

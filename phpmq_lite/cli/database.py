@@ -129,7 +129,7 @@ def _open(folder: DataFolder) -> Iterator[sqlite3.Connection]:
         connection.execute("PRAGMA synchronous=FULL")
         yield connection
     finally:
-        folder.record(is_running=False)  # record it first; closing removes the WAL
+        folder.record(is_running=False)  # record this before closing, which removes the WAL
         connection.close()
 
 

@@ -123,7 +123,7 @@ def redrive(
 @bulk_options
 @admin_client_options
 def delete(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
-    """Delete dead letters, but no other messages. They remain in the history.
+    """Delete dead letters, but no other messages. Deleted ones remain in the history.
 
     `message delete` also deletes messages that a program published to a dead-letter queue.
     """

@@ -317,7 +317,6 @@ def show(ctx: click.Context, path: Path, empty_list_data: Any, output: str | Non
 
 
 def _parse_json(content: bytes) -> Any:
-    """Parse the content as JSON; return None if it is invalid."""
     try:
         return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError):

@@ -142,7 +142,7 @@ WORDS: Final = "phpmq_lite.words"  # key of the process's arguments in the conte
 
 
 def explain_rename(error: click.UsageError) -> click.UsageError:
-    """Add the new name to an error about a renamed command or option; return others unchanged."""
+    """Add the new name to an error about a renamed command or option; return other errors as is."""
     context = error.ctx
     if context is None:
         return error

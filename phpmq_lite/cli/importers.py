@@ -45,7 +45,7 @@ NOT_VALID: Final = Column("not_valid", "NOT VALID", is_number=True)
 class ImportItem:
     """A message from the source, with the information required to import it."""
 
-    group: tuple[str, str, str]  # ImportCounts counts the items of a group together
+    group: tuple[str, str, str]  # ImportCounts adds up the items of each group
     name: str  # identifies the item in errors, such as "jobs row 7 for orders"
     message: KeyedMessage | None  # None if a worker has reserved the message
     problem: str | None = None  # why the envelope is invalid, or None

@@ -68,7 +68,7 @@ async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[st
         CommandError: the broker stops or is unreachable, or the topic no longer exists.
     """
     seen: str | None = None
-    polls: int | None = None  # polls left before requesting a stream; None until one is refused
+    polls: int | None = None  # polls left before requesting a stream; None before a refusal
     while True:
         # Only this request can report a problem, because a stream that has begun cannot.
         async with admin.open("GET", "/live", query={"topic": topic, "after": seen}) as response:

@@ -49,9 +49,7 @@ SECTIONS: Final = {  # sections of the help text
             "messages", "Search, show, move, delete, export and import messages."
         ),
         "dead-letter": CommandEntry("dead_letters", "List, redrive and delete dead letters."),
-        "trace": CommandEntry(
-            "messages", "Show the messages of one trace in all queues, newest first."
-        ),
+        "trace": CommandEntry("messages", "Show a trace's messages from all queues, newest first."),
     },
     "Queues": {
         "queue": CommandEntry("queues", "List, create, configure, pause, purge and delete queues."),
@@ -110,7 +108,7 @@ DOCS: Final = {  # documentation page of each command, shown at the end of --hel
     "user": "guides/admin#users-and-roles",
     "token": "guides/admin#users-and-roles",
 }
-DOCS_OF_CODES: Final = {  # page that explains what to do, by exit code
+DOCS_OF_CODES: Final = {  # documentation page that explains each exit code
     65: "operate/operations#when-a-start-refuses-exit-code-65",
     74: "operate/reliability#a-write-or-an-fsync-that-fails",
     78: "reference/settings",

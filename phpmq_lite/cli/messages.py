@@ -164,7 +164,7 @@ def follow_bulk_job(admin: AdminClient, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def report_bulk_job(job: dict[str, Any]) -> None:
-    """Print how many messages were skipped, by reason.
+    """Print the number of skipped messages by reason.
 
     Raises:
         CommandError: the job ended before it was complete.
@@ -239,7 +239,7 @@ def _explain_nothing(admin: AdminClient, query: str) -> None:
 @admin_client_options
 @output_option
 def trace(admin: AdminClient, trace_id: str, limit: int, output: str | None) -> None:
-    """Show the messages of one trace in all queues, newest first.
+    """Show a trace's messages from all queues, newest first.
 
     TRACE_ID is an envelope's trace_id field, which `message show` prints.
     """

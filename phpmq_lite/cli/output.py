@@ -47,7 +47,7 @@ def columns(*keys: str, **titles: str) -> tuple[Column, ...]:
 
 
 def number_columns(*keys: str, **titles: str) -> tuple[Column, ...]:
-    """Return columns like ``columns``, but marked as numeric."""
+    """Return the same columns as ``columns``, marked as numeric."""
     return tuple(one._replace(is_number=True) for one in columns(*keys, **titles))
 
 
@@ -69,7 +69,7 @@ def output_format(style: str | None) -> str:
 def write_rows(
     rows: Iterable[Row], columns: Sequence[Column], style: str | None, empty: str
 ) -> None:
-    """Write rows to standard output; tables and CSV include ``columns``, JSON every key.
+    """Write rows to standard output: ``columns`` in tables and CSV, every key in JSON.
 
     If there are no rows, ``empty`` is printed to standard error instead of a table.
     """

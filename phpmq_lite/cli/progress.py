@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EVERY_S: Final = 10.0  # pause between lines about the same phase
 _SPEED_OVER_S: Final = 30.0  # a Spark batch takes seconds; over a shorter period, rates fluctuate
-_MIN_TOTAL: Final = 1_000  # smaller jobs show no bar
+_MIN_TOTAL: Final = 1_000  # jobs with a smaller total show no bar
 
 
 class JobProgress:
@@ -127,7 +127,6 @@ def show_progress(stream: IO[str]) -> Iterator[JobProgress]:
 
 @contextmanager
 def _tick_regularly(progress: JobProgress) -> Iterator[None]:
-    """Call ``tick`` every second in a thread."""
     ended = threading.Event()
 
     def tick() -> None:

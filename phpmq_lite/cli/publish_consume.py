@@ -64,7 +64,7 @@ def publish(
         groups = read_lines(file) if lines else repeat_content(file.read(), count or 1)
         stored = 0
         with progress_bar("publishing", None if lines else count or 1) as advance:
-            for bodies in groups:  # publish immediately, so that a slow pipe delays no line
+            for bodies in groups:  # publish now, so that lines from a slow pipe are not delayed
                 stored += broker.publish_many(queue, bodies, ttl_s)
                 advance(len(bodies))
     print_message(
@@ -230,7 +230,7 @@ class AckSchedule:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        if not self._client.is_connected:  # they are sent over the next connection, if any
+        if not self._client.is_connected:  # acknowledgements use the next connection, if any
             for delivery, is_done in waiting:
                 _settle(delivery, is_done=is_done)
             return

@@ -59,7 +59,6 @@ def _memory_size(value: str) -> int:
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for the app and for the process."""
     seconds = click.FloatRange(min=0)
     for option in (
         click.option("--idempotency", type=FILE,
@@ -142,7 +141,7 @@ def load_app(name: str) -> "BabelQueue":
         found = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists but imports a missing one
+            raise  # the module exists but imports a missing module
         raise click.BadParameter(
             f"there is no module {module_name!r}", param_hint="--app"
         ) from None

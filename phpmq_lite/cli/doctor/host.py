@@ -38,7 +38,7 @@ _VOLATILE: Final = {
     "overlay": "a container layer, which is deleted with the container",
 }
 _SYNCS: Final = 9
-_SYNC_BYTES: Final = b"x" * 4_096  # as large as a small commit in the write-ahead log
+_SYNC_BYTES: Final = b"x" * 4_096  # about the size of a small write-ahead-log commit
 _SLOW_MS: Final = 100.0
 
 
@@ -49,7 +49,7 @@ class FolderAccess(NamedTuple):
     me: int  # user id of this process
     owner: int | None = None  # None if the folder does not exist
     mode: int = PRIVATE_FOLDER
-    can_write: bool = True  # for a missing folder, whether its parent is writable
+    can_write: bool = True  # if the folder does not exist, whether its parent is writable
     strangers: tuple[str, ...] = ()  # names of files owned by other accounts
 
 
@@ -234,8 +234,8 @@ def disk_space_finding(free: int, least: int, shortage: str) -> Finding:
 
 _EARLIEST_MS: Final = 1_735_689_600_000  # 2025, before this program existed
 _LATEST_MS: Final = 4_102_444_800_000  # 2100
-_AHEAD_MS: Final = 60_000  # a data folder may be this much newer than the clock
-_TIMEX_BYTES: Final = 512  # larger than the kernel's struct timex
+_AHEAD_MS: Final = 60_000  # allowed difference if the data folder is newer than the clock
+_TIMEX_BYTES: Final = 512  # exceeds the size of the kernel's struct timex
 _UNSYNCHRONISED: Final = 5  # TIME_ERROR, as returned by adjtimex(2)
 
 
@@ -243,7 +243,7 @@ def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
     """Check the open-file limit (the broker's, if it is running), memory and clock."""
     limits = settings.limits
     files = open_files()
-    with suppress(OSError, ValueError):  # the process has another account or pid namespace
+    with suppress(OSError, ValueError):  # the process belongs to another account or pid namespace
         files = open_files(int(pid)) if pid else files
     yield open_files_finding(limits.connections, limits.http_connections, files, max_open_files())
     yield memory_finding(limits.memory, memory_bound(limits.memory), _memory_bytes())

@@ -333,7 +333,7 @@ GAP_COLUMNS: Final = (
 @output_option
 @target_options
 def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None:
-    """Show the pipeline jobs and their lag; requires neither Spark nor Java.
+    """Show the pipeline jobs and their lag. Neither Spark nor Java is required.
 
     Reads the summary of the last run from --out or the broker, and the end of the history from
     the broker.

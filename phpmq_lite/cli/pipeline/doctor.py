@@ -142,7 +142,6 @@ def _database(path: Path) -> Iterator[Finding]:
 
 
 def _results(target: PipelineTarget) -> Finding:
-    """Check that a file can be written to the results folder."""
     folder = target.out_folder
     if folder is None:
         return Finding("results", WARN, target.out, "not checked, because only Spark can reach it")
@@ -159,7 +158,6 @@ def _results(target: PipelineTarget) -> Finding:
 
 
 def _session(target: PipelineTarget) -> Finding:
-    """Start a session and count some source rows."""
     try:
         return Finding("Spark", OK, probe(target))
     except (CommandError, PhpmqError) as error:

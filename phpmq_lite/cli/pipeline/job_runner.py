@@ -203,7 +203,6 @@ def _rounds(
     stop: StopRequest,
     every_s: float | None,
 ) -> Iterator[list[JobOutcome]]:
-    """Yield the outcomes of each round, until a stop is requested."""
     while True:
         yield _round(spark, jobs, progress, stop)
         if every_s is None or stop():
@@ -245,7 +244,6 @@ def _run(
     stop: StopRequest,
     runs: "list[PipelineJobState]",
 ) -> JobOutcome:
-    """Run a job and append its final state to ``runs``."""
     from phpmq_lite.insights_document import PipelineJobState
     from phpmq_lite.spark.jobs.options import JobControl
 
@@ -273,7 +271,6 @@ def _summarize(
     runs: "list[PipelineJobState]",
     progress: JobProgress,
 ) -> None:
-    """Write the summary; report problems as notes."""
     from phpmq_lite.spark import insights_summary
 
     if not runs:
@@ -285,7 +282,6 @@ def _summarize(
 
 
 def _error_text(error: Exception) -> str:
-    """Describe an error for the Insights page."""
     return str(error) if isinstance(error, PhpmqError) else spark_error_text(error) or repr(error)
 
 

@@ -116,14 +116,13 @@ def _resolve(
     out: str | None,
     settings_args: SettingsArguments,
 ) -> tuple[str | None, str | None, Path | None, str]:
-    """Return the URL, the token, the database file and the results folder."""
     if url and path:
         raise click.UsageError("--url and --path cannot be combined")
     if path is not None:
         return None, None, path.absolute(), out or str(path.absolute().parent / "pipeline")
     admin = find_admin_client(settings_args, url, None)
     token = read_token(token_file) if token_file else admin.token
-    here = admin.settings  # set if the broker was found by its data folder
+    here = admin.settings  # None unless the broker was found by its data folder
     found_url = admin.url if here is None else admin_url_of(here)
     if out is None and here is not None:
         out = str(here.data.absolute() / "pipeline")
@@ -132,7 +131,7 @@ def _resolve(
             found_url, settings_args.read().settings.data, is_named=settings_args.data is not None
         )
     elif folder := local_folder_of(out):
-        out = str(folder.absolute())  # Spark processes run in other working folders
+        out = str(folder.absolute())  # Spark processes run in different working folders
     return found_url, token, None, out
 
 
