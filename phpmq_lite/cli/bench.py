@@ -114,7 +114,7 @@ def _format_markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) 
 
 
 def _sections(report: BenchReport) -> Iterator[_Section]:
-    noise = "Other processes were busy during the run (OTHERS); the measured rates are too low."
+    noise = "Other processes were busy during the run (OTHERS); the rates are too low."
     warnings = (noise,) if report.is_noisy else ()
     yield _Section(warnings, _LIMIT_COLUMNS, _limit_rows(report.limits))
     if report.rates:
