@@ -86,7 +86,7 @@ COLUMNS: Final = (
 
 
 def _absolute_url(url: str | None) -> str | None:
-    """Make the path in a ``unix:`` URL absolute."""
+    """Return the URL, with the path absolute if it is a ``unix:`` URL."""
     if url is None or not url.startswith("unix:"):
         return url
     return f"unix:{Path(url.removeprefix('unix:')).absolute()}"
