@@ -57,7 +57,7 @@ def test_running_broker_is_judged(changed: dict[str, Any], state: str, words: st
             WARN,
             "cleanly: fsync failed",
         ),
-        (StoppedDatabase(schema=4, used_bytes=1 << 30), BAD, "storage.max_bytes, 1 GiB"),
+        (StoppedDatabase(schema=4, used_bytes=1 << 30), BAD, "storage.max_bytes (1 GiB)"),
         (StoppedDatabase(problems=["phpmq.db is missing"]), BAD, "phpmq.db is missing"),
         (StoppedDatabase(refusal="the database has schema version 9"), BAD, "schema version 9"),
     ],
