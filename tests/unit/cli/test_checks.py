@@ -80,17 +80,17 @@ def _made(name: str, age_s: float) -> dict[str, Any]:
         (
             [_made("x", -9_000)],
             checks.WARNING,
-            "the age of the newest backup is unknown; dated in the future: x",
+            "the age of the newest backup is unknown; these are dated in the future: x",
         ),
         (
             [_made("x", -9_000), _made("a", 5)],
             checks.WARNING,
-            "a is 5 s old; dated in the future: x",
+            "a is 5 s old; these are dated in the future: x",
         ),
         (
             [_made("x", -9_000), _made("a", 99)],
             checks.CRITICAL,
-            "a is 99 s old; dated in the future: x",
+            "a is 99 s old; these are dated in the future: x",
         ),
     ],
 )

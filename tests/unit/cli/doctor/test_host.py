@@ -95,7 +95,7 @@ GIB = 1 << 30
         (None, OK, "no limit"),
         (4_096, OK, "4,096 files may be open, enough for 500 connections"),
         (564, OK, "564 files may be open"),
-        (563, WARN, "563 may be open, enough for 499 of limits.connections = 500"),
+        (563, WARN, "563 files may be open, enough for 499 of the 500 connections"),
     ],
 )
 def test_open_files_are_judged(files: int | None, state: str, words: str) -> None:

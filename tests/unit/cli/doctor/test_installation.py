@@ -42,7 +42,7 @@ def test_package_that_was_not_installed_is_only_told() -> None:
     ("version", "threads", "problem", "state", "words"),
     [
         ((3, 51, 3), 3, "", OK, "3.51.3"),
-        ((3, 40, 1), 1, "", OK, "before 3.51.3, which is safe here"),
+        ((3, 40, 1), 1, "", OK, "older than 3.51.3, which is safe here"),
         ((3, 51, 3), 0, "", BAD, "for single-threaded use"),
         ((3, 8, 0), 3, "near STRICT: syntax error", BAD, "near STRICT"),
     ],
