@@ -56,9 +56,30 @@ PHRASES: Final = (
     r"\bwhoever\b",
     r"\bwhat is no\b",
     r"\bwho is not\b",
-    r"\bgoes by\b",
+    r"\b(?:any|some|every)body\b",
+    r"\bas (?:far|often) as\b",
+    r"\bat hand\b",
+    r"\bby (?:itself|themselves)\b",  # automatically, alone
+    r"\bcannot be an? ",  # is not a valid
+    r"\bfor ever\b",
+    r"\bgiven up\b",
+    r"\bgoes (?:by|on)\b",
+    r"\bin the place of\b",
+    r"\bin(?:to)? its place\b",
+    r"\b(?:is|are) not possible\b",
+    r"\blonger ago\b",
     r"\bmakes of\b",
+    r"\bmeanwhile (?:done|gone|settled)\b",
+    r"\bof each of\b",
+    r"\bonce more\b",
     r"\btakes along\b",
+    r"\bthe half\b",
+    r"\bthe (?:latest|newest|oldest|youngest) first\b",
+    r"\bthe one that\b",
+    r"\bthe other way round\b",
+    r"\b(?:there|where)(?:by|in|of)\b",
+    r"\bupon\b",
+    r"bytes, the limit is\b",  # a comma splice
 )
 PHRASE: Final = re.compile("|".join(PHRASES), re.IGNORECASE)
 
@@ -134,6 +155,6 @@ def test_modules_that_texts_name_exist() -> None:
     assert [(path.relative_to(ROOT), name) for path, name in texts if name not in modules] == []
 
 
-@pytest.mark.parametrize("text", ["is no proper one", "started anew", "so many were asked for"])
+@pytest.mark.parametrize("text", ["is no proper one", "started anew", "so many were asked for", "it stops by itself"])
 def test_phrase_is_found(text: str) -> None:
     assert PHRASE.search(text)

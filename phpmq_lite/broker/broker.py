@@ -5,7 +5,7 @@ How ``server/engine.py`` drives it::
     core.begin(now, loaded)     add loaded rows; expire or return messages that are due
     core.publish(…) …           commands, in arrival order
     core.dispatch()             may be repeated; call ``update_clock`` before further commands
-    batch = core.finish()       dispatch once more; then the writer stores the batch
+    batch = core.finish()       dispatch again; then the writer stores the batch
 
 Nothing here blocks, reads the clock or touches a socket.  Clients are notified only after the batch
 is stored.

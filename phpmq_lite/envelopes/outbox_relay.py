@@ -85,7 +85,7 @@ class Relay:
         """Send one batch; return whether the queue accepts more."""
         outcomes = self._send([_keyed_message(row) for row in rows])
         if len(rows) > 1 and any(_is_lost(outcome) for outcome in outcomes):
-            # Send rows one by one to find the one that makes the broker close the connection.
+            # Send rows one by one to find which one makes the broker close the connection.
             self._settle(rows, outcomes, result, is_blamed=False)
             lost = [row for row, outcome in zip(rows, outcomes, strict=True) if _is_lost(outcome)]
             return all(self._send_rows(queue, [row], result) for row in lost)

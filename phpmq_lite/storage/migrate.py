@@ -241,7 +241,7 @@ def _check_known(connection: sqlite3.Connection, migrations: list[Migration], ve
     for migration in migrations[:version]:
         if applied.get(migration.number) != migration.sha256:
             raise StartRefusedError(
-                f"migration {migration.name} differs from the one that created this database: "
+                f"migration {migration.name} differs from the version that created this database: "
                 "its file was changed after its release"
             )
 

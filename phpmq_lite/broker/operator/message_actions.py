@@ -399,7 +399,7 @@ class QueueAction(PagedAction):
 def dead_letter_damaged(core: Broker, reply: Callable[[int], None], seqs: Sequence[int]) -> None:
     """Dead-letter ready messages that are still damaged when read again, with reason ``crc``.
 
-    Their bodies are read once more.  Dispatched messages, which have been sent already, and
+    Their bodies are read again.  Dispatched messages, which have been sent already, and
     messages whose body is in memory are skipped; they are checked at their next dispatch.  Replies
     with the number of settled messages.
     """

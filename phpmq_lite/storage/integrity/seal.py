@@ -220,7 +220,7 @@ class LiveSeal:
 
 
 def _open_erased(folder: Path) -> int | None:
-    """Open and allocate an empty seal file; return None if sealing is not possible."""
+    """Open and allocate an empty seal file; return None if that fails."""
     try:
         file = open_seal(folder)
     except OSError:
