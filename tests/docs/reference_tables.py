@@ -101,7 +101,7 @@ WORDS: Final[dict[str, str]] = {
     "queue.name": "1 to 255 bytes of UTF-8, 259 for NAME.dlq; no control characters except LF",
     "queue.payload_policy": "opaque, observe, envelope; here and in the next five NULL: default",
     "queue.queue_id": "its number",
-    "receipt": "keys of confirmed publishes, the oldest first",
+    "receipt": "keys of confirmed publishes, oldest first",
     "receipt.n": "in the order of arrival",
     "rollup.acked": "what happened within",
     "rollup.dispatched": "what happened within",
