@@ -32,9 +32,10 @@ class ReadBackpressure:
     """Limits the bytes that all connections together have read but not yet stored.
 
     Above the limit, only the longest-waiting of the connections that hold ``FREE_BYTES`` or more is
-    read.  So one message can always be completed.  Acknowledgements and small messages still pass.  The effective bound is the limit plus ``FREE_BYTES`` and one read per
-    connection; see ``docs/operate/security.md``, section 9.  ``report`` costs O(1) below the limit
-    and O(connections that hold bytes) above it.
+    read.  So one message can always be completed.  Acknowledgements and small messages still pass.
+    The effective bound is the limit plus ``FREE_BYTES`` and one read per connection; see
+    ``docs/operate/security.md``, section 9.  ``report`` costs O(1) below the limit and O(connections
+    that hold bytes) above it.
     """
 
     REASON = "memory"
