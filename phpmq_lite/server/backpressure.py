@@ -34,8 +34,8 @@ class ReadBackpressure:
     Above the limit, only the longest-waiting of the connections that hold ``FREE_BYTES`` or more is
     read.  So one message can always be completed.  Acknowledgements and small messages still pass.
     The effective bound is the limit plus ``FREE_BYTES`` and one read per connection; see
-    ``docs/operate/security.md``, section 9.  ``report`` costs O(1) below the limit and O(connections
-    that hold bytes) above it.
+    section 9 of ``docs/operate/security.md``.  ``report`` costs O(1) below the limit, and above it
+    O(connections that hold bytes).
     """
 
     REASON = "memory"
