@@ -108,7 +108,7 @@ TABLE: Final = (
         ("envelope_violation",),
         "takes bytes inside a text that are not UTF-8",
         "`poison`, as `poison_cause` has it",
-        lambda answers: answers.detail.endswith("is not UTF-8"),
+        lambda answers: answers.detail.endswith("is not valid UTF-8"),
     ),
     Difference(
         "layer A",

@@ -174,7 +174,7 @@ def test_flags_that_name_a_broker_win_over_the_context(tmp_path: Path) -> None:
 
 
 def test_listener_of_a_context_is_checked_and_whole() -> None:
-    assert "is not an address" in run("create", "x", "--url", "phpmq://a:b").stderr
+    assert "is not a valid address" in run("create", "x", "--url", "phpmq://a:b").stderr
     run("create", "x", "--data", "/d", "--url", "unix:mq.sock")
     run("create", "y", "--url", "phpmqs://[::1]")
     rows = [json.loads(line) for line in run("list", "-o", "jsonl").stdout.splitlines()]

@@ -157,7 +157,7 @@ def test_envelope_takes_up_a_trace_and_reads_its_data_from_a_pipe(run: Run) -> N
     ("data", "words"),
     [
         ("[]", "not a JSON object"),
-        ("{", "not JSON"),
+        ("{", "invalid JSON"),
         ('{"a": 1, "a": 2}', "repeated"),
         ("NaN", "NaN"),
     ],

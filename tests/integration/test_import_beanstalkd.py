@@ -376,7 +376,7 @@ def test_address_of_no_beanstalkd_is_named(broker: BrokerProcess) -> None:
     for address, message in (
         ("127.0.0.1:1", "beanstalkd at 127.0.0.1:1: "),
         (broker.phpmq[0], "beanstalkd closed the connection"),
-        ("127.0.0.1:port", "is not an address"),
+        ("127.0.0.1:port", "is not a valid address"),
         ("unix:/tmp/socket", "is not a valid address; use HOST:PORT"),
     ):
         done = CliRunner().invoke(root_command, ["import", "beanstalkd", address])

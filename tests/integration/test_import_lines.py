@@ -37,7 +37,7 @@ async def test_export_that_was_cut_off_and_a_line_that_is_none_store_nothing(
 ) -> None:
     line = b'{"queue": "orders", "content": "one"}\n'
     for content, word in (
-        (line + b'{"complete": false, "error": "gone"}\n', "not complete"),
+        (line + b'{"complete": false, "error": "gone"}\n', "is incomplete"),
         (line + b"\n{", "Line 3 is not valid JSON"),
     ):
         status, text = await sent(site, "/import", content, f"{LINES}; charset=utf-8")

@@ -197,7 +197,7 @@ def test_newer_database_is_refused_with_both_versions(place: Place) -> None:
     place.give(FIRST, SECOND, THIRD)
     migrate(place.connection, place.folder)
     (place.folder / "0003_step.sql").unlink()
-    with pytest.raises(StartRefusedError, match=r"schema version 3, .* versions up to 2"):
+    with pytest.raises(StartRefusedError, match=r"schema version 3, .* only up to 2"):
         pending(place.connection, place.folder)
 
 

@@ -156,7 +156,7 @@ async def test_setting_goes_back_to_its_default(site: HttpSite) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("max_deliveries", "many", "It must be an integer"),
+        ("max_deliveries", "many", "Enter an integer of 0 or more."),
         ("max_deliveries", "99999999999999999", "Must be a number from 0 to"),
         ("link", "javascript:alert(1)", "Must begin with https:// or http://"),
     ],

@@ -210,7 +210,7 @@ def test_bounds_follow_retention_and_outlive_the_rows(ranges: HistoryRanges) -> 
 
 def test_range_below_what_is_kept_is_a_gap_or_clipped(ranges: HistoryRanges) -> None:
     remove_history_upto(ranges.path, 100)
-    with pytest.raises(RefusedError, match="rows up to 100 left") as refused:
+    with pytest.raises(RefusedError, match="rows up to 100 were removed") as refused:
         ranges.history(RowSelection(99, 200))
     assert refused.value.code == "gap"
     assert offsets(ranges.history(RowSelection(100, 200))) == list(range(101, 201))
@@ -235,7 +235,9 @@ def test_removed_deleted_rows_are_a_gap_if_requested(
     remove_deleted_upto(ranges.path, 100)
     bounds = ranges.bounds()
     assert (bounds.lo, bounds.lo_deleted) == (0, 100)
-    with pytest.raises(RefusedError, match="rows of deleted messages up to 100 left") as refused:
+    with pytest.raises(
+        RefusedError, match="rows of deleted messages up to 100 were removed"
+    ) as refused:
         ranges.history(ALL)
     assert refused.value.code == "gap"
     with pytest.raises(RefusedError, match="begins above 99"):

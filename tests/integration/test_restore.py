@@ -123,7 +123,7 @@ def test_backup_needs_twice_the_space(
     monkeypatch.setattr(
         shutil, "disk_usage", lambda _path: type("Usage", (), {"free": 2 * size - 1})
     )
-    with pytest.raises(StorageFullError, match=f"needs {2 * size:,}"):
+    with pytest.raises(StorageFullError, match=f"{2 * size:,} are required"):
         BackupMaker(driver.path, tmp_path / "backups", "").run()
     assert list_backups(tmp_path / "backups") == []
 
@@ -138,7 +138,11 @@ def test_backup_leaves_what_publishing_needs(
         shutil, "disk_usage", lambda _path: type("Usage", (), {"free": need + free})
     )
     making = BackupMaker(driver.path, tmp_path / "backups", "", reserve=reserve)
-    with nullcontext() if is_made else pytest.raises(StorageFullError, match=f"needs {need:,}"):
+    with (
+        nullcontext()
+        if is_made
+        else pytest.raises(StorageFullError, match=f"{need:,} are required")
+    ):
         making.run()
     assert len(list_backups(tmp_path / "backups")) == is_made
 
@@ -357,7 +361,7 @@ def test_restore_refuses_a_running_broker(backup: Backup, data: Path) -> None:
 
 def test_restore_refuses_a_database_that_has_a_wal(data: Path, tmp_path: Path) -> None:
     (data / "phpmq.db-wal").write_bytes(b"more of it")
-    with pytest.raises(DataDamagedError, match="has newer commits"):
+    with pytest.raises(DataDamagedError, match="contains newer commits"):
         restore(data / "phpmq.db", tmp_path / "other")
 
 

@@ -102,8 +102,8 @@ async def test_page_compares_a_new_version(site: HttpSite) -> None:
 @pytest.mark.parametrize(
     ("document", "status", "words"),
     [
-        ("{", 422, "not JSON"),
-        ("", 422, "not JSON"),
+        ("{", 422, "invalid JSON"),
+        ("", 422, "invalid JSON"),
         ('{"type": "strnig"}', 422, "at /type"),
         ("1", 422, "a schema must be an object"),
         ('"' + "x" * (1 << 20) + '"', 413, "bytes"),
