@@ -1,4 +1,4 @@
-"""The broker of a soak: started, ended and looked at; each life of its process has its readings."""
+"""The broker of a soak, with readings of each run of its process."""
 
 import asyncio
 import os
@@ -29,12 +29,12 @@ FAIL_STOP: Final = 74
 READING_S: Final = 1.0
 SOCKETS, DATABASES, OTHERS = "sockets", "files of the database", "others"  # descriptors
 _LAG: Final = re.compile(rb"^phpmq_event_loop_lag_seconds (\S+)$", re.MULTILINE)
-_RESTING: Final = frozenset((502, 503, 507))  # answers of who starts, stops or has no room
+_UNAVAILABLE: Final = frozenset((502, 503, 507))  # starting, stopping, or no disk space
 
 
 @dataclass
 class ProcessRun:
-    """One life of the process: what was read of it, by seconds of its own."""
+    """Readings of one run of the process; times are seconds since its start."""
 
     began_at: float
     memory: list[Sample] = field(default_factory=list)  # MiB
@@ -45,7 +45,7 @@ def descriptors_of(pid: int) -> dict[str, int]:
     """Count the open descriptors of a process by kind."""
     counts = dict.fromkeys((SOCKETS, DATABASES, OTHERS), 0)
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed just now
+        with suppress(FileNotFoundError):  # closed in the meantime
             name = os.readlink(link)
             is_socket, is_database = name.startswith("socket:"), DATABASE in name
             counts[SOCKETS if is_socket else DATABASES if is_database else OTHERS] += 1
@@ -53,22 +53,22 @@ def descriptors_of(pid: int) -> dict[str, int]:
 
 
 class SoakBroker:
-    """A broker with the shim below it and the link in front of it."""
+    """A broker on the file system shim, behind the network link."""
 
     def __init__(self, folder: Path, program: tuple[str, ...] = ("-m", "phpmq_lite")) -> None:
         self.shim = Shim(folder)
         self.link = Link()
-        self.broker = BrokerProcess(
+        self.child = BrokerProcess(
             self.shim.data, list(FLAGS), program=program, env=self.shim.env()
         )
-        self.lives: list[ProcessRun] = []
+        self.runs: list[ProcessRun] = []
         self.starts_ms: list[float] = []
         self.lags_ms: list[float] = []
         self.largest_wal = 0
         self.answers: Counter[int] = Counter()  # by HTTP status
-        self.failures: Counter[str] = Counter()  # 5xx that tell of a defect, with their paths
-        self.is_up = False  # and nobody is about to end it
-        self.is_held = False  # stopped: what it says of its lag is about that
+        self.failures: Counter[str] = Counter()  # 5xx that indicate a defect, with their paths
+        self.is_up = False  # and no fault is about to end it
+        self.is_suspended = False  # by SIGSTOP, which its lag then reflects
         self.http: aiohttp.ClientSession
 
     @property
@@ -79,11 +79,11 @@ class SoakBroker:
     @property
     def code(self) -> int | None:
         """The exit code, None while it runs."""
-        return None if self.broker.process is None else self.broker.process.poll()
+        return None if self.child.process is None else self.child.process.poll()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator["SoakBroker"]:
-        """Have it run, and killed at the end."""
+        """Start the broker; kill it on exit."""
         timeout = aiohttp.ClientTimeout(total=30)
         async with aiohttp.ClientSession(timeout=timeout) as self.http:
             await self.link.start()
@@ -91,53 +91,51 @@ class SoakBroker:
             try:
                 yield self
             finally:
-                self.broker.kill()
+                self.child.kill()
                 await self.link.stop()
 
     async def start(self) -> None:
-        """Start it again, or first; its port stays."""
+        """Start or restart the broker; it keeps its port."""
         began = monotonic()
-        await asyncio.to_thread(self.broker.start)
+        await asyncio.to_thread(self.child.start)
         self.starts_ms.append((monotonic() - began) * 1_000)
-        self.lives.append(ProcessRun(monotonic()))
-        self.link.target = self.broker.port
+        self.runs.append(ProcessRun(monotonic()))
+        self.link.target = self.child.port
         self.is_up = True
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill the process as a crash would."""
         self.is_up = False
-        self.broker.kill()
+        self.child.kill()
 
     async def terminate(self) -> int:
-        """Have it drain; gives the exit code."""
+        """Send SIGTERM and return the exit code."""
         self.is_up = False
-        return await asyncio.to_thread(self.broker.terminate)
+        return await asyncio.to_thread(self.child.terminate)
 
     async def exit_code(self, within_s: float) -> int | None:
-        """Wait for an end of its own; None: it did not come."""
-        assert self.broker.process is not None
+        """Wait for the process to exit; return None if it is still running."""
+        assert self.child.process is not None
         with suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self.broker.process.wait, within_s)
+            await asyncio.to_thread(self.child.process.wait, within_s)
         return self.code
 
-    async def ask(self, path: str, method: str = "GET") -> int:
-        """Ask the admin; gives the status, 0 where there is nobody."""
+    async def request(self, path: str, method: str = "GET") -> None:
+        """Send a request to the admin interface and count its status."""
         with suppress(aiohttp.ClientError, TimeoutError):
-            url = self.broker.admin[0].rstrip("/")
+            url = self.child.admin[0].rstrip("/")
             headers = {"Origin": url, "Content-Type": "application/json"}
             body = None if method == "GET" else b"{}"
             async with self.http.request(method, url + path, headers=headers, data=body) as answer:
                 text = await answer.read()
             self.answers[answer.status] += 1
-            if answer.status >= 500 and answer.status not in _RESTING:
+            if answer.status >= 500 and answer.status not in _UNAVAILABLE:
                 self.failures[f"{answer.status} {method} {path}"] += 1
-            if path == "/metrics" and not self.is_held and (lag := _LAG.search(text)):
+            if path == "/metrics" and not self.is_suspended and (lag := _LAG.search(text)):
                 self.lags_ms.append(float(lag[1]) * 1_000)
-            return answer.status
-        return 0
 
     async def read(self) -> None:
-        """Read its figures once a second, for ever."""
+        """Read memory, descriptors and metrics once a second, until cancelled."""
         while True:
             await asyncio.sleep(READING_S)
             with suppress(OSError):
@@ -146,11 +144,11 @@ class SoakBroker:
                 )
             if not self.is_up:
                 continue
-            life, pid = self.lives[-1], self.broker.pid
-            at = monotonic() - life.began_at
-            with suppress(OSError, AssertionError):  # it has just ended
+            run, pid = self.runs[-1], self.child.pid
+            at = monotonic() - run.began_at
+            with suppress(OSError, AssertionError):  # it has just exited
                 mib, counts = resident_bytes(pid) / MIB, descriptors_of(pid)
-                life.memory.append((at, mib))
+                run.memory.append((at, mib))
                 for kind, count in counts.items():
-                    life.descriptors.setdefault(kind, []).append((at, count))
-            await self.ask("/metrics")
+                    run.descriptors.setdefault(kind, []).append((at, count))
+            await self.request("/metrics")

@@ -1,4 +1,4 @@
-"""The network between the clients and the broker: it may be slow, stand still, or be torn."""
+"""The network between the clients and the broker, which can be slow, partitioned or reset."""
 
 import asyncio
 from contextlib import suppress
@@ -7,7 +7,7 @@ from tests.faults.links import reset
 
 
 class Link:
-    """Passes bytes on, both ways, between ``port`` and a broker."""
+    """Relays bytes in both directions between ``port`` and a broker."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -19,27 +19,27 @@ class Link:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Take connections."""
+        """Listen for connections."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Take no more, and end those there are."""
+        """Close the listener and all connections."""
         assert self._server is not None
         self._server.close()
         self.reset()
         await self._server.wait_closed()
 
     def hold(self) -> None:
-        """Pass nothing on, as a network that is parted."""
+        """Hold all bytes, as a partitioned network does."""
         self._is_open.clear()
 
-    def let_go(self) -> None:
-        """Pass all on that was held."""
+    def release(self) -> None:
+        """Pass on the bytes that were held."""
         self._is_open.set()
 
     def reset(self) -> None:
-        """Tear all connections."""
+        """Reset all connections."""
         for writer in self._writers:
             reset(writer)
 

@@ -1,7 +1,7 @@
-"""Whether something grows: what is measured of a process, for as long as it lives.  Pure.
+"""Detect whether a measurement of a process grows.
 
-Memory goes up and down with the load, so the lowest of each stretch counts; and one step, as when
-something is done for the first time, is no slope.  It grows where most pairs of stretches say so.
+Memory follows the load, so only the minimum of each interval counts.  A single step, as when a
+feature is used for the first time, is not a slope: most pairs of intervals must show growth.
 """
 
 from collections.abc import Sequence
@@ -10,50 +10,50 @@ from itertools import combinations
 from statistics import median, quantiles
 from typing import Final
 
-WARM_UP_S: Final = 600.0  # keys of publishes are kept for as long, caches fill
-LEAST_S: Final = 600.0  # behind it; with less nothing can be said
-_STRETCHES: Final = 12
+WARM_UP_S: Final = 600.0  # publish keys are kept for this time, and caches fill
+LEAST_S: Final = 600.0  # measured after the warm-up; less proves nothing
+_INTERVALS: Final = 12
 
 Sample = tuple[float, float]  # seconds, value
 
 
 @dataclass(slots=True, frozen=True)
 class Slope:
-    """How fast something grows, each in its unit per hour."""
+    """Growth in units per hour."""
 
-    usual: float  # the median of all pairs of stretches
-    least: float  # three quarters of the pairs say that it is more
-    hours: float  # that were looked at
+    median: float  # of all pairs of intervals
+    least: float  # the lower quartile
+    hours: float  # measured
 
 
 @dataclass(slots=True, frozen=True)
 class Filling:
-    """What grows evenly from the start on until it is full, because it is meant to."""
+    """An intended growth: linear from the start until full."""
 
     name: str
     amount: float
     seconds: float
 
     def at(self, seconds: float) -> float:
-        """Give how much of it is there."""
+        """Return the amount after some seconds."""
         return self.amount * min(seconds / self.seconds, 1.0)
 
 
 def slope_of(
     samples: Sequence[Sample], fillings: Sequence[Filling] = (), warm_up_s: float = WARM_UP_S
 ) -> Slope | None:
-    """Give the slope of one life of a process, beside what fills; None: it was too short."""
+    """Return the slope of one run without the fillings, or None if it was too short."""
     if not samples or samples[-1][0] - samples[0][0] < warm_up_s + LEAST_S:
         return None
     began, ended = samples[0][0] + warm_up_s, samples[-1][0]
-    width = (ended - began) / _STRETCHES
+    width = (ended - began) / _INTERVALS
     lows: dict[int, float] = {}
     for at, value in samples:
         if at >= began:
-            stretch = min(int((at - began) / width), _STRETCHES - 1)
+            interval = min(int((at - began) / width), _INTERVALS - 1)
             rest = value - sum(one.at(at) for one in fillings)
-            lows[stretch] = min(rest, lows.get(stretch, rest))
-    if len(lows) < _STRETCHES // 2:
+            lows[interval] = min(rest, lows.get(interval, rest))
+    if len(lows) < _INTERVALS // 2:
         return None
     slopes = [
         (second - first) / ((later - earlier) * width) * 3_600

@@ -1,4 +1,4 @@
-"""The judge of slopes: made series, of which one says what it must find and what not."""
+"""Slopes of synthetic series, with and without a leak."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ import pytest
 from tests.soak.slopes import LEAST_S, WARM_UP_S, Filling, Slope, slope_of
 
 HOUR_S = 3_600
-BOUND = 1.0  # an hour
+BOUND = 1.0  # per hour
 CHARTS = Filling("charts", 8.0, HOUR_S)
 
 
@@ -21,7 +21,7 @@ def slope(
 
 
 def noise(dice: random.Random) -> float:
-    """What load adds for a moment: nothing mostly, and never less."""
+    """Return the momentary addition by load: mostly nothing, never negative."""
     return dice.choice((0.0, 0.0, 0.2, 1.5))
 
 
@@ -30,7 +30,7 @@ def test_leak_is_above_the_bound(per_hour: float) -> None:
     dice = random.Random(1)
     found = slope(lambda at: 90 + per_hour * at / HOUR_S + noise(dice))
     assert found.least > BOUND
-    assert found.usual == pytest.approx(per_hour, abs=0.5)
+    assert found.median == pytest.approx(per_hour, abs=0.5)
 
 
 def test_one_descriptor_in_five_minutes_is_above_the_bound() -> None:
@@ -40,26 +40,26 @@ def test_one_descriptor_in_five_minutes_is_above_the_bound() -> None:
 @pytest.mark.parametrize(
     "value_at",
     [
-        pytest.param(lambda _at: 90.0, id="nothing happens"),
-        pytest.param(lambda at: 90.0 + random.Random(at).random() * 5, id="load comes and goes"),
+        pytest.param(lambda _at: 90.0, id="constant"),
+        pytest.param(lambda at: 90.0 + random.Random(at).random() * 5, id="varying load"),
         pytest.param(lambda at: 90.0 + 20 * (at > 2_000), id="one step"),
-        pytest.param(lambda at: 60.0 + 40 * min(at / WARM_UP_S, 1), id="it fills while warming up"),
-        pytest.param(lambda at: 90.0 - at / 100, id="it shrinks"),
+        pytest.param(lambda at: 60.0 + 40 * min(at / WARM_UP_S, 1), id="fills while warming up"),
+        pytest.param(lambda at: 90.0 - at / 100, id="shrinks"),
     ],
 )
-def test_what_does_not_grow_is_not_above_the_bound(value_at: Callable[[float], float]) -> None:
+def test_series_without_growth_is_not_above_the_bound(value_at: Callable[[float], float]) -> None:
     assert slope(value_at).least <= 0
 
 
 @pytest.mark.parametrize(
     ("more_an_hour", "is_found"),
     [
-        pytest.param(0.0, False, id="what is meant to fill"),
-        pytest.param(3.0, True, id="and a leak beside it"),
+        pytest.param(0.0, False, id="filling"),
+        pytest.param(3.0, True, id="filling and leak"),
     ],
 )
 @pytest.mark.parametrize("hours", [1, 2, 4])
-def test_what_fills_once_is_no_leak(hours: int, more_an_hour: float, is_found: bool) -> None:
+def test_intended_filling_is_not_a_leak(hours: int, more_an_hour: float, is_found: bool) -> None:
     dice = random.Random(1)
 
     def value_at(at: float) -> float:
@@ -70,7 +70,7 @@ def test_what_fills_once_is_no_leak(hours: int, more_an_hour: float, is_found: b
         assert slope(value_at).least > BOUND
 
 
-def test_short_life_has_no_slope() -> None:
+def test_short_run_has_no_slope() -> None:
     seconds = int(WARM_UP_S + LEAST_S)
     samples = [(float(at), float(at)) for at in range(0, seconds, 5)]
     assert slope_of(samples) is None

@@ -1,4 +1,4 @@
-"""The two ends: how a connection is answered, and what waits for the http guard."""
+"""Both ends of a connection: the style of replies, and frames held back by the HTTP guard."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def code_of(side: ServerSide | ClientSide) -> str | None:
 
 
 def is_waiting(side: ServerSide) -> bool:
-    return side.is_waiting  # a function, as type checkers take an attribute for unchanging
+    return side.is_waiting  # a type checker would assume that the attribute does not change
 
 
 def dispatched_header(side: ServerSide) -> bytes:
@@ -62,7 +62,7 @@ def test_dispatch_is_of_the_revision_shown_else_of_the_setting(
 
 
 def test_dispatch_keeps_the_revision_of_the_first_one() -> None:
-    """R7: what was already dispatched goes before what is shown later."""
+    """R7: the first dispatch fixes the revision, whatever the client shows later."""
     side = ServerSide(WireLimits(), revision="ttl", http_guard=False)
     side.receive(CLIENT.consume("Foo", 1))
     dispatched_header(side)
@@ -71,16 +71,13 @@ def test_dispatch_keeps_the_revision_of_the_first_one() -> None:
     assert dispatched_header(side) == b"H0100304"
 
 
-def test_fresh_connection_has_shown_nothing(side: ServerSide) -> None:
+def test_new_connection_has_no_style_except_a_pinned_width(side: ServerSide) -> None:
     assert (side.framing, side.revision, side.packet_header) == (None, None, 32)
     assert (side.partial_bytes, side.error, side.is_waiting) == (0, None, False)
-
-
-def test_pinned_width_is_answered_before_anything_came() -> None:
     assert ServerSide(WireLimits(), packet_header="36").packet_header == 36
 
 
-def test_client_side_reads_what_server_side_answers() -> None:
+def test_client_side_reads_what_server_side_writes() -> None:
     side = ServerSide(WireLimits(), http_guard=False)
     side.receive(CLIENT.consume("Foo", 5))
     parts: list[bytes] = []
@@ -95,7 +92,7 @@ def test_client_side_reads_what_server_side_answers() -> None:
     ]
 
 
-def test_client_side_refuses_what_is_not_phpmq() -> None:
+def test_client_side_rejects_other_protocols() -> None:
     client = ClientSide()
     assert client.receive(b"HTTP/1.1 400 Bad Request\r\n") == []
     assert code_of(client) == "bad-header"
@@ -103,7 +100,7 @@ def test_client_side_refuses_what_is_not_phpmq() -> None:
 
 
 def test_frames_of_token_characters_wait_until_released(side: ServerSide) -> None:
-    """docs/operate/security.md 8: 20 ms of silence let them go."""
+    """docs/operate/security.md 8: they are released after 20 ms of silence."""
     assert side.receive(TOKENS) == []
     assert is_waiting(side)
     assert side.release() == [PLANTED]
@@ -131,13 +128,13 @@ def test_line_framing_never_waits(side: ServerSide) -> None:
 
 HEAD = b" / HTTP/1.1\r\nHost: rebound.example\r\nContent-Length: 300\r\n\r\n"
 SWALLOW = b"H0100103P01%029dFooP02%029d" % (3, len(HEAD))  # the head becomes content
-REST = b"P05%029d0" % 1 + TOKENS  # and the request's body goes on
+REST = b"P05%029d0" % 1 + TOKENS  # the body of the request continues
 
 
 @pytest.mark.parametrize("size", [1, 50, 10_000])
 @pytest.mark.parametrize("method", [TOKENS + SWALLOW, TOKENS, SWALLOW, TOKENS + b"GET"])
-def test_nothing_of_a_request_stands(method: bytes, size: int) -> None:
-    """docs/operate/security.md 8: a frame as method is closed and nothing of it stands."""
+def test_no_frame_of_an_http_request_is_accepted(method: bytes, size: int) -> None:
+    """docs/operate/security.md 8: a request with a frame as its method closes the connection."""
     request = method + HEAD + REST
     side = ServerSide(WireLimits())
     for start in range(0, len(request), size):
@@ -147,13 +144,13 @@ def test_nothing_of_a_request_stands(method: bytes, size: int) -> None:
     assert side.receive(TOKENS) == []
 
 
-def test_guard_switched_off_lets_everything_stand() -> None:
+def test_guard_switched_off_accepts_everything() -> None:
     side = ServerSide(WireLimits(), http_guard=False)
     assert len(side.receive(TOKENS + SWALLOW + HEAD + REST)) == 3
 
 
 def test_error_waits_with_the_frames_before_it(side: ServerSide) -> None:
-    """R16: they stand, unless it was a browser."""
+    """R16: the frames are accepted, unless a browser sent them."""
     assert side.receive(TOKENS + b"GARBAGE") == []
     assert code_of(side) is None
     assert side.receive(TOKENS) == []
@@ -161,12 +158,12 @@ def test_error_waits_with_the_frames_before_it(side: ServerSide) -> None:
     assert code_of(side) == "bad-header"
 
 
-def test_error_shows_at_once_when_nothing_waits(side: ServerSide) -> None:
+def test_error_is_reported_at_once_when_no_frame_waits(side: ServerSide) -> None:
     side.receive(b"GET / HTTP/1.1\r\n")
     assert code_of(side) == "bad-header"
 
 
-def test_what_waits_is_bounded(side: ServerSide) -> None:
+def test_waiting_frames_are_bounded(side: ServerSide) -> None:
     reads = [TOKENS * 1_000] * (GUARDED_BYTES // (len(TOKENS) * 1_000) + 1)
     got = [len(side.receive(read)) for read in reads]
     assert sum(got) == len(reads) * 1_000
@@ -181,9 +178,8 @@ def test_release_without_waiting_frames_leaves_the_guard_on(side: ServerSide) ->
     assert is_waiting(side)
 
 
-METHOD = ClientSide().publish("orders", b"planted")
-
-LOOKS = [
+METHOD = CLIENT.publish("orders", b"planted")
+VERDICTS = [
     (b"", UNDECIDED),
     (METHOD, UNDECIDED),
     (METHOD + b" ", UNDECIDED),
@@ -206,17 +202,16 @@ LOOKS = [
 ]
 
 
-@pytest.mark.parametrize(("data", "verdict"), LOOKS)
+@pytest.mark.parametrize(("data", "verdict"), VERDICTS)
 def test_guard_gives_its_verdict_at_any_cut(data: bytes, verdict: str) -> None:
-    assert HttpRequestDetector().inspect(data) == verdict
-    for size in (1, 3):
+    for size in (1, 3, 1_000):
         guard = HttpRequestDetector()
         for start in range(0, len(data), size):
             guard.inspect(data[start : start + size])
         assert guard.verdict == verdict
 
 
-def test_verdict_stays() -> None:
+def test_verdict_is_final() -> None:
     guard = HttpRequestDetector()
     assert guard.inspect(b"{") == OTHER
     assert guard.inspect(b"GET / HTTP/1.1") == OTHER

@@ -1,4 +1,4 @@
-"""What is written: every style of the broker, and what a client may not write."""
+"""Frames as the broker writes them in every style, and as a client must not write them."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ def test_same_style_gives_the_same_encoder() -> None:
     assert encoder_for(b"\r\n", 32, "ttl") is encoder_for(b"\r\n", 32, "ttl")
 
 
-def test_heads_kept_are_bounded() -> None:
+def test_cached_heads_are_bounded() -> None:
     encoder = BrokerEncoder(b"", 32, "ttl")
     for number in range(10_500):
         encoder.append_dispatch([], f"queue-{number}", b"", ID, 0)
@@ -76,6 +76,6 @@ def test_client_writes_the_newer_revision() -> None:
         lambda: CLIENT.dead_letter("Foo", b"i" * 65),
     ],
 )
-def test_client_writes_nothing_the_grammar_does_not_allow(write: Callable[[], bytes]) -> None:
+def test_client_refuses_to_write_invalid_frames(write: Callable[[], bytes]) -> None:
     with pytest.raises(LocalProtocolError):
         write()

@@ -1,4 +1,4 @@
-"""The parser's three steps: what is learnt, what is kept, what is refused and where."""
+"""The parser: copies, limits, framing and width detection, and the offset of an error."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def error_of(parser: Parser) -> tuple[str, int] | None:
 
 
 class Counted(bytes):
-    """Bytes that count how many of them are copied: by slices, and when joined to others."""
+    """Bytes that count the bytes copied by slices and by joins."""
 
     copied = 0
 
@@ -43,7 +43,7 @@ class Counted(bytes):
 
 @pytest.mark.parametrize("read", [1, 7, 100, 4_096])
 def test_parser_copies_each_byte_a_fixed_number_of_times(read: int) -> None:
-    """R13's other half: linear in the body however it is cut, with no time measured."""
+    """R13: the work is linear in the body however it is cut.  No time is measured."""
     frame = HEADER + QUEUE + b"P02%029d" % 40_000 + bytes(40_000)
     Counted.copied = 0
     parser = parser_with()
@@ -109,15 +109,15 @@ def test_parser_decides_at_the_first_wrong_byte(
 
 
 @pytest.mark.parametrize(
-    ("first", "stranger"),
+    ("first", "protocol"),
     [(b"GET / HTTP/1.1", "HTTP"), (b"\x16\x03\x01", "TLS"), (b"hello", "hello")],
 )
-def test_error_says_who_it_looks_like(parser: Parser, first: bytes, stranger: str) -> None:
+def test_error_names_the_protocol_it_resembles(parser: Parser, first: bytes, protocol: str) -> None:
     parser.feed(first)
-    assert stranger in str(parser.error)
+    assert protocol in str(parser.error)
 
 
-def test_partial_bytes_count_the_frame_begun_only(parser: Parser) -> None:
+def test_partial_bytes_count_the_incomplete_frame_only(parser: Parser) -> None:
     frame = HEADER + QUEUE + b"P02%029dabc" % 3
     parser.feed(frame + frame[:50])
     assert parser.partial_bytes == 50
@@ -132,8 +132,8 @@ def test_partial_bytes_are_0_after_blank_lines(parser: Parser) -> None:
 
 
 @pytest.mark.parametrize("pinned", [32, 36])
-def test_pinned_width_reads_what_auto_could_mistake(pinned: int) -> None:
-    """R4: a first packet of 10,000 bytes and more is safe only with a pinned width."""
+def test_pinned_width_reads_a_large_first_packet(pinned: int) -> None:
+    """R4: a first packet of at least 10,000 bytes is unambiguous only with a pinned width."""
     digits = pinned - 3
     frame = HEADER + b"P02%0*d" % (digits, 12_000) + bytes(12_000) + b"P01%0*dFoo" % (digits, 3)
     assert parser_with(pinned=pinned).feed(frame) == [Publish("Foo", bytes(12_000), None, None)]
@@ -150,7 +150,7 @@ def test_line_answers_mirror_the_first_break(parser: Parser) -> None:
     assert parser.line_break == b"\r\n"
 
 
-def test_queue_names_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_queue_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phpmq_lite.protocol.parser._MAX_NAMES", 256)
     parser = parser_with()
     names = [b"queue-%04d" % number for number in range(1_000)]
