@@ -11,6 +11,7 @@ from phpmq_lite.broker.broker import Broker, CommandResult
 from phpmq_lite.broker.operator import message_actions, publishing, queue_operations
 from phpmq_lite.broker.pipeline import claims, staging
 from phpmq_lite.broker.queue import Connection, Queue
+from phpmq_lite.broker.ready_window import ReadyWindow
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
@@ -186,6 +187,20 @@ class CoreRig:
     def queue(self, name: str = "orders") -> Queue:
         """Return a queue that exists."""
         return self.core.state.queues[name]
+
+    def window(self, name: str = "orders") -> ReadyWindow:
+        """Return the window of a queue with a consumer."""
+        window = self.queue(name).window
+        assert window is not None
+        return window
+
+    def hold(
+        self, body: bytes = b"a", *, credit: int = 10, ttl_s: int | None = None
+    ) -> tuple[Connection, Message]:
+        """Return a new consumer of orders, and a message that it holds."""
+        worker = self.consumer(credit=credit)
+        [held] = sent_messages(self.publish(body, ttl_s=ttl_s), worker)
+        return worker, held
 
     def publish(
         self,

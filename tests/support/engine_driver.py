@@ -107,14 +107,14 @@ class FakeTransport(asyncio.Transport):
 class EngineClient:
     """A client of the broker: gives frames, and keeps what it got."""
 
-    def __init__(self, house: "EngineDriver") -> None:
-        self.driver = house
+    def __init__(self, driver: "EngineDriver") -> None:
+        self.driver = driver
         self.got: list[Dispatch] = []
         self.receipts: list[ReceiptFrame] = []
         self.keys: list[bytes] = []  # of its confirmed publishes, in order
         self.first_seqs: dict[str, int] = {}  # by queue: of the last first delivery
         self.transport = FakeTransport(self._take)
-        self.session = Session(house.context, ServerSide(WireLimits(), http_guard=False), "unix")
+        self.session = Session(driver.context, ServerSide(WireLimits(), http_guard=False), "unix")
         self.session.connection_made(self.transport)
         self._wire = ClientSide()
 
@@ -202,6 +202,12 @@ class EngineDriver:
         """Have the engine work; from within a running loop."""
         self.running = asyncio.create_task(self.engine.run())
 
+    @property
+    def task(self) -> asyncio.Task[None]:
+        """The task of the engine, after ``start``."""
+        assert self.running is not None
+        return self.running
+
     def close(self) -> None:
         self.disk.close()
         self.store.connection.close()
@@ -213,9 +219,8 @@ class EngineDriver:
         engine = self.engine
         for _ in range(_TURNS):
             await asyncio.sleep(0)
-            assert self.running is not None
-            if self.running.done():
-                self.running.result()
+            if self.task.done():
+                self.task.result()
                 return
             ended = engine._ended
             if ended is None or ended.done():
@@ -256,8 +261,7 @@ class EngineDriver:
         """Stop, storing what is given."""
         self.engine.stop()
         await self.settle()
-        assert self.running is not None
-        await self.running
+        await self.task
         await self.engine.end()
 
     # -- what is on disk

@@ -1,7 +1,4 @@
-"""How much is published to a queue while its consumers are at work, and who waits for its turn."""
-
-from collections.abc import AsyncIterator
-from pathlib import Path
+"""How much is published to a queue with active consumers, and which publisher is next."""
 
 import pytest
 
@@ -15,29 +12,40 @@ from phpmq_lite.broker.flow_control import (
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits
 from tests.support.core_rig import CoreRig
-from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
+from tests.support.engine_driver import EngineClient, EngineDriver
 
 WINDOW = 400
-ROOM = 300  # a fourth is kept for the least of some batches
-QUIET_BATCHES = 20  # a consumer without an acknowledgement in these is idle
+ROOM = 300  # a quarter is reserved for the minimum of some batches
+QUIET_BATCHES = 20  # without an acknowledgement, after which a consumer is idle
+
+
+class FlowRig(CoreRig):
+    """A core with the flow control of an engine."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        super().__init__(Limits(window=window))
+        self.flow = FlowControl(self.core)
+
+    def available(self, queue: str = "orders") -> int:
+        """Return the quota of a queue, in a batch in which nothing is published."""
+        self.begin()
+        count = self.flow.available(queue)
+        self.finish()
+        return count
+
+    def pass_quiet_batches(self) -> None:
+        for _ in range(QUIET_BATCHES):
+            self.available()
+
+    def run_ready(self) -> None:
+        """Run the publishers whose turn has come, as the engine does around its decisions."""
+        for command in self.flow.take_ready():
+            command(self.core)
 
 
 @pytest.fixture
-def rig() -> CoreRig:
-    return CoreRig(Limits(window=WINDOW))
-
-
-@pytest.fixture
-def shares(rig: CoreRig) -> FlowControl:
-    return FlowControl(rig.core)
-
-
-def ask(rig: CoreRig, shares: FlowControl, queue: str = "orders") -> int:
-    """Ask in a batch of its own, in which nothing is published."""
-    rig.begin()
-    count = shares.available(queue)
-    rig.finish()
-    return count
+def rig() -> FlowRig:
+    return FlowRig()
 
 
 def publish(rig: CoreRig, publisher: Connection, count: int) -> None:
@@ -47,300 +55,257 @@ def publish(rig: CoreRig, publisher: Connection, count: int) -> None:
 
 
 def acknowledge(rig: CoreRig, worker: Connection, count: int = 1) -> None:
-    """Settle the oldest ones that it holds."""
+    """Acknowledge the oldest messages that a consumer holds."""
     [consumer] = worker.consumers.values()
-    held = list(consumer.held.values())[:count]
+    held = list(consumer.held)[:count]
     assert len(held) == count
-    rig.run(
-        *(
-            lambda m=message: rig.core.acknowledge(worker, "orders", m.message_id)
-            for message in held
-        )
-    )
+    rig.run(lambda: rig.core.acknowledge_run(worker, [("orders", id) for id in held]))
 
 
-def at_work(rig: CoreRig, shares: FlowControl, ready: int = 0, *, credit: int = 10) -> Connection:
-    """Return a consumer that has just acknowledged, with full credit and that many ready ones."""
+def active_consumer(rig: FlowRig, ready: int = 0, *, credit: int = 10) -> Connection:
+    """Return a consumer that has just acknowledged, with full credit and some ready messages."""
     worker = rig.consumer(credit=credit)
     rig.publish(*(b"%d" % n for n in range(credit + 1)))
     acknowledge(rig, worker)
     rig.publish(*(b"%d" % n for n in range(ready)))
-    window = rig.queue().window
-    assert window is not None
-    assert len(window) == ready
-    ask(rig, shares)  # all that is there has been published in earlier batches
+    assert len(rig.window()) == ready
+    rig.available()  # from now on, all messages were published in earlier batches
     return worker
 
 
-# -- nobody is at work
+# -- no active consumer
 
 
-def test_unknown_queue_takes_all(rig: CoreRig, shares: FlowControl) -> None:
-    assert ask(rig, shares) == UNLIMITED
+def test_unknown_queue_has_no_limit(rig: FlowRig) -> None:
+    assert rig.available() == UNLIMITED
 
 
-def test_queue_without_consumers_takes_all(rig: CoreRig, shares: FlowControl) -> None:
-    worker = at_work(rig, shares)
+def test_queue_without_consumers_has_no_limit(rig: FlowRig) -> None:
+    worker = active_consumer(rig)
     rig.consume(worker, 0)
-    assert ask(rig, shares) == UNLIMITED
+    assert rig.available() == UNLIMITED
 
 
-def test_consumer_that_has_just_come_counts_as_at_work(rig: CoreRig, shares: FlowControl) -> None:
+def test_new_consumer_counts_as_active(rig: FlowRig) -> None:
     rig.consumer()
     rig.publish(b"a")
-    assert ask(rig, shares) == ROOM
+    assert rig.available() == ROOM
 
 
-def test_queue_of_which_nothing_was_acknowledged_takes_all_after_a_while(
-    rig: CoreRig, shares: FlowControl
-) -> None:
+def test_queue_without_acknowledgements_has_no_limit_after_a_while(rig: FlowRig) -> None:
     rig.consumer()
     rig.publish(b"a")
-    for _ in range(QUIET_BATCHES):
-        ask(rig, shares)
-    assert ask(rig, shares) == UNLIMITED
+    rig.pass_quiet_batches()
+    assert rig.available() == UNLIMITED
 
 
-def test_consumer_that_comes_back_counts_as_at_work(rig: CoreRig, shares: FlowControl) -> None:
+def test_returning_consumer_counts_as_active(rig: FlowRig) -> None:
     worker = rig.consumer()
     rig.publish(b"a")
-    for _ in range(QUIET_BATCHES):
-        ask(rig, shares)
+    rig.pass_quiet_batches()
     rig.consume(worker, 0)
-    assert ask(rig, shares) == UNLIMITED
+    assert rig.available() == UNLIMITED
     rig.consume(worker, 10)
-    assert ask(rig, shares) == ROOM
+    assert rig.available() == ROOM
 
 
-def test_a_while_after_the_last_acknowledgement_the_queue_takes_all(
-    rig: CoreRig, shares: FlowControl
-) -> None:
-    at_work(rig, shares)
-    assert ask(rig, shares) == ROOM
-    for _ in range(QUIET_BATCHES):
-        ask(rig, shares)
-    assert ask(rig, shares) == UNLIMITED
+def test_limit_ends_a_while_after_the_last_acknowledgement(rig: FlowRig) -> None:
+    active_consumer(rig)
+    assert rig.available() == ROOM
+    rig.pass_quiet_batches()
+    assert rig.available() == UNLIMITED
 
 
-def test_an_acknowledgement_ends_the_quiet(rig: CoreRig, shares: FlowControl) -> None:
-    worker = at_work(rig, shares)
-    for _ in range(QUIET_BATCHES):
-        ask(rig, shares)
+def test_acknowledgement_restores_the_limit(rig: FlowRig) -> None:
+    worker = active_consumer(rig)
+    rig.pass_quiet_batches()
     acknowledge(rig, worker)
-    assert ask(rig, shares) == ROOM
+    assert rig.available() == ROOM
 
 
-# -- consumers are at work
+# -- active consumers
 
 
-def test_the_room_of_the_window_is_taken(rig: CoreRig, shares: FlowControl) -> None:
-    at_work(rig, shares, ready=50)
-    assert ask(rig, shares) == ROOM - 50
+def test_quota_is_the_free_space_of_the_window(rig: FlowRig) -> None:
+    active_consumer(rig, ready=50)
+    assert rig.available() == ROOM - 50
 
 
-def test_room_comes_back_within_the_batch(rig: CoreRig, shares: FlowControl) -> None:
-    """While the disk has the last batch, consumers make room for the next messages in this one."""
-    worker = at_work(rig, shares, ready=ROOM, credit=100)
+def test_quota_grows_within_the_batch(rig: FlowRig) -> None:
+    """Consumers free space for this batch while the last one commits."""
+    worker = active_consumer(rig, ready=ROOM, credit=100)
     held = list(next(iter(worker.consumers.values())).held)
     rig.begin()
-    assert shares.available("orders") == MIN_PER_BATCH
+    assert rig.flow.available("orders") == MIN_PER_BATCH
     rig.core.acknowledge_run(worker, [("orders", message_id) for message_id in held])
     rig.core.dispatch()
-    assert shares.available("orders") == len(held) == 100
+    assert rig.flow.available("orders") == len(held) == 100
     rig.finish()
 
 
-def test_one_publisher_takes_so_many_at_once() -> None:
-    rig = CoreRig(Limits(window=10 * MAX_PER_PUBLISHER))
-    shares = FlowControl(rig.core)
-    at_work(rig, shares)
-    assert ask(rig, shares) == MAX_PER_PUBLISHER
+def test_quota_of_one_publisher_is_bounded() -> None:
+    rig = FlowRig(window=10 * MAX_PER_PUBLISHER)
+    active_consumer(rig)
+    assert rig.available() == MAX_PER_PUBLISHER
 
 
 @pytest.mark.parametrize("ready", [ROOM - MIN_PER_BATCH + 1, ROOM, WINDOW])
-def test_the_least_is_taken_where_there_is_no_room_worth_a_turn(
-    rig: CoreRig, shares: FlowControl, ready: int
-) -> None:
-    at_work(rig, shares, ready)
-    assert ask(rig, shares) == MIN_PER_BATCH
+def test_minimum_is_taken_if_little_space_is_left(rig: FlowRig, ready: int) -> None:
+    active_consumer(rig, ready)
+    assert rig.available() == MIN_PER_BATCH
 
 
-def test_the_least_is_taken_where_others_wait_on_disk(rig: CoreRig, shares: FlowControl) -> None:
-    worker = at_work(rig, shares, WINDOW, credit=150)
+def test_minimum_is_taken_if_others_wait_on_disk(rig: FlowRig) -> None:
+    worker = active_consumer(rig, WINDOW, credit=150)
     rig.publish(b"one more")
     acknowledge(rig, worker, 150)
-    window = rig.queue().window
-    assert window is not None
-    assert not window.reaches_end
-    assert len(window) < ROOM
-    assert ask(rig, shares) == MIN_PER_BATCH
+    assert not rig.window().reaches_end
+    assert len(rig.window()) < ROOM
+    assert rig.available() == MIN_PER_BATCH
 
 
-def test_the_least_is_taken_once_a_batch(rig: CoreRig, shares: FlowControl) -> None:
-    at_work(rig, shares, ROOM)
+def test_minimum_is_taken_once_per_batch(rig: FlowRig) -> None:
+    active_consumer(rig, ROOM)
     publisher = rig.connect()
     for _ in range(2):
         rig.begin()
-        assert shares.available("orders") == MIN_PER_BATCH
+        assert rig.flow.available("orders") == MIN_PER_BATCH
         publish(rig, publisher, MIN_PER_BATCH - 10)
-        assert shares.available("orders") == 10
+        assert rig.flow.available("orders") == 10
         publish(rig, publisher, 10)
-        assert shares.available("orders") == 0
+        assert rig.flow.available("orders") == 0
         rig.finish()
 
 
-def test_after_more_than_the_least_a_batch_without_room_takes_nothing(
-    rig: CoreRig, shares: FlowControl
-) -> None:
-    """So that the window does not overflow while it is emptied all the time."""
-    at_work(rig, shares)
+def test_full_window_takes_nothing_after_more_than_the_minimum(rig: FlowRig) -> None:
+    """Otherwise the window would overflow although it is drained continuously."""
+    active_consumer(rig)
     publisher = rig.connect()
     rig.begin()
-    publish(rig, publisher, shares.available("orders"))
+    publish(rig, publisher, rig.flow.available("orders"))
     rig.finish()
-    assert ask(rig, shares) == 0
-    assert ask(rig, shares) == MIN_PER_BATCH
+    assert rig.available() == 0
+    assert rig.available() == MIN_PER_BATCH
 
 
-def test_each_queue_has_a_share_of_its_own(rig: CoreRig, shares: FlowControl) -> None:
-    at_work(rig, shares, ROOM)
-    assert ask(rig, shares, "mails") == UNLIMITED
+def test_each_queue_has_its_own_quota(rig: FlowRig) -> None:
+    active_consumer(rig, ROOM)
+    assert rig.available("mails") == UNLIMITED
 
 
-# -- the line
+# -- waiting publishers
 
 
 def line_up(
-    shares: FlowControl,
+    rig: FlowRig,
     *who: str,
     queue: str = "orders",
     count: int = MAX_PER_PUBLISHER,
     at_front: bool = False,
 ) -> list[str]:
-    """Make publishers wait; each appends its name to the list when its turn comes."""
+    """Make publishers wait; each appends its name to the returned list when it runs."""
     called: list[str] = []
     for name in who:
 
-        def say(_: Broker, name: str = name) -> None:
+        def run(_: Broker, name: str = name) -> None:
             called.append(name)
 
-        shares.wait_in_line(queue, say, count, at_front=at_front)
+        rig.flow.wait_in_line(queue, run, count, at_front=at_front)
     return called
 
 
-def call_up(rig: CoreRig, shares: FlowControl) -> None:
-    """Do what the engine does at the end of its decisions, and at the beginning of the next."""
-    for command in shares.take_ready():
-        command(rig.core)
-
-
-def test_nobody_is_called_up_without_room(rig: CoreRig, shares: FlowControl) -> None:
-    at_work(rig, shares)
+def test_waiting_publisher_does_not_run_without_quota(rig: FlowRig) -> None:
+    active_consumer(rig)
     publisher = rig.connect()
     rig.begin()
-    publish(rig, publisher, shares.available("orders"))
-    called = line_up(shares, "anna")
-    call_up(rig, shares)
+    publish(rig, publisher, rig.flow.available("orders"))
+    called = line_up(rig, "anna")
+    rig.run_ready()
     assert called == []
-    assert shares.waiting_publishers == 1
+    assert rig.flow.waiting_publishers == 1
     rig.finish()
 
 
-def test_the_first_in_line_comes_first_and_one_at_a_time_where_room_is_short(
-    rig: CoreRig, shares: FlowControl
-) -> None:
-    at_work(rig, shares, ROOM)
-    called = line_up(shares, "anna", "bert")
+def test_first_in_line_runs_first_and_alone_if_quota_is_short(rig: FlowRig) -> None:
+    active_consumer(rig, ROOM)
+    called = line_up(rig, "anna", "bert")
     for so_far in (["anna"], ["anna", "bert"]):
         rig.begin()
-        call_up(rig, shares)
+        rig.run_ready()
         assert called == so_far
         publish(rig, rig.core.connections[1], MIN_PER_BATCH)
         rig.finish()
-    assert shares.waiting_publishers == 0
+    assert rig.flow.waiting_publishers == 0
 
 
-def test_as_many_are_called_up_as_there_is_room_for() -> None:
-    rig = CoreRig(Limits(window=3 * MAX_PER_PUBLISHER))
-    shares = FlowControl(rig.core)
-    at_work(rig, shares)
-    called = line_up(shares, "anna", "bert", "cora", "dora")
+def test_as_many_publishers_run_as_the_quota_allows() -> None:
+    rig = FlowRig(window=3 * MAX_PER_PUBLISHER)
+    active_consumer(rig)
+    called = line_up(rig, "anna", "bert", "cora", "dora")
     rig.begin()
-    call_up(rig, shares)
+    rig.run_ready()
     assert called == ["anna", "bert", "cora"]
-    assert shares.waiting_publishers == 1
+    assert rig.flow.waiting_publishers == 1
     rig.finish()
 
 
-def test_all_are_called_up_where_nobody_consumes_any_more(
-    rig: CoreRig, shares: FlowControl
-) -> None:
-    worker = at_work(rig, shares, ROOM)
-    called = line_up(shares, "anna", "bert", "cora")
+def test_all_publishers_run_after_the_last_consumer_left(rig: FlowRig) -> None:
+    worker = active_consumer(rig, ROOM)
+    called = line_up(rig, "anna", "bert", "cora")
     rig.consume(worker, 0)
     rig.begin()
-    call_up(rig, shares)
+    rig.run_ready()
     assert called == ["anna", "bert", "cora"]
-    assert shares.waiting_publishers == 0
+    assert rig.flow.waiting_publishers == 0
     rig.finish()
 
 
-def test_lines_of_queues_do_not_wait_for_each_other(rig: CoreRig, shares: FlowControl) -> None:
-    at_work(rig, shares, ROOM)
+def test_lines_of_queues_are_independent(rig: FlowRig) -> None:
+    active_consumer(rig, ROOM)
     rig.publish(b"a", queue="mails")
     publisher = rig.connect()
     rig.begin()
-    publish(rig, publisher, shares.available("orders"))
-    anna = line_up(shares, "anna")
-    bert = line_up(shares, "bert", queue="mails")
-    call_up(rig, shares)
+    publish(rig, publisher, rig.flow.available("orders"))
+    anna = line_up(rig, "anna")
+    bert = line_up(rig, "bert", queue="mails")
+    rig.run_ready()
     assert (anna, bert) == ([], ["bert"])
     rig.finish()
 
 
-def test_nobody_comes_ahead_of_a_line(rig: CoreRig, shares: FlowControl) -> None:
-    at_work(rig, shares, ROOM)
-    line_up(shares, "anna")
+def test_newcomer_does_not_overtake_the_line(rig: FlowRig) -> None:
+    active_consumer(rig, ROOM)
+    line_up(rig, "anna")
     rig.begin()
-    assert shares.available("orders") == 0
-    assert shares.available("orders", is_called=True) == MIN_PER_BATCH
-    assert shares.available("mails") == UNLIMITED
-    call_up(rig, shares)
-    assert shares.available("orders") == MIN_PER_BATCH
+    assert rig.flow.available("orders") == 0
+    assert rig.flow.available("orders", is_called=True) == MIN_PER_BATCH
+    assert rig.flow.available("mails") == UNLIMITED
+    rig.run_ready()
+    assert rig.flow.available("orders") == MIN_PER_BATCH
     rig.finish()
 
 
-def test_who_was_called_in_vain_is_the_first_again(rig: CoreRig, shares: FlowControl) -> None:
-    at_work(rig, shares, ROOM)
-    heard = line_up(shares, "bert")
-    heard_too = line_up(shares, "anna", at_front=True)
+def test_publisher_without_success_returns_to_the_front(rig: FlowRig) -> None:
+    active_consumer(rig, ROOM)
+    heard = line_up(rig, "bert")
+    heard_too = line_up(rig, "anna", at_front=True)
     rig.begin()
-    call_up(rig, shares)
+    rig.run_ready()
     assert (heard_too, heard) == (["anna"], [])
     rig.finish()
 
 
-def test_many_with_few_messages_are_called_together(rig: CoreRig, shares: FlowControl) -> None:
-    at_work(rig, shares, ROOM)
-    called = line_up(shares, *map(str, range(MIN_PER_BATCH + 6)), count=1)
+def test_publishers_of_few_messages_run_together(rig: FlowRig) -> None:
+    active_consumer(rig, ROOM)
+    called = line_up(rig, *map(str, range(MIN_PER_BATCH + 6)), count=1)
     rig.begin()
-    call_up(rig, shares)
+    rig.run_ready()
     assert len(called) == MIN_PER_BATCH
-    assert shares.waiting_publishers == 6
+    assert rig.flow.waiting_publishers == 6
     rig.finish()
 
 
 QUEUES = ("mails", "orders", "prices")
-
-
-@pytest.fixture
-async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineDriver]:
-    disable_timers(monkeypatch)
-    it = EngineDriver(tmp_path)
-    it.start()
-    yield it
-    await it.stop()
-    it.close()
 
 
 def publish_by_turns(publisher: EngineClient, rounds: int) -> None:
@@ -349,42 +314,42 @@ def publish_by_turns(publisher: EngineClient, rounds: int) -> None:
     publisher.session.data_received(b"".join(frames) * rounds)
 
 
-async def test_messages_to_queues_by_turns_are_stored_in_one_batch(house: EngineDriver) -> None:
-    publisher = EngineClient(house)
-    workers = [EngineClient(house) for _ in QUEUES]
+async def test_publishes_to_alternating_queues_share_a_batch(driver: EngineDriver) -> None:
+    publisher = EngineClient(driver)
+    workers = [EngineClient(driver) for _ in QUEUES]
     for worker, queue in zip(workers, QUEUES, strict=True):
         worker.consume(queue, 10)
     publish_by_turns(publisher, 1)
-    await house.settle()
+    await driver.settle()
     for worker in workers:
-        worker.acknowledge(*worker.got)  # now they are at work
-    await house.settle()
+        worker.acknowledge(*worker.got)  # they are active from now on
+    await driver.settle()
     publish_by_turns(publisher, MIN_PER_BATCH // 2)
-    await house.run_until_idle()
-    assert house.writer.batch is not None
-    assert len(house.writer.batch.created) == MIN_PER_BATCH // 2 * len(QUEUES)
-    await house.settle()
+    await driver.run_until_idle()
+    assert driver.writer.batch is not None
+    assert len(driver.writer.batch.created) == MIN_PER_BATCH // 2 * len(QUEUES)
+    await driver.settle()
 
 
-async def test_who_waits_is_not_overtaken_by_those_that_come_later(house: EngineDriver) -> None:
-    """One brings as much as a batch takes, in each batch: the other one comes all the same."""
-    worker, patient, quick = EngineClient(house), EngineClient(house), EngineClient(house)
+async def test_waiting_publisher_is_not_starved_by_later_ones(driver: EngineDriver) -> None:
+    """A publisher that could fill every batch must not starve the other one."""
+    worker, patient, quick = EngineClient(driver), EngineClient(driver), EngineClient(driver)
     worker.consume("orders", 10)
-    await house.settle()
+    await driver.settle()
     patient.publish("orders", *[b"backlog"] * 6_000)
     quick.publish("mails", b"to be known")
-    await house.settle()
-    worker.acknowledge(worker.got[0])  # it is at work
+    await driver.settle()
+    worker.acknowledge(worker.got[0])  # it is active
     patient.publish("orders", *[b"patient"] * 300)
     stored: list[bytes] = []
     for number in range(20):
         if not quick.session.frames._frames:
             quick.publish("orders", *[b"quick"] * MIN_PER_BATCH)
         worker.acknowledge(worker.got[number + 1])
-        await house.run_until_idle()
-        if house.writer.batch is not None:
-            stored += house.writer.batch.bodies[1::2]
-            house.writer.end()
+        await driver.run_until_idle()
+        if driver.writer.batch is not None:
+            stored += driver.writer.batch.bodies[1::2]
+            driver.writer.end()
     assert stored.count(b"patient") == 300
     assert stored.count(b"quick") >= 300
-    await house.settle()
+    await driver.settle()

@@ -1,7 +1,7 @@
-"""What leaves, and when, while one batch is with the writer and the next one is open."""
+"""What a session sends, and when, while one batch commits and the next one is open."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,226 +12,189 @@ from phpmq_lite.model import Limits
 from phpmq_lite.server.session import EndDetector, descriptor_of, write_data
 from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
 
-MakeHouse = Callable[[Limits], EngineDriver]
+MakeDriver = Callable[[Limits], EngineDriver]
 
 
-@pytest.fixture
-async def make(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[MakeHouse]:
-    disable_timers(monkeypatch)
-    houses: list[EngineDriver] = []
-
-    def make(limits: Limits) -> EngineDriver:
-        houses.append(EngineDriver(tmp_path_factory.mktemp("house"), limits))
-        houses[-1].start()
-        return houses[-1]
-
-    yield make
-    for house in houses:
-        assert house.running is not None
-        if not house.running.done():
-            await house.stop()
-        house.close()
-
-
-@pytest.fixture
-async def house(make: MakeHouse) -> EngineDriver:
-    return make(Limits())
-
-
-async def consumer(house: EngineDriver, credit: int, *bodies: bytes) -> EngineClient:
-    """Return a client that holds messages with these bodies, stored before."""
-    publisher = EngineClient(house)
+async def consumer(driver: EngineDriver, credit: int, *bodies: bytes) -> EngineClient:
+    """Return a client that holds stored messages with these bodies."""
+    publisher = EngineClient(driver)
     publisher.publish("orders", *bodies)
-    program = EngineClient(house)
+    program = EngineClient(driver)
     program.consume("orders", credit)
-    await house.settle()
+    await driver.settle()
     assert program.bodies == list(bodies)
     return program
 
 
-async def put(house: EngineDriver, program: EngineClient, *bodies: bytes, **options: Any) -> None:
-    """Publish, and leave the batch with the writer."""
-    assert house.writer.batch is None
+async def put(driver: EngineDriver, program: EngineClient, *bodies: bytes, **options: Any) -> None:
+    """Publish, and leave the batch uncommitted."""
+    assert driver.writer.batch is None
     program.publish("orders", *bodies, **options)
-    await house.run_until_idle()
-    assert house.writer.batch is not None
+    await driver.run_until_idle()
+    assert driver.writer.batch is not None
 
 
-# -- what is stored
+# -- stored messages
 
 
-async def test_stored_message_leaves_while_its_dispatch_is_with_the_writer(
-    house: EngineDriver,
-) -> None:
-    worker = await consumer(house, 1, b"a")
-    EngineClient(house).publish("orders", b"b")
-    await house.settle()
+async def test_stored_message_is_sent_before_its_dispatch_is_stored(driver: EngineDriver) -> None:
+    worker = await consumer(driver, 1, b"a")
+    EngineClient(driver).publish("orders", b"b")
+    await driver.settle()
     worker.acknowledge(worker.got[0])
-    await house.run_until_idle()
-    assert house.writer.batch is not None
+    await driver.run_until_idle()
+    assert driver.writer.batch is not None
     assert worker.bodies == [b"a", b"b"]
-    assert house.rows("SELECT state FROM message WHERE seq = 2") == [(0,)]
+    assert driver.rows("SELECT state FROM message WHERE seq = 2") == [(0,)]
 
 
-async def test_stored_message_leaves_while_another_batch_is_with_the_writer(
-    house: EngineDriver,
-) -> None:
-    worker = await consumer(house, 1, b"a")
-    publisher = EngineClient(house)
+async def test_stored_message_is_sent_during_another_commit(driver: EngineDriver) -> None:
+    worker = await consumer(driver, 1, b"a")
+    publisher = EngineClient(driver)
     publisher.publish("orders", b"b")
-    await house.settle()
-    await put(house, publisher, b"c")
-    number = house.core.batch_number
+    await driver.settle()
+    await put(driver, publisher, b"c")
+    number = driver.core.batch_number
     worker.acknowledge(worker.got[0])
-    await house.run_until_idle()
-    assert house.core.batch_number == number + 1
+    await driver.run_until_idle()
+    assert driver.core.batch_number == number + 1
     assert worker.bodies == [b"a", b"b"]
 
 
-async def test_new_message_leaves_after_its_commit(house: EngineDriver) -> None:
-    worker = await consumer(house, 10)
-    await put(house, EngineClient(house), b"a")
+async def test_new_message_is_sent_after_its_commit(driver: EngineDriver) -> None:
+    worker = await consumer(driver, 10)
+    await put(driver, EngineClient(driver), b"a")
     assert worker.got == []
-    await house.end_commit()
+    await driver.end_commit()
     assert worker.bodies == [b"a"]
 
 
-async def test_new_message_leaves_after_its_commit_although_a_later_batch_dispatches_it(
-    house: EngineDriver,
-) -> None:
-    worker = await consumer(house, 1, b"a")
-    await put(house, EngineClient(house), b"b")
+async def test_later_batch_sends_a_new_message_after_its_commit(driver: EngineDriver) -> None:
+    worker = await consumer(driver, 1, b"a")
+    await put(driver, EngineClient(driver), b"b")
     worker.acknowledge(worker.got[0])
-    await house.run_until_idle()
-    assert house.message(2).holder.connection is worker.session.connection
+    await driver.run_until_idle()
+    assert driver.message(2).holder.connection is worker.session.connection
     assert worker.bodies == [b"a"]
-    await house.end_commit()
-    assert house.writer.batch is not None  # its dispatch
+    await driver.end_commit()
+    assert driver.writer.batch is not None  # its dispatch
     assert worker.bodies == [b"a", b"b"]
 
 
-async def test_of_an_open_batch_only_what_is_stored_leaves(house: EngineDriver) -> None:
-    worker = await consumer(house, 2, b"a", b"b")
-    publisher = EngineClient(house)
+async def test_only_stored_messages_of_an_open_batch_are_sent(driver: EngineDriver) -> None:
+    worker = await consumer(driver, 2, b"a", b"b")
+    publisher = EngineClient(driver)
     publisher.publish("orders", b"c")
-    await house.settle()
-    await put(house, publisher, b"d")
+    await driver.settle()
+    await put(driver, publisher, b"d")
     worker.acknowledge(*worker.got)
-    await house.run_until_idle()
+    await driver.run_until_idle()
     assert worker.bodies == [b"a", b"b", b"c"]
-    await house.end_commit()
+    await driver.end_commit()
     assert worker.bodies == [b"a", b"b", b"c", b"d"]
 
 
 # -- order
 
 
-async def test_messages_leave_in_the_order_of_their_dispatches(house: EngineDriver) -> None:
+async def test_messages_are_sent_in_the_order_of_their_dispatches(driver: EngineDriver) -> None:
     """The first is dispatched while it is not stored, the second when it is."""
-    worker = await consumer(house, 2, b"a", b"b")
-    await put(house, EngineClient(house), b"c", b"d")
+    worker = await consumer(driver, 2, b"a", b"b")
+    await put(driver, EngineClient(driver), b"c", b"d")
     worker.acknowledge(worker.got[0])
-    await house.end_commit()
-    assert house.writer.batch is not None
+    await driver.end_commit()
+    assert driver.writer.batch is not None
     worker.acknowledge(worker.got[1])
-    await house.run_until_idle()
-    await house.settle()
+    await driver.run_until_idle()
+    await driver.settle()
     assert worker.bodies == [b"a", b"b", b"c", b"d"]
 
 
-async def test_requeued_message_does_not_overtake_one_that_is_not_stored(
-    house: EngineDriver,
-) -> None:
-    worker = await consumer(house, 2, b"a")
-    await put(house, EngineClient(house), b"b")
+async def test_requeued_message_does_not_overtake_an_unstored_one(driver: EngineDriver) -> None:
+    worker = await consumer(driver, 2, b"a")
+    await put(driver, EngineClient(driver), b"b")
     worker.requeue(worker.got[0])
-    await house.run_until_idle()
+    await driver.run_until_idle()
     assert worker.bodies == [b"a"]
-    await house.settle()
+    await driver.settle()
     assert worker.bodies == [b"a", b"b", b"a"]
 
 
-async def test_receipts_come_after_the_commit_and_in_order(house: EngineDriver) -> None:
-    publisher = EngineClient(house)
+async def test_receipts_come_after_the_commit_and_in_order(driver: EngineDriver) -> None:
+    publisher = EngineClient(driver)
     publisher.publish("orders", b"a", key=b"a")
-    await house.settle()
-    await put(house, publisher, b"b", key=b"b")
-    publisher.publish("orders", b"a", key=b"a")  # known: a batch without anything to store
-    await house.run_until_idle()
+    await driver.settle()
+    await put(driver, publisher, b"b", key=b"b")
+    publisher.publish("orders", b"a", key=b"a")  # a known key: this batch stores nothing
+    await driver.run_until_idle()
     assert [r.key for r in publisher.receipts] == [b"a"]
-    await house.end_commit()
+    await driver.end_commit()
     assert [r.key for r in publisher.receipts] == [b"a", b"b", b"a"]
-    assert house.rows("SELECT content FROM body") == [(b"a",), (b"b",)]
+    assert driver.rows("SELECT content FROM body") == [(b"a",), (b"b",)]
 
 
-async def test_answer_comes_after_the_commit_of_its_batch(house: EngineDriver) -> None:
-    await put(house, EngineClient(house), b"a")
+async def test_reply_comes_after_the_commit_of_its_batch(driver: EngineDriver) -> None:
+    await put(driver, EngineClient(driver), b"a")
     called = asyncio.create_task(
-        house.engine.call(lambda core, answer: core.state.batch.replies.append((answer, "done")))
+        driver.engine.call(lambda core, answer: core.state.batch.replies.append((answer, "done")))
     )
-    await house.run_until_idle()
+    await driver.run_until_idle()
     assert not called.done()
-    await house.end_commit()
+    await driver.end_commit()
     assert await called == "done"
 
 
-async def test_refusal_waits_for_no_commit(house: EngineDriver) -> None:
-    await put(house, EngineClient(house), b"a")
+async def test_refusal_does_not_wait_for_a_commit(driver: EngineDriver) -> None:
+    await put(driver, EngineClient(driver), b"a")
 
     def refuse(_core: Broker, _answer: object) -> None:
         raise RefusedError("no", "not now")
 
     with pytest.raises(RefusedError, match="not now"):
-        await house.engine.call(refuse)
-    assert house.writer.batch is not None
+        await driver.engine.call(refuse)
+    assert driver.writer.batch is not None
 
 
-# -- what a later batch takes away
+# -- changes by a later batch
 
 
-async def test_message_that_a_later_batch_gave_to_another_leaves_once(house: EngineDriver) -> None:
-    first, second = await consumer(house, 1), EngineClient(house)
-    await put(house, EngineClient(house), b"a")
-    second.consume("orders", 1)  # first, else the queue is left by its last one
+async def test_message_reassigned_by_a_later_batch_is_sent_once(driver: EngineDriver) -> None:
+    first, second = await consumer(driver, 1), EngineClient(driver)
+    await put(driver, EngineClient(driver), b"a")
+    second.consume("orders", 1)  # first, so that the queue keeps a consumer
     first.consume("orders", 0)
-    await house.run_until_idle()
-    assert house.message(1).holder.connection is second.session.connection
-    await house.settle()
+    await driver.run_until_idle()
+    assert driver.message(1).holder.connection is second.session.connection
+    await driver.settle()
     assert (first.bodies, second.bodies) == ([], [b"a"])
 
 
-async def test_message_that_its_consumer_got_again_before_it_left_leaves_once(
-    house: EngineDriver,
-) -> None:
-    worker = await consumer(house, 1)
-    await put(house, EngineClient(house), b"a")
+async def test_message_redispatched_before_it_was_sent_is_sent_once(driver: EngineDriver) -> None:
+    worker = await consumer(driver, 1)
+    await put(driver, EngineClient(driver), b"a")
     worker.consume("orders", 3)
-    await house.settle()
-    assert house.message(1).deliveries == 1
+    await driver.settle()
+    assert driver.message(1).deliveries == 1
     assert worker.bodies == [b"a"]
-    assert house.rows("SELECT state, deliveries FROM message") == [(1, 1)]
+    assert driver.rows("SELECT state, deliveries FROM message") == [(1, 1)]
 
 
 @pytest.mark.parametrize("how", ["disconnect", "half_close", "break_grammar"])
-async def test_message_of_a_connection_that_ended_meanwhile_waits(
-    house: EngineDriver, how: str
-) -> None:
-    """What was not written to an open connection was no delivery, and is not charged."""
-    worker = await consumer(house, 1, b"a")
+async def test_message_of_an_ended_connection_waits(driver: EngineDriver, how: str) -> None:
+    """A message that was never written is not counted as a delivery."""
+    worker = await consumer(driver, 1, b"a")
     worker.acknowledge(*worker.got)
-    await house.settle()
-    await put(house, EngineClient(house), b"b")
+    await driver.settle()
+    await put(driver, EngineClient(driver), b"b")
     getattr(worker, how)()
-    await house.settle()
+    await driver.settle()
     assert worker.bodies == [b"a"]
-    rows = house.rows("SELECT state, position, deliveries, charged FROM message")
+    rows = driver.rows("SELECT state, position, deliveries, charged FROM message")
     assert rows == [(0, 2, 0, 0)]
 
 
 class Ended(EndDetector):
-    """The system knows of an end that the loop has not read yet."""
+    """Reports that the peer has disconnected, before the loop reads the end."""
 
     def __init__(self) -> None:
         """There is no socket."""
@@ -242,174 +205,160 @@ class Ended(EndDetector):
 
 @pytest.mark.parametrize("is_read", [True, False])
 @pytest.mark.parametrize("how", ["disconnect", "half_close", "break_grammar"])
-async def test_message_that_ended_its_consumer_is_charged_beside_one_that_was_not_sent(
-    house: EngineDriver, how: str, is_read: bool
+async def test_only_a_message_that_was_sent_is_charged(
+    driver: EngineDriver, how: str, is_read: bool
 ) -> None:
-    worker = await consumer(house, 2, b"poison")
-    await put(house, EngineClient(house), b"b")
+    worker = await consumer(driver, 2, b"poison")
+    await put(driver, EngineClient(driver), b"b")
     if not is_read:
         worker.session._end_detector = Ended()
-        await house.end_commit()
+        await driver.end_commit()
     getattr(worker, how)()
-    await house.settle()
+    await driver.settle()
     assert worker.bodies == [b"poison"]
-    assert house.rows("SELECT deliveries, charged FROM message") == [(1, 1), (0, 0)]
+    assert driver.rows("SELECT deliveries, charged FROM message") == [(1, 1), (0, 0)]
 
 
-async def test_consumer_that_closed_its_side_gets_nothing_that_arrives_later(
-    house: EngineDriver,
-) -> None:
-    dead = [await consumer(house, 1) for _ in range(25)]
+async def test_half_closed_consumer_gets_no_later_message(driver: EngineDriver) -> None:
+    dead = [await consumer(driver, 1) for _ in range(25)]
     for each in dead:
         each.half_close()
-    await put(house, EngineClient(house), b"a")
-    assert house.core.state.held == 0
-    await house.settle()
+    await put(driver, EngineClient(driver), b"a")
+    assert driver.core.state.held == 0
+    await driver.settle()
     assert [each.got for each in dead] == [[]] * 25
-    worker = EngineClient(house)
+    worker = EngineClient(driver)
     worker.consume("orders", 1)
-    await house.settle()
+    await driver.settle()
     assert worker.bodies == [b"a"]
-    assert house.rows("SELECT deliveries, charged FROM message") == [(1, 0)]
+    assert driver.rows("SELECT deliveries, charged FROM message") == [(1, 0)]
 
 
-async def test_consumer_that_closed_its_side_gets_nothing_of_a_batch_without_room(
-    make: MakeHouse,
-) -> None:
-    """Its end waits for the next batch; the dispatches of this one do not go to it."""
-    house = make(Limits(batch_commands=1))
-    worker = await consumer(house, 1, b"a")
+async def test_half_closed_consumer_gets_nothing_of_a_full_batch(make_driver: MakeDriver) -> None:
+    """Its disconnect waits for the next batch; this one must not send to it."""
+    driver = make_driver(Limits(batch_commands=1))
+    worker = await consumer(driver, 1, b"a")
     worker.acknowledge(*worker.got)
-    await house.settle()
-    EngineClient(house).publish("orders", b"b", b"c")
+    await driver.settle()
+    EngineClient(driver).publish("orders", b"b", b"c")
     worker.half_close()
-    await house.settle()
+    await driver.settle()
     assert worker.bodies == [b"a"]
-    rows = house.rows("SELECT deliveries, charged FROM message")
+    rows = driver.rows("SELECT deliveries, charged FROM message")
     assert rows == [(0, 0), (0, 0)]
 
 
-async def test_consumer_that_only_listens_gets_what_is_ready_and_is_not_charged(
-    house: EngineDriver,
-) -> None:
-    """``nc -N`` sends its 002 and the end in one go; what it printed is no failure."""
-    publisher = EngineClient(house)
+async def test_half_closed_consumer_gets_ready_messages_uncharged(driver: EngineDriver) -> None:
+    """``nc -N`` sends its 002 and the end at once; the message it prints has not failed."""
+    publisher = EngineClient(driver)
     publisher.publish("orders", b"a", b"b")
-    await house.settle()
-    listener = EngineClient(house)
+    await driver.settle()
+    listener = EngineClient(driver)
     listener.consume("orders", 1)
     listener.half_close()
-    await house.settle()
+    await driver.settle()
     assert listener.bodies == [b"a"]
     assert listener.transport.is_closed
-    assert house.rows("SELECT state, charged FROM message") == [(0, 0), (0, 0)]
+    assert driver.rows("SELECT state, charged FROM message") == [(0, 0), (0, 0)]
 
 
-async def test_message_that_is_too_late_after_its_commit_expires(house: EngineDriver) -> None:
-    worker = await consumer(house, 1)
-    await put(house, EngineClient(house), b"a", ttl_s=1)
-    house.advance(1)
-    await house.settle()
+async def test_message_that_is_late_after_its_commit_expires(driver: EngineDriver) -> None:
+    worker = await consumer(driver, 1)
+    await put(driver, EngineClient(driver), b"a", ttl_s=1)
+    driver.advance(1)
+    await driver.settle()
     assert worker.got == []
-    assert house.rows("SELECT outcome, deliveries FROM history") == [(3, 0)]
-    assert house.context.figures.late == 1
+    assert driver.rows("SELECT outcome, deliveries FROM history") == [(3, 0)]
+    assert driver.context.figures.late == 1
 
 
-async def test_late_message_does_not_leave_by_way_of_the_next_batch_either(
-    house: EngineDriver,
-) -> None:
-    """It is late for one, and while that is stored another one has it."""
-    first, second = await consumer(house, 1), EngineClient(house)
+async def test_late_message_is_not_sent_by_the_next_batch_either(driver: EngineDriver) -> None:
+    """A later batch has reassigned it before the first one found it late."""
+    first, second = await consumer(driver, 1), EngineClient(driver)
     second.consume("orders", 1)
-    first.consume("orders", 1)  # behind the other
-    await house.settle()
-    await put(house, EngineClient(house), b"a", b"b", ttl_s=1)
+    first.consume("orders", 1)  # after the other
+    await driver.settle()
+    await put(driver, EngineClient(driver), b"a", b"b", ttl_s=1)
     first.consume("orders", 0)
     second.consume("orders", 2)
-    await house.run_until_idle()
-    house.advance(1)
-    await house.settle()
+    await driver.run_until_idle()
+    driver.advance(1)
+    await driver.settle()
     assert (first.got, second.got) == ([], [])
-    assert house.rows("SELECT outcome FROM history") == [(3,), (3,)]
-    assert house.core.state.held == 0
+    assert driver.rows("SELECT outcome FROM history") == [(3,), (3,)]
+    assert driver.core.state.held == 0
 
 
 # -- loading
 
 
-async def test_nothing_is_decided_while_a_batch_that_loads_is_with_the_writer(
-    house: EngineDriver,
-) -> None:
-    publisher, worker = EngineClient(house), EngineClient(house)
+async def test_no_command_runs_while_a_loading_batch_commits(driver: EngineDriver) -> None:
+    publisher, worker = EngineClient(driver), EngineClient(driver)
     publisher.publish("orders", b"a")
-    await house.settle()
+    await driver.settle()
     worker.consume("orders", 1)
-    await house.run_until_idle()
-    assert house.writer.batch is not None
-    assert house.writer.batch.windows
+    await driver.run_until_idle()
+    assert driver.writer.batch is not None
+    assert driver.writer.batch.windows
     seen: list[bool] = []
-    house.engine.submit(lambda core: seen.append(1 in core.state.messages))
-    await house.run_until_idle()
-    assert (seen, house.engine.waiting) == ([], 1)
-    await house.end_commit()
-    assert seen == [True]  # what was loaded came in first
+    driver.engine.submit(lambda core: seen.append(1 in core.state.messages))
+    await driver.run_until_idle()
+    assert (seen, driver.engine.waiting) == ([], 1)
+    await driver.end_commit()
+    assert seen == [True]  # the loaded rows were added first
     assert worker.bodies == [b"a"]
 
 
-async def test_an_open_batch_that_asks_for_something_is_stored_before_it_is_loaded(
-    house: EngineDriver,
-) -> None:
-    publisher, worker = EngineClient(house), EngineClient(house)
-    await house.settle()
-    await put(house, publisher, b"a")
+async def test_open_batch_is_stored_before_its_rows_are_loaded(driver: EngineDriver) -> None:
+    publisher, worker = EngineClient(driver), EngineClient(driver)
+    await driver.settle()
+    await put(driver, publisher, b"a")
     worker.consume("orders", 2)
     publisher.publish("orders", b"b")
-    await house.end_commit()
-    assert house.writer.batch is not None
-    assert house.writer.batch.windows
+    await driver.end_commit()
+    assert driver.writer.batch is not None
+    assert driver.writer.batch.windows
     assert worker.got == []
-    await house.end_commit()
+    await driver.end_commit()
     assert worker.bodies == [b"a", b"b"]
 
 
-# -- the ends
+# -- failure and stop
 
 
-async def test_failed_commit_ends_the_loop_and_nobody_is_told(house: EngineDriver) -> None:
-    worker, publisher = await consumer(house, 1), EngineClient(house)
-    await put(house, publisher, b"a", key=b"a")
+async def test_failed_commit_ends_the_loop_without_replies(driver: EngineDriver) -> None:
+    worker, publisher = await consumer(driver, 1), EngineClient(driver)
+    await put(driver, publisher, b"a", key=b"a")
     publisher.publish("orders", b"b", key=b"b")
     called = asyncio.create_task(
-        house.engine.call(lambda core, answer: core.state.batch.replies.append((answer, None)))
+        driver.engine.call(lambda core, answer: core.state.batch.replies.append((answer, None)))
     )
-    await house.run_until_idle()
-    house.writer.end(is_failing=True)
-    assert house.running is not None
+    await driver.run_until_idle()
+    driver.writer.end(is_failing=True)
     with pytest.raises(OutcomeUnknownError):
-        await house.running
+        await driver.task
     assert (worker.got, publisher.receipts, called.done()) == ([], [], False)
-    assert house.rows("SELECT seq FROM message") == []
+    assert driver.rows("SELECT seq FROM message") == []
     called.cancel()
 
 
-async def test_stop_stores_and_answers_the_open_batch_too(house: EngineDriver) -> None:
-    publisher = EngineClient(house)
-    await put(house, publisher, b"a", key=b"a")
+async def test_stop_stores_the_open_batch_and_sends_its_receipts(driver: EngineDriver) -> None:
+    publisher = EngineClient(driver)
+    await put(driver, publisher, b"a", key=b"a")
     publisher.publish("orders", b"b", key=b"b")
-    await house.run_until_idle()
-    house.engine.stop()
-    await house.end_commit()
-    assert house.running is not None
-    assert not house.running.done()
-    assert house.writer.batch is not None
-    await house.end_commit()
-    assert house.running.done()
+    await driver.run_until_idle()
+    driver.engine.stop()
+    await driver.end_commit()
+    assert not driver.task.done()
+    assert driver.writer.batch is not None
+    await driver.end_commit()
+    assert driver.task.done()
     assert [r.key for r in publisher.receipts] == [b"a", b"b"]
-    assert house.rows("SELECT seq FROM message") == [(1,), (2,)]
+    assert driver.rows("SELECT seq FROM message") == [(1,), (2,)]
 
 
-async def test_full_batch_takes_nothing_more(make: MakeHouse) -> None:
-    small = make(Limits(batch_commands=2))
+async def test_full_batch_takes_no_more_commands(make_driver: MakeDriver) -> None:
+    small = make_driver(Limits(batch_commands=2))
     publisher = EngineClient(small)
     await put(small, publisher, b"a")
     publisher.publish("orders", b"b", b"c", b"d")
@@ -419,124 +368,124 @@ async def test_full_batch_takes_nothing_more(make: MakeHouse) -> None:
     assert [len(batch.created) for batch in small.writer.batches if batch.created] == [1, 2, 1]
 
 
-# -- commands that give themselves again
+# -- commands that are submitted again
 
 
-async def test_command_given_first_comes_in_the_next_batch(house: EngineDriver) -> None:
-    await put(house, EngineClient(house), b"a")
+async def test_command_submitted_first_runs_in_the_next_batch(driver: EngineDriver) -> None:
+    await put(driver, EngineClient(driver), b"a")
     batches: list[int] = []
 
     def again(core: Broker) -> None:
         batches.append(core.batch_number)
         if len(batches) < 4:
-            house.engine.submit_first(again)
+            driver.engine.submit_first(again)
 
-    house.engine.submit(again)
-    await house.run_until_idle()
-    number = house.core.batch_number
+    driver.engine.submit(again)
+    await driver.run_until_idle()
+    number = driver.core.batch_number
     assert batches == [number]
-    await house.end_commit()
+    await driver.end_commit()
     assert batches == [number, number + 1, number + 2, number + 3]
 
 
-async def test_commands_given_first_come_in_their_order_and_before_all_others(
-    house: EngineDriver,
-) -> None:
+async def test_commands_submitted_first_keep_their_order(driver: EngineDriver) -> None:
     order: list[str] = []
-    await put(house, EngineClient(house), b"a")
-    house.engine.submit(lambda _: house.engine.submit_first(lambda _: order.append("one")))
-    house.engine.submit(lambda _: house.engine.submit_first(lambda _: order.append("two")))
-    await house.run_until_idle()
-    house.engine.submit(lambda _: order.append("of the open batch"))
-    await house.run_until_idle()
-    await house.end_commit()
+    await put(driver, EngineClient(driver), b"a")
+    driver.engine.submit(lambda _: driver.engine.submit_first(lambda _: order.append("one")))
+    driver.engine.submit(lambda _: driver.engine.submit_first(lambda _: order.append("two")))
+    await driver.run_until_idle()
+    driver.engine.submit(lambda _: order.append("of the open batch"))
+    await driver.run_until_idle()
+    await driver.end_commit()
     assert order == ["of the open batch", "one", "two"]
 
 
-async def test_publisher_without_room_waits_and_keeps_up_nobody(
-    house: EngineDriver, monkeypatch: pytest.MonkeyPatch
+async def test_publisher_without_quota_waits_and_delays_nobody(
+    driver: EngineDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = {"orders": 1, "mails": 9}
-    monkeypatch.setattr(house.engine.flow_control, "available", lambda name, is_called: room[name])
-    monkeypatch.setattr(house.engine.flow_control, "_available", lambda queue: room[queue.name])
-    publisher, other = EngineClient(house), EngineClient(house)
-    await put(house, publisher, b"a")
+    monkeypatch.setattr(driver.engine.flow_control, "available", lambda name, is_called: room[name])
+    monkeypatch.setattr(driver.engine.flow_control, "_available", lambda queue: room[queue.name])
+    publisher, other = EngineClient(driver), EngineClient(driver)
+    await put(driver, publisher, b"a")
     room["orders"] = 0
     publisher.publish("orders", b"b", b"c", b"d")
     other.publish("mails", b"e")
-    await house.run_until_idle()
-    await house.end_commit()
-    assert house.engine.waiting == 1
+    await driver.run_until_idle()
+    await driver.end_commit()
+    assert driver.engine.waiting == 1
     room["orders"] = 2
-    house.engine.submit(lambda _: None)
-    await house.settle()
-    assert house.engine.waiting == 0
-    born = [batch.bodies[1::2] for batch in house.writer.batches if batch.created]
+    driver.engine.submit(lambda _: None)
+    await driver.settle()
+    assert driver.engine.waiting == 0
+    born = [batch.bodies[1::2] for batch in driver.writer.batches if batch.created]
     assert born == [[b"a"], [b"e"], [b"b", b"c", b"d"]]
 
 
-async def test_command_that_gives_itself_again_keeps_nobody_waiting(house: EngineDriver) -> None:
-    worker = await consumer(house, 1, b"a")
-    await put(house, EngineClient(house), b"b")
-    await house.settle()
+async def test_command_that_resubmits_itself_delays_nobody(driver: EngineDriver) -> None:
+    worker = await consumer(driver, 1, b"a")
+    await put(driver, EngineClient(driver), b"b")
+    await driver.settle()
     worker.acknowledge(worker.got[0])
     asked: list[int] = []
 
     def again(_: Broker) -> None:
         asked.append(len(worker.got))
         if len(worker.got) < 2 and len(asked) < 100:
-            house.engine.submit(again)
+            driver.engine.submit(again)
 
-    house.engine.submit(again)
-    await house.run_until_idle()
+    driver.engine.submit(again)
+    await driver.run_until_idle()
     assert asked == [1, 2]
 
 
-async def test_what_comes_late_to_an_open_batch_has_its_own_time(house: EngineDriver) -> None:
-    publisher = EngineClient(house)
-    await put(house, publisher, b"a")
+async def test_late_publish_to_an_open_batch_has_its_own_time(driver: EngineDriver) -> None:
+    publisher = EngineClient(driver)
+    await put(driver, publisher, b"a")
     for body in (b"b", b"c"):
-        house.advance(5)
+        driver.advance(5)
         publisher.publish("orders", body, ttl_s=60)
-        await house.run_until_idle()
-    await house.settle()
-    assert [len(batch.created) for batch in house.writer.batches if batch.created] == [1, 2]
-    [(a, _), (b, dies_b), (c, dies_c)] = house.rows("SELECT published_at, deadline_ms FROM message")
+        await driver.run_until_idle()
+    await driver.settle()
+    assert [len(batch.created) for batch in driver.writer.batches if batch.created] == [1, 2]
+    [(a, _), (b, dies_b), (c, dies_c)] = driver.rows(
+        "SELECT published_at, deadline_ms FROM message"
+    )
     assert (b - a, c - b, dies_c - dies_b) == (5_000, 5_000, 5_000)
 
 
-# -- acknowledgements that wait for company
+# -- delayed acknowledgements
 
 
-async def test_acknowledgement_alone_waits_a_moment_for_what_follows(
-    house: EngineDriver, monkeypatch: pytest.MonkeyPatch
+async def test_lone_acknowledgement_waits_for_more_work(
+    driver: EngineDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = await consumer(house, 2, b"a", b"b")
+    worker = await consumer(driver, 2, b"a", b"b")
     disable_timers(monkeypatch, linger_s=1e9)
-    batches = len(house.writer.batches)
+    batches = len(driver.writer.batches)
     worker.acknowledge(worker.got[0])
-    await house.run_until_idle()
-    assert len(house.writer.batches) == batches
-    EngineClient(house).publish("orders", b"c")
-    await house.run_until_idle()
-    assert len(house.writer.batches) == batches + 1
-    assert [len(seqs) for seqs in house.writer.batches[-1].settled.values()] == [1]
-    assert len(house.writer.batches[-1].created) == 1
-    await house.settle()
-    batches = len(house.writer.batches)
+    await driver.run_until_idle()
+    assert len(driver.writer.batches) == batches
+    EngineClient(driver).publish("orders", b"c")
+    await driver.run_until_idle()
+    assert len(driver.writer.batches) == batches + 1
+    assert [len(seqs) for seqs in driver.writer.batches[-1].settled.values()] == [1]
+    assert len(driver.writer.batches[-1].created) == 1
+    await driver.settle()
+    batches = len(driver.writer.batches)
     worker.acknowledge(worker.got[1])
-    await house.run_until_idle()
-    assert len(house.writer.batches) == batches
-    house.end_lingering()
-    await house.run_until_idle()
-    assert len(house.writer.batches) == batches + 1
+    await driver.run_until_idle()
+    assert len(driver.writer.batches) == batches
+    driver.end_lingering()
+    await driver.run_until_idle()
+    assert len(driver.writer.batches) == batches + 1
 
 
-async def test_acknowledgements_do_not_wait_where_others_wait_for_them(
-    make: MakeHouse, monkeypatch: pytest.MonkeyPatch
+async def test_acknowledgements_do_not_wait_if_others_wait_for_them(
+    make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the loop turns without a pause: the batch is full, or the next one is asked for."""
-    small = make(Limits(batch_commands=2))
+    """Otherwise the loop spins: the batch is full, or the next one was requested."""
+    small = make_driver(Limits(batch_commands=2))
     worker = await consumer(small, 5, b"a", b"b", b"c", b"d", b"e")
     disable_timers(monkeypatch, linger_s=1e9)
     worker.acknowledge(*worker.got[:3])
@@ -549,23 +498,22 @@ async def test_acknowledgements_do_not_wait_where_others_wait_for_them(
     assert small.rows("SELECT seq FROM history") == [(1,), (2,), (3,), (4,)]
 
 
-async def test_stop_waits_for_no_company(
-    house: EngineDriver, monkeypatch: pytest.MonkeyPatch
+async def test_stop_does_not_wait_for_more_acknowledgements(
+    driver: EngineDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = await consumer(house, 1, b"a")
+    worker = await consumer(driver, 1, b"a")
     disable_timers(monkeypatch, linger_s=1e9)
     worker.acknowledge(*worker.got)
-    await house.run_until_idle()
-    assert house.writer.batch is None
-    house.engine.stop()
-    await house.end_commit()
-    assert house.running is not None
-    assert house.running.done()
-    assert house.rows("SELECT outcome FROM history") == [(2,)]
+    await driver.run_until_idle()
+    assert driver.writer.batch is None
+    driver.engine.stop()
+    await driver.end_commit()
+    assert driver.task.done()
+    assert driver.rows("SELECT outcome FROM history") == [(2,)]
 
 
 class Transport(asyncio.Transport):
-    """Keeps what it is given; ``unsent`` bytes wait in it."""
+    """Records its data; ``unsent`` bytes are buffered."""
 
     def __init__(self, unsent: int = 0) -> None:
         super().__init__()
@@ -586,7 +534,7 @@ class Transport(asyncio.Transport):
 
 
 class Socket:
-    """What was written past the transport, at most ``room`` bytes each time; None: it fails."""
+    """Records direct writes of at most ``room`` bytes; they fail if it is None."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int | None = 1 << 20) -> None:
         self.got: list[bytes] = []
@@ -601,42 +549,31 @@ class Socket:
         return len(self.got[-1])
 
 
-def test_small_answer_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    socket, transport = Socket(monkeypatch), Transport()
-    write_data(transport, 7, b"x" * 4_096)
-    assert (socket.got, transport.given) == ([b"x" * 4_096], [])
-
-
-def test_large_one_is_left_to_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:
-    socket, transport = Socket(monkeypatch), Transport()
-    write_data(transport, 7, b"x" * 4_097)
-    assert (socket.got, transport.given) == ([], [b"x" * 4_097])
-
-
-def test_nothing_overtakes_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    socket, transport = Socket(monkeypatch), Transport(unsent=1)
-    write_data(transport, 7, b"abc")
-    assert (socket.got, transport.given) == ([], [b"abc"])
-
-
-def test_what_the_socket_does_not_take_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    socket, transport = Socket(monkeypatch, room=2), Transport()
-    write_data(transport, 7, b"abc")
-    assert (socket.got, transport.given) == ([b"ab"], [b"c"])
-
-
-def test_failure_is_left_to_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:
-    socket, transport = Socket(monkeypatch, room=None), Transport()
-    write_data(transport, 7, b"abc")
-    assert (socket.got, transport.given) == ([], [b"abc"])
-
-
-def test_without_a_socket_of_its_own_the_transport_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    socket, transport = Socket(monkeypatch), Transport()
-    write_data(transport, None, b"abc")
-    assert (socket.got, transport.given) == ([], [b"abc"])
+@pytest.mark.parametrize(
+    ("data", "unsent", "room", "descriptor", "written", "left"),
+    [
+        pytest.param(b"x" * 4_096, 0, 1 << 20, 7, [b"x" * 4_096], [], id="small"),
+        pytest.param(b"x" * 4_097, 0, 1 << 20, 7, [], [b"x" * 4_097], id="large"),
+        pytest.param(b"abc", 1, 1 << 20, 7, [], [b"abc"], id="behind buffered data"),
+        pytest.param(b"abc", 0, 2, 7, [b"ab"], [b"c"], id="partial write"),
+        pytest.param(b"abc", 0, None, 7, [], [b"abc"], id="failed write"),
+        pytest.param(b"abc", 0, 1 << 20, None, [], [b"abc"], id="no own socket"),
+    ],
+)
+def test_only_a_small_write_bypasses_the_transport(
+    monkeypatch: pytest.MonkeyPatch,
+    data: bytes,
+    unsent: int,
+    room: int | None,
+    descriptor: int | None,
+    written: list[bytes],
+    left: list[bytes],
+) -> None:
+    socket, transport = Socket(monkeypatch, room), Transport(unsent)
+    write_data(transport, descriptor, data)
+    assert (socket.got, transport.given) == (written, left)
 
 
 @pytest.mark.parametrize(("kind", "descriptor"), [("tcp", 7), ("unix", 7), ("tls", None)])
-def test_encrypted_bytes_are_not_those_written(kind: str, descriptor: int | None) -> None:
+def test_tls_connection_has_no_direct_descriptor(kind: str, descriptor: int | None) -> None:
     assert descriptor_of(Transport(), kind) == descriptor
