@@ -1,4 +1,4 @@
-"""Who gets the next message, and the bounds of what one batch dispatches."""
+"""Dispatching, its limits, purges and redrives."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,14 +31,14 @@ def test_consumers_take_turns_message_by_message(rig: CoreRig) -> None:
     assert bodies(sent_messages(batch, three)) == [b"2", b"5"]
 
 
-def test_turn_goes_on_where_the_last_batch_ended(rig: CoreRig) -> None:
+def test_turns_continue_across_batches(rig: CoreRig) -> None:
     one, two = rig.consumer(), rig.consumer()
     assert bodies(sent_messages(rig.publish(b"a"), one)) == [b"a"]
     assert bodies(sent_messages(rig.publish(b"b"), two)) == [b"b"]
     assert bodies(sent_messages(rig.publish(b"c"), one)) == [b"c"]
 
 
-def test_consumer_without_credit_loses_its_turn_until_it_acknowledges(rig: CoreRig) -> None:
+def test_consumer_without_credit_is_skipped_until_it_acknowledges(rig: CoreRig) -> None:
     one, two = rig.consumer(credit=1), rig.consumer(credit=3)
     batch = rig.publish(b"a", b"b", b"c", b"d", b"e")
     assert bodies(sent_messages(batch, one)) == [b"a"]
@@ -61,8 +61,9 @@ def test_credit_is_clamped_to_the_limit() -> None:
     assert bodies(sent_messages(rig.publish(*ABC), worker)) == [b"a", b"b"]
 
 
-def test_consumer_gets_no_more_bytes_than_its_credit_has_but_always_one_message() -> None:
-    rig = CoreRig(Limits(credit_bytes=10))
+@pytest.mark.parametrize("limits", [Limits(credit_bytes=10), Limits(held_bytes=10)])
+def test_consumer_gets_a_limited_number_of_bytes_but_always_one_message(limits: Limits) -> None:
+    rig = CoreRig(limits)
     worker = rig.consumer()
     batch = rig.publish(b"x" * 30, b"y")
     assert bodies(sent_messages(batch, worker)) == [b"x" * 30]
@@ -83,17 +84,7 @@ def test_broker_holds_no_more_messages_than_its_limit() -> None:
     assert bodies(sent_messages(batch, one) + sent_messages(batch, two)) == [b"c", b"m"]
 
 
-def test_broker_holds_no_more_bytes_than_its_limit_but_always_one_message() -> None:
-    rig = CoreRig(Limits(held_bytes=10))
-    worker = rig.consumer()
-    batch = rig.publish(b"x" * 30, b"y")
-    assert bodies(sent_messages(batch, worker)) == [b"x" * 30]
-    big = sent_messages(batch, worker)[0]
-    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", big.message_id))
-    assert bodies(sent_messages(batch, worker)) == [b"y"]
-
-
-def test_batch_writes_no_more_to_one_connection_than_the_limit_and_a_message() -> None:
+def test_batch_writes_a_limited_number_of_bytes_to_a_connection() -> None:
     rig = CoreRig(Limits(write_bytes=10))
     worker = rig.consumer(credit=100)
     batch = rig.publish(*[b"x" * 4] * 7)
@@ -104,7 +95,7 @@ def test_batch_writes_no_more_to_one_connection_than_the_limit_and_a_message() -
     assert not rig.core.needs_batch
 
 
-def test_bound_of_a_write_is_over_all_queues_of_the_connection() -> None:
+def test_write_limit_covers_all_queues_of_a_connection() -> None:
     rig = CoreRig(Limits(write_bytes=4))
     worker = rig.consumer("orders")
     rig.consume(worker, 10, "mails")
@@ -117,7 +108,7 @@ def test_bound_of_a_write_is_over_all_queues_of_the_connection() -> None:
     assert bodies(sent_messages(rig.run(), worker)) == [b"5678"]
 
 
-def test_choked_connection_gets_nothing_until_it_has_drained(rig: CoreRig) -> None:
+def test_blocked_connection_gets_nothing_until_it_has_drained(rig: CoreRig) -> None:
     one, two = rig.consumer(), rig.consumer()
     rig.run(lambda: rig.core.set_blocked(one, is_blocked=True))
     batch = rig.publish(*ABC)
@@ -131,7 +122,7 @@ def test_choked_connection_gets_nothing_until_it_has_drained(rig: CoreRig) -> No
     assert bodies(sent_messages(batch, one)) == [b"d"]
 
 
-def test_paused_queue_delivers_nothing_until_it_goes_on(rig: CoreRig) -> None:
+def test_paused_queue_delivers_nothing_until_it_is_resumed(rig: CoreRig) -> None:
     worker = rig.consumer()
     rig.run(lambda: rig.pause("orders", "delivery", True))
     assert rig.publish(b"a").sends == {}
@@ -161,8 +152,8 @@ def test_message_is_dispatched_a_millisecond_before_its_deadline(rig: CoreRig) -
     assert bodies(sent_messages(batch, worker)) == [b"good"]
 
 
-def test_expired_message_forwarded_to_an_idle_consumer_leaves_with_the_same_batch() -> None:
-    """The consumer of the target was served already; nothing else would start another batch."""
+def test_forwarded_message_is_dispatched_in_the_same_batch() -> None:
+    """The target had been served already, and nothing else would start another batch."""
     rig = CoreRig()
     patient = rig.consumer("orders")
     worker = rig.consumer("orders.retry", credit=1)
@@ -170,13 +161,13 @@ def test_expired_message_forwarded_to_an_idle_consumer_leaves_with_the_same_batc
     rig.publish(b"again", queue="orders.retry", ttl_s=1)
     rig.advance(1)
     batch = rig.run(
-        lambda: rig.core.wake_consumers(patient),  # so that orders is served first
+        lambda: rig.core.wake_consumers(patient),  # then orders is served first
         lambda: rig.core.acknowledge(worker, "orders.retry", held.message_id),
     )
     assert bodies(sent_messages(batch, patient)) == [b"again"]
 
 
-def test_record_of_an_expired_message_reaches_an_idle_consumer_with_the_same_batch() -> None:
+def test_record_is_dispatched_in_the_same_batch() -> None:
     rig = CoreRig(defaults=QueueSettings(on_expire="dead_letter"))
     clerk = rig.consumer("orders.dlq")
     worker = rig.consumer("orders", credit=1)
@@ -193,7 +184,7 @@ def test_record_of_an_expired_message_reaches_an_idle_consumer_with_the_same_bat
 # -- pages and bodies
 
 
-def test_queue_with_a_consumer_asks_for_its_first_page() -> None:
+def test_queue_with_a_consumer_requests_its_first_page() -> None:
     rig = CoreRig(Limits(window=5, window_bytes=100))
     worker = rig.connect()
     request = rig.run(lambda: rig.core.consume(worker, "orders", 3)).windows[0]
@@ -204,7 +195,7 @@ def test_queue_with_a_consumer_asks_for_its_first_page() -> None:
     assert [(r.after, r.limit) for r in batch.windows] == [(5, 3)]
 
 
-def test_queue_asks_for_one_page_at_a_time() -> None:
+def test_queue_requests_one_page_at_a_time() -> None:
     rig = CoreRig(Limits(window=2))
     worker = rig.connect()
     rig.run(lambda: rig.core.consume(worker, "orders", 3))
@@ -212,7 +203,7 @@ def test_queue_asks_for_one_page_at_a_time() -> None:
     assert rig.publish(b"a").windows == []
 
 
-def test_message_without_a_body_waits_for_it_and_keeps_those_behind_in_order(rig: CoreRig) -> None:
+def test_message_without_a_body_waits_for_it_in_order(rig: CoreRig) -> None:
     worker = rig.connect()
     rig.run(lambda: rig.core.consume(worker, "orders", 10))
     page = [message(1, body=b"1"), message(2, size=1), message(3, body=b"3")]
@@ -223,7 +214,7 @@ def test_message_without_a_body_waits_for_it_and_keeps_those_behind_in_order(rig
     assert bodies(sent_messages(batch, worker)) == [b"2", b"3"]
 
 
-def test_bodies_are_asked_for_together_within_the_bytes_of_the_window() -> None:
+def test_bodies_are_requested_within_the_bytes_of_the_window() -> None:
     rig = CoreRig(Limits(window_bytes=25))
     worker = rig.connect()
     rig.run(lambda: rig.core.consume(worker, "orders", 10))
@@ -232,7 +223,7 @@ def test_bodies_are_asked_for_together_within_the_bytes_of_the_window() -> None:
     assert batch.body_seqs == {1, 2, 3}
 
 
-def test_body_larger_than_the_whole_cache_is_loaded_all_the_same() -> None:
+def test_body_larger_than_the_cache_is_loaded() -> None:
     rig = CoreRig(Limits(window_bytes=5, bodies_bytes=5))
     worker = rig.connect()
     rig.run(lambda: rig.core.consume(worker, "orders", 10))
@@ -240,19 +231,18 @@ def test_body_larger_than_the_whole_cache_is_loaded_all_the_same() -> None:
     assert batch.body_seqs == {1}
 
 
-def test_published_body_stays_in_memory_only_within_the_bytes_of_the_window() -> None:
+def test_published_bodies_are_cached_within_the_bytes_of_the_window() -> None:
     rig = CoreRig(Limits(window_bytes=10))
     worker = rig.consumer(credit=1)
     rig.publish(b"held")
     rig.publish(b"12345", b"67890", b"x", b"")
-    window = rig.queue().window
-    assert window is not None
+    window = rig.window()
     assert bodies(list(window)) == [b"12345", b"67890", None, b""]
     assert window.body_bytes == rig.core.state.bodies.total_bytes == 10
     assert sent_messages(rig.run(), worker) == []
 
 
-def test_bodies_of_all_windows_stay_within_the_bytes_of_the_cache() -> None:
+def test_bodies_of_all_windows_stay_within_the_cache() -> None:
     rig = CoreRig(Limits(window_bytes=10, bodies_bytes=15))
     for name in ("a", "b"):
         rig.consumer(name, credit=1)
@@ -264,8 +254,8 @@ def test_bodies_of_all_windows_stay_within_the_bytes_of_the_cache() -> None:
     assert request.body_bytes == 6
 
 
-def test_bodies_asked_for_again_stay_within_the_bytes_of_the_cache() -> None:
-    """What comes back has no body any more; loading it must not go round the bound."""
+def test_reloaded_bodies_stay_within_the_cache() -> None:
+    """Returned messages have no bodies; loading them must not bypass the limit."""
     rig = CoreRig(Limits(window_bytes=100, bodies_bytes=100))
     full = rig.consumer("full", credit=1)
     rig.publish(b"held", queue="full")
@@ -279,7 +269,7 @@ def test_bodies_asked_for_again_stay_within_the_bytes_of_the_cache() -> None:
     assert sent_messages(batch, full) == []
 
 
-def test_window_is_given_up_with_its_last_consumer(rig: CoreRig) -> None:
+def test_window_is_discarded_with_its_last_consumer(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     rig.publish(*ABC)
     rig.run(lambda: rig.core.consume(worker, "orders", 0))
@@ -289,7 +279,7 @@ def test_window_is_given_up_with_its_last_consumer(rig: CoreRig) -> None:
 
 
 def short_of_bytes(rig: CoreRig, ttl_s: int | None = None) -> tuple[Connection, Connection]:
-    """Return a consumer with room for 4 of 10 bytes, and one with none; a message of 5 is next."""
+    """Return a consumer with 4 of 10 bytes free, and one with none; a message of 5 is next."""
     one, two = rig.consumer(credit=5), rig.consumer(credit=1)
     batch = rig.publish(b"123456", b"x")
     assert (len(sent_messages(batch, one)), len(sent_messages(batch, two))) == (1, 1)
@@ -297,7 +287,7 @@ def short_of_bytes(rig: CoreRig, ttl_s: int | None = None) -> tuple[Connection, 
     return one, two
 
 
-def test_smaller_message_goes_to_who_had_no_room_for_the_one_before_it() -> None:
+def test_smaller_message_goes_to_a_consumer_too_full_for_the_first() -> None:
     rig = CoreRig(Limits(credit_bytes=10))
     one, two = short_of_bytes(rig)
     rig.publish(b"1234")
@@ -307,7 +297,7 @@ def test_smaller_message_goes_to_who_had_no_room_for_the_one_before_it() -> None
     assert bodies(sent_messages(batch, one)) == [b"1234"]
 
 
-def test_smaller_message_goes_out_when_the_one_before_it_has_expired() -> None:
+def test_smaller_message_is_sent_after_the_first_has_expired() -> None:
     rig = CoreRig(Limits(credit_bytes=10))
     one, _ = short_of_bytes(rig, ttl_s=1)
     rig.publish(b"1234")
@@ -319,18 +309,18 @@ def test_smaller_message_goes_out_when_the_one_before_it_has_expired() -> None:
     ]
 
 
-def test_smaller_message_goes_out_when_the_one_before_it_is_acknowledged_by_another() -> None:
+def test_smaller_message_is_sent_after_the_first_was_acknowledged() -> None:
     rig = CoreRig(Limits(credit_bytes=10))
     one, _ = short_of_bytes(rig)
     rig.publish(b"1234")
-    first = next(iter(rig.queue().window or ()))
+    first = next(iter(rig.window()))
     stranger = rig.connect()
     batch = rig.run(lambda: rig.core.acknowledge(stranger, "orders", first.message_id))
     assert bodies(sent_messages(batch, one)) == [b"1234"]
 
 
-def test_bodies_that_stand_behind_make_room_for_the_next_ones() -> None:
-    """A connection ends: what comes back has no bodies, the window behind it is full of them."""
+def test_later_bodies_are_evicted_for_returned_messages() -> None:
+    """A disconnect returns messages without bodies, while the window is full of bodies."""
     rig = CoreRig(Limits(window_bytes=40))
     worker = rig.consumer(credit=4)
     held = sent_messages(rig.publish(*[b"x" * 10] * 4), worker)
@@ -339,22 +329,21 @@ def test_bodies_that_stand_behind_make_room_for_the_next_ones() -> None:
         one.body = None  # as after sending
     batch = rig.run(lambda: rig.core.consume(worker, "orders", 4))
     assert batch.body_seqs == {1, 2, 3, 4}
-    window = rig.queue().window
-    assert window is not None
+    window = rig.window()
     assert (window.body_bytes, rig.core.state.bodies.total_bytes) == (0, 0)
     loaded = LoadedRows(bodies={one.seq: b"x" * 10 for one in held})
     assert sent_messages(rig.run(loaded=loaded), worker) == held
 
 
-def test_window_forgets_what_is_above_its_limit_when_much_comes_back() -> None:
+def test_window_is_trimmed_when_messages_return() -> None:
     rig = CoreRig(Limits(window=3))
     one, two = rig.consumer(credit=3), rig.consumer(credit=1)
     for body in (b"1", b"2", b"3", b"4"):
         rig.publish(body)
     rig.publish(b"5", b"6", b"7")
-    assert [m.position for m in rig.queue().window or ()] == [5, 6, 7]
+    assert [m.position for m in rig.window()] == [5, 6, 7]
     rig.run(lambda: rig.core.consume(one, "orders", 0))
-    assert [m.position for m in rig.queue().window or ()] == [1, 3, 4]
+    assert [m.position for m in rig.window()] == [1, 3, 4]
     assert set(rig.core.state.messages) == {1, 2, 3, 4}
     assert [message.seq for message in two.consumers[1].held.values()] == [2]
 
@@ -362,7 +351,7 @@ def test_window_forgets_what_is_above_its_limit_when_much_comes_back() -> None:
 # -- drain
 
 
-def test_broker_that_drains_dispatches_nothing_and_tells_when_nothing_is_held(rig: CoreRig) -> None:
+def test_draining_broker_replies_when_nothing_is_held(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     rig.run(lambda: rig.core.drain(rig.answers.append))
@@ -372,7 +361,7 @@ def test_broker_that_drains_dispatches_nothing_and_tells_when_nothing_is_held(ri
     assert rig.answers == [None]
 
 
-def test_broker_that_drains_stores_and_receipts_what_still_comes(rig: CoreRig) -> None:
+def test_draining_broker_stores_new_messages(rig: CoreRig) -> None:
     worker = rig.consumer()
     rig.run(lambda: rig.core.drain(rig.answers.append))
     batch = rig.run(lambda: rig.core.publish(worker, "orders", b"a", None, b"k"))
@@ -380,7 +369,7 @@ def test_broker_that_drains_stores_and_receipts_what_still_comes(rig: CoreRig) -
     assert (sent_messages(batch, worker), sent_receipts(batch, worker)) == ([], [(b"k", None)])
 
 
-def test_queues_take_turns_where_the_broker_holds_all_that_it_may() -> None:
+def test_queues_take_turns_at_the_limit_of_held_messages() -> None:
     rig = CoreRig(Limits(held=1))
     workers = {name: rig.consumer(name) for name in ("orders", "mails")}
     [held] = sent_messages(rig.publish(*ABC, *ABC), workers["orders"])
@@ -395,7 +384,7 @@ def test_queues_take_turns_where_the_broker_holds_all_that_it_may() -> None:
 
 
 def acknowledged(rig: CoreRig, worker: Connection, name: str, held: list[Message]) -> Batch:
-    """Run a batch in which a consumer acknowledges what it holds."""
+    """Acknowledge messages in one batch."""
     return rig.run(*(
         lambda m=m: rig.core.acknowledge(worker, name, m.message_id) for m in held))  # fmt: skip
 
@@ -405,7 +394,7 @@ def numbered(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("limits", [Limits(held=8), Limits(held_bytes=24)])
-def test_queue_goes_on_beside_one_whose_consumer_hangs_with_all_that_may_be_held(
+def test_hung_consumer_does_not_stop_another_queue(
     limits: Limits,
 ) -> None:
     rig = CoreRig(limits)
@@ -420,7 +409,7 @@ def test_queue_goes_on_beside_one_whose_consumer_hangs_with_all_that_may_be_held
     assert done == numbered(10)
 
 
-def test_queue_above_its_share_gets_nothing_until_another_has_its_own() -> None:
+def test_queue_above_its_share_waits_for_others() -> None:
     rig = CoreRig(Limits(held=8))
     first, second = rig.consumer("first", credit=100), rig.consumer("second", credit=100)
     held = sent_messages(rig.publish(*numbered(50), queue="first"), first)
@@ -430,26 +419,26 @@ def test_queue_above_its_share_gets_nothing_until_another_has_its_own() -> None:
         batch = acknowledged(rig, first, "first", [one])
         other += sent_messages(batch, second)
         assert sent_messages(batch, first) == []
-    assert bodies(other) == numbered(4)  # half of it
+    assert bodies(other) == numbered(4)  # half of the limit
     batch = acknowledged(rig, first, "first", held[4:5])
     assert (len(sent_messages(batch, first)), len(sent_messages(batch, second))) == (1, 0)
 
 
-def test_what_one_queue_leaves_of_its_share_is_for_others_in_the_same_batch() -> None:
+def test_unused_share_goes_to_others_in_the_same_batch() -> None:
     rig = CoreRig(Limits(held=8))
     first, second = rig.consumer("first", credit=100), rig.consumer("second", credit=100)
     held = sent_messages(rig.publish(*numbered(50), queue="first"), first)
     other = sent_messages(
         rig.publish(*numbered(3), queue="second"), second
-    )  # one waits: it is short
+    )  # the others wait for space
     assert bodies(other) == numbered(1)
     batch = acknowledged(rig, first, "first", held[:6])
     assert bodies(sent_messages(batch, second)) == numbered(3)[1:]
     assert len(sent_messages(batch, first)) == 8 - 2 - 3
 
 
-def test_each_further_queue_gets_half_of_what_the_ones_before_left() -> None:
-    """However many hang: until less than one message is left of a quarter above the limit."""
+def test_each_further_queue_gets_half_of_the_rest() -> None:
+    """Together they may exceed the limit by a quarter, however many hang."""
     rig = CoreRig(Limits(held=64))
     workers = [rig.consumer(f"q{n}", credit=100) for n in range(7)]
     given = [
@@ -459,7 +448,7 @@ def test_each_further_queue_gets_half_of_what_the_ones_before_left() -> None:
     assert given == [64, 8, 4, 2, 1, 1, 0]
 
 
-def test_message_of_any_size_goes_to_a_queue_that_holds_nothing() -> None:
+def test_first_message_of_a_queue_may_have_any_size() -> None:
     rig = CoreRig(Limits(held_bytes=20))
     hung, worker = rig.consumer("hung"), rig.consumer("orders")
     assert len(sent_messages(rig.publish(*[b"x" * 10] * 3, queue="hung"), hung)) == 2
@@ -467,7 +456,7 @@ def test_message_of_any_size_goes_to_a_queue_that_holds_nothing() -> None:
     assert sent_messages(rig.publish(b"y" * 1_000, queue="mails"), rig.consumer("mails")) == []
 
 
-def test_messages_that_a_subscription_holds_are_not_of_the_share() -> None:
+def test_claimed_messages_do_not_count_towards_the_share() -> None:
     rig = CoreRig(Limits(held=8))
     worker = rig.consumer("orders", credit=100)
     queue = rig.core.state.queues["orders"]
@@ -483,7 +472,7 @@ PURGED = (State.DELETED, "purge")
 
 
 def pages(batch: Batch, *rows: list[Message], is_last: bool = True) -> LoadedRows:
-    """Answer, by hand, to the pages that a batch asks for, in their order."""
+    """Return the pages that a batch requests, in their order."""
     return LoadedRows(pages=[
         (request.on_rows, page, is_last) for request, page in zip(batch.pages, rows, strict=True)
     ])  # fmt: skip
@@ -494,7 +483,7 @@ def purge(rig: CoreRig, *, with_dispatched: bool = False) -> Batch:
 
 
 def record(seq: int, source_queue_id: int, body: bytes | None = b"r") -> Message:
-    """Make a row of a dead-letter queue, with number 2, as the writer would."""
+    """Return a row of the dead-letter queue, which has number 2."""
     row = message(seq, body=body, queue_id=2)
     row.source_seq, row.source_queue_id, row.source_reason = 1, source_queue_id, "client"
     return row
@@ -503,7 +492,7 @@ def record(seq: int, source_queue_id: int, body: bytes | None = b"r") -> Message
 # -- purge
 
 
-def test_purge_deletes_what_is_ready_and_tells_how_much(rig: CoreRig) -> None:
+def test_purge_deletes_ready_messages_and_returns_their_number(rig: CoreRig) -> None:
     rig.publish(b"a", b"bc")
     batch = purge(rig)
     request = batch.pages[0]
@@ -515,7 +504,7 @@ def test_purge_deletes_what_is_ready_and_tells_how_much(rig: CoreRig) -> None:
     assert rig.queue().counters.deleted == 2
 
 
-def test_purge_leaves_what_is_dispatched_unless_told_otherwise(rig: CoreRig) -> None:
+def test_purge_skips_dispatched_messages_by_default(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     row = message(1)
@@ -531,8 +520,7 @@ def test_purge_leaves_what_is_dispatched_unless_told_otherwise(rig: CoreRig) -> 
 
 def test_purge_frees_the_credit_and_late_acknowledgements_are_ignored(rig: CoreRig) -> None:
     """docs/reference/wire.md, Queues on the wire: flushing a queue."""
-    worker = rig.consumer(credit=1)
-    [held] = sent_messages(rig.publish(b"a"), worker)
+    worker, held = rig.hold(credit=1)
     row = message(1)
     row.state = State.DISPATCHED
     rig.run(loaded=pages(purge(rig, with_dispatched=True), [row]))
@@ -543,7 +531,7 @@ def test_purge_frees_the_credit_and_late_acknowledgements_are_ignored(rig: CoreR
     assert rig.core.ignored == {"settled": 1}
 
 
-def test_purge_goes_on_with_the_next_page(rig: CoreRig) -> None:
+def test_purge_continues_with_the_next_page(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", b"c")
     batch = rig.run(loaded=pages(purge(rig), [message(1), message(2)], is_last=False))
     assert (batch.pages[0].after, batch.pages[0].upto, rig.answers) == (2, 3, [])
@@ -551,7 +539,7 @@ def test_purge_goes_on_with_the_next_page(rig: CoreRig) -> None:
     assert rig.answers == [3]
 
 
-def test_two_purges_at_once_delete_each_message_once(rig: CoreRig) -> None:
+def test_concurrent_purges_delete_each_message_once(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
     batch = rig.run(
         lambda: rig.purge("orders", with_dispatched=False),
@@ -564,7 +552,7 @@ def test_two_purges_at_once_delete_each_message_once(rig: CoreRig) -> None:
     assert rig.queue().row.live_count == 0
 
 
-def test_purge_passes_over_what_expires_at_the_same_time(rig: CoreRig) -> None:
+def test_purge_skips_a_message_that_expires_in_the_same_batch(rig: CoreRig) -> None:
     rig.publish(b"a", ttl_s=1)
     rig.publish(b"b")
     rig.advance(1)
@@ -576,8 +564,8 @@ def test_purge_passes_over_what_expires_at_the_same_time(rig: CoreRig) -> None:
     assert (rig.answers, rig.queue().row.live_count) == ([1], 0)
 
 
-def test_purge_passes_over_what_is_forwarded_at_the_same_time(rig: CoreRig) -> None:
-    """The page shows it in the old queue; purging it now would take it from the new one."""
+def test_purge_skips_a_message_forwarded_in_the_same_batch(rig: CoreRig) -> None:
+    """The page lists it in the old queue; purging it would delete it from the new one."""
     worker = rig.consumer("orders.done")
     rig.publish(b"a", queue="orders", ttl_s=1)
     rig.run(lambda: rig.configure("orders", {"on_expire": "forward:orders.done"}))
@@ -592,7 +580,7 @@ def test_purge_passes_over_what_is_forwarded_at_the_same_time(rig: CoreRig) -> N
     assert bodies(sent_messages(batch, worker)) == [b"a"]
 
 
-def test_message_on_a_page_of_a_purge_is_not_acknowledged_too(rig: CoreRig) -> None:
+def test_purged_message_is_not_acknowledged_too(rig: CoreRig) -> None:
     one = rig.connect()
     rig.publish(b"a", by=one)
     loaded = pages(purge(rig), [message(1)])
@@ -605,16 +593,16 @@ def test_message_on_a_page_of_a_purge_is_not_acknowledged_too(rig: CoreRig) -> N
     assert rig.queue().row.live_count == 0
 
 
-def test_purge_takes_messages_out_of_the_window(rig: CoreRig) -> None:
+def test_purge_removes_messages_from_the_window(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     rig.publish(b"a", b"b")
     rig.run(loaded=pages(purge(rig), [message(2)]))
-    assert list(rig.queue().window or ()) == []
+    assert list(rig.window()) == []
     assert rig.core.state.bodies.total_bytes == 0
     assert worker.consumers[1].held != {}
 
 
-def test_purge_wakes_publishers_that_wait_for_room(rig: CoreRig) -> None:
+def test_purge_wakes_waiting_publishers(rig: CoreRig) -> None:
     one = rig.connect()
     rig.publish(b"a")
     rig.run(lambda: rig.configure("orders", {"max_messages": 1}))
@@ -626,13 +614,13 @@ def test_purge_wakes_publishers_that_wait_for_room(rig: CoreRig) -> None:
 
 
 def with_record(rig: CoreRig) -> Message:
-    """Make queue 1 ``orders`` and queue 2 with a record of it, on disk; return its row."""
+    """Create orders (queue 1), and a record of it in queue 2; return the row of the record."""
     rig.publish(b"x", queue="orders")
     rig.publish(b"r", queue="orders.dlq")
     return record(2, source_queue_id=1)
 
 
-def test_redrive_stores_the_record_again_in_its_origin(rig: CoreRig) -> None:
+def test_redrive_publishes_the_record_to_its_origin(rig: CoreRig) -> None:
     row = with_record(rig)
     worker = rig.consumer("orders")
     batch = rig.run(lambda: rig.redrive("orders.dlq", None, 60, None))
@@ -659,7 +647,7 @@ def test_redrive_goes_to_another_queue_and_stops_at_its_limit(rig: CoreRig) -> N
     assert (rig.answers, batch.pages) == ([2], [])
 
 
-def test_redrive_gives_the_default_ttl_of_the_target_unless_told_otherwise(rig: CoreRig) -> None:
+def test_redrive_applies_the_default_ttl_of_the_target(rig: CoreRig) -> None:
     row = with_record(rig)
     rig.run(lambda: rig.configure("orders", {"default_ttl_s": 5}))
     batch = rig.run(lambda: rig.redrive("orders.dlq"))
@@ -671,12 +659,12 @@ def test_redrive_gives_the_default_ttl_of_the_target_unless_told_otherwise(rig: 
     [
         pytest.param(lambda row: setattr(row, "state", State.DISPATCHED), id="dispatched"),
         pytest.param(lambda row: setattr(row, "body", None), id="damaged"),
-        pytest.param(lambda row: setattr(row, "source_queue_id", None), id="no record"),
+        pytest.param(lambda row: setattr(row, "source_queue_id", None), id="not a record"),
         pytest.param(lambda row: setattr(row, "source_queue_id", 99), id="origin unknown"),
         pytest.param(lambda row: setattr(row, "source_queue_id", 2), id="origin is this queue"),
     ],
 )
-def test_redrive_leaves_a_message_that_it_cannot_send_back(rig: CoreRig, change: object) -> None:
+def test_redrive_skips_a_message_without_a_target(rig: CoreRig, change: object) -> None:
     row = with_record(rig)
     assert callable(change)
     change(row)
@@ -686,7 +674,7 @@ def test_redrive_leaves_a_message_that_it_cannot_send_back(rig: CoreRig, change:
 
 
 @pytest.mark.parametrize("changes", [{"max_messages": 1}, {"publishing_paused": True}])
-def test_redrive_heeds_the_bounds_of_the_origin(rig: CoreRig, changes: dict[str, Any]) -> None:
+def test_redrive_respects_the_limits_of_the_origin(rig: CoreRig, changes: dict[str, Any]) -> None:
     row = with_record(rig)
     rig.run(lambda: rig.configure("orders", changes))
     batch = rig.run(lambda: rig.redrive("orders.dlq"))
@@ -695,7 +683,7 @@ def test_redrive_heeds_the_bounds_of_the_origin(rig: CoreRig, changes: dict[str,
 
 
 @pytest.mark.parametrize(("queues", "count"), [({1, 2}, 1), ({2}, 0)])
-def test_redrive_goes_back_to_the_queues_given_only(queues: set[int], count: int) -> None:
+def test_redrive_is_restricted_to_the_given_queues(queues: set[int], count: int) -> None:
     rig = CoreRig()
     row = with_record(rig)
 
@@ -709,10 +697,10 @@ def test_redrive_goes_back_to_the_queues_given_only(queues: set[int], count: int
     assert len(rig.run(loaded=pages(batch, [row])).created) == count
 
 
-# -- what is refused
+# -- refusals
 
 
-def test_operator_is_refused_what_does_not_exist(rig: CoreRig) -> None:
+def test_operation_on_something_unknown_is_refused(rig: CoreRig) -> None:
     rig.publish(b"a")
     rig.begin()
     asked: list[Callable[[], None]] = [
@@ -736,7 +724,7 @@ def test_operator_is_refused_what_does_not_exist(rig: CoreRig) -> None:
     assert rig.answers == []
 
 
-def test_setting_goes_back_to_the_default(rig: CoreRig) -> None:
+def test_setting_can_be_reset_to_its_default(rig: CoreRig) -> None:
     rig.publish(b"a")
     rig.run(lambda: rig.configure("orders", {"max_deliveries": 3}))
     batch = rig.run(lambda: rig.configure("orders", {"max_deliveries": None}))

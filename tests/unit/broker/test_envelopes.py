@@ -1,4 +1,4 @@
-"""Contents that the core has looked at: index, quarantine, records, and the way back."""
+"""Inspected contents: index, quarantine and dead-letter records."""
 
 import json
 from functools import partial
@@ -9,10 +9,11 @@ import pytest
 from phpmq_lite.broker import dead_letters
 from phpmq_lite.broker.broker import CommandResult
 from phpmq_lite.broker.operator import publishing
+from phpmq_lite.broker.queue import Connection
 from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Limits, LoadedRows, Message, State
+from phpmq_lite.model import Limits, LoadedRows, Message, State, ValidatedPublish
 from tests.support.core_rig import (
     CoreRig,
     event_kinds,
@@ -43,7 +44,7 @@ def strict() -> CoreRig:
     return rig_with_strict_queue()
 
 
-# -- what is indexed
+# -- index
 
 
 def test_object_is_indexed() -> None:
@@ -52,7 +53,7 @@ def test_object_is_indexed() -> None:
 
 
 @pytest.mark.parametrize("content", [b"x", b"", b" {}", b"{" + b" " * INSPECTED_BYTES_MAX])
-def test_what_does_not_begin_like_an_object_or_is_long_is_not_looked_at(
+def test_content_that_is_no_object_or_too_long_is_not_inspected(
     rig: CoreRig, content: bytes
 ) -> None:
     batch = rig.publish(content)
@@ -60,18 +61,18 @@ def test_what_does_not_begin_like_an_object_or_is_long_is_not_looked_at(
     assert indexed_fields(batch.created[0]) == (None, None, None, None)
 
 
-def test_nothing_is_looked_at_on_an_opaque_queue() -> None:
+def test_opaque_queue_inspects_nothing() -> None:
     rig = rig_with_inspector(payload_policy="opaque")
     assert {indexed_fields(m) for m in rig.publish(GOOD, BAD).created} == {(None, None, None, None)}
     assert inspection_count(rig) == 0
 
 
-def test_observed_queue_delivers_what_is_wrong(rig: CoreRig) -> None:
+def test_observed_queue_delivers_invalid_content(rig: CoreRig) -> None:
     worker = rig.consumer()
     assert [m.seq for m in sent_messages(rig.publish(BAD), worker)] == [1]
 
 
-def test_change_of_the_policy_counts_for_what_comes_then(rig: CoreRig) -> None:
+def test_changed_policy_applies_to_new_messages(rig: CoreRig) -> None:
     rig.publish(GOOD)
     rig.run(lambda: rig.configure("orders", {"payload_policy": "opaque"}))
     assert indexed_fields(rig.publish(GOOD).created[0])[0] is None
@@ -82,7 +83,7 @@ def test_change_of_the_policy_counts_for_what_comes_then(rig: CoreRig) -> None:
 # -- quarantine
 
 
-def test_bad_content_is_dead_at_once_with_a_record_and_never_dispatched(strict: CoreRig) -> None:
+def test_bad_content_is_dead_lettered_at_once(strict: CoreRig) -> None:
     worker = strict.consumer()
     batch = strict.publish(BAD)
     assert sent_messages(batch, worker) == []
@@ -104,25 +105,25 @@ def test_bad_content_is_dead_at_once_with_a_record_and_never_dispatched(strict: 
     assert strict.queue().dead_by_reason == {"invalid_data": 1}
 
 
-def test_good_and_bad_ones_of_a_queue_do_not_disturb_each_other(strict: CoreRig) -> None:
+def test_good_and_bad_messages_are_independent(strict: CoreRig) -> None:
     worker = strict.consumer()
     batch = strict.publish(GOOD, BAD, GOOD, b"plain")
     assert [m.body for m in sent_messages(batch, worker)] == [GOOD, GOOD]
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [2], (State.DEAD, "poison"): [5]}
 
 
-def test_retry_queue_judges_as_the_queue_that_it_forwards_to(rig: CoreRig) -> None:
+def test_retry_queue_validates_like_its_origin(rig: CoreRig) -> None:
     rig.publish(GOOD, queue="orders.retry", ttl_s=9)
     assert not rig.queue("orders.retry").validates
     rig.publish(GOOD)
     rig.run(lambda: rig.configure("orders", {"payload_policy": "envelope"}))
     batch = rig.publish(BAD, queue="orders.retry", ttl_s=9)
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [3]}
-    rig.run(lambda: rig.configure("orders.retry", {"payload_policy": "observe"}))  # its own word
+    rig.run(lambda: rig.configure("orders.retry", {"payload_policy": "observe"}))  # its own setting
     assert outcomes(rig.publish(BAD, queue="orders.retry", ttl_s=9)) == {}
 
 
-def test_retry_queue_that_comes_second_judges_too(rig: CoreRig) -> None:
+def test_retry_queue_created_later_validates_too(rig: CoreRig) -> None:
     rig.publish(GOOD)
     rig.run(lambda: rig.configure("orders", {"payload_policy": "envelope"}))
     batch = rig.publish(BAD, queue="orders.retry", ttl_s=9)
@@ -145,7 +146,7 @@ def test_publisher_of_bad_content_gets_its_receipt(strict: CoreRig) -> None:
         ({"max_bytes": 1}, "dead-letter queue queue full: bytes"),
     ],
 )
-def test_bad_content_is_refused_where_its_record_has_no_room(
+def test_bad_content_is_refused_if_its_record_is(
     strict: CoreRig, changes: dict[str, Any], reason: str
 ) -> None:
     strict.publish(BAD)
@@ -156,7 +157,7 @@ def test_bad_content_is_refused_where_its_record_has_no_room(
     assert batch.created == []
     with pytest.raises(RefusedError, match="dead-letter queue"):
         publish(strict, BAD)
-    assert strict.publish(GOOD).created[0].body is None  # good ones are taken
+    assert strict.publish(GOOD).created[0].body is None  # good content is accepted
 
 
 def test_bad_content_without_a_key_waits_for_its_dead_letter_queue(strict: CoreRig) -> None:
@@ -170,7 +171,7 @@ def test_bad_content_without_a_key_waits_for_its_dead_letter_queue(strict: CoreR
     assert batch.to_resume == {publisher}
 
 
-def test_bad_content_has_a_record_although_there_are_as_many_queues_as_may_be() -> None:
+def test_bad_content_has_a_record_although_no_more_queues_are_allowed() -> None:
     rig = rig_with_strict_queue(Limits(queues=1))
     rig.publish(GOOD)
     publisher = rig.connect()
@@ -180,35 +181,36 @@ def test_bad_content_has_a_record_although_there_are_as_many_queues_as_may_be() 
     assert [row.name for row in batch.new_queues] == ["orders.dlq"]
 
 
-def test_large_content_is_judged_ahead_and_its_record_made_there(strict: CoreRig) -> None:
+def validate_large(rig: CoreRig, publisher: Connection, content: bytes) -> ValidatedPublish:
+    """Publish a large content, which is validated in the background; return the verdict."""
+    verdicts: list[ValidatedPublish] = []
+    rig.begin()
+    result = rig.core.publish(publisher, "orders", content, 0, b"k")
+    assert result is CommandResult.VALIDATE
+    rig.core.validate_in_background("orders", content, verdicts.append)
+    [(work, give)] = rig.finish().background
+    assert rig.batch.created == []
+    give(work())
+    return verdicts[0]
+
+
+def test_large_content_and_its_record_are_prepared_in_the_background(strict: CoreRig) -> None:
     publisher = strict.connect()
     large = b'{"bad":"invalid_data","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
-    strict.begin()
-    assert strict.core.publish(publisher, "orders", large, 0, b"k") is CommandResult.VALIDATE
-    judged: list[Any] = []
-    strict.core.validate_in_background("orders", large, judged.append)
-    [(work, give)] = strict.finish().background
-    assert strict.batch.created == []
-    give(work())
+    verdict = validate_large(strict, publisher, large)
     before = inspection_count(strict)
-    batch = strict.run(lambda: strict.core.publish(publisher, "orders", large, 0, b"k", judged[0]))
+    batch = strict.run(lambda: strict.core.publish(publisher, "orders", large, 0, b"k", verdict))
     assert inspection_count(strict) == before
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [1]}
     assert block_of(batch.bodies[3])["message_id"] == batch.created[0].message_id.decode()
 
 
-def test_verdict_by_other_settings_than_those_in_force_counts_for_nothing(strict: CoreRig) -> None:
-    publisher = strict.connect()
-    large = b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES)
-    strict.begin()
-    strict.core.publish(publisher, "orders", large, 0, None)
-    judged: list[Any] = []
-    strict.core.validate_in_background("orders", large, judged.append)
-    [(work, give)] = strict.finish().background
-    give(work())
+def test_verdict_by_outdated_settings_is_ignored(strict: CoreRig) -> None:
+    publisher, large = strict.connect(), b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES)
+    verdict = validate_large(strict, publisher, large)
     strict.run(lambda: strict.configure("orders", {"note": "new"}))
     strict.begin()
-    result = strict.core.publish(publisher, "orders", large, 0, None, judged[0])
+    result = strict.core.publish(publisher, "orders", large, 0, None, verdict)
     assert result is CommandResult.VALIDATE
 
 
@@ -225,7 +227,7 @@ def publish(rig: CoreRig, *contents: bytes, key: bytes | None = None) -> Any:
     return rig.answers[-1] if rig.answers else None
 
 
-def test_operator_is_told_what_was_quarantined(strict: CoreRig) -> None:
+def test_operator_learns_which_messages_were_quarantined(strict: CoreRig) -> None:
     ids = publish(strict, GOOD, BAD)
     assert len(ids) == 2
     assert ids.quarantined == {ids[1]: "invalid_data"}
@@ -243,7 +245,7 @@ def test_operator_waits_for_the_verdict_on_a_large_content(strict: CoreRig) -> N
     assert ids.quarantined == {ids[1]: "too_deep"}
 
 
-def test_refusal_behind_the_verdict_is_the_answer(strict: CoreRig) -> None:
+def test_refusal_after_the_verdict_is_the_reply(strict: CoreRig) -> None:
     publish(strict, b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES))
     [(work, give)] = strict.batch.background
     found = work()
@@ -254,18 +256,18 @@ def test_refusal_behind_the_verdict_is_the_answer(strict: CoreRig) -> None:
     assert error.code == "paused"
 
 
-# -- records of messages that died later
+# -- records of messages that are dead-lettered later
 
 
 def dispatched(rig: CoreRig, body: bytes = GOOD) -> tuple[Any, Message]:
     worker = rig.consumer()
     [held] = sent_messages(rig.publish(body), worker)
-    held.body = None  # it was sent
+    held.body = None  # as after sending
     return worker, held
 
 
 def die(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> Any:
-    """Have the worker send 006, and give what the store has."""
+    """Dead-letter a message, and load its body and the records written before."""
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     target = rig.core.state.queues.get("orders.dlq")
     assert batch.body_seqs == {held.seq}
@@ -283,7 +285,7 @@ def test_bare_006_leaves_a_record_with_a_block(rig: CoreRig) -> None:
     assert indexed_fields(batch.created[0]) == ("urn:a", "t", "i", 3)
 
 
-def test_bare_006_of_what_nobody_here_may_change_says_so(rig: CoreRig) -> None:
+def test_record_names_an_unsupported_schema_version(rig: CoreRig) -> None:
     worker, held = dispatched(rig)
     rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     body = b'{"urn":"urn:a","unread":"unsupported_schema_version"}'
@@ -297,7 +299,7 @@ def test_record_of_an_opaque_queue_has_the_bytes_of_the_message() -> None:
     assert die(rig, worker, held).bodies == [2, GOOD]
 
 
-def test_record_that_the_worker_wrote_is_found_and_no_other_added(rig: CoreRig) -> None:
+def test_record_written_by_the_worker_is_the_only_one(rig: CoreRig) -> None:
     worker, held = dispatched(rig)
     own = expected_record(rig, held)
     [record] = rig.publish(own, queue="orders.dlq", by=worker).created
@@ -311,7 +313,7 @@ def test_record_that_the_worker_wrote_is_found_and_no_other_added(rig: CoreRig) 
     assert rig.queue().dead_by_reason == {"no stock": 1}
 
 
-def test_record_about_another_message_of_the_same_number_does_not_count(rig: CoreRig) -> None:
+def test_record_about_another_message_is_ignored(rig: CoreRig) -> None:
     worker, held = dispatched(rig)
     foreign = expected_record(rig, held, message_id=(held.message_id[:16] + b"0" * 16).decode())
     batch = die(rig, worker, held, (b"%032x" % 9, foreign))
@@ -320,7 +322,7 @@ def test_record_about_another_message_of_the_same_number_does_not_count(rig: Cor
 
 
 @pytest.mark.parametrize("message_id", ["", "x" * 32, "f" * 32, "0" * 32, "1"])
-def test_record_about_a_message_that_cannot_be_is_tied_to_its_queue_alone(
+def test_record_with_an_impossible_id_is_linked_to_its_queue_only(
     rig: CoreRig, message_id: str
 ) -> None:
     rig.publish(GOOD)
@@ -330,7 +332,7 @@ def test_record_about_a_message_that_cannot_be_is_tied_to_its_queue_alone(
     assert record.source_queue_id == rig.queue().queue_id
 
 
-def test_message_that_nobody_had_dies_at_once(rig: CoreRig) -> None:
+def test_message_that_was_never_held_is_dead_lettered_at_once(rig: CoreRig) -> None:
     rig.publish(GOOD)
     stranger = rig.connect()
     made = message(1, body=GOOD)
@@ -341,7 +343,7 @@ def test_message_that_nobody_had_dies_at_once(rig: CoreRig) -> None:
     assert stranger.is_open
 
 
-def test_record_of_a_large_message_is_made_in_a_thread(rig: CoreRig) -> None:
+def test_record_of_a_large_message_is_made_in_the_background(rig: CoreRig) -> None:
     large = b'{"urn":"urn:a","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     worker, held = dispatched(rig, large)
     rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
@@ -359,7 +361,7 @@ def test_record_of_a_large_message_is_made_in_a_thread(rig: CoreRig) -> None:
 # -- named dead-letter queues
 
 
-def test_records_go_to_the_queue_that_was_named(strict: CoreRig) -> None:
+def test_records_go_to_the_configured_queue(strict: CoreRig) -> None:
     strict.publish(GOOD)
     strict.run(lambda: strict.configure("orders", {"dead_letter_queue": "orders.failed"}))
     batch = strict.publish(BAD)
@@ -367,11 +369,11 @@ def test_records_go_to_the_queue_that_was_named(strict: CoreRig) -> None:
     assert batch.created[1].queue_id == failed.queue_id
     assert failed.is_dead_letter_queue
     assert (failed.settings.max_deliveries, failed.settings.payload_policy) == (0, "observe")
-    strict.publish(BAD, queue="orders.failed")  # takes anything
+    strict.publish(BAD, queue="orders.failed")  # it accepts anything
     assert failed.row.live_count == 2
 
 
-def test_queue_is_a_dead_letter_queue_only_while_it_is_named(rig: CoreRig) -> None:
+def test_queue_is_a_dead_letter_queue_only_while_configured(rig: CoreRig) -> None:
     rig.publish(GOOD, queue="failed")
     rig.publish(GOOD)
     rig.publish(GOOD, queue="mails")
@@ -394,7 +396,7 @@ def test_queue_is_a_dead_letter_queue_only_while_it_is_named(rig: CoreRig) -> No
         {"a": "b", "b.dlq": "a"},
     ],
 )
-def test_dead_letters_cannot_go_in_a_circle(rig: CoreRig, named: dict[str, str]) -> None:
+def test_cycle_of_dead_letter_queues_is_refused(rig: CoreRig, named: dict[str, str]) -> None:
     for name in named:
         rig.publish(GOOD, queue=name)
     *rest, last = named

@@ -1,9 +1,8 @@
-"""Expiry, delivery limit, timeouts and dead letters: the turns of one message's life."""
+"""Transitions of a message: expiry, delivery limit, timeouts and dead letters."""
 
 import pytest
 
 from phpmq_lite.broker.broker import CommandResult
-from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits, LoadedRows, Message, State
 from phpmq_lite.queue_settings import LONGEST_TTL_S, QueueSettings
 from tests.support.core_rig import (
@@ -21,18 +20,13 @@ EXPIRED = (State.EXPIRED, None)
 
 
 def due(rig: CoreRig, *messages: Message, next_deadline_ms: int | None = None) -> LoadedRows:
-    """Answer, by hand, to the core's question for what is due."""
+    """Return the reply to the core's request for due messages."""
     assert rig.batch.due_at == rig.steady_ms
     return LoadedRows(due=list(messages), next_deadline_ms=next_deadline_ms, has_due=True)
 
 
 def configure(rig: CoreRig, queue: str = "orders", **changes: object) -> None:
     rig.run(lambda: rig.configure(queue, dict(changes)))
-
-
-def one_held(rig: CoreRig, worker: Connection) -> Message:
-    [held] = sent_messages(rig.publish(b"a"), worker)
-    return held
 
 
 # -- TTL
@@ -51,8 +45,7 @@ def test_message_keeps_its_ttl_up_to_100_years(ttl_s: int | None, kept_s: int | 
 
 
 def test_requeue_keeps_a_ttl_up_to_100_years(rig: CoreRig) -> None:
-    worker = rig.consumer()
-    held = one_held(rig, worker)
+    worker, held = rig.hold()
     rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 10**19 - 1))
     assert held.ttl_s == LONGEST_TTL_S
     assert (held.deadline_ms or 0) < 1 << 63
@@ -64,14 +57,13 @@ def test_message_without_a_ttl_gets_the_default_of_its_queue() -> None:
     assert (without.ttl_s, never.ttl_s) == (30, None)
 
 
-def test_times_of_a_message_are_on_the_scales_they_belong_to(rig: CoreRig) -> None:
-    worker = rig.consumer()
-    held = sent_messages(rig.publish(b"a", ttl_s=5), worker)[0]
+def test_timestamps_are_wall_clock_and_deadlines_are_steady(rig: CoreRig) -> None:
+    _, held = rig.hold(ttl_s=5)
     assert (held.published_at, held.first_dispatched_at) == (WALL_MS, WALL_MS)
     assert (held.deadline_ms, held.held_since_ms) == (STEADY_MS + 5_000, STEADY_MS)
 
 
-def test_deadline_wakes_the_loop_and_what_is_due_expires(rig: CoreRig) -> None:
+def test_message_expires_at_its_deadline(rig: CoreRig) -> None:
     [born] = rig.publish(b"a", ttl_s=1).created
     rig.advance(0.999)
     assert rig.run().due_at is None
@@ -83,7 +75,7 @@ def test_deadline_wakes_the_loop_and_what_is_due_expires(rig: CoreRig) -> None:
     assert (rig.queue().row.live_count, rig.queue().counters.expired) == (0, 1)
 
 
-def test_soonest_deadline_is_asked_for_again_when_more_is_due_than_one_page(rig: CoreRig) -> None:
+def test_due_messages_are_requested_again_after_a_full_page(rig: CoreRig) -> None:
     [born] = rig.publish(b"a", ttl_s=1).created
     rig.advance(1)
     rig.run()
@@ -91,22 +83,21 @@ def test_soonest_deadline_is_asked_for_again_when_more_is_due_than_one_page(rig:
     assert batch.due_at == rig.steady_ms
 
 
-def test_message_in_a_window_expires_there_too(rig: CoreRig) -> None:
-    worker = rig.consumer(credit=1)
-    one_held(rig, worker)
+def test_expired_message_leaves_the_window(rig: CoreRig) -> None:
+    rig.consumer(credit=1)
+    rig.publish(b"a")
     rig.publish(b"b", ttl_s=1)
     rig.advance(1)
     rig.run()
-    row = message(2, deadline_ms=STEADY_MS + 1_000)  # the writer makes its own object
+    row = message(2, deadline_ms=STEADY_MS + 1_000)  # a new object, as the writer makes
     batch = rig.run(loaded=due(rig, row))
     assert outcomes(batch) == {EXPIRED: [2]}
-    assert list(rig.queue().window or ()) == []
+    assert list(rig.window()) == []
     assert list(rig.core.state.messages) == [1]
 
 
-def test_dispatched_message_outlives_its_deadline_and_is_judged_on_its_return(rig: CoreRig) -> None:
-    worker = rig.consumer()
-    [held] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
+def test_dispatched_message_does_not_expire(rig: CoreRig) -> None:
+    worker, held = rig.hold(ttl_s=1)
     rig.advance(5)
     rig.run()
     assert outcomes(rig.run(loaded=due(rig))) == {}
@@ -114,9 +105,8 @@ def test_dispatched_message_outlives_its_deadline_and_is_judged_on_its_return(ri
     assert outcomes(batch) == {(State.ACKED, None): [1]}
 
 
-def test_message_that_returns_after_its_deadline_expires(rig: CoreRig) -> None:
-    worker = rig.consumer()
-    [held] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
+def test_message_returned_after_its_deadline_expires(rig: CoreRig) -> None:
+    worker, held = rig.hold(ttl_s=1)
     rig.advance(5)
     batch = rig.run(lambda: rig.core.consume(worker, "orders", 5))
     assert sent_messages(batch, worker) == []
@@ -124,9 +114,8 @@ def test_message_that_returns_after_its_deadline_expires(rig: CoreRig) -> None:
     assert held.deliveries == 1
 
 
-def test_message_that_was_not_sent_in_time_is_taken_back_and_expires(rig: CoreRig) -> None:
-    worker = rig.consumer(credit=1)
-    [late] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
+def test_message_that_was_not_sent_in_time_expires(rig: CoreRig) -> None:
+    worker, late = rig.hold(credit=1, ttl_s=1)
     rig.advance(1)
     batch = rig.run(lambda: rig.core.undo_dispatches(worker, [late]))
     assert outcomes(batch) == {EXPIRED: [1]}
@@ -135,7 +124,7 @@ def test_message_that_was_not_sent_in_time_is_taken_back_and_expires(rig: CoreRi
     assert bodies(sent_messages(rig.publish(b"b"), worker)) == [b"b"]  # its credit is free again
 
 
-def test_message_taken_back_keeps_its_earlier_dispatch(rig: CoreRig) -> None:
+def test_undone_dispatch_keeps_the_earlier_dispatch(rig: CoreRig) -> None:
     worker = rig.consumer()
     sent_messages(rig.publish(b"a", ttl_s=60), worker)
     [again] = sent_messages(rig.run(lambda: rig.core.consume(worker, "orders", 5)), worker)
@@ -143,27 +132,26 @@ def test_message_taken_back_keeps_its_earlier_dispatch(rig: CoreRig) -> None:
     assert again.first_dispatched_at == WALL_MS
 
 
-def test_message_that_was_settled_meanwhile_is_not_taken_back(rig: CoreRig) -> None:
-    worker = rig.consumer()
-    [late] = sent_messages(rig.publish(b"a", ttl_s=1), worker)
+def test_dispatch_of_a_settled_message_is_not_undone(rig: CoreRig) -> None:
+    worker, late = rig.hold(ttl_s=1)
     rig.run(lambda: rig.core.acknowledge(worker, "orders", late.message_id))
     batch = rig.run(lambda: rig.core.undo_dispatches(worker, [late]))
     assert (batch.changed, rig.core.state.held) == ({}, 0)
 
 
-# -- what expiry does
+# -- outcomes of expiry
 
 
 def expire_one(rig: CoreRig, queue: str = "orders") -> Message:
     [born] = rig.publish(b"a", queue=queue, ttl_s=1).created
-    born.body = b"a"  # as it is in a window
+    born.body = b"a"  # as in a window
     rig.advance(1)
     rig.run()
     rig.run(loaded=due(rig, born))
     return born
 
 
-def test_expired_message_is_forwarded_where_its_queue_says_so(rig: CoreRig) -> None:
+def test_expired_message_is_forwarded_if_its_queue_is_set_so(rig: CoreRig) -> None:
     rig.publish(b"older", queue="late")
     rig.publish(b"x")
     configure(rig, on_expire="forward:late")
@@ -178,7 +166,7 @@ def test_expired_message_is_forwarded_where_its_queue_says_so(rig: CoreRig) -> N
     assert (rig.queue().row.live_count, late.row.live_count, late.row.live_bytes) == (1, 2, 6)
 
 
-def test_message_of_a_retry_queue_is_forwarded_to_its_origin_by_itself(rig: CoreRig) -> None:
+def test_expired_message_of_a_retry_queue_is_forwarded_to_its_origin(rig: CoreRig) -> None:
     worker = rig.consumer("orders")
     born = expire_one(rig, "orders.retry")
     assert born.queue_id == rig.queue("orders").queue_id
@@ -201,10 +189,9 @@ def test_message_that_cannot_be_forwarded_is_a_dead_letter_with_a_reason() -> No
 
 
 @pytest.mark.parametrize("own", ["", "graves"])
-def test_record_is_stored_although_there_are_as_many_queues_as_may_be(own: str) -> None:
+def test_record_is_stored_although_no_more_queues_are_allowed(own: str) -> None:
     rig = CoreRig(Limits(queues=1), QueueSettings(max_deliveries=1, dead_letter_queue=own))
-    worker = rig.consumer()
-    [held] = sent_messages(rig.publish(b"a"), worker)
+    worker, held = rig.hold()
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert [row.name for row in batch.new_queues] == [own or "orders.dlq"]
@@ -233,7 +220,7 @@ def test_dead_letter_queue_counts_with_its_origin() -> None:
     assert created.total() == 2
 
 
-def test_expired_message_becomes_a_dead_letter_where_its_queue_says_so() -> None:
+def test_expired_message_becomes_a_dead_letter_if_its_queue_is_set_so() -> None:
     rig = CoreRig(defaults=QueueSettings(on_expire="dead_letter"))
     expire_one(rig)
     assert outcomes(rig.batch) == {(State.DEAD, "expired"): [1]}
@@ -244,7 +231,7 @@ def test_expired_message_becomes_a_dead_letter_where_its_queue_says_so() -> None
 # -- dead letters
 
 
-def test_dead_letter_leaves_its_queue_and_a_record_of_it(rig: CoreRig) -> None:
+def test_dead_letter_leaves_its_queue_and_a_record_is_stored(rig: CoreRig) -> None:
     worker, publisher = rig.consumer(), rig.connect()
     [held] = sent_messages(rig.publish(b"body", ttl_s=60, by=publisher), worker)
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
@@ -262,16 +249,14 @@ def test_dead_letter_leaves_its_queue_and_a_record_of_it(rig: CoreRig) -> None:
 
 def test_record_never_expires_though_its_queue_has_a_default() -> None:
     rig = CoreRig(defaults=QueueSettings(default_ttl_s=60))
-    worker = rig.consumer()
-    held = one_held(rig, worker)
+    worker, held = rig.hold()
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert batch.created[0].deadline_ms is None
 
 
 def test_dead_letter_whose_body_is_on_disk_waits_for_it(rig: CoreRig) -> None:
-    worker, stranger = rig.consumer(), rig.connect()
-    held = one_held(rig, worker)
-    held.body = None  # it was sent
+    (worker, held), stranger = rig.hold(), rig.connect()
+    held.body = None  # as after sending
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert (outcomes(batch), batch.body_seqs) == ({}, {1})
     row = message(1, queue_id=1)
@@ -285,7 +270,7 @@ def test_dead_letter_whose_body_is_on_disk_waits_for_it(rig: CoreRig) -> None:
     assert rig.core.state.pending == {}
 
 
-def test_what_follows_a_dead_letter_waits_only_while_its_body_is_on_disk() -> None:
+def test_command_waits_only_for_a_body_on_disk() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=1))
     worker = rig.consumer()
     here, there, poison = sent_messages(rig.publish(b"a", b"b", b"c"), worker)
@@ -297,9 +282,8 @@ def test_what_follows_a_dead_letter_waits_only_while_its_body_is_on_disk() -> No
     assert outcomes(rig.finish()) == {(State.DEAD, "client"): [1]}
 
 
-def test_dying_message_is_out_of_reach_of_everybody(rig: CoreRig) -> None:
-    worker, stranger = rig.consumer(), rig.connect()
-    held = one_held(rig, worker)
+def test_pending_dead_letter_ignores_commands(rig: CoreRig) -> None:
+    (worker, held), stranger = rig.hold(), rig.connect()
     held.body = None
     rig.begin()
     rig.core.dead_letter(worker, "orders", held.message_id)
@@ -312,10 +296,9 @@ def test_dying_message_is_out_of_reach_of_everybody(rig: CoreRig) -> None:
     assert rig.core.ignored == {"settled": 6}
 
 
-def test_record_joins_a_window_whose_page_came_at_the_same_time(rig: CoreRig) -> None:
-    """The page was read before the record was stored: it must not hide it."""
-    worker, clerk = rig.consumer(), rig.connect()
-    held = one_held(rig, worker)
+def test_record_joins_a_window_loaded_in_the_same_batch(rig: CoreRig) -> None:
+    """The page was read before the record was stored, and must not hide it."""
+    (worker, held), clerk = rig.hold(), rig.connect()
     held.body = None
     batch = rig.run(
         lambda: rig.core.dead_letter(worker, "orders", held.message_id),
@@ -327,9 +310,7 @@ def test_record_joins_a_window_whose_page_came_at_the_same_time(rig: CoreRig) ->
 
 
 def test_dead_letter_with_a_damaged_body_leaves_no_record(rig: CoreRig) -> None:
-    """Never delivered; settled as dead, reason crc, no record."""
-    worker = rig.consumer()
-    held = one_held(rig, worker)
+    worker, held = rig.hold()
     held.body = None
     rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     batch = rig.run(loaded=LoadedRows(bodies={1: None}))
@@ -357,8 +338,8 @@ def test_dead_letter_of_a_dead_letter_queue_leaves_no_further_record(rig: CoreRi
     assert batch.created == []
 
 
-def test_due_message_that_is_dying_is_not_buried_twice() -> None:
-    """More than one page was due: the next page still has what waits for its body."""
+def test_due_pending_dead_letter_is_not_dead_lettered_twice() -> None:
+    """The next page of due messages still has the one that waits for its body."""
     rig = CoreRig(defaults=QueueSettings(on_expire="dead_letter"))
     rig.publish(b"a", ttl_s=1)
     rig.advance(1)
@@ -375,18 +356,17 @@ def test_due_message_that_is_dying_is_not_buried_twice() -> None:
     assert outcomes(rig.run(loaded=LoadedRows(bodies={1: b"a"}))) == {}
 
 
-# -- poison
+# -- delivery limit
 
 
 def return_charged(rig: CoreRig, held: Message) -> None:
-    """End the connection that holds it."""
+    """Disconnect the connection that holds the message."""
     rig.run(lambda: rig.core.disconnect(held.holder.connection, None, None, "crashed"))
 
 
-def test_message_dies_of_as_many_charged_deliveries_as_its_queue_allows() -> None:
+def test_message_is_dead_lettered_at_the_delivery_limit() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=3))
-    worker = rig.consumer()
-    [held] = sent_messages(rig.publish(b"a"), worker)
+    _, held = rig.hold()
     for _ in range(2):
         again = rig.connect()
         rig.begin()
@@ -401,29 +381,26 @@ def test_message_dies_of_as_many_charged_deliveries_as_its_queue_allows() -> Non
     assert rig.batch.changed == {1: held}  # its history row has the last charge too
 
 
-def test_message_of_a_queue_without_a_limit_comes_back_for_ever() -> None:
+def test_message_of_a_queue_without_a_limit_always_returns() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=0))
-    worker = rig.consumer()
-    held = one_held(rig, worker)
+    worker, held = rig.hold()
     for n in range(1, 50):
         rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
         assert (held.charged, held.holder.connection) == (n, worker)
 
 
-def test_requeue_is_charged_and_kills_at_the_limit() -> None:
+def test_requeue_is_charged_and_dead_letters_at_the_limit() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=2))
-    worker = rig.consumer()
-    held = one_held(rig, worker)
+    worker, held = rig.hold()
     rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
     batch = rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
     assert outcomes(batch) == {(State.DEAD, "max_deliveries"): [1]}
     assert held.position == 2
 
 
-def test_credit_replaced_charges_nobody() -> None:
+def test_replaced_credit_charges_no_delivery() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=1))
-    worker = rig.consumer()
-    held = one_held(rig, worker)
+    worker, held = rig.hold()
     for _ in range(5):
         rig.run(lambda: rig.core.consume(worker, "orders", 1))
     assert (held.charged, held.deliveries) == (0, 6)
@@ -434,8 +411,7 @@ def test_credit_replaced_charges_nobody() -> None:
 
 def test_consumer_loses_a_message_after_the_acknowledgement_timeout() -> None:
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
-    slow = rig.consumer(credit=1)
-    held = one_held(rig, slow)
+    slow, held = rig.hold(credit=1)
     assert rig.core.next_wake_ms == STEADY_MS + 60_000
     rig.advance(59.999)
     assert event_kinds(rig.run()) == []
@@ -448,10 +424,9 @@ def test_consumer_loses_a_message_after_the_acknowledgement_timeout() -> None:
     assert rig.core.next_wake_ms == rig.steady_ms + 60_000
 
 
-def test_acknowledgement_after_the_timeout_is_foreign_when_somebody_else_has_it() -> None:
+def test_late_acknowledgement_of_a_reassigned_message_is_foreign() -> None:
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
-    slow, quick = rig.consumer(credit=1), rig.connect()
-    held = one_held(rig, slow)
+    (slow, held), quick = rig.hold(credit=1), rig.connect()
     rig.run(lambda: rig.core.set_blocked(slow, is_blocked=True))
     rig.consume(quick, 1)
     rig.advance(60)
@@ -461,22 +436,20 @@ def test_acknowledgement_after_the_timeout_is_foreign_when_somebody_else_has_it(
     assert rig.core.ignored == {"foreign": 1}
 
 
-def test_acknowledgement_that_waited_for_its_turn_comes_ahead_of_the_timeout() -> None:
-    """The disk was slow, or the process had no turn; the consumer was not."""
+def test_queued_acknowledgement_precedes_the_timeout() -> None:
+    """The disk or the process was slow, not the consumer."""
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
-    worker = rig.consumer(credit=1)
-    held = one_held(rig, worker)
+    worker, held = rig.hold(credit=1)
     rig.advance(62)
     batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert event_kinds(batch) == []
     assert (rig.core.ignored, rig.core.next_wake_ms) == ({}, None)
 
 
-def test_timeout_of_a_message_that_was_not_sent_has_not_begun() -> None:
-    """The batch that dispatched it waits for a slow disk."""
+def test_timeout_begins_when_the_message_is_sent() -> None:
+    """The batch that dispatched it waits for the disk."""
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=2))
-    worker = rig.consumer()
-    [held] = sent_messages(rig.publish(b"a"), worker)
+    worker, held = rig.hold()
     held.is_sent = False
     rig.advance(3)
     rig.run()
@@ -487,12 +460,11 @@ def test_timeout_of_a_message_that_was_not_sent_has_not_begun() -> None:
     assert held.charged == 1
 
 
-def test_each_message_has_a_timeout_of_its_own() -> None:
+def test_each_message_has_its_own_timeout() -> None:
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
-    slow = rig.consumer(credit=2)
-    first = one_held(rig, slow)
+    slow, first = rig.hold(credit=2)
     rig.advance(30)
-    second = one_held(rig, slow)
+    [second] = sent_messages(rig.publish(b"b"), slow)
     rig.run(lambda: rig.core.set_blocked(slow, is_blocked=True))
     rig.advance(30)
     rig.run()
@@ -500,9 +472,9 @@ def test_each_message_has_a_timeout_of_its_own() -> None:
     assert rig.core.next_wake_ms == rig.steady_ms + 30_000
 
 
-def test_queue_without_a_timeout_leaves_messages_where_they_are() -> None:
+def test_queue_without_a_timeout_takes_no_message_back() -> None:
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=0))
-    held = one_held(rig, rig.consumer())
+    _, held = rig.hold()
     assert rig.core.next_wake_ms is None
     rig.advance(10**6)
     rig.run()
@@ -510,8 +482,7 @@ def test_queue_without_a_timeout_leaves_messages_where_they_are() -> None:
 
 
 def test_shorter_timeout_counts_from_the_dispatch(rig: CoreRig) -> None:
-    slow = rig.consumer(credit=1)
-    held = one_held(rig, slow)
+    slow, held = rig.hold(credit=1)
     rig.run(lambda: rig.core.set_blocked(slow, is_blocked=True))
     rig.advance(30)
     configure(rig, ack_timeout_s=40)
@@ -522,8 +493,8 @@ def test_shorter_timeout_counts_from_the_dispatch(rig: CoreRig) -> None:
     assert held.holder is None
 
 
-def test_timeout_that_is_switched_off_wakes_nobody(rig: CoreRig) -> None:
-    one_held(rig, rig.consumer(credit=1))
+def test_disabled_timeout_schedules_no_wake_up(rig: CoreRig) -> None:
+    rig.hold()
     configure(rig, ack_timeout_s=0)
     rig.run()
     assert rig.core.next_wake_ms is None

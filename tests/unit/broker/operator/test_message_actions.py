@@ -1,4 +1,4 @@
-"""What an operator does to single messages, by the rows given by hand; and each reason why not."""
+"""Actions of an operator on single messages, and every reason for skipping one."""
 
 import json
 from typing import Any
@@ -23,7 +23,7 @@ from tests.support.fake_inspector import BAD, GOOD, rig_with_inspector, rig_with
 
 
 def ask(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
-    """Give the command in a batch of its own, which asks for the rows."""
+    """Run the command in its own batch, which requests the rows."""
     entry = rig.entry(f"message.{action}")
     return rig.run(
         lambda: act_on_messages(
@@ -33,7 +33,7 @@ def ask(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
 
 
 def take(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
-    """Answer to the request for rows, in a batch of its own."""
+    """Load the requested rows, in a batch of their own."""
     [request] = batch.rows
     return rig.run(loaded=LoadedRows(pages=[(request.on_rows, list(rows), is_last)]))
 
@@ -53,13 +53,6 @@ def skipped(rig: CoreRig) -> dict[str, int]:
     return dict(outcome(rig).skipped)
 
 
-def held_one(rig: CoreRig) -> Message:
-    """Have a consumer hold message 1 of orders."""
-    worker = rig.consumer(credit=1)
-    [held] = sent_messages(rig.publish(b"a"), worker)
-    return held
-
-
 def settled(seq: int, state: State = State.DELETED, **changes: Any) -> Message:
     row = message(seq, **changes)
     row.state = state
@@ -67,7 +60,7 @@ def settled(seq: int, state: State = State.DELETED, **changes: Any) -> Message:
 
 
 def record(rig: CoreRig) -> Message:
-    """Make queue 1 ``orders`` and queue 2 with a record of it, seq 2, on disk; return its row."""
+    """Create orders (queue 1), and a record of it in queue 2; return the row of the record."""
     rig.publish(b"x", queue="orders")
     rig.publish(b"r", queue="orders.dlq")
     row = message(2, body=b"r", queue_id=2)
@@ -78,7 +71,7 @@ def record(rig: CoreRig) -> Message:
 # -- requeue
 
 
-def test_requeue_puts_a_message_at_the_end_and_tells_where_it_was(rig: CoreRig) -> None:
+def test_requeue_moves_a_message_to_the_end_and_returns_its_place(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", ttl_s=60)
     row = message(1, deadline_ms=rig.steady_ms + 5_000)
     batch = do(rig, Action.REQUEUE, row)
@@ -91,7 +84,7 @@ def test_requeue_puts_a_message_at_the_end_and_tells_where_it_was(rig: CoreRig) 
 
 
 @pytest.mark.parametrize(("ttl_s", "deadline_ms"), [(0, None), (7, 7_000)])
-def test_requeue_gives_another_ttl(rig: CoreRig, ttl_s: int, deadline_ms: int | None) -> None:
+def test_requeue_sets_another_ttl(rig: CoreRig, ttl_s: int, deadline_ms: int | None) -> None:
     rig.publish(b"a", ttl_s=60)
     row = message(1, deadline_ms=rig.steady_ms + 60_000)
     do(rig, Action.REQUEUE, row, ttl_s=ttl_s)
@@ -99,8 +92,8 @@ def test_requeue_gives_another_ttl(rig: CoreRig, ttl_s: int, deadline_ms: int | 
     assert row.deadline_ms == expected
 
 
-def test_requeue_takes_a_message_from_its_holder_and_charges_nobody(rig: CoreRig) -> None:
-    held = held_one(rig)
+def test_requeue_takes_a_message_from_its_holder_uncharged(rig: CoreRig) -> None:
+    _, held = rig.hold(credit=1)
     held.body = None  # as after its sending
     batch = do(rig, Action.REQUEUE, message(1))
     assert (held.position, held.charged) == (2, 0)
@@ -111,22 +104,15 @@ def test_requeue_takes_a_message_from_its_holder_and_charges_nobody(rig: CoreRig
 # -- release
 
 
-def test_release_puts_a_held_message_back_and_its_holder_may_still_acknowledge() -> None:
+def test_holder_may_acknowledge_a_released_message() -> None:
     rig = CoreRig()
-    worker = rig.consumer(credit=1)
-    [held] = sent_messages(rig.publish(b"a"), worker)
+    worker, held = rig.hold(credit=1)
     held.body = None  # as after its sending
     batch = do(rig, Action.RELEASE, message(1))
     assert (held.state, held.holder, held.position, held.charged) == (State.READY, None, 1, 0)
     assert (event_kinds(batch), outcome(rig).done) == ([(1, "release")], [1])
     batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [1]}
-
-
-def test_release_skips_what_nobody_holds(rig: CoreRig) -> None:
-    rig.publish(b"a")
-    do(rig, Action.RELEASE, message(1))
-    assert skipped(rig) == {"not dispatched": 1}
 
 
 # -- move
@@ -144,7 +130,7 @@ def test_move_puts_a_message_at_the_end_of_another_queue(rig: CoreRig) -> None:
     assert (rig.queue().counters.moved, outcome(rig).places) == (1, {1: (1, 1)})
 
 
-def test_move_makes_the_target_only_where_that_is_wanted(rig: CoreRig) -> None:
+def test_move_creates_the_target_only_on_request(rig: CoreRig) -> None:
     rig.publish(b"a")
     rig.begin()
     for options in (ActionOptions(target="new"), ActionOptions(), ActionOptions(target="")):
@@ -163,7 +149,7 @@ def test_move_makes_the_target_only_where_that_is_wanted(rig: CoreRig) -> None:
     ("changes", "reason"),
     [({"publishing_paused": True}, "paused"), ({"max_messages": 1}, "queue full")],
 )
-def test_move_skips_where_the_target_takes_nothing(changes: dict[str, Any], reason: str) -> None:
+def test_move_skips_if_the_target_refuses(changes: dict[str, Any], reason: str) -> None:
     rig = CoreRig()
     rig.publish(b"a")
     rig.publish(b"x", queue="mails")
@@ -172,17 +158,12 @@ def test_move_skips_where_the_target_takes_nothing(changes: dict[str, Any], reas
     assert skipped(rig) == {reason: 1}
 
 
-def test_move_skips_what_is_held_what_is_there_and_where_the_target_is_gone(rig: CoreRig) -> None:
-    held_one(rig)
+def test_move_skips_if_the_target_was_removed(rig: CoreRig) -> None:
     rig.publish(b"b")
     rig.publish(b"x", queue="mails")
-    do(rig, Action.MOVE, message(1), target="mails")
-    assert skipped(rig) == {"dispatched": 1}
-    do(rig, Action.MOVE, message(2), target="orders")
-    assert skipped(rig) == {"there already": 1}
-    batch = ask(rig, Action.MOVE, 2, target="mails")
+    batch = ask(rig, Action.MOVE, 1, target="mails")
     rig.core.state.remove_queue(rig.queue("mails"))
-    take(rig, batch, message(2))
+    take(rig, batch, message(1))
     assert skipped(rig) == {"queue gone": 1}
 
 
@@ -196,7 +177,7 @@ def test_place_undoes_a_requeue_in_a_window(rig: CoreRig) -> None:
     places = outcome(rig).places
     batch = do(rig, Action.PLACE, message(2), places=places)
     assert (places, event_kinds(batch), outcome(rig).done) == ({2: (1, 2)}, [(2, "place")], [2])
-    assert [m.seq for m in rig.queue().window or ()] == [2, 3]
+    assert [m.seq for m in rig.window()] == [2, 3]
     assert [held.seq for held in worker.consumers[1].held.values()] == [1]
 
 
@@ -211,34 +192,34 @@ def test_place_undoes_a_move(rig: CoreRig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "queues", "reason"),
+    ("action", "seq", "options", "reason"),
     [
-        ({}, None, "no place"),
-        ({2: (1, 99)}, None, "no place"),
-        ({2: (1, 2)}, None, "there already"),
-        ({2: (7, 1)}, None, "queue gone"),
-        ({2: (7, 1)}, frozenset({1}), "foreign queue"),
+        (Action.RELEASE, 2, {}, "not dispatched"),
+        (Action.MOVE, 1, {"target": "mails"}, "dispatched"),
+        (Action.MOVE, 2, {"target": "orders"}, "there already"),
+        (Action.PLACE, 1, {"places": {1: (1, 1)}}, "dispatched"),
+        (Action.PLACE, 2, {"places": {}}, "no place"),
+        (Action.PLACE, 2, {"places": {2: (1, 99)}}, "no place"),
+        (Action.PLACE, 2, {"places": {2: (1, 2)}}, "there already"),
+        (Action.PLACE, 2, {"places": {2: (7, 1)}}, "queue gone"),
+        (Action.PLACE, 2, {"places": {2: (7, 1)}, "queues": frozenset({1})}, "foreign queue"),
     ],
 )
-def test_place_skips(
-    rig: CoreRig, places: dict[int, tuple[int, int]], queues: frozenset[int] | None, reason: str
+def test_action_skips_a_message_in_another_state_or_place(
+    rig: CoreRig, action: Action, seq: int, options: dict[str, Any], reason: str
 ) -> None:
-    rig.publish(b"a", b"b")
-    do(rig, Action.PLACE, message(2), places=places, queues=queues)
+    rig.hold(credit=1)
+    rig.publish(b"b")
+    rig.publish(b"x", queue="mails")
+    do(rig, action, message(seq), **options)
     assert skipped(rig) == {reason: 1}
-
-
-def test_place_skips_what_is_held(rig: CoreRig) -> None:
-    held_one(rig)
-    do(rig, Action.PLACE, message(1), places={1: (1, 1)})
-    assert skipped(rig) == {"dispatched": 1}
 
 
 # -- delete
 
 
-def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise(rig: CoreRig) -> None:
-    held_one(rig)
+def test_delete_skips_held_messages_by_default(rig: CoreRig) -> None:
+    rig.hold(credit=1)
     rig.publish(b"b")
     batch = take(rig, ask(rig, Action.DELETE, 1, 2), message(1), message(2))
     assert outcomes(batch) == {(State.DELETED, "delete"): [2]}
@@ -251,7 +232,7 @@ def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise(rig: CoreR
 # -- redrive
 
 
-def test_redrive_makes_a_message_of_a_record(rig: CoreRig) -> None:
+def test_redrive_publishes_the_message_of_a_record(rig: CoreRig) -> None:
     batch = do(rig, Action.REDRIVE, record(rig), ttl_s=60)
     [born] = batch.created
     assert (born.seq, born.queue_id, born.ttl_s, born.source_seq) == (3, 1, 60, None)
@@ -262,7 +243,7 @@ def test_redrive_makes_a_message_of_a_record(rig: CoreRig) -> None:
     assert rig.queue().counters.published_ui == 1
 
 
-def test_redrive_goes_to_another_queue_where_told(rig: CoreRig) -> None:
+def test_redrive_may_have_another_target(rig: CoreRig) -> None:
     row = record(rig)
     rig.publish(b"x", queue="again")
     assert [m.queue_id for m in do(rig, Action.REDRIVE, row, target="again").created] == [3]
@@ -286,7 +267,7 @@ def test_redrive_skips(rig: CoreRig, change: dict[str, Any], reason: str) -> Non
     assert (skipped(rig), batch.created) == ({reason: 1}, [])
 
 
-def test_redrive_heeds_the_bounds_of_the_origin(rig: CoreRig) -> None:
+def test_redrive_respects_the_limits_of_the_origin(rig: CoreRig) -> None:
     row = record(rig)
     rig.run(lambda: rig.configure("orders", {"max_bytes": 1}))
     do(rig, Action.REDRIVE, row)
@@ -294,8 +275,8 @@ def test_redrive_heeds_the_bounds_of_the_origin(rig: CoreRig) -> None:
 
 
 @pytest.mark.parametrize("action", [Action.REDRIVE, Action.MOVE])
-def test_reason_of_a_full_disk_does_not_name_its_bound(rig: CoreRig, action: Action) -> None:
-    """Results are counted by reason, and the admin has a sentence for each."""
+def test_reason_for_a_full_disk_does_not_name_the_setting(rig: CoreRig, action: Action) -> None:
+    """Results are counted by reason, and the admin interface describes each."""
     row = record(rig)
     stop = PublishBlock("disk_full", "disk full: storage.free_bytes", "", is_bare=False)
     rig.run(lambda: rig.core.state.registry.stop_publishing(stop))
@@ -307,7 +288,7 @@ def test_reason_of_a_full_disk_does_not_name_its_bound(rig: CoreRig, action: Act
 # -- restore
 
 
-def test_restore_stores_a_new_message_in_the_old_place(rig: CoreRig) -> None:
+def test_restore_stores_a_new_message_at_the_old_position(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
     old = settled(1, body=b"a", deadline_ms=rig.steady_ms + 9)
     batch = do(rig, Action.RESTORE, old)
@@ -320,7 +301,7 @@ def test_restore_stores_a_new_message_in_the_old_place(rig: CoreRig) -> None:
     assert batch.bodies == [3, b"a"]
 
 
-def test_restored_message_is_dispatched_before_what_is_behind_it(rig: CoreRig) -> None:
+def test_restored_message_is_dispatched_in_order(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     rig.publish(b"x", b"b")  # x is held
     [held] = worker.consumers[1].held.values()
@@ -329,21 +310,20 @@ def test_restored_message_is_dispatched_before_what_is_behind_it(rig: CoreRig) -
     assert bodies(sent_messages(batch, worker)) == [b"a"]
 
 
-def test_restore_lets_a_window_grow_no_further_than_its_limit() -> None:
+def test_restore_keeps_the_window_within_its_limit() -> None:
     rig = CoreRig(Limits(window=2))
     rig.consumer(credit=1)
-    rig.run(lambda: [rig.core.state.take_number() for _ in "123"])  # of those that were deleted
+    rig.run(lambda: [rig.core.state.take_number() for _ in "123"])  # of deleted messages
     rig.publish(b"x", b"b", b"c")
     rows = [settled(n, body=b"a") for n in (1, 2, 3)]
     take(rig, ask(rig, Action.RESTORE, 1, 2, 3), *rows)
-    window = rig.queue().window
-    assert window is not None
+    window = rig.window()
     assert [m.position for m in window] == [1, 2]
     assert {m.seq for m in window} <= rig.core.state.messages.keys()
     assert len(rig.core.state.messages) == 3  # one is held
 
 
-def test_restore_wants_a_ttl_where_the_deadline_has_passed(rig: CoreRig) -> None:
+def test_restore_requires_a_ttl_after_the_deadline(rig: CoreRig) -> None:
     rig.publish(b"a")
     old = settled(1, body=b"a", deadline_ms=rig.steady_ms)
     do(rig, Action.RESTORE, old)
@@ -369,7 +349,7 @@ def test_restore_skips(rig: CoreRig, row: Message, reason: str) -> None:
     assert skipped(rig) == {reason: 1}
 
 
-def test_restore_heeds_the_bounds_but_not_a_pause(rig: CoreRig) -> None:
+def test_restore_respects_limits_but_not_a_pause(rig: CoreRig) -> None:
     rig.publish(b"a")
     rig.run(lambda: rig.pause("orders", "publishing", True))
     assert do(rig, Action.RESTORE, settled(1, body=b"a")).created != []
@@ -378,7 +358,7 @@ def test_restore_heeds_the_bounds_but_not_a_pause(rig: CoreRig) -> None:
     assert skipped(rig) == {"queue full": 1}
 
 
-def test_restore_makes_a_removed_queue_again(rig: CoreRig) -> None:
+def test_restore_recreates_a_removed_queue(rig: CoreRig) -> None:
     rig.run(lambda: rig.core.state.registry.get_or_create("orders"))
     rig.run(lambda: rig.core.state.remove_queue(rig.queue()))
     rig.publish(b"x", queue="mails")
@@ -386,12 +366,9 @@ def test_restore_makes_a_removed_queue_again(rig: CoreRig) -> None:
     assert (born.queue_id, rig.queue().queue_id) == (1, 1)
 
 
-def test_message_is_restored_once_where_two_ask_at_once(rig: CoreRig) -> None:
+def test_concurrent_restores_store_one_message(rig: CoreRig) -> None:
     rig.publish(b"a")
-    first, second = (
-        ask(rig, Action.RESTORE, 1).rows[0].on_rows,
-        ask(rig, Action.RESTORE, 1).rows[0].on_rows,
-    )
+    first, second = (ask(rig, Action.RESTORE, 1).rows[0].on_rows for _ in "12")
     rows = [settled(1, body=b"a")]
     batch = rig.run(loaded=LoadedRows(pages=[(first, rows, True), (second, rows, True)]))
     assert len(batch.created) == 1
@@ -408,7 +385,7 @@ def test_erase_overwrites_and_removes_the_body(rig: CoreRig) -> None:
     assert (event_kinds(batch), outcome(rig).done) == ([(1, "erase")], [1])
 
 
-# -- all of them
+# -- all actions
 
 
 @pytest.mark.parametrize("action", Action)
@@ -419,16 +396,16 @@ def test_action_skips_messages_of_other_queues(rig: CoreRig, action: Action) -> 
 
 
 @pytest.mark.parametrize("action", Action)
-def test_action_skips_what_is_not_there(rig: CoreRig, action: Action) -> None:
+def test_action_skips_missing_messages(rig: CoreRig, action: Action) -> None:
     rig.publish(b"a", b"b")
     batch = ask(rig, action, 1, 1, 0, -5, 3, 1 << 80, target="orders")
-    assert batch.rows[0].seqs == (1,)  # the others are no numbers of messages, or known already
+    assert batch.rows[0].seqs == (1,)  # the others are invalid or repeated
     batch = take(rig, batch)
     assert skipped(rig) == {"gone": 5}
     assert [type(write) for write in batch.writes] == [InsertAudit]
 
 
-def test_action_skips_what_has_its_turn_at_the_same_time(rig: CoreRig) -> None:
+def test_action_skips_a_message_that_expires_in_the_same_batch(rig: CoreRig) -> None:
     rig.publish(b"a", ttl_s=1)
     rig.advance(1)
     [request] = ask(rig, Action.REQUEUE, 1).rows
@@ -440,15 +417,15 @@ def test_action_skips_what_has_its_turn_at_the_same_time(rig: CoreRig) -> None:
     assert skipped(rig) == {"gone": 1}
 
 
-def test_action_skips_what_waits_to_be_buried(rig: CoreRig) -> None:
-    held = held_one(rig)
+def test_action_skips_a_pending_dead_letter(rig: CoreRig) -> None:
+    _, held = rig.hold(credit=1)
     held.body = None
     rig.run(lambda: dead_letters.dead_letter(rig.core.state, held, "client"))
     do(rig, Action.DELETE, message(1), with_dispatched=True)
     assert skipped(rig) == {"gone": 1}
 
 
-def test_action_goes_on_where_large_bodies_come_in_pages(rig: CoreRig) -> None:
+def test_action_continues_with_the_next_page(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", b"c")
     batch = take(rig, ask(rig, Action.RESTORE, 1, 2, 3), settled(1, body=b"a"), is_last=False)
     assert (batch.rows[0].seqs, rig.answers) == ((2, 3), [])
@@ -460,7 +437,7 @@ def test_action_goes_on_where_large_bodies_come_in_pages(rig: CoreRig) -> None:
     assert batch.writes == [AdvanceAudit(1, "done", 1)]
 
 
-def test_slices_of_one_work_share_one_row_of_the_audit(rig: CoreRig) -> None:
+def test_slices_of_a_bulk_job_share_one_audit_row(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", b"c")
     entry = rig.entry("bulk.delete", target="orders", result="running")
     asked: list[Batch] = []
@@ -495,7 +472,7 @@ def test_more_than_a_slice_is_refused(rig: CoreRig) -> None:
     assert caught.value.code == "too_many"
 
 
-# -- the way back
+# -- contents of redriven messages
 
 
 @pytest.fixture
@@ -509,17 +486,17 @@ def act(rig: CoreRig, row: Message, body: bytes, **options: Any) -> ActionOutcom
     return outcome(rig)
 
 
-def dead_one(rig: CoreRig, content: bytes = BAD) -> tuple[Message, bytes]:
-    """Quarantine a message; return its record as a row on disk, and its content."""
-    batch = rig.publish(content)
+def quarantine_one(rig: CoreRig) -> tuple[Message, bytes]:
+    """Quarantine a message; return its record as a row on disk, and the content of the record."""
+    batch = rig.publish(BAD)
     record = batch.created[1]
     row = message(record.seq, queue_id=record.queue_id)
     row.source_seq, row.source_queue_id = record.source_seq, record.source_queue_id
     return row, batch.bodies[3]
 
 
-def test_redrive_sends_the_revived_content(strict: CoreRig) -> None:
-    row, body = dead_one(strict)
+def test_redrive_publishes_the_original_content(strict: CoreRig) -> None:
+    row, body = quarantine_one(strict)
     strict.run(lambda: strict.configure("orders", {"payload_policy": "observe"}))
     done = act(strict, row, body)
     assert strict.batch.bodies == [3, BAD]
@@ -528,29 +505,29 @@ def test_redrive_sends_the_revived_content(strict: CoreRig) -> None:
     assert event_kinds(strict.batch) == [(3, "redrive"), (2, "redrive")]
 
 
-def test_redrive_of_poison_is_quarantined_again_and_said_so(strict: CoreRig) -> None:
-    row, body = dead_one(strict)
+def test_redrive_reports_messages_quarantined_again(strict: CoreRig) -> None:
+    row, body = quarantine_one(strict)
     done = act(strict, row, body)
     assert done.poisoned == {"invalid_data": 1}
     assert outcomes(strict.batch)[State.DEAD, "invalid_data"] == [3]
 
 
-def test_dry_run_tells_and_changes_nothing(strict: CoreRig) -> None:
-    row, body = dead_one(strict)
+def test_dry_run_reports_and_changes_nothing(strict: CoreRig) -> None:
+    row, body = quarantine_one(strict)
     done = act(strict, row, body, is_dry_run=True)
     assert (done.targets, done.poisoned) == ({"orders": 1}, {"invalid_data": 1})
     assert not strict.batch.stores
 
 
-def test_redrive_stays_where_poison_would_find_no_room(strict: CoreRig) -> None:
-    row, body = dead_one(strict)
+def test_redrive_skips_if_the_dead_letter_queue_refuses(strict: CoreRig) -> None:
+    row, body = quarantine_one(strict)
     strict.run(lambda: strict.configure("orders.dlq", {"publishing_paused": True}))
     done = act(strict, row, body)
     assert done.skipped == {"dead-letter queue paused": 1}
     assert strict.batch.created == []
 
 
-def test_record_that_a_program_published_goes_where_it_says() -> None:
+def test_record_published_by_a_client_goes_to_its_original_queue() -> None:
     rig = rig_with_inspector()
     rig.publish(GOOD)
     content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "orders"}}).encode()
@@ -560,7 +537,7 @@ def test_record_that_a_program_published_goes_where_it_says() -> None:
     assert rig.batch.bodies == [3, b"x"]
 
 
-def test_record_that_a_program_published_waits_for_its_queue() -> None:
+def test_record_of_a_missing_queue_is_skipped() -> None:
     rig = rig_with_inspector()
     content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "removed"}}).encode()
     [record] = rig.publish(content, queue="orders.dlq").created
@@ -568,7 +545,7 @@ def test_record_that_a_program_published_waits_for_its_queue() -> None:
     assert act(rig, row, content, is_dry_run=True).skipped == {"queue gone": 1}
 
 
-def test_plain_message_of_a_dead_letter_queue_goes_only_where_it_is_told() -> None:
+def test_plain_message_of_a_dead_letter_queue_requires_a_target() -> None:
     rig = rig_with_inspector()
     [made] = rig.publish(b"{}", queue="orders.dlq").created
     row = message(made.seq, queue_id=made.queue_id)
@@ -577,8 +554,8 @@ def test_plain_message_of_a_dead_letter_queue_goes_only_where_it_is_told() -> No
     assert act(rig, row, b"{}", target="orders").targets == {"orders": 1}
 
 
-def test_sweep_revives_too(strict: CoreRig) -> None:
-    row, body = dead_one(strict)
+def test_bulk_redrive_publishes_the_original_content(strict: CoreRig) -> None:
+    row, body = quarantine_one(strict)
     strict.run(lambda: strict.configure("orders", {"payload_policy": "observe"}))
     strict.run(lambda: strict.redrive("orders.dlq"))
     [request] = strict.batch.pages

@@ -1,4 +1,4 @@
-"""Publishing by page, API or command line: all of a list or nothing, once per key."""
+"""Publishing by page, API or command line: atomic, and once per key."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_operator_publishes_and_learns_the_ids(rig: CoreRig) -> None:
     assert (totals.published, totals.published_ui, totals.published_http) == (2, 2, 0)
 
 
-def test_each_person_has_one_client_number(rig: CoreRig) -> None:
+def test_each_user_has_one_client_number(rig: CoreRig) -> None:
     worker = rig.connect()
     first = give(rig, b"a")
     assert first.opened_clients == [2, "ui", "anna (10.0.0.5)", first.wall_ms]
@@ -59,7 +59,7 @@ def test_each_person_has_one_client_number(rig: CoreRig) -> None:
         ({"max_bytes": 2}, "queue_full", "queue full: bytes"),
     ],
 )
-def test_list_is_stored_whole_or_not_at_all(
+def test_list_is_stored_completely_or_not_at_all(
     rig: CoreRig, changes: dict[str, Any], code: str, reason: str
 ) -> None:
     rig.publish(b"x")
@@ -71,7 +71,7 @@ def test_list_is_stored_whole_or_not_at_all(
     assert (rig.core.refused, rig.queue().counters.refused) == ({reason: 1}, 1)
 
 
-def test_what_cannot_be_published_is_refused() -> None:
+def test_invalid_publish_is_refused() -> None:
     rig = CoreRig(Limits(queues=1))
     rig.publish(b"x")
     asked: list[tuple[str, dict[str, Any]]] = [
@@ -95,7 +95,7 @@ def test_what_cannot_be_published_is_refused() -> None:
 
 
 def repeat(rig: CoreRig, batch: Batch, *rows: Message) -> None:
-    """Answer to both requests for rows, alive and settled: all that are left are alive."""
+    """Load both requested pages of rows: some alive, none settled."""
     alive, settled = batch.rows
     assert (alive.settled, settled.settled, alive.seqs) == (False, True, settled.seqs)
     rig.run(
@@ -103,7 +103,7 @@ def repeat(rig: CoreRig, batch: Batch, *rows: Message) -> None:
     )
 
 
-def test_key_again_gives_the_ids_of_the_first_time(rig: CoreRig) -> None:
+def test_repeated_key_returns_the_first_ids(rig: CoreRig) -> None:
     first = give(rig, b"a", b"b", key=b"k")
     assert [first.keys[at + 2] for at in (0, 4)] == [1, 2]
     again = give(rig, b"c", key=b"k")
@@ -116,26 +116,26 @@ def test_key_again_gives_the_ids_of_the_first_time(rig: CoreRig) -> None:
     assert rig.queue().counters.deduplicated == 1
 
 
-def test_key_again_leaves_out_what_the_history_has_given_up(rig: CoreRig) -> None:
+def test_repeated_key_omits_messages_removed_from_the_history(rig: CoreRig) -> None:
     first = give(rig, b"a", b"b", key=b"k")
     repeat(rig, give(rig, b"a", b"b", key=b"k"), first.created[1])
     assert rig.answers[1] == ids(first.created[1:])
 
 
-def test_key_of_one_message_after_the_window_forgets_the_list_before(rig: CoreRig) -> None:
+def test_key_is_forgotten_after_its_window(rig: CoreRig) -> None:
     give(rig, b"a", b"b", key=b"k")
     rig.advance(601)
     give(rig, b"c", key=b"k")
     assert give(rig, b"c", key=b"k").rows[0].seqs == (3,)
 
 
-def test_key_counts_although_the_queue_was_removed_since(rig: CoreRig) -> None:
+def test_key_outlives_its_queue(rig: CoreRig) -> None:
     give(rig, b"a", key=b"k")
     rig.core.state.remove_queue(rig.queue())
     assert give(rig, b"a", key=b"k").rows[0].seqs == (1,)
 
 
-def test_key_counts_for_clients_too(rig: CoreRig) -> None:
+def test_key_is_shared_with_clients(rig: CoreRig) -> None:
     give(rig, b"a", key=b"k")
     client = rig.connect()
     batch = rig.run(lambda: rig.core.publish(client, "orders", b"b", None, b"k"))
@@ -151,7 +151,7 @@ def test_refused_list_leaves_its_key_free(rig: CoreRig) -> None:
     assert len(give(rig, b"a", key=b"k").created) == 1
 
 
-def test_edit_ties_the_new_message_to_its_source(rig: CoreRig) -> None:
+def test_edit_links_the_new_message_to_its_source(rig: CoreRig) -> None:
     rig.publish(b"x")
     batch = give(rig, b"y", source=(1, "edit"))
     assert event_kinds(batch) == [(1, "edit")]

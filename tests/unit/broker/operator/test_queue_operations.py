@@ -1,4 +1,4 @@
-"""Settings, queues, connections and rows of the admin, each with its row in the audit."""
+"""Operations on settings, queues, connections and admin rows, with their audit rows."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ def audited(batch: Batch) -> list[tuple[Any, ...]]:
 
 
 def refusal(rig: CoreRig, name: str, *arguments: Any) -> str:
-    """Return the code of what refuses an operation; nothing is stored then."""
+    """Return the code of a refused operation, which stores nothing."""
     rig.begin()
     with pytest.raises(RefusedError) as caught:
         getattr(queue_operations, name)(rig.core, rig.answers.append, rig.entry(), *arguments)
@@ -39,7 +39,7 @@ def run(
     )
 
 
-def test_configure_tells_the_audit_before_and_after(rig: CoreRig) -> None:
+def test_configure_stores_old_and_new_values_in_the_audit(rig: CoreRig) -> None:
     rig.publish(b"a")
     batch = run(rig, "configure", "orders", {"max_messages": 5, "note": "é"}, target="orders")
     assert audited(batch) == [("queue.it", "orders", 1, "done")]
@@ -69,7 +69,7 @@ def test_queue_is_created_once() -> None:
     assert refusal(rig, "create_queue", "") == "bad_name"
 
 
-def test_queue_is_removed_only_where_nobody_needs_it(rig: CoreRig) -> None:
+def test_queue_in_use_is_not_removed(rig: CoreRig) -> None:
     assert refusal(rig, "remove_queue", "orders") == "unknown_queue"
     rig.publish(b"a")
     assert refusal(rig, "remove_queue", "orders") == "queue_not_empty"
@@ -80,7 +80,7 @@ def test_queue_is_removed_only_where_nobody_needs_it(rig: CoreRig) -> None:
     assert refusal(rig, "remove_queue", "kept") == "queue_pinned"
 
 
-def test_removed_queue_keeps_its_row_and_comes_back_under_its_number(rig: CoreRig) -> None:
+def test_removed_queue_keeps_its_row_and_number(rig: CoreRig) -> None:
     run(rig, "create_queue", "orders")
     run(rig, "configure", "orders", {"max_messages": 5})
     batch = run(rig, "remove_queue", "orders")
@@ -92,7 +92,7 @@ def test_removed_queue_keeps_its_row_and_comes_back_under_its_number(rig: CoreRi
     assert (rig.queue().queue_id, rig.queue().settings.max_messages) == (1, 0)
 
 
-def test_publisher_that_waits_for_a_removed_queue_is_woken(rig: CoreRig) -> None:
+def test_publisher_waiting_for_a_removed_queue_is_resumed(rig: CoreRig) -> None:
     run(rig, "create_queue", "orders")
     run(rig, "configure", "orders", {"publishing_paused": True})
     client = rig.connect()
@@ -114,7 +114,7 @@ def test_disconnect_ends_the_connection_after_the_commit(rig: CoreRig) -> None:
     assert refusal(rig, "disconnect", 99) == "unknown_client"
 
 
-def test_purge_takes_the_oldest_where_a_limit_is_given(rig: CoreRig) -> None:
+def test_limited_purge_loads_messages(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
     entry = rig.entry("queue.purge", target="orders")
     batch = rig.run(
@@ -134,11 +134,11 @@ def test_rows_of_the_admin_are_stored_with_their_audit_row(rig: CoreRig) -> None
 
 
 @pytest.mark.parametrize("value", ["\ud800", 1 << 63, -(1 << 63) - 1])
-def test_row_that_sqlite_would_not_take_is_refused(value: Any) -> None:
+def test_value_that_sqlite_rejects_is_refused(value: Any) -> None:
     assert refusal(CoreRig(), "write", [SaveItem("view", value, "{}", 5, "anna")]) == "bad_value"
 
 
-def test_refusal_is_noted(rig: CoreRig) -> None:
+def test_refusal_is_audited(rig: CoreRig) -> None:
     entry = rig.entry("queue.purge", target="a\ud800", result="forbidden")
     batch = rig.run(lambda: queue_operations.record_only(rig.core, rig.answers.append, entry))
     assert audited(batch) == [("queue.purge", "a\\ud800", 0, "forbidden")]

@@ -1,4 +1,4 @@
-"""Claims in memory: what a subscription takes from windows, figures and the next commands."""
+"""Claims in memory: their effect on windows, counters and later commands."""
 
 from typing import Any
 
@@ -21,8 +21,10 @@ from tests.support.core_rig import STEADY_MS, CoreRig, event_kinds, message, out
 BYTES = 1 << 20
 
 
-def made(rig: CoreRig) -> CoreRig:
-    """Give a core a queue, as on a file that has one."""
+@pytest.fixture
+def rig() -> CoreRig:
+    """Return a core with a queue."""
+    rig = CoreRig()
     rig.begin()
     rig.core.state.registry.get_or_create("orders")
     rig.finish()
@@ -34,20 +36,19 @@ def claim(rig: CoreRig, count: int = 10, **options: Any) -> Batch:
 
 
 def give(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
-    """Answer the one page that a batch asked for."""
+    """Load the page that a batch requested."""
     [page] = batch.pages
     return rig.run(loaded=LoadedRows(pages=[(page.on_rows, list(rows), is_last)]))
 
 
 def held(seq: int) -> Message:
-    """Make the row of a message that is dispatched on disk."""
+    """Return the row of a dispatched message."""
     row = message(seq)
     row.state, row.deliveries, row.last_dispatched_at = State.DISPATCHED, 1, 0
     return row
 
 
-def test_claim_asks_for_ready_messages_and_numbers_them() -> None:
-    rig = made(CoreRig())
+def test_claim_loads_ready_messages_and_numbers_them(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
     asked = claim(rig)
     [page] = asked.pages
@@ -63,8 +64,7 @@ def test_claim_asks_for_ready_messages_and_numbers_them() -> None:
     assert (queue.held, queue.held_bytes, queue.counters.dispatched) == (2, 2, 2)
 
 
-def test_what_is_claimed_is_not_in_memory_and_holds_up_no_stop() -> None:
-    rig = made(CoreRig())
+def test_claimed_messages_are_not_in_memory_and_delay_no_stop(rig: CoreRig) -> None:
     give(rig, claim(rig), message(1))
     state = rig.core.state
     assert (state.messages, state.held, state.held_bytes) == ({}, 0, 0)
@@ -73,38 +73,33 @@ def test_what_is_claimed_is_not_in_memory_and_holds_up_no_stop() -> None:
     assert told == [None]
 
 
-def test_message_leaves_the_window_of_a_consumer() -> None:
-    rig = made(CoreRig())
+def test_claimed_message_leaves_the_window(rig: CoreRig) -> None:
     rig.consumer(credit=1)
     rig.publish(b"a", b"b", b"c")
-    window = rig.queue().window
-    assert window is not None
+    window = rig.window()
     assert [m.seq for m in window] == [2, 3]
     batch = give(rig, claim(rig, 1), message(2), is_last=False)
     assert [m.seq for m in window] == [3]
     assert (set(rig.core.state.messages), rig.queue().held) == ({1, 3}, 2)
-    assert batch.pages == []  # it has all that it wanted
+    assert batch.pages == []  # the claim is complete
 
 
-def test_passed_over_are_those_that_are_due_or_dying() -> None:
-    rig = made(CoreRig())
+def test_claim_skips_due_messages_and_pending_dead_letters(rig: CoreRig) -> None:
     asked = claim(rig)
     rig.core.state.pending.add(message(2), "client")
     batch = give(rig, asked, message(1, deadline_ms=STEADY_MS), message(2), message(3))
     assert [m.seq for m in batch.dispatched] == [3]
-    assert rig.queue().claimed_to == 0  # so they are seen again
+    assert rig.queue().claimed_to == 0  # the next claim reads them again
 
 
-def test_pause_stops_a_claim_between_two_pages() -> None:
-    rig = made(CoreRig())
+def test_pause_stops_a_claim_between_two_pages(rig: CoreRig) -> None:
     asked = give(rig, claim(rig), message(1), is_last=False)
     rig.run(lambda: rig.pause("orders", "delivery", True))
     batch = give(rig, asked, message(2), is_last=False)
     assert (batch.dispatched, batch.pages, rig.answers[-1]) == ([], [], 1)
 
 
-def test_acknowledged_claims_settle_like_any_message() -> None:
-    rig = made(CoreRig())
+def test_acknowledged_claims_settle_like_any_message(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
     give(rig, claim(rig), message(1), message(2))
     asked = rig.pipeline("ack_claims", "s", 2)
@@ -119,8 +114,7 @@ def test_acknowledged_claims_settle_like_any_message() -> None:
     assert (queue.counters.acked, sum(queue.hold_histogram or [])) == (2, 2)
 
 
-def test_released_claims_are_ready_and_uncharged() -> None:
-    rig = made(CoreRig())
+def test_released_claims_are_ready_and_uncharged(rig: CoreRig) -> None:
     rig.publish(b"a")
     give(rig, claim(rig), message(1))
     asked = rig.pipeline("release_claims", "s")
@@ -130,8 +124,7 @@ def test_released_claims_are_ready_and_uncharged() -> None:
     assert (rig.queue().held, rig.queue().claimed_to) == (0, 0)
 
 
-def test_commands_of_a_subscription_wait_for_one_another() -> None:
-    rig = made(CoreRig())
+def test_commands_of_a_subscription_wait_for_one_another(rig: CoreRig) -> None:
     first = claim(rig, 1)
     second = claim(rig, 1, after=0)
     refused = rig.pipeline("claim", "s", "orders", 1, BYTES, after=9)
@@ -142,23 +135,23 @@ def test_commands_of_a_subscription_wait_for_one_another() -> None:
     assert rig.answers[2].code == "unknown_claims"
 
 
-def test_any_number_of_commands_may_wait() -> None:
-    rig = made(CoreRig())
+def test_many_commands_of_a_subscription_may_wait(rig: CoreRig) -> None:
     first = claim(rig, 1)
     for _ in range(1_000):
         claim(rig, 1, after=0)
     give(rig, first, message(1))
     assert rig.answers == [1] * 1_001
     asked = rig.pipeline("ack_claims", "s", 1)
-    assert [page.kind for page in asked.pages] == [PageKind.CLAIMED]  # it may begin at once
+    assert [page.kind for page in asked.pages] == [PageKind.CLAIMED]  # it begins at once
 
 
 @pytest.mark.parametrize(("arguments", "code"), [
     (("", "orders", 1), "bad_name"), (("s", "none", 1), "unknown_queue"),
     (("s", "orders", 0), "too_many"), (("s", "orders", claims.CLAIM_MAX + 1), "too_many"),
 ])  # fmt: skip
-def test_claim_is_refused_as_a_whole(arguments: tuple[str, str, int], code: str) -> None:
-    rig = made(CoreRig())
+def test_claim_is_refused_as_a_whole(
+    rig: CoreRig, arguments: tuple[str, str, int], code: str
+) -> None:
     rig.begin()
     with pytest.raises(RefusedError) as caught:
         claims.claim(rig.core, rig.answers.append, rig.entry(), *arguments, BYTES)
@@ -166,16 +159,15 @@ def test_claim_is_refused_as_a_whole(arguments: tuple[str, str, int], code: str)
     assert not rig.finish().stores
 
 
-def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subscriptions_are_bounded(rig: CoreRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "SUBSCRIPTIONS_MAX", 1)
-    rig = made(CoreRig())
     give(rig, claim(rig))
     with pytest.raises(RefusedError) as caught:
         rig.pipeline("claim", "t", "orders", 1, BYTES)
     assert caught.value.code == "too_many_subscriptions"
 
 
-def test_subscriptions_are_known_after_a_start(rig: CoreRig) -> None:
+def test_subscriptions_are_recovered_at_start(rig: CoreRig) -> None:
     rows = PipelineRows(subscriptions=[(4, "s", 1, 9, 6)], held=[(1, 2, 30)])
     stored = RecoveredState([QueueRow(1, "orders", 0, {}, 3, 40)], [], {}, None, 0, rows)
     rig.core = type(rig.core)(stored, rig.limits, rig.defaults)

@@ -1,4 +1,4 @@
-"""Staging in memory: what is counted, what the writer is to copy, and what windows learn."""
+"""Staging in memory: counters, the copy by the writer, and the windows."""
 
 from typing import Any
 
@@ -56,20 +56,19 @@ def test_publish_reserves_numbers_and_leaves_the_copy_to_the_writer(rig: CoreRig
     assert rig.core.next_wake_ms == STEADY_MS + 9_000
 
 
-def test_window_learns_that_the_rest_is_on_disk(rig: CoreRig) -> None:
+def test_window_does_not_reach_the_end_after_a_staged_publish(rig: CoreRig) -> None:
     rig.consumer(credit=1)
     rig.publish(b"a")
     stage(rig, "t", b"b")
     batch = rig.pipeline("publish_staged", "app", 1, ["t"])
-    window = rig.queue().window
-    assert window is not None
+    window = rig.window()
     assert (window.reaches_end, window.is_loading) == (False, True)
     assert [request.after for request in batch.windows] == [1]
     assert rig.publish(b"c").sends == {}
-    assert 3 not in rig.core.state.messages  # it stands behind what is on disk
+    assert 3 not in rig.core.state.messages  # it follows messages on disk
 
 
-def test_repeated_version_drops_its_tokens_and_stores_nothing_else(rig: CoreRig) -> None:
+def test_repeated_version_only_drops_its_tokens(rig: CoreRig) -> None:
     stage(rig, "t", b"a")
     rig.pipeline("publish_staged", "app", 1, ["t"])
     stage(rig, "t", b"a")
@@ -79,7 +78,7 @@ def test_repeated_version_drops_its_tokens_and_stores_nothing_else(rig: CoreRig)
     assert (rig.core.staging.stages, rig.core.staging.bytes) == ({}, 0)
 
 
-def test_token_is_dropped_at_its_time_and_not_before(rig: CoreRig) -> None:
+def test_token_is_dropped_when_it_expires(rig: CoreRig) -> None:
     stage(rig, "t", b"a")
     rig.steady_ms += STAGE_KEPT_MS - 1
     assert writes(rig.run(), DropStage) == []
