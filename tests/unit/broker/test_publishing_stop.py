@@ -1,4 +1,4 @@
-"""No room on the disk: messages are refused or wait, and all that makes room goes on."""
+"""Without disk space, publishes are refused or wait; operations that free space continue."""
 
 import pytest
 
@@ -7,14 +7,15 @@ from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.pipeline import staging
 from phpmq_lite.broker.registry import PublishBlock
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import Batch
 from tests.support.core_rig import CoreRig, bodies, sent_messages, sent_receipts
 
 LOW = PublishBlock("disk_full", "disk full: storage.free_bytes", "little room", is_bare=False)
 FULL = LOW._replace(reason="disk full", is_bare=True)
 
 
-def shut(rig: CoreRig, why: PublishBlock | None) -> None:
-    rig.run(lambda: rig.core.state.registry.stop_publishing(why))
+def set_block(rig: CoreRig, block: PublishBlock | None) -> Batch:
+    return rig.run(lambda: rig.core.state.registry.stop_publishing(block))
 
 
 @pytest.fixture
@@ -24,81 +25,80 @@ def rig() -> CoreRig:
     return made
 
 
-def test_confirmed_publish_is_refused_with_the_bound_and_taken_again_later(rig: CoreRig) -> None:
+def test_confirmed_publish_is_refused_until_there_is_space(rig: CoreRig) -> None:
     one = rig.connect()
-    shut(rig, LOW)
+    set_block(rig, LOW)
     batch = rig.run(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
     assert sent_receipts(batch, one) == [(b"k", LOW.reason)]
     assert (batch.created, rig.core.refused) == ([], {LOW.reason: 1})
-    shut(rig, None)
+    set_block(rig, None)
     batch = rig.run(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
     assert sent_receipts(batch, one) == [(b"k", None)]
 
 
-def test_key_that_was_stored_before_is_receipted(rig: CoreRig) -> None:
+def test_known_key_gets_its_receipt(rig: CoreRig) -> None:
     one = rig.connect()
     rig.run(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
-    shut(rig, FULL)
+    set_block(rig, FULL)
     batch = rig.run(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
     assert sent_receipts(batch, one) == [(b"k", None)]
 
 
 @pytest.mark.parametrize("name", ["orders", "a new queue"])
-def test_publisher_without_a_key_waits_until_there_is_room(rig: CoreRig, name: str) -> None:
+def test_publisher_without_a_key_waits_until_there_is_space(rig: CoreRig, name: str) -> None:
     one = rig.connect()
-    shut(rig, LOW)
+    set_block(rig, LOW)
     rig.begin()
     assert rig.core.publish(one, name, b"b", None, None) is CommandResult.PARK
     assert rig.finish().to_resume == set()
-    batch = rig.run(lambda: rig.core.state.registry.stop_publishing(None))
-    assert batch.to_resume == {one}
+    assert set_block(rig, None).to_resume == {one}
     rig.begin()
     assert rig.core.publish(one, name, b"b", None, None) is CommandResult.DONE
     assert len(rig.finish().created) == 1
 
 
-def test_publisher_of_a_paused_queue_goes_on_waiting_when_there_is_room(rig: CoreRig) -> None:
+def test_publisher_waits_for_both_space_and_its_queue(rig: CoreRig) -> None:
     one = rig.connect()
     rig.run(lambda: rig.pause("orders", "publishing", True))
-    shut(rig, LOW)
+    set_block(rig, LOW)
     rig.run(lambda: rig.core.publish(one, "orders", b"b", None, None))
     assert rig.run(lambda: rig.pause("orders", "publishing", False)).to_resume == set()
-    assert rig.run(lambda: rig.core.state.registry.stop_publishing(None)).to_resume == {one}
+    assert set_block(rig, None).to_resume == {one}
 
 
-def test_no_run_of_messages_is_taken_unseen(rig: CoreRig) -> None:
+def test_blocked_or_limited_queue_is_checked_for_each_message(rig: CoreRig) -> None:
     assert rig.core.unchecked_queue("orders") is rig.queue()
-    shut(rig, LOW)
+    set_block(rig, LOW)
     assert rig.core.unchecked_queue("orders") is None
     rig.run(lambda: rig.configure("orders", {"max_deliveries": 3}))
     assert rig.core.unchecked_queue("orders") is None
-    shut(rig, None)
+    set_block(rig, None)
     assert rig.core.unchecked_queue("orders") is rig.queue()
     rig.run(lambda: rig.configure("orders", {"max_messages": 3}))
     assert rig.core.unchecked_queue("orders") is None
 
 
-def test_who_also_consumes_is_let_through_unless_there_is_no_room_at_all(rig: CoreRig) -> None:
+def test_publisher_that_also_consumes_waits_only_for_a_full_disk(rig: CoreRig) -> None:
     one = rig.connect()
-    shut(rig, LOW)
+    set_block(rig, LOW)
     rig.begin()
     assert rig.core.publish(one, "orders", b"b", None, None) is CommandResult.PARK
     assert rig.core.force_publish(one, "orders", b"b", None) is CommandResult.DONE
     assert len(rig.finish().created) == 1
-    shut(rig, FULL)
+    set_block(rig, FULL)
     rig.begin()
     assert rig.core.publish(one, "orders", b"c", None, None) is CommandResult.PARK
     assert rig.core.force_publish(one, "orders", b"c", None) is CommandResult.PARK
     assert rig.finish().created == []
-    assert rig.run(lambda: rig.core.state.registry.stop_publishing(None)).to_resume == {one}
+    assert set_block(rig, None).to_resume == {one}
 
 
-def test_consumers_acknowledge_requeue_and_dead_letter(rig: CoreRig) -> None:
+def test_consumers_acknowledge_requeue_and_dead_letter() -> None:
     rig = CoreRig()
     worker = rig.consumer(credit=3)
     held = sent_messages(rig.publish(b"a", b"b", b"c"), worker)
     assert bodies(held) == [b"a", b"b", b"c"]
-    shut(rig, FULL)
+    set_block(rig, FULL)
     core = rig.core
     batch = rig.run(
         lambda: core.acknowledge(worker, "orders", held[0].message_id),
@@ -110,8 +110,8 @@ def test_consumers_acknowledge_requeue_and_dead_letter(rig: CoreRig) -> None:
 
 
 @pytest.mark.parametrize("name", ["orders", "a new queue"])
-def test_operator_is_refused_with_code_and_bound(rig: CoreRig, name: str) -> None:
-    shut(rig, LOW)
+def test_operator_is_refused_with_code_and_setting(rig: CoreRig, name: str) -> None:
+    set_block(rig, LOW)
     rig.begin()
     with pytest.raises(RefusedError, match="little room") as refused:
         publishing.publish(
@@ -122,15 +122,15 @@ def test_operator_is_refused_with_code_and_bound(rig: CoreRig, name: str) -> Non
     assert rig.finish().new_queues == []
 
 
-def test_moves_and_redrives_ask_the_queue_and_hear_of_it(rig: CoreRig) -> None:
-    shut(rig, LOW)
+def test_block_is_a_refusal_of_every_queue(rig: CoreRig) -> None:
+    set_block(rig, LOW)
     assert rig.queue().refusal() == LOW.reason
-    shut(rig, None)
+    set_block(rig, None)
     assert rig.queue().refusal() is None
 
 
 def test_spark_stages_nothing(rig: CoreRig) -> None:
-    shut(rig, LOW)
+    set_block(rig, LOW)
     rig.begin()
     with pytest.raises(RefusedError, match="little room"):
         staging.stage(

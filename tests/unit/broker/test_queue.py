@@ -1,4 +1,4 @@
-"""Settings of a queue and what it refuses."""
+"""Effective settings of a queue, and its reasons for refusing messages."""
 
 import pytest
 

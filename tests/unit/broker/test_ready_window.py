@@ -1,4 +1,6 @@
-"""The window of one queue, filled by hand."""
+"""The window of ready messages of one queue."""
+
+import pytest
 
 from phpmq_lite.broker.ready_window import BodyCache, ReadyWindow
 from phpmq_lite.model import Message
@@ -26,25 +28,21 @@ def by_seq(window: ReadyWindow, seq: int) -> Message:
     return next(m for m in window if m.seq == seq)
 
 
-def test_window_gives_its_page_in_order() -> None:
-    assert drain(window_of(1, 2, 3)) == [1, 2, 3]
-
-
-def test_window_takes_nothing_new_before_its_first_page() -> None:
+def test_window_rejects_messages_before_its_first_page() -> None:
     window = ReadyWindow(10, BodyCache())
     assert window.append(message(1)) is False
     assert window.insert(message(1)) is False
     assert window.needs_page
 
 
-def test_window_takes_a_new_message_while_it_reaches_the_end() -> None:
+def test_window_accepts_a_new_message_while_it_reaches_the_end() -> None:
     window = window_of(1, 2)
     assert window.append(message(3, body=b"abc"))
     assert seqs(window) == [1, 2, 3]
     assert window.covered_to == 3
 
 
-def test_window_stops_reaching_the_end_when_a_message_finds_no_room() -> None:
+def test_full_window_no_longer_reaches_the_end() -> None:
     window = window_of(1, 2, limit=2)
     assert window.append(message(3)) is False
     assert not window.reaches_end
@@ -52,27 +50,28 @@ def test_window_stops_reaching_the_end_when_a_message_finds_no_room() -> None:
     assert window.covered_to == 2
 
 
-def test_window_takes_nothing_new_while_more_waits_on_disk() -> None:
+def test_window_rejects_new_messages_while_more_are_on_disk() -> None:
     assert window_of(1, 2, reaches_end=False).append(message(9)) is False
 
 
-def test_window_puts_returned_messages_between_the_others() -> None:
+def test_window_inserts_returned_messages_in_order() -> None:
     window = window_of(1, 2, 3, 4, 5)
     first, second, third = window.take(), window.take(), window.take()
     for returned in (third, first):
         assert window.insert(returned)
     assert seqs(window) == [1, 3, 4, 5]
+    assert len(window) == 4
     assert window.insert(second)
     assert drain(window) == [1, 2, 3, 4, 5]
 
 
-def test_window_leaves_a_returned_message_on_disk_when_its_place_lies_behind() -> None:
+def test_window_rejects_a_returned_message_beyond_its_end() -> None:
     window = window_of(1, 2, reaches_end=False)
     assert window.insert(message(3)) is False
     assert window.insert(message(0, position=0))
 
 
-def test_window_that_reaches_the_end_takes_back_what_stood_behind_its_last() -> None:
+def test_window_that_reaches_the_end_accepts_a_returned_last_message() -> None:
     window = window_of(1)
     assert window.insert(message(5))
     assert window.append(message(6))
@@ -80,13 +79,7 @@ def test_window_that_reaches_the_end_takes_back_what_stood_behind_its_last() -> 
     assert window.covered_to == 6
 
 
-def test_window_counts_returned_messages() -> None:
-    window = window_of(1, 2)
-    window.insert(window.take())
-    assert len(window) == 2
-
-
-def test_window_discards_wherever_the_message_stands() -> None:
+def test_window_discards_messages_at_any_position() -> None:
     window = window_of(1, 2, 3)
     taken = window.take()
     window.insert(taken)
@@ -97,7 +90,7 @@ def test_window_discards_wherever_the_message_stands() -> None:
     assert window.body_bytes == 2
 
 
-def test_window_cuts_from_the_end_and_covers_less() -> None:
+def test_window_is_trimmed_from_the_end() -> None:
     window = window_of(3, 4, 5, limit=3)
     for seq in (1, 2):
         window.insert(message(seq, body=b"x" * seq))
@@ -108,37 +101,27 @@ def test_window_cuts_from_the_end_and_covers_less() -> None:
     assert window.body_bytes == 6
 
 
-def test_window_within_its_limit_cuts_nothing() -> None:
+def test_window_within_its_limit_is_not_trimmed() -> None:
     window = window_of(1, 2, 3, limit=3)
     assert window.trim() == []
     assert window.reaches_end
 
 
-def test_window_wants_more_when_half_empty() -> None:
-    window = window_of(1, 2, 3, limit=4, reaches_end=False)
+@pytest.mark.parametrize("size", [1, 3])
+def test_window_needs_a_page_when_half_empty(size: int) -> None:
+    window = window_of(*range(size), limit=size + size // 2, reaches_end=False)
     assert not window.needs_page
     window.take()
     assert window.needs_page
-
-
-def test_window_wants_nothing_while_a_page_is_on_its_way() -> None:
-    window = window_of(limit=4, reaches_end=False)
     window.is_loading = True
     assert not window.needs_page
 
 
-def test_window_wants_nothing_when_it_has_all() -> None:
+def test_window_that_reaches_the_end_needs_no_page() -> None:
     assert not window_of(limit=4).needs_page
 
 
-def test_window_of_one_wants_more_when_empty() -> None:
-    window = window_of(1, limit=1, reaches_end=False)
-    assert not window.needs_page
-    window.take()
-    assert window.needs_page
-
-
-def test_windows_count_the_bytes_of_their_bodies_together() -> None:
+def test_windows_count_the_bytes_of_all_bodies() -> None:
     bodies = BodyCache()
     one, other = ReadyWindow(10, bodies), ReadyWindow(10, bodies)
     one.extend([message(1, body=b"12345"), message(2, size=100)], reaches_end=True)
@@ -154,7 +137,7 @@ def test_windows_count_the_bytes_of_their_bodies_together() -> None:
     assert bodies.total_bytes == 0
 
 
-def test_window_shows_the_next_without_taking_them() -> None:
+def test_window_shows_the_next_messages_without_taking_them() -> None:
     window = window_of(1, 2, 3)
     assert [m.seq for m in window.upcoming(2)] == [1, 2]
-    assert len(window) == 3
+    assert drain(window) == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""The transition table: every pair of state and event, and nothing beyond it."""
+"""The transition table: every pair of state and event."""
 
 from itertools import product
 
@@ -8,7 +8,7 @@ from phpmq_lite.broker.state_table import TRANSITIONS, StateEvent, next_state
 from phpmq_lite.errors import TransitionError
 from phpmq_lite.model import ALIVE, State
 
-# state: what leads where.  Whatever is not here is refused.
+# By state: the state after each event.  All other events are refused.
 EXPECTED = {
     State.READY: {
         "dispatch": State.DISPATCHED,
@@ -33,7 +33,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(State, StateEvent)))
-def test_event_leads_where_the_design_says_or_nowhere(state: State, event: StateEvent) -> None:
+def test_event_leads_to_the_expected_state_or_is_refused(state: State, event: StateEvent) -> None:
     expected = EXPECTED.get(state, {}).get(event.value)
     if expected is None:
         with pytest.raises(TransitionError, match=event.value):
@@ -43,11 +43,11 @@ def test_event_leads_where_the_design_says_or_nowhere(state: State, event: State
 
 
 def test_message_that_is_dispatched_does_not_expire() -> None:
-    """README, Expiry: only a ready message expires; a dispatched one is judged on its return."""
+    """README, Expiry: only a ready message expires; a dispatched one only after its return."""
     assert (State.DISPATCHED, StateEvent.EXPIRE) not in TRANSITIONS
 
 
-def test_settled_state_is_left_by_nothing() -> None:
+def test_settled_states_are_final() -> None:
     assert {state for state, _ in TRANSITIONS} == ALIVE
 
 

@@ -1,4 +1,4 @@
-"""Publishers wait while the process has too much memory; whoever consumes does not."""
+"""Limits on memory, on unprocessed bytes, and on slow or silent peers."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from phpmq_lite.server.watchdog import SessionMonitor
 
 
 class FakeSession:
-    """A connection as the brake sees it."""
+    """A connection as the memory limiter sees it."""
 
     def __init__(self, published: int, *, consumes: bool = False) -> None:
         self.connection = SimpleNamespace(published=published, consumers={1: 1} if consumes else {})
@@ -42,45 +42,47 @@ class FakeSession:
         self.paused.discard(reason)
 
 
-async def passed() -> None:
-    """Let the timers of a look end."""
+async def timers_end() -> None:
+    """Let the timers of a check expire."""
     await asyncio.sleep(0.03)
 
 
-async def test_publishers_wait_while_memory_is_short_and_are_read_a_moment_each_second() -> None:
-    brake = MemoryLimiter(100)
+async def test_publishers_are_read_briefly_while_memory_is_short() -> None:
+    limiter = MemoryLimiter(100)
     publisher, worker, idle = FakeSession(3), FakeSession(3, consumes=True), FakeSession(0)
     sessions: Any = [publisher, worker, idle]
-    brake.check(sessions, 100)
-    await passed()
+    limiter.check(sessions, 100)
+    await timers_end()
     assert not publisher.paused
-    brake.check(sessions, 101)
-    await passed()
+    limiter.check(sessions, 101)
+    await timers_end()
     assert [bool(one.paused) for one in sessions] == [True, False, False]
-    brake.check(sessions, 150)
+    limiter.check(sessions, 150)
     assert (publisher.paused, publisher.was_read) == (set(), 1)
-    await passed()
+    await timers_end()
     assert publisher.paused == {REASON}
-    brake.check(sessions, 99)
-    await passed()
-    assert (publisher.paused, brake.limit_hits, brake.resident_bytes) == (set(), 1, 99)
+    limiter.check(sessions, 99)
+    await timers_end()
+    assert (publisher.paused, limiter.limit_hits, limiter.resident_bytes) == (set(), 1, 99)
 
 
-async def test_publisher_that_begins_to_consume_is_read_on() -> None:
-    brake, publisher = MemoryLimiter(100), FakeSession(3)
+async def test_publisher_that_begins_to_consume_is_not_paused() -> None:
+    limiter, publisher = MemoryLimiter(100), FakeSession(3)
     sessions: Any = [publisher]
-    brake.check(sessions, 101)
-    await passed()
+    limiter.check(sessions, 101)
+    await timers_end()
     publisher.connection.consumers = {1: 1}
-    brake.check(sessions, 101)
-    await passed()
+    limiter.check(sessions, 101)
+    await timers_end()
     assert not publisher.paused
 
 
 @pytest.mark.parametrize(
     ("text", "bound"), [("max\n", 1_000), ("1000000\n", 1_000), ("1000\n", 600), (None, 1_000)]
 )
-def test_bound_is_below_that_of_the_container(tmp_path: Path, text: str | None, bound: int) -> None:
+def test_memory_limit_is_below_that_of_the_container(
+    tmp_path: Path, text: str | None, bound: int
+) -> None:
     file = tmp_path / "memory.max"
     if text is not None:
         file.write_text(text)
@@ -88,7 +90,7 @@ def test_bound_is_below_that_of_the_container(tmp_path: Path, text: str | None, 
     assert CGROUP_SHARE < 1
 
 
-def test_process_knows_its_memory() -> None:
+def test_resident_memory_is_measured() -> None:
     assert resident_bytes() > 1 << 20
 
 
@@ -100,6 +102,7 @@ class Reader:
     """One connection, without a socket."""
 
     name: str
+    pressure: ReadBackpressure
     paused: set[str] = field(default_factory=set)
     is_parked: bool = False
 
@@ -110,106 +113,73 @@ class Reader:
     def resume_reading(self, reason: str) -> None:
         self.paused.remove(reason)
 
-    @property
-    def is_read(self) -> bool:
-        return not self.paused
-
-
-@pytest.fixture
-def pressure() -> ReadBackpressure:
-    return ReadBackpressure(LIMIT)
+    def report(self, size: int) -> None:
+        self.pressure.report(self, size)
 
 
 @pytest.fixture
 def readers() -> list[Reader]:
-    return [Reader(name) for name in "abcd"]
+    """Return four connections, a to d, with a common limit."""
+    pressure = ReadBackpressure(LIMIT)
+    return [Reader(name, pressure) for name in "abcd"]
 
 
-def who_is_read(readers: list[Reader]) -> str:
-    return "".join(reader.name for reader in readers if reader.is_read)
+def read_names(readers: list[Reader]) -> str:
+    """Return the names of the connections that are not paused."""
+    return "".join(reader.name for reader in readers if not reader.paused)
 
 
-def test_all_are_read_up_to_the_limit(pressure: ReadBackpressure, readers: list[Reader]) -> None:
+def test_all_are_read_up_to_the_limit(readers: list[Reader]) -> None:
     for reader in readers[:2]:
-        pressure.report(reader, LIMIT // 2)
-    assert pressure.total_bytes == LIMIT
-    assert who_is_read(readers) == "abcd"
+        reader.report(LIMIT // 2)
+    assert readers[0].pressure.total_bytes == LIMIT
+    assert read_names(readers) == "abcd"
 
 
-def test_only_the_one_that_waits_longest_is_read_past_the_limit(
-    pressure: ReadBackpressure, readers: list[Reader]
-) -> None:
+def test_connections_above_the_limit_are_read_one_after_the_other(readers: list[Reader]) -> None:
+    for size in (LIMIT // 3, LIMIT // 3 + 1):
+        for reader in readers:
+            reader.report(size)
+    assert read_names(readers) == "a"
+    readers[0].report(0)
+    assert read_names(readers) == "ab"  # a has no bytes left
+
+
+def test_all_are_read_again_below_the_limit(readers: list[Reader]) -> None:
     for reader in readers:
-        pressure.report(reader, LIMIT // 3)
-    for reader in readers:
-        pressure.report(reader, LIMIT // 3 + 1)
-    assert who_is_read(readers) == "a"
+        reader.report(LIMIT // 3)
+    readers[1].report(LIMIT // 3 + 1)
+    readers[3].report(0)
+    assert readers[0].pressure.total_bytes <= LIMIT
+    assert read_names(readers) == "abcd"
 
 
-def test_the_next_one_is_read_when_the_first_has_finished(
-    pressure: ReadBackpressure, readers: list[Reader]
-) -> None:
-    for reader in readers:
-        pressure.report(reader, LIMIT // 2)
-    for reader in readers:
-        pressure.report(reader, LIMIT // 2)
-    assert who_is_read(readers) == "a"
-    pressure.report(readers[0], 0)
-    assert who_is_read(readers) == "ab"  # a has nothing here any more
+def test_connection_with_few_bytes_is_read_above_the_limit(readers: list[Reader]) -> None:
+    readers[0].report(LIMIT + 1)
+    readers[1].report(FREE_BYTES - 1)
+    readers[2].report(FREE_BYTES)
+    assert read_names(readers) == "abd"
+    readers[2].report(0)  # its messages were stored
+    assert read_names(readers) == "abcd"
 
 
-def test_all_are_read_again_below_the_limit(
-    pressure: ReadBackpressure, readers: list[Reader]
-) -> None:
-    for reader in readers:
-        pressure.report(reader, LIMIT // 3)
-    pressure.report(readers[1], LIMIT // 3 + 1)
-    pressure.report(readers[3], 0)
-    assert pressure.total_bytes <= LIMIT
-    assert who_is_read(readers) == "abcd"
-
-
-def test_who_holds_little_is_read_past_the_limit(
-    pressure: ReadBackpressure, readers: list[Reader]
-) -> None:
-    pressure.report(readers[0], LIMIT + 1)
-    pressure.report(readers[1], FREE_BYTES - 1)
-    pressure.report(readers[2], FREE_BYTES)
-    assert who_is_read(readers) == "abd"
-
-
-def test_who_holds_little_again_is_read_past_the_limit(
-    pressure: ReadBackpressure, readers: list[Reader]
-) -> None:
-    """Its messages were stored; that others still fill the room is no reason to wait."""
-    pressure.report(readers[0], LIMIT + 1)
-    pressure.report(readers[1], FREE_BYTES)
-    assert who_is_read(readers) == "acd"
-    pressure.report(readers[1], 0)
-    assert who_is_read(readers) == "abcd"
-
-
-def test_who_is_parked_does_not_take_the_turn_of_others(
-    pressure: ReadBackpressure, readers: list[Reader]
-) -> None:
+def test_parked_connection_does_not_take_the_turn_of_others(readers: list[Reader]) -> None:
     parked, *others = readers
     parked.is_parked = True
-    pressure.report(parked, LIMIT + 1)
+    parked.report(LIMIT + 1)
     for reader in others:
-        pressure.report(reader, FREE_BYTES)
-    assert who_is_read(others) == "b"
-    pressure.report(others[0], 0)
-    assert who_is_read(others) == "bc"
+        reader.report(FREE_BYTES)
+    assert read_names(others) == "b"
+    others[0].report(0)
+    assert read_names(others) == "bc"
 
 
-def test_bytes_of_who_has_left_do_not_count(
-    pressure: ReadBackpressure, readers: list[Reader]
-) -> None:
-    pressure.report(readers[0], LIMIT)
-    pressure.report(readers[0], 0)
-    assert pressure.total_bytes == 0
-    pressure.report(readers[1], LIMIT)
-    assert who_is_read(readers) == "abcd"
+def test_bytes_of_a_closed_connection_do_not_count(readers: list[Reader]) -> None:
+    readers[0].report(LIMIT)
+    readers[0].report(0)
+    assert readers[0].pressure.total_bytes == 0
+    readers[1].report(LIMIT)
+    assert read_names(readers) == "abcd"
 
 
 LIMITS = SlowPeerLimits(frame_s=60, frame_bytes_per_s=1_000, write_s=30, silent_s=10, places=10)
@@ -218,7 +188,7 @@ LATE = "a message took too long to arrive"
 
 @dataclass(eq=False)
 class Peer:
-    """What the watch sees of a session."""
+    """A session as the monitor sees it."""
 
     frame_began_at: float | None = None
     frame_bytes: int = 0
@@ -245,76 +215,71 @@ def verdict(peer: Peer, now_s: float) -> str | None:
     return overdue_reason(cast(Session, peer), now_s, LIMITS)
 
 
-def look(now_s: float, *peers: Peer) -> list[str | None]:
-    """Have the watch look once; give why each was ended."""
+def check(now_s: float, *peers: Peer) -> list[str | None]:
+    """Check the peers once; return the reason why each was ended."""
     sessions = [cast(Session, peer) for peer in peers]
     SessionMonitor(sessions, BrokerHandle(ConnectionCounters()), LIMITS).check(now_s)
     return [peer.ended for peer in peers]
 
 
-def test_peer_has_time_for_a_message() -> None:
-    assert verdict(Peer(frame_began_at=100), 160) is None
-    assert verdict(Peer(frame_began_at=100), 160.1) == LATE
+@pytest.mark.parametrize(
+    ("peer", "until_s", "reason"),
+    [
+        pytest.param(Peer(frame_began_at=100), 160, LATE, id="message"),
+        # limits.frame_rate_bytes: each 1,000 bytes extend the time by a second
+        pytest.param(Peer(frame_began_at=100, frame_bytes=5_000), 165, LATE, id="large message"),
+        pytest.param(Peer(blocked_at=100), 130, "the peer does not read", id="not reading"),
+        pytest.param(
+            Peer(closing_at=100), 130, "the peer does not read the remaining data", id="closing"
+        ),
+    ],
+)
+def test_slow_peer_is_ended_after_its_time(peer: Peer, until_s: float, reason: str) -> None:
+    assert verdict(peer, until_s) is None
+    assert verdict(peer, until_s + 0.1) == reason
 
 
-def test_peer_has_longer_while_its_bytes_come() -> None:
-    """``limits.frame_rate_bytes``: each 1,000 bytes give a second."""
-    assert verdict(Peer(frame_began_at=100, frame_bytes=5_000), 165) is None
-    assert verdict(Peer(frame_began_at=100, frame_bytes=5_000), 165.1) == LATE
-
-
-def test_peer_between_messages_has_all_the_time() -> None:
+def test_peer_between_messages_has_unlimited_time() -> None:
     assert verdict(Peer(), 1e9) is None
 
 
-def test_time_stands_still_while_a_peer_is_not_read() -> None:
-    """It may be in the middle of a large message when memory is short."""
+def test_time_in_which_a_peer_is_not_read_does_not_count() -> None:
+    """Reading may stop in the middle of a large message when memory is short."""
     peer = Peer(frame_began_at=0, paused={"memory"})
     for now_s in range(1, 101):
-        assert look(now_s, peer) == [None]
+        assert check(now_s, peer) == [None]
     peer.paused.clear()
     assert verdict(peer, 160) is None
     assert verdict(peer, 161) == LATE
 
 
-def test_peer_that_does_not_read_is_ended() -> None:
-    assert verdict(Peer(blocked_at=100), 130) is None
-    assert verdict(Peer(blocked_at=100), 130.1) == "the peer does not read"
-
-
-def test_peer_that_does_not_take_the_rest_is_ended() -> None:
-    """Its connection was closed, but a few bytes are still to leave, and its place is taken."""
-    assert verdict(Peer(closing_at=100), 130) is None
-    assert verdict(Peer(closing_at=100), 130.1) == "the peer does not read the remaining data"
-
-
 @pytest.mark.parametrize("since", ["frame_began_at", "blocked_at", "closing_at"])
-def test_peer_is_excused_for_a_time_in_which_the_broker_stood_still(since: str) -> None:
+def test_time_in_which_the_broker_hung_does_not_count(since: str) -> None:
     peer = Peer(**{since: 100.0})  # type: ignore[arg-type]
     exclude_time(cast(Session, peer), 50.0)
     assert (peer.last_read_at, verdict(peer, 180)) == (50.0, None)
     assert verdict(peer, 250) is not None
 
 
-def test_silent_peers_stay_while_there_is_room() -> None:
-    assert look(1_000, *(Peer() for _ in range(8))) == [None] * 8
+def test_silent_peers_stay_while_places_are_free() -> None:
+    assert check(1_000, *(Peer() for _ in range(8))) == [None] * 8
 
 
-def test_longest_silent_peers_make_room() -> None:
+def test_longest_silent_peers_are_ended() -> None:
     peers = [Peer(last_read_at=at) for at in (3, 1, 2, 4, 5, 6, 7, 8, 9, 10)]
-    ended = look(1_000, *peers)
+    ended = check(1_000, *peers)
     assert [peer.last_read_at for peer, end in zip(peers, ended, strict=True) if end] == [1, 2]
 
 
-def test_peer_that_has_left_makes_room_at_once() -> None:
-    """Its publishes wait for a queue that is full, and it will never know."""
+def test_peer_that_has_left_is_ended_first() -> None:
+    """Its publishes wait for a full queue, and nobody will read their receipts."""
     others = [Peer(last_read_at=1_000) for _ in range(9)]
     gone = Peer(last_read_at=1_000, has_eof=True)
-    assert [bool(end) for end in look(1_000, *others, gone)] == [False] * 9 + [True]
+    assert [bool(end) for end in check(1_000, *others, gone)] == [False] * 9 + [True]
 
 
 @pytest.mark.parametrize("busy", [Peer(is_idle=False), Peer(last_read_at=995)])
-def test_peer_that_does_something_does_not_make_room(busy: Peer) -> None:
-    """A consumer waits for good reason, and who spoke lately may speak again."""
+def test_busy_peer_is_not_ended(busy: Peer) -> None:
+    """A consumer waits for messages, and a peer that sent lately may send again."""
     others = [Peer(is_idle=False) for _ in range(9)]
-    assert look(1_000, busy, *others) == [None] * 10
+    assert check(1_000, busy, *others) == [None] * 10
