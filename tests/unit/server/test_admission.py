@@ -1,4 +1,4 @@
-"""Who is let in: limits in all and per address, networks, places for handshakes."""
+"""Admission of connections: limits, allowed networks, places reserved for handshakes."""
 
 import resource
 from ipaddress import ip_network
@@ -20,37 +20,43 @@ from phpmq_lite.settings import Settings
 from phpmq_lite.settings.model import LimitSettings
 
 
-def gate(total: int = 100, per_address: int = 10, per_loopback: int = 50, *allow: str) -> Admission:
+def admission_with(
+    total: int = 100, per_address: int = 10, per_loopback: int = 50, *allow: str
+) -> Admission:
     networks: list[Network] = [ip_network(text) for text in allow]
     return Admission(total, per_address, per_loopback, networks)
 
 
-def test_connections_in_all_are_limited() -> None:
-    door = gate(total=2)
-    assert [door.admit(a) for a in ("10.0.0.1", "10.0.0.2", "10.0.0.3")] == [None, None, TOO_MANY]
-    door.leave("10.0.0.1")
-    assert door.admit("10.0.0.3") is None
-    assert door.connections == 2
+def test_total_of_connections_is_limited() -> None:
+    admission = admission_with(total=2)
+    assert [admission.admit(a) for a in ("10.0.0.1", "10.0.0.2", "10.0.0.3")] == [
+        None,
+        None,
+        TOO_MANY,
+    ]
+    admission.leave("10.0.0.1")
+    assert admission.admit("10.0.0.3") is None
+    assert admission.connections == 2
 
 
 def test_connections_of_an_address_are_limited() -> None:
-    door = gate(per_address=1)
-    assert door.admit("10.0.0.1") is None
-    assert door.admit("10.0.0.1") == TOO_MANY_OF_ADDRESS
-    assert door.admit("10.0.0.2") is None
-    assert door.refused == {TOO_MANY_OF_ADDRESS: 1}
+    admission = admission_with(per_address=1)
+    assert admission.admit("10.0.0.1") is None
+    assert admission.admit("10.0.0.1") == TOO_MANY_OF_ADDRESS
+    assert admission.admit("10.0.0.2") is None
+    assert admission.refused == {TOO_MANY_OF_ADDRESS: 1}
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1", None])
 def test_loopback_has_a_limit_of_its_own(address: str | None) -> None:
-    door = gate(per_address=1, per_loopback=2)
-    assert [door.admit(address) for _ in range(3)] == [None, None, TOO_MANY_OF_ADDRESS]
+    admission = admission_with(per_address=1, per_loopback=2)
+    assert [admission.admit(address) for _ in range(3)] == [None, None, TOO_MANY_OF_ADDRESS]
 
 
 def test_spellings_of_an_address_count_together() -> None:
-    door = gate(per_address=1)
-    assert door.admit("10.0.0.1") is None
-    assert door.admit("::ffff:10.0.0.1") == TOO_MANY_OF_ADDRESS
+    admission = admission_with(per_address=1)
+    assert admission.admit("10.0.0.1") is None
+    assert admission.admit("::ffff:10.0.0.1") == TOO_MANY_OF_ADDRESS
 
 
 @pytest.mark.parametrize(
@@ -61,55 +67,55 @@ def test_spellings_of_an_address_count_together() -> None:
         ("2001:db8::7", None),
         ("11.0.0.1", NOT_ALLOWED),
         ("2001:db9::7", NOT_ALLOWED),
-        ("127.0.0.1", NOT_ALLOWED),  # over TCP, loopback is an address like others
+        ("127.0.0.1", NOT_ALLOWED),  # loopback is an ordinary address over TCP
         ("nonsense", NOT_ALLOWED),
         (None, None),  # a Unix socket has a mode instead
     ],
 )
-def test_only_allowed_networks_come_in(address: str | None, reason: str | None) -> None:
-    assert gate(9, 9, 9, "10.0.0.0/8", "2001:db8::/32").admit(address) == reason
+def test_only_allowed_networks_are_admitted(address: str | None, reason: str | None) -> None:
+    assert admission_with(9, 9, 9, "10.0.0.0/8", "2001:db8::/32").admit(address) == reason
 
 
 def test_place_is_kept_during_a_handshake() -> None:
-    door = gate(total=1)
-    assert door.reserve("10.0.0.1") is None
-    assert door.admit("10.0.0.2") == TOO_MANY
-    assert door.admit("10.0.0.1") is None  # the handshake is done
-    door.cancel_reservation("10.0.0.1")  # does nothing then
-    assert door.connections == 1
-    door.leave("10.0.0.1")
-    assert door.connections == 0
+    admission = admission_with(total=1)
+    assert admission.reserve("10.0.0.1") is None
+    assert admission.admit("10.0.0.2") == TOO_MANY
+    assert admission.admit("10.0.0.1") is None  # the handshake has succeeded
+    admission.cancel_reservation("10.0.0.1")  # no effect now
+    assert admission.connections == 1
+    admission.leave("10.0.0.1")
+    assert admission.connections == 0
 
 
 def test_place_is_free_again_when_the_handshake_fails() -> None:
-    door = gate(total=1)
-    assert door.reserve("10.0.0.1") is None
-    assert door.reserve("10.0.0.1") == TOO_MANY
-    door.cancel_reservation("10.0.0.1")
-    assert door.admit("10.0.0.2") is None
+    admission = admission_with(total=1)
+    assert admission.reserve("10.0.0.1") is None
+    assert admission.reserve("10.0.0.1") == TOO_MANY
+    admission.cancel_reservation("10.0.0.1")
+    assert admission.admit("10.0.0.2") is None
 
 
 @given(st.lists(st.tuples(st.sampled_from(["reserve", "admit", "leave"]), st.integers(0, 3))))
-def test_counts_are_those_of_a_list(steps: list[tuple[str, int]]) -> None:
-    door = gate(total=5, per_address=2)
+def test_counts_equal_those_of_a_list(steps: list[tuple[str, int]]) -> None:
+    admission = admission_with(total=5, per_address=2)
     inside: list[str] = []
     for step, number in steps:
         address = f"10.0.0.{number}"
         if step == "leave":
             if address in inside:
                 inside.remove(address)
-                door.leave(address)
+                admission.leave(address)
             continue
         if step == "reserve":
-            refusal = door.reserve(address)
-            refusal = door.admit(address) if refusal is None else refusal
+            refusal = admission.reserve(address)
+            refusal = admission.admit(address) if refusal is None else refusal
         else:
-            refusal = door.admit(address)
+            refusal = admission.admit(address)
         has_room = len(inside) < 5 and inside.count(address) < 2
         assert (refusal is None) == has_room
         if refusal is None:
             inside.append(address)
-        assert door.connections == len(inside)
+        assert admission.connections == len(inside)
 
 
 @pytest.mark.parametrize(
@@ -120,14 +126,14 @@ def test_connections_leave_descriptors_for_the_rest(wanted: int, files: int, mos
     assert max_connections(wanted, files) == most
 
 
-def test_settings_make_the_gate() -> None:
+def test_limits_come_from_the_settings() -> None:
     limits = LimitSettings(connections=3, connections_per_loopback_address=2)
-    door = Admission.from_settings(Settings(limits=limits))
-    assert [door.admit("127.0.0.1") for _ in range(3)] == [None, None, TOO_MANY_OF_ADDRESS]
-    assert [door.admit("10.0.0.1") for _ in range(2)] == [None, TOO_MANY]
+    admission = Admission.from_settings(Settings(limits=limits))
+    assert [admission.admit("127.0.0.1") for _ in range(3)] == [None, None, TOO_MANY_OF_ADDRESS]
+    assert [admission.admit("10.0.0.1") for _ in range(2)] == [None, TOO_MANY]
 
 
-def test_limit_of_files_is_below_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_limited_by_the_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (SPARE_FILES + 2, SPARE_FILES + 2))
-    door = Admission.from_settings(Settings())
-    assert [door.admit("127.0.0.1") for _ in range(3)] == [None, None, TOO_MANY]
+    admission = Admission.from_settings(Settings())
+    assert [admission.admit("127.0.0.1") for _ in range(3)] == [None, None, TOO_MANY]

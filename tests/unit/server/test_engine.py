@@ -1,4 +1,4 @@
-"""Work aside of the batches, when the broker stops because something failed."""
+"""Background work and pauses of other tasks between batches."""
 
 import asyncio
 import threading
@@ -23,7 +23,9 @@ def fail(_core: Broker) -> None:
 
 
 @pytest.mark.parametrize("is_failing", [True, False])
-async def test_what_is_queued_aside_is_not_begun_when_the_engine_ends(is_failing: bool) -> None:
+async def test_queued_background_work_does_not_start_after_the_engine_ended(
+    is_failing: bool,
+) -> None:
     core = Broker(RecoveredState([], [], {}, None, 0), Limits(), QueueSettings())
     engine = Engine(core, cast(Writer, None), FakeClock())
     release, begun = threading.Event(), list[Any]()
@@ -42,7 +44,7 @@ async def test_what_is_queued_aside_is_not_begun_when_the_engine_ends(is_failing
 
 
 class SlowWriter(Writer):
-    """Stores nothing; a batch lies with it until the test lets it go."""
+    """Stores nothing; a commit ends when the test releases ``may_end``."""
 
     def __init__(self) -> None:
         super().__init__(Path("never-opened"))
@@ -72,15 +74,15 @@ def engine(writer: SlowWriter, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(engines, "_MAINTENANCE_S", 1e9)
     core = Broker(RecoveredState([], [], {}, None, 0), Limits(), QueueSettings())
     made = Engine(core, writer, Clock())
-    made._maintained_at = 1e12  # none here: it would take the writer's turn
+    made._maintained_at = 1e12  # disabled: it would use the writer
     return made
 
 
-async def test_without_a_batch_it_comes_back_at_once(engine: Engine) -> None:
+async def test_pause_returns_at_once_without_a_batch(engine: Engine) -> None:
     await engine.pause()
 
 
-async def test_each_batch_is_followed_by_one_piece(
+async def test_one_paused_task_runs_after_each_batch(
     engine: Engine, writer: SlowWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_policies, "_MAX_DEFER_S", 60.0)
@@ -108,7 +110,7 @@ async def test_each_batch_is_followed_by_one_piece(
     assert order == ["one", "two"]
 
 
-async def test_a_hung_disk_holds_nobody(
+async def test_pause_ends_although_the_disk_hangs(
     engine: Engine, writer: SlowWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_policies, "_MAX_DEFER_S", 0.0)

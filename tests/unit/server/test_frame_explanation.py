@@ -1,4 +1,4 @@
-"""Bytes explained: those of the published documents, of clients of ours, and wrong ones."""
+"""Explained bytes: examples of the published documents, and invalid ones."""
 
 import base64
 import json
@@ -50,7 +50,7 @@ NEWER, OLDER, UNKNOWN = "newer", "older", "unknown"
           "P0200000000000000000000000000006", "paused"], "receipt", NEWER, "k-1: paused"),
     ],
 )  # fmt: skip
-def test_frame_says_what_it_is_and_what_would_be_done(
+def test_frame_is_named_and_its_effect_explained(
     pieces: list[str], kind: str, revision: str, outcome: str, line_break: str
 ) -> None:
     """The examples of the published documents, with line breaks and without."""
@@ -83,7 +83,7 @@ def test_message_receipt_of_an_earlier_revision_is_named() -> None:
     assert "closes the connection without a reply" in found.conclusion
 
 
-def test_wrong_byte_is_shown_behind_what_is_right() -> None:
+def test_wrong_byte_is_shown_after_the_valid_ones() -> None:
     good = "".join(["H0100102", *FOO, *HELLO])
     found = explain_bytes(f"{good}H0100102{FOO[0]}FooX02".encode())
     assert [frame.kind for frame in found.frames] == ["publish"]
@@ -104,16 +104,14 @@ def test_wrong_byte_is_shown_behind_what_is_right() -> None:
         (b"H0100102" + FOO[0].encode() + b"F", "content, 1 of 3 bytes", "only 41 bytes have"),
     ],
 )
-def test_frame_that_is_not_whole_shows_what_came(
-    data: bytes, last: str | None, conclusion: str
-) -> None:
+def test_incomplete_frame_is_explained(data: bytes, last: str | None, conclusion: str) -> None:
     found = explain_bytes(data)
     assert (None if found.begun is None else found.begun.pieces[-1].meaning) == last
     assert conclusion in found.conclusion
     assert found.wrong is None
 
 
-def test_request_of_a_browser_does_nothing() -> None:
+def test_http_request_is_recognised() -> None:
     found = explain_bytes(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert found.frames == ()
     assert found.wrong is not None
@@ -150,9 +148,7 @@ def test_other_text_is_raw(text: bytes) -> None:
     [(b"4", "hex", "valid hex"), (b"zz", "hex", "valid hex"), (b"a", "base64", "valid base64"),
      (b"\xff", "base64", "valid base64"), (b"\xff", "hex", "valid hex")],
 )  # fmt: skip
-def test_text_in_another_encoding_than_named_is_refused(
-    text: bytes, encoding: Encoding, words: str
-) -> None:
+def test_text_in_another_encoding_is_refused(text: bytes, encoding: Encoding, words: str) -> None:
     with pytest.raises(UnreadableError, match=words):
         pasted_bytes(text, encoding)
 

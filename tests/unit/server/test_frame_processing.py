@@ -1,4 +1,4 @@
-"""Frames in a row: how far a run goes, over any queues."""
+"""Runs of frames that are processed together: their length, over any queues."""
 
 from collections import deque
 
@@ -16,13 +16,13 @@ def publish(queue: str, key: bytes | None = None) -> Publish:
 
 
 def run_of(
-    rig: CoreRig, *frames: ClientFrame, rooms: PublishQuota | None = None, most: int = 100
+    rig: CoreRig, *frames: ClientFrame, quota: PublishQuota | None = None, most: int = 100
 ) -> int:
-    """Give frames of a new connection; return how many are done and taken out."""
+    """Process the frames of a new connection; return how many were processed."""
     client, waiting = rig.connect(), deque(frames)
     rig.begin()
     count, size = apply_frames(
-        rig.core, client, waiting, most, rooms or PublishQuota(lambda _: UNLIMITED)
+        rig.core, client, waiting, most, quota or PublishQuota(lambda _: UNLIMITED)
     )
     rig.finish()
     assert count == len(frames) - len(waiting)
@@ -31,28 +31,28 @@ def run_of(
 
 
 def rig_with(*queues: str) -> CoreRig:
-    """Make queues, each with one message."""
+    """Create queues, each with one message."""
     rig = CoreRig()
     for queue in queues:
         rig.publish(b"first", queue=queue)
     return rig
 
 
-def test_a_run_goes_over_any_queues() -> None:
+def test_run_covers_any_queues() -> None:
     rig = rig_with("a", "b")
     assert run_of(rig, *[publish(queue) for queue in "abbaab"]) == 6
     assert {q.name: q.row.live_count for q in rig.core.state.queues.values()} == {"a": 4, "b": 4}
 
 
-def test_a_run_ends_where_a_queue_has_no_more_room_in_all_its_parts() -> None:
-    rooms = PublishQuota({"a": 2, "b": 9}.__getitem__)
+def test_run_ends_at_a_queue_without_quota() -> None:
+    quota = PublishQuota({"a": 2, "b": 9}.__getitem__)
     rig = rig_with("a", "b")
-    assert run_of(rig, *[publish(queue) for queue in "ababab"], rooms=rooms) == 4
-    assert (rooms.available("a"), rooms.available("b")) == (0, 7)
-    assert run_of(rig, publish("a"), publish("b"), rooms=rooms) == 0
+    assert run_of(rig, *[publish(queue) for queue in "ababab"], quota=quota) == 4
+    assert (quota.available("a"), quota.available("b")) == (0, 7)
+    assert run_of(rig, publish("a"), publish("b"), quota=quota) == 0
 
 
-def test_a_run_ends_at_another_kind_a_new_queue_and_the_most() -> None:
+def test_run_ends_at_another_kind_a_new_queue_or_the_limit() -> None:
     rig = rig_with("a", "b")
     assert run_of(rig, publish("a"), publish("b"), publish("a", b"key"), publish("b")) == 2
     assert run_of(rig, publish("a"), publish("b"), publish("new"), publish("a")) == 2
@@ -60,11 +60,11 @@ def test_a_run_ends_at_another_kind_a_new_queue_and_the_most() -> None:
     assert run_of(rig, publish("a"), publish("b"), publish("a"), most=2) == 2
 
 
-def test_a_lone_publish_is_no_run() -> None:
+def test_single_publish_is_not_a_run() -> None:
     assert run_of(rig_with("a"), publish("a")) == 0
 
 
-def test_a_key_that_comes_twice_is_stored_once_and_answered_twice() -> None:
+def test_repeated_key_is_stored_once_and_receipted_twice() -> None:
     rig = rig_with("a", "b")
     keys = [publish("a", b"1"), publish("b", b"1"), publish("a", b"1"), publish("b", b"2")]
     assert run_of(rig, *keys) == 4
@@ -79,7 +79,7 @@ def test_a_key_that_comes_twice_is_stored_once_and_answered_twice() -> None:
     }
 
 
-def test_acknowledgements_of_several_queues_end_at_one_that_is_not_held(rig: CoreRig) -> None:
+def test_run_of_acknowledgements_ends_at_a_message_not_held(rig: CoreRig) -> None:
     client = rig.connect()
     for queue in "ab":
         rig.consume(client, 10, queue)

@@ -21,6 +21,7 @@ from phpmq_lite.server.frame_recorder import (
     Dissector,
     FrameRecorder,
     Inspector,
+    ProtocolErrorRecord,
     RecordedSide,
     Side,
 )
@@ -33,7 +34,7 @@ LINE = b"H0100103\r\nP01%029d\r\nmail\r\nP02%029d\r\n%s\r\nP05%029d\r\n60\r\n"
 
 @dataclass
 class Peer:
-    """A session, as far as watching goes."""
+    """A session as the inspector sees it."""
 
     side: Side
 
@@ -73,7 +74,7 @@ STREAM = b"".join(
 
 
 @pytest.mark.parametrize("read", [1, 7, 33, 1_000])
-def test_recorder_decodes_what_a_client_sends_however_it_is_cut(read: int) -> None:
+def test_recorder_decodes_frames_of_a_client_however_they_are_cut(read: int) -> None:
     side, recorder = watched()
     for at in range(0, len(STREAM), read):
         side.receive(STREAM[at : at + read])
@@ -111,7 +112,7 @@ def test_recorder_decodes_headers_of_36_bytes() -> None:
 
 
 @pytest.mark.parametrize("begin", [CLIENT.consume("mail", 1), line_publish(b"x")])
-def test_recorder_decodes_what_the_broker_sends_in_the_style_of_the_client(begin: bytes) -> None:
+def test_recorder_decodes_frames_of_the_broker(begin: bytes) -> None:
     side, recorder = watched()
     side.receive(begin)
     parts: list[bytes] = []
@@ -130,7 +131,7 @@ def test_recorder_decodes_what_the_broker_sends_in_the_style_of_the_client(begin
     assert len(b"".join(parts)) >= dispatch.size + stored.size + refused.size - 6
 
 
-def test_recorder_keeps_the_beginning_of_a_content_only() -> None:
+def test_recorder_keeps_only_the_beginning_of_a_content() -> None:
     side, recorder = watched()
     side.receive(CLIENT.publish("mail", b"x" * 10_000))
     piece = recorder.frames[0].frame.pieces[2]
@@ -138,7 +139,7 @@ def test_recorder_keeps_the_beginning_of_a_content_only() -> None:
     assert piece.cut == 10_000 - CUT_BYTES
 
 
-def test_recorder_begins_with_the_next_frame_when_one_is_under_way() -> None:
+def test_recorder_begins_with_the_next_complete_frame() -> None:
     peer = Peer(server())
     frame = CLIENT.publish("mail", b"abc")
     peer.side.receive(frame[:50])
@@ -158,7 +159,7 @@ def test_recorder_keeps_the_last_frames() -> None:
     assert recorder.frames[-1].number == FRAMES + 10
 
 
-def test_recorder_does_not_copy_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorder_skips_frames_above_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [5.0]
     monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
     side, recorder = watched()
@@ -166,19 +167,19 @@ def test_recorder_does_not_copy_a_flood(monkeypatch: pytest.MonkeyPatch) -> None
         side.receive(CLIENT.consume("mail", 1))
     assert (recorder.count, recorder.skipped) == (FRAMES_PER_S, 30)
     seconds[0] = 6.0
-    side.receive(CLIENT.consume("mail", 1))  # finds its place again
+    side.receive(CLIENT.consume("mail", 1))  # the recorder resynchronises
     side.receive(CLIENT.consume("mail", 2))
     assert recorder.frames[-1].frame.pieces[2].meaning == "credit 2"
 
 
-def test_recorder_shows_nothing_behind_a_wrong_byte() -> None:
+def test_recorder_shows_nothing_after_a_wrong_byte() -> None:
     side, recorder = watched()
     side.receive(CLIENT.consume("mail", 1) + b"H0109902" + CLIENT.consume("mail", 1))
     assert [one.frame.kind for one in recorder.frames] == ["consume"]
     assert side.error is not None
 
 
-def test_dissector_passes_over_what_is_no_frame() -> None:
+def test_dissector_skips_invalid_bytes() -> None:
     dissector = Dissector()
     dissector.feed(b"H01!!!xxP01garbage" + bytes(range(256)))
     dissector.reset()
@@ -186,7 +187,7 @@ def test_dissector_passes_over_what_is_no_frame() -> None:
 
 
 @given(data=st.binary(max_size=400), read=st.integers(1, 50), is_line=st.booleans())
-def test_dissector_takes_any_bytes_and_keeps_little(data: bytes, read: int, is_line: bool) -> None:
+def test_dissector_accepts_any_bytes_and_keeps_few(data: bytes, read: int, is_line: bool) -> None:
     dissector = Dissector()
     dissector.is_line = is_line
     for at in range(0, len(data), read):
@@ -194,10 +195,10 @@ def test_dissector_takes_any_bytes_and_keeps_little(data: bytes, read: int, is_l
             assert all(len(piece.raw) <= CUT_BYTES + 400 for piece in frame.pieces)
 
 
-# -- who watches
+# -- recordings
 
 
-def test_watching_changes_nothing_of_what_is_read_and_written() -> None:
+def test_recording_does_not_change_the_frames() -> None:
     plain, (recorded, _) = server(), watched()
     sides: tuple[Side, ...] = (plain, recorded)
     parts: list[list[bytes]] = [[], []]
@@ -213,7 +214,7 @@ def test_watching_changes_nothing_of_what_is_read_and_written() -> None:
     assert not recorded.is_waiting
 
 
-def test_inspector_ends_a_recording_that_nobody_looks_at() -> None:
+def test_inspector_ends_an_unused_recording() -> None:
     side = server()
     peer, inspector = Peer(side), Inspector()
     inspector.watch(1, peer, 0.0)
@@ -224,7 +225,7 @@ def test_inspector_ends_a_recording_that_nobody_looks_at() -> None:
     assert inspector.watched == 0
 
 
-def test_inspector_goes_on_with_a_recording_while_somebody_looks() -> None:
+def test_inspector_continues_a_recording_in_use() -> None:
     peer, inspector = Peer(server()), Inspector()
     first = inspector.watch(1, peer, 0.0)
     assert inspector.watch(1, peer, 50.0) is first
@@ -232,33 +233,39 @@ def test_inspector_goes_on_with_a_recording_while_somebody_looks() -> None:
     assert inspector.watched == 1
 
 
-def test_inspector_shows_what_was_recorded_after_the_connection_has_ended() -> None:
+def test_recording_outlives_its_connection() -> None:
     peer, inspector = Peer(server()), Inspector()
     recorder = inspector.watch(1, peer, 0.0)
     assert inspector.watch(1, None, 5.0) is recorder
     assert inspector.watch(2, None, 5.0) is None
 
 
-def test_inspector_records_a_few_connections_at_once() -> None:
+def test_number_of_recordings_is_bounded() -> None:
     inspector = Inspector()
     peers = [Peer(server()) for _ in range(WATCHED + 1)]
     for number, peer in enumerate(peers):
         inspector.watch(number, peer, float(number))
     assert inspector.watched == WATCHED
-    assert isinstance(peers[0].side, ServerSide)  # the longest unseen made room
+    assert isinstance(peers[0].side, ServerSide)  # the longest unused one was ended
 
 
 # -- wrong bytes
 
 
-def test_inspector_keeps_the_wrong_byte_with_what_was_expected() -> None:
-    side, inspector = server(), Inspector()
-    good, bad = CLIENT.consume("mail", 1), b"GET / HTTP/1.1\r\n"
-    side.receive(good)
-    side.receive(bad)
+def record_error(side: ServerSide, *reads: bytes) -> ProtocolErrorRecord:
+    """Receive data that ends with a wrong byte; return the error that an inspector keeps."""
+    inspector = Inspector()
+    for data in reads:
+        side.receive(data)
     assert side.error is not None
-    inspector.record_error(side.error, 7, "127.0.0.1:5", bad, len(good))
-    kept = inspector.errors[0]
+    offset = sum(map(len, reads[:-1]))
+    inspector.record_error(side.error, 7, "127.0.0.1:5", reads[-1], offset)
+    return inspector.errors[0]
+
+
+def test_inspector_keeps_the_wrong_byte_with_what_was_expected() -> None:
+    good, bad = CLIENT.consume("mail", 1), b"GET / HTTP/1.1\r\n"
+    kept = record_error(server(), good, bad)
     assert (kept.offset, kept.before, kept.found) == (len(good), b"", bad)
     assert kept.expected == "a message header: H and seven digits"
     assert "looks like HTTP" in kept.detail
@@ -266,33 +273,22 @@ def test_inspector_keeps_the_wrong_byte_with_what_was_expected() -> None:
 
 def test_inspector_names_the_message_receipt_of_an_earlier_revision() -> None:
     """R18: 005 with two packets; in the newer revision it is a requeue with three."""
-    side, inspector = ServerSide(WireLimits()), Inspector()
     data = b"H0100502P0100000000000000000000000000003FooP0300000000000000000000000000001x"
-    assert side.receive(data) == []
-    assert side.error is not None
-    inspector.record_error(side.error, 7, "127.0.0.1:5", data, 0)
-    (bad,) = inspector.errors
+    bad = record_error(ServerSide(WireLimits()), data)
     assert (bad.code, bad.offset, bad.before) == ("bad-packet-count", 6, b"H01005")
     assert "005 must have 3 packets, not 2" in bad.detail
     assert "the message receipt of an earlier revision" in bad.detail
 
 
-def test_inspector_shows_what_was_right_before_the_wrong_byte() -> None:
-    side, inspector = server(), Inspector()
-    data = CLIENT.consume("mail", 1) + b"H0100x02"
-    side.receive(data)
-    assert side.error is not None
-    inspector.record_error(side.error, None, "unix", data, 0)
-    kept = inspector.errors[0]
+def test_inspector_shows_the_valid_bytes_before_the_wrong_one() -> None:
+    kept = record_error(server(), CLIENT.consume("mail", 1) + b"H0100x02")
     assert kept.found == b"x02"
     assert kept.before.endswith(b"1H0100")
 
 
 def test_inspector_has_no_bytes_of_an_earlier_read() -> None:
     side, inspector = server(), Inspector()
-    side.receive(b"H0100202P01%029d" % 4)
-    side.receive(b"mail")
-    side.receive(b"P01%029d" % 4)
+    side.receive(b"H0100202P01%029dmailP01%029d" % (4, 4))
     assert side.error is not None
     inspector.record_error(side.error, 1, "a", b"", 80)
     assert (inspector.errors[0].before, inspector.errors[0].found) == (b"", b"")

@@ -1,23 +1,25 @@
-"""When engine and writer count as moving."""
+"""The watchdog detects an engine or a writer that hangs."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any, cast
+
+import pytest
 
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.watchdog import EngineWatchdog
 from phpmq_lite.storage.write.writer import Writer
 
 
-class Broker:
-    """An engine and a writer that answer when they are told to; ``write_problem`` is the disk's."""
+class FakeBroker:
+    """An engine and a writer that respond when the test calls ``decide`` and ``store``."""
 
     def __init__(self) -> None:
         self.space = self
         self.write_problem: str | None = None
         self.commands: list[Callable[[Any], None]] = []
         self.works: list[asyncio.Future[None]] = []
-        self.pulse = EngineWatchdog(cast("Engine", self), cast("Writer", self))
+        self.watchdog = EngineWatchdog(cast("Engine", self), cast("Writer", self))
 
     def submit(self, command: Callable[[Any], None]) -> None:
         self.commands.append(command)
@@ -27,58 +29,58 @@ class Broker:
         return self.works[-1]
 
     def decide(self) -> None:
-        """Be the engine: do what was submitted."""
+        """Run the submitted commands, as the engine does."""
         while self.commands:
             self.commands.pop()(None)
 
     async def store(self, failure: Exception | None = None) -> None:
-        """Be the writer's thread: end what was given to it."""
+        """Finish the work, as the thread of the writer does."""
         if failure is None:
             self.works.pop().set_result(None)
         else:
             self.works.pop().set_exception(failure)
-        await asyncio.sleep(0)  # the loop tells who waits
+        await asyncio.sleep(0)  # the loop runs the callbacks
 
 
-async def test_pulse_is_felt_while_both_answer() -> None:
-    broker = Broker()
+@pytest.fixture
+async def broker() -> FakeBroker:
+    return FakeBroker()
+
+
+async def test_probe_succeeds_while_engine_and_writer_respond(broker: FakeBroker) -> None:
     for _ in range(3):
-        assert broker.pulse.probe()
+        assert broker.watchdog.probe()
         broker.decide()
         await broker.store()
 
 
-async def test_engine_that_stands_is_noticed() -> None:
-    broker = Broker()
-    assert broker.pulse.probe()
-    assert not broker.pulse.probe()
-    assert len(broker.commands) == 1  # nobody is asked twice
+async def test_hung_engine_is_detected(broker: FakeBroker) -> None:
+    assert broker.watchdog.probe()
+    assert not broker.watchdog.probe()
+    assert len(broker.commands) == 1  # no second command is submitted
 
 
-async def test_writer_that_hangs_is_noticed_until_it_goes_on() -> None:
-    broker = Broker()
-    assert broker.pulse.probe()
+async def test_hung_writer_is_detected_until_it_continues(broker: FakeBroker) -> None:
+    assert broker.watchdog.probe()
     broker.decide()
-    assert not broker.pulse.probe()
-    assert not broker.pulse.probe()
+    assert not broker.watchdog.probe()
+    assert not broker.watchdog.probe()
     await broker.store()
-    assert broker.pulse.probe()
+    assert broker.watchdog.probe()
 
 
-async def test_writer_that_waits_for_room_moves() -> None:
-    """A restart would find the disk as full."""
-    broker = Broker()
-    assert broker.pulse.probe()
+async def test_writer_that_waits_for_disk_space_counts_as_responding(broker: FakeBroker) -> None:
+    """A restart would not free space."""
+    assert broker.watchdog.probe()
     broker.decide()
     broker.write_problem = "the disk is full"
-    assert broker.pulse.probe()
+    assert broker.watchdog.probe()
     broker.write_problem = None
-    assert not broker.pulse.probe()
+    assert not broker.watchdog.probe()
 
 
-async def test_writer_that_has_failed_is_not_felt_again() -> None:
-    broker = Broker()
-    assert broker.pulse.probe()
+async def test_failed_writer_never_responds_again(broker: FakeBroker) -> None:
+    assert broker.watchdog.probe()
     broker.decide()
     await broker.store(OSError("the end"))
-    assert not broker.pulse.probe()
+    assert not broker.watchdog.probe()
