@@ -1,4 +1,4 @@
-"""The bookkeeping of the roll-ups: slots, minutes, quarters, who has points of its own."""
+"""Roll-ups: slots, minutes, quarters, and the queues that have their own points."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -13,7 +13,7 @@ from phpmq_lite.server.rollups import HOUR_S, QUEUES_MAX, Rollups
 from phpmq_lite.storage.read.rollups import ALL, DEAD_LETTERS, MINUTE_S, OTHERS, QUARTER_S, Point
 from phpmq_lite.writes import PutRollup, TrimRollups, Write
 
-START_S = 1_700_000_100  # a full quarter of an hour
+START_S = 1_700_000_100  # the start of a quarter of an hour
 
 
 def made(name: str = "orders", queue_id: int = 1, live: int = 0) -> Queue:
@@ -27,7 +27,7 @@ def publish(queue: Queue, count: int) -> None:
 
 
 def settle(queue: Queue, count: int, wait_ms: int = 5, hold_ms: int = 3) -> None:
-    """Have messages dispatched and acked."""
+    """Count messages as dispatched and acknowledged."""
     queue.counters.dispatched += count
     queue.counters.acked += count
     queue.row.live_count -= count
@@ -38,7 +38,7 @@ def settle(queue: Queue, count: int, wait_ms: int = 5, hold_ms: int = 3) -> None
 
 
 class Rig:
-    """Roll-ups that are driven slot by slot; keeps the rows that they give."""
+    """Roll-ups driven slot by slot, and the rows that they write."""
 
     def __init__(self, *queues: Queue, start_s: int = START_S) -> None:
         self.queues = list(queues)
@@ -50,20 +50,20 @@ class Rig:
     def slot(self, count: int = 1) -> None:
         for _ in range(count):
             self.now_s += 10
-            self._sample_queue(self.rollups.collect(self.queues))
-            self._sample_queue(self.rollups.close(self.now_s))
+            self._keep(self.rollups.collect(self.queues))
+            self._keep(self.rollups.close(self.now_s))
 
     def stop(self, after_s: int) -> None:
         self.now_s += after_s
-        self._sample_queue(self.rollups.collect(self.queues))
-        self._sample_queue(self.rollups.close(self.now_s, is_last=True))
+        self._keep(self.rollups.collect(self.queues))
+        self._keep(self.rollups.close(self.now_s, is_last=True))
 
-    def _sample_queue(self, steps: Iterable[Sequence[Write]]) -> None:
+    def _keep(self, steps: Iterable[Sequence[Write]]) -> None:
         for writes in steps:
             self.writes += writes
 
     def rows(self, span_s: int, queue_id: int) -> list[Point]:
-        """Give what the table would have."""
+        """Return the rows that the table would have."""
         kept = {}
         for write in self.writes:
             if isinstance(write, PutRollup) and (write.span_s, write.queue_id) == (
@@ -74,7 +74,7 @@ class Rig:
         return [kept[at_s] for at_s in sorted(kept)]
 
 
-def test_slot_has_what_happened_within_and_how_it_ended() -> None:
+def test_slot_has_its_counts_and_its_final_state() -> None:
     orders = made()
     rig = Rig(orders)
     publish(orders, 5)
@@ -88,23 +88,23 @@ def test_slot_has_what_happened_within_and_how_it_ended() -> None:
     ]
 
 
-def test_idle_and_empty_queue_has_no_points_but_the_broker_beats() -> None:
+def test_idle_empty_queue_has_no_points_but_uptime_is_recorded() -> None:
     rig = Rig(made())
     rig.slot(3)
     assert rig.rollups.points(1) == []
     assert [beat.at_s - START_S for beat in rig.rollups.uptime()] == [0, 10, 20]
 
 
-def test_queue_that_has_just_become_empty_says_so_once() -> None:
+def test_queue_that_has_become_empty_has_one_more_point() -> None:
     orders = made(live=2)
     rig = Rig(orders)
     rig.slot()
-    orders.row.live_count = 0  # moved away: no count tells
+    orders.row.live_count = 0  # moved to another queue: no counter changes
     rig.slot(2)
     assert [p.ready for p in rig.rollups.points(1)] == [2, 0]
 
 
-def test_minute_adds_its_slots_up() -> None:
+def test_minute_is_the_sum_of_its_slots() -> None:
     orders = made()
     rig = Rig(orders)
     for _ in range(6):
@@ -118,7 +118,7 @@ def test_minute_adds_its_slots_up() -> None:
     assert rig.rows(MINUTE_S, ALL) == [row]
 
 
-def test_quarter_adds_its_minutes_up() -> None:
+def test_quarter_is_the_sum_of_its_minutes() -> None:
     orders = made()
     rig = Rig(orders)
     for _ in range(90):
@@ -131,7 +131,7 @@ def test_quarter_adds_its_minutes_up() -> None:
     assert sum(unpack(row.hold)) == 90
 
 
-def test_records_count_apart_from_what_is_ready() -> None:
+def test_dead_letters_are_counted_separately() -> None:
     orders, records = made(live=4), made("orders.dlq", 2, live=3)
     rig = Rig(orders, records)
     rig.slot()
@@ -150,24 +150,24 @@ def test_age_is_that_of_the_oldest_ready_message() -> None:
     assert ages == [5_000, 9_000, 9_000, 90_000]
 
 
-def test_only_the_busiest_queues_have_points_the_rest_is_one() -> None:
+def test_only_the_busiest_queues_have_their_own_points() -> None:
     queues = [made(f"q{at}", at) for at in range(1, QUEUES_MAX + 11)]
     rig = Rig(*queues)
-    for _ in range(7):  # the late ones get a place when the first minute is over
+    for _ in range(7):  # busier queues get their points after the first minute
         for queue in queues:
             publish(queue, 1 if queue.queue_id <= QUEUES_MAX else 50)
         rig.slot()
     own = [at for at in range(1, QUEUES_MAX + 11) if rig.rollups.points(at)]
     assert sum(p.published for p in rig.rollups.points(OTHERS)[:6]) == 6 * 10 * 50
     assert rig.rollups.points(QUEUES_MAX + 1)[0].at_s == START_S + 60
-    assert len(own) == QUEUES_MAX + 10  # the ten that lost their place keep their past
+    assert len(own) == QUEUES_MAX + 10  # the ten that were displaced keep their earlier points
     assert rig.rollups.points(OTHERS)[-1].published == 10
     assert rig.rollups.uptime()[0].has_rest
     whole = sum(p.published for p in rig.rollups.points(ALL))
     assert whole == sum(queue.counters.published for queue in queues)
 
 
-def test_memory_ends_after_an_hour() -> None:
+def test_points_are_kept_for_an_hour() -> None:
     orders = made(live=1)
     rig = Rig(orders)
     rig.slot(400)
@@ -186,7 +186,7 @@ def test_old_rows_are_removed_each_minute() -> None:
     ]
 
 
-def test_histogram_that_was_measured_before_is_not_counted_again() -> None:
+def test_histogram_is_counted_once() -> None:
     orders = made()
     rig = Rig(orders)
     settle(orders, 3)
@@ -198,7 +198,7 @@ def test_histogram_that_was_measured_before_is_not_counted_again() -> None:
     assert second.wait is None
 
 
-def test_late_sample_stands_for_the_time_that_passed_up_to_a_minute() -> None:
+def test_late_sample_covers_the_elapsed_time_up_to_a_minute() -> None:
     orders = made(live=1)
     rig = Rig(orders)
     rig.now_s += 25
@@ -209,7 +209,7 @@ def test_late_sample_stands_for_the_time_that_passed_up_to_a_minute() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 9, 12])
-def test_queue_made_anew_under_the_same_number_starts_at_zero(count: int) -> None:
+def test_recreated_queue_starts_at_zero(count: int) -> None:
     orders = made()
     rig = Rig(orders)
     publish(orders, 9)
@@ -225,7 +225,7 @@ def test_queue_made_anew_under_the_same_number_starts_at_zero(count: int) -> Non
     assert all(min(p[2:]) >= 0 for p in ((*q[:14],) for q in rig.rollups.points(1)))
 
 
-def test_gone_queue_is_forgotten() -> None:
+def test_removed_queue_is_forgotten() -> None:
     orders = made()
     rig = Rig(orders)
     publish(orders, 1)
@@ -235,7 +235,7 @@ def test_gone_queue_is_forgotten() -> None:
     assert [p.published for p in rig.rollups.points(1)] == [1, 1]  # counted from zero again
 
 
-def test_start_continues_the_minute_and_the_quarter_that_a_stop_cut() -> None:
+def test_start_continues_an_interrupted_minute_and_quarter() -> None:
     orders = made()
     first = Rig(orders)
     for _ in range(8):
@@ -258,14 +258,14 @@ def test_start_continues_the_minute_and_the_quarter_that_a_stop_cut() -> None:
     assert sum(p.published for p in second.rollups.points(1)) == 9 + 4
 
 
-def test_start_writes_the_quarter_that_a_crash_left_open() -> None:
+def test_start_completes_the_quarter_of_a_crash() -> None:
     rig = Rig(made(), start_s=START_S + 3_000)
     rows = [(1, Point(START_S + at * 60, 60, published=2)) for at in range(14)]
-    rig._sample_queue(rig.rollups.load(rows))
+    rig._keep(rig.rollups.load(rows))
     assert [(row.at_s, row.published) for row in rig.rows(QUARTER_S, 1)] == [(START_S, 28)]
 
 
-def test_refusals_of_the_last_hour_are_told_apart() -> None:
+def test_refusals_of_the_last_hour_are_separate() -> None:
     rollups = Rollups()
     rollups.record_refused(0, {"paused": 5})
     assert rollups.recently_refused({"paused": 7, "too large": 1}) == {"paused": 2, "too large": 1}

@@ -1,4 +1,4 @@
-"""What the admin sees of a running core, and of one that does not run yet."""
+"""The status of a running broker, and of one that has not started."""
 
 from pathlib import Path
 from unittest.mock import patch
@@ -6,38 +6,33 @@ from unittest.mock import patch
 import pytest
 
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.queue import Connection, QueueCounters
+from phpmq_lite.broker.queue import Connection, Queue, QueueCounters
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import ClockReading, Limits, LoadedRows, Message, Receipt, RecoveredState
+from phpmq_lite.model import ClockReading, Limits, LoadedRows, RecoveredState
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import status as status_module
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.server.status import BrokerHandle, BrokerStatus, Rates
+from phpmq_lite.server.status import BrokerHandle, Rates
 from phpmq_lite.storage.write.writer import Writer
+from tests.support.core_rig import FakePeer
 
 NOW = ClockReading(wall_ms=2_000_000, steady_ms=1_000_000)
-
-
-class Peer:
-    """The outside of a connection, where nobody listens."""
-
-    def send(
-        self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
-    ) -> list[Message]:
-        return []
-
-    def resume(self) -> None:
-        """Nothing waits."""
-
-    def end(self, reason: str) -> None:
-        """Nothing is open."""
 
 
 @pytest.fixture
 def core() -> Broker:
     return Broker(RecoveredState([], [], {}, None, 0), Limits(), QueueSettings(max_messages=5))
+
+
+@pytest.fixture
+def queue(core: Broker) -> Queue:
+    """Return the queue orders, in an open batch."""
+    core.begin(NOW)
+    made = core.state.registry.get_or_create("orders")
+    assert made is not None
+    return made
 
 
 @pytest.fixture
@@ -48,10 +43,10 @@ def front(core: Broker) -> BrokerHandle:
 
 
 def connect(core: Broker) -> Connection:
-    return core.connect(Peer(), "tcp", "192.0.2.1:1234")
+    return core.connect(FakePeer(), "tcp", "192.0.2.1:1234")
 
 
-async def test_status_answers_before_there_is_an_engine() -> None:
+async def test_status_is_available_before_the_engine() -> None:
     front = BrokerHandle(ConnectionCounters())
     front.set(step="checking the write-ahead log")
     status = front.status()
@@ -60,7 +55,7 @@ async def test_status_answers_before_there_is_an_engine() -> None:
     )  # fmt: skip
 
 
-async def test_operator_is_refused_before_there_is_an_engine() -> None:
+async def test_operator_is_refused_before_the_engine_exists() -> None:
     front = BrokerHandle(ConnectionCounters())
     with pytest.raises(RefusedError, match="the broker is not ready: starting"):
         await front.run(lambda core, reply: reply(None))
@@ -73,12 +68,12 @@ async def test_operator_is_refused_when_the_broker_stops(front: BrokerHandle) ->
         await front.run(lambda core, reply: reply(None))
 
 
-async def test_status_has_what_waits_and_what_is_held(front: BrokerHandle, core: Broker) -> None:
+async def test_status_has_ready_and_held_messages(front: BrokerHandle, core: Broker) -> None:
     core.begin(NOW)
     client = connect(core)
     core.consume(client, "orders", 3)
     core.finish()
-    core.begin(NOW, LoadedRows(windows=[(1, [], True)]))  # the page that was asked for
+    core.begin(NOW, LoadedRows(windows=[(1, [], True)]))  # the requested page
     for number in range(5):
         core.publish(client, "orders", b"%d" % number, None, None)
     core.publish(client, "orders", b"one too many", None, b"key")
@@ -95,7 +90,7 @@ async def test_status_has_what_waits_and_what_is_held(front: BrokerHandle, core:
     assert status.refused == {"queue full: messages": 1}
 
 
-async def test_status_of_a_quiet_queue_is_given_again(front: BrokerHandle, core: Broker) -> None:
+async def test_status_of_an_unchanged_queue_is_reused(front: BrokerHandle, core: Broker) -> None:
     core.begin(NOW)
     client = connect(core)
     core.publish(client, "quiet", b"", None, None)
@@ -111,13 +106,10 @@ async def test_status_of_a_quiet_queue_is_given_again(front: BrokerHandle, core:
 
 
 @pytest.mark.parametrize("change", ["configure", "place", "record", "consume", "remove"])
-async def test_status_of_a_queue_follows_what_no_counter_tells(
-    front: BrokerHandle, core: Broker, change: str
+async def test_status_of_a_queue_follows_changes_without_a_counter(
+    front: BrokerHandle, core: Broker, queue: Queue, change: str
 ) -> None:
-    core.begin(NOW)
     client = connect(core)
-    queue = core.state.registry.get_or_create("orders")
-    assert queue is not None
     core.publish(client, "orders.dlq", b"", None, None)
     [before, *_] = front.status().queues
     if change == "configure":
@@ -147,7 +139,7 @@ async def test_status_comes_in_slices(front: BrokerHandle, core: Broker) -> None
     with patch.object(status_module, "_queue", side_effect=status_module._queue) as made:
         wanted = front.status(lambda name: name in ("q1", "q3")).queues
     assert [queue.name for queue in wanted] == ["q1", "q3"]
-    assert made.call_count <= 2  # those of others are not read
+    assert made.call_count <= 2  # other queues are not read
     assert list(BrokerHandle(ConnectionCounters()).queue_slices()) == []
 
 
@@ -195,9 +187,7 @@ async def test_status_counts_records_under_the_queue_where_the_messages_died(
     }  # fmt: skip
 
 
-async def test_status_names_where_the_records_go_those_of_a_retry_queue_at_home(
-    front: BrokerHandle, core: Broker
-) -> None:
+async def test_status_names_the_dead_letter_queue(front: BrokerHandle, core: Broker) -> None:
     client = connect(core)
     for name in ("orders", "orders.retry", "mails.retry", "orders.dlq"):
         core.publish(client, name, b"x", 0, None)
@@ -212,7 +202,7 @@ async def test_status_names_where_the_records_go_those_of_a_retry_queue_at_home(
     }
 
 
-async def test_status_does_not_change_afterwards(front: BrokerHandle, core: Broker) -> None:
+async def test_status_is_a_snapshot(front: BrokerHandle, core: Broker) -> None:
     front.figures.closed["closed by the peer"] += 1
     before = front.status()
     front.figures.closed["closed by the peer"] += 1
@@ -220,14 +210,7 @@ async def test_status_does_not_change_afterwards(front: BrokerHandle, core: Brok
     assert (before.closed, before.acks_ignored) == ({"closed by the peer": 1}, {})
 
 
-def test_status_is_a_value() -> None:
-    assert BrokerStatus() == BrokerStatus()
-
-
-def test_rates_are_those_of_the_last_ten_seconds(core: Broker) -> None:
-    core.begin(NOW)
-    queue = core.state.registry.get_or_create("orders")
-    assert queue is not None
+def test_rates_are_those_of_the_last_ten_seconds(core: Broker, queue: Queue) -> None:
     rates = Rates()
     for second in range(30):
         queue.counters.published = 1_000 if second < 15 else 1_000 + 10 * (second - 14)
@@ -235,25 +218,19 @@ def test_rates_are_those_of_the_last_ten_seconds(core: Broker) -> None:
     assert rates.of(queue, 29.0) == (10.0, 0.0, 0.0)
 
 
-def test_rates_of_a_queue_that_is_new_start_at_nothing(core: Broker) -> None:
-    core.begin(NOW)
+def test_rates_of_a_new_queue_start_at_zero(queue: Queue) -> None:
     rates = Rates()
     rates.sample({}, 0.0)
-    queue = core.state.registry.get_or_create("orders")
-    assert queue is not None
     queue.counters.acked = 20
     assert rates.of(queue, 4.0) == (0.0, 0.0, 5.0)
 
 
 @pytest.mark.parametrize("published", [1, 2_000, 2_100])
-def test_rates_of_a_queue_that_is_back_under_its_number_start_at_nothing(
-    core: Broker, published: int
+def test_rates_of_a_recreated_queue_start_at_zero(
+    core: Broker, queue: Queue, published: int
 ) -> None:
-    core.begin(NOW)
-    queue = core.state.registry.get_or_create("orders")
-    assert queue is not None
     queue.counters.published = 2_000
     rates = Rates()
     rates.sample(core.state.by_id, 0.0)
-    queue.counters = QueueCounters(published=published)  # flushed, gone, and published to again
+    queue.counters = QueueCounters(published=published)  # removed, and published to again
     assert rates.of(queue, 10.0) == (published / 10, 0.0, 0.0)

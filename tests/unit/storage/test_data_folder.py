@@ -38,9 +38,9 @@ def test_path_is_on_its_deepest_and_latest_mount(path: str, kind: str) -> None:
     assert found.kind == kind
 
 
-def test_path_is_on_no_mount_when_none_is_known() -> None:
+def test_path_has_no_mount_if_none_is_known() -> None:
     assert mount_of("/data", []) is None
 
 
-def test_local_kinds_are_not_of_the_network() -> None:
+def test_local_file_systems_are_not_network_file_systems() -> None:
     assert not NETWORK & {"ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "apfs", "fuseblk"}

@@ -96,7 +96,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     return made
 
 
-def test_publishing_stops_below_the_bound_and_goes_on_half_above_it(rig: Rig) -> None:
+def test_publishing_stops_below_the_bound_and_resumes_half_above_it(rig: Rig) -> None:
     assert rig.look(LEAST) is None
     assert rig.look(LEAST - 1) == DISK_LOW
     assert rig.look(LEAST * 3 // 2 - 1) == DISK_LOW
@@ -104,7 +104,7 @@ def test_publishing_stops_below_the_bound_and_goes_on_half_above_it(rig: Rig) ->
     assert rig.changes == 2
 
 
-def test_publishing_stops_where_the_database_has_more_than_its_bound(rig: Rig) -> None:
+def test_publishing_stops_if_the_database_exceeds_its_bound(rig: Rig) -> None:
     room = 10 * LEAST
     assert rig.look(room, 16_000) is None
     assert rig.look(room, 16_001) == DATABASE_FULL
@@ -112,7 +112,7 @@ def test_publishing_stops_where_the_database_has_more_than_its_bound(rig: Rig) -
     assert rig.look(room, 15_000) is None
 
 
-def test_bound_of_zero_is_none(rig: Rig) -> None:
+def test_bound_of_zero_is_disabled(rig: Rig) -> None:
     rig.space.bounds = DiskSpaceBounds()
     assert rig.look(0, 1 << 60) is None
 
@@ -128,13 +128,13 @@ def test_shortage_names_the_setting_and_its_value(rig: Rig) -> None:
     assert "storage.max_bytes (10 GiB); publishing resumes below 9.4 GiB" in rig.detail
 
 
-def test_changed_bounds_count_at_the_next_look(rig: Rig) -> None:
+def test_changed_bounds_apply_at_the_next_measurement(rig: Rig) -> None:
     assert rig.look(LEAST - 1) == DISK_LOW
     rig.space.bounds = DiskSpaceBounds(free_bytes=LEAST // 2)
     assert rig.look(LEAST - 1) is None
 
 
-def test_ballast_is_made_where_publishing_has_enough_beside_it_and_stays(rig: Rig) -> None:
+def test_ballast_is_created_if_enough_space_remains(rig: Rig) -> None:
     enough = LEAST * 3 // 2 + 400
     rig.look(enough - 1)
     assert not rig.has_ballast()
@@ -145,9 +145,7 @@ def test_ballast_is_made_where_publishing_has_enough_beside_it_and_stays(rig: Ri
     assert rig.has_ballast()
 
 
-def test_ballast_that_finds_no_room_leaves_nothing(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_ballast_leaves_no_file(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_file: int, _size: int) -> None:
         raise OSError("no room")
 
@@ -170,7 +168,7 @@ def test_ballast_is_deleted_at_start_when_it_is_disabled(rig: Rig, tmp_path: Pat
     assert not (tmp_path / BALLAST).exists()
 
 
-def test_full_disk_takes_the_ballast_and_stops_publishing_until_there_is_room(rig: Rig) -> None:
+def test_full_disk_releases_the_ballast_and_stops_publishing(rig: Rig) -> None:
     rig.look(2 * LEAST)
     rig.space.wait_after(FULL)  # retry immediately
     assert (rig.waits_s, rig.has_ballast(), rig.problem()) == ([], False, None)
@@ -183,7 +181,7 @@ def test_full_disk_takes_the_ballast_and_stops_publishing_until_there_is_room(ri
     assert rig.has_ballast()
 
 
-def test_full_disk_without_any_reserve_stops_publishing_until_a_batch_has_room(rig: Rig) -> None:
+def test_full_disk_without_a_reserve_stops_publishing(rig: Rig) -> None:
     """Otherwise each measurement would resume publishing onto the same full disk."""
     rig.space.bounds = DiskSpaceBounds()
     rig.space.wait_after(FULL)
@@ -224,7 +222,7 @@ def test_publishing_resumed_with_a_reserve_and_more_room_never_stops_it(
     assert goes_on[-1]
 
 
-def test_full_disk_without_ballast_is_waited_for_as_long_as_it_takes(rig: Rig) -> None:
+def test_writer_waits_for_a_full_disk_without_a_limit(rig: Rig) -> None:
     for _ in range(100):
         rig.space.wait_after(FULL)
     assert len(rig.waits_s) == 100
@@ -257,7 +255,7 @@ def test_time_limit_starts_again_after_a_successful_write(rig: Rig) -> None:
     rig.space.wait_after(LOCKED)
 
 
-def test_start_on_a_full_disk_gives_up_the_ballast_and_publishes_nothing(rig: Rig) -> None:
+def test_start_on_a_full_disk_releases_the_ballast(rig: Rig) -> None:
     rig.look(2 * LEAST)
     rig.room = 400 + 199  # including 400 of the ballast
     rig.space.prepare()
@@ -265,14 +263,14 @@ def test_start_on_a_full_disk_gives_up_the_ballast_and_publishes_nothing(rig: Ri
     assert rig.look(599) == DISK_FULL
 
 
-def test_start_with_room_leaves_the_ballast(rig: Rig) -> None:
+def test_start_with_free_space_keeps_the_ballast(rig: Rig) -> None:
     rig.look(2 * LEAST)
     rig.space.prepare()
     assert rig.has_ballast()
 
 
 @pytest.mark.parametrize(("room", "stays"), [(401, False), (2 << 20, True)])
-def test_stop_gives_up_the_ballast_where_its_last_files_find_no_room(
+def test_stop_releases_the_ballast_if_its_last_files_need_the_space(
     rig: Rig, room: int, stays: bool
 ) -> None:
     rig.look(2 * LEAST)
@@ -288,7 +286,7 @@ def test_failed_measurement_changes_nothing(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("has_allocate", [True, False])
-def test_ballast_takes_room(
+def test_ballast_occupies_disk_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_allocate: bool
 ) -> None:
     """The file must not be sparse, even if the system cannot allocate space."""

@@ -47,12 +47,12 @@ async def test_freed_slot_goes_to_the_owner_that_holds_fewest() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_slot_is_not_lost_when_who_waits_is_cancelled() -> None:
+async def test_slot_is_not_lost_when_a_waiter_is_cancelled() -> None:
     slots, served = FairReadSlots(1), list[str]()
     tasks = await begin(slots, "abc", served)
     tasks[1].cancel()  # before the slot is handed over
     slots.release("a")
-    tasks[2].cancel()  # behind that
+    tasks[2].cancel()  # after that
     await asyncio.gather(*tasks, return_exceptions=True)
     assert served == ["a"]
     assert (slots.free, slots.held, slots.waiting) == (1, Counter(), Counter())

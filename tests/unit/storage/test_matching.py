@@ -34,12 +34,12 @@ def unchecked() -> None:
 
 
 @given(content=TEXTS, text=TEXTS)
-def test_text_is_found_wherever_it_is(content: str, text: str) -> None:
+def test_text_is_found_at_any_position(content: str, text: str) -> None:
     assert has_text(content.encode(), text.encode(), unchecked) == (text in content)
 
 
 @given(content=TEXTS, pattern=TEXTS)
-def test_pattern_matches_what_it_matches_in_sqlite(
+def test_pattern_matches_the_same_texts_as_in_sqlite(
     sqlite: sqlite3.Connection, content: str, pattern: str
 ) -> None:
     glob = as_glob(pattern)
@@ -66,7 +66,7 @@ def test_work_grows_with_the_body_and_not_with_the_pattern(
 
 
 @pytest.mark.parametrize("glob", ["*aab*", "*a?b*"])
-def test_search_in_a_body_ends_with_its_time(glob: str) -> None:
+def test_search_in_a_body_ends_when_its_time_is_over(glob: str) -> None:
     class TimeIsOverError(Exception):
         pass
 

@@ -24,5 +24,5 @@ from phpmq_lite.storage.migrate import split_statements
         ),
     ],
 )
-def test_text_falls_into_statements(text: str, statements: list[str]) -> None:
+def test_text_is_split_into_statements(text: str, statements: list[str]) -> None:
     assert list(split_statements(text)) == statements

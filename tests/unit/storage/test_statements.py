@@ -26,13 +26,13 @@ class Recorder:
         return []
 
 
-def test_load_gives_statements_without_comments_and_semicolons() -> None:
+def test_statements_are_loaded_without_comments_and_semicolons() -> None:
     statements = load("batch")
     assert statements["delete_messages"] == "DELETE FROM message WHERE seq IN ({rows:?})"
     assert all("--" not in text and ";" not in text for text in statements.values())
 
 
-def test_many_refuses_a_statement_that_repeats_nothing() -> None:
+def test_statement_without_repeated_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="no rows to repeat"):
         many("batch", "queues")
 

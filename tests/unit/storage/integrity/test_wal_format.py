@@ -76,7 +76,9 @@ def test_frames_follow_each_other(order: Order, page_size: int) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("number", "commit"), [(0, 0), (1, 9)])
-def test_frame_tells_what_its_commit_was(order: Order, number: int, commit: int) -> None:
+def test_damaged_commit_is_recovered_from_the_checksum(
+    order: Order, number: int, commit: int
+) -> None:
     raw = bytearray(wal(order, 512, 2))
     at = HEADER_BYTES + number * (FRAME_HEADER_BYTES + 512)
     was = bytes(raw[at + 4 : at + 8])
@@ -88,7 +90,7 @@ def test_frame_tells_what_its_commit_was(order: Order, number: int, commit: int)
     assert (int.from_bytes(was, order) > 0) == (commit > 0)
 
 
-def test_frame_tells_no_commit_when_its_content_is_damaged() -> None:
+def test_commit_is_not_recovered_if_the_content_is_damaged() -> None:
     raw = bytearray(wal("little", 512, 1))
     raw[HEADER_BYTES + FRAME_HEADER_BYTES + 100] ^= 4
     header = read_header(bytes(raw))
@@ -103,6 +105,6 @@ def test_header_is_invalid_when_any_byte_is_wrong(at: int) -> None:
     assert not read_header(bytes(raw)).is_valid
 
 
-def test_part_of_a_frame_is_no_frame() -> None:
+def test_incomplete_frame_is_not_read() -> None:
     raw = wal("little", 512, 2)
     assert len(list(read_frames(io.BytesIO(raw[:-1]), read_header(raw)))) == 1

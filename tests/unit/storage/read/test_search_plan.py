@@ -12,12 +12,12 @@ from phpmq_lite.storage.read.search_plan import escape_pattern, literal_prefix, 
     [("abc", "abc"), ("abc*", "abc"), ("a?c", "a"), ("*", ""), ("", ""), (r"a\*b*", "a*b"),
      (r"a\\*", "a\\"), ("a[b]*", "a[b]"), ("é\n*", "é\n")],
 )  # fmt: skip
-def test_pattern_begins_with_the_text_ahead_of_its_first_mark(pattern: str, start: str) -> None:
+def test_prefix_of_a_pattern_ends_at_its_first_wildcard(pattern: str, start: str) -> None:
     assert literal_prefix(pattern) == start
 
 
 @given(st.text(), st.text())
-def test_range_has_all_that_begins_with_a_text_and_nothing_else(start: str, other: str) -> None:
+def test_range_contains_exactly_the_texts_with_the_prefix(start: str, other: str) -> None:
     """SQLite compares the bytes of UTF-8."""
     assert literal_prefix(escape_pattern(start)) == start
     end = prefix_end(start)
