@@ -1,4 +1,4 @@
-"""Buckets, percentiles and the few bytes that a histogram is stored in."""
+"""Buckets, percentiles and packed histograms."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ counts = st.dictionaries(st.integers(0, BUCKETS - 1), st.integers(1, 1 << 60), m
     [(-9, 0), (0, 0), (1, 1), (15, 15), (16, 16), (17, 16), (18, 17), (31, 23), (32, 24),
      (1_000, 63), (60_000, 110), ((15 << 26) - 1, 222), (15 << 26, 223), (1 << 62, BUCKETS - 1)],
 )  # fmt: skip
-def test_duration_falls_into_its_bucket(ms: int, index: int) -> None:
+def test_duration_has_its_bucket(ms: int, index: int) -> None:
     assert bucket(ms) == index
 
 
@@ -43,7 +43,7 @@ def test_bucket_is_at_most_an_eighth_wide() -> None:
         assert upper_ms(index) - lower <= lower / 8
 
 
-def test_near_buckets_are_ready_made() -> None:
+def test_near_buckets_are_precomputed() -> None:
     assert list(NEAR) == [bucket(ms) for ms in range(NEAR_MS)]
 
 
@@ -57,7 +57,7 @@ def test_percentile_is_the_end_of_the_bucket_that_reaches_it() -> None:
 
 
 @given(counts)
-def test_histogram_comes_back_from_its_bytes(filled: list[int]) -> None:
+def test_packed_histogram_is_restored(filled: list[int]) -> None:
     assert unpack(pack(filled)) == filled
 
 
@@ -78,7 +78,7 @@ def test_damaged_bytes_are_read_without_an_error(packed: bytes) -> None:
     assert len(unpack(packed)) == BUCKETS
 
 
-def test_histogram_takes_few_bytes() -> None:
+def test_packed_histogram_is_small() -> None:
     filled = [0] * BUCKETS
     filled[70:80] = [100] * 10
     assert len(pack(filled)) == 20

@@ -1,4 +1,4 @@
-"""The command that installs this package again works as it is printed."""
+"""The printed command that reinstalls this package."""
 
 import json
 import shlex
@@ -42,7 +42,7 @@ def command(
     return text.removeprefix(PIP).strip()
 
 
-def test_checkout_is_installed_again_from_its_folder(
+def test_checkout_is_reinstalled_from_its_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     url = tmp_path.as_uri()
@@ -52,7 +52,7 @@ def test_checkout_is_installed_again_from_its_folder(
     assert command(monkeypatch, plain, flags="--upgrade") == f"--upgrade {tmp_path}"
 
 
-def test_wheel_is_named_while_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wheel_is_named_while_it_exists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wheel = tmp_path / "my wheels.whl"
     wheel.touch()
     found = Installed(url=wheel.as_uri(), archive_info={})
@@ -61,7 +61,7 @@ def test_wheel_is_named_while_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert command(monkeypatch, found, "spark") == "'pyarrow>=16' 'pyspark<5,>=4.2'"
 
 
-def test_packages_of_the_extra_are_named_when_the_origin_is_not_known(
+def test_packages_of_the_extra_are_named_if_the_origin_is_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert command(monkeypatch, Installed(), "export") == "'pyarrow>=16'"
@@ -77,7 +77,7 @@ def test_checkout_that_was_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     assert installation.install_command("java") == f"{PIP} -e '{checkout}[java]'"
 
 
-def test_no_remedy_names_the_package_as_if_an_index_had_it() -> None:
+def test_no_message_suggests_an_installation_from_an_index() -> None:
     package = Path(installation.__file__).parent
     pages = [*(package.parent / "docs").rglob("*.md"), package.parent / "README.md"]
     for path in [*package.rglob("*.py"), *pages]:

@@ -1,4 +1,4 @@
-"""The log: its formats, what is escaped, and how often a peer is heard."""
+"""The log: formats, escapes, rate limits, and the lines kept for the admin page."""
 
 import io
 import json
@@ -12,12 +12,13 @@ from phpmq_lite import logs
 
 @pytest.fixture
 def stream(log_stream: io.StringIO) -> io.StringIO:
-    """A place for the log; afterwards all is as before."""
+    """Return the stream of the configured log."""
+    logs.configure(stream=log_stream)
     return log_stream
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that pretends to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -28,14 +29,13 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 
 def test_line_has_event_level_time_and_area(stream: io.StringIO) -> None:
-    logs.configure(stream=stream)
     logs.get_logger("phpmq_lite.server.session").info("opened", client=7)
     (line,) = lines(stream)
     assert line.pop("ts").endswith("Z")
     assert line == {"event": "opened", "level": "info", "area": "server.session", "client": 7}
 
 
-def test_less_than_the_level_is_not_written(stream: io.StringIO) -> None:
+def test_lines_below_the_level_are_not_written(stream: io.StringIO) -> None:
     logs.configure("warning", stream=stream)
     log = logs.get_logger("x")
     log.info("no")
@@ -43,15 +43,13 @@ def test_less_than_the_level_is_not_written(stream: io.StringIO) -> None:
     assert [line["event"] for line in lines(stream)] == ["yes"]
 
 
-def test_loggers_of_libraries_come_in_the_same_form(stream: io.StringIO) -> None:
-    logs.configure(stream=stream)
+def test_lines_of_libraries_have_the_same_format(stream: io.StringIO) -> None:
     logging.getLogger("asyncio").error("slow %s", "x\x1b[31m")
     (line,) = lines(stream)
     assert (line["event"], line["level"]) == ("slow x\\x1b[31m", "error")
 
 
 def test_traceback_keeps_its_lines(stream: io.StringIO) -> None:
-    logs.configure(stream=stream)
     try:
         raise ValueError("bad \x1b")
     except ValueError:
@@ -62,7 +60,7 @@ def test_traceback_keeps_its_lines(stream: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("style", ["json", "console"])
-def test_hostile_text_is_escaped_wherever_it_stands(stream: io.StringIO, style: Any) -> None:
+def test_hostile_text_is_escaped_everywhere(stream: io.StringIO, style: Any) -> None:
     logs.configure(style=style, stream=stream)
     hostile = "a\x1b[2J\n\u202eb\x9b"
     logs.get_logger("x").info(
@@ -72,22 +70,21 @@ def test_hostile_text_is_escaped_wherever_it_stands(stream: io.StringIO, style: 
     assert not set(written[:-1]) & set("\x1b\n\u202e\x9b")
 
 
-def test_plain_text_of_any_script_stays_as_it_is() -> None:
+def test_plain_text_of_any_script_is_not_escaped() -> None:
     assert logs.escape("Größe 注文 🙂") == "Größe 注文 🙂"
 
 
 def test_format_is_console_on_a_terminal_only(stream: io.StringIO) -> None:
+    logs.get_logger("x").info("hello")
+    assert stream.getvalue().startswith("{")
     terminal = Terminal()
     logs.configure(stream=terminal)
     logs.get_logger("x").info("hello")
     assert not terminal.getvalue().startswith("{")
-    logs.configure(stream=stream)
-    logs.get_logger("x").info("hello")
-    assert stream.getvalue().startswith("{")
 
 
-def test_console_has_no_colours_when_nobody_wants_them(
-    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+def test_console_has_no_colours_with_no_color(
+    log_stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     terminal = Terminal()
@@ -103,7 +100,7 @@ def test_ten_lines_of_a_kind_are_written_in_a_minute() -> None:
     assert limit.count("a", 59.9) == (False, 0)
 
 
-def test_first_line_of_the_next_minute_tells_what_was_left_out() -> None:
+def test_next_minute_reports_the_suppressed_lines() -> None:
     limit = logs.RateLimit(10, 60)
     for _ in range(13):
         limit.count("a", 0.0)
@@ -111,11 +108,10 @@ def test_first_line_of_the_next_minute_tells_what_was_left_out() -> None:
     assert limit.count("a", 60.0) == (True, 0)
 
 
-def test_gap_is_logged_before_the_line_that_ends_it(
+def test_suppressed_lines_are_logged_before_the_next_line(
     stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logs.configure(stream=stream)
-    limit = logs.RateLimit(1, window_s=0)  # each call is a window of its own
+    limit = logs.RateLimit(1, window_s=0)  # every call begins a new window
     monkeypatch.setattr(logs, "_peers", limit)
     limit._kinds["x"] = (0.0, 3)
     assert not logs.is_quiet("x")
@@ -130,7 +126,7 @@ def test_peer_is_quiet_after_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def recent(monkeypatch: pytest.MonkeyPatch) -> logs.RecentLogLines:
-    """Lines kept by this test only."""
+    """Return the buffer of kept lines of this test."""
     made = logs.RecentLogLines(lines=5, size=4_000)
     monkeypatch.setattr(logs, "recent", made)
     return made
@@ -139,7 +135,6 @@ def recent(monkeypatch: pytest.MonkeyPatch) -> logs.RecentLogLines:
 def test_newest_lines_are_kept_escaped_with_their_members(
     stream: io.StringIO, recent: logs.RecentLogLines
 ) -> None:
-    logs.configure(stream=stream)
     logs.get_logger("phpmq_lite.server.session").warning("bad\x1b", client=7, code="a\nb", ids=[1])
     logging.getLogger("asyncio").error("slow")
     lines = recent.lines()
@@ -152,7 +147,6 @@ def test_newest_lines_are_kept_escaped_with_their_members(
 def test_lines_are_kept_up_to_a_number_and_a_size(
     stream: io.StringIO, recent: logs.RecentLogLines
 ) -> None:
-    logs.configure(stream=stream)
     log = logs.get_logger("x")
     for number in range(8):
         log.info("line", n=number)
@@ -162,7 +156,7 @@ def test_lines_are_kept_up_to_a_number_and_a_size(
     assert len(recent.lines()) == 2
 
 
-def test_line_that_is_too_long_is_kept_in_part(stream: io.StringIO) -> None:
+def test_line_that_is_too_long_is_truncated() -> None:
     recent = logs.RecentLogLines()
     recent.add({"event": "x" * 100_000, "level": "info"})
     (line,) = recent.lines()
@@ -177,8 +171,7 @@ def test_lines_are_filtered_by_level(stream: io.StringIO, recent: logs.RecentLog
     assert [line.event for line in recent.lines("warning")] == ["error", "warning"]
 
 
-def test_traceback_is_kept_apart(stream: io.StringIO, recent: logs.RecentLogLines) -> None:
-    logs.configure(stream=stream)
+def test_traceback_is_kept_separately(stream: io.StringIO, recent: logs.RecentLogLines) -> None:
     try:
         raise ValueError("bad")
     except ValueError:
@@ -191,7 +184,6 @@ def test_traceback_is_kept_apart(stream: io.StringIO, recent: logs.RecentLogLine
 def test_access_log_is_written_and_not_kept(
     stream: io.StringIO, recent: logs.RecentLogLines
 ) -> None:
-    logs.configure(stream=stream)
     logs.get_logger("phpmq_lite.access").info("request", path="/")
     assert lines(stream)[0]["area"] == "access"
     assert recent.lines() == []
@@ -208,11 +200,8 @@ def test_level_can_change_while_loggers_are_in_use(stream: io.StringIO) -> None:
     assert [line["event"] for line in lines(stream)] == ["yes"]
 
 
-def test_set_up_token_that_is_shown_on_the_terminal_is_not_kept(
-    stream: io.StringIO, recent: logs.RecentLogLines
-) -> None:
-    """The page shows what is kept to everybody on this machine while there is no user."""
-    logs.configure(stream=stream)
+def test_set_up_token_is_not_kept(stream: io.StringIO, recent: logs.RecentLogLines) -> None:
+    """Until there is a user, every account of this machine can read the kept lines."""
     logs.get_logger("x").info("no_users", token="secret", setup="/setup")
     assert "secret" in stream.getvalue()
     assert recent.lines()[0].fields == "setup=/setup"

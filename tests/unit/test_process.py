@@ -1,4 +1,4 @@
-"""Who wants to be told, and how often."""
+"""Notifications of systemd, and their interval."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ PID = 7
 
 
 @pytest.mark.parametrize("address", ["", "relative", "vsock:2:1234"])
-def test_nobody_is_told_without_a_socket(address: str) -> None:
+def test_no_manager_is_notified_without_a_socket(address: str) -> None:
     assert SystemdNotifier.from_environment({"NOTIFY_SOCKET": address}, PID) is None
     assert SystemdNotifier.from_environment({}, PID) is None
 
@@ -22,13 +22,13 @@ def test_nobody_is_told_without_a_socket(address: str) -> None:
         ({}, 5.0),
         ({"WATCHDOG_USEC": "2000000"}, 0.5),
         ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "7"}, 0.5),
-        ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "8"}, 5.0),  # another process's
+        ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "8"}, 5.0),  # of another process
         ({"WATCHDOG_USEC": "3600000000"}, 5.0),
         ({"WATCHDOG_USEC": "0"}, 5.0),
         ({"WATCHDOG_USEC": "soon"}, 5.0),
     ],
 )
-def test_manager_is_told_often_enough_for_its_watchdog(
+def test_interval_fits_the_watchdog_of_the_manager(
     environment: dict[str, str], each_s: float
 ) -> None:
     manager = SystemdNotifier.from_environment({"NOTIFY_SOCKET": "/run/notify"} | environment, PID)
@@ -36,14 +36,14 @@ def test_manager_is_told_often_enough_for_its_watchdog(
     assert manager.each_s == each_s
 
 
-def test_manager_that_has_gone_disturbs_nobody() -> None:
+def test_missing_manager_is_ignored() -> None:
     SystemdNotifier("@phpmq-lite-test-nobody-listens").notify(READY=1)
 
 
-def test_manager_is_told_nothing_while_no_file_can_be_opened(
+def test_notification_is_dropped_if_no_socket_can_be_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The next message may get through: one that raised would be the last, and end the broker."""
+    """An exception would end the broker; the next notification may succeed."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

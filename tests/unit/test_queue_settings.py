@@ -1,4 +1,4 @@
-"""Names and settings: what is right, and what is refused by name and bound."""
+"""Names and settings of queues, and the form that edits the settings."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -26,12 +26,12 @@ def shown(settings: QueueSettings = OWN, name: str = "orders") -> dict[str, Sett
 
 
 def typed(**changed: str) -> Callable[[str], str]:
-    """Read the form as it is shown, with some fields changed."""
+    """Return a reader of the form as shown, with some fields changed."""
     values = {name: one.value for name, one in shown().items()} | {"forward_to": "late"} | changed
     return lambda name: values.get(name, "")
 
 
-def test_form_shows_what_is_set_here_and_the_defaults() -> None:
+def test_form_shows_own_settings_and_defaults() -> None:
     form = shown()
     assert [name for name, one in form.items() if one.is_own] == [
         "note", "on_expire", "max_deliveries", "pinned"
@@ -47,7 +47,7 @@ def test_default_follows_from_the_name() -> None:
     assert not retry["on_expire"].is_own
 
 
-def test_form_sent_back_as_it_stands_changes_nothing() -> None:
+def test_unchanged_form_changes_nothing() -> None:
     assert changed_settings(queue_status(settings=OWN), DEFAULTS, typed()) == {}
 
 
@@ -64,15 +64,13 @@ def test_form_sent_back_as_it_stands_changes_nothing() -> None:
         ("note", "  ", None),
     ],
 )
-def test_field_that_was_changed_is_the_only_change(
-    field: str, value: str, expected: object
-) -> None:
+def test_changed_field_is_the_only_change(field: str, value: str, expected: object) -> None:
     made = changed_settings(queue_status(settings=OWN), DEFAULTS, typed(**{field: value}))
     assert made == {field: expected}
 
 
 @pytest.mark.parametrize("value", ["many", "-1", "1.5", "²", "9" * 19])
-def test_number_that_is_none_is_refused(value: str) -> None:
+def test_invalid_number_is_refused(value: str) -> None:
     with pytest.raises(BadFieldError) as caught:
         changed_settings(queue_status(settings=OWN), DEFAULTS, typed(max_deliveries=value))
     assert caught.value.field == "max_deliveries"
@@ -100,7 +98,7 @@ def test_every_setting_has_its_check() -> None:
         ("link", ""),
     ],
 )
-def test_setting_is_taken(name: str, value: Any) -> None:
+def test_valid_setting_is_accepted(name: str, value: Any) -> None:
     check_settings("orders", {name: value})
 
 
@@ -134,7 +132,7 @@ def test_setting_is_taken(name: str, value: Any) -> None:
         ("link", "javascript:alert(1)", "https://"),
     ],
 )
-def test_setting_is_refused(name: str, value: Any, text: str) -> None:
+def test_invalid_setting_is_refused(name: str, value: Any, text: str) -> None:
     with pytest.raises(RefusedError, match=text) as caught:
         check_settings("orders", {name: value})
     assert caught.value.code == "bad_setting"
@@ -144,12 +142,12 @@ def test_setting_is_refused(name: str, value: Any, text: str) -> None:
 @pytest.mark.parametrize(
     "name", ["a", "é" * 127, "a\nb", "..", "a/b", "~x", " ", "x" * 255, "x" * 255 + ".dlq"]
 )
-def test_name_is_taken(name: str) -> None:
+def test_valid_name_is_accepted(name: str) -> None:
     check_name(name)
 
 
 @pytest.mark.parametrize("name", ["", "é" * 128, "a\0", "a\tb", "a\x7f", "a\x85", "\udc80"])
-def test_name_is_refused(name: str) -> None:
+def test_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(RefusedError) as caught:
         check_name(name)
     assert caught.value.code == "bad_name"

@@ -1,6 +1,5 @@
-"""Values that the environment hands over as files: named by variables, or as credentials."""
+"""Values in files: named by variables, or as systemd credentials."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -9,18 +8,9 @@ from phpmq_lite import settings
 from phpmq_lite.errors import SettingsError
 
 
-@pytest.fixture(autouse=True)
-def _nothing_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable and no file of this machine plays a part."""
-    for name in list(os.environ):
-        if name.startswith("PHPMQ_") or name.endswith("_DIRECTORY"):
-            monkeypatch.delenv(name)
-    monkeypatch.setattr(settings.loading, "SYSTEM_FILE", tmp_path / "none.toml")
-
-
 @pytest.fixture
 def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Give the folder in which systemd hands over files."""
+    """Return the folder of systemd credentials."""
     folder = tmp_path / "credentials"
     folder.mkdir()
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(folder))
@@ -32,7 +22,7 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_value_is_in_the_file_that_a_variable_names(
+def test_variable_may_name_a_file_with_the_value(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PHPMQ_LIMITS__CREDIT_FILE", write(tmp_path / "credit", "7\n"))
@@ -42,7 +32,7 @@ def test_value_is_in_the_file_that_a_variable_names(
     assert effective.warnings == []
 
 
-def test_file_of_a_path_is_the_value_itself(
+def test_file_of_a_path_setting_is_the_value(
     monkeypatch: pytest.MonkeyPatch, credentials: Path
 ) -> None:
     key = write(credentials / "admin.tls_key", "-----BEGIN PRIVATE KEY-----\n")
@@ -53,7 +43,7 @@ def test_file_of_a_path_is_the_value_itself(
     assert effective.sources["admin.tls_key"] == "credential admin.tls_key"
 
 
-def test_variable_of_a_setting_that_ends_like_a_file_is_the_setting(
+def test_setting_whose_name_ends_in_file_is_not_read_from_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PHPMQ_ADMIN__INITIAL_PASSWORD_FILE", "/run/secrets/first")
@@ -61,7 +51,7 @@ def test_variable_of_a_setting_that_ends_like_a_file_is_the_setting(
     assert found.admin.initial_password_file == Path("/run/secrets/first")
 
 
-def test_flag_wins_over_variable_over_file_over_credential_over_toml(
+def test_sources_have_an_order_of_precedence(
     monkeypatch: pytest.MonkeyPatch, credentials: Path, tmp_path: Path
 ) -> None:
     names = ("max_queues", "credit", "held", "window", "connections")
@@ -89,7 +79,7 @@ def test_flag_wins_over_variable_over_file_over_credential_over_toml(
     ("content", "why"),
     [(None, "No such file or directory"), (b"\xff", "it is not UTF-8"), (b"\n", "is empty")],
 )
-def test_file_that_cannot_be_read_is_refused_with_who_names_it(
+def test_unreadable_file_is_refused_with_its_variable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None, why: str
 ) -> None:
     path = tmp_path / "credit"
@@ -101,13 +91,13 @@ def test_file_that_cannot_be_read_is_refused_with_who_names_it(
     assert str(caught.value).startswith(f"PHPMQ_LIMITS__CREDIT_FILE: {path} ")
 
 
-def test_wrong_value_in_a_credential_is_refused_with_its_name(credentials: Path) -> None:
+def test_invalid_credential_is_refused_with_its_name(credentials: Path) -> None:
     write(credentials / "limits.credit", "many")
     with pytest.raises(SettingsError, match=r"from credential limits\.credit"):
         settings.load()
 
 
-def test_credentials_that_are_missing_as_a_whole_are_refused(
+def test_missing_credentials_directory_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "nowhere"))
@@ -115,7 +105,7 @@ def test_credentials_that_are_missing_as_a_whole_are_refused(
         settings.load()
 
 
-def test_credential_of_somebody_else_only_warns(credentials: Path) -> None:
+def test_unknown_credential_only_warns(credentials: Path) -> None:
     write(credentials / "limits.credits", "7")
     effective = settings.load()
     assert effective.settings == settings.Settings()

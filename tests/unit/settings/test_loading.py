@@ -1,6 +1,5 @@
-"""Settings: where values come from, and what is refused with which words."""
+"""Settings: their sources, and the messages for invalid values."""
 
-import os
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -9,16 +8,6 @@ from pydantic import SecretStr
 
 from phpmq_lite import settings
 from phpmq_lite.errors import SettingsError
-
-
-@pytest.fixture(autouse=True)
-def _nothing_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable and no file of this machine plays a part."""
-    for name in list(os.environ):
-        if name.startswith("PHPMQ_"):
-            monkeypatch.delenv(name)
-    monkeypatch.delenv("CONFIGURATION_DIRECTORY", raising=False)
-    monkeypatch.setattr(settings.loading, "SYSTEM_FILE", tmp_path / "none.toml")
 
 
 def write_file(folder: Path, text: str) -> Path:
@@ -33,7 +22,7 @@ def refusal(flags: dict[str, object] | None = None, config: Path | None = None) 
     return str(caught.value)
 
 
-def test_settings_are_the_defaults_when_nothing_is_given() -> None:
+def test_settings_are_the_defaults_if_none_is_given() -> None:
     effective = settings.load()
     assert effective.settings == settings.Settings()
     assert set(effective.sources.values()) == {"default"}
@@ -41,13 +30,13 @@ def test_settings_are_the_defaults_when_nothing_is_given() -> None:
     assert effective.warnings == []
 
 
-def test_every_default_keeps_its_own_bounds() -> None:
+def test_every_default_is_within_its_bounds() -> None:
     flags = {name: settings.as_text(s.default) for name, s in settings.SETTINGS.items()}
     given = {name: value for name, value in flags.items() if value}
     assert settings.load(given).settings == settings.Settings()
 
 
-def test_every_setting_is_explained() -> None:
+def test_every_setting_has_a_help_text() -> None:
     assert [s.name for s in settings.SETTINGS.values() if not s.help] == []
 
 
@@ -66,7 +55,7 @@ def test_flag_wins_over_environment_over_file(
     assert effective.sources["limits.max_queues"] == "default"
 
 
-def test_flag_that_is_none_was_not_given() -> None:
+def test_flag_with_the_value_none_is_ignored() -> None:
     assert settings.load({"limits.credit": None}).sources["limits.credit"] == "default"
 
 
@@ -89,7 +78,7 @@ def test_system_file_is_read_when_there_is_no_other(
     assert settings.load().settings.log.level == "error"
 
 
-def test_environment_gives_lists_sizes_and_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_may_set_lists_sizes_and_switches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHPMQ_TCP__LISTEN", "0.0.0.0:1, unix:/run/mq.sock")
     monkeypatch.setenv("PHPMQ_TCP__ALLOW", "10.0.0.0/8,fd00::/8")
     monkeypatch.setenv("PHPMQ_LIMITS__MAX_CONTENT", "2 MiB")
@@ -101,20 +90,18 @@ def test_environment_gives_lists_sizes_and_switches(monkeypatch: pytest.MonkeyPa
     assert found.tcp.open is True
 
 
-def test_empty_variable_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_variable_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHPMQ_TCP__TLS_CERT", "")
     assert settings.load().settings.tcp.tls_cert is None
 
 
-@pytest.mark.parametrize("stranger", ["PHPMQ_PORT", "PHPMQ_TCP", "PHPMQ_TCP__LISTENS"])
-def test_unknown_variable_warns_and_disturbs_nothing(
-    monkeypatch: pytest.MonkeyPatch, stranger: str
-) -> None:
-    monkeypatch.setenv(stranger, "tcp://10.0.0.1:9100")
+@pytest.mark.parametrize("name", ["PHPMQ_PORT", "PHPMQ_TCP", "PHPMQ_TCP__LISTENS"])
+def test_unknown_variable_only_warns(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "tcp://10.0.0.1:9100")
     monkeypatch.setenv("PHPMQ_TCP__OPEN", "true")
     effective = settings.load()
     assert effective.settings.tcp.open is True
-    assert effective.warnings == [f"{stranger} in the environment is not a setting and is ignored"]
+    assert effective.warnings == [f"{name} in the environment is not a setting and is ignored"]
 
 
 @pytest.mark.parametrize(
@@ -143,14 +130,11 @@ def test_unknown_flag_is_refused() -> None:
     )
 
 
-def test_broken_file_is_refused_with_its_name(tmp_path: Path) -> None:
+def test_broken_or_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
     path = write_file(tmp_path, "[tcp")
     assert refusal(config=path).startswith(f"{path} is not valid TOML: ")
-
-
-def test_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "no.toml"
-    assert refusal(config=path).startswith(f"cannot read settings from {path}: ")
+    missing = tmp_path / "no.toml"
+    assert refusal(config=missing).startswith(f"cannot read settings from {missing}: ")
 
 
 @pytest.mark.parametrize(
@@ -168,13 +152,13 @@ def test_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
          "it must be 'debug', 'info', 'warning' or 'error'"),
     ],
 )  # fmt: skip
-def test_wrong_value_is_refused_with_name_bound_and_source(
+def test_invalid_value_is_refused_with_name_bound_and_source(
     name: str, value: object, expected: str
 ) -> None:
     assert refusal({name: value}) == f"{expected} (from flag)"
 
 
-def test_all_wrong_values_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_invalid_values_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHPMQ_LIMITS__HELD", "many")
     text = refusal({"limits.credit": 0})
     assert "limits.credit is 0" in text
@@ -189,29 +173,29 @@ def test_all_wrong_values_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         ({"tcp.tls_client_ca": "a.pem"}, "tcp: tls_client_ca requires tls_cert and tls_key"),
     ],
 )
-def test_half_of_tls_is_refused(flags: dict[str, object], expected: str) -> None:
+def test_incomplete_tls_settings_are_refused(flags: dict[str, object], expected: str) -> None:
     assert refusal(flags) == expected
 
 
-@pytest.mark.parametrize("value", ["32", 32])
-def test_packet_header_may_be_a_number_or_a_text(value: object) -> None:
-    assert settings.load({"tcp.packet_header": value}).settings.tcp.packet_header == "32"
-
-
 @pytest.mark.parametrize(
-    ("value", "expected"), [("", ""), ("/", ""), ("mq", "/mq"), ("/a/b/", "/a/b")]
+    ("name", "given", "expected"),
+    [
+        ("tcp.packet_header", "32", "32"),
+        ("tcp.packet_header", 32, "32"),
+        ("admin.base_path", "", ""),
+        ("admin.base_path", "/", ""),
+        ("admin.base_path", "mq", "/mq"),
+        ("admin.base_path", "/a/b/", "/a/b"),
+        ("queues.on_expire", "history", "history"),
+        ("queues.on_expire", "dead_letter", "dead_letter"),
+        ("queues.on_expire", "forward:orders.late", "forward:orders.late"),
+    ],
 )
-def test_base_path_begins_with_a_slash_and_ends_without(value: str, expected: str) -> None:
-    assert settings.load({"admin.base_path": value}).settings.admin.base_path == expected
+def test_value_is_normalized(name: str, given: object, expected: str) -> None:
+    assert settings.all_values(settings.load({name: given}).settings)[name] == expected
 
 
-@pytest.mark.parametrize("on_expire", ["history", "dead_letter", "forward:orders.late"])
-def test_on_expire_takes_its_three_forms(on_expire: str) -> None:
-    found = settings.load({"queues.on_expire": on_expire}).settings
-    assert found.queues.on_expire == on_expire
-
-
-def test_values_are_written_as_they_may_be_given() -> None:
+def test_values_are_written_in_an_accepted_form() -> None:
     values = settings.all_values(settings.Settings())
     shown = {name: settings.as_text(value) for name, value in values.items()}
     assert shown["limits.max_content"] == "8 MiB"
@@ -230,7 +214,7 @@ def test_secret_is_masked() -> None:
 
 
 def test_empty_path_in_a_file_is_no_path(tmp_path: Path) -> None:
-    """TOML has no word for nothing; the folder ``.`` is not meant."""
+    """TOML has no null; an empty path does not mean the folder ``.``."""
     path = write_file(tmp_path, '[backups]\nfolder = ""\n[tcp]\ntls_cert = ""\n')
-    told = settings.load(config=path).settings
-    assert (told.backups.folder, told.tcp.tls_cert) == (None, None)
+    found = settings.load(config=path).settings
+    assert (found.backups.folder, found.tcp.tls_cert) == (None, None)

@@ -1,4 +1,4 @@
-"""The file that explains every setting says what no file says, until somebody changes it."""
+"""The generated settings file, which sets nothing until it is edited."""
 
 import re
 import tomllib
@@ -16,29 +16,24 @@ from phpmq_lite.settings.reference import as_toml, config_file
 _SETTING = re.compile(r"#(\w+ = )")
 
 
-@pytest.fixture(autouse=True)
-def _nothing_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings.loading, "read_environment", lambda: ({}, []))
-
-
 def load(folder: Path, text: str) -> settings.EffectiveSettings:
     path = folder / "config.toml"
     path.write_text(text, encoding="utf-8")
     return settings.load(config=path)
 
 
-def test_file_as_it_is_written_sets_nothing(tmp_path: Path) -> None:
+def test_generated_file_sets_nothing(tmp_path: Path) -> None:
     effective = load(tmp_path, config_file())
     assert set(effective.sources.values()) == {"default"}
 
 
-def test_file_with_every_line_in_use_equals_the_defaults(tmp_path: Path) -> None:
+def test_file_with_every_line_enabled_equals_the_defaults(tmp_path: Path) -> None:
     effective = load(tmp_path, _SETTING.sub(r"\1", config_file()))
     assert set(effective.sources.values()) == {f"file {tmp_path / 'config.toml'}"}
     assert effective.settings == settings.Settings()
 
 
-def test_any_line_may_be_used_alone(tmp_path: Path) -> None:
+def test_any_line_may_be_enabled_alone(tmp_path: Path) -> None:
     text = config_file()
     used = []
     for line in _SETTING.finditer(text):
@@ -56,7 +51,7 @@ def test_file_has_help_and_bounds_of_every_setting() -> None:
     assert [s for s in settings.SECTIONS if settings.section_help(s) == ""] == []
 
 
-def test_what_is_given_counts(tmp_path: Path) -> None:
+def test_given_values_are_set(tmp_path: Path) -> None:
     text = config_file({"data": Path('/srv/a "b"'), "admin.listen": ["none"]})
     effective = load(tmp_path, text)
     assert effective.settings.data == Path('/srv/a "b"')
@@ -72,7 +67,7 @@ def test_no_line_is_wide() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_any_text_comes_back(text: str) -> None:
+def test_any_text_is_restored(text: str) -> None:
     assert tomllib.loads(f"a = {as_toml(text)}") == {"a": text}
 
 
@@ -88,12 +83,12 @@ def test_any_text_comes_back(text: str) -> None:
         ([], "[]"),
     ],
 )
-def test_value_is_written_as_toml_has_it(value: object, expected: str) -> None:
+def test_value_is_written_as_toml(value: object, expected: str) -> None:
     assert as_toml(value) == expected
 
 
-def test_no_setting_is_a_secret_itself() -> None:
-    """Else the file that ``init`` writes would have to be private."""
+def test_no_setting_is_a_secret() -> None:
+    """Otherwise the file that ``init`` writes would have to be private."""
     kinds = [
         leaf.annotation
         for section in settings.Settings.model_fields.values()

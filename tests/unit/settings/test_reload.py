@@ -1,10 +1,10 @@
-"""Which settings change while the broker runs."""
+"""Settings that a running broker can reload."""
 
 from phpmq_lite.settings import Settings
 from phpmq_lite.settings.reload import reload_settings
 
 
-def test_what_can_change_changes_and_the_rest_waits() -> None:
+def test_reloadable_settings_change_and_others_are_pending() -> None:
     now = Settings.model_validate({"log": {"level": "info"}})
     wanted = Settings.model_validate(
         {
@@ -22,7 +22,7 @@ def test_what_can_change_changes_and_the_rest_waits() -> None:
     assert now.log.level == "info"
 
 
-def test_nothing_changes_where_nothing_is_different() -> None:
+def test_equal_settings_change_nothing() -> None:
     now = Settings()
     result = reload_settings(now, Settings())
     assert (result.settings, result.changed, result.pending) == (now, (), ())
