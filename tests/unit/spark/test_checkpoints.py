@@ -31,7 +31,7 @@ def offsets(*sources: object) -> str:
     return "\n".join(["v1", json.dumps({"batchTimestampMs": 1}), *map(json.dumps, sources)])
 
 
-def test_last_committed_batch_counts_and_not_a_planned_one(tmp_path: Path) -> None:
+def test_offsets_are_those_of_the_last_committed_batch(tmp_path: Path) -> None:
     files = {f"offsets/{n}": offsets({"claim": n * 10}) for n in range(12)}
     files |= {f"commits/{n}": "v1\n{}" for n in range(11)} | {"commits/.10.crc": ""}
     end = last_committed_offsets(checkpoint(tmp_path, files))
@@ -46,7 +46,7 @@ def test_nothing_is_committed_in_a_new_checkpoint(tmp_path: Path) -> None:
     assert last_committed_offsets(LocalResultsFolder(tmp_path / "none")) is None
 
 
-def test_source_of_another_kind_is_passed_over(tmp_path: Path) -> None:
+def test_source_of_another_kind_is_skipped(tmp_path: Path) -> None:
     files = {"offsets/0": offsets({"claim": 3}) + "\n-", "commits/0": ""}
     found = last_committed_offsets(checkpoint(tmp_path, files))
     assert found == [{"batchTimestampMs": 1}, {"claim": 3}, None]
@@ -57,13 +57,13 @@ def test_commit_without_its_offsets_is_an_error(tmp_path: Path) -> None:
         last_committed_offsets(checkpoint(tmp_path, {"commits/0": ""}))
 
 
-def test_last_acknowledgement_refuses_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
-    """One letter amiss would leave the last batch claimed, and say nothing."""
+def test_final_ack_refuses_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
+    """Otherwise a misspelled path would silently leave the last batch claimed."""
     with pytest.raises(PipelineError, match="chekpoint is not a query checkpoint"):
         final_ack(NOBODY, "s", str(tmp_path / "chekpoint"))
 
 
-def test_last_acknowledgement_takes_a_uri_as_spark_does_without_decoding(tmp_path: Path) -> None:
+def test_final_ack_does_not_decode_the_uri(tmp_path: Path) -> None:
     batch = offsets({"history": "h", "subscription": "t", "claim": 1})
     files = {"metadata": "{}", "commits/0": "", "offsets/0": batch}
     checkpoint(tmp_path / "a%20b", files)
@@ -88,7 +88,7 @@ def test_offset_is_read_in_every_form(
     assert offset_of(written) == expected
 
 
-def test_last_done_is_the_last_committed_batch_not_the_last_planned(tmp_path: Path) -> None:
+def test_planned_batch_is_not_committed(tmp_path: Path) -> None:
     files = LocalResultsFolder(tmp_path)
     assert last_committed_batch(files, "c") is None
     for batch in (9, 10, 11):
@@ -99,7 +99,7 @@ def test_last_done_is_the_last_committed_batch_not_the_last_planned(tmp_path: Pa
     assert last_committed_batch(files, "c") == CommittedBatch(10, "h", 1000)
 
 
-def test_names_of_batches_sort_as_their_numbers() -> None:
+def test_names_of_batches_sort_by_number() -> None:
     names = [batch_name("0123456789", n) for n in (2, 10, 9_999_999)]
     assert names == sorted(names)
     assert names[0] == "01234567-00000002"

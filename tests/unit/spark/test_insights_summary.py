@@ -1,4 +1,4 @@
-"""What a summary keeps when there is too much; figures are tested with Spark."""
+"""The limits of a summary; ``tests/spark`` tests its figures."""
 
 import json
 from pathlib import Path
@@ -27,12 +27,12 @@ def item(queue: str, minute: int, count: int = 1, **given: Any) -> dict[str, Any
     return {"minute": minute, "queue": queue, **figures, **given}
 
 
-def test_all_queues_are_kept_where_they_fit() -> None:
+def test_all_queues_are_kept_if_they_fit() -> None:
     items = [item("a", 2), item("b", 1)]
     assert fit_queues(items, [], ["a", "b"], "minute", 10_000) == [items[1], items[0]]
 
 
-def test_quiet_queues_become_the_others_by_minute() -> None:
+def test_quiet_queues_are_combined_by_minute() -> None:
     items = [item("a", minute) for minute in range(5)]
     items += [item(q, minute, 2) for q in ("b", "c") for minute in range(5)]
     rest = [{**item("", 0, 7, wait_max=9), "hold_max": None}]
@@ -46,7 +46,7 @@ def test_quiet_queues_become_the_others_by_minute() -> None:
     assert len(json.dumps(kept, separators=(",", ":"))) <= 4_600
 
 
-def test_summary_stays_below_its_bound_however_long_names_are() -> None:
+def test_summary_stays_within_its_limit_with_long_names() -> None:
     lists = ("queues", "last24h", "last30d", "urns", "deaths", "paths", "expiries")
     summary: dict[str, Any] = {name: [] for name in lists}
     summary["paths"] = [{"path": [f"{n}" + "ü" * 500] * 50} for n in range(50)]
@@ -54,7 +54,7 @@ def test_summary_stays_below_its_bound_however_long_names_are() -> None:
     assert len(text.encode()) <= SUMMARY_BYTES
     kept = json.loads(text)["paths"]
     assert 0 < len(kept) < 50
-    assert kept == summary["paths"][: len(kept)]  # the commonest come first
+    assert kept == summary["paths"][: len(kept)]  # most common first
 
 
 def test_newest_run_of_each_job_is_kept(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_newest_run_of_each_job_is_kept(tmp_path: Path) -> None:
     ]
 
 
-def test_summary_waits_for_the_next_run_while_another_job_swaps_files(tmp_path: Path) -> None:
+def test_summary_is_skipped_while_another_job_replaces_files(tmp_path: Path) -> None:
     run = PipelineJobState(name="consume", state="done", started_at=1)
     options = JobOptions(connection=None, out=str(tmp_path))
     with LocalResultsFolder(tmp_path).lock(LOCK):

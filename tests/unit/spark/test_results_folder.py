@@ -1,4 +1,4 @@
-"""Files of the results on this machine; Hadoop's are tested with Spark."""
+"""Result files in a local folder; ``tests/spark`` tests Hadoop file systems."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.results_folder import LocalResultsFolder, missing_jar, open_results
 
 
-def test_whole_files_are_replaced_and_nothing_is_left_beside(tmp_path: Path) -> None:
+def test_files_are_replaced_without_leftovers(tmp_path: Path) -> None:
     files = open_results(None, str(tmp_path / "out"))
     assert files.read("a/b.json") is None
     files.write("a/b.json", "é")
@@ -20,7 +20,7 @@ def test_whole_files_are_replaced_and_nothing_is_left_beside(tmp_path: Path) -> 
     assert files.url("a") == f"file://{tmp_path}/out/a"
 
 
-def test_two_processes_that_write_the_same_file_do_not_meet(
+def test_concurrent_writers_of_a_file_do_not_interfere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, sync = LocalResultsFolder(tmp_path), os.fsync
@@ -36,11 +36,11 @@ def test_two_processes_that_write_the_same_file_do_not_meet(
 
 
 @pytest.mark.parametrize("uri", ["file:///a b%20#c", "file:/a b%20#c", "/a b%20#c"])
-def test_folder_of_a_uri_is_the_one_that_hadoop_takes(uri: str) -> None:
+def test_folder_of_a_uri_is_the_same_as_for_hadoop(uri: str) -> None:
     assert open_results(None, uri).url("x") == "file:///a b%20#c/x"
 
 
-def test_sizes_leave_out_what_spark_does_not_read(tmp_path: Path) -> None:
+def test_sizes_omit_files_that_spark_ignores(tmp_path: Path) -> None:
     files = LocalResultsFolder(tmp_path)
     for name in ("x/p.parquet", "x/_SUCCESS", "x/.p.crc", "x/_temporary/p.parquet", "x/y/q"):
         files.write(name, "12")
@@ -48,7 +48,7 @@ def test_sizes_leave_out_what_spark_does_not_read(tmp_path: Path) -> None:
     assert files.files("none") == []
 
 
-def test_folders_move_and_go(tmp_path: Path) -> None:
+def test_folders_can_be_moved_and_removed(tmp_path: Path) -> None:
     files = LocalResultsFolder(tmp_path)
     files.write("a/f", "1")
     files.move("a", "b/c")
@@ -59,7 +59,7 @@ def test_folders_move_and_go(tmp_path: Path) -> None:
     assert files.names("b") == []
 
 
-def test_lock_keeps_others_out_but_shared_ones_go_together(tmp_path: Path) -> None:
+def test_lock_is_exclusive_unless_shared(tmp_path: Path) -> None:
     files, others = LocalResultsFolder(tmp_path), LocalResultsFolder(tmp_path)
     with files.lock("archive", is_shared=True):
         with others.lock("archive", is_shared=True), others.lock("metrics"):
@@ -74,7 +74,7 @@ def test_lock_keeps_others_out_but_shared_ones_go_together(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["..", ".hidden", "_x", "a/b", "a%2Fb", "ö x"])
-def test_names_of_queues_stay_in_their_folder_and_are_not_hidden(name: str) -> None:
+def test_queue_names_become_visible_single_folders(name: str) -> None:
     folder, _, file = results_folder.consumed_folder(name).partition("/")
     assert folder == "consumed"
     assert "/" not in file
@@ -83,7 +83,7 @@ def test_names_of_queues_stay_in_their_folder_and_are_not_hidden(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["ä" * 100, "a" * 255, "_" * 255, "/" * 255, "𝄞" * 63])
-def test_longest_names_fit_into_a_file_system(tmp_path: Path, name: str) -> None:
+def test_longest_names_become_valid_file_names(tmp_path: Path, name: str) -> None:
     files = LocalResultsFolder(tmp_path)
     other = f"{name[:-1]}b"
     for place in (results_folder.consumed_folder, results_folder.consume_checkpoint_folder):
@@ -100,7 +100,7 @@ def test_longest_names_fit_into_a_file_system(tmp_path: Path, name: str) -> None
         pass
 
 
-def test_names_that_fit_keep_their_folders() -> None:
+def test_only_overlong_names_are_shortened() -> None:
     assert results_folder.consumed_folder("ä" * 42) == f"consumed/{'%C3%A4' * 42}"
     assert results_folder.consumed_folder("a" * 255) == f"consumed/{'a' * 255}"
     short, long = results_folder.consumed_folder("ä" * 42), results_folder.consumed_folder("ä" * 43)
@@ -123,12 +123,12 @@ def test_names_that_fit_keep_their_folders() -> None:
         ("cos://b/x", 'No FileSystem for scheme "cos"', "spark.jars.packages=GROUP:NAME:VERSION"),
     ],
 )
-def test_missing_file_system_is_one_line_with_the_remedy(root: str, error: str, words: str) -> None:
+def test_missing_file_system_is_reported_with_the_remedy(root: str, error: str, words: str) -> None:
     refusal = str(missing_jar(root, f"An error occurred.\n: {error}\n\tat a.b", "3.4.2"))
     assert root in refusal
     assert words in refusal
     assert "\n" not in refusal
 
 
-def test_other_error_of_a_file_system_is_not_taken_for_a_missing_one() -> None:
+def test_other_error_is_not_a_missing_file_system() -> None:
     assert missing_jar("s3a://b/x", "403 Forbidden", "3.4.2") is None

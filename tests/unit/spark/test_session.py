@@ -1,4 +1,4 @@
-"""What a session is configured with."""
+"""The configuration of a Spark session."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_cluster_session_keeps_sparks_addresses_and_ships_code() -> None:
     assert settings["spark.submit.pyFiles"] == "/a.zip,/b.zip"
 
 
-def test_settings_of_the_caller_have_the_last_word() -> None:
+def test_settings_of_the_caller_take_precedence() -> None:
     settings = settings_of("jobs", "local", {"spark.sql.session.timeZone": "CET"})
     assert settings["spark.sql.session.timeZone"] == "CET"
 
@@ -44,7 +44,7 @@ ENVIRON = {"PYSPARK_PYTHON": "/env/python"}
         ("local-cluster[2,1,1024]", {}, ENVIRON, sys.executable),
     ],
 )
-def test_workers_take_the_python_that_is_named_on_a_cluster_only(
+def test_only_cluster_workers_use_the_configured_python(
     master: str, conf: dict[str, str], environ: dict[str, str], expected: str
 ) -> None:
     assert python_of(master, conf, environ) == expected
@@ -54,7 +54,7 @@ def test_workers_take_the_python_that_is_named_on_a_cluster_only(
     ("cores", "rows", "partitions"),
     [(2, 0, 2), (2, 1_000_000, 2), (2, 1_000_001, 3), (16, 1_000, 16), (4, 100_000_000, 200)],
 )
-def test_shuffles_have_a_partition_for_each_core_and_no_more_than_the_rows_need(
+def test_shuffle_partitions_depend_on_cores_and_rows(
     cores: int, rows: int, partitions: int
 ) -> None:
     assert shuffle_partitions(cores, rows) == partitions
@@ -64,7 +64,7 @@ class Conf(dict[str, str]):
     """The settings of a session."""
 
     def set(self, key: str, value: str) -> None:
-        """Change one."""
+        """Set a value, as Spark's own class does."""
         self[key] = value
 
 
@@ -86,7 +86,7 @@ def test_shuffles_follow_the_rows_of_each_job() -> None:
 
 
 @pytest.mark.parametrize("value", ["200", "7"])
-def test_shuffles_that_the_user_has_set_stay(value: str) -> None:
+def test_shuffle_partitions_set_by_the_user_are_kept(value: str) -> None:
     spark = a_session({"spark.sql.shuffle.partitions": value})  # --conf or spark-defaults.conf
     fit_shuffles(spark, 2_000_000)
     assert spark.conf["spark.sql.shuffle.partitions"] == value

@@ -1,4 +1,4 @@
-"""What writers refuse on the driver, without a JVM."""
+"""Checks of the writers on the driver, without a JVM."""
 
 import pyarrow as pa
 import pytest
@@ -12,7 +12,7 @@ OPTIONS = WriteOptions(connection=SourceConnection("http://127.0.0.1:1"))
 
 
 @pytest.mark.parametrize("messages", [[None], [StagedRows((), 0, "query"), None]])
-def test_batch_is_not_published_when_a_task_does_not_say_what_it_staged(
+def test_batch_is_not_published_without_the_report_of_every_task(
     messages: list[StagedRows | None],
 ) -> None:
     for commit in (BatchWriter(OPTIONS).commit, lambda m: StreamWriter(OPTIONS).commit(m, 0)):
@@ -20,19 +20,19 @@ def test_batch_is_not_published_when_a_task_does_not_say_what_it_staged(
             commit([*messages])
 
 
-def test_stream_publishes_no_rows_of_two_queries_under_one_key() -> None:
+def test_stream_does_not_publish_rows_of_two_queries() -> None:
     messages = [StagedRows(("a",), 1, "first"), StagedRows(("b",), 1, "second")]
     with pytest.raises(PipelineError, match="the batch contains rows from several queries"):
         StreamWriter(OPTIONS).commit([*messages], 0)
 
 
-def test_batch_without_rows_asks_nobody() -> None:
+def test_empty_batch_sends_no_request() -> None:
     StreamWriter(OPTIONS).commit([], 0)
     StreamWriter(OPTIONS).commit([StagedRows((), 0, "query")], 0)
     BatchWriter(OPTIONS).commit([StagedRows((), 0)])
 
 
-def test_piece_has_no_more_rows_than_the_broker_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_are_within_the_limit_of_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "PIECE_ROWS", 30)
     options = WriteOptions(connection=SourceConnection("http://a"), queue="orders")
     batches = [pa.record_batch({"body": [b"%d" % n for n in range(count)]}) for count in (70, 5, 0)]

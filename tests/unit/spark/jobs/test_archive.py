@@ -1,4 +1,4 @@
-"""What the job archive refuses before Spark is asked; ``tests/spark`` has the rest."""
+"""The archive job without Spark; ``tests/spark`` has the rest."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from phpmq_lite.spark.source_options import SourceConnection, SourceMode, histor
 
 
 @pytest.mark.parametrize("name", ["a,b", " a ", "~til2", "ä"])
-def test_archive_of_a_queue_asks_for_that_queue_only(tmp_path: Path, name: str) -> None:
+def test_archive_of_queues_reads_only_these(tmp_path: Path, name: str) -> None:
     asked = ArchiveOptions(
         connection=SourceConnection("http://a"), out=str(tmp_path), queues=(name, "plain")
     )
@@ -25,9 +25,7 @@ def test_archive_of_a_queue_asks_for_that_queue_only(tmp_path: Path, name: str) 
 @pytest.mark.parametrize(
     ("word", "begin"), [("earliest", 3), ("latest", 9), ("1", 0), ("0", 0), ("5", 4), ("10", 9)]
 )
-def test_first_offset_of_an_archive_is_the_one_that_is_named(
-    tmp_path: Path, word: str, begin: int
-) -> None:
+def test_archive_begins_at_the_given_offset(tmp_path: Path, word: str, begin: int) -> None:
     asked = ArchiveOptions(
         connection=SourceConnection("http://a"), out=str(tmp_path), starting_offsets=word
     )
@@ -36,10 +34,10 @@ def test_first_offset_of_an_archive_is_the_one_that_is_named(
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_archive_of_one_history_takes_no_rows_of_another(
+def test_archive_refuses_another_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """A broker that was restored has rows again that are in the archive."""
+    """A restored broker repeats rows that are already in the archive."""
     files = LocalResultsFolder(tmp_path)
     offset = '{"history": "old", "offset": 7}'
     files.write(f"{results_folder.ARCHIVE_CHECKPOINT}/offsets/0", f"v1\n{{}}\n{offset}")
@@ -57,14 +55,14 @@ def test_archive_of_one_history_takes_no_rows_of_another(
     [
         (10, 10, True, 90, None),  # nothing above offset 10 is gone
         (70, 70, True, 40, (10, 70, 50)),
-        (70, 70, True, 90, None),  # it went after it was read
+        (70, 70, True, 90, None),  # it was removed after it was read
         (10, 70, True, 40, (10, 70, 50)),
         (10, 70, False, 40, None),
         (500, 500, True, 0, (10, 100, 90)),  # the whole batch
         (70, 70, True, None, (10, 70, None)),  # an archive of some queues
     ],
 )
-def test_batch_lacks_what_retention_took_before_it_was_read(
+def test_gap_is_what_retention_removed_before_the_read(
     lo: int,
     lo_deleted: int,
     needs_deleted: bool,
@@ -83,7 +81,7 @@ def test_batch_lacks_what_retention_took_before_it_was_read(
     assert (None if found is None else (found.lo, found.hi, found.rows)) == expected
 
 
-def test_ledger_keeps_each_batch_once_and_the_newest_first(tmp_path: Path) -> None:
+def test_gaps_are_stored_once_per_batch_and_listed_newest_first(tmp_path: Path) -> None:
     files = LocalResultsFolder(tmp_path)
     assert archive_gaps.read_gaps(files) == []
     made = [

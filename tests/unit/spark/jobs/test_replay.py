@@ -1,4 +1,4 @@
-"""How a replay is cut and named; ``tests/spark/test_jobs_replay.py`` has the rest."""
+"""Pieces and names of a replay; ``tests/spark/test_jobs_replay.py`` has the rest."""
 
 from typing import Any
 
@@ -26,17 +26,19 @@ def options(**given: Any) -> ReplayOptions:
         ([(1, 1), (1, 1), (1, 1), (1, 1), (2, 1)], [[1, 1, 4], [2, 2, 1]]),  # the same offset
     ],
 )
-def test_pieces_keep_rows_and_bytes(rows: list[tuple[int, int]], expected: list[list[int]]) -> None:
+def test_pieces_are_within_the_limits_of_rows_and_bytes(
+    rows: list[tuple[int, int]], expected: list[list[int]]
+) -> None:
     assert cut_pieces(rows, max_rows=3, max_bytes=100) == expected
 
 
-def test_plan_has_the_name_given_or_one_of_its_selection() -> None:
+def test_name_of_a_plan_is_given_or_derived_from_its_selection() -> None:
     assert plan_name(options(name="night", queues=("a",))) == "night"
     assert plan_name(options(queues=("a",))) == plan_name(options(queues=("a",), rate=3.0))
     assert plan_name(options(queues=("a",))) != plan_name(options(queues=("b",)))
 
 
-def test_revived_bodies_lose_dead_letter_and_keep_the_rest() -> None:
+def test_redriven_bodies_lose_only_dead_letter() -> None:
     body = (
         b'{"job":"urn:a","trace_id":"t","data":{"x":1.0},"meta":{"id":"m","schema_version":1},'
         b'"attempts":3,"dead_letter":{"reason":"failed"}}'
