@@ -42,6 +42,11 @@ class FlowRig(CoreRig):
         for command in self.flow.take_ready():
             command(self.core)
 
+    def run_ready_in_batch(self) -> None:
+        self.begin()
+        self.run_ready()
+        self.finish()
+
 
 @pytest.fixture
 def rig() -> FlowRig:
@@ -242,22 +247,18 @@ def test_as_many_publishers_run_as_the_quota_allows() -> None:
     rig = FlowRig(window=3 * MAX_PER_PUBLISHER)
     active_consumer(rig)
     called = line_up(rig, "anna", "bert", "cora", "dora")
-    rig.begin()
-    rig.run_ready()
+    rig.run_ready_in_batch()
     assert called == ["anna", "bert", "cora"]
     assert rig.flow.waiting_publishers == 1
-    rig.finish()
 
 
 def test_all_publishers_run_after_the_last_consumer_left(rig: FlowRig) -> None:
     worker = active_consumer(rig, ROOM)
     called = line_up(rig, "anna", "bert", "cora")
     rig.consume(worker, 0)
-    rig.begin()
-    rig.run_ready()
+    rig.run_ready_in_batch()
     assert called == ["anna", "bert", "cora"]
     assert rig.flow.waiting_publishers == 0
-    rig.finish()
 
 
 def test_lines_of_queues_are_independent(rig: FlowRig) -> None:
@@ -289,20 +290,16 @@ def test_publisher_without_success_returns_to_the_front(rig: FlowRig) -> None:
     active_consumer(rig, ROOM)
     heard = line_up(rig, "bert")
     heard_too = line_up(rig, "anna", at_front=True)
-    rig.begin()
-    rig.run_ready()
+    rig.run_ready_in_batch()
     assert (heard_too, heard) == (["anna"], [])
-    rig.finish()
 
 
 def test_publishers_of_few_messages_run_together(rig: FlowRig) -> None:
     active_consumer(rig, ROOM)
     called = line_up(rig, *map(str, range(MIN_PER_BATCH + 6)), count=1)
-    rig.begin()
-    rig.run_ready()
+    rig.run_ready_in_batch()
     assert len(called) == MIN_PER_BATCH
     assert rig.flow.waiting_publishers == 6
-    rig.finish()
 
 
 QUEUES = ("mails", "orders", "prices")

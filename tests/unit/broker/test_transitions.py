@@ -3,7 +3,7 @@
 import pytest
 
 from phpmq_lite.broker.broker import CommandResult
-from phpmq_lite.model import Limits, LoadedRows, Message, State
+from phpmq_lite.model import Batch, Limits, LoadedRows, Message, State
 from phpmq_lite.queue_settings import LONGEST_TTL_S, QueueSettings
 from tests.support.core_rig import (
     STEADY_MS,
@@ -19,10 +19,18 @@ from tests.support.core_rig import (
 EXPIRED = (State.EXPIRED, None)
 
 
-def due(rig: CoreRig, *messages: Message, next_deadline_ms: int | None = None) -> LoadedRows:
+def due(rig: CoreRig, *messages: Message, has_more: bool = False) -> LoadedRows:
     """Return the reply to the core's request for due messages."""
     assert rig.batch.due_at == rig.steady_ms
+    next_deadline_ms = rig.steady_ms if has_more else None
     return LoadedRows(due=list(messages), next_deadline_ms=next_deadline_ms, has_due=True)
+
+
+def expire(rig: CoreRig, *messages: Message, has_more: bool = False) -> Batch:
+    """Load messages with a TTL of 1 s at their deadline."""
+    rig.advance(1)
+    rig.run()
+    return rig.run(loaded=due(rig, *messages, has_more=has_more))
 
 
 def configure(rig: CoreRig, queue: str = "orders", **changes: object) -> None:
@@ -77,9 +85,7 @@ def test_message_expires_at_its_deadline(rig: CoreRig) -> None:
 
 def test_due_messages_are_requested_again_after_a_full_page(rig: CoreRig) -> None:
     [born] = rig.publish(b"a", ttl_s=1).created
-    rig.advance(1)
-    rig.run()
-    batch = rig.run(loaded=due(rig, born, next_deadline_ms=rig.steady_ms))
+    batch = expire(rig, born, has_more=True)
     assert batch.due_at == rig.steady_ms
 
 
@@ -87,10 +93,7 @@ def test_expired_message_leaves_the_window(rig: CoreRig) -> None:
     rig.consumer(credit=1)
     rig.publish(b"a")
     rig.publish(b"b", ttl_s=1)
-    rig.advance(1)
-    rig.run()
-    row = message(2, deadline_ms=STEADY_MS + 1_000)  # a new object, as the writer makes
-    batch = rig.run(loaded=due(rig, row))
+    batch = expire(rig, message(2, deadline_ms=STEADY_MS + 1_000))  # another object
     assert outcomes(batch) == {EXPIRED: [2]}
     assert list(rig.window()) == []
     assert list(rig.core.state.messages) == [1]
@@ -145,9 +148,7 @@ def test_dispatch_of_a_settled_message_is_not_undone(rig: CoreRig) -> None:
 def expire_one(rig: CoreRig, queue: str = "orders") -> Message:
     [born] = rig.publish(b"a", queue=queue, ttl_s=1).created
     born.body = b"a"  # as in a window
-    rig.advance(1)
-    rig.run()
-    rig.run(loaded=due(rig, born))
+    expire(rig, born)
     return born
 
 
@@ -342,10 +343,8 @@ def test_due_pending_dead_letter_is_not_dead_lettered_twice() -> None:
     """The next page of due messages still has the one that waits for its body."""
     rig = CoreRig(defaults=QueueSettings(on_expire="dead_letter"))
     rig.publish(b"a", ttl_s=1)
-    rig.advance(1)
-    rig.run()
-    rows = [message(1, deadline_ms=STEADY_MS + 1_000) for _ in "123"]
-    batch = rig.run(loaded=due(rig, rows[0], next_deadline_ms=rig.steady_ms))
+    rows = [message(1, deadline_ms=STEADY_MS + 1_000) for _ in "12"]
+    batch = expire(rig, rows[0], has_more=True)
     assert (batch.body_seqs, outcomes(batch)) == ({1}, {})
     loaded = due(rig, rows[1])
     loaded.bodies = {1: b"a"}

@@ -38,7 +38,7 @@ async def consume_rest(driver: EngineDriver, worker: EngineClient) -> None:
 
 
 async def test_trimmed_messages_of_a_window_are_loaded_again(driver: EngineDriver) -> None:
-    """They were lost if the window accepted the page that followed them."""
+    """They would be lost if the window accepted the page that follows them."""
     publisher, leaving, worker = EngineClient(driver), EngineClient(driver), EngineClient(driver)
     publisher.publish("orders", *(b"%d" % n for n in range(20)))
     await driver.settle()

@@ -74,9 +74,17 @@ class Rig:
         return [kept[at_s] for at_s in sorted(kept)]
 
 
-def test_slot_has_its_counts_and_its_final_state() -> None:
-    orders = made()
-    rig = Rig(orders)
+@pytest.fixture
+def orders() -> Queue:
+    return made()
+
+
+@pytest.fixture
+def rig(orders: Queue) -> Rig:
+    return Rig(orders)
+
+
+def test_slot_has_its_counts_and_its_final_state(orders: Queue, rig: Rig) -> None:
     publish(orders, 5)
     rig.slot()
     settle(orders, 2)
@@ -88,8 +96,7 @@ def test_slot_has_its_counts_and_its_final_state() -> None:
     ]
 
 
-def test_idle_empty_queue_has_no_points_but_uptime_is_recorded() -> None:
-    rig = Rig(made())
+def test_idle_empty_queue_has_no_points_but_uptime_is_recorded(rig: Rig) -> None:
     rig.slot(3)
     assert rig.rollups.points(1) == []
     assert [beat.at_s - START_S for beat in rig.rollups.uptime()] == [0, 10, 20]
@@ -104,9 +111,7 @@ def test_queue_that_has_become_empty_has_one_more_point() -> None:
     assert [p.ready for p in rig.rollups.points(1)] == [2, 0]
 
 
-def test_minute_is_the_sum_of_its_slots() -> None:
-    orders = made()
-    rig = Rig(orders)
+def test_minute_is_the_sum_of_its_slots(orders: Queue, rig: Rig) -> None:
     for _ in range(6):
         publish(orders, 3)
         settle(orders, 2, wait_ms=40)
@@ -118,9 +123,7 @@ def test_minute_is_the_sum_of_its_slots() -> None:
     assert rig.rows(MINUTE_S, ALL) == [row]
 
 
-def test_quarter_is_the_sum_of_its_minutes() -> None:
-    orders = made()
-    rig = Rig(orders)
+def test_quarter_is_the_sum_of_its_minutes(orders: Queue, rig: Rig) -> None:
     for _ in range(90):
         publish(orders, 1)
         settle(orders, 1)
@@ -176,8 +179,7 @@ def test_points_are_kept_for_an_hour() -> None:
     assert points[0].at_s == rig.now_s - HOUR_S
 
 
-def test_old_rows_are_removed_each_minute() -> None:
-    rig = Rig(made())
+def test_old_rows_are_removed_each_minute(rig: Rig) -> None:
     rig.slot(6)
     removed = [write for write in rig.writes if isinstance(write, TrimRollups)]
     assert [(write.span_s, rig.now_s - write.before_s) for write in removed] == [
@@ -186,9 +188,7 @@ def test_old_rows_are_removed_each_minute() -> None:
     ]
 
 
-def test_histogram_is_counted_once() -> None:
-    orders = made()
-    rig = Rig(orders)
+def test_histogram_is_counted_once(orders: Queue, rig: Rig) -> None:
     settle(orders, 3)
     rig.slot()
     orders.counters.published += 1
@@ -209,9 +209,7 @@ def test_late_sample_covers_the_elapsed_time_up_to_a_minute() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 9, 12])
-def test_recreated_queue_starts_at_zero(count: int) -> None:
-    orders = made()
-    rig = Rig(orders)
+def test_recreated_queue_starts_at_zero(orders: Queue, rig: Rig, count: int) -> None:
     publish(orders, 9)
     settle(orders, 9)
     rig.slot()
@@ -225,9 +223,7 @@ def test_recreated_queue_starts_at_zero(count: int) -> None:
     assert all(min(p[2:]) >= 0 for p in ((*q[:14],) for q in rig.rollups.points(1)))
 
 
-def test_removed_queue_is_forgotten() -> None:
-    orders = made()
-    rig = Rig(orders)
+def test_removed_queue_is_forgotten(orders: Queue, rig: Rig) -> None:
     publish(orders, 1)
     rig.slot()
     rig.rollups.forget([])

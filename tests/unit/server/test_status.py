@@ -42,7 +42,10 @@ def front(core: Broker) -> BrokerHandle:
     return front
 
 
-def connect(core: Broker) -> Connection:
+@pytest.fixture
+def client(core: Broker) -> Connection:
+    """Return a connection, in an open batch."""
+    core.begin(NOW)
     return core.connect(FakePeer(), "tcp", "192.0.2.1:1234")
 
 
@@ -68,9 +71,9 @@ async def test_operator_is_refused_when_the_broker_stops(front: BrokerHandle) ->
         await front.run(lambda core, reply: reply(None))
 
 
-async def test_status_has_ready_and_held_messages(front: BrokerHandle, core: Broker) -> None:
-    core.begin(NOW)
-    client = connect(core)
+async def test_status_has_ready_and_held_messages(
+    front: BrokerHandle, core: Broker, client: Connection
+) -> None:
     core.consume(client, "orders", 3)
     core.finish()
     core.begin(NOW, LoadedRows(windows=[(1, [], True)]))  # the requested page
@@ -90,9 +93,9 @@ async def test_status_has_ready_and_held_messages(front: BrokerHandle, core: Bro
     assert status.refused == {"queue full: messages": 1}
 
 
-async def test_status_of_an_unchanged_queue_is_reused(front: BrokerHandle, core: Broker) -> None:
-    core.begin(NOW)
-    client = connect(core)
+async def test_status_of_an_unchanged_queue_is_reused(
+    front: BrokerHandle, core: Broker, client: Connection
+) -> None:
     core.publish(client, "quiet", b"", None, None)
     core.publish(client, "busy", b"", None, None)
     core.finish()
@@ -107,9 +110,8 @@ async def test_status_of_an_unchanged_queue_is_reused(front: BrokerHandle, core:
 
 @pytest.mark.parametrize("change", ["configure", "place", "record", "consume", "remove"])
 async def test_status_of_a_queue_follows_changes_without_a_counter(
-    front: BrokerHandle, core: Broker, queue: Queue, change: str
+    front: BrokerHandle, core: Broker, queue: Queue, change: str, client: Connection
 ) -> None:
-    client = connect(core)
     core.publish(client, "orders.dlq", b"", None, None)
     [before, *_] = front.status().queues
     if change == "configure":
@@ -143,9 +145,9 @@ async def test_status_comes_in_slices(front: BrokerHandle, core: Broker) -> None
     assert list(BrokerHandle(ConnectionCounters()).queue_slices()) == []
 
 
-async def test_status_has_histograms_and_causes_of_death(front: BrokerHandle, core: Broker) -> None:
-    core.begin(NOW)
-    client = connect(core)
+async def test_status_has_histograms_and_causes_of_death(
+    front: BrokerHandle, core: Broker, client: Connection
+) -> None:
     core.consume(client, "orders", 1)
     core.finish()
     core.begin(NOW, LoadedRows(windows=[(1, [], True)]))
@@ -161,9 +163,9 @@ async def test_status_has_histograms_and_causes_of_death(front: BrokerHandle, co
     assert (sum(queue.wait), sum(queue.hold), queue.deaths) == (1, 1, {"client": 1})
 
 
-async def test_status_has_the_clients(front: BrokerHandle, core: Broker) -> None:
-    core.begin(NOW)
-    client = connect(core)
+async def test_status_has_the_clients(
+    front: BrokerHandle, core: Broker, client: Connection
+) -> None:
     core.publish(client, "orders", b"", None, None)
     core.consume(client, "orders", 7)
     core.finish()
@@ -175,10 +177,8 @@ async def test_status_has_the_clients(front: BrokerHandle, core: Broker) -> None
 
 
 async def test_status_counts_records_under_the_queue_where_the_messages_died(
-    front: BrokerHandle, core: Broker
+    front: BrokerHandle, core: Broker, client: Connection
 ) -> None:
-    core.begin(NOW)
-    client = connect(core)
     core.publish(client, "orders", b"", None, None)
     core.publish(client, "orders.dlq", b"", None, None)
     core.finish()
@@ -187,8 +187,9 @@ async def test_status_counts_records_under_the_queue_where_the_messages_died(
     }  # fmt: skip
 
 
-async def test_status_names_the_dead_letter_queue(front: BrokerHandle, core: Broker) -> None:
-    client = connect(core)
+async def test_status_names_the_dead_letter_queue(
+    front: BrokerHandle, core: Broker, client: Connection
+) -> None:
     for name in ("orders", "orders.retry", "mails.retry", "orders.dlq"):
         core.publish(client, name, b"x", 0, None)
     core.finish()
