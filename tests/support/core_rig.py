@@ -132,17 +132,9 @@ class CoreRig:
             self.core, self.answers.append, self.entry(), name, with_dispatched=with_dispatched
         )
 
-    def redrive(
-        self,
-        name: str,
-        target: str | None = None,
-        ttl_s: int | None = None,
-        limit: int | None = None,
-    ) -> None:
-        queue_operations.redrive(
-            self.core, self.answers.append, self.entry("dead.redrive"), name,
-            target=target, ttl_s=ttl_s, limit=limit,
-        )  # fmt: skip
+    def redrive(self, name: str, **options: Any) -> None:
+        entry = self.entry("dead.redrive")
+        queue_operations.redrive(self.core, self.answers.append, entry, name, **options)
 
     def pause(self, name: str, side: str, paused: bool) -> None:
         entry = self.entry("queue.pause")
@@ -160,7 +152,7 @@ class CoreRig:
         ask = operation(name)
         return self.run(lambda: ask(self.core, self.answers.append, entry, *arguments, **options))
 
-    # -- people
+    # -- connections
 
     def connect(self) -> Connection:
         """Open a connection, in a batch of its own."""

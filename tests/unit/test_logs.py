@@ -49,16 +49,6 @@ def test_lines_of_libraries_have_the_same_format(stream: io.StringIO) -> None:
     assert (line["event"], line["level"]) == ("slow x\\x1b[31m", "error")
 
 
-def test_traceback_keeps_its_lines(stream: io.StringIO) -> None:
-    try:
-        raise ValueError("bad \x1b")
-    except ValueError:
-        logs.get_logger("x").exception("failed")
-    (line,) = lines(stream)
-    assert line["exception"].startswith("Traceback (most recent call last):\n")
-    assert line["exception"].endswith("ValueError: bad \\x1b")
-
-
 @pytest.mark.parametrize("style", ["json", "console"])
 def test_hostile_text_is_escaped_everywhere(stream: io.StringIO, style: Any) -> None:
     logs.configure(style=style, stream=stream)
@@ -171,14 +161,17 @@ def test_lines_are_filtered_by_level(stream: io.StringIO, recent: logs.RecentLog
     assert [line.event for line in recent.lines("warning")] == ["error", "warning"]
 
 
-def test_traceback_is_kept_separately(stream: io.StringIO, recent: logs.RecentLogLines) -> None:
+def test_traceback_keeps_its_lines_and_is_kept_separately(
+    stream: io.StringIO, recent: logs.RecentLogLines
+) -> None:
     try:
-        raise ValueError("bad")
+        raise ValueError("bad \x1b")
     except ValueError:
         logs.get_logger("x").exception("failed")
-    (line,) = recent.lines()
-    assert line.detail.endswith("ValueError: bad")
-    assert line.fields == ""
+    (line,), (kept,) = lines(stream), recent.lines()
+    assert line["exception"].startswith("Traceback (most recent call last):\n")
+    assert line["exception"].endswith("ValueError: bad \\x1b")
+    assert (kept.detail, kept.fields) == (line["exception"], "")
 
 
 def test_access_log_is_written_and_not_kept(

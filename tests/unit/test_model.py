@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits, LoadedRows, Message, State
@@ -620,12 +619,17 @@ def with_record(rig: CoreRig) -> Message:
     return record(2, source_queue_id=1)
 
 
+def redrive(rig: CoreRig, *rows: Message, is_last: bool = True, **options: Any) -> Batch:
+    """Redrive the dead-letter queue, whose first page has these rows."""
+    batch = rig.run(lambda: rig.redrive("orders.dlq", **options))
+    assert batch.pages[0].bodies
+    return rig.run(loaded=pages(batch, list(rows), is_last=is_last))
+
+
 def test_redrive_publishes_the_record_to_its_origin(rig: CoreRig) -> None:
     row = with_record(rig)
     worker = rig.consumer("orders")
-    batch = rig.run(lambda: rig.redrive("orders.dlq", None, 60, None))
-    assert batch.pages[0].bodies
-    batch = rig.run(loaded=pages(batch, [row]))
+    batch = redrive(rig, row, ttl_s=60)
     [born] = batch.created
     assert (born.queue_id, born.ttl_s, born.source_seq) == (1, 60, None)
     assert bodies(sent_messages(batch, worker)) == [b"r"]
@@ -641,8 +645,7 @@ def test_redrive_goes_to_another_queue_and_stops_at_its_limit(rig: CoreRig) -> N
     with_record(rig)
     rig.publish(b"y", queue="again")
     rows = [record(2, 1), record(3, 1), record(4, 1)]
-    batch = rig.run(lambda: rig.redrive("orders.dlq", "again", None, 2))
-    batch = rig.run(loaded=pages(batch, rows, is_last=False))
+    batch = redrive(rig, *rows, is_last=False, target="again", limit=2)
     assert [m.queue_id for m in batch.created] == [rig.queue("again").queue_id] * 2
     assert (rig.answers, batch.pages) == ([2], [])
 
@@ -650,26 +653,24 @@ def test_redrive_goes_to_another_queue_and_stops_at_its_limit(rig: CoreRig) -> N
 def test_redrive_applies_the_default_ttl_of_the_target(rig: CoreRig) -> None:
     row = with_record(rig)
     rig.run(lambda: rig.configure("orders", {"default_ttl_s": 5}))
-    batch = rig.run(lambda: rig.redrive("orders.dlq"))
-    assert rig.run(loaded=pages(batch, [row])).created[0].ttl_s == 5
+    assert redrive(rig, row).created[0].ttl_s == 5
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(lambda row: setattr(row, "state", State.DISPATCHED), id="dispatched"),
-        pytest.param(lambda row: setattr(row, "body", None), id="damaged"),
-        pytest.param(lambda row: setattr(row, "source_queue_id", None), id="not a record"),
-        pytest.param(lambda row: setattr(row, "source_queue_id", 99), id="origin unknown"),
-        pytest.param(lambda row: setattr(row, "source_queue_id", 2), id="origin is this queue"),
+        {"state": State.DISPATCHED},
+        {"body": None},  # damaged
+        {"source_queue_id": None},  # not a record
+        {"source_queue_id": 99},  # unknown
+        {"source_queue_id": 2},  # this queue
     ],
 )
-def test_redrive_skips_a_message_without_a_target(rig: CoreRig, change: object) -> None:
+def test_redrive_skips_a_message_without_a_target(rig: CoreRig, change: dict[str, Any]) -> None:
     row = with_record(rig)
-    assert callable(change)
-    change(row)
-    batch = rig.run(lambda: rig.redrive("orders.dlq"))
-    batch = rig.run(loaded=pages(batch, [row]))
+    for name, value in change.items():
+        setattr(row, name, value)
+    batch = redrive(rig, row)
     assert (outcomes(batch), batch.created, rig.answers) == ({}, [], [0])
 
 
@@ -677,24 +678,16 @@ def test_redrive_skips_a_message_without_a_target(rig: CoreRig, change: object) 
 def test_redrive_respects_the_limits_of_the_origin(rig: CoreRig, changes: dict[str, Any]) -> None:
     row = with_record(rig)
     rig.run(lambda: rig.configure("orders", changes))
-    batch = rig.run(lambda: rig.redrive("orders.dlq"))
-    batch = rig.run(loaded=pages(batch, [row]))
+    batch = redrive(rig, row)
     assert (outcomes(batch), batch.created, rig.answers[-1]) == ({}, [], 0)
 
 
 @pytest.mark.parametrize(("queues", "count"), [({1, 2}, 1), ({2}, 0)])
-def test_redrive_is_restricted_to_the_given_queues(queues: set[int], count: int) -> None:
-    rig = CoreRig()
+def test_redrive_is_restricted_to_the_given_queues(
+    rig: CoreRig, queues: set[int], count: int
+) -> None:
     row = with_record(rig)
-
-    def redrive() -> None:
-        queue_operations.redrive(
-            rig.core, rig.answers.append, rig.entry("dead.redrive"), "orders.dlq",
-            queues=frozenset(queues),
-        )  # fmt: skip
-
-    batch = rig.run(redrive)
-    assert len(rig.run(loaded=pages(batch, [row])).created) == count
+    assert len(redrive(rig, row, queues=frozenset(queues)).created) == count
 
 
 # -- refusals
@@ -706,7 +699,7 @@ def test_operation_on_something_unknown_is_refused(rig: CoreRig) -> None:
     asked: list[Callable[[], None]] = [
         lambda: rig.purge("none"),
         lambda: rig.redrive("none"),
-        lambda: rig.redrive("orders", "none"),
+        lambda: rig.redrive("orders", target="none"),
         lambda: rig.pause("none", "delivery", True),
         lambda: rig.configure("none", {}),
     ]

@@ -91,23 +91,12 @@ def test_queue_without_consumers_has_no_limit(rig: FlowRig) -> None:
     assert rig.available() == UNLIMITED
 
 
-def test_new_consumer_counts_as_active(rig: FlowRig) -> None:
-    rig.consumer()
-    rig.publish(b"a")
-    assert rig.available() == ROOM
-
-
-def test_queue_without_acknowledgements_has_no_limit_after_a_while(rig: FlowRig) -> None:
-    rig.consumer()
-    rig.publish(b"a")
-    rig.pass_quiet_batches()
-    assert rig.available() == UNLIMITED
-
-
-def test_returning_consumer_counts_as_active(rig: FlowRig) -> None:
+def test_new_or_returning_consumer_counts_as_active_for_a_while(rig: FlowRig) -> None:
     worker = rig.consumer()
     rig.publish(b"a")
+    assert rig.available() == ROOM
     rig.pass_quiet_batches()
+    assert rig.available() == UNLIMITED
     rig.consume(worker, 0)
     assert rig.available() == UNLIMITED
     rig.consume(worker, 10)
@@ -115,15 +104,10 @@ def test_returning_consumer_counts_as_active(rig: FlowRig) -> None:
 
 
 def test_limit_ends_a_while_after_the_last_acknowledgement(rig: FlowRig) -> None:
-    active_consumer(rig)
+    worker = active_consumer(rig)
     assert rig.available() == ROOM
     rig.pass_quiet_batches()
     assert rig.available() == UNLIMITED
-
-
-def test_acknowledgement_restores_the_limit(rig: FlowRig) -> None:
-    worker = active_consumer(rig)
-    rig.pass_quiet_batches()
     acknowledge(rig, worker)
     assert rig.available() == ROOM
 

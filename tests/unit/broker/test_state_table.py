@@ -21,7 +21,7 @@ EXPECTED = {
         "dead_letter": State.DEAD,
         "delete": State.DELETED,
     },
-    State.DISPATCHED: {
+    State.DISPATCHED: {  # README, Expiry: it does not expire before its return
         "acknowledge": State.ACKED,
         "requeue": State.READY,
         "return": State.READY,
@@ -40,11 +40,6 @@ def test_event_leads_to_the_expected_state_or_is_refused(state: State, event: St
             next_state(state, event)
     else:
         assert next_state(state, event) is expected
-
-
-def test_message_that_is_dispatched_does_not_expire() -> None:
-    """README, Expiry: only a ready message expires; a dispatched one only after its return."""
-    assert (State.DISPATCHED, StateEvent.EXPIRE) not in TRANSITIONS
 
 
 def test_settled_states_are_final() -> None:

@@ -471,9 +471,12 @@ def test_each_message_has_its_own_timeout() -> None:
     assert rig.core.next_wake_ms == rig.steady_ms + 30_000
 
 
-def test_queue_without_a_timeout_takes_no_message_back() -> None:
-    rig = CoreRig(defaults=QueueSettings(ack_timeout_s=0))
+@pytest.mark.parametrize("default_s", [0, 60])
+def test_disabled_timeout_takes_no_message_back(default_s: int) -> None:
+    rig = CoreRig(defaults=QueueSettings(ack_timeout_s=default_s))
     _, held = rig.hold()
+    configure(rig, ack_timeout_s=0)
+    rig.run()
     assert rig.core.next_wake_ms is None
     rig.advance(10**6)
     rig.run()
@@ -490,10 +493,3 @@ def test_shorter_timeout_counts_from_the_dispatch(rig: CoreRig) -> None:
     rig.advance(10)
     rig.run()
     assert held.holder is None
-
-
-def test_disabled_timeout_schedules_no_wake_up(rig: CoreRig) -> None:
-    rig.hold()
-    configure(rig, ack_timeout_s=0)
-    rig.run()
-    assert rig.core.next_wake_ms is None

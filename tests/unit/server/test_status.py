@@ -176,18 +176,7 @@ async def test_status_has_the_clients(
     assert (shown.queues, shown.published, shown.acked) == ({"orders": (7, 0)}, 1, 0)
 
 
-async def test_status_counts_records_under_the_queue_where_the_messages_died(
-    front: BrokerHandle, core: Broker, client: Connection
-) -> None:
-    core.publish(client, "orders", b"", None, None)
-    core.publish(client, "orders.dlq", b"", None, None)
-    core.finish()
-    assert {queue.name: queue.dead for queue in front.status().queues} == {
-        "orders": 1, "orders.dlq": 0,
-    }  # fmt: skip
-
-
-async def test_status_names_the_dead_letter_queue(
+async def test_status_names_the_dead_letter_queue_and_counts_its_records(
     front: BrokerHandle, core: Broker, client: Connection
 ) -> None:
     for name in ("orders", "orders.retry", "mails.retry", "orders.dlq"):

