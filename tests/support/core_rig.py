@@ -187,11 +187,20 @@ class CoreRig:
         return window
 
     def hold(
-        self, body: bytes = b"a", *, credit: int = 10, ttl_s: int | None = None
+        self,
+        body: bytes = b"a",
+        *,
+        credit: int = 10,
+        ttl_s: int | None = None,
+        has_body: bool = True,
     ) -> tuple[Connection, Message]:
-        """Return a new consumer of orders, and a message that it holds."""
+        """Return a new consumer of orders, and a message that it holds, as before or after sending.
+
+        After sending, a message has no body in memory.
+        """
         worker = self.consumer(credit=credit)
         [held] = sent_messages(self.publish(body, ttl_s=ttl_s), worker)
+        held.body = held.body if has_body else None
         return worker, held
 
     def publish(

@@ -151,33 +151,25 @@ def test_message_is_dispatched_a_millisecond_before_its_deadline(rig: CoreRig) -
     assert bodies(sent_messages(batch, worker)) == [b"good"]
 
 
-def test_forwarded_message_is_dispatched_in_the_same_batch() -> None:
+@pytest.mark.parametrize(
+    ("source", "target", "on_expire"),
+    [("orders.retry", "orders", "history"), ("orders", "orders.dlq", "dead_letter")],
+    ids=["forwarded", "dead letter"],
+)
+def test_expired_message_is_dispatched_from_its_target_in_the_same_batch(
+    source: str, target: str, on_expire: str
+) -> None:
     """The target had been served already, and nothing else would start another batch."""
-    rig = CoreRig()
-    patient = rig.consumer("orders")
-    worker = rig.consumer("orders.retry", credit=1)
-    held = sent_messages(rig.publish(b"held", queue="orders.retry"), worker)[0]
-    rig.publish(b"again", queue="orders.retry", ttl_s=1)
+    rig = CoreRig(defaults=QueueSettings(on_expire=on_expire))
+    patient, worker = rig.consumer(target), rig.consumer(source, credit=1)
+    [held] = sent_messages(rig.publish(b"held", queue=source), worker)
+    rig.publish(b"late", queue=source, ttl_s=1)
     rig.advance(1)
     batch = rig.run(
-        lambda: rig.core.wake_consumers(patient),  # then orders is served first
-        lambda: rig.core.acknowledge(worker, "orders.retry", held.message_id),
+        lambda: rig.core.wake_consumers(patient),  # then the target is served first
+        lambda: rig.core.acknowledge(worker, source, held.message_id),
     )
-    assert bodies(sent_messages(batch, patient)) == [b"again"]
-
-
-def test_record_is_dispatched_in_the_same_batch() -> None:
-    rig = CoreRig(defaults=QueueSettings(on_expire="dead_letter"))
-    clerk = rig.consumer("orders.dlq")
-    worker = rig.consumer("orders", credit=1)
-    held = sent_messages(rig.publish(b"held"), worker)[0]
-    rig.publish(b"late", ttl_s=1)
-    rig.advance(1)
-    batch = rig.run(
-        lambda: rig.core.wake_consumers(clerk),
-        lambda: rig.core.acknowledge(worker, "orders", held.message_id),
-    )
-    assert bodies(sent_messages(batch, clerk)) == [b"late"]
+    assert bodies(sent_messages(batch, patient)) == [b"late"]
 
 
 # -- pages and bodies

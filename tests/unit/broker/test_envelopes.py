@@ -259,13 +259,6 @@ def test_refusal_after_the_verdict_is_the_reply(strict: CoreRig) -> None:
 # -- records of messages that are dead-lettered later
 
 
-def dispatched(rig: CoreRig, body: bytes = GOOD) -> tuple[Any, Message]:
-    worker = rig.consumer()
-    [held] = sent_messages(rig.publish(body), worker)
-    held.body = None  # as after sending
-    return worker, held
-
-
 def die(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> Any:
     """Dead-letter a message, and load its body and the records written before."""
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
@@ -277,7 +270,7 @@ def die(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes])
 
 
 def test_bare_006_leaves_a_record_with_a_block(rig: CoreRig) -> None:
-    worker, held = dispatched(rig)
+    worker, held = rig.hold(GOOD, has_body=False)
     batch = die(rig, worker, held)
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert block_of(batch.bodies[1])["reason"] == "client"
@@ -286,7 +279,7 @@ def test_bare_006_leaves_a_record_with_a_block(rig: CoreRig) -> None:
 
 
 def test_record_names_an_unsupported_schema_version(rig: CoreRig) -> None:
-    worker, held = dispatched(rig)
+    worker, held = rig.hold(GOOD, has_body=False)
     rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     body = b'{"urn":"urn:a","unread":"unsupported_schema_version"}'
     batch = rig.run(loaded=LoadedRows(bodies={held.seq: body}))
@@ -295,12 +288,12 @@ def test_record_names_an_unsupported_schema_version(rig: CoreRig) -> None:
 
 def test_record_of_an_opaque_queue_has_the_bytes_of_the_message() -> None:
     rig = rig_with_inspector(payload_policy="opaque")
-    worker, held = dispatched(rig)
+    worker, held = rig.hold(GOOD, has_body=False)
     assert die(rig, worker, held).bodies == [2, GOOD]
 
 
 def test_record_written_by_the_worker_is_the_only_one(rig: CoreRig) -> None:
-    worker, held = dispatched(rig)
+    worker, held = rig.hold(GOOD, has_body=False)
     own = expected_record(rig, held)
     [record] = rig.publish(own, queue="orders.dlq", by=worker).created
     assert (record.source_seq, record.source_queue_id) == (1, held.queue_id)
@@ -314,7 +307,7 @@ def test_record_written_by_the_worker_is_the_only_one(rig: CoreRig) -> None:
 
 
 def test_record_about_another_message_is_ignored(rig: CoreRig) -> None:
-    worker, held = dispatched(rig)
+    worker, held = rig.hold(GOOD, has_body=False)
     foreign = expected_record(rig, held, message_id=(held.message_id[:16] + b"0" * 16).decode())
     batch = die(rig, worker, held, (b"%032x" % 9, foreign))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
@@ -345,7 +338,7 @@ def test_message_that_was_never_held_is_dead_lettered_at_once(rig: CoreRig) -> N
 
 def test_record_of_a_large_message_is_made_in_the_background(rig: CoreRig) -> None:
     large = b'{"urn":"urn:a","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
-    worker, held = dispatched(rig, large)
+    worker, held = rig.hold(large, has_body=False)
     rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     batch = rig.run(loaded=LoadedRows(bodies={1: large}))
     assert outcomes(batch) == {}

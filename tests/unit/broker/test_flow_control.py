@@ -81,11 +81,8 @@ def active_consumer(rig: FlowRig, ready: int = 0, *, credit: int = 10) -> Connec
 # -- no active consumer
 
 
-def test_unknown_queue_has_no_limit(rig: FlowRig) -> None:
-    assert rig.available() == UNLIMITED
-
-
 def test_queue_without_consumers_has_no_limit(rig: FlowRig) -> None:
+    assert rig.available() == UNLIMITED  # unknown
     worker = active_consumer(rig)
     rig.consume(worker, 0)
     assert rig.available() == UNLIMITED

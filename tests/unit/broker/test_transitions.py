@@ -175,18 +175,25 @@ def test_expired_message_of_a_retry_queue_is_forwarded_to_its_origin(rig: CoreRi
     assert sent_messages(rig.batch, worker) == [born]
 
 
-def test_queue_that_forwards_to_itself_lets_its_messages_expire() -> None:
-    rig = CoreRig(defaults=QueueSettings(on_expire="forward:orders"))
+@pytest.mark.parametrize(
+    ("limits", "on_expire", "outcome"),
+    [
+        (Limits(), "forward:orders", EXPIRED),  # to itself
+        (Limits(), "dead_letter", (State.DEAD, "expired")),
+        (Limits(queues=1), "forward:late", (State.DEAD, "not_forwarded")),
+    ],
+)
+def test_outcome_of_expiry_depends_on_the_queue(
+    limits: Limits, on_expire: str, outcome: tuple[State, str | None]
+) -> None:
+    rig = CoreRig(limits, QueueSettings(on_expire=on_expire))
     expire_one(rig)
-    assert outcomes(rig.batch) == {EXPIRED: [1]}
-
-
-def test_message_that_cannot_be_forwarded_is_a_dead_letter_with_a_reason() -> None:
-    rig = CoreRig(Limits(queues=1), QueueSettings(on_expire="forward:late"))
-    expire_one(rig)
-    assert outcomes(rig.batch) == {(State.DEAD, "not_forwarded"): [1]}
-    [record] = rig.batch.created
-    assert rig.core.state.by_id[record.queue_id].name == "orders.dlq"
+    assert outcomes(rig.batch) == {outcome: [1]}
+    found = [
+        (rig.core.state.by_id[record.queue_id].name, record.source_seq, record.source_reason)
+        for record in rig.batch.created
+    ]
+    assert found == ([] if outcome == EXPIRED else [("orders.dlq", 1, outcome[1])])
 
 
 @pytest.mark.parametrize("own", ["", "graves"])
@@ -221,14 +228,6 @@ def test_dead_letter_queue_counts_with_its_origin() -> None:
     assert created.total() == 2
 
 
-def test_expired_message_becomes_a_dead_letter_if_its_queue_is_set_so() -> None:
-    rig = CoreRig(defaults=QueueSettings(on_expire="dead_letter"))
-    expire_one(rig)
-    assert outcomes(rig.batch) == {(State.DEAD, "expired"): [1]}
-    [record] = rig.batch.created
-    assert (record.source_seq, record.source_reason) == (1, "expired")
-
-
 # -- dead letters
 
 
@@ -256,8 +255,7 @@ def test_record_never_expires_though_its_queue_has_a_default() -> None:
 
 
 def test_dead_letter_whose_body_is_on_disk_waits_for_it(rig: CoreRig) -> None:
-    (worker, held), stranger = rig.hold(), rig.connect()
-    held.body = None  # as after sending
+    (worker, held), stranger = rig.hold(has_body=False), rig.connect()
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert (outcomes(batch), batch.body_seqs) == ({}, {1})
     row = message(1, queue_id=1)
@@ -284,8 +282,7 @@ def test_command_waits_only_for_a_body_on_disk() -> None:
 
 
 def test_pending_dead_letter_ignores_commands(rig: CoreRig) -> None:
-    (worker, held), stranger = rig.hold(), rig.connect()
-    held.body = None
+    (worker, held), stranger = rig.hold(has_body=False), rig.connect()
     rig.begin()
     rig.core.dead_letter(worker, "orders", held.message_id)
     for connection in (worker, stranger):
@@ -299,8 +296,7 @@ def test_pending_dead_letter_ignores_commands(rig: CoreRig) -> None:
 
 def test_record_joins_a_window_loaded_in_the_same_batch(rig: CoreRig) -> None:
     """The page was read before the record was stored, and must not hide it."""
-    (worker, held), clerk = rig.hold(), rig.connect()
-    held.body = None
+    (worker, held), clerk = rig.hold(has_body=False), rig.connect()
     batch = rig.run(
         lambda: rig.core.dead_letter(worker, "orders", held.message_id),
         lambda: rig.core.consume(clerk, "orders.dlq", 5),
@@ -311,8 +307,7 @@ def test_record_joins_a_window_loaded_in_the_same_batch(rig: CoreRig) -> None:
 
 
 def test_dead_letter_with_a_damaged_body_leaves_no_record(rig: CoreRig) -> None:
-    worker, held = rig.hold()
-    held.body = None
+    worker, held = rig.hold(has_body=False)
     rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     batch = rig.run(loaded=LoadedRows(bodies={1: None}))
     assert outcomes(batch) == {(State.DEAD, "crc"): [1]}

@@ -26,6 +26,12 @@ def broker_frames(max_content: int = 1_000) -> FastBrokerFrames:
     return made
 
 
+def parse(fast: FastClientFrames | FastBrokerFrames, data: bytes) -> tuple[int, list[Frame]]:
+    """Return the number of bytes taken, and the frames."""
+    found: list[Frame] = []
+    return fast.parse(data, 0, found), found
+
+
 def test_common_frames_are_taken_in_order() -> None:
     stream = (
         CLIENT.publish("Foo", b"one", 60)
@@ -35,8 +41,8 @@ def test_common_frames_are_taken_in_order() -> None:
         + CLIENT.publish("Foo", b"three", 61)
         + CLIENT.publish("Foo", b"", 0, b"longer key")
     )
-    found: list[Frame] = []
-    assert client_frames().parse(stream, 0, found) == len(stream)
+    size, found = parse(client_frames(), stream)
+    assert size == len(stream)
     assert found == [
         Publish("Foo", b"one", 60, None),
         Publish("Bar", b"two", 60, b"key1"),
@@ -74,9 +80,7 @@ def test_no_part_of_a_frame_is_taken(frame: bytes) -> None:
     fast = client_frames()
     for _ in range(2):  # the second time, its parts are remembered
         for size in range(len(frame)):
-            found: list[Frame] = []
-            assert fast.parse(frame[:size], 0, found) == 0
-            assert found == []
+            assert parse(fast, frame[:size]) == (0, [])
         fast.parse(frame, 0, [])
 
 
@@ -99,10 +103,8 @@ def test_no_part_of_a_frame_is_taken(frame: bytes) -> None:
 def test_unusual_or_wrong_frame_is_left_to_the_parser(frame: bytes) -> None:
     fast = client_frames()
     for _ in range(2):
-        found: list[Frame] = []
-        assert fast.parse(frame, 0, found) == 0
-        assert found == []
-        fast.parse(CLIENT.publish("Foo", b"x", 60) + CLIENT.acknowledge("Foo", ID), 0, found)
+        assert parse(fast, frame) == (0, [])
+        parse(fast, CLIENT.publish("Foo", b"x", 60) + CLIENT.acknowledge("Foo", ID))
 
 
 def test_header_is_taken_only_after_the_parser_has_read_it() -> None:
@@ -117,9 +119,8 @@ def test_incomplete_broker_frame_is_left() -> None:
     for _ in range(2):
         for size in range(len(dispatch)):
             assert fast.parse(dispatch[:size], 0, []) == 0
-        found: list[Frame] = []
-        assert fast.parse(dispatch * 2, 0, found) == 2 * len(dispatch)
-        assert len(found) == 2
+        taken, found = parse(fast, dispatch * 2)
+        assert (taken, len(found)) == (2 * len(dispatch), 2)
 
 
 def test_dispatch_beyond_the_limit_is_left_to_the_parser() -> None:
@@ -133,11 +134,10 @@ def test_dispatch_beyond_the_limit_is_left_to_the_parser() -> None:
 def test_receipts_without_reason_are_taken() -> None:
     fast = broker_frames()
     receipts = b"".join(b"H0100702P01%029dFooP03%029dk%d" % (3, 2, n) for n in range(5))
-    found: list[Frame] = []
     for size in range(10):
-        assert fast.parse(receipts[: 60 + size], 0, found) == 0
-    assert fast.parse(receipts, 0, found) == len(receipts)
-    assert found == [ReceiptFrame("Foo", b"k%d" % n, None) for n in range(5)]
+        assert parse(fast, receipts[: 60 + size]) == (0, [])
+    frames = [ReceiptFrame("Foo", b"k%d" % n, None) for n in range(5)]
+    assert parse(fast, receipts) == (len(receipts), frames)
 
 
 @pytest.mark.parametrize(

@@ -28,20 +28,11 @@ def test_frames_are_slotted_values() -> None:
             assert (queue, content, message_id, ttl_s) == ("orders", b"x", b"id", 5)
 
 
-def test_message_header_is_eight_bytes() -> None:
+def test_message_tables_are_consistent() -> None:
     assert message_header(frames.PUBLISH, 3) == b"H0100103"
-
-
-def test_no_header_comes_from_both_sides() -> None:
     assert frames.FROM_CLIENT.keys() & frames.FROM_BROKER.keys() == set()
-
-
-def test_every_frame_names_its_queue_first() -> None:
     shapes = {**frames.FROM_CLIENT, **frames.FROM_BROKER}
     assert {packets[0] for packets in shapes.values()} == {frames.QUEUE}
-
-
-def test_only_client_frames_show_a_revision() -> None:
     assert REVISION_OF_HEADER.keys() <= frames.FROM_CLIENT.keys()
 
 

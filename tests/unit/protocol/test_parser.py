@@ -123,9 +123,7 @@ def test_partial_bytes_count_the_incomplete_frame_only(parser: Parser) -> None:
     assert parser.partial_bytes == 50
     parser.feed(frame[50:])
     assert parser.partial_bytes == 0
-
-
-def test_partial_bytes_are_0_after_blank_lines(parser: Parser) -> None:
+    parser = parser_with()
     parser.feed(b"H0100402\nP01%029d\nFoo\nP03%029d\nab\n\r\n\r" % (3, 2))
     assert parser.partial_bytes == 0
     assert parser.framing == "line"

@@ -49,14 +49,12 @@ class Rig:
 
     def slot(self, count: int = 1) -> None:
         for _ in range(count):
-            self.now_s += 10
-            self._keep(self.rollups.collect(self.queues))
-            self._keep(self.rollups.close(self.now_s))
+            self.stop(after_s=10, is_last=False)
 
-    def stop(self, after_s: int) -> None:
+    def stop(self, after_s: int, *, is_last: bool = True) -> None:
         self.now_s += after_s
         self._keep(self.rollups.collect(self.queues))
-        self._keep(self.rollups.close(self.now_s, is_last=True))
+        self._keep(self.rollups.close(self.now_s, is_last=is_last))
 
     def _keep(self, steps: Iterable[Sequence[Write]]) -> None:
         for writes in steps:

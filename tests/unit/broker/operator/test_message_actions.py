@@ -93,8 +93,7 @@ def test_requeue_sets_another_ttl(rig: CoreRig, ttl_s: int, deadline_ms: int | N
 
 
 def test_requeue_takes_a_message_from_its_holder_uncharged(rig: CoreRig) -> None:
-    _, held = rig.hold(credit=1)
-    held.body = None  # as after its sending
+    _, held = rig.hold(credit=1, has_body=False)
     batch = do(rig, Action.REQUEUE, message(1))
     assert (held.position, held.charged) == (2, 0)
     assert rig.core.state.held == 0
@@ -106,8 +105,7 @@ def test_requeue_takes_a_message_from_its_holder_uncharged(rig: CoreRig) -> None
 
 def test_holder_may_acknowledge_a_released_message() -> None:
     rig = CoreRig()
-    worker, held = rig.hold(credit=1)
-    held.body = None  # as after its sending
+    worker, held = rig.hold(credit=1, has_body=False)
     batch = do(rig, Action.RELEASE, message(1))
     assert (held.state, held.holder, held.position, held.charged) == (State.READY, None, 1, 0)
     assert (event_kinds(batch), outcome(rig).done) == ([(1, "release")], [1])
@@ -418,8 +416,7 @@ def test_action_skips_a_message_that_expires_in_the_same_batch(rig: CoreRig) -> 
 
 
 def test_action_skips_a_pending_dead_letter(rig: CoreRig) -> None:
-    _, held = rig.hold(credit=1)
-    held.body = None
+    _, held = rig.hold(credit=1, has_body=False)
     rig.run(lambda: dead_letters.dead_letter(rig.core.state, held, "client"))
     do(rig, Action.DELETE, message(1), with_dispatched=True)
     assert skipped(rig) == {"gone": 1}

@@ -11,7 +11,9 @@ from phpmq_lite.writes import InsertAudit, LinkMessages
 from tests.support.core_rig import CoreRig, bodies, event_kinds, sent_messages
 
 
-def give(rig: CoreRig, *content: bytes, name: str = "orders", **options: Any) -> Batch:
+def publish_as_operator(
+    rig: CoreRig, *content: bytes, name: str = "orders", **options: Any
+) -> Batch:
     entry = rig.entry("message.publish")
     pieces = [(body, None) for body in content]
     return rig.run(lambda: publish(rig.core, rig.answers.append, entry, name, pieces, **options))
@@ -38,10 +40,10 @@ def test_operator_publishes_and_learns_the_ids(rig: CoreRig) -> None:
 
 def test_each_user_has_one_client_number(rig: CoreRig) -> None:
     worker = rig.connect()
-    first = give(rig, b"a")
+    first = publish_as_operator(rig, b"a")
     assert first.opened_clients == [2, "ui", "anna (10.0.0.5)", first.wall_ms]
     assert first.counters["next_client"] == 3
-    second = give(rig, b"b")
+    second = publish_as_operator(rig, b"b")
     assert second.opened_clients == []
     assert [m.publisher for m in (*first.created, *second.created)] == [2, 2]
     entry = rig.entry()
@@ -65,7 +67,7 @@ def test_list_is_stored_completely_or_not_at_all(
     rig.publish(b"x")
     rig.run(lambda: rig.configure("orders", changes))
     with pytest.raises(RefusedError) as caught:
-        give(rig, b"a", b"b")
+        publish_as_operator(rig, b"a", b"b")
     assert caught.value.code == code
     assert not rig.finish().stores
     assert (rig.core.refused, rig.queue().counters.refused) == ({reason: 1}, 1)
@@ -83,18 +85,18 @@ def test_invalid_publish_is_refused() -> None:
     ]
     for code, options in asked:
         with pytest.raises(RefusedError) as caught:
-            give(rig, b"a", **options)
+            publish_as_operator(rig, b"a", **options)
         assert caught.value.code == code
     with pytest.raises(RefusedError, match="1001") as caught:
-        give(rig, *[b"a"] * 1_001)
+        publish_as_operator(rig, *[b"a"] * 1_001)
     assert caught.value.code == "too_many"
     rig.core.drain(rig.answers.append)
     with pytest.raises(RefusedError) as caught:
-        give(rig, b"a")
+        publish_as_operator(rig, b"a")
     assert caught.value.code == "draining"
 
 
-def repeat(rig: CoreRig, batch: Batch, *rows: Message) -> None:
+def load_ids(rig: CoreRig, batch: Batch, *rows: Message) -> None:
     """Load both requested pages of rows: some alive, none settled."""
     alive, settled = batch.rows
     assert (alive.settled, settled.settled, alive.seqs) == (False, True, settled.seqs)
@@ -104,39 +106,39 @@ def repeat(rig: CoreRig, batch: Batch, *rows: Message) -> None:
 
 
 def test_repeated_key_returns_the_first_ids(rig: CoreRig) -> None:
-    first = give(rig, b"a", b"b", key=b"k")
+    first = publish_as_operator(rig, b"a", b"b", key=b"k")
     assert [first.keys[at + 2] for at in (0, 4)] == [1, 2]
-    again = give(rig, b"c", key=b"k")
+    again = publish_as_operator(rig, b"c", key=b"k")
     [audited] = again.writes
     assert isinstance(audited, InsertAudit)
     assert (again.created, again.keys, audited.number) == ([], [], 0)
     assert again.rows[0].seqs == (1, 2)
-    repeat(rig, again, *first.created)
+    load_ids(rig, again, *first.created)
     assert rig.answers == [ids(first.created)] * 2
     assert rig.queue().counters.deduplicated == 1
 
 
 def test_repeated_key_omits_messages_removed_from_the_history(rig: CoreRig) -> None:
-    first = give(rig, b"a", b"b", key=b"k")
-    repeat(rig, give(rig, b"a", b"b", key=b"k"), first.created[1])
+    first = publish_as_operator(rig, b"a", b"b", key=b"k")
+    load_ids(rig, publish_as_operator(rig, b"a", b"b", key=b"k"), first.created[1])
     assert rig.answers[1] == ids(first.created[1:])
 
 
 def test_key_is_forgotten_after_its_window(rig: CoreRig) -> None:
-    give(rig, b"a", b"b", key=b"k")
+    publish_as_operator(rig, b"a", b"b", key=b"k")
     rig.advance(601)
-    give(rig, b"c", key=b"k")
-    assert give(rig, b"c", key=b"k").rows[0].seqs == (3,)
+    publish_as_operator(rig, b"c", key=b"k")
+    assert publish_as_operator(rig, b"c", key=b"k").rows[0].seqs == (3,)
 
 
 def test_key_outlives_its_queue(rig: CoreRig) -> None:
-    give(rig, b"a", key=b"k")
+    publish_as_operator(rig, b"a", key=b"k")
     rig.core.state.remove_queue(rig.queue())
-    assert give(rig, b"a", key=b"k").rows[0].seqs == (1,)
+    assert publish_as_operator(rig, b"a", key=b"k").rows[0].seqs == (1,)
 
 
 def test_key_is_shared_with_clients(rig: CoreRig) -> None:
-    give(rig, b"a", key=b"k")
+    publish_as_operator(rig, b"a", key=b"k")
     client = rig.connect()
     batch = rig.run(lambda: rig.core.publish(client, "orders", b"b", None, b"k"))
     assert batch.created == []
@@ -146,14 +148,14 @@ def test_refused_list_leaves_its_key_free(rig: CoreRig) -> None:
     rig.publish(b"x")
     rig.run(lambda: rig.configure("orders", {"max_messages": 1}))
     with pytest.raises(RefusedError):
-        give(rig, b"a", key=b"k")
+        publish_as_operator(rig, b"a", key=b"k")
     rig.run(lambda: rig.configure("orders", {"max_messages": None}))
-    assert len(give(rig, b"a", key=b"k").created) == 1
+    assert len(publish_as_operator(rig, b"a", key=b"k").created) == 1
 
 
 def test_edit_links_the_new_message_to_its_source(rig: CoreRig) -> None:
     rig.publish(b"x")
-    batch = give(rig, b"y", source=(1, "edit"))
+    batch = publish_as_operator(rig, b"y", source=(1, "edit"))
     assert event_kinds(batch) == [(1, "edit")]
     assert batch.events[3] == batch.created[0].message_id.decode()
     assert batch.writes[0] == LinkMessages(2, batch.wall_ms, "edit", 1)

@@ -35,7 +35,7 @@ def claim(rig: CoreRig, count: int = 10, **options: Any) -> Batch:
     return rig.pipeline("claim", "s", "orders", count, BYTES, **options)
 
 
-def give(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
+def load_page(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
     """Load the page that a batch requested."""
     [page] = batch.pages
     return rig.run(loaded=LoadedRows(pages=[(page.on_rows, list(rows), is_last)]))
@@ -55,7 +55,7 @@ def test_claim_loads_ready_messages_and_numbers_them(rig: CoreRig) -> None:
     assert (page.kind, page.queue_id, page.after, page.upto, page.limit) == (
         PageKind.READY, 1, 0, 2, 10,
     )  # fmt: skip
-    batch = give(rig, asked, message(1), message(2))
+    batch = load_page(rig, asked, message(1), message(2))
     wall_ms = rig.core.state.now.wall_ms
     assert batch.claims_added == [1, 1, 1, wall_ms, 1, 2, 2, wall_ms]
     assert [(m.seq, m.state, m.deliveries) for m in batch.dispatched] == [(1, 1, 1), (2, 1, 1)]
@@ -65,7 +65,7 @@ def test_claim_loads_ready_messages_and_numbers_them(rig: CoreRig) -> None:
 
 
 def test_claimed_messages_are_not_in_memory_and_delay_no_stop(rig: CoreRig) -> None:
-    give(rig, claim(rig), message(1))
+    load_page(rig, claim(rig), message(1))
     state = rig.core.state
     assert (state.messages, state.held, state.held_bytes) == ({}, 0, 0)
     told: list[Any] = []
@@ -78,7 +78,7 @@ def test_claimed_message_leaves_the_window(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", b"c")
     window = rig.window()
     assert [m.seq for m in window] == [2, 3]
-    batch = give(rig, claim(rig, 1), message(2), is_last=False)
+    batch = load_page(rig, claim(rig, 1), message(2), is_last=False)
     assert [m.seq for m in window] == [3]
     assert (set(rig.core.state.messages), rig.queue().held) == ({1, 3}, 2)
     assert batch.pages == []  # the claim is complete
@@ -87,25 +87,25 @@ def test_claimed_message_leaves_the_window(rig: CoreRig) -> None:
 def test_claim_skips_due_messages_and_pending_dead_letters(rig: CoreRig) -> None:
     asked = claim(rig)
     rig.core.state.pending.add(message(2), "client")
-    batch = give(rig, asked, message(1, deadline_ms=STEADY_MS), message(2), message(3))
+    batch = load_page(rig, asked, message(1, deadline_ms=STEADY_MS), message(2), message(3))
     assert [m.seq for m in batch.dispatched] == [3]
     assert rig.queue().claimed_to == 0  # the next claim reads them again
 
 
 def test_pause_stops_a_claim_between_two_pages(rig: CoreRig) -> None:
-    asked = give(rig, claim(rig), message(1), is_last=False)
+    asked = load_page(rig, claim(rig), message(1), is_last=False)
     rig.run(lambda: rig.pause("orders", "delivery", True))
-    batch = give(rig, asked, message(2), is_last=False)
+    batch = load_page(rig, asked, message(2), is_last=False)
     assert (batch.dispatched, batch.pages, rig.answers[-1]) == ([], [], 1)
 
 
 def test_acknowledged_claims_settle_like_any_message(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
-    give(rig, claim(rig), message(1), message(2))
+    load_page(rig, claim(rig), message(1), message(2))
     asked = rig.pipeline("ack_claims", "s", 2)
     [page] = asked.pages
     assert (page.kind, page.queue_id, page.after, page.upto) == (PageKind.CLAIMED, 1, 0, 2)
-    batch = give(rig, asked, held(1), held(2))
+    batch = load_page(rig, asked, held(1), held(2))
     assert outcomes(batch) == {(State.ACKED, None): [1, 2]}
     assert batch.claims_removed == [1, 2]
     assert rig.answers == [2, 2]
@@ -116,9 +116,9 @@ def test_acknowledged_claims_settle_like_any_message(rig: CoreRig) -> None:
 
 def test_released_claims_are_ready_and_uncharged(rig: CoreRig) -> None:
     rig.publish(b"a")
-    give(rig, claim(rig), message(1))
+    load_page(rig, claim(rig), message(1))
     asked = rig.pipeline("release_claims", "s")
-    batch = give(rig, asked, held(1))
+    batch = load_page(rig, asked, held(1))
     assert [(m.seq, m.state, m.charged) for m in batch.changed.values()] == [(1, 0, 0)]
     assert event_kinds(batch) == [(1, "release")]
     assert (rig.queue().held, rig.queue().claimed_to) == (0, 0)
@@ -129,7 +129,7 @@ def test_commands_of_a_subscription_wait_for_one_another(rig: CoreRig) -> None:
     second = claim(rig, 1, after=0)
     refused = rig.pipeline("claim", "s", "orders", 1, BYTES, after=9)
     assert (second.pages, refused.pages) == ([], [])
-    give(rig, first, message(1))
+    load_page(rig, first, message(1))
     assert rig.answers[:2] == [1, 1]
     assert isinstance(rig.answers[2], RefusedError)
     assert rig.answers[2].code == "unknown_claims"
@@ -139,7 +139,7 @@ def test_many_commands_of_a_subscription_may_wait(rig: CoreRig) -> None:
     first = claim(rig, 1)
     for _ in range(1_000):
         claim(rig, 1, after=0)
-    give(rig, first, message(1))
+    load_page(rig, first, message(1))
     assert rig.answers == [1] * 1_001
     asked = rig.pipeline("ack_claims", "s", 1)
     assert [page.kind for page in asked.pages] == [PageKind.CLAIMED]  # it begins at once
@@ -161,7 +161,7 @@ def test_claim_is_refused_as_a_whole(
 
 def test_subscriptions_are_bounded(rig: CoreRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "SUBSCRIPTIONS_MAX", 1)
-    give(rig, claim(rig))
+    load_page(rig, claim(rig))
     with pytest.raises(RefusedError) as caught:
         rig.pipeline("claim", "t", "orders", 1, BYTES)
     assert caught.value.code == "too_many_subscriptions"
