@@ -174,11 +174,6 @@ def test_full_window_takes_nothing_after_more_than_the_minimum(rig: FlowRig) -> 
     assert rig.available() == MIN_PER_BATCH
 
 
-def test_each_queue_has_its_own_quota(rig: FlowRig) -> None:
-    active_consumer(rig, ROOM)
-    assert rig.available("mails") == UNLIMITED
-
-
 # -- waiting publishers
 
 
@@ -198,18 +193,6 @@ def line_up(
 
         rig.flow.wait_in_line(queue, run, count, at_front=at_front)
     return called
-
-
-def test_waiting_publisher_does_not_run_without_quota(rig: FlowRig) -> None:
-    active_consumer(rig)
-    publisher = rig.connect()
-    rig.begin()
-    publish(rig, publisher, rig.flow.available("orders"))
-    called = line_up(rig, "anna")
-    rig.run_ready()
-    assert called == []
-    assert rig.flow.waiting_publishers == 1
-    rig.finish()
 
 
 def test_first_in_line_runs_first_and_alone_if_quota_is_short(rig: FlowRig) -> None:
@@ -242,8 +225,9 @@ def test_all_publishers_run_after_the_last_consumer_left(rig: FlowRig) -> None:
     assert rig.flow.waiting_publishers == 0
 
 
-def test_lines_of_queues_are_independent(rig: FlowRig) -> None:
-    active_consumer(rig, ROOM)
+@pytest.mark.parametrize("ready", [0, ROOM])
+def test_publisher_without_quota_waits_in_the_line_of_its_queue(rig: FlowRig, ready: int) -> None:
+    active_consumer(rig, ready)
     rig.publish(b"a", queue="mails")
     publisher = rig.connect()
     rig.begin()
@@ -252,6 +236,7 @@ def test_lines_of_queues_are_independent(rig: FlowRig) -> None:
     bert = line_up(rig, "bert", queue="mails")
     rig.run_ready()
     assert (anna, bert) == ([], ["bert"])
+    assert rig.flow.waiting_publishers == 1
     rig.finish()
 
 

@@ -110,11 +110,12 @@ def test_window_within_its_limit_is_not_trimmed() -> None:
 @pytest.mark.parametrize("size", [1, 3])
 def test_window_needs_a_page_when_half_empty(size: int) -> None:
     window = window_of(*range(size), limit=size + size // 2, reaches_end=False)
-    assert not window.needs_page
+    needs = [window.needs_page]
     window.take()
-    assert window.needs_page
+    needs.append(window.needs_page)
     window.is_loading = True
-    assert not window.needs_page
+    needs.append(window.needs_page)
+    assert needs == [False, True, False]
 
 
 def test_window_that_reaches_the_end_needs_no_page() -> None:

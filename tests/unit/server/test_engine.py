@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -15,32 +15,10 @@ from phpmq_lite.server import engine as engines
 from phpmq_lite.server import engine_policies
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.write.writer import Writer
-from tests.support.core_and_store import FakeClock
 
 
 def fail(_core: Broker) -> None:
     raise ValueError("it failed")
-
-
-@pytest.mark.parametrize("is_failing", [True, False])
-async def test_queued_background_work_does_not_start_after_the_engine_ended(
-    is_failing: bool,
-) -> None:
-    core = Broker(RecoveredState([], [], {}, None, 0), Limits(), QueueSettings())
-    engine = Engine(core, cast(Writer, None), FakeClock())
-    release, begun = threading.Event(), list[Any]()
-    engine._background.run(release.wait, begun.append)
-    engine._background.run(lambda: begun.append("second"), begun.append)
-    await asyncio.sleep(0.05)
-    if is_failing:
-        engine.submit(fail)
-        with pytest.raises(ValueError, match="it failed"):
-            await engine.run()
-    else:
-        await engine.end()
-    release.set()
-    await asyncio.to_thread(engine._background._executor.shutdown, wait=True)
-    assert begun == []
 
 
 class SlowWriter(Writer):
@@ -76,6 +54,25 @@ def engine(writer: SlowWriter, monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine(core, writer, Clock())
     made._maintained_at = 1e12  # disabled: it would use the writer
     return made
+
+
+@pytest.mark.parametrize("is_failing", [True, False])
+async def test_queued_background_work_does_not_start_after_the_end(
+    engine: Engine, is_failing: bool
+) -> None:
+    release, begun = threading.Event(), list[Any]()
+    engine._background.run(release.wait, begun.append)
+    engine._background.run(lambda: begun.append("second"), begun.append)
+    await asyncio.sleep(0.05)
+    if is_failing:
+        engine.submit(fail)
+        with pytest.raises(ValueError, match="it failed"):
+            await engine.run()
+    else:
+        await engine.end()
+    release.set()
+    await asyncio.to_thread(engine._background._executor.shutdown, wait=True)
+    assert begun == []
 
 
 async def test_pause_returns_at_once_without_a_batch(engine: Engine) -> None:

@@ -76,8 +76,8 @@ def test_summary_is_skipped_while_another_job_replaces_files(tmp_path: Path) -> 
     run = PipelineJobState(name="consume", state="done", started_at=1)
     options = JobOptions(connection=None, out=str(tmp_path))
     with LocalResultsFolder(tmp_path).lock(LOCK):
-        [told] = write_summary(None, options, [run], now_ms=2)  # type: ignore[arg-type]  # not reached
-    assert told.startswith("the summary was not written: another job is working on archive in ")
+        [message] = write_summary(None, options, [run], now_ms=2)  # type: ignore[arg-type]  # not reached
+    assert message.startswith("the summary was not written: another job is working on archive in ")
     assert [kept["name"] for kept in json.loads((tmp_path / "jobs.json").read_text())] == [
         "consume"
     ]

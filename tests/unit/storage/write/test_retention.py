@@ -34,6 +34,6 @@ def test_slice_takes_the_oldest_rows_above_the_bounds(
     rows: int, bytes_: int, taken: list[tuple[int, int, int, int]], offsets: list[int], lo: int
 ) -> None:
     part = RetentionSlice(lo=1, excess_rows=rows, excess_bytes=bytes_, cutoff_ms=50)
-    part.take([(offset, offset + 10, *rest) for offset, *rest in taken])
+    part.take([(n, n + 10, size, settled_at, passed) for n, size, settled_at, passed in taken])
     assert (part.offsets, part.seqs, part.lo) == (offsets, [n + 10 for n in offsets], lo)
     assert part.bytes == sum(size for offset, size, *_ in taken if offset in offsets)
