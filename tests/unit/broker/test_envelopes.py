@@ -188,9 +188,9 @@ def validate_large(rig: CoreRig, publisher: Connection, content: bytes) -> Valid
     result = rig.core.publish(publisher, "orders", content, 0, b"k")
     assert result is CommandResult.VALIDATE
     rig.core.validate_in_background("orders", content, verdicts.append)
-    [(work, give)] = rig.finish().background
+    [(work, deliver)] = rig.finish().background
     assert rig.batch.created == []
-    give(work())
+    deliver(work())
     return verdicts[0]
 
 
@@ -238,19 +238,19 @@ def test_operator_waits_for_the_verdict_on_a_large_content(strict: CoreRig) -> N
     large = b'{"bad":"too_deep","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     assert publish(strict, GOOD, large) is None
     assert strict.batch.created == []
-    [(work, give)] = strict.batch.background
+    [(work, deliver)] = strict.batch.background
     found = work()
-    strict.run(lambda: give(found))
+    strict.run(lambda: deliver(found))
     [ids] = strict.answers
     assert ids.quarantined == {ids[1]: "too_deep"}
 
 
 def test_refusal_after_the_verdict_is_the_reply(strict: CoreRig) -> None:
     publish(strict, b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES))
-    [(work, give)] = strict.batch.background
+    [(work, deliver)] = strict.batch.background
     found = work()
     strict.run(lambda: strict.configure("orders", {"publishing_paused": True}))
-    strict.run(lambda: give(found))
+    strict.run(lambda: deliver(found))
     [_, error] = strict.answers
     assert isinstance(error, RefusedError)
     assert error.code == "paused"
@@ -259,7 +259,7 @@ def test_refusal_after_the_verdict_is_the_reply(strict: CoreRig) -> None:
 # -- records of messages that are dead-lettered later
 
 
-def die(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> Any:
+def dead_letter(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> Any:
     """Dead-letter a message, and load its body and the records written before."""
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     target = rig.core.state.queues.get("orders.dlq")
@@ -271,7 +271,7 @@ def die(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes])
 
 def test_bare_006_leaves_a_record_with_a_block(rig: CoreRig) -> None:
     worker, held = rig.hold(GOOD, has_body=False)
-    batch = die(rig, worker, held)
+    batch = dead_letter(rig, worker, held)
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert block_of(batch.bodies[1])["reason"] == "client"
     assert block_of(batch.bodies[1])["message_id"] == held.message_id.decode()
@@ -289,7 +289,7 @@ def test_record_names_an_unsupported_schema_version(rig: CoreRig) -> None:
 def test_record_of_an_opaque_queue_has_the_bytes_of_the_message() -> None:
     rig = rig_with_inspector(payload_policy="opaque")
     worker, held = rig.hold(GOOD, has_body=False)
-    assert die(rig, worker, held).bodies == [2, GOOD]
+    assert dead_letter(rig, worker, held).bodies == [2, GOOD]
 
 
 def test_record_written_by_the_worker_is_the_only_one(rig: CoreRig) -> None:
@@ -298,7 +298,7 @@ def test_record_written_by_the_worker_is_the_only_one(rig: CoreRig) -> None:
     [record] = rig.publish(own, queue="orders.dlq", by=worker).created
     assert (record.source_seq, record.source_queue_id) == (1, held.queue_id)
     assert record.source_reason == "no stock"
-    batch = die(rig, worker, held, (record.message_id, own))
+    batch = dead_letter(rig, worker, held, (record.message_id, own))
     assert outcomes(batch) == {(State.DEAD, "no stock"): [1]}
     assert batch.created == []
     assert event_kinds(batch) == [(1, "dead_letter")]
@@ -309,7 +309,7 @@ def test_record_written_by_the_worker_is_the_only_one(rig: CoreRig) -> None:
 def test_record_about_another_message_is_ignored(rig: CoreRig) -> None:
     worker, held = rig.hold(GOOD, has_body=False)
     foreign = expected_record(rig, held, message_id=(held.message_id[:16] + b"0" * 16).decode())
-    batch = die(rig, worker, held, (b"%032x" % 9, foreign))
+    batch = dead_letter(rig, worker, held, (b"%032x" % 9, foreign))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert len(batch.created) == 1
 
@@ -343,9 +343,9 @@ def test_record_of_a_large_message_is_made_in_the_background(rig: CoreRig) -> No
     batch = rig.run(loaded=LoadedRows(bodies={1: large}))
     assert outcomes(batch) == {}
     assert list(rig.core.state.pending) == [1]
-    [(work, give)] = batch.background
+    [(work, deliver)] = batch.background
     made = work()
-    batch = rig.run(lambda: give(made))
+    batch = rig.run(lambda: deliver(made))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert json.loads(batch.bodies[1])["raw"] == large.decode()
     assert rig.core.state.pending == {}

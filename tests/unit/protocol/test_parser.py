@@ -137,7 +137,7 @@ def test_pinned_width_reads_a_large_first_packet(pinned: int) -> None:
     assert parser_with(pinned=pinned).feed(frame) == [Publish("Foo", bytes(12_000), None, None)]
 
 
-def test_auto_width_looks_at_the_first_packet_only(parser: Parser) -> None:
+def test_auto_width_uses_the_first_packet_only(parser: Parser) -> None:
     parser.feed(b"H0100202P01%033dFooP04%033d5" % (3, 1))
     assert parser.packet_header == 36
     assert parser.feed(b"H0100202P01%033dFooP04%033d7" % (3, 1)) == [Consume("Foo", 7)]

@@ -16,7 +16,7 @@ from phpmq_lite.writes import PutRollup, TrimRollups, Write
 START_S = 1_700_000_100  # the start of a quarter of an hour
 
 
-def made(name: str = "orders", queue_id: int = 1, live: int = 0) -> Queue:
+def make_queue(name: str = "orders", queue_id: int = 1, live: int = 0) -> Queue:
     return Queue(QueueRow(queue_id, name, 0, live_count=live, live_bytes=live * 10),
                  QueueSettings())  # fmt: skip
 
@@ -74,7 +74,7 @@ class Rig:
 
 @pytest.fixture
 def orders() -> Queue:
-    return made()
+    return make_queue()
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_idle_empty_queue_has_no_points_but_uptime_is_recorded(rig: Rig) -> None
 
 
 def test_queue_that_has_become_empty_has_one_more_point() -> None:
-    orders = made(live=2)
+    orders = make_queue(live=2)
     rig = Rig(orders)
     rig.slot()
     orders.row.live_count = 0  # moved to another queue: no counter changes
@@ -133,7 +133,7 @@ def test_quarter_is_the_sum_of_its_minutes(orders: Queue, rig: Rig) -> None:
 
 
 def test_dead_letters_are_counted_separately() -> None:
-    orders, records = made(live=4), made("orders.dlq", 2, live=3)
+    orders, records = make_queue(live=4), make_queue("orders.dlq", 2, live=3)
     rig = Rig(orders, records)
     rig.slot()
     assert [p.ready for p in rig.rollups.points(ALL)] == [4]
@@ -142,7 +142,11 @@ def test_dead_letters_are_counted_separately() -> None:
 
 
 def test_age_is_that_of_the_oldest_ready_message() -> None:
-    orders, mail, records = made(live=1), made("mail", 2, live=1), made("mail.dlq", 3, live=1)
+    orders, mail, records = (
+        make_queue(live=1),
+        make_queue("mail", 2, live=1),
+        make_queue("mail.dlq", 3, live=1),
+    )
     rig = Rig(orders, mail, records)
     at_ms = (START_S + 10) * 1_000
     rig.rollups.ages = {1: at_ms - 5_000, 2: at_ms - 9_000, 3: at_ms - 90_000}
@@ -152,7 +156,7 @@ def test_age_is_that_of_the_oldest_ready_message() -> None:
 
 
 def test_only_the_busiest_queues_have_their_own_points() -> None:
-    queues = [made(f"q{at}", at) for at in range(1, QUEUES_MAX + 11)]
+    queues = [make_queue(f"q{at}", at) for at in range(1, QUEUES_MAX + 11)]
     rig = Rig(*queues)
     for _ in range(7):  # busier queues get their points after the first minute
         for queue in queues:
@@ -169,7 +173,7 @@ def test_only_the_busiest_queues_have_their_own_points() -> None:
 
 
 def test_points_are_kept_for_an_hour() -> None:
-    orders = made(live=1)
+    orders = make_queue(live=1)
     rig = Rig(orders)
     rig.slot(400)
     points = rig.rollups.points(1)
@@ -197,7 +201,7 @@ def test_histogram_is_counted_once(orders: Queue, rig: Rig) -> None:
 
 
 def test_late_sample_covers_the_elapsed_time_up_to_a_minute() -> None:
-    orders = made(live=1)
+    orders = make_queue(live=1)
     rig = Rig(orders)
     rig.now_s += 25
     rig.slot()
@@ -211,7 +215,7 @@ def test_recreated_queue_starts_at_zero(orders: Queue, rig: Rig, count: int) -> 
     publish(orders, 9)
     settle(orders, 9)
     rig.slot()
-    other = made("mail", 1)
+    other = make_queue("mail", 1)
     publish(other, count)
     settle(other, count)
     rig.queues[:] = [other]
@@ -230,14 +234,14 @@ def test_removed_queue_is_forgotten(orders: Queue, rig: Rig) -> None:
 
 
 def test_start_continues_an_interrupted_minute_and_quarter() -> None:
-    orders = made()
+    orders = make_queue()
     first = Rig(orders)
     for _ in range(8):
         publish(orders, 1)
         first.slot()
     publish(orders, 1)
     first.stop(after_s=5)
-    again = made(live=9)
+    again = make_queue(live=9)
     second = Rig(again, start_s=first.now_s + 3)
     rows = [(key, row) for at in (0, 60) for key in (1, ALL)
             for row in first.rows(MINUTE_S, key) if row.at_s == START_S + at]  # fmt: skip
@@ -253,7 +257,7 @@ def test_start_continues_an_interrupted_minute_and_quarter() -> None:
 
 
 def test_start_completes_the_quarter_of_a_crash() -> None:
-    rig = Rig(made(), start_s=START_S + 3_000)
+    rig = Rig(make_queue(), start_s=START_S + 3_000)
     rows = [(1, Point(START_S + at * 60, 60, published=2)) for at in range(14)]
     rig._keep(rig.rollups.load(rows))
     assert [(row.at_s, row.published) for row in rig.rows(QUARTER_S, 1)] == [(START_S, 28)]

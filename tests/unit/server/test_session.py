@@ -518,10 +518,10 @@ class Transport(asyncio.Transport):
     def __init__(self, unsent: int = 0) -> None:
         super().__init__()
         self.unsent = unsent
-        self.given: list[bytes] = []
+        self.written: list[bytes] = []
 
     def write(self, data: Any) -> None:
-        self.given.append(bytes(data))
+        self.written.append(bytes(data))
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
@@ -571,7 +571,7 @@ def test_only_a_small_write_bypasses_the_transport(
 ) -> None:
     socket, transport = Socket(monkeypatch, room), Transport(unsent)
     write_data(transport, descriptor, data)
-    assert (socket.got, transport.given) == (written, left)
+    assert (socket.got, transport.written) == (written, left)
 
 
 @pytest.mark.parametrize(("kind", "descriptor"), [("tcp", 7), ("unix", 7), ("tls", None)])

@@ -22,7 +22,7 @@ from tests.support.core_rig import CoreRig, bodies, event_kinds, message, outcom
 from tests.support.fake_inspector import BAD, GOOD, rig_with_inspector, rig_with_strict_queue
 
 
-def ask(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
+def start(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
     """Run the command in its own batch, which requests the rows."""
     entry = rig.entry(f"message.{action}")
     return rig.run(
@@ -32,14 +32,14 @@ def ask(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
     )
 
 
-def take(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
+def load(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
     """Load the requested rows, in a batch of their own."""
     [request] = batch.rows
     return rig.run(loaded=LoadedRows(pages=[(request.on_rows, list(rows), is_last)]))
 
 
-def do(rig: CoreRig, action: Action, row: Message, **options: Any) -> Batch:
-    return take(rig, ask(rig, action, row.seq, **options), row)
+def run(rig: CoreRig, action: Action, row: Message, **options: Any) -> Batch:
+    return load(rig, start(rig, action, row.seq, **options), row)
 
 
 def outcome(rig: CoreRig) -> ActionOutcome:
@@ -48,7 +48,7 @@ def outcome(rig: CoreRig) -> ActionOutcome:
     return found
 
 
-def skipped(rig: CoreRig) -> dict[str, int]:
+def skip_reasons(rig: CoreRig) -> dict[str, int]:
     assert outcome(rig).done == []
     return dict(outcome(rig).skipped)
 
@@ -74,7 +74,7 @@ def record(rig: CoreRig) -> Message:
 def test_requeue_moves_a_message_to_the_end_and_returns_its_place(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", ttl_s=60)
     row = message(1, deadline_ms=rig.steady_ms + 5_000)
-    batch = do(rig, Action.REQUEUE, row)
+    batch = run(rig, Action.REQUEUE, row)
     assert batch.changed == {1: row}
     assert (row.position, row.deadline_ms) == (3, rig.steady_ms + 5_000)
     assert event_kinds(batch) == [(1, "requeue")]
@@ -87,14 +87,14 @@ def test_requeue_moves_a_message_to_the_end_and_returns_its_place(rig: CoreRig) 
 def test_requeue_sets_another_ttl(rig: CoreRig, ttl_s: int, deadline_ms: int | None) -> None:
     rig.publish(b"a", ttl_s=60)
     row = message(1, deadline_ms=rig.steady_ms + 60_000)
-    do(rig, Action.REQUEUE, row, ttl_s=ttl_s)
+    run(rig, Action.REQUEUE, row, ttl_s=ttl_s)
     expected = None if deadline_ms is None else rig.steady_ms + deadline_ms
     assert row.deadline_ms == expected
 
 
 def test_requeue_takes_a_message_from_its_holder_uncharged(rig: CoreRig) -> None:
     _, held = rig.hold(credit=1, has_body=False)
-    batch = do(rig, Action.REQUEUE, message(1))
+    batch = run(rig, Action.REQUEUE, message(1))
     assert (held.position, held.charged) == (2, 0)
     assert rig.core.state.held == 0
     assert batch.body_seqs == {1}  # to be dispatched again
@@ -106,7 +106,7 @@ def test_requeue_takes_a_message_from_its_holder_uncharged(rig: CoreRig) -> None
 def test_holder_may_acknowledge_a_released_message() -> None:
     rig = CoreRig()
     worker, held = rig.hold(credit=1, has_body=False)
-    batch = do(rig, Action.RELEASE, message(1))
+    batch = run(rig, Action.RELEASE, message(1))
     assert (held.state, held.holder, held.position, held.charged) == (State.READY, None, 1, 0)
     assert (event_kinds(batch), outcome(rig).done) == ([(1, "release")], [1])
     batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
@@ -120,7 +120,7 @@ def test_move_puts_a_message_at_the_end_of_another_queue(rig: CoreRig) -> None:
     rig.publish(b"abc")
     rig.publish(b"x", queue="mails")
     row = message(1, size=3, deadline_ms=rig.steady_ms + 9)
-    batch = do(rig, Action.MOVE, row, target="mails")
+    batch = run(rig, Action.MOVE, row, target="mails")
     assert (row.queue_id, row.position, row.deadline_ms) == (2, 3, rig.steady_ms + 9)
     assert (event_kinds(batch), batch.events[3]) == ([(1, "move")], "orders to mails")
     assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
@@ -136,10 +136,10 @@ def test_move_creates_the_target_only_on_request(rig: CoreRig) -> None:
             act_on_messages(rig.core, rig.answers.append, rig.entry(), Action.MOVE, [1], options)
         assert caught.value.code == "unknown_queue"
     assert not rig.finish().loads
-    batch = do(rig, Action.MOVE, message(1), target="new", create=True)
+    batch = run(rig, Action.MOVE, message(1), target="new", create=True)
     assert [row.name for row in batch.new_queues] == ["new"]
     with pytest.raises(RefusedError, match="control") as caught:
-        ask(rig, Action.MOVE, 1, target="a\0", create=True)
+        start(rig, Action.MOVE, 1, target="a\0", create=True)
     assert caught.value.code == "bad_name"
 
 
@@ -152,17 +152,17 @@ def test_move_skips_if_the_target_refuses(changes: dict[str, Any], reason: str) 
     rig.publish(b"a")
     rig.publish(b"x", queue="mails")
     rig.run(lambda: rig.configure("mails", changes))
-    do(rig, Action.MOVE, message(1), target="mails")
-    assert skipped(rig) == {reason: 1}
+    run(rig, Action.MOVE, message(1), target="mails")
+    assert skip_reasons(rig) == {reason: 1}
 
 
 def test_move_skips_if_the_target_was_removed(rig: CoreRig) -> None:
     rig.publish(b"b")
     rig.publish(b"x", queue="mails")
-    batch = ask(rig, Action.MOVE, 1, target="mails")
+    batch = start(rig, Action.MOVE, 1, target="mails")
     rig.core.state.remove_queue(rig.queue("mails"))
-    take(rig, batch, message(1))
-    assert skipped(rig) == {"queue gone": 1}
+    load(rig, batch, message(1))
+    assert skip_reasons(rig) == {"queue gone": 1}
 
 
 # -- place
@@ -171,9 +171,9 @@ def test_move_skips_if_the_target_was_removed(rig: CoreRig) -> None:
 def test_place_undoes_a_requeue_in_a_window(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     rig.publish(b"a", b"b", b"c")  # a is held
-    do(rig, Action.REQUEUE, message(2))
+    run(rig, Action.REQUEUE, message(2))
     places = outcome(rig).places
-    batch = do(rig, Action.PLACE, message(2), places=places)
+    batch = run(rig, Action.PLACE, message(2), places=places)
     assert (places, event_kinds(batch), outcome(rig).done) == ({2: (1, 2)}, [(2, "place")], [2])
     assert [m.seq for m in rig.window()] == [2, 3]
     assert [held.seq for held in worker.consumers[1].held.values()] == [1]
@@ -183,8 +183,8 @@ def test_place_undoes_a_move(rig: CoreRig) -> None:
     rig.publish(b"a")
     rig.publish(b"x", queue="mails")
     row = message(1)
-    do(rig, Action.MOVE, row, target="mails")
-    batch = do(rig, Action.PLACE, row, places=outcome(rig).places)
+    run(rig, Action.MOVE, row, target="mails")
+    batch = run(rig, Action.PLACE, row, places=outcome(rig).places)
     assert (row.queue_id, row.position, batch.events[3]) == (1, 1, "mails to orders")
     assert (rig.queue().row.live_count, rig.queue("mails").row.live_count) == (1, 1)
 
@@ -209,8 +209,8 @@ def test_action_skips_a_message_in_another_state_or_place(
     rig.hold(credit=1)
     rig.publish(b"b")
     rig.publish(b"x", queue="mails")
-    do(rig, action, message(seq), **options)
-    assert skipped(rig) == {reason: 1}
+    run(rig, action, message(seq), **options)
+    assert skip_reasons(rig) == {reason: 1}
 
 
 # -- delete
@@ -219,10 +219,10 @@ def test_action_skips_a_message_in_another_state_or_place(
 def test_delete_skips_held_messages_by_default(rig: CoreRig) -> None:
     rig.hold(credit=1)
     rig.publish(b"b")
-    batch = take(rig, ask(rig, Action.DELETE, 1, 2), message(1), message(2))
+    batch = load(rig, start(rig, Action.DELETE, 1, 2), message(1), message(2))
     assert outcomes(batch) == {(State.DELETED, "delete"): [2]}
     assert (outcome(rig).done, outcome(rig).skipped) == ([2], {"dispatched": 1})
-    batch = do(rig, Action.DELETE, message(1), with_dispatched=True)
+    batch = run(rig, Action.DELETE, message(1), with_dispatched=True)
     assert outcomes(batch) == {(State.DELETED, "delete"): [1]}
     assert rig.core.state.held == 0
 
@@ -231,7 +231,7 @@ def test_delete_skips_held_messages_by_default(rig: CoreRig) -> None:
 
 
 def test_redrive_publishes_the_message_of_a_record(rig: CoreRig) -> None:
-    batch = do(rig, Action.REDRIVE, record(rig), ttl_s=60)
+    batch = run(rig, Action.REDRIVE, record(rig), ttl_s=60)
     [born] = batch.created
     assert (born.seq, born.queue_id, born.ttl_s, born.source_seq) == (3, 1, 60, None)
     assert batch.bodies == [3, b"r"]
@@ -244,7 +244,7 @@ def test_redrive_publishes_the_message_of_a_record(rig: CoreRig) -> None:
 def test_redrive_may_have_another_target(rig: CoreRig) -> None:
     row = record(rig)
     rig.publish(b"x", queue="again")
-    assert [m.queue_id for m in do(rig, Action.REDRIVE, row, target="again").created] == [3]
+    assert [m.queue_id for m in run(rig, Action.REDRIVE, row, target="again").created] == [3]
 
 
 @pytest.mark.parametrize(
@@ -261,15 +261,15 @@ def test_redrive_skips(rig: CoreRig, change: dict[str, Any], reason: str) -> Non
     row = record(rig)
     for name, value in change.items():
         setattr(row, name, value)
-    batch = do(rig, Action.REDRIVE, row)
-    assert (skipped(rig), batch.created) == ({reason: 1}, [])
+    batch = run(rig, Action.REDRIVE, row)
+    assert (skip_reasons(rig), batch.created) == ({reason: 1}, [])
 
 
 def test_redrive_respects_the_limits_of_the_origin(rig: CoreRig) -> None:
     row = record(rig)
     rig.run(lambda: rig.configure("orders", {"max_bytes": 1}))
-    do(rig, Action.REDRIVE, row)
-    assert skipped(rig) == {"queue full": 1}
+    run(rig, Action.REDRIVE, row)
+    assert skip_reasons(rig) == {"queue full": 1}
 
 
 @pytest.mark.parametrize("action", [Action.REDRIVE, Action.MOVE])
@@ -278,8 +278,8 @@ def test_reason_for_a_full_disk_does_not_name_the_setting(rig: CoreRig, action: 
     row = record(rig)
     stop = PublishBlock("disk_full", "disk full: storage.free_bytes", "", is_bare=False)
     rig.run(lambda: rig.core.state.registry.stop_publishing(stop))
-    do(rig, action, row, target="orders")
-    assert skipped(rig) == {"disk full": 1}
+    run(rig, action, row, target="orders")
+    assert skip_reasons(rig) == {"disk full": 1}
     assert flash_messages.describe_reason("disk full") != "disk full"
 
 
@@ -289,7 +289,7 @@ def test_reason_for_a_full_disk_does_not_name_the_setting(rig: CoreRig, action: 
 def test_restore_stores_a_new_message_at_the_old_position(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
     old = settled(1, body=b"a", deadline_ms=rig.steady_ms + 9)
-    batch = do(rig, Action.RESTORE, old)
+    batch = run(rig, Action.RESTORE, old)
     [born] = batch.created
     assert (born.seq, born.position, born.deadline_ms) == (3, 1, rig.steady_ms + 9)
     assert (born.published_at, born.deliveries) == (old.published_at, 0)
@@ -303,7 +303,7 @@ def test_restored_message_is_dispatched_in_order(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     rig.publish(b"x", b"b")  # x is held
     [held] = worker.consumers[1].held.values()
-    do(rig, Action.RESTORE, settled(1, position=1, body=b"a"))
+    run(rig, Action.RESTORE, settled(1, position=1, body=b"a"))
     batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert bodies(sent_messages(batch, worker)) == [b"a"]
 
@@ -314,7 +314,7 @@ def test_restore_keeps_the_window_within_its_limit() -> None:
     rig.run(lambda: [rig.core.state.take_number() for _ in "123"])  # of deleted messages
     rig.publish(b"x", b"b", b"c")
     rows = [settled(n, body=b"a") for n in (1, 2, 3)]
-    take(rig, ask(rig, Action.RESTORE, 1, 2, 3), *rows)
+    load(rig, start(rig, Action.RESTORE, 1, 2, 3), *rows)
     window = rig.window()
     assert [m.position for m in window] == [1, 2]
     assert {m.seq for m in window} <= rig.core.state.messages.keys()
@@ -324,11 +324,11 @@ def test_restore_keeps_the_window_within_its_limit() -> None:
 def test_restore_requires_a_ttl_after_the_deadline(rig: CoreRig) -> None:
     rig.publish(b"a")
     old = settled(1, body=b"a", deadline_ms=rig.steady_ms)
-    do(rig, Action.RESTORE, old)
-    assert skipped(rig) == {"deadline passed": 1}
-    [born] = do(rig, Action.RESTORE, old, ttl_s=5).created
+    run(rig, Action.RESTORE, old)
+    assert skip_reasons(rig) == {"deadline passed": 1}
+    [born] = run(rig, Action.RESTORE, old, ttl_s=5).created
     assert (born.ttl_s, born.deadline_ms) == (5, rig.steady_ms + 5_000)
-    [born] = do(rig, Action.RESTORE, old, ttl_s=0).created
+    [born] = run(rig, Action.RESTORE, old, ttl_s=0).created
     assert (born.ttl_s, born.deadline_ms) == (None, None)
 
 
@@ -343,34 +343,34 @@ def test_restore_requires_a_ttl_after_the_deadline(rig: CoreRig) -> None:
 )
 def test_restore_skips(rig: CoreRig, row: Message, reason: str) -> None:
     rig.publish(b"a")
-    do(rig, Action.RESTORE, row)
-    assert skipped(rig) == {reason: 1}
+    run(rig, Action.RESTORE, row)
+    assert skip_reasons(rig) == {reason: 1}
 
 
 def test_restore_respects_limits_but_not_a_pause(rig: CoreRig) -> None:
     rig.publish(b"a")
     rig.run(lambda: rig.pause("orders", "publishing", True))
-    assert do(rig, Action.RESTORE, settled(1, body=b"a")).created != []
+    assert run(rig, Action.RESTORE, settled(1, body=b"a")).created != []
     rig.run(lambda: rig.configure("orders", {"publishing_paused": None, "max_messages": 2}))
-    do(rig, Action.RESTORE, settled(1, body=b"b"))
-    assert skipped(rig) == {"queue full": 1}
+    run(rig, Action.RESTORE, settled(1, body=b"b"))
+    assert skip_reasons(rig) == {"queue full": 1}
 
 
 def test_restore_recreates_a_removed_queue(rig: CoreRig) -> None:
     rig.run(lambda: rig.core.state.registry.get_or_create("orders"))
     rig.run(lambda: rig.core.state.remove_queue(rig.queue()))
     rig.publish(b"x", queue="mails")
-    [born] = do(rig, Action.RESTORE, settled(1, body=b"a")).created
+    [born] = run(rig, Action.RESTORE, settled(1, body=b"a")).created
     assert (born.queue_id, rig.queue().queue_id) == (1, 1)
 
 
 def test_concurrent_restores_store_one_message(rig: CoreRig) -> None:
     rig.publish(b"a")
-    first, second = (ask(rig, Action.RESTORE, 1).rows[0].on_rows for _ in "12")
+    first, second = (start(rig, Action.RESTORE, 1).rows[0].on_rows for _ in "12")
     rows = [settled(1, body=b"a")]
     batch = rig.run(loaded=LoadedRows(pages=[(first, rows, True), (second, rows, True)]))
     assert len(batch.created) == 1
-    assert skipped(rig) == {"gone": 1}
+    assert skip_reasons(rig) == {"gone": 1}
 
 
 # -- erase
@@ -378,7 +378,7 @@ def test_concurrent_restores_store_one_message(rig: CoreRig) -> None:
 
 def test_erase_overwrites_and_removes_the_body(rig: CoreRig) -> None:
     rig.publish(b"a")
-    batch = do(rig, Action.ERASE, settled(1, State.ACKED))
+    batch = run(rig, Action.ERASE, settled(1, State.ACKED))
     assert batch.writes[0] == EraseBody(1)
     assert (event_kinds(batch), outcome(rig).done) == ([(1, "erase")], [1])
 
@@ -389,47 +389,47 @@ def test_erase_overwrites_and_removes_the_body(rig: CoreRig) -> None:
 @pytest.mark.parametrize("action", Action)
 def test_action_skips_messages_of_other_queues(rig: CoreRig, action: Action) -> None:
     rig.publish(b"a")
-    do(rig, action, message(1), queues=frozenset({9}), target="orders")
-    assert skipped(rig) == {"foreign queue": 1}
+    run(rig, action, message(1), queues=frozenset({9}), target="orders")
+    assert skip_reasons(rig) == {"foreign queue": 1}
 
 
 @pytest.mark.parametrize("action", Action)
 def test_action_skips_missing_messages(rig: CoreRig, action: Action) -> None:
     rig.publish(b"a", b"b")
-    batch = ask(rig, action, 1, 1, 0, -5, 3, 1 << 80, target="orders")
+    batch = start(rig, action, 1, 1, 0, -5, 3, 1 << 80, target="orders")
     assert batch.rows[0].seqs == (1,)  # the others are invalid or repeated
-    batch = take(rig, batch)
-    assert skipped(rig) == {"gone": 5}
+    batch = load(rig, batch)
+    assert skip_reasons(rig) == {"gone": 5}
     assert [type(write) for write in batch.writes] == [InsertAudit]
 
 
 def test_action_skips_a_message_that_expires_in_the_same_batch(rig: CoreRig) -> None:
     rig.publish(b"a", ttl_s=1)
     rig.advance(1)
-    [request] = ask(rig, Action.REQUEUE, 1).rows
+    [request] = start(rig, Action.REQUEUE, 1).rows
     loaded = LoadedRows(
         pages=[(request.on_rows, [message(1)], True)], due=[message(1)], has_due=True
     )
     batch = rig.run(loaded=loaded)
     assert outcomes(batch) == {(State.EXPIRED, None): [1]}
-    assert skipped(rig) == {"gone": 1}
+    assert skip_reasons(rig) == {"gone": 1}
 
 
 def test_action_skips_a_pending_dead_letter(rig: CoreRig) -> None:
     _, held = rig.hold(credit=1, has_body=False)
     rig.run(lambda: dead_letters.dead_letter(rig.core.state, held, "client"))
-    do(rig, Action.DELETE, message(1), with_dispatched=True)
-    assert skipped(rig) == {"gone": 1}
+    run(rig, Action.DELETE, message(1), with_dispatched=True)
+    assert skip_reasons(rig) == {"gone": 1}
 
 
 def test_action_continues_with_the_next_page(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", b"c")
-    batch = take(rig, ask(rig, Action.RESTORE, 1, 2, 3), settled(1, body=b"a"), is_last=False)
+    batch = load(rig, start(rig, Action.RESTORE, 1, 2, 3), settled(1, body=b"a"), is_last=False)
     assert (batch.rows[0].seqs, rig.answers) == ((2, 3), [])
     [audited] = batch.writes
     assert isinstance(audited, InsertAudit)
     assert (audited.number, audited.result) == (1, "running")
-    batch = take(rig, batch, settled(2, body=b"b"))
+    batch = load(rig, batch, settled(2, body=b"b"))
     assert (outcome(rig).done, outcome(rig).skipped) == ([1, 2], {"gone": 1})
     assert batch.writes == [AdvanceAudit(1, "done", 1)]
 
@@ -444,7 +444,7 @@ def test_slices_of_a_bulk_job_share_one_audit_row(rig: CoreRig) -> None:
                 rig.core, rig.answers.append, entry, Action.DELETE, seqs, ActionOptions()
             )
         ))  # fmt: skip
-        batch = take(rig, asked[-1], message(seqs[0]))
+        batch = load(rig, asked[-1], message(seqs[0]))
         if seqs == [1]:
             [audited] = batch.writes
             assert isinstance(audited, InsertAudit)
@@ -477,9 +477,9 @@ def strict() -> CoreRig:
     return rig_with_strict_queue()
 
 
-def act(rig: CoreRig, row: Message, body: bytes, **options: Any) -> ActionOutcome:
+def redrive(rig: CoreRig, row: Message, body: bytes, **options: Any) -> ActionOutcome:
     row.body = body
-    do(rig, Action.REDRIVE, row, **options)
+    run(rig, Action.REDRIVE, row, **options)
     return outcome(rig)
 
 
@@ -495,7 +495,7 @@ def quarantine_one(rig: CoreRig) -> tuple[Message, bytes]:
 def test_redrive_publishes_the_original_content(strict: CoreRig) -> None:
     row, body = quarantine_one(strict)
     strict.run(lambda: strict.configure("orders", {"payload_policy": "observe"}))
-    done = act(strict, row, body)
+    done = redrive(strict, row, body)
     assert strict.batch.bodies == [3, BAD]
     assert outcomes(strict.batch) == {(State.DELETED, "redriven"): [2]}
     assert (done.targets, done.poisoned) == ({"orders": 1}, {})
@@ -504,14 +504,14 @@ def test_redrive_publishes_the_original_content(strict: CoreRig) -> None:
 
 def test_redrive_reports_messages_quarantined_again(strict: CoreRig) -> None:
     row, body = quarantine_one(strict)
-    done = act(strict, row, body)
+    done = redrive(strict, row, body)
     assert done.poisoned == {"invalid_data": 1}
     assert outcomes(strict.batch)[State.DEAD, "invalid_data"] == [3]
 
 
 def test_dry_run_reports_and_changes_nothing(strict: CoreRig) -> None:
     row, body = quarantine_one(strict)
-    done = act(strict, row, body, is_dry_run=True)
+    done = redrive(strict, row, body, is_dry_run=True)
     assert (done.targets, done.poisoned) == ({"orders": 1}, {"invalid_data": 1})
     assert not strict.batch.stores
 
@@ -519,7 +519,7 @@ def test_dry_run_reports_and_changes_nothing(strict: CoreRig) -> None:
 def test_redrive_skips_if_the_dead_letter_queue_refuses(strict: CoreRig) -> None:
     row, body = quarantine_one(strict)
     strict.run(lambda: strict.configure("orders.dlq", {"publishing_paused": True}))
-    done = act(strict, row, body)
+    done = redrive(strict, row, body)
     assert done.skipped == {"dead-letter queue paused": 1}
     assert strict.batch.created == []
 
@@ -530,7 +530,7 @@ def test_record_published_by_a_client_goes_to_its_original_queue() -> None:
     content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "orders"}}).encode()
     [record] = rig.publish(content, queue="orders.dlq").created
     row = message(record.seq, queue_id=record.queue_id)
-    assert act(rig, row, content).targets == {"orders": 1}
+    assert redrive(rig, row, content).targets == {"orders": 1}
     assert rig.batch.bodies == [3, b"x"]
 
 
@@ -539,16 +539,16 @@ def test_record_of_a_missing_queue_is_skipped() -> None:
     content = json.dumps({"raw": "x", "dead_letter": {"original_queue": "removed"}}).encode()
     [record] = rig.publish(content, queue="orders.dlq").created
     row = message(record.seq, queue_id=record.queue_id)
-    assert act(rig, row, content, is_dry_run=True).skipped == {"queue gone": 1}
+    assert redrive(rig, row, content, is_dry_run=True).skipped == {"queue gone": 1}
 
 
 def test_plain_message_of_a_dead_letter_queue_requires_a_target() -> None:
     rig = rig_with_inspector()
     [made] = rig.publish(b"{}", queue="orders.dlq").created
     row = message(made.seq, queue_id=made.queue_id)
-    assert act(rig, row, b"{}").skipped == {"not a record": 1}
+    assert redrive(rig, row, b"{}").skipped == {"not a record": 1}
     rig.publish(GOOD)
-    assert act(rig, row, b"{}", target="orders").targets == {"orders": 1}
+    assert redrive(rig, row, b"{}", target="orders").targets == {"orders": 1}
 
 
 def test_bulk_redrive_publishes_the_original_content(strict: CoreRig) -> None:

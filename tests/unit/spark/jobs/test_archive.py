@@ -62,7 +62,7 @@ def test_archive_refuses_another_history(
         (70, 70, True, None, (10, 70, None)),  # an archive of some queues
     ],
 )
-def test_gap_is_what_retention_removed_before_the_read(
+def test_rows_removed_before_the_read_are_a_gap(
     lo: int,
     lo_deleted: int,
     needs_deleted: bool,
