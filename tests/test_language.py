@@ -8,6 +8,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -84,19 +85,18 @@ PHRASES: Final = (
 PHRASE: Final = re.compile("|".join(PHRASES), re.IGNORECASE)
 
 
-def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(SOURCES[path])):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                yield getattr(node, "lineno", 1), text
-
-
-def names(path: Path) -> Iterator[str]:
-    yield path.stem if path.stem != "__init__" else path.parent.name
-    for node in ast.walk(ast.parse(SOURCES[path])):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name
+@cache
+def definitions() -> list[tuple[Path, int, str, str]]:
+    """Return path, line, name and docstring of the modules, classes and functions."""
+    found = []
+    for path, text in SOURCES.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.append((path, node.lineno, node.name, ast.get_docstring(node) or ""))
+            elif isinstance(node, ast.Module):
+                name = path.stem if path.stem != "__init__" else path.parent.name
+                found.append((path, 1, name, ast.get_docstring(node) or ""))
+    return found
 
 
 def prose() -> Iterator[tuple[Path, int, str]]:
@@ -106,18 +106,25 @@ def prose() -> Iterator[tuple[Path, int, str]]:
         if path.suffix in {".md", ".html", ".js"} and path.name != "CHANGELOG.md":
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 yield path, number, line
+    yield from source_texts()
+
+
+@cache
+def source_texts() -> list[tuple[Path, int, str]]:
+    """Return the strings and comments of the package with their places."""
     kinds = {tokenize.STRING, tokenize.COMMENT}
-    for path, text in SOURCES.items():
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type in kinds or tokenize.tok_name[token.type] == "FSTRING_MIDDLE":
-                yield path, token.start[0], " ".join(token.string.split())
+    return [
+        (path, token.start[0], " ".join(token.string.split()))
+        for path, text in SOURCES.items()
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type in kinds or tokenize.tok_name[token.type] == "FSTRING_MIDDLE"
+    ]
 
 
 def test_docstrings_begin_with_an_effect_or_a_result() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
-        for path in SOURCES
-        for line, text in docstrings(path)
+        for path, line, _, text in definitions()
         if re.split(r"\W", text, maxsplit=1)[0] in OPENINGS
     ]
     assert found == []
@@ -126,8 +133,7 @@ def test_docstrings_begin_with_an_effect_or_a_result() -> None:
 def test_names_are_those_of_the_field() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {name}"
-        for path in SOURCES
-        for name in names(path)
+        for path, _, name, _ in definitions()
         if name.strip("_") in NAMES - set(EXCEPTIONS)
     }
     assert found == set()
@@ -148,8 +154,7 @@ def test_modules_that_texts_name_exist() -> None:
     modules = {path.name for folder in folders for path in folder.rglob("*.py")}
     texts = (
         (path, name)
-        for path, _, text in prose()
-        if path in SOURCES
+        for path, _, text in source_texts()
         for name in re.findall(r"``(?:[a-z_]+/)*([a-z_]+\.py)``", text)
     )
     assert [(path.relative_to(ROOT), name) for path, name in texts if name not in modules] == []
