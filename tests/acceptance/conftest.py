@@ -13,7 +13,7 @@ _numbers = count(1)
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with the default settings; a module may have another one."""
+    """Run a broker with the default settings; modules may override it."""
     with broker_process(tmp_path_factory.mktemp("broker") / "data", "--admin", "127.0.0.1:0") as it:
         yield it
 
@@ -25,7 +25,7 @@ def admin(broker: BrokerProcess) -> AdminApi:
 
 @pytest.fixture
 def queue() -> str:
-    """A queue that no other test has."""
+    """Return the name of a queue that no other test uses."""
     return f"queue-{next(_numbers)}"
 
 

@@ -1,6 +1,6 @@
-"""The HTTP API asked by schemathesis: nothing may be answered with a 5xx.
+"""Schemathesis calls the HTTP API: no response may be a 5xx.
 
-``PHPMQ_API_EXAMPLES=1000`` asks for more, ``python -m tests.fuzz.api --minutes 10`` for so long.
+``PHPMQ_API_EXAMPLES=1000`` sends more requests; ``python -m tests.fuzz.api`` takes ``--minutes``.
 """
 
 import os

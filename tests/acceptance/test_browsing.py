@@ -1,4 +1,4 @@
-"""Reading pages changes nothing: after 1,000 requests, every table is as it was."""
+"""Reading pages does not change the database: 1,000 requests leave every table unchanged."""
 
 import itertools
 import re
@@ -18,23 +18,23 @@ from tests.support.live_pages import pages
 pytestmark = pytest.mark.acceptance
 
 VISITS: Final = 1_000
-# Filled behind, whether anybody looks or not.
+# Indexed in the background.
 BY_ITSELF: Final = {"rollup", "history_place", "history_number", "trace_place"}
-MOVING: Final = {  # counters that move by themselves
+MOVING: Final = {  # counters that change without requests
     "clock_running_ms",
-    "clock_step_ms",  # two clocks that drift apart, stored each minute
+    "clock_step_ms",  # the drift of two clocks, stored each minute
     "history_bytes",
     "history_rows",
     "last_seen_ms",
     "placed_upto",
     "traced_upto",
 }
-STREAMS: Final = {"events", "wait", "api-wait"}  # they do not end by themselves
+STREAMS: Final = {"events", "wait", "api-wait"}  # never-ending responses
 QUERIES: Final = ("", "?format=json", "?format=csv", "?limit=2", "?tab=history", "?q=state:dead")
 
 
 def everything(path: Path) -> dict[str, list[Any]]:
-    """Give every row of every table, but what changes without anybody."""
+    """Return the rows of all tables, except those that change without requests."""
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
         tables = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
         found = {
@@ -62,7 +62,7 @@ async def fill(broker: RunningBroker) -> str:
 
 
 def paths(message_id: str) -> list[str]:
-    """Give every address that can be looked at, with each of the queries."""
+    """Return the path of every page with each of the queries."""
     values = {"q": "orders", "id": message_id, "client": "1"}
     found = []
     for route in ROUTES:
@@ -75,7 +75,7 @@ def paths(message_id: str) -> list[str]:
 
 
 @pytest.mark.slow
-async def test_a_thousand_visits_leave_every_table_as_it_was(tmp_path: Path) -> None:
+async def test_a_thousand_visits_leave_every_table_unchanged(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as broker:
         message_id = await fill(broker)
         database = tmp_path / "data" / "phpmq.db"

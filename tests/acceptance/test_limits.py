@@ -1,6 +1,6 @@
-"""Peers that do not behave: the others notice nothing, and memory stays bounded.
+"""Misbehaving peers do not slow down the others, and memory stays bounded.
 
-The bounds that are asserted leave much room; what was measured is shown at the end of the run.
+The asserted bounds are wide; the summary of the run shows the measured figures.
 """
 
 import resource
@@ -26,8 +26,8 @@ pytestmark = [
 ]
 
 CONNECTIONS = 1_000
-ROUND_TRIPS = 200
-SLOWER_MS = 2_000.0  # asserted: nobody waits so long for one round trip, on any machine
+ROUND_TRIPS = 100
+MAX_ROUND_TRIP_MS = 2_000.0  # on any machine
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -42,7 +42,6 @@ def _many_files() -> Iterator[None]:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker with room for many connections."""
     flags = ["--admin", "127.0.0.1:0"]
     for name in ("connections", "connections_per_loopback_address"):
         flags += ["--set", f"limits.{name}={2 * CONNECTIONS}"]
@@ -51,12 +50,12 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 class Scene:
-    """A broker at rest, then with a disturbance: round trips and memory, before and meanwhile."""
+    """Round trips and memory of a broker, before and during a disturbance."""
 
     def __init__(self, broker: BrokerProcess, name: str, figure: Callable[[str], None]) -> None:
         self._broker, self._name, self._figure = broker, name, figure
         self._probe = LatencyProbe(broker.port)
-        self._probe.round_trips(50)  # what is done once is done now
+        self._probe.round_trips(50)  # warm up
         self._alone = self._probe.round_trips(ROUND_TRIPS)
         self._bytes = resident_bytes(broker.pid)
 
@@ -66,11 +65,11 @@ class Scene:
     def __exit__(self, *_: object) -> None:
         self._probe.peer.close()
 
-    def compare(self, each: Callable[[], None] = lambda: None, most_bytes: int = 64 * MIB) -> None:
-        """Measure meanwhile, with a step of the disturbance before each round trip."""
+    def compare(self, step: Callable[[], None] = lambda: None, most_bytes: int = 64 * MIB) -> None:
+        """Measure during the disturbance, whose next step precedes each round trip."""
         times_ms = []
         for _ in range(ROUND_TRIPS):
-            each()
+            step()
             times_ms.append(self._probe.round_trip_ms())
         times = Latencies(times_ms)
         grown = resident_bytes(self._broker.pid) - self._bytes
@@ -78,12 +77,12 @@ class Scene:
             f"{self._name}: round trips {times} (alone: {self._alone}); "
             f"memory {self._bytes / MIB:.1f} {grown / MIB:+.1f} MiB"
         )
-        assert times.max < SLOWER_MS
+        assert times.max < MAX_ROUND_TRIP_MS
         assert grown < most_bytes
 
 
-def send_what_goes(peers: list[SocketClient], data: bytes) -> int:
-    """Send it on each connection, until none takes any for half a second; give the bytes sent."""
+def send_until_blocked(peers: list[SocketClient], data: bytes) -> int:
+    """Send on each connection until all block for half a second; return the bytes sent."""
     left = {peer.socket: memoryview(data) for peer in peers}
     for own in left:
         own.setblocking(False)
@@ -98,7 +97,7 @@ def send_what_goes(peers: list[SocketClient], data: bytes) -> int:
 
 
 def with_small_buffer(port: int) -> SocketClient:
-    """Connect with a receive buffer of a few kilobytes, so that little is on its way."""
+    """Connect with a receive buffer of a few kilobytes, so that little is in flight."""
     own = socket.socket()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     own.settimeout(WAIT_S)
@@ -110,7 +109,7 @@ def with_small_buffer(port: int) -> SocketClient:
 def test_consumers_that_stop_reading_disturb_nobody(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    """Three with a credit of 1,000 each, 60 MB waiting for them; later one of them goes on."""
+    """Three with a credit of 1,000 each and 60 MB to read; later one of them reads again."""
     with ExitStack() as stack, Scene(broker, "3 consumers that stop reading", figure) as scene:
         with SocketClient(broker.port) as publisher:
             for number in range(3_000):
@@ -130,7 +129,7 @@ def test_consumers_that_stop_reading_disturb_nobody(
 def test_publishers_that_trickle_disturb_nobody(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    """A hundred that have begun a message of 8 MB and send a byte now and then."""
+    """A hundred, each within a message of 8 MB, send a byte now and then."""
     with ExitStack() as stack, Scene(broker, "100 publishers that trickle", figure) as scene:
         peers = [stack.enter_context(SocketClient(broker.port)) for _ in range(100)]
         for peer in peers:
@@ -146,11 +145,11 @@ def test_publishers_that_trickle_disturb_nobody(
 def test_unfinished_messages_do_not_fill_the_memory(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    """``limits.unstored_total`` of them is read, and a bit of each; the rest stays outside."""
+    """The broker reads ``limits.unstored_total`` and a little of each; the rest stays unread."""
     with ExitStack() as stack, Scene(broker, "40 messages cut at 7 of 8 MB", figure) as scene:
         peers = [stack.enter_context(SocketClient(broker.port)) for _ in range(40)]
         head = b"H0100102P01%029dqueueP02%029d" % (5, 8 << 20)
-        send_what_goes(peers, head + b"{" * (7 << 20))
+        send_until_blocked(peers, head + b"{" * (7 << 20))
         scene.compare(most_bytes=128 * MIB)
 
 
@@ -158,7 +157,7 @@ def test_unfinished_messages_do_not_fill_the_memory(
 def test_many_connections_disturb_nobody(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    """Half of them wait for messages, each of a queue of its own, and get one at the end."""
+    """Half of them consume a queue each, and get one message at the end."""
     with ExitStack() as stack, Scene(broker, f"{CONNECTIONS:,} connections", figure) as scene:
         peers = [stack.enter_context(SocketClient(broker.port)) for _ in range(CONNECTIONS)]
         for number, peer in enumerate(peers[::2]):
@@ -175,31 +174,31 @@ def test_many_connections_disturb_nobody(
 def test_lengths_of_29_digits_are_refused(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    """Before a byte of the content is kept; the connection is closed without a word."""
+    """The connection is closed before any content is buffered, without a reply."""
     with Scene(broker, "29-digit lengths, one before each round trip", figure) as scene:
 
-        def ask_for_much() -> None:
+        def announce_long_content() -> None:
             with SocketClient(broker.port) as peer:
                 peer.send(b"H0100102P01%029dqueueP02%s" % (5, b"9" * 29))
                 assert_closed_without_reply(peer)
 
-        scene.compare(ask_for_much)
+        scene.compare(announce_long_content)
     metrics = AdminApi(broker.admin[0]).metrics()
     assert metrics['phpmq_protocol_errors_total{code="too-large"}'] == ROUND_TRIPS
 
 
 @pytest.mark.slow
-def test_publisher_that_does_not_read_its_receipts_is_not_read_either(
+def test_publisher_that_does_not_read_its_receipts_is_throttled(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    """When it reads again, all of them are there."""
+    """It gets all receipts when it reads again."""
     with (
         Scene(broker, "a publisher that reads no receipts", figure) as scene,
         with_small_buffer(broker.port) as peer,
     ):
         side, number = ClientSide(), 100_000
         frames = [side.publish("orders", b"{}", key=b"%d" % key) for key in range(number)]
-        sent = send_what_goes([peer], b"".join(frames))
+        sent = send_until_blocked([peer], b"".join(frames))
         assert sent < sum(map(len, frames))
         scene.compare(most_bytes=128 * MIB)
         whole = sent // len(frames[-1])
@@ -209,7 +208,7 @@ def test_publisher_that_does_not_read_its_receipts_is_not_read_either(
 def test_connections_beyond_the_descriptors_are_refused(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    """1,000 of them, with 256 descriptors: whoever is in goes on, and the log stays short."""
+    """400 of them, with 256 descriptors: accepted ones still work, and the log stays short."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     broker = BrokerProcess(tmp_path / "data", ["--admin", "127.0.0.1:0"])
@@ -220,9 +219,9 @@ def test_connections_beyond_the_descriptors_are_refused(
     try:
         with (
             ExitStack() as stack,
-            Scene(broker, "1,000 connections with 256 descriptors", figure) as scene,
+            Scene(broker, "400 connections with 256 descriptors", figure) as scene,
         ):
-            for _ in range(CONNECTIONS):
+            for _ in range(400):
                 stack.enter_context(SocketClient(broker.port))
             scene.compare()
             clients = AdminApi(broker.admin[0]).metrics()["phpmq_clients"]
@@ -238,7 +237,9 @@ def test_connections_beyond_the_descriptors_are_refused(
         broker.kill()
 
 
-def test_publishers_that_left_a_full_queue_do_not_lock_its_consumer_out(tmp_path: Path) -> None:
+def test_gone_publishers_of_a_full_queue_do_not_lock_out_its_consumer(
+    tmp_path: Path,
+) -> None:
     """PHP connects, publishes and closes, again and again, while the consumer is away."""
     flags = ["--admin", "none", "--set", "queues.max_messages=1", "--set", "limits.connections=20"]
     with broker_process(tmp_path / "data", *flags) as broker:
@@ -248,7 +249,7 @@ def test_publishers_that_left_a_full_queue_do_not_lock_its_consumer_out(tmp_path
         for number in range(60):
             with SocketClient(broker.port) as publisher:
                 publisher.publish("orders", b"{%d}" % number)
-        # Turned away at first, it comes back by itself, until there is a place.
+        # The client reconnects by itself until the broker accepts it.
         with connect_blocking("127.0.0.1", broker.port) as client:
             got = []
             with client.consume("orders", credit=1) as consumer:

@@ -1,6 +1,6 @@
-"""Each limit of ``docs/operate/security.md`` 9 is reached; metrics and system page show it.
+"""Exceed each limit of ``docs/operate/security.md`` 9; metrics and system page show it.
 
-What happens to the others meanwhile is in ``test_limits.py`` and ``test_hostile.py``.
+The effects on other clients are in ``test_limits.py`` and ``test_hostile.py``.
 """
 
 import urllib.request
@@ -41,10 +41,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 def page_of(broker: BrokerProcess) -> str:
     with urllib.request.urlopen(f"{broker.admin[0]}system", timeout=20) as answer:
-        return str(answer.read().decode()).replace("<wbr>", "")  # where a name may be broken
+        return str(answer.read().decode()).replace("<wbr>", "")  # line breaks within names
 
 
-# -- what reaches each of them
+# -- how to exceed each limit
 
 
 def open_too_many(broker: BrokerProcess, _queue: str) -> None:
@@ -55,19 +55,27 @@ def open_too_many(broker: BrokerProcess, _queue: str) -> None:
 
 
 def stall_within_a_message(broker: BrokerProcess, queue: str) -> None:
+    """Only the complete message is stored."""
     with SocketClient(broker.port) as peer:
-        peer.send(peer.side.publish(queue, b"{}")[:-1])
+        whole = peer.side.publish(queue, b"{}")
+        peer.send(whole + whole[:-1])
         assert_closed_without_reply(peer)
+    with SocketClient(broker.port) as other:
+        other.consume(queue, 5)
+        other.dispatches(1)
+        other.barrier()
+        assert not other.got
 
 
 def read_nothing(broker: BrokerProcess, queue: str) -> None:
+    """Another consumer gets the messages that the connection held."""
     with SocketClient(broker.port) as peer, SocketClient(broker.port) as other:
-        for _ in range(40):
+        for _ in range(40):  # more than the kernels and the write buffer take
             assert other.confirm(queue, LONG) is None
         peer.read_nothing()
         peer.consume(queue, 40)
         (first,) = peer.dispatches(1)
-        other.consume(queue, 1)  # with more it might leave too few to fill what the systems take
+        other.consume(queue, 1)  # a larger credit might leave too few to fill the buffers
         other.acknowledge_until(first.message_id)
 
 
@@ -96,13 +104,13 @@ def hold_too_many(broker: BrokerProcess, queue: str) -> None:
 
 
 def flood(broker: BrokerProcess, queue: str) -> None:
-    """More frames than one connection may have waiting, in one write."""
+    """Send more frames in one write than a connection may have pending."""
     with SocketClient(broker.port) as peer:
         peer.store(queue, *[b"%d" % number for number in range(2_000)])
 
 
 def send_large_ones_together(broker: BrokerProcess, queue: str) -> None:
-    """Several messages that are not whole, until no more of them is taken."""
+    """Send several partial messages until the broker stops reading."""
     with ExitStack() as stack:
         for _ in range(4):
             peer = stack.enter_context(SocketClient(broker.port))
@@ -130,23 +138,23 @@ REACHED: dict[str, Callable[[BrokerProcess, str], None]] = {
     "unstored_frames": flood,
     "unstored_total": send_large_ones_together,
     "http_connections": open_too_many_to_the_admin,
-    "max_queues": make_too_many_queues,  # the last: no test after it gets a queue
+    "max_queues": make_too_many_queues,  # the last one: later tests could not create queues
 }
 
 
 @pytest.mark.parametrize("limit", REACHED)
-def test_limit_that_is_reached_is_counted(broker: BrokerProcess, queue: str, limit: str) -> None:
+def test_exceeded_limit_is_counted(broker: BrokerProcess, queue: str, limit: str) -> None:
     admin, sample = AdminApi(broker.admin[0]), f'phpmq_limit_reached_total{{limit="{limit}"}}'
     before = admin.metrics()[sample]
     REACHED[limit](broker, queue)
     while admin.metrics()['phpmq_limit_used{limit="connections"}']:
-        pass  # those that were in have left
+        pass  # wait until the connections are closed
     with SocketClient(broker.port) as peer:
-        peer.barrier()  # it was counted by now, and nobody is locked out
+        peer.barrier()  # counted by now, and others are served
     assert admin.metrics()[sample] > before
 
 
-def test_page_names_every_limit_with_what_happens(
+def test_page_shows_every_limit_with_its_effect(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
     page, metrics = page_of(broker), AdminApi(broker.admin[0]).metrics()
@@ -164,10 +172,10 @@ def test_page_names_every_limit_with_what_happens(
         assert text in page
 
 
-def test_publishers_wait_while_the_memory_is_short(
+def test_publishers_wait_while_memory_exceeds_its_limit(
     tmp_path_factory: pytest.TempPathFactory, figure: Callable[[str], None]
 ) -> None:
-    """``limits.memory``: consumers go on, the page says why, and all of it arrives in the end."""
+    """``limits.memory``: consumers still get messages, the page shows it, all messages arrive."""
     data = tmp_path_factory.mktemp("short") / "data"
     flags = ("--admin", "127.0.0.1:0", "--set", "limits.memory=1MiB")
     with broker_process(data, *flags) as broker:

@@ -1,4 +1,4 @@
-"""Memory does not follow the backlog, and neither does the start.
+"""Memory and start time do not grow with the backlog.
 
 ``PHPMQ_BACKLOG=1000000 python -m pytest tests/acceptance/test_memory.py`` stores more.
 """
@@ -25,11 +25,10 @@ SMALL = 10_000
 BACKLOG = int(os.environ.get("PHPMQ_BACKLOG", "200000"))
 BODY = b"x" * 256
 CREDIT = 100
-MOST_BYTES = 120_000_000  # of the whole process, however many wait
+MOST_BYTES = 120_000_000  # of the process, for any backlog
 
 
 def fill(peer: SocketClient, number: int) -> float:
-    """Publish so many messages; give the messages per second."""
     began = time.perf_counter()
     piece = peer.side.publish("backlog", BODY) * 1_000
     for _ in range(number // 1_000):
@@ -38,8 +37,8 @@ def fill(peer: SocketClient, number: int) -> float:
     return number / (time.perf_counter() - began)
 
 
-def work_a_little(broker: BrokerProcess) -> None:
-    """Consume and acknowledge some, so that windows and caches are what they are at work."""
+def fill_windows(broker: BrokerProcess) -> None:
+    """Consume and acknowledge some messages, to fill windows and caches."""
     with SocketClient(broker.port) as consumer:
         consumer.consume("backlog", CREDIT)
         for _ in range(20):
@@ -49,16 +48,16 @@ def work_a_little(broker: BrokerProcess) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120 + BACKLOG // 2_000)
-def test_memory_and_start_do_not_follow_the_backlog(
+def test_memory_and_start_do_not_grow_with_the_backlog(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
         with SocketClient(broker.port) as publisher:
             fill(publisher, SMALL)
-            work_a_little(broker)
+            fill_windows(broker)
             small = resident_bytes(broker.pid)
             rate = fill(publisher, BACKLOG - SMALL)
-            work_a_little(broker)
+            fill_windows(broker)
             large = resident_bytes(broker.pid)
         count = AdminApi(broker.admin[0]).queue("backlog")["ready"]
         broker.kill()
@@ -69,7 +68,7 @@ def test_memory_and_start_do_not_follow_the_backlog(
             consumer.consume("backlog", 1)
             consumer.dispatches(1)
             dispatched_s = time.perf_counter() - began
-        work_a_little(broker)
+        fill_windows(broker)
         restarted = resident_bytes(broker.pid)
         figure(
             f"backlog: memory {small / MIB:.1f} MiB with {SMALL:,} messages, {large / MIB:.1f} MiB "

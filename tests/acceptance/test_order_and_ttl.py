@@ -1,4 +1,4 @@
-"""In which order messages come, and for how long: against a broker in a process of its own."""
+"""Order and time to live of messages, tested on a broker process."""
 
 import random
 import sqlite3
@@ -26,7 +26,7 @@ _numbers = count(1)
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker that keeps only 50 ready messages of a queue in memory, so most wait on disk."""
+    """Run a broker with a window of 50 ready messages per queue, so most are read from disk."""
     data = tmp_path_factory.mktemp("order") / "data"
     flags = ("--set", "limits.window=50", "--set", "queues.max_deliveries=0")
     with broker_process(data, "--admin", "none", *flags) as running:
@@ -38,7 +38,7 @@ def numbered(numbers: range) -> list[bytes]:
 
 
 def consume_all(peer: SocketClient, queue: str, number: int, credit: int) -> list[bytes]:
-    """Consume so many messages, acknowledging each read."""
+    """Consume ``number`` messages, acknowledging those of each read together."""
     peer.consume(queue, credit)
     got: list[bytes] = []
     while len(got) < number:
@@ -55,7 +55,7 @@ def consume_all(peer: SocketClient, queue: str, number: int, credit: int) -> lis
 def test_consumer_gets_messages_in_the_order_of_publishing(
     peer: SocketClient, other: SocketClient, queue: str, credit: int
 ) -> None:
-    """Those that wait on disk, those in memory, and those that come meanwhile."""
+    """Messages on disk, in memory, and published during consumption."""
     other.store(queue, *numbered(range(300)))
     peer.consume(queue, credit)
     other.send(b"".join(other.side.publish(queue, b"%d" % n) for n in range(300, 600)))
@@ -78,7 +78,7 @@ def test_consumers_together_get_messages_in_order(
 def test_messages_come_again_before_newer_ones_after_a_disconnect(
     peer: SocketClient, other: SocketClient, queue: str, how: str
 ) -> None:
-    """In their old order, under their old ids."""
+    """With their old ids, in their old order."""
     other.store(queue, *numbered(range(200)))
     peer.consume(queue, 30)
     held = peer.dispatches(30)
@@ -127,7 +127,7 @@ def test_messages_come_in_the_same_order_after_a_kill(tmp_path: Path) -> None:
 
 
 def test_requeued_message_comes_last(peer: SocketClient, other: SocketClient, queue: str) -> None:
-    """Under its old id; what is published later comes behind it."""
+    """With its old id, before messages that are published later."""
     other.store(queue, *numbered(range(120)))
     peer.consume(queue, 1)
     (first,) = peer.dispatches(1)
@@ -140,8 +140,8 @@ def test_requeued_message_comes_last(peer: SocketClient, other: SocketClient, qu
     assert newer == [b"0", b"newer"]
 
 
-def test_order_is_kept_over_many_ends(other: SocketClient, queue: str) -> None:
-    """Acknowledge some, requeue some, give back the rest, again and again: a list agrees."""
+def test_order_is_kept_while_messages_are_settled(other: SocketClient, queue: str) -> None:
+    """Acknowledge, requeue or return messages at random; compare the order with a list."""
     rng = random.Random(queue)
     expected = numbered(range(400))
     other.store(queue, *expected)
@@ -165,10 +165,10 @@ def test_order_is_kept_over_many_ends(other: SocketClient, queue: str) -> None:
 # -- time to live
 
 
-def second_passes(peer: SocketClient, seconds: int = 1) -> None:
-    """Return when the broker says that so many seconds have passed since the call.
+def wait_seconds(peer: SocketClient, seconds: int = 1) -> None:
+    """Wait for ``seconds`` by the clock of the broker.
 
-    A message in ``<queue>.retry`` comes to ``<queue>`` when its TTL ends.
+    A message in ``<queue>.retry`` moves to ``<queue>`` when its TTL ends.
     """
     timer = f"timer-{next(_numbers)}"
     peer.consume(timer, 1)
@@ -179,7 +179,6 @@ def second_passes(peer: SocketClient, seconds: int = 1) -> None:
 
 
 def rows(data: Path, text: str, *values: object) -> list[tuple[Any, ...]]:
-    """Ask the database, beside the broker."""
     database = sqlite3.connect(f"file:{data / DATABASE}?mode=ro", uri=True)
     found = database.execute(text, values).fetchall()
     database.close()
@@ -195,10 +194,10 @@ FROM history JOIN queue USING (queue_id) WHERE name = ? ORDER BY "offset"
 def test_message_is_not_dispatched_after_its_second(
     broker: BrokerProcess, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
-    """TTL 1, nobody there for more than a second by the broker's own clock, then a consumer."""
+    """TTL 1, no consumer for more than a second by the broker's clock, then one."""
     other.store(queue, *[b"short"] * 100, ttl_s=1)
     other.store(queue, b"endless")
-    second_passes(other)
+    wait_seconds(other)
     peer.consume(queue, 1_000)
     peer.barrier()
     assert [dispatch.content for dispatch in peer.got] == [b"endless"]
@@ -216,8 +215,8 @@ def test_no_dispatch_is_late_under_load(
     queue: str,
     figure: Callable[[str], None],
 ) -> None:
-    """A consumer that takes one at a time, of far more than it can in a second."""
-    other.store(queue, *numbered(range(20_000)), ttl_s=1)
+    """A consumer with credit 1 and more messages than it can take in a second."""
+    other.store(queue, *numbered(range(10_000)), ttl_s=1)
     peer.consume(queue, 1)
     other.publish(f"{queue}.end.retry", b"", ttl_s=2)
     peer.consume(f"{queue}.end", 1)
@@ -229,28 +228,29 @@ def test_no_dispatch_is_late_under_load(
     found = rows(broker.data, HISTORY, queue)
     acked = [row for row in found if row[0] == State.ACKED]
     expired = [row for row in found if row[0] == State.EXPIRED]
-    assert (len(acked), len(acked) + len(expired)) == (len(ttls), 20_000)
+    assert (len(acked), len(acked) + len(expired)) == (len(ttls), 10_000)
     latest_ms = max(last_at - published_at for _, published_at, _, _, last_at, _ in acked)
     soonest_ms = min(settled_at - published_at for _, published_at, settled_at, *_ in expired)
     figure(
-        f"TTL 1 under load: {len(acked):,} of 20,000 dispatched, the last {latest_ms} ms after its "
+        f"TTL 1 under load: {len(acked):,} of 10,000 dispatched, the last {latest_ms} ms after its "
         f"publish; the others expired, the first after {soonest_ms} ms"
     )
-    # The deadline is on a clock of its own, whose milliseconds begin at another moment.
+    # The deadline is on the steady clock, whose milliseconds begin at another moment.
     assert latest_ms <= 1_000
     assert soonest_ms >= 999
 
 
 def test_remaining_seconds_count_down(peer: SocketClient, other: SocketClient, queue: str) -> None:
-    """They are rounded up, so a message that just came has all of them."""
+    """They are rounded up, so a new message has all of them."""
     other.publish(queue, b"", ttl_s=100)
     left = []
-    for _ in range(3):
+    for wait_s in (0, 1, 1):
+        if wait_s:
+            wait_seconds(other, wait_s)
         peer.consume(queue, 1)
         left.append(peer.dispatches(1)[0].ttl_s or 0)
         peer.consume(queue, 0)
         peer.barrier()
-        second_passes(other)
     assert left[0] == 100
     assert left[0] - 1 >= left[1]
     assert left[1] - 1 >= left[2]
@@ -264,18 +264,18 @@ def test_requeue_gives_a_new_time_to_live(
     peer.consume(queue, 1)
     (dispatch,) = peer.dispatches(1)
     peer.requeue(dispatch, ttl_s=3_600)
-    second_passes(other)
+    wait_seconds(other)
     assert peer.dispatches(1)[0].ttl_s in (3_600, 3_599)
 
 
 def test_held_message_does_not_expire_but_is_not_dispatched_again_either(
     broker: BrokerProcess, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
-    """Only ready messages expire; this one does when it comes back."""
+    """Only ready messages expire; this one does when it is returned."""
     other.store(queue, b"a", ttl_s=1)
     peer.consume(queue, 1)
     peer.dispatches(1)
-    second_passes(other)
+    wait_seconds(other)
     assert rows(broker.data, HISTORY, queue) == []
     peer.consume(queue, 0)
     peer.consume(queue, 1)
@@ -288,11 +288,11 @@ def test_held_message_does_not_expire_but_is_not_dispatched_again_either(
 def test_message_without_time_to_live_never_expires(
     broker: BrokerProcess, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
-    """TTL 0, and the older revision, which has none; the largest number is a hundred years."""
+    """TTL 0, and the older revision without TTL; the largest TTL is a hundred years."""
     other.publish(queue, b"zero")
     other.send(b"H0100102P01%029d%sP02%029dolder" % (len(queue), queue.encode(), 5))
     other.publish(queue, b"largest", ttl_s=10**19 - 1)
-    second_passes(other)
+    wait_seconds(other)
     peer.consume(queue, 5)
     got = {dispatch.content: dispatch.ttl_s or 0 for dispatch in peer.dispatches(3)}
     left_s = got.pop(b"largest")
@@ -326,18 +326,18 @@ def test_expiry_survives_a_restart(tmp_path: Path) -> None:
 
 
 def set_deadlines(data: Path, deadline_ms: int) -> None:
-    """Let all messages of a broker that is stopped expire at the same moment (wall clock)."""
+    """Set one deadline (wall clock) for all messages with a TTL of a stopped broker."""
     database = sqlite3.connect(data / DATABASE)
     with database:
         database.execute("UPDATE message SET deadline_ms = ? WHERE ttl_s IS NOT NULL",
                          (deadline_ms,))  # fmt: skip
     database.close()
     with closing(DataFolder.open(data)) as folder:
-        seal(folder)  # another one than the stop's
+        seal(folder)  # the seal of the stop no longer matches
 
 
 class Livez:
-    """Asks ``/livez``, which the loop answers without a batch: how long that takes."""
+    """Measures the response times of ``/livez``, which the loop answers without a batch."""
 
     def __init__(self, url: str) -> None:
         place = urlsplit(url)
@@ -345,7 +345,6 @@ class Livez:
         self.times_ms: list[float] = []
 
     def ask(self) -> None:
-        """Ask once."""
         began = time.perf_counter()
         self._connection.request("GET", "/livez")
         answer = self._connection.getresponse()
@@ -354,17 +353,16 @@ class Livez:
         assert answer.status == 200
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
 
 @pytest.mark.sample("live")
 @pytest.mark.parametrize("is_overdue", [False, True], ids=["live", "at the start"])
-def test_loop_lives_while_100_000_messages_expire_at_once(
+def test_loop_responds_while_30_000_messages_expire_at_once(
     tmp_path: Path, is_overdue: bool, figure: Callable[[str], None]
 ) -> None:
-    """The issue's bound is 50 ms; what is asserted leaves room for a busy machine."""
-    data, number = tmp_path / "data", 100_000
+    """The goal is 50 ms; the asserted bound leaves room for a busy machine."""
+    data, number = tmp_path / "data", 30_000
     with broker_process(data, "--admin", "127.0.0.1:0") as broker:
         with SocketClient(broker.port) as peer:
             for _ in range(0, number, 1_000):

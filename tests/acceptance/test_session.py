@@ -1,4 +1,4 @@
-"""What one connection may rely on, with real sockets against a broker in a process of its own.
+"""The guarantees of a connection, tested with sockets on a broker process.
 
 The rules are those of ``docs/reference/wire.md`` (R1 to R16, and "Queues on the wire").
 """
@@ -27,18 +27,17 @@ pytestmark = pytest.mark.acceptance
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with the default settings."""
+    """Run a broker with the default settings and all listeners."""
     with broker_with_all_listeners(tmp_path_factory.mktemp("session") / "data") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker whose queues take three messages."""
+    """Run a broker whose queues have room for three messages."""
     data = tmp_path_factory.mktemp("small") / "data"
-    with broker_process(
-        data, "--admin", "127.0.0.1:0", "--set", "queues.max_messages=3"
-    ) as running:
+    flags = ("--admin", "127.0.0.1:0", "--set", "queues.max_messages=3")
+    with broker_process(data, *flags) as running:
         yield running
 
 
@@ -46,7 +45,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 def test_broker_applies_commands_of_a_connection_in_order(small: BrokerProcess, queue: str) -> None:
-    """The client's ``pushBack``: 004 makes the room that the 001 behind it needs."""
+    """``pushBack`` of the PHP client: its 004 frees the room that the next 001 needs."""
     with SocketClient(small.port) as peer:
         assert [peer.confirm(queue, body) for body in (b"a", b"b", b"c")] == [None] * 3
         peer.consume(queue, 1)
@@ -67,7 +66,7 @@ def test_broker_applies_commands_of_a_connection_in_order(small: BrokerProcess, 
 
 
 def test_receipts_come_in_the_order_of_the_publishes(small: BrokerProcess, queue: str) -> None:
-    """Refusals too, and over several queues."""
+    """Including refusals, and over several queues."""
     names = [queue, f"{queue}-more"]
     sent = [(names[number % 2], b"%s %d" % (queue.encode(), number)) for number in range(12)]
     with SocketClient(small.port) as peer:
@@ -112,7 +111,7 @@ def test_publisher_without_key_waits_when_the_queue_is_full(
 
 
 def test_dispatch_leaves_in_one_write(peer: SocketClient, other: SocketClient, queue: str) -> None:
-    """The PHP client fails when the header of a dispatch arrives in two pieces."""
+    """The PHP client fails if the header of a dispatch arrives in two pieces."""
     other.store(queue, b"one", b"two", b"three")
     peer.consume(queue, 10)
     frames = peer.side.receive(peer.socket.recv(1 << 16))
@@ -122,13 +121,13 @@ def test_dispatch_leaves_in_one_write(peer: SocketClient, other: SocketClient, q
     assert peer.side.partial_bytes == 0
 
 
-# -- mirrored answers
+# -- framing of replies
 
 COMPACT = {"digits": 29, "line": b""}
 
 
 def frame(header: bytes, *packets: tuple[bytes, bytes], digits: int, line: bytes) -> bytes:
-    """Write a frame in any style, without our encoder; a break ends every part."""
+    """Return a frame in any style, without the encoder; a break ends every part."""
     parts = [header]
     for kind, content in packets:
         parts += (b"P" + kind + b"%0*d" % (digits, len(content)), content)
@@ -141,7 +140,7 @@ def frame(header: bytes, *packets: tuple[bytes, bytes], digits: int, line: bytes
 def test_dispatch_mirrors_the_framing_of_its_consumer(
     broker: BrokerProcess, queue: str, line: bytes, digits: int, revision: str
 ) -> None:
-    """R7 and R9: line breaks, width and revision are those that the connection has shown."""
+    """R7 and R9: line breaks, width and revision are those of the frames of the client."""
     name = queue.encode()
     ttl = [(b"05", b"3600")] if revision == "ttl" else []
     publish = frame(
@@ -163,10 +162,10 @@ def test_dispatch_mirrors_the_framing_of_its_consumer(
 
 
 @pytest.mark.parametrize(("listener", "header"), [(0, b"H0100304"), (1, b"H0100303")])
-def test_listener_decides_for_a_consumer_that_has_shown_nothing(
+def test_listener_decides_the_revision_of_a_consumer(
     broker: BrokerProcess, other: SocketClient, queue: str, listener: int, header: bytes
 ) -> None:
-    """R7: a 002 does not tell which revision its sender speaks."""
+    """R7: a 002 does not show the revision of its sender."""
     other.store(queue, b"body")
     with SocketClient(broker.phpmq[listener]) as peer:
         peer.consume(queue, 1)
@@ -185,14 +184,14 @@ def test_receipt_mirrors_line_framing(broker: BrokerProcess, queue: str) -> None
 def test_log_hints_at_the_other_listener_when_a_consumer_leaves_after_its_first_dispatch(
     broker: BrokerProcess, other: SocketClient, queue: str
 ) -> None:
-    """R7: a wrong choice loses nothing, and the log says how to help."""
+    """R7: the wrong listener loses no messages, and the log explains the fix."""
     other.store(queue, b"body")
     with SocketClient(broker.port) as peer:
         peer.consume(queue, 1)
         peer.dispatches(1)
         port = peer.socket.getsockname()[1]
     other.consume(queue, 1)
-    assert other.bodies(1) == [b"body"]  # so it has come back, and the log is written
+    assert other.bodies(1) == [b"body"]  # returned by now, and the log is written
     (line,) = [
         line
         for line in broker.log.read_text(encoding="utf-8").splitlines()
@@ -239,7 +238,7 @@ def test_key_is_stored_once_also_after_a_restart(tmp_path: Path) -> None:
 def test_broker_closes_without_reply_at_the_first_wrong_byte(
     broker: BrokerProcess, admin: AdminApi, other: SocketClient, queue: str, wrong: bytes
 ) -> None:
-    """R16: what was whole before it stands, nothing behind it is executed."""
+    """R16: complete frames before it are executed, later ones are not."""
     other.confirm(queue, b"earlier")
     with SocketClient(broker.port) as peer:
         side = peer.side
@@ -252,14 +251,14 @@ def test_broker_closes_without_reply_at_the_first_wrong_byte(
     assert admin.queue(queue)["dispatched"] == 2
 
 
-def test_broker_confirms_what_was_whole_before_the_wrong_byte(
+def test_broker_confirms_complete_frames_before_the_wrong_byte(
     peer: SocketClient, queue: str
 ) -> None:
     peer.send(peer.side.publish(queue, b"{}", key=b"k") + b"garbage")
     assert peer.side.receive(peer.rest()) != []
 
 
-def test_held_messages_return_when_their_consumer_breaks_the_grammar(
+def test_held_messages_return_after_a_protocol_error(
     peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     other.store(queue, b"a", b"b", b"c")
@@ -271,23 +270,11 @@ def test_held_messages_return_when_their_consumer_breaks_the_grammar(
     assert [d.message_id for d in other.dispatches(2)] == [held[0].message_id, held[2].message_id]
 
 
-@pytest.mark.parametrize("how", ["close", "reset", "half_close"])
-def test_held_messages_return_when_their_consumer_leaves(
-    peer: SocketClient, other: SocketClient, queue: str, how: str
-) -> None:
-    other.store(queue, b"a", b"b")
-    peer.consume(queue, 2)
-    held = peer.dispatches(2)
-    getattr(peer, how)()
-    other.consume(queue, 2)
-    assert [d.message_id for d in other.dispatches(2)] == [d.message_id for d in held]
-
-
 # -- the end of a connection
 
 
 def test_everything_sent_before_the_end_is_stored(broker: BrokerProcess, queue: str) -> None:
-    """No answer is needed: bytes, then the end, as a PHP script does it."""
+    """The client reads no reply: it sends and closes, as PHP scripts do."""
     with SocketClient(broker.port) as peer:
         peer.send(b"".join(peer.side.publish(queue, b"%d" % number) for number in range(500)))
     with SocketClient(broker.port) as peer:
@@ -304,10 +291,10 @@ def test_receipts_still_arrive_after_the_publisher_closed_its_side(
     assert_closed_without_reply(peer)
 
 
-def test_consumer_sees_what_it_asked_for_after_it_closed_its_side(
+def test_consumer_gets_messages_after_it_closed_its_side(
     peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
-    """``nc -N`` sends its 002 and the end in one go."""
+    """``nc -N`` sends its 002 and closes its side at once."""
     other.store(queue, b"body")
     peer.consume(queue, 1)
     peer.half_close()
@@ -316,12 +303,12 @@ def test_consumer_sees_what_it_asked_for_after_it_closed_its_side(
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "half_close"])
-def test_frame_that_is_not_whole_is_not_stored(
+def test_incomplete_frame_is_not_stored(
     peer: SocketClient, other: SocketClient, queue: str, how: str
 ) -> None:
     whole = peer.side.publish(queue, b"{whole}")
     peer.send(whole + whole[:-1])
-    if how == "reset":  # else the kernel may throw away what was not read
+    if how == "reset":  # or else the kernel may drop unread bytes
         other.consume(queue, 1)
         other.dispatches(1)
     getattr(peer, how)()
@@ -332,13 +319,13 @@ def test_frame_that_is_not_whole_is_not_stored(
     assert not other.got
 
 
-# -- what a receipt proves
+# -- durability
 
 
 def test_everything_before_a_confirmed_publish_is_stored_with_it(
     broker: BrokerProcess, peer: SocketClient, queue: str
 ) -> None:
-    """A dead letter too, though its record needs the body, which lies on disk."""
+    """Including dead letters, whose record needs the body from disk."""
     peer.store(queue, *(b"%d" % number for number in range(60)))
     peer.consume(queue, 60)
     held = peer.dispatches(60)
@@ -364,7 +351,7 @@ def test_everything_before_a_confirmed_publish_is_stored_with_it(
 # -- sizes and numbers
 
 
-def test_content_may_have_the_largest_size_and_no_byte_more(peer: SocketClient, queue: str) -> None:
+def test_content_up_to_the_maximum_size_is_accepted(peer: SocketClient, queue: str) -> None:
     largest = b"{" * (8 << 20)
     assert peer.confirm(queue, largest) is None
     peer.consume(queue, 5)
@@ -377,7 +364,7 @@ def test_content_may_have_the_largest_size_and_no_byte_more(peer: SocketClient, 
 
 
 def test_publishes_to_too_many_queues_are_refused(tmp_path: Path) -> None:
-    """With a key by a receipt; without one, and for a 002, there is only the end."""
+    """With a receipt if they have a key; otherwise, and after a 002, by closing."""
     flags = ("--admin", "none", "--set", "limits.max_queues=2")
     with broker_process(tmp_path / "data", *flags) as broker, SocketClient(broker.port) as peer:
         results = [peer.confirm(name, b"") for name in ("a", "b", "c", "a")]

@@ -1,4 +1,4 @@
-"""What consumers hold, acknowledge and wait for (``docs/reference/wire.md``)."""
+"""Acknowledgements, credit and pauses of consumers (``docs/reference/wire.md``)."""
 
 import pytest
 
@@ -12,10 +12,10 @@ def ignored(admin: AdminApi, reason: str) -> float:
     return admin.metrics().get(f'phpmq_acks_ignored_total{{reason="{reason}"}}', 0)
 
 
-# -- acknowledgements that change nothing
+# -- ignored acknowledgements
 
 
-def test_acknowledgement_of_a_stranger_is_ignored(
+def test_acknowledgement_by_another_connection_is_ignored(
     admin: AdminApi, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     other.store(queue, b"a")
@@ -70,10 +70,10 @@ def test_second_acknowledgement_is_ignored(peer: SocketClient, queue: str) -> No
     assert not peer.got
 
 
-def test_acknowledgement_counts_when_nobody_holds_the_message_any_more(
+def test_acknowledgement_of_a_released_message_is_accepted(
     admin: AdminApi, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
-    """Its consumer lost the connection, did the work, and came back."""
+    """Its consumer lost the connection, finished the work, and reconnected."""
     other.store(queue, b"a")
     peer.consume(queue, 1)
     held = peer.dispatches(1)
@@ -88,7 +88,7 @@ def test_acknowledgement_counts_when_nobody_holds_the_message_any_more(
 def test_acknowledgement_of_a_purged_message_is_ignored(
     admin: AdminApi, peer: SocketClient, queue: str
 ) -> None:
-    """And the credit is free again."""
+    """Its credit is free again."""
     peer.store(queue, b"a")
     peer.consume(queue, 1)
     held = peer.dispatches(1)
@@ -119,7 +119,7 @@ def test_consumer_gets_at_most_its_credit(
 def test_second_consume_replaces_the_window(
     peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
-    """What was held is put back and comes again under the same ids."""
+    """Held messages are returned and dispatched again with the same ids."""
     other.store(queue, b"a", b"b", b"c")
     peer.consume(queue, 2)
     before = peer.dispatches(2)
@@ -129,7 +129,7 @@ def test_second_consume_replaces_the_window(
     assert again[2].content == b"c"
 
 
-def test_consumer_gives_back_with_a_count_of_0(
+def test_count_of_0_returns_held_messages(
     admin: AdminApi, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     other.store(queue, b"a", b"b")
@@ -152,7 +152,7 @@ def test_connection_may_consume_several_queues(
     assert sorted(peer.bodies(2)) == [b"a", b"c"]
 
 
-def test_huge_count_is_taken_as_the_largest_credit(
+def test_huge_count_means_the_largest_credit(
     peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     """R14."""
@@ -180,7 +180,7 @@ def test_consumers_take_turns_message_by_message(
 def test_publisher_without_key_waits_while_publishing_is_paused(
     admin: AdminApi, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
-    """What it sent behind waits with it, in order; everybody else goes on."""
+    """Its later frames wait too, in order; other clients are served."""
     peer.store(queue, b"a")
     admin.pause(queue, "publishing")
     peer.send(peer.side.publish(queue, b"b") + peer.side.publish("barrier", b"", key=b"behind"))
@@ -195,7 +195,7 @@ def test_publisher_without_key_waits_while_publishing_is_paused(
     assert peer.receipt().key == b"behind"
 
 
-def test_publish_that_waited_is_stored_though_its_publisher_has_left(
+def test_waiting_publish_is_stored_after_its_publisher_disconnected(
     admin: AdminApi, other: SocketClient, broker: BrokerProcess, queue: str
 ) -> None:
     other.store(queue, b"a")
@@ -209,10 +209,10 @@ def test_publish_that_waited_is_stored_though_its_publisher_has_left(
     assert other.bodies(3) == [b"a", b"{b}", b"{c}"]
 
 
-def test_acknowledgements_pass_slowly_behind_a_publish_that_waits(
+def test_acknowledgements_pass_a_waiting_publish_slowly(
     admin: AdminApi, peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
-    """A connection that also consumes is let through, so that its queue drains."""
+    """A connection that also consumes may publish, so that its queue drains."""
     other.store(f"{queue}-work", b"1", b"2", b"3")
     other.store(queue, b"")
     admin.pause(queue, "publishing")

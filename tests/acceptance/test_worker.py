@@ -1,4 +1,4 @@
-"""``phpmq-lite worker`` on a running broker: all ways a job can end, workers that are killed."""
+"""``phpmq-lite worker`` on a running broker: all outcomes of jobs, and killed workers."""
 
 import json
 import os
@@ -27,7 +27,7 @@ WAIT_S = 30.0
 
 
 def envelope(what: str | None = None, urn: str = "urn:test:do", **data: Any) -> dict[str, Any]:
-    """Make an envelope as another service would, without the code under test."""
+    """Return an envelope built as another service does, without the code under test."""
     return {
         "job": urn,
         "trace_id": str(uuid.uuid4()),
@@ -38,14 +38,14 @@ def envelope(what: str | None = None, urn: str = "urn:test:do", **data: Any) -> 
     }  # fmt: skip
 
 
-def written(made: dict[str, Any]) -> bytes:
-    """Write it with spaces and an escape, so that a re-encoding would show."""
+def encoded(made: dict[str, Any]) -> bytes:
+    """Encode with spaces and an escape, so that the test detects a re-encoding."""
     return json.dumps(made, separators=(", ", ": ")).encode().replace(b"go", b"g\\u006f")
 
 
 @dataclass
 class Crew:
-    """Workers on one queue, what their handlers wrote down, and what they logged."""
+    """Workers of one queue, the runs that their handlers recorded, and their logs."""
 
     folder: Path
     port: int
@@ -53,7 +53,6 @@ class Crew:
     started: list[ForkedProcess] = field(default_factory=list)
 
     def start(self, *flags: str, port: int | None = None) -> ForkedProcess:
-        """Start one worker."""
         environment = {
             "TEST_PORT": str(port or self.port),
             "TEST_QUEUE": self.queue,
@@ -69,17 +68,16 @@ class Crew:
         return worker
 
     def run(self, *flags: str, port: int | None = None) -> int:
-        """Run one until the queue is empty; give its exit code."""
+        """Run a worker until the queue is empty; return its exit code."""
         return self.start("--stop-when-empty", *flags, port=port).wait(WAIT_S)
 
     @property
     def runs(self) -> list[dict[str, Any]]:
-        """What handlers wrote down, in order."""
         file = self.folder / "runs"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def events(self, name: str = "") -> list[dict[str, Any]]:
-        """Give the events that were logged, of one name or all."""
+        """Return the logged events, all or those with this name."""
         logs = [self.folder / f"log-{number}" for number in range(len(self.started))]
         lines = [line for log in logs for line in log.read_text().splitlines(keepends=True)]
         found = [json.loads(line) for line in lines if line[0] == "{" and line[-1] == "\n"]
@@ -100,7 +98,7 @@ def crew(broker: BrokerProcess, tmp_path: Path, queue: str) -> Iterator[Crew]:
 
 
 def wait_until(what: Callable[[], Any]) -> Any:
-    """Wait for something that another process does."""
+    """Wait until the function returns a true value; return it."""
     until = time.monotonic() + WAIT_S
     while not (found := what()):
         assert time.monotonic() < until, "it did not come"
@@ -108,22 +106,20 @@ def wait_until(what: Callable[[], Any]) -> Any:
     return found
 
 
-def alive(admin: AdminApi, name: str) -> list[dict[str, Any]]:
-    """Give the live messages of a queue, in order."""
+def live_messages(admin: AdminApi, name: str) -> list[dict[str, Any]]:
     if not admin.queue(name):
         return []
     found: list[dict[str, Any]] = admin.get(f"/api/v1/queues/{name}/messages")["items"]
     return found
 
 
-def settled(admin: AdminApi, name: str) -> list[dict[str, Any]]:
-    """Give the history of a queue."""
+def history_of(admin: AdminApi, name: str) -> list[dict[str, Any]]:
     items = admin.get(f"/api/v1/history?queue={name}&limit=100")["items"]
     return [item for item in items if item["queue"] == name]
 
 
-def taken(peer: SocketClient, name: str, number: int) -> list[bytes]:
-    """Take messages off a queue for good."""
+def consume_all(peer: SocketClient, name: str, number: int) -> list[bytes]:
+    """Consume and acknowledge messages; return their contents."""
     peer.consume(name, number)
     got = peer.dispatches(number)
     peer.ack(*got)
@@ -132,24 +128,24 @@ def taken(peer: SocketClient, name: str, number: int) -> list[bytes]:
     return [dispatch.content for dispatch in got]
 
 
-# -- the common life
+# -- outcomes
 
 
 def test_worker_handles_and_acknowledges(crew: Crew, peer: SocketClient, admin: AdminApi) -> None:
     made = [envelope("done") for _ in range(5)]
-    peer.store(crew.queue, *map(written, made))
+    peer.store(crew.queue, *map(encoded, made))
     assert crew.run() == 0
     assert [run["id"] for run in crew.runs] == [one["meta"]["id"] for one in made]
     acks = crew.events("job.ack")
     assert [ack["trace_id"] for ack in acks] == [one["trace_id"] for one in made]
     assert {ack["urn"] for ack in acks} == {"urn:test:do"}
-    assert alive(admin, crew.queue) == []
+    assert live_messages(admin, crew.queue) == []
     assert crew.events()[-1]["reason"] == "empty"
 
 
-def test_trace_goes_on_over_two_hops(crew: Crew, peer: SocketClient) -> None:
+def test_trace_id_is_kept_over_two_hops(crew: Crew, peer: SocketClient) -> None:
     made = envelope("forward")
-    peer.store(crew.queue, written(made))
+    peer.store(crew.queue, encoded(made))
     assert crew.run() == 0
     first, second = crew.runs
     assert (first["what"], second["what"]) == ("forward", "hop")
@@ -157,28 +153,28 @@ def test_trace_goes_on_over_two_hops(crew: Crew, peer: SocketClient) -> None:
     assert second["cause"] == made["meta"]["id"]
 
 
-def test_failing_job_is_tried_with_growing_gaps_then_dead(
+def test_failing_job_is_retried_with_growing_delays_then_dead_lettered(
     crew: Crew, peer: SocketClient, admin: AdminApi
 ) -> None:
     made = envelope("fail", big=12345678901234567890, e="1E2")
-    peer.store(crew.queue, written(made))
-    worker = crew.start()
+    peer.store(crew.queue, encoded(made))
+    worker = crew.start("--max-attempts", "3")
     wait_until(lambda: crew.events("job.dead_letter"))
     worker.terminate()
     assert worker.wait(WAIT_S) == 0
     runs = crew.runs
-    assert [run["attempts"] for run in runs] == [0, 1, 2, 3]
+    assert [run["attempts"] for run in runs] == [0, 1, 2]
     gaps = [after["at"] - before["at"] for before, after in pairwise(runs)]
-    assert all(gap >= delay_s - 0.1 for gap, delay_s in zip(gaps, [1, 2, 3], strict=True))
-    (content,) = taken(peer, f"{crew.queue}.dlq", 1)
-    original = written(made | {"attempts": 4})
+    assert all(gap >= delay_s - 0.1 for gap, delay_s in zip(gaps, [1, 2], strict=True))
+    (content,) = consume_all(peer, f"{crew.queue}.dlq", 1)
+    original = encoded(made | {"attempts": 3})
     assert content.startswith(original[:-1] + b',"dead_letter":{')
     block = dead_letter_record.read_block(content)
     assert block is not None
-    assert (block.reason, block.attempts, block.original_queue) == ("failed", 4, crew.queue)
-    assert (block.error, block.exception) == ("failed at 3", "ValueError")
-    assert [event["delay_s"] for event in crew.events("job.retry")] == [1, 2, 3]
-    assert [row["state"] for row in settled(admin, crew.queue)].count("dead") == 1
+    assert (block.reason, block.attempts, block.original_queue) == ("failed", 3, crew.queue)
+    assert (block.error, block.exception) == ("failed at 2", "ValueError")
+    assert [event["delay_s"] for event in crew.events("job.retry")] == [1, 2]
+    assert [row["state"] for row in history_of(admin, crew.queue)].count("dead") == 1
 
 
 # -- URNs without a handler
@@ -186,23 +182,23 @@ def test_failing_job_is_tried_with_growing_gaps_then_dead(
 
 @pytest.mark.parametrize("strategy", ["fail", "delete", "release", "dead_letter"])
 def test_unknown_urn(strategy: str, crew: Crew, peer: SocketClient, admin: AdminApi) -> None:
-    content = written(envelope(urn="urn:test:nobody"))
+    content = encoded(envelope(urn="urn:test:nobody"))
     peer.store(crew.queue, content)
     flags = ("--on-unknown", strategy, "--backoff", "0")
     assert crew.run(*flags) == 0
     assert crew.runs == []
-    records = alive(admin, f"{crew.queue}.dlq")
-    waiting = alive(admin, f"{crew.queue}.retry")
-    assert alive(admin, crew.queue) == []
+    records = live_messages(admin, f"{crew.queue}.dlq")
+    waiting = live_messages(admin, f"{crew.queue}.retry")
+    assert live_messages(admin, crew.queue) == []
     assert len(records) == (strategy in ("fail", "dead_letter"))
     assert len(waiting) == (strategy == "release")
     if records:
-        (found,) = taken(peer, f"{crew.queue}.dlq", 1)
+        (found,) = consume_all(peer, f"{crew.queue}.dlq", 1)
         block = dead_letter_record.read_block(found)
         assert block is not None
         assert (block.reason, block.attempts) == ("unknown_urn", 4 if strategy == "fail" else 0)
     if waiting:
-        assert taken(peer, f"{crew.queue}.retry", 1) == [content]
+        assert consume_all(peer, f"{crew.queue}.retry", 1) == [content]
     if strategy == "delete":
         assert [event["reason"] for event in crew.events("job.dropped")] == ["unknown_urn"]
 
@@ -213,29 +209,29 @@ def test_unknown_urn(strategy: str, crew: Crew, peer: SocketClient, admin: Admin
 MALFORMED = [case for case in CASES if case.reason is not None]
 
 
-def test_malformed_of_every_reason_is_put_aside_with_its_bytes(
+def test_malformed_message_of_every_reason_is_quarantined_with_its_bytes(
     crew: Crew, peer: SocketClient, admin: AdminApi
 ) -> None:
-    """All of the table at once: first delivery, one record each, never in a handler."""
-    good = written(envelope("done"))
+    """All cases at once: one record each after the first delivery, no run of a handler."""
+    good = encoded(envelope("done"))
     peer.store(crew.queue, *(case.content for case in MALFORMED), good)
     assert crew.run() == 0
     assert len(crew.runs) == 1
-    assert alive(admin, crew.queue) == []
+    assert live_messages(admin, crew.queue) == []
     events = crew.events("job.dead_letter")
     assert [event["reason"] for event in events] == [case.reason for case in MALFORMED]
-    records = taken(peer, f"{crew.queue}.dlq", len(MALFORMED))
+    records = consume_all(peer, f"{crew.queue}.dlq", len(MALFORMED))
     for case, found in zip(MALFORMED, records, strict=True):
         _assert_record(case, found, crew.queue)
-    assert alive(admin, f"{crew.queue}.dlq") == []
+    assert live_messages(admin, f"{crew.queue}.dlq") == []
 
 
 def _assert_record(case: Case, found: bytes, queue: str) -> None:
     if case.record == "keep":
         assert found == case.content, case.name
         return
-    told = found[found.rindex(b'"dead_letter":') + 14 : -1]
-    assert found == record_of(case, told), case.name
+    block_text = found[found.rindex(b'"dead_letter":') + 14 : -1]
+    assert found == record_of(case, block_text), case.name
     block = dead_letter_record.read_block(found)
     assert block is not None
     assert (block.reason, block.detail, block.original_queue) == ("poison", case.reason, queue)
@@ -244,31 +240,31 @@ def _assert_record(case: Case, found: bytes, queue: str) -> None:
 def test_version_2_is_kept_byte_for_byte(crew: Crew, peer: SocketClient, admin: AdminApi) -> None:
     made = envelope("done")
     made["meta"]["schema_version"] = 2
-    peer.store(crew.queue, written(made))
+    peer.store(crew.queue, encoded(made))
     assert crew.run() == 0
     assert crew.runs == []
-    (row,) = settled(admin, crew.queue)
+    (row,) = history_of(admin, crew.queue)
     assert (row["state"], row["reason"]) == ("dead", "unsupported_schema_version")
-    assert taken(peer, f"{crew.queue}.dlq", 1) == [written(made)]
+    assert consume_all(peer, f"{crew.queue}.dlq", 1) == [encoded(made)]
 
 
-# -- the end of a worker
+# -- shutdown
 
 
 def test_sigterm_lets_the_handler_finish(crew: Crew, peer: SocketClient, admin: AdminApi) -> None:
-    peer.store(crew.queue, written(envelope("sleep", seconds=1)), written(envelope("done")))
+    peer.store(crew.queue, encoded(envelope("sleep", seconds=1)), encoded(envelope("done")))
     worker = crew.start()
     wait_until(lambda: crew.runs)
     worker.terminate()
     assert worker.wait(WAIT_S) == 0
     assert len(crew.events("job.ack")) == 1
-    assert [row["state"] for row in alive(admin, crew.queue)] == ["ready"]
+    assert [row["state"] for row in live_messages(admin, crew.queue)] == ["ready"]
 
 
-def test_sigterm_gives_the_message_back_when_the_time_is_over(
+def test_sigterm_returns_the_message_after_the_shutdown_timeout(
     crew: Crew, peer: SocketClient, admin: AdminApi
 ) -> None:
-    content = written(envelope("sleep", seconds=60))
+    content = encoded(envelope("sleep", seconds=60))
     peer.store(crew.queue, content, ttl_s=100)
     worker = crew.start("--shutdown-timeout", "0.5")
     wait_until(lambda: crew.runs)
@@ -284,28 +280,28 @@ def test_sigterm_gives_the_message_back_when_the_time_is_over(
 
 
 def test_second_signal_ends_at_once(crew: Crew, peer: SocketClient) -> None:
-    content = written(envelope("sleep", seconds=60))
+    content = encoded(envelope("sleep", seconds=60))
     peer.store(crew.queue, content)
     worker = crew.start()
     wait_until(lambda: crew.runs)
     worker.terminate()
     wait_until(lambda: worker.poll() is None)
-    time.sleep(0.2)  # two signals at once may be one
+    time.sleep(0.2)  # signals sent together may merge
     worker.terminate()
     assert worker.wait(10) == 0
-    assert taken(peer, crew.queue, 1) == [content]
+    assert consume_all(peer, crew.queue, 1) == [content]
 
 
-def test_handler_that_exits_gives_the_message_back(crew: Crew, peer: SocketClient) -> None:
-    content = written(envelope("exit"))
+def test_handler_that_exits_returns_the_message(crew: Crew, peer: SocketClient) -> None:
+    content = encoded(envelope("exit"))
     peer.store(crew.queue, content)
     assert crew.run() == 3
-    assert taken(peer, crew.queue, 1) == [content]
+    assert consume_all(peer, crew.queue, 1) == [content]
     assert "SystemExit" in crew.events("process.failed")[0]["reason"]
 
 
 @pytest.mark.parametrize(
-    ("flags", "runs", "told"),
+    ("flags", "runs", "message"),
     [
         (["--once"], 1, "1 message handled; job limit reached"),
         (["--max-jobs", "2"], 2, "2 messages handled; job limit reached"),
@@ -313,12 +309,12 @@ def test_handler_that_exits_gives_the_message_back(crew: Crew, peer: SocketClien
     ],
 )
 def test_worker_ends_at_its_limit(
-    crew: Crew, peer: SocketClient, flags: list[str], runs: int, told: str
+    crew: Crew, peer: SocketClient, flags: list[str], runs: int, message: str
 ) -> None:
-    peer.store(crew.queue, *(written(envelope("done")) for _ in range(3)))
+    peer.store(crew.queue, *(encoded(envelope("done")) for _ in range(3)))
     assert crew.start(*flags).wait(WAIT_S) == 0
     assert len(crew.runs) == runs
-    assert told in (crew.folder / "log-0").read_text()
+    assert message in (crew.folder / "log-0").read_text()
 
 
 def test_worker_waits_for_a_broker_that_is_away(tmp_path: Path, queue: str) -> None:
@@ -329,7 +325,7 @@ def test_worker_waits_for_a_broker_that_is_away(tmp_path: Path, queue: str) -> N
     crew = Crew(tmp_path, broker.port, queue)
     try:
         with SocketClient(broker.port) as peer:
-            peer.store(queue, written(envelope("done")))
+            peer.store(queue, encoded(envelope("done")))
         broker.terminate()
         worker = crew.start()
         wait_until(lambda: crew.events("reserve.failed"))
@@ -338,7 +334,7 @@ def test_worker_waits_for_a_broker_that_is_away(tmp_path: Path, queue: str) -> N
         broker.kill()
         broker.start()
         with SocketClient(broker.port) as peer:
-            peer.store(queue, written(envelope("done")))
+            peer.store(queue, encoded(envelope("done")))
         wait_until(lambda: len(crew.events("job.ack")) == 2)
         worker.terminate()
         assert worker.wait(WAIT_S) == 0
@@ -353,13 +349,13 @@ def test_processes_share_a_queue_and_one_that_is_killed_is_replaced(
     crew: Crew, peer: SocketClient
 ) -> None:
     supervisor = crew.start("--processes", "2")
-    peer.store(crew.queue, *(written(envelope("sleep", seconds=0.2)) for _ in range(6)))
+    peer.store(crew.queue, *(encoded(envelope("sleep", seconds=0.2)) for _ in range(6)))
     pids = wait_until(lambda: len(found := {run["pid"] for run in crew.runs}) == 2 and found)
     os.kill(pids.pop(), signal.SIGKILL)
     wait_until(lambda: len({run["id"] for run in crew.runs}) == 6)
 
     def has_third() -> bool:
-        peer.store(crew.queue, written(envelope("done")))
+        peer.store(crew.queue, encoded(envelope("done")))
         return len({run["pid"] for run in crew.runs}) == 3
 
     wait_until(has_third)
@@ -368,8 +364,8 @@ def test_processes_share_a_queue_and_one_that_is_killed_is_replaced(
 
 
 def test_envelope_is_handled_once_with_a_store(crew: Crew, peer: SocketClient) -> None:
-    once = written(envelope("done"))
-    peer.store(crew.queue, once, once, written(envelope("done")))
+    once = encoded(envelope("done"))
+    peer.store(crew.queue, once, once, encoded(envelope("done")))
     assert crew.run("--idempotency", str(crew.folder / "claims.db")) == 0
     assert len(crew.runs) == 2
     assert len(crew.events("job.duplicate")) == 1
@@ -380,7 +376,7 @@ def test_envelope_is_handled_once_with_a_store(crew: Crew, peer: SocketClient) -
 
 @dataclass(frozen=True)
 class Step:
-    """Where the worker dies: before a frame passes, or right after it."""
+    """When the worker is killed: before a frame passes, or right after it."""
 
     moment: Moment
     frame: str
@@ -390,11 +386,11 @@ class Step:
 
 
 # The frames of a retry: dispatch, 001 of the copy, its 007, 004.  Of a dead letter: dispatch, 001
-# of the record, its 007, 006.  After the third step the end of the first message is lost, so its
+# of the record, its 007, 006.  From the third step on, the first message is not settled, so its
 # handler runs twice; the key stores its copy or record once.
 RETRY_STEPS = [
-    (Step("before", "Dispatch"), 1),  # runs of the first attempt, altogether
-    (Step("after", "Dispatch"), None),  # killed perhaps before, perhaps within the handler
+    (Step("before", "Dispatch"), 1),  # runs of the first attempt
+    (Step("after", "Dispatch"), None),  # killed before or within the handler
     (Step("before", "Publish"), 2),
     (Step("after", "Publish"), 2),
     (Step("before", "ReceiptFrame"), 2),
@@ -409,7 +405,7 @@ DEAD_STEPS = [
 
 
 def kill_at(crew: Crew, admin: AdminApi, step: Step, *flags: str) -> None:
-    """Run a worker behind a proxy that kills it at a step; wait until the broker has seen it."""
+    """Run a worker behind a proxy that kills it at a step; wait until its message is ready."""
     is_killed = threading.Event()
 
     def kill() -> None:
@@ -424,20 +420,20 @@ def kill_at(crew: Crew, admin: AdminApi, step: Step, *flags: str) -> None:
     finally:
         proxy.close()
     assert worker.returncode == -signal.SIGKILL
-    wait_until(lambda: {row["state"] for row in alive(admin, crew.queue)} <= {"ready"})
+    wait_until(lambda: {row["state"] for row in live_messages(admin, crew.queue)} <= {"ready"})
 
 
 def left_after_kill(
     crew: Crew, peer: SocketClient, admin: AdminApi, step: Step, ending: str, *flags: str
 ) -> list[bytes]:
-    """Kill a worker at a step, run another; give what is in the only queue that is not empty."""
+    """Kill a worker at a step, run another; return the contents of the only non-empty queue."""
     kill_at(crew, admin, step, *flags)
     assert crew.run(*flags) == 0
     full = f"{crew.queue}.{ending}"
     names = (crew.queue, f"{crew.queue}.retry", f"{crew.queue}.dlq")
-    counts = {name: len(alive(admin, name)) for name in names}
+    counts = {name: len(live_messages(admin, name)) for name in names}
     assert [name for name, count in counts.items() if count] == [full]
-    return taken(peer, full, counts[full])
+    return consume_all(peer, full, counts[full])
 
 
 @pytest.mark.parametrize(("step", "first_runs"), RETRY_STEPS, ids=str)
@@ -445,9 +441,9 @@ def test_worker_killed_in_a_retry_loses_nothing(
     step: Step, first_runs: int | None, crew: Crew, peer: SocketClient, admin: AdminApi
 ) -> None:
     made = envelope("fail")
-    peer.store(crew.queue, written(made))
+    peer.store(crew.queue, encoded(made))
     copies = left_after_kill(crew, peer, admin, step, "retry", "--backoff", "60")
-    assert copies == [written(made | {"attempts": 1})]  # none lost, none twice
+    assert copies == [encoded(made | {"attempts": 1})]  # none lost, none twice
     runs = [run for run in crew.runs if run["attempts"] == 0]
     assert len(runs) == len(crew.runs)
     if first_runs is None:
@@ -461,16 +457,17 @@ def test_worker_killed_in_a_dead_letter_loses_nothing(
     step: Step, runs: int | None, crew: Crew, peer: SocketClient, admin: AdminApi
 ) -> None:
     made = envelope("fail")
-    peer.store(crew.queue, written(made))
+    peer.store(crew.queue, encoded(made))
     (dead,) = left_after_kill(crew, peer, admin, step, "dlq", "--max-attempts", "1")
     block = dead_letter_record.read_block(dead)
     assert block is not None
     assert (block.reason, block.attempts) == ("failed", 1)
-    assert dead_letter_record.redrive_content(dead) == written(made)
-    assert [row["state"] for row in settled(admin, crew.queue)] == ["dead"]
+    assert dead_letter_record.redrive_content(dead) == encoded(made)
+    assert [row["state"] for row in history_of(admin, crew.queue)] == ["dead"]
     assert len(crew.runs) in ((1, 2) if runs is None else (runs,))
 
 
+@pytest.mark.sample("after Dispatch", "after ReceiptFrame", "before DeadLetter")
 @pytest.mark.parametrize("step", [step for step, _ in DEAD_STEPS], ids=str)
 def test_worker_killed_in_a_quarantine_loses_nothing(
     step: Step, crew: Crew, peer: SocketClient, admin: AdminApi
