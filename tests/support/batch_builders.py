@@ -1,10 +1,9 @@
-"""Batches made by hand, for the writer without a broker."""
+"""Batches for tests of the writer without a broker."""
 
 from phpmq_lite.model import Batch, Message, QueueRow, checksum
 
 
 def batch_of_new(*seqs: int) -> Batch:
-    """Make a batch with new messages in a new queue."""
     batch = Batch(0, first_number=seqs[0])
     row = QueueRow(seqs[0], f"queue {seqs[0]}", 0, live_count=len(seqs), live_bytes=len(seqs))
     batch.new_queues, batch.queue_rows = [row], {row.queue_id: row}

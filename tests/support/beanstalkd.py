@@ -1,4 +1,4 @@
-"""A real beanstalkd, to be imported from."""
+"""A beanstalkd process, as the source of imports."""
 
 import shutil
 import socket
@@ -19,7 +19,7 @@ needs_beanstalkd = pytest.mark.skipif(
 
 
 class BeanstalkdServer:
-    """A beanstalkd in a process of its own, with its binlog, and a connection to it."""
+    """A beanstalkd process with a binlog, and a connection to it."""
 
     def __init__(self, folder: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -36,7 +36,6 @@ class BeanstalkdServer:
         self.reach()
 
     def reach(self) -> None:
-        """Connect, as soon as it listens."""
         ends_at = monotonic() + 10
         while True:
             self._opened = connect_beanstalkd(parse_address(self.address))
@@ -54,7 +53,6 @@ class BeanstalkdServer:
         self.process.wait()
 
     def put(self, tube: str, *bodies: bytes, priority: int = 100, delay_s: int = 0) -> list[int]:
-        """Put jobs; give their ids."""
         commands = [b"use %s" % tube.encode()]
         commands += [
             b"put %d %d 60 %d\r\n%s" % (priority, delay_s, len(body), body) for body in bodies
@@ -67,7 +65,6 @@ class BeanstalkdServer:
 
 @contextmanager
 def beanstalkd_process(folder: Path) -> Iterator[BeanstalkdServer]:
-    """Run a beanstalkd with its binlog in this folder."""
     source = BeanstalkdServer(folder)
     try:
         yield source
@@ -76,7 +73,6 @@ def beanstalkd_process(folder: Path) -> Iterator[BeanstalkdServer]:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
     ends_at = monotonic() + 20
     while not is_so():
         assert monotonic() < ends_at

@@ -1,8 +1,8 @@
-"""Export processes that do not do as they should: ``python broken_export.py HOW DATABASE``.
+"""Export processes that misbehave: ``python broken_export.py HOW DATABASE``.
 
-Each announces ten rows.  ``short`` gives five and a clean end, and says so; ``lying`` says ten.
-``failing`` tells of an error in the middle, ``leaving`` just ends there, ``stalling`` goes on
-waiting; ``silent`` never begins; ``babbling`` sends what is no frame; ``dying`` ends at once.
+Each announces ten rows.  ``short`` sends five and a final frame with five; ``lying``, with ten.
+``failing`` reports an error after five rows, ``leaving`` exits there, ``stalling`` hangs there;
+``silent`` sends nothing; ``babbling`` sends invalid frames; ``dying`` exits immediately.
 """
 
 import sys

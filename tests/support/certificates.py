@@ -1,4 +1,4 @@
-"""Certificates of every kind, good and bad, made by the openssl command where there is one."""
+"""Valid and invalid certificates, made by the openssl command."""
 
 import shutil
 import ssl
@@ -14,7 +14,7 @@ RSA: Final = ("rsa:2048",)
 
 
 class CertificateAuthority:
-    """Makes certificates in a folder; each name once."""
+    """Makes the certificates of a folder, one per name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -22,7 +22,7 @@ class CertificateAuthority:
     def make(
         self, name: str, *arguments: str, issuer: str = "", kind: tuple[str, ...] = EC
     ) -> Certificate:
-        """Make a certificate for localhost, signed by itself or by ``issuer``, made before."""
+        """Make a certificate for localhost, signed by itself or by an earlier ``issuer``."""
         cert, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         if not cert.exists():
             ca = self.folder / issuer
@@ -36,7 +36,7 @@ class CertificateAuthority:
         return cert, key
 
     def make_dated(self, name: str, begin: str, end: str) -> Certificate:
-        """Make one for a time, ``YYYYMMDDhhmmssZ``; of OpenSSL's commands ``ca`` takes dates."""
+        """Make a certificate with dates, ``YYYYMMDDhhmmssZ``; only ``openssl ca`` takes them."""
         _, key = self.make(name)
         folder = self.folder / f"{name}.ca"
         folder.mkdir()
@@ -55,7 +55,7 @@ class CertificateAuthority:
 
 
 def openssl(*arguments: str | Path) -> None:
-    """Run the openssl command; without it the test is skipped."""
+    """Run the openssl command; skip the test without it."""
     command = shutil.which("openssl")
     if command is None:
         pytest.skip("no openssl command to make a certificate with")

@@ -1,4 +1,4 @@
-"""Commands in this process, against the broker of a test."""
+"""Run commands of the command line in this process, on the broker of a test."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,7 @@ RunCommand = Callable[..., Result]
 
 
 def cli_runner(broker: BrokerProcess) -> RunCommand:
-    """Give what runs a command; the flags that find the broker are added, ahead of a ``--``.
-
-    It must succeed unless ``code`` says otherwise.
-    """
+    """Return a function that runs a command on this broker and asserts its exit code."""
 
     def call(*arguments: str, code: int = 0, input: str | bytes | None = None) -> Result:
         where = ["--data", str(broker.data)]

@@ -1,6 +1,6 @@
-"""Drives core and store together, turn by turn: a real SQLite file, no asyncio, no real time.
+"""Drive core and store together, cycle by cycle: an SQLite file, no asyncio, a fake clock.
 
-A turn is what ``server/engine.py`` does in its loop: begin, commands, finish, commit, act.
+A cycle is one batch of the loop of ``server/engine.py``: begin, commands, finish, commit, act.
 """
 
 import sqlite3
@@ -38,13 +38,13 @@ from tests.support.core_rig import operation
 
 START_MS = 1_700_000_000_000  # steady
 CLOCK_STEP_MS = 5_000_000  # between the two scales, so that mixing them up shows
-MAX_CYCLES = 300  # more, and something goes round in circles
+MAX_CYCLES = 300  # of one step; more are an endless loop
 
 Action = Callable[[Broker, Connection], CommandResult]
 
 
 class FakeClock(Clock):
-    """Time that passes only when told to; the wall clock was once set forward."""
+    """A clock that only ``advance`` moves; its wall clock was set forward once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class FakeClock(Clock):
 
 @cache
 def empty_database() -> bytes:
-    """Return the file that all migrations make."""
+    """Return the content of a migrated, empty database."""
     with sqlite3.connect(":memory:", isolation_level=None) as connection:
         migrate(connection, migrations_folder())
         content = connection.serialize()
@@ -80,7 +80,6 @@ def open_store(path: Path) -> Store:
 
 
 def make_database(folder: Path) -> Path:
-    """Make a migrated, empty database in ``folder``."""
     path = folder / "messages.db"
     path.write_bytes(empty_database())
     return path
@@ -88,8 +87,6 @@ def make_database(folder: Path) -> Path:
 
 @dataclass(eq=False)
 class Delivery:
-    """One message as a client got it."""
-
     queue: str
     message_id: bytes
     body: bytes
@@ -102,7 +99,7 @@ class Delivery:
 
 @dataclass(eq=False)
 class Client:
-    """A connection without a socket: the core's peer, and what a program would see of it."""
+    """A connection without a socket: the peer of the core, and what it received."""
 
     driver: "Driver"
     name: str
@@ -111,47 +108,36 @@ class Client:
     receipts: list[ReceiptFrame] = field(default_factory=list)
     is_open: bool = True
     is_parked: bool = False  # its publish waits for the queue
-    is_leaving: bool = False  # what would wait is dropped
+    is_leaving: bool = False  # commands that would wait are dropped
     is_refused: bool = False  # the core wants it closed
 
-    # -- what a program does; each becomes part of the next turn
+    # -- commands of the next cycle
 
     def publish(
         self, queue: str, body: bytes, ttl_s: int | None = None, key: bytes | None = None
     ) -> "Command":
-        judged: list[
-            ValidatedPublish
-        ] = []  # where it is large, as server/session.py has it judged ahead
+        validated: list[ValidatedPublish] = []  # of a large body, as in server/session.py
 
         def publish(core: Broker, me: Connection) -> CommandResult:
-            result = core.publish(me, queue, body, ttl_s, key, judged[-1] if judged else None)
+            result = core.publish(me, queue, body, ttl_s, key, validated[-1] if validated else None)
             if result is CommandResult.VALIDATE:
-                core.validate_in_background(queue, body, judged.append)
+                core.validate_in_background(queue, body, validated.append)
                 return CommandResult.LOAD
             return result
 
-        return self._give(publish, "publish", queue, body, ttl_s, key)
+        return self._give("publish", queue, body, ttl_s, key, action=publish)
 
     def consume(self, queue: str, count: int) -> "Command":
-        return self._give(lambda core, me: core.consume(me, queue, count), "consume", queue, count)
+        return self._give("consume", queue, count)
 
     def acknowledge(self, queue: str, message_id: bytes) -> "Command":
-        return self._give(
-            lambda core, me: core.acknowledge(me, queue, message_id),
-            "acknowledge", queue, message_id,
-        )  # fmt: skip
+        return self._give("acknowledge", queue, message_id)
 
     def requeue(self, queue: str, message_id: bytes, ttl_s: int = 0) -> "Command":
-        return self._give(
-            lambda core, me: core.requeue(me, queue, message_id, ttl_s),
-            "requeue", queue, message_id, ttl_s,
-        )  # fmt: skip
+        return self._give("requeue", queue, message_id, ttl_s)
 
     def dead_letter(self, queue: str, message_id: bytes) -> "Command":
-        return self._give(
-            lambda core, me: core.dead_letter(me, queue, message_id),
-            "dead_letter", queue, message_id,
-        )  # fmt: skip
+        return self._give("dead_letter", queue, message_id)
 
     def disconnect(self) -> "Command":
         def leave(core: Broker, me: Connection) -> CommandResult:
@@ -159,21 +145,27 @@ class Client:
             return CommandResult.DONE
 
         self.is_leaving, self.is_parked = True, False
-        return self._give(leave, "disconnect")
+        return self._give("disconnect", action=leave)
 
     def choke(self, *, is_blocked: bool) -> "Command":
         def choke(core: Broker, me: Connection) -> CommandResult:
             core.set_blocked(me, is_blocked=is_blocked)
             return CommandResult.DONE
 
-        return self._give(choke, "choke", is_blocked)
+        return self._give("choke", is_blocked, action=choke)
 
-    def _give(self, action: Action, verb: str, *arguments: Any) -> "Command":
-        command = Command(self, action, verb, arguments)
+    def _give(self, verb: str, *arguments: Any, action: Action | None = None) -> "Command":
+        """Queue a command; without an ``action`` it calls the method of the core of this name."""
+
+        def call(core: Broker, me: Connection) -> CommandResult:
+            result: CommandResult = getattr(core, verb)(me, *arguments)
+            return result
+
+        command = Command(self, action or call, verb, arguments)
         self.driver.inbox.append(command)
         return command
 
-    # -- what the core's peer does
+    # -- the peer of the core
 
     def send(
         self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
@@ -202,26 +194,26 @@ class Client:
         raise AssertionError(f"the core ended a connection: {reason}")
 
     def take(self) -> list[Delivery]:
-        """Return what it got since the last call."""
+        """Return the messages received since the last call."""
         got, self.got = self.got, []
         return got
 
 
 @dataclass(eq=False)
 class Command:
-    """One thing a client asks for; kept until the core has done it."""
+    """A command of a client; kept until the core has executed it."""
 
     client: Client
     action: Action
     verb: str
     arguments: tuple[Any, ...] = ()
-    result: CommandResult | None = None  # None: no turn has tried it yet
-    number: int = 0  # the next of the number line when it was tried last
+    result: CommandResult | None = None  # None: not tried yet
+    number: int = 0  # the next message number when it was tried last
 
 
 @dataclass(eq=False)
 class OperatorCommand:
-    """An operator's command; ``answer`` is what came after the commit, or the refusal."""
+    """A command of an operator; ``answer`` is the reply after the commit, or the refusal."""
 
     ask: Callable[..., None]
     verb: str
@@ -229,7 +221,7 @@ class OperatorCommand:
     options: dict[str, Any]
     entry: AuditEntry
     answer: Any = None
-    number: int = 0  # the next of the number line when it was put
+    number: int = 0  # the next message number when it was executed
 
     @property
     def is_answered(self) -> bool:
@@ -238,8 +230,6 @@ class OperatorCommand:
 
 @dataclass
 class BatchSnapshot:
-    """What a batch holds at one moment."""
-
     settled: dict[int, tuple[State, str | None]]  # by seq
     moved: dict[int, tuple[int, int]]  # queue_id and position of those changed, by seq
     dying: frozenset[int]  # seqs
@@ -256,19 +246,17 @@ class BatchSnapshot:
 
 @dataclass
 class Cycle:
-    """What one turn did."""
-
     now: ClockReading
     batch: Batch
     begun: BatchSnapshot  # before any command
-    taken_back: list[int]  # seqs that the last turn did not send
+    taken_back: list[int]  # seqs that the last cycle did not send
     opened: list[Client]
-    done: list[Command | OperatorCommand]  # those that the core did, in order
+    done: list[Command | OperatorCommand]  # in order of execution
     finished: BatchSnapshot
 
 
 class Driver:
-    """A broker on a file in ``folder``.  Give commands by its clients, then ``step``."""
+    """A broker on a file in ``folder``.  Issue commands through its clients, then ``step``."""
 
     def __init__(
         self,
@@ -301,17 +289,17 @@ class Driver:
         self._late: list[tuple[Connection, list[Message]]] = []
         self._opening: list[Client] = []
 
-    # -- who is there
+    # -- clients
 
     def connect(self, name: str = "") -> Client:
-        """Open a connection; the core hears of it in the next turn, ahead of its commands."""
+        """Open a connection; the next cycle registers it before its commands."""
         client = Client(self, name or f"client {len(self.clients) + 1}")
         self.clients.append(client)
         self._opening.append(client)
         return client
 
     def ask(self, verb: str, *arguments: Any, **options: Any) -> OperatorCommand:
-        """Give an operator's command: the name of an operation, and its arguments."""
+        """Queue an operation of an operator by name, with its arguments."""
         entry = AuditEntry("anna", "ui", "10.0.0.5", options.pop("audit", f"queue.{verb}"))
         given = dict(options)
         question = OperatorCommand(
@@ -321,33 +309,32 @@ class Driver:
         self.inbox.append(question)
         return question
 
-    # -- turns
+    # -- cycles
 
     def turn(self) -> Cycle:
-        """Do one turn of the loop."""
         turn = self.record()
         self.clock.advance(self.commit_takes_s)
         self._act(turn.batch)
         return turn
 
     def record(self) -> Cycle:
-        """Do a turn up to the commit: nobody is told."""
+        """Run a cycle up to the commit, without sending the results."""
         turn = self.decide()
         self._loaded = self.store.commit(turn.batch)
         self.on_turn(turn)
         return turn
 
     def step(self) -> list[Cycle]:
-        """Do turns until nothing is left to do at this moment; time stands still."""
+        """Run cycles until idle; the clock does not move."""
         turns = [self.turn()]
         while self.is_busy:
-            assert len(turns) < MAX_CYCLES, "the broker does not come to rest"
+            assert len(turns) < MAX_CYCLES, "the broker does not become idle"
             turns.append(self.turn())
         return turns
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether the engine's loop would do another turn at once."""
+        """Return whether the loop of the engine would start another batch immediately."""
         wake_ms = self.core.next_wake_ms
         return (
             self._loaded is not None
@@ -360,7 +347,7 @@ class Driver:
         )
 
     def decide(self) -> Cycle:
-        """Do the first half of a turn: nothing of it is stored yet."""
+        """Run the first half of a cycle, before the commit."""
         core, now = self.core, self.clock.now()
         core.begin(now, self._loaded)
         self._loaded = None
@@ -387,7 +374,7 @@ class Driver:
         )
 
     def _run(self, core: Broker) -> list[Command | OperatorCommand]:
-        """Give the core what is in the inbox, each client's commands in their order."""
+        """Execute the inbox, the commands of each client in order."""
         done: list[Command | OperatorCommand] = []
         kept: deque[Command | OperatorCommand] = deque()
         waiting = {c.client for c in self.inbox if isinstance(c, Command) and c.client.is_parked}
@@ -440,26 +427,25 @@ class Driver:
             connection.peer.resume()
         self._aside += batch.background
 
-    # -- whole stories
+    # -- shortcuts
 
     def publish(self, *bodies: bytes, queue: str = "orders", ttl_s: int = 0) -> None:
-        """Have a client of its own publish, and come to rest."""
         client = self.connect()
         for body in bodies:
             client.publish(queue, body, ttl_s)
         self.step()
 
     def consume(self, credit: int = 10, queue: str = "orders") -> Client:
-        """Return a client of its own with credit, and what it got by now."""
+        """Return a new client with credit, after it received its messages."""
         client = self.connect()
         client.consume(queue, credit)
         self.step()
         return client
 
-    # -- the end of a process
+    # -- restart
 
     def kill_and_restart(self) -> None:
-        """Lose everything that is not committed, and start again on the file."""
+        """Drop everything uncommitted, and start again on the file."""
         for client in self.clients:
             client.is_open = False
         self.clients.clear()
@@ -471,22 +457,21 @@ class Driver:
     def close(self) -> None:
         self.store.connection.close()
 
-    # -- what is on disk
+    # -- stored data
 
     def rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Read from the file."""
         return self.store.execute(sql, parameters).fetchall()
 
     def states(self) -> list[tuple[Any, ...]]:
-        """Return seq, state and deliveries of what is alive, by seq."""
+        """Return seq, state and deliveries of the live messages, by seq."""
         return self.rows("SELECT seq, state, deliveries FROM message ORDER BY seq")
 
     def outcomes(self) -> list[tuple[Any, ...]]:
-        """Return offset, seq, outcome and reason of what is settled, by offset."""
+        """Return offset, seq, outcome and reason of the settled messages, by offset."""
         return self.rows('SELECT "offset", seq, outcome, reason FROM history ORDER BY "offset"')
 
     def live(self, queue: str = "orders") -> tuple[Any, ...]:
-        """Return the stored count and bytes of what is alive in a queue."""
+        """Return the stored count and bytes of the live messages of a queue."""
         [row] = self.rows("SELECT live_count, live_bytes FROM queue WHERE name = ?", queue)
         return row
 

@@ -1,6 +1,6 @@
-"""Calls the core by hand: no disk, no socket, no time.  What it asks to load is given by hand.
+"""Drive the core without disk, socket or clock; tests pass the rows that it asks to load.
 
-New queues are empty on disk, so the answer to the first page of their window is an empty page.
+New queues are empty on disk, so the first page of their window is empty.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,6 @@ def message(
     queue_id: int = 1,
     deadline_ms: int | None = None,
 ) -> Message:
-    """Make a ready message as a row on disk would be."""
     made = Message(
         seq, seq * 7 + 1, queue_id, seq if position is None else position, State.READY, None,
         deadline_ms, WALL_MS, None, None, 0, 0, size if body is None else len(body),
@@ -58,7 +57,7 @@ def message(
 
 @dataclass(eq=False)
 class FakePeer:
-    """What was told to it, after the commit."""
+    """A peer that counts how often it is resumed."""
 
     resumed: int = 0
 
@@ -76,7 +75,7 @@ class FakePeer:
 
 @dataclass
 class CoreRig:
-    """A core on an empty store.  ``turn`` is one batch; its commands are called in between."""
+    """A core on an empty store.  Commands run between ``begin`` and ``finish`` of a batch."""
 
     limits: Limits = field(default_factory=Limits)
     defaults: QueueSettings = field(default_factory=QueueSettings)
@@ -91,15 +90,14 @@ class CoreRig:
         self.answers: list[Any] = []
 
     def begin(self, loaded: LoadedRows | None = None) -> Batch:
-        """Open a batch."""
         now = ClockReading(self.steady_ms + WALL_MS - STEADY_MS, self.steady_ms)
         self.batch = self.core.begin(now, loaded)
         return self.batch
 
     def finish(self) -> Batch:
-        """Close it, send and call the answers as the engine does after the commit.
+        """Finish the batch and deliver its replies as the engine does after the commit.
 
-        What was sent keeps its body, which tells messages apart.
+        Sent messages keep their bodies, by which tests identify them.
         """
         batch = self.core.finish()
         for messages, _ in batch.sends.values():
@@ -110,24 +108,21 @@ class CoreRig:
         return batch
 
     def run(self, *commands: Callable[[], Any], loaded: LoadedRows | None = None) -> Batch:
-        """Run a whole batch."""
         self.begin(loaded)
         for command in commands:
             command()
         return self.finish()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
         self.steady_ms += round(seconds * 1_000)
 
     # -- operators
 
     def entry(self, action: str = "queue.purge", **changes: Any) -> AuditEntry:
-        """Make an audit entry as the admin would."""
         return AuditEntry("anna", "ui", "10.0.0.5", action, **changes)
 
     def purge(self, name: str, *, with_dispatched: bool = False) -> None:
-        """Call ``operations.purge`` in an open batch; as the next ones."""
+        """Purge in an open batch, like the next operations."""
         queue_operations.purge(
             self.core, self.answers.append, self.entry(), name, with_dispatched=with_dispatched
         )
@@ -147,15 +142,14 @@ class CoreRig:
     # -- Spark
 
     def pipeline(self, name: str, *arguments: Any, **options: Any) -> Batch:
-        """Call an operation of the pipeline, in a batch of its own."""
+        """Run an operation of the pipeline in its own batch."""
         entry = self.entry(f"pipeline.{name}")
         ask = operation(name)
         return self.run(lambda: ask(self.core, self.answers.append, entry, *arguments, **options))
 
-    # -- connections
+    # -- clients
 
     def connect(self) -> Connection:
-        """Open a connection, in a batch of its own."""
         self.begin()
         connection = self.core.connect(FakePeer(), "tcp", "127.0.0.1:1")
         self.finish()
@@ -168,16 +162,15 @@ class CoreRig:
         return connection
 
     def consume(self, connection: Connection, credit: int, queue: str = "orders") -> Batch:
-        """Give credit, and an empty page where the core asks for one."""
+        """Grant credit, and load an empty page if the core asks for one."""
         batch = self.run(lambda: self.core.consume(connection, queue, credit))
         if not batch.windows:
             return batch
         return self.run(loaded=LoadedRows(windows=[(r.queue_id, [], True) for r in batch.windows]))
 
-    # -- what happened
+    # -- queues
 
     def queue(self, name: str = "orders") -> Queue:
-        """Return a queue that exists."""
         return self.core.state.queues[name]
 
     def window(self, name: str = "orders") -> ReadyWindow:
@@ -210,7 +203,7 @@ class CoreRig:
         ttl_s: int | None = None,
         by: Connection | None = None,
     ) -> Batch:
-        """Publish in one batch, by a connection of its own."""
+        """Publish in one batch, by default through a new connection."""
         publisher = by or self.connect()
         self.begin()
         for body in bodies:
@@ -224,13 +217,12 @@ def sent_messages(batch: Batch, connection: Connection) -> list[Message]:
 
 
 def sent_receipts(batch: Batch, connection: Connection) -> list[tuple[bytes, str | None]]:
-    """Return key and reason of the receipts that a batch gives a connection."""
+    """Return key and reason of the receipts that a batch sends to a connection."""
     given = batch.sends.get(connection, ([], []))[1]
     return [(key, receipt.reason) for receipt in given for key in receipt.keys]
 
 
 def bodies(messages: list[Message]) -> list[bytes | None]:
-    """Return the bodies, which tell messages apart in a test."""
     return [message.body for message in messages]
 
 

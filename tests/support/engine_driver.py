@@ -1,7 +1,7 @@
-"""Drives engine, core, sessions and store together, commit by commit: a test says when one ends.
+"""Drive engine, core, sessions and store together; the test decides when each commit ends.
 
-Real bytes go in and come out, and a real SQLite file is written, but there are no sockets, no
-thread and no real time.  What leaves is checked at that moment against what is on disk.
+The input and output are bytes of the wire and an SQLite file, but there are no sockets, no thread
+and no real time.  Every outgoing frame is compared with the database when it is sent.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from phpmq_lite.storage.write.store import Store
 from phpmq_lite.storage.write.writer import Writer
 from tests.support.core_and_store import FakeClock, make_database, open_store
 
-_TURNS = 200  # of the loop without coming to rest: more, and it spins
+_TURNS = 200  # of the loop; more are an endless loop
 
 
 class ManualWriter(Writer):
-    """Stores one batch at a time, as it was at ``commit``, when the test calls ``end``."""
+    """Stores a batch in its state at ``commit`` when the test calls ``end``."""
 
     def __init__(self, path: Path, store: Store) -> None:
         super().__init__(path)
@@ -45,11 +45,10 @@ class ManualWriter(Writer):
 
     @property
     def batch(self) -> Batch | None:
-        """What it has and has not stored yet."""
+        """The batch that is not stored yet."""
         return None if self._under_way_now is None else self._under_way_now[0]
 
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
-        """Take a batch; see ``Writer.commit``."""
         assert self._under_way_now is None, "a batch before the last one was stored"
         self.batches.append(batch)
         done: asyncio.Future[LoadedRows | None] = asyncio.get_running_loop().create_future()
@@ -57,7 +56,6 @@ class ManualWriter(Writer):
         return done
 
     def end(self, *, is_failing: bool = False) -> None:
-        """Store it and answer, or fail at it."""
         assert self._under_way_now is not None
         (batch, steps, done), self._under_way_now = self._under_way_now, None
         if is_failing:
@@ -68,7 +66,7 @@ class ManualWriter(Writer):
 
 
 class FakeTransport(asyncio.Transport):
-    """Where a session writes to; hands over the frames as a client reads them."""
+    """The transport of a session; passes on the frames as a client reads them."""
 
     def __init__(self, take: Callable[[Any], None]) -> None:
         super().__init__()
@@ -92,7 +90,7 @@ class FakeTransport(asyncio.Transport):
         """There is no buffer."""
 
     def pause_reading(self) -> None:
-        """Nothing comes that the test does not give."""
+        """Only the test sends data."""
 
     def resume_reading(self) -> None:
         """As above."""
@@ -105,7 +103,7 @@ class FakeTransport(asyncio.Transport):
 
 
 class EngineClient:
-    """A client of the broker: gives frames, and keeps what it got."""
+    """A client of the broker: sends frames, and records the received ones."""
 
     def __init__(self, driver: "EngineDriver") -> None:
         self.driver = driver
@@ -120,13 +118,11 @@ class EngineClient:
 
     @property
     def bodies(self) -> list[bytes]:
-        """The contents that it got, in order."""
         return [frame.content for frame in self.got]
 
-    # -- what it sends
+    # -- requests
 
     def publish(self, queue: str, *bodies: bytes, ttl_s: int = 0, key: bytes | None = None) -> None:
-        """Give messages, in one piece."""
         frames = [self._wire.publish(queue, body, ttl_s, key) for body in bodies]
         if key is not None:
             self.keys += [key] * len(bodies)
@@ -143,7 +139,7 @@ class EngineClient:
         self.session.data_received(self._wire.requeue(got.queue, got.message_id, ttl_s))
 
     def half_close(self) -> None:
-        """Send no more, as ``nc -N`` and as a program that is gone."""
+        """Close the sending side, as ``nc -N`` does."""
         self.session.eof_received()
 
     def break_grammar(self) -> None:
@@ -153,7 +149,7 @@ class EngineClient:
         self.transport.is_closed = True
         self.session.connection_lost(None)
 
-    # -- what it gets
+    # -- received frames
 
     def _take(self, frame: Dispatch | ReceiptFrame) -> None:
         assert not self.transport.is_closed
@@ -174,7 +170,7 @@ class EngineClient:
 
 
 class EngineDriver:
-    """A broker on a file in ``folder``.  Give commands by its programs, then ``come_to_rest``."""
+    """A broker on a file in ``folder``.  Issue commands through its clients, then ``settle``."""
 
     def __init__(self, folder: Path, limits: Limits | None = None) -> None:
         path = make_database(folder)
@@ -187,7 +183,7 @@ class EngineDriver:
         stored = self.store.recover(self.clock.now(), 1 << 40, 100)
         self.core = Broker(stored, self.limits, settings)
         self.engine = Engine(self.core, self.writer, self.clock)
-        self.engine._maintained_at = 1e12  # none here: there is no thread for it
+        self.engine._maintained_at = 1e12  # never: there is no thread for maintenance
         self.context = SessionContext(
             self.engine,
             Admission(100, 100, 100),
@@ -195,11 +191,10 @@ class EngineDriver:
             ConnectionCounters(),
             SessionLimits(),
         )
-        self.got: list[Dispatch] = []  # by all programs
+        self.got: list[Dispatch] = []  # by all clients
         self.running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Have the engine work; from within a running loop."""
         self.running = asyncio.create_task(self.engine.run())
 
     @property
@@ -212,10 +207,10 @@ class EngineDriver:
         self.disk.close()
         self.store.connection.close()
 
-    # -- time
+    # -- progress
 
     async def run_until_idle(self) -> None:
-        """Let the engine do all that it can without the end of a commit."""
+        """Run the engine until it waits for the end of a commit."""
         engine = self.engine
         for _ in range(_TURNS):
             await asyncio.sleep(0)
@@ -227,16 +222,15 @@ class EngineDriver:
                 continue
             if not engine._is_scheduled and not engine._has_work:
                 return
-        raise AssertionError("the engine does not come to rest")
+        raise AssertionError("the engine does not become idle")
 
     async def end_commit(self) -> None:
-        """Let the batch be stored that is with the writer, and what follows on that be done."""
+        """Store the batch of the writer, then run until idle."""
         await self.run_until_idle()
         self.writer.end()
         await self.run_until_idle()
 
     async def settle(self) -> None:
-        """End commits until nothing is left to do."""
         await self.run_until_idle()
         for _ in range(_TURNS):
             if self.writer.batch is not None:
@@ -253,26 +247,25 @@ class EngineDriver:
         self.engine.wake()
 
     def end_lingering(self) -> None:
-        """Let the time pass for which acknowledgements wait for company."""
+        """End the delay that collects acknowledgements for one commit."""
         self.engine._ack_delay.ends_at = 0.0
         self.engine.wake()
 
     async def stop(self) -> None:
-        """Stop, storing what is given."""
         self.engine.stop()
         await self.settle()
         await self.task
         await self.engine.end()
 
-    # -- what is on disk
+    # -- stored data
 
     @property
     def is_stored(self) -> bool:
-        """Tell whether all that was decided is committed."""
+        """Whether all decisions are committed."""
         return self.writer.batch is None and self.engine._open is None
 
     def on_disk(self, seq: int) -> tuple[bytes, str, bytes] | None:
-        """Give id, queue and content of an alive message that is committed; None: there is none."""
+        """Return id, queue and content of a committed live message, or None."""
         row = self.disk.execute(
             "SELECT token, name, content FROM message JOIN queue USING (queue_id)"
             " JOIN body USING (seq) WHERE seq = ?", (seq,),
@@ -280,26 +273,24 @@ class EngineDriver:
         return None if row is None else (b"%016x%016x" % (seq, row[0]), row[1], row[2])
 
     def dispatches(self, seq: int) -> int:
-        """Return how often a message was dispatched, also where it was not sent."""
+        """Return how often a message was dispatched, including dispatches that were not sent."""
         batches = [*self.writer.batches, self.core.state.batch]
         unique = {id(batch): batch for batch in batches}.values()
         return sum(message.seq == seq for batch in unique for message in batch.dispatched)
 
     def has_key(self, key: bytes) -> bool:
-        """Tell whether a key is committed together with its message."""
+        """Return whether a key is committed together with its message."""
         found = self.disk.execute("SELECT seq FROM receipt WHERE key = ?", (key,)).fetchall()
         return len(found) == 1 and self.rows("SELECT seq FROM body WHERE seq = ?", *found[0]) != []
 
     def rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Read what is committed."""
         return self.disk.execute(sql, parameters).fetchall()
 
     def message(self, seq: int) -> Message:
-        """Give a message that is in memory."""
         return self.core.state.messages[seq]
 
 
 def disable_timers(patch: pytest.MonkeyPatch, linger_s: float = 0.0) -> None:
-    """Have the engine do nothing because real time passes."""
+    """Disable the timers of the engine, which follow the real clock."""
     patch.setattr(engines, "_MAINTENANCE_S", 1e9)
     patch.setattr(engine_policies, "_ACK_DELAY_S", linger_s)

@@ -1,4 +1,4 @@
-"""Bodies with verdict, reason and record: one table for the core, the broker, the worker and PHP.
+"""Bodies with verdict, reason and record: the table for core, broker, worker and PHP tests.
 
 Each case says what has to come out; no case asks the package under test.
 """
@@ -34,39 +34,38 @@ BLOCK: Final = '{"reason":"failed","failed_at":1,"original_queue":"old","attempt
 
 
 def to_json(members: Mapping[str, str | None]) -> str:
-    """Write an object of names and JSON texts; None leaves a member out."""
+    """Return an object of names and JSON texts; None omits a member."""
     return "{" + ",".join(f'"{k}":{v}' for k, v in members.items() if v is not None) + "}"
 
 
 def body(**changes: str | None) -> bytes:
-    """Give the good envelope with members changed, added or (None) left out."""
+    """Return the valid envelope with members changed, added or (None) omitted."""
     return to_json({**MEMBERS, **changes}).encode()
 
 
 def with_meta(**changes: str | None) -> bytes:
-    """Give the good envelope with members of ``meta`` changed, added or (None) left out."""
+    """Return the valid envelope with members of ``meta`` changed, added or (None) omitted."""
     return body(meta=to_json({**META, **changes}))
 
 
 def nested(levels: int) -> bytes:
-    """Give the good envelope, so many levels deep altogether."""
     lists = levels - 2  # the envelope and data
     return body(data='{"a":' + "[" * lists + "]" * lists + "}")
 
 
 def ending(text: str) -> bytes:
-    """Give the good envelope with text before its last brace: repeated members, for example."""
+    """Return the valid envelope with text before its last brace, such as repeated members."""
     return body()[:-1] + text.encode() + b"}"
 
 
 def edit(content: bytes, **changes: bytes | None) -> bytes:
-    """Give a body with members replaced, added or (None) taken out; all else stays as it is."""
+    """Return a body with members replaced, added or (None) removed, and all else unchanged."""
     return edit_members(content, find_members(content), changes)
 
 
 @dataclass(slots=True, frozen=True)
 class Case:
-    """A body and all that is to be said of it where ``data: []`` is taken from PHP only."""
+    """A body and its expected verdicts, where ``data: []`` is accepted from PHP only."""
 
     name: str
     content: bytes
@@ -79,12 +78,12 @@ class Case:
 
 
 def poison(name: str, content: bytes, pointer: str = "", detail: str = "") -> Case:
-    """Give a case of a strict object that is poison: its record is a splice."""
+    """Return a case of a poison strict object, whose record is a splice."""
     return Case(name, content, "poison", "splice", pointer, detail)
 
 
 def no_object(name: str, content: bytes, detail: str = "") -> Case:
-    """Give a case that is no strict JSON object: its record is a wrapper."""
+    """Return a case that is not a strict JSON object, whose record is a wrapper."""
     return Case(name, content, "poison", "wrap", detail=detail)
 
 
@@ -269,7 +268,7 @@ CASES: Final = (*VALID, *UNREADABLE, *POISON, *CONTRACT)
 
 
 def record_of(case: Case, block: bytes) -> bytes:
-    """Give the record that has to come out, with the block as it is written."""
+    """Return the expected record with this block."""
     content = case.content
     if case.record == "keep":
         return content

@@ -1,4 +1,4 @@
-"""A core that looks at contents: what it sees is given by hand, without the envelopes' code."""
+"""A core whose inspector of contents is a fake, without the code of envelopes."""
 
 import json
 from typing import Any
@@ -88,6 +88,6 @@ def block_of(content: bytes) -> dict[str, Any]:
 
 
 def expected_record(rig: CoreRig, made: Message, **changes: Any) -> bytes:
-    """Make the record that a worker would write about a message."""
+    """Return the record that a worker would write about a message."""
     block = {"reason": "no stock", "message_id": made.message_id.decode()} | changes
     return json.dumps({"urn": "urn:a", "dead_letter": block}).encode()

@@ -1,8 +1,8 @@
-"""Processes of ``python -m …``, forked from one that has imported everything already.
+"""Processes of ``python -m …``, forked from a server that has imported the package already.
 
-They are real processes with a pid, signals and an end of their own, but save the second of CPU that
-Python takes to import the package.  Use them where a test starts many.  Tests of the start itself,
-or of memory, use ``phpmq_lite.broker_process``, which starts a broker as a user does.
+They are real processes with a pid, signals and an exit code, but save the second of processor time
+that the imports take.  Tests of the start itself, or of memory, use
+``phpmq_lite.broker_process``, which starts a broker as a user does.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ from phpmq_lite import broker_process as processes
 _server: Final = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     [
-        "phpmq_lite.admin.app",  # these two: a broker imports them behind the rest
+        "phpmq_lite.admin.app",  # a broker imports these two after the rest
         "phpmq_lite.admin.serving",
         "phpmq_lite.cli.broker_connection",
         "phpmq_lite.cli.admin_client",
@@ -31,13 +31,13 @@ _server.set_forkserver_preload(
         "phpmq_lite.logs",
         "phpmq_lite.process",
         "phpmq_lite.service",
-        "pytest",  # the main module here; each process imports it once more
+        "pytest",  # the main module here; each process imports it again
     ]
 )
 
 
 class ForkedProcess:
-    """What tests use of ``subprocess.Popen``, for ``python -m MODULE ARGUMENT…``."""
+    """The part of ``subprocess.Popen`` that tests use, for ``python -m MODULE ARGUMENT…``."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class ForkedProcess:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> None:
-        """Start it; ``arguments`` begin with the module, ``stdout`` may be a pipe of text.
+        """Start the process; ``arguments`` begin with the module, ``stdout`` may be a text pipe.
 
-        Without ``stdin`` it reads nothing, without ``stdout`` it writes where the tests do.
+        Without ``stdin`` it reads nothing; without ``stdout`` it inherits that of the tests.
         """
         self.stdout: IO[str] | None = None
         out = 1 if stdout is None else stdout
@@ -65,7 +65,7 @@ class ForkedProcess:
                 None if stdin is None else _SentDescriptor(stdin), _SentDescriptor(out),
                 _SentDescriptor(stderr if isinstance(stderr, int) else stderr.fileno()),
             ),
-            daemon=True,  # ends with the tests, whatever happens
+            daemon=True,  # ends with the tests
         )  # fmt: skip
         try:
             self._process.start()
@@ -75,28 +75,26 @@ class ForkedProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid or 0
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code, minus the number of the signal that ended it, None while it runs."""
+        """The exit code, the negative number of the signal that ended it, or None."""
         return self._process.exitcode
 
     @property
     def sentinel(self) -> int:
-        """What becomes ready when it has ended, for ``multiprocessing.connection.wait``."""
+        """A handle for ``multiprocessing.connection.wait``, ready when the process has ended."""
         return self._process.sentinel
 
     def poll(self) -> int | None:
-        """Give its exit code, None while it runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; give the exit code.
+        """Wait for the end of the process; return the exit code.
 
         Raises:
-            subprocess.TimeoutExpired: it runs still.
+            subprocess.TimeoutExpired: it still runs.
         """
         self._process.join(timeout)
         code = self._process.exitcode
@@ -105,28 +103,25 @@ class ForkedProcess:
         return code
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """Wait for its end; give the rest of what it wrote."""
+        """Wait for the end of the process; return its remaining output."""
         self.wait(timeout)
         with self.stdout or open(os.devnull) as stdout:
             return stdout.read(), None
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, where it runs still."""
         if self._process.exitcode is None:
-            with suppress(ProcessLookupError):  # reaped, and its exit code is on the way
+            with suppress(ProcessLookupError):  # reaped already
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self._process.kill()
 
 
 class _SentDescriptor:
-    """A file descriptor that goes along; it arrives as a number."""
+    """A file descriptor that is sent along and arrives as a number."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -147,7 +142,7 @@ def _run(
     stdout: int,
     stderr: int,
 ) -> None:
-    """Be ``python -m MODULE ARGUMENT…`` in this process."""
+    """Run ``python -m MODULE ARGUMENT…`` in this process."""
     for given, number in ((stdin, 0), (stdout, 1), (stderr, 2)):
         if given is not None:
             os.dup2(given, number)
@@ -165,26 +160,24 @@ def _run(
 
 
 class BrokerProcess(processes.BrokerProcess):
-    """A broker that starts in a tenth of the time."""
-
     def _open(self, log: TextIO) -> "subprocess.Popen[str]":
         process = ForkedProcess(self.command[2:], stdout=subprocess.PIPE, stderr=log, env=self.env)
         return cast("subprocess.Popen[str]", process)
 
 
 def broker_process(data: Path, *flags: str, listeners: int = 1) -> BrokerProcess:
-    """Do what ``phpmq_lite.broker_process.broker_process`` does."""
+    """Return a broker like ``phpmq_lite.broker_process.broker_process``."""
     return BrokerProcess(data, list(flags), listeners)
 
 
 def broker_with_all_listeners(data: Path) -> BrokerProcess:
-    """Give one with an admin and both listeners: the newer revision first."""
+    """Return a broker with an admin and both listeners: the newer revision first."""
     flags = "--admin", "127.0.0.1:0", "--legacy-listen", "127.0.0.1:0"
     return broker_process(data, *flags, listeners=2)
 
 
 def start_error(data: Path, *flags: str) -> str:
-    """Start a broker that must not start; give its exit code and last words."""
+    """Start a broker that must not start; return its exit code and error."""
     try:
         with broker_process(data, *flags):
             raise AssertionError("the broker has started")

@@ -1,4 +1,4 @@
-"""Frames to bytes in any style, right or wrong, and streams cut into pieces."""
+"""Encode frames in any style, valid or not, and cut streams into pieces."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -33,7 +33,7 @@ def packets_of(frame: ClientFrame) -> tuple[int, list[tuple[int, bytes]]]:
 def encode_frame(
     message_type: int, packets: list[tuple[int, bytes]], width: int, breaks: Iterable[bytes]
 ) -> bytes:
-    """Write a frame in any style, packet order as given; the last break stands behind it."""
+    """Encode a frame with its packets in this order; the last break ends it."""
     each = iter(breaks)
     parts = [b"H01%03d%02d" % (message_type, len(packets)), next(each)]
     for kind, content in packets:
@@ -42,12 +42,12 @@ def encode_frame(
 
 
 def forever(breaks: list[bytes]) -> Iterable[bytes]:
-    """Give line breaks in turn, without end."""
+    """Repeat the line breaks endlessly."""
     while True:
         yield from breaks
 
 
 def split_at(data: bytes, places: list[int]) -> list[bytes]:
-    """Cut a stream at places, which count from its beginning again behind its end."""
+    """Cut a stream at places, taken modulo its length."""
     edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
     return [data[start:stop] for start, stop in pairwise(edges)]

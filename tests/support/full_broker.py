@@ -1,4 +1,4 @@
-"""A broker that has one of everything, so that each route is about something that is there."""
+"""A broker with one resource of each kind, so that every route finds its resource."""
 
 import json
 import re
@@ -21,14 +21,14 @@ TRACE = "7b3f-1"
 READING = [route for route in ROUTES if not route.is_writing]
 WRITING = [route for route in ROUTES if route.is_writing]
 PAGES = [route for route in READING if not route.is_api]
-STREAM = "events"  # answers until somebody goes
+STREAM = "events"  # responds until the client disconnects
 ENVELOPE = {"urn": "urn:orders.placed", "trace_id": TRACE, "data": {"order_id": 1042}}
 DEAD = {"dead_letter": {"reason": "failed", "error": "Key 5 is gone"}}
 
 
 @dataclass
 class FullBroker:
-    """The broker, an admin who is logged in, and what stands in the places of paths."""
+    """The broker, a logged-in admin, and the values of path parameters."""
 
     home: BrokerFixture
     me: HttpUser
@@ -36,7 +36,6 @@ class FullBroker:
     message_ids: list[str]  # ready, held, settled, dead letter
 
     def path(self, route: Route, **other: str) -> str:
-        """Give the path of a route; a place that nothing is known for is a mistake of the test."""
         places = self.places | other
 
         def fill(found: re.Match[str]) -> str:
@@ -45,7 +44,7 @@ class FullBroker:
         return re.sub(r"\{(\w+)\}", fill, route.path)
 
     async def ok(self, method: str, path: str, body: Any = None) -> Any:
-        """Call the API as a page of ours; it has to work."""
+        """Call the API as a page does; assert that it succeeds."""
         answer = await self.me.call(method, path, body)
         assert answer.status < 300, answer.text
         return json.loads(answer.text)
@@ -55,7 +54,7 @@ class FullBroker:
 async def full_broker(
     data: Path, base_path: str = "", **sections: Any
 ) -> AsyncIterator[FullBroker]:
-    """Run a broker with one of everything; ``me`` asks below the base path."""
+    """Run a broker with one resource of each kind; ``me`` requests paths below the base path."""
     sections["admin"] = {"base_path": base_path} | sections.get("admin", {})
     sections["envelopes"] = {"schemas": _write_schemas(data.with_name("schemas"))}
     async with broker_fixture(data, **sections) as home:
@@ -88,7 +87,7 @@ def _write_schemas(folder: Path) -> Path:
 
 
 async def _publish(home: BrokerFixture) -> list[str]:
-    """Store messages: one will be held, one settles, a dead letter, one in each hostile queue."""
+    """Publish messages: one to hold, one settled, a dead letter, one per hostile queue."""
     many = [{"content": json.dumps(ENVELOPE)}] * 3
     held, ready, settled = (await home.control("POST", "/queues/orders/messages", many))["ids"]
     await home.control("POST", f"/messages/{settled}/delete")
@@ -102,14 +101,13 @@ async def _publish(home: BrokerFixture) -> list[str]:
 
 
 def _set_trace(home: BrokerFixture, message_id: str) -> None:
-    """Store the trace of a message, as a queue that reads envelopes would."""
+    """Store the trace of a message, as a queue that inspects envelopes does."""
     with closing(sqlite3.connect(home.data / "phpmq.db", isolation_level=None)) as database:
         values = (TRACE, int(message_id[:16], 16))
         database.execute("UPDATE message SET trace_id = ? WHERE seq = ?", values)
 
 
 async def _fill(filled: FullBroker) -> None:
-    """Select, act in bulk, and note what it is called."""
     client = (await filled.ok("GET", "/clients?state=open"))["items"][0]
     session = (await filled.ok("GET", "/sessions"))["items"][0]
     used, kept = [

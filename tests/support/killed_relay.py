@@ -1,4 +1,4 @@
-"""A program for tests: the relay of an outbox that is killed with SIGKILL at a chosen place.
+"""Run the relay of an outbox that kills itself with SIGKILL at a chosen place.
 
 ``python -m tests.support.killed_relay PLACE TIMES [mutant] -- ARGUMENTS of phpmq-lite``
 """
@@ -23,7 +23,7 @@ PLACES = ("leased", "half sent", "sent", "answered", "marked")
 
 
 def main_of(place: str, times: int, arguments: list[str], *, is_mutant: bool) -> None:
-    """Run the command; at the ``times``-th passing of the place the process is gone."""
+    """Run the command; kill the process when it reaches the place for the ``times``-th time."""
     left = iter(range(times - 1, -1, -1))
 
     def pass_by(here: str) -> None:
@@ -57,7 +57,7 @@ def main_of(place: str, times: int, arguments: list[str], *, is_mutant: bool) ->
     patch.object(SqliteOutboxStore, "mark_published", mark).start()
     patch.object(command, "publish_each", send).start()
     patch.object(command, "Relay", partial(outbox_relay.Relay, batch=BATCH)).start()
-    if place in PLACES:  # the next relay takes over at once
+    if place in PLACES:  # the next relay takes over immediately
         patch.object(command, "SqliteOutboxStore", partial(SqliteOutboxStore, lease_s=0)).start()
     if is_mutant:
         numbers = count()

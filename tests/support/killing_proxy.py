@@ -1,6 +1,6 @@
-"""A proxy between a worker and the broker that kills the worker at a frame of its choice.
+"""A proxy between worker and broker that kills the worker at a chosen frame.
 
-Kill points are frames of the wire, so the code under test has no hook in it.
+Kill points are frames of the wire, so the tested code needs no hooks.
 """
 
 import socket
@@ -13,14 +13,15 @@ from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import WireLimits
 
 Moment = Literal["before", "after"]
+Pair = tuple[socket.socket, socket.socket]  # of the client, to the broker
 
 
 class KillingProxy:
-    """Passes bytes on, frame by frame; calls ``cut`` once at the chosen frame.
+    """Forwards frames; calls ``cut`` once at the chosen frame.
 
     ``names`` of frames are those of their classes: Consume, Dispatch, Publish, ReceiptFrame,
     Acknowledge, DeadLetter.  ``before``: the frame never arrives.  ``after``: it does, and what
-    follows it does not.
+    follows does not.
     """
 
     def __init__(self, port: int, name: str, moment: Moment, cut: Callable[[], None]) -> None:
@@ -55,9 +56,9 @@ class KillingProxy:
         source: socket.socket,
         sink: socket.socket,
         read: Callable[[bytes], list[object]],
-        pair: tuple[socket.socket, socket.socket],
+        pair: Pair,
     ) -> None:
-        """Pass one direction on; the parser gets single bytes, so that frames end where they do."""
+        """Forward one direction; parse byte by byte to find the end of each frame."""
         with suppress(OSError):
             while data := source.recv(1 << 16):
                 whole = 0
@@ -70,11 +71,9 @@ class KillingProxy:
                             return
                         whole = at + 1
                 if self.is_cut:
-                    return  # nothing passes behind the chosen frame, the other way either
+                    return  # neither direction passes anything after the chosen frame
                 sink.sendall(data)
-        for one in pair:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+        shut_down(pair)
 
     def _is_it(self, name: str) -> bool:
         with self._lock:
@@ -84,13 +83,16 @@ class KillingProxy:
             self.is_cut = True
             return True
 
-    def _end(self, pair: tuple[socket.socket, socket.socket]) -> None:
-        """Kill the worker first, then end both halves."""
+    def _end(self, pair: Pair) -> None:
         self._cut()
-        for one in pair:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)  # close() alone waits for the other thread's read
+        shut_down(pair)
 
     def close(self) -> None:
-        """Take no more connections."""
         self._listener.close()
+
+
+def shut_down(pair: Pair) -> None:
+    """Shut down both sockets; ``close`` alone waits for the reads of other threads."""
+    for one in pair:
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)

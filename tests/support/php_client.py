@@ -1,4 +1,4 @@
-"""The transport of ``clients/php`` in a PHP process of its own, called from a test."""
+"""The transport of ``clients/php`` in a PHP process, called from a test."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ needs_php = pytest.mark.skipif(shutil.which("php") is None, reason="php (php-cli
 
 
 class PhpError(Exception):
-    """An exception of PHP: the name of its class without namespace, and its message."""
+    """A PHP exception: the name of its class without namespace, and its message."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"{name}: {message}")
@@ -29,8 +29,6 @@ class PhpError(Exception):
 
 @dataclass(frozen=True)
 class Reserved:
-    """What ``reserve`` gave."""
-
     handle: int  # for the calls that end it
     message_id: str
     ttl_s: int
@@ -64,13 +62,13 @@ class PhpClient:
             assert (self.process.returncode, said.decode()) == (0, "")
 
     def kill(self) -> None:
-        """End it without a word to the broker."""
+        """Kill the process without closing its connection."""
         self.process.kill()
         self.process.wait()
-        self.process.returncode = 0  # it was meant
+        self.process.returncode = 0  # expected
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Have something done and wait for it; bytes travel as base64 both ways."""
+        """Call a method and return its result; bytes are sent as base64 both ways."""
         sent = [base64.b64encode(a).decode() if isinstance(a, bytes) else a for a in arguments]
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -86,7 +84,6 @@ class PhpClient:
         return answer["value"]
 
     def reserve(self, queue: str, timeout_s: float = 10.0) -> Reserved | None:
-        """Call ``reserve``."""
         found = self.call("reserve", queue, timeout_s)
         if found is None:
             return None
@@ -94,15 +91,13 @@ class PhpClient:
         return Reserved(found["handle"], found["id"], found["ttl"], body, found["envelope"])
 
     def take(self, queue: str) -> Reserved:
-        """Reserve a message that must be there."""
         found = self.reserve(queue)
         assert found is not None
         return found
 
     def bytes_of(self, name: str, *arguments: Any) -> bytes:
-        """Call what gives bytes."""
         return base64.b64decode(self.call(name, *arguments))
 
     def recoded(self, body: bytes, attempts: int, block: dict[str, Any] | None = None) -> bytes:
-        """Give what InitPHP's worker hands back: decoded into arrays, changed, encoded."""
+        """Return what the InitPHP worker sends back: decoded into arrays, changed, encoded."""
         return self.bytes_of("recode", body, attempts, block)

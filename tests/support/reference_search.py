@@ -1,4 +1,4 @@
-"""What a search finds, told by a plain filter over all rows, and a database to try it on."""
+"""The expected results of a search by a plain filter over all rows, and a database for it."""
 
 import json
 import random
@@ -45,7 +45,7 @@ BODIES = (
 
 
 def fill(database: Database, count: int = 240) -> None:
-    """Store messages alive and settled, of all kinds, in a random but constant mixture."""
+    """Store live and settled messages of all kinds in a constant random mixture."""
     made = random.Random(7)
     for queue_id, name in QUEUES.items():
         database.queue(name, queue_id)
@@ -124,7 +124,7 @@ def all_rows(path: Path) -> list[ReferenceRow]:
 
 
 def details(row: ReferenceRow, rows: list[ReferenceRow]) -> Iterator[str]:
-    """Yield what the record of a refused message says beside the reason."""
+    """Yield the errors in the dead-letter records of a message."""
     about = [other for other in rows if other.is_alive and other.source_seq == row.seq]
     records = [other for other in about if other.source_reason == row.reason == "poison"]
     for record in [*records, *([row] if row.source_reason == "poison" else [])]:
@@ -134,7 +134,6 @@ def details(row: ReferenceRow, rows: list[ReferenceRow]) -> Iterator[str]:
 
 
 def is_like(text: str | None, pattern: str) -> bool:
-    """Match as GLOB does, but slowly."""
     if text is None:
         return False
     marks = re.sub(r"\\(.)", lambda mark: f"[{mark[1]}]", pattern.replace("[", "\0"))
@@ -152,7 +151,7 @@ class _Missing:
 
 
 class Number(str):
-    """A number as it is written."""
+    """A number as written."""
 
     __slots__ = ()
 
@@ -176,7 +175,7 @@ def member(body: bytes | None, path: str) -> Any:
 
 
 def term_matches(term: SearchTerm, row: ReferenceRow) -> bool:
-    """Tell whether a term holds, its negation apart."""
+    """Return whether a term matches, ignoring its negation."""
     match term.kind:
         case "queue":
             return is_like(QUEUES[row.queue_id], term.value)
@@ -247,7 +246,7 @@ def is_match(query: SearchQuery, row: ReferenceRow) -> bool:
 
 
 def index_upto(database: Database, upto: int) -> None:
-    """Give the first settled messages, and half of those alive, their places, once."""
+    """Index the first settled messages and half of the live ones."""
     [(last,)] = database.connection.execute('SELECT max("offset") FROM history')
     upto = min(FIRST - 1 + upto, last or 0)
     for name in ("index_outcomes", "index_numbers", "index_traces"):
@@ -261,7 +260,6 @@ def index_upto(database: Database, upto: int) -> None:
 
 
 async def pages(search: Search, query: SearchQuery, limit: int, **given: Any) -> list[SearchHits]:
-    """Go through all pages."""
     found = [await search.page(query, limit=limit, **given)]
     while found[-1].next is not None:
         given["place"] = found[-1].next

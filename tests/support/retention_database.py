@@ -1,4 +1,4 @@
-"""A database with settled messages, and retention to run on it step by step."""
+"""A database with settled messages, for running retention step by step."""
 
 import sqlite3
 import weakref
@@ -18,14 +18,13 @@ FOREVER = RetentionBounds(age_ms=NOW * 2)
 
 
 def take(connection: sqlite3.Connection, *given: Any, **others: Any) -> RetentionResult:
-    """Take a step as upkeep does: what has settled has its place before."""
+    """Run a step of the retention like maintenance, which indexes settled messages first."""
     while HistoryIndexer().run(connection, 0, is_idle=True):
         pass
     return retention.remove_expired(connection, *given, **others)
 
 
 def step(connection: sqlite3.Connection, *given: Any, **others: Any) -> int:
-    """Take a step, and say how many rows left."""
     return take(connection, *given, **others).rows
 
 
@@ -85,7 +84,7 @@ class RetentionDatabase:
         return dict(self.execute("SELECT name, value FROM counter").fetchall())
 
     def keep(self, bounds: RetentionBounds, now: int = NOW) -> int:
-        """Take steps until there is nothing to do; return how many were taken."""
+        """Run steps until no work is left; return their number."""
         for steps in count():
             if take(self.connection, bounds, now) == (0, False):
                 return steps
@@ -93,7 +92,7 @@ class RetentionDatabase:
         raise AssertionError
 
     def check(self) -> None:
-        """Compare the counters with the tables, and bodies with whom they belong to."""
+        """Compare the counters with the tables, and the bodies with their messages."""
         counters = self.counters()
         upto = (counters.get("placed_upto", 0),)
         for name, test in (("history", "<>"), ("deleted", "=")):
@@ -113,5 +112,5 @@ class RetentionDatabase:
         assert self.execute(places).fetchall() == self.execute(placed, upto).fetchall()
 
     def place(self) -> None:
-        """Place what has no place yet."""
+        """Index the rows that are not indexed yet."""
         HistoryIndexer().run(self.connection, 0, is_idle=True)

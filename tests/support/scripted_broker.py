@@ -1,4 +1,4 @@
-"""A peer on a real socket that speaks PHPMQ and does what a test tells it."""
+"""A peer on a real socket that speaks PHPMQ as a test scripts it."""
 
 import asyncio
 import ssl
@@ -20,7 +20,7 @@ class ScriptedPeer(asyncio.Protocol):
         self.side = ServerSide(WireLimits(), http_guard=False)
         self.half_closed = asyncio.Event()
         self.ended = asyncio.Event()
-        self.error: Exception | None = None  # what it ended with
+        self.error: Exception | None = None  # of the end of the connection
         self._broker = broker
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -50,7 +50,6 @@ class ScriptedPeer(asyncio.Protocol):
         self.transport.write(b"".join(parts))
 
     def answer(self, frame: Publish, reason: str | None = None) -> None:
-        """Send the receipt of a confirmed publish."""
         assert frame.key is not None
         parts: list[bytes] = []
         self.side.append_receipt(parts, frame.queue, frame.key, reason)
@@ -73,9 +72,9 @@ class ScriptedPeer(asyncio.Protocol):
 
 
 class ScriptedBroker:
-    """Stores publishes by key and receipts them; ``script`` may be replaced by a test.
+    """Stores publishes by key and sends receipts; a test may replace ``script``.
 
-    ``frames`` has everything that was read, with its connection, and is not stored anywhere else.
+    ``frames`` queues every received frame with its connection.
     """
 
     def __init__(self, path: Path | None = None, tls: ssl.SSLContext | None = None) -> None:
@@ -96,7 +95,7 @@ class ScriptedBroker:
             peer.answer(frame)
 
     def vanishing(self, *, each: int) -> Callable[[ScriptedPeer, ClientFrame], None]:
-        """Give a script that stores, and cuts the connection at each so many frames."""
+        """Return a script that stores, and cuts the connection at every ``each``-th frame."""
         numbers = count(1)
 
         def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
@@ -109,18 +108,17 @@ class ScriptedBroker:
 
     @property
     def peer(self) -> ScriptedPeer:
-        """The newest connection."""
         return self.peers[-1]
 
     async def next(self, kind: type[FrameType]) -> FrameType:
-        """Return the next frame of a kind; others before it are skipped."""
+        """Return the next frame of a kind; skip others."""
         while True:
             _, frame = await self.frames.get()
             if isinstance(frame, kind):
                 return frame
 
     async def start(self) -> None:
-        """Listen: on the port of the last time, so that a client finds it again."""
+        """Listen, after a restart on the same port."""
         loop = asyncio.get_running_loop()
         if self._path is not None:
             self._server = await loop.create_unix_server(
@@ -133,7 +131,7 @@ class ScriptedBroker:
             self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Refuse new connections and cut all there are."""
+        """Refuse new connections and cut the existing ones."""
         self._server.close()
         for peer in self.peers:
             peer.cut()

@@ -1,4 +1,4 @@
-"""A data folder with many settled messages, made at once; and readers of their Arrow streams."""
+"""A data folder with many settled messages, and readers of their Arrow streams."""
 
 import sqlite3
 import subprocess
@@ -16,7 +16,7 @@ from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.migrate import migrate
 
 HISTORY_ID = "0123456789abcdef" * 2
-NOW_MS = 1_800_000_000_000  # settled_at of offset 0; each one is a second later
+NOW_MS = 1_800_000_000_000  # settled_at of offset 0; each offset adds a second
 STEP_MS = 5_000  # of the clock
 QUEUES = ("orders", "mail", "orders.eu")
 _FILL = """
@@ -41,7 +41,7 @@ INSERT INTO body SELECT seq, CASE WHEN size THEN CAST(printf('%0*d', size, seq) 
 
 
 def settled_folder(data: Path, rows: int, *, size: int = 40) -> Path:
-    """Make a data folder whose history has the offsets 1 to ``rows``; gives the database."""
+    """Make a data folder whose history has the offsets 1 to ``rows``; return the database."""
     folder = DataFolder.open(data)
     try:
         with closing(sqlite3.connect(folder.database, isolation_level=None)) as connection:
@@ -85,9 +85,9 @@ def _fill(connection: sqlite3.Connection, rows: int, size: int) -> None:
 
 
 def execute_in_process(database: Path, *statements: str) -> str:
-    """Run statements in a process of its own; gives the last answer.
+    """Run statements in another process; return the result of the last one.
 
-    ADBC has an SQLite of its own, and two of them in one process undo each other's locks.
+    ADBC bundles its own SQLite, and two copies in one process release each other's locks.
     """
     program = (
         "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
@@ -99,7 +99,7 @@ def execute_in_process(database: Path, *statements: str) -> str:
 
 
 def remove_history_upto(database: Path, upto: int) -> None:
-    """Take the rows up to an offset out of the history, as retention does."""
+    """Remove the rows up to an offset from the history, as retention does."""
     execute_in_process(
         database,
         "BEGIN IMMEDIATE",
@@ -111,15 +111,15 @@ def remove_history_upto(database: Path, upto: int) -> None:
 
 
 class ShortStreamError(Exception):
-    """A stream that ended as if it were whole has fewer or more rows than announced."""
+    """A stream that ended normally has fewer or more rows than announced."""
 
 
 async def read_counted(session: aiohttp.ClientSession, url: str) -> Any:
-    """Read a range as a reader has to: give a ``pyarrow.Table`` of all its rows.
+    """Read a range as readers should: return a ``pyarrow.Table`` of all its rows.
 
     Raises:
-        ShortStreamError: the rows are not as many as announced.
-        aiohttp.ClientError: the connection broke, or the answer is an error.
+        ShortStreamError: the number of rows differs from the announced one.
+        aiohttp.ClientError: the connection broke, or the response is an error.
     """
     async with session.get(url) as response:
         response.raise_for_status()
@@ -131,7 +131,7 @@ async def read_counted(session: aiohttp.ClientSession, url: str) -> Any:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process is there, and not just waiting to be reaped."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text("ascii", "replace")
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Clients of the tests: a blocking socket each, the words of the wire, no cleverness of their own.
+"""Clients of the tests: a blocking socket each, with the frames of the wire.
 
-Nothing here reconnects, repeats or hides an error; what a test needs to know arrives as a frame.
+Nothing here reconnects, retries or hides an error.
 """
 
 import json
@@ -21,7 +21,7 @@ from phpmq_lite.broker_process import BrokerProcess
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame
 
-WAIT_S = 20.0  # for what must come; nobody waits so long but on a defect
+WAIT_S = 20.0  # for expected frames; only a defect makes a test wait this long
 _keys = count(1)
 
 
@@ -42,7 +42,7 @@ def connect(address: int | str | Path, context: ssl.SSLContext | None = None) ->
 
 
 class SocketClient:
-    """One connection in compact framing and the newer revision; use it in a ``with``."""
+    """A connection in compact framing and the newer revision; use it in a ``with``."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class SocketClient:
         else:
             self.socket = connect(address, context)
         self.side = ClientSide()
-        self.got: deque[Dispatch] = deque()  # not yet asked for, in order
+        self.got: deque[Dispatch] = deque()  # not yet returned, in order
         self.receipts: deque[ReceiptFrame] = deque()
 
     def __enter__(self) -> "SocketClient":
@@ -63,10 +63,9 @@ class SocketClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- out
+    # -- sending
 
     def send(self, data: bytes) -> None:
-        """Send bytes as they are."""
         self.socket.sendall(data)
 
     def publish(self, queue: str, content: bytes, ttl_s: int = 0, key: bytes | None = None) -> None:
@@ -89,10 +88,10 @@ class SocketClient:
         """Send a 006."""
         self.send(self.side.dead_letter(dispatch.queue, dispatch.message_id))
 
-    # -- in
+    # -- receiving
 
     def take(self) -> bool:
-        """Wait for one read; False at the end of the connection."""
+        """Read once; return False at the end of the connection."""
         data = self.socket.recv(1 << 18)
         for frame in self.side.receive(data):
             if isinstance(frame, Dispatch):
@@ -112,11 +111,11 @@ class SocketClient:
         return [self.got.popleft() for _ in range(number)]
 
     def read_nothing(self) -> None:
-        """Have the system take little that is not read; by itself it takes more and more."""
+        """Limit the receive buffer, which would otherwise grow."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
 
     def acknowledge_until(self, message_id: bytes) -> None:
-        """Acknowledge what comes, up to this message."""
+        """Acknowledge all messages up to this one."""
         seen: set[bytes] = set()
         while message_id not in seen:
             (dispatch,) = self.dispatches(1)
@@ -124,7 +123,7 @@ class SocketClient:
             seen.add(dispatch.message_id)
 
     def bodies(self, number: int) -> list[bytes]:
-        """Wait for the next ``number`` dispatches; give their contents."""
+        """Wait for the next ``number`` dispatches; return their contents."""
         return [dispatch.content for dispatch in self.dispatches(number)]
 
     def receipt(self) -> ReceiptFrame:
@@ -135,7 +134,7 @@ class SocketClient:
     def confirm(
         self, queue: str, content: bytes, ttl_s: int = 0, key: bytes | None = None
     ) -> str | None:
-        """Publish with a key and wait for its receipt; give the reason of a refusal."""
+        """Publish with a key and wait for its receipt; return the reason of a refusal."""
         key = key or new_key()
         self.publish(queue, content, ttl_s, key)
         return self.receipt_for(key).reason
@@ -148,14 +147,14 @@ class SocketClient:
         return found
 
     def store(self, queue: str, *contents: bytes, ttl_s: int = 0) -> None:
-        """Publish without keys, and return when all is stored."""
+        """Publish without keys; return when all messages are stored."""
         self.send(b"".join(self.side.publish(queue, content, ttl_s) for content in contents))
         self.barrier()
 
     def barrier(self) -> None:
-        """Return when all that this connection has sent is stored, and what follows on it is here.
+        """Wait until everything sent is stored and the resulting frames have arrived.
 
-        Twice: a dispatch whose body lies on disk only comes one batch later.
+        Repeated: a dispatch whose body must be read from disk comes one batch later.
         """
         for _ in range(3):
             assert self.confirm("barrier", b"") is None
@@ -163,7 +162,7 @@ class SocketClient:
     # -- the end
 
     def rest(self) -> bytes:
-        """Read up to the end; a connection that is reset has ended too."""
+        """Read up to the end or the reset of the connection."""
         parts = []
         try:
             while data := self.socket.recv(1 << 18):
@@ -173,16 +172,16 @@ class SocketClient:
         return b"".join(parts)
 
     def half_close(self) -> None:
-        """Send no more, read on."""
+        """Close the sending side."""
         self.socket.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
-        """End without a word, as a machine that loses its power and comes back does."""
+        """Reset the connection, as a machine does after losing power."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
     def close(self) -> None:
-        """Close; a second time does nothing."""
+        """Close; does nothing the second time."""
         self.socket.close()
 
 
@@ -192,7 +191,7 @@ def new_key() -> bytes:
 
 
 def assert_closed_without_reply(peer: SocketClient) -> None:
-    """The broker ends the connection and does not say a byte."""
+    """Assert that the broker ends the connection without sending a byte."""
     assert peer.rest() == b""
 
 
@@ -207,18 +206,18 @@ def exchange(peer: SocketClient) -> None:
 
 
 class AdminApi:
-    """The broker's HTTP API and metrics, for what the wire does not show."""
+    """The HTTP API and metrics of the broker."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
 
     def get(self, path: str) -> Any:
-        """Give the JSON document at ``path``."""
+        """Return the JSON document at ``path``."""
         with urllib.request.urlopen(self.url + path, timeout=WAIT_S) as answer:
             return json.load(answer)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Have something done; give the answer."""
+        """Post a JSON body; return the response."""
         request = urllib.request.Request(
             self.url + path,
             json.dumps(body).encode(),
@@ -228,7 +227,7 @@ class AdminApi:
             return json.load(answer)
 
     def queue(self, name: str) -> dict[str, Any]:
-        """Give the figures of a queue; empty where there is none."""
+        """Return the figures of a queue, empty if it does not exist."""
         try:
             found: dict[str, Any] = self.get(f"/api/v1/queues/{quote(name, safe='')}")
         except HTTPError as answer:
@@ -239,22 +238,20 @@ class AdminApi:
         return found
 
     def pause(self, name: str, side: str) -> None:
-        """Pause ``delivery`` or ``publishing``."""
         self.post(f"/api/v1/queues/{quote(name, safe='')}/pause", {"side": side})
 
     def resume(self, name: str, side: str) -> None:
-        """Let a side go on."""
         self.post(f"/api/v1/queues/{quote(name, safe='')}/resume", {"side": side})
 
     def metrics(self) -> dict[str, float]:
-        """Give all samples of ``/metrics`` by name, labels included."""
+        """Return all samples of ``/metrics`` by name with labels."""
         with urllib.request.urlopen(self.url + "/metrics", timeout=WAIT_S) as answer:
             text = answer.read().decode()
         return {name: float(value) for name, value in re.findall(r"^(\w.*) (\S+)$", text, re.M)}
 
 
 def take_all(broker: BrokerProcess, queue: str) -> list[Dispatch]:
-    """Consume and acknowledge the messages that are ready in a queue, without waiting for more."""
+    """Consume and acknowledge the ready messages of a queue, without waiting for more."""
     taken: list[Dispatch] = []
     number = AdminApi(broker.admin[0]).queue(queue).get("ready", 0)
     with SocketClient(broker.port) as peer:

@@ -1,4 +1,4 @@
-"""A data folder that a broker has left, and what tests do to it."""
+"""The data folder of a stopped broker, and functions that change it."""
 
 import shutil
 import sqlite3
@@ -12,7 +12,7 @@ from tests.support.core_and_store import Driver
 
 
 def driver_with_history(folder: Path) -> Driver:
-    """Make a broker with alive, settled and dead messages, of which it holds one."""
+    """Return a broker with live, settled and dead messages, one of them held."""
     made = Driver(folder)
     made.publish(b"a", b"b", b"c", b"d")
     worker = made.consume(3)
@@ -25,7 +25,7 @@ def driver_with_history(folder: Path) -> Driver:
 
 
 def stopped_folder(driver: Driver, path: Path) -> Path:
-    """Make a data folder that was closed cleanly, with the messages of a driver."""
+    """Make a cleanly closed data folder with the messages of a driver."""
     driver.store.checkpoint("TRUNCATE")
     folder = DataFolder.open(path)
     with closing(folder):

@@ -1,4 +1,4 @@
-"""The app of the tests: handlers that write down each run, and do what the data says."""
+"""The app of the tests: its handlers record each run and do what the data requests."""
 
 import json
 import os
@@ -22,14 +22,14 @@ _RUNS = Path(os.environ["TEST_RUNS"])
 
 
 def note(**run: Any) -> None:
-    """Append a line, in one write."""
+    """Append a line in one write."""
     with _RUNS.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"at": time.time(), "pid": os.getpid()} | run) + "\n")
 
 
 @app.handler("urn:test:do")
 def do(data: dict[str, Any], meta: dict[str, Any], envelope: dict[str, Any]) -> None:
-    """Fail, exit, sleep, publish on, or just be done."""
+    """Fail, exit, sleep, publish or return."""
     note(
         what=data.get("what"), attempts=envelope["attempts"], trace=envelope["trace_id"],
         id=meta["id"],
@@ -47,5 +47,5 @@ def do(data: dict[str, Any], meta: dict[str, Any], envelope: dict[str, Any]) -> 
 
 @app.handler("urn:test:hop")
 async def hop(data: dict[str, Any], meta: dict[str, Any], envelope: dict[str, Any]) -> None:
-    """Note the trace, which goes on."""
+    """Record the propagated trace."""
     note(what="hop", trace=envelope["trace_id"], cause=data["from"])
