@@ -1,7 +1,7 @@
-"""What all tests share: how hard Hypothesis searches, a place for the log, and for figures.
+"""Shared by all tests: profiles of Hypothesis, order and markers, a log stream, and figures.
 
-``HYPOTHESIS_PROFILE=long python -m pytest`` searches longer, and somewhere else each time.  A
-failure prints its seed and a line that reproduces it.
+``HYPOTHESIS_PROFILE=long python -m pytest`` searches longer, with a new seed each time.  A failure
+prints its seed and a line that reproduces it.
 """
 
 import io
@@ -18,14 +18,14 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-# No deadline: a slow machine is no defect.
+# No deadline: a slow machine is not a defect.
 COMMON = settings(
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-# Derandomized: what decides about a change tries the same each time, so that the answer is about
-# the change and not about luck.  New ground is for the long search.
+# Derandomized: the tests of a change try the same examples each time, so that a failure comes from
+# the change.  The long profile tries new examples.
 settings.register_profile(
     "quick", COMMON, max_examples=60, stateful_step_count=30, derandomize=True
 )
@@ -58,11 +58,11 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is not in the sample of its test as slow, then shuffle the files reproducibly.
+    """Mark cases outside the sample of their test as slow, then shuffle the files reproducibly.
 
-    Workers take long stretches of the list, so neighbouring files would put all browsers into one.
-    The tests of a file stay together and in order.  Spark's tests come first, so one worker runs
-    them all in one JVM: a second one would spend 20 s of processor time on starting and compiling.
+    Workers take long runs of the list, so one worker would get all browser tests.  The tests of a
+    file stay together and in order.  Spark's tests come first, so that one worker runs them all in
+    one JVM: a second JVM would spend 20 s of processor time on starting and compiling.
     """
     for item in items:
         sample = item.get_closest_marker("sample")
@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cheap_passwords() -> Iterator[None]:
-    """Brokers in this process hash in no time; who tests the real cost sets it back."""
+    """Make password hashes cheap in this process; tests of the real cost undo it."""
     cheap = partial(argon2.PasswordHasher, time_cost=1, memory_cost=8, parallelism=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argon2, "PasswordHasher", cheap)
@@ -86,10 +86,10 @@ def _cheap_passwords() -> Iterator[None]:
 
 @pytest.fixture
 def log_stream() -> Iterator[io.StringIO]:
-    """Give a place for ``logs.configure``; afterwards all is as before."""
+    """Return a stream for ``logs.configure``; restore logging afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    root.handlers = []  # else pytest's are closed
+    root.handlers = []  # or else pytest's handlers are closed
     yield io.StringIO()
     root.handlers, root.level = handlers, level
     structlog.reset_defaults()
@@ -100,13 +100,13 @@ _FIGURE: Final = "figure"
 
 @pytest.fixture
 def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Have a line shown at the end of the run; it goes along with the test's report."""
+    """Return a function that adds a line to the end of the run's output, for figures."""
     properties = request.node.user_properties
     return lambda line: properties.append((_FIGURE, line))
 
 
 def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter") -> None:
-    """Write the figures of all tests, unless one failed: the end of the output is about that."""
+    """Write the figures of all tests, unless one failed: then the output ends with failures."""
     if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
         return
     reports = [each for some in terminalreporter.stats.values() for each in some]

@@ -1,9 +1,8 @@
-"""The same logic is written once: no run of statements above six lines stands in two places.
+"""The same logic is written once: no run of more than six lines is in two places.
 
-Statements are compared as trees: comments, line breaks, the names of local variables and the values
-of constants do not count.  What only declares is no logic: imports, fields, tables, docstrings.
-The blocks inside of statements are compared, too.  What was copied and then changed in every sixth
-line is not found: that takes a reader.
+Statements are compared as trees, without comments, line breaks, names of local variables and values
+of constants.  Declarations are not logic: imports, fields, tables, docstrings.  Blocks within
+statements are compared, too.  Copies that were changed in every sixth line are not found.
 """
 
 import ast
@@ -18,14 +17,14 @@ import pytest
 ROOT: Final = Path(__file__).parent.parent
 FOLDERS: Final = ("phpmq_lite", "tests", "benchmarks")  # examples stand alone, to be copied
 MAX_LINES: Final = 6
-USUAL: Final = 40  # a statement in more places than this begins no comparison of its own
+USUAL: Final = 40  # a statement in more places does not start a comparison
 
 Local = frozenset[str]
 Span = tuple[int, int]  # first and last line of a statement
 
 
 class Block(NamedTuple):
-    """Statements that follow one another: their lines, and a number that says what each does."""
+    """Consecutive statements: their lines, and a hash of each."""
 
     file: str
     spans: list[Span]
@@ -53,7 +52,7 @@ def locals_of(function: ast.AST) -> Local:
 
 
 class Reader:
-    """Reads trees into blocks."""
+    """Collects the blocks of syntax trees."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
@@ -63,7 +62,7 @@ class Reader:
         self._meaning(ast.parse(source, filename=file), frozenset(), in_function=False)
 
     def _meaning(self, node: object, local: Local, *, in_function: bool) -> int:
-        """Give the same number for what does the same; notes every block on the way."""
+        """Return a hash that is equal for equal logic; collect all blocks."""
         if isinstance(node, ast.Name):
             return hash(("name", node.id not in local and node.id))
         if isinstance(node, ast.Constant):
@@ -95,7 +94,7 @@ class Reader:
 
 
 def copies(blocks: list[Block]) -> set[str]:
-    """Name each pair of places that do the same for more than ``MAX_LINES`` lines."""
+    """Return each pair of places with the same logic in more than ``MAX_LINES`` lines."""
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, block in enumerate(blocks):
         for at, meaning in enumerate(block.meanings):
@@ -109,7 +108,7 @@ def copies(blocks: list[Block]) -> set[str]:
 
 
 def copy(one: Block, at: int, other: Block, there: int) -> Iterator[str]:
-    """Yield the run that these two statements are part of, if it is long enough."""
+    """Yield the common run around these two statements, if it is long enough."""
     back = in_common(one.meanings[:at][::-1], other.meanings[:there][::-1])
     at, there = at - back, there - back
     length = in_common(one.meanings[at:], other.meanings[there:])
@@ -121,7 +120,6 @@ def copy(one: Block, at: int, other: Block, there: int) -> Iterator[str]:
 
 
 def in_common(some: list[int], others: list[int]) -> int:
-    """Count the first ones that are alike."""
     pairs = zip(some, others, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -195,10 +193,10 @@ def test_checker_finds_a_copy_within_a_file() -> None:
         pytest.param(RENAMED.replace("        return all_of_it\n", ""), id="six lines"),
     ],
 )
-def test_checker_leaves_what_is_not_the_same(other: str) -> None:
+def test_checker_ignores_different_logic(other: str) -> None:
     assert found_in(SEVEN_LINES, other) == set()
 
 
-def test_checker_leaves_declarations() -> None:
+def test_checker_ignores_declarations() -> None:
     fields = "class Row:\n" + "".join(f"    field_{n}: int\n" for n in range(9))
     assert found_in(fields, fields) == set()

@@ -1,6 +1,6 @@
 """The words of the project: docstrings name an effect, names and phrases are the field's.
 
-The lists hold what was once written here and read like a translation, or needed an explanation.
+The lists contain former words of this project that read like a translation or were unclear.
 """
 
 import ast
@@ -20,7 +20,7 @@ SOURCES: Final = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rgl
 
 OPENINGS: Final = {"Give", "Gives", "Tell", "Tells", "Take", "Have", "Let", "Say", "Make"}
 
-# Names that say nothing without an explanation; the field has a word for each.
+# Names that need an explanation, while the field has a word for each.
 NAMES: Final = frozenset(
     re.findall(
         r"\w+",
@@ -87,7 +87,6 @@ PHRASE: Final = re.compile("|".join(PHRASES), re.IGNORECASE)
 
 @cache
 def definitions() -> list[tuple[Path, int, str, str]]:
-    """Return path, line, name and docstring of the modules, classes and functions."""
     found = []
     for path, text in SOURCES.items():
         for node in ast.walk(ast.parse(text)):
@@ -111,7 +110,6 @@ def prose() -> Iterator[tuple[Path, int, str]]:
 
 @cache
 def source_texts() -> list[tuple[Path, int, str]]:
-    """Return the strings and comments of the package with their places."""
     kinds = {tokenize.STRING, tokenize.COMMENT}
     return [
         (path, token.start[0], " ".join(token.string.split()))

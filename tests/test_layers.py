@@ -1,7 +1,7 @@
-"""Who may import whom, no cycles, short functions and files: the architecture, held by ``ast``.
+"""The architecture: allowed imports, no cycles, short functions and files, checked by ``ast``.
 
-A *part* is a module or folder directly under ``phpmq_lite``.  ``OURS`` names what it may import of
-the project: a part, or one module of it.  The standard library is open to all but the two cores.
+A *part* is a module or folder directly under ``phpmq_lite``.  ``OURS`` lists the parts, or modules
+of parts, that it may import.  All parts but the two cores may import the standard library.
 """
 
 import ast
@@ -21,7 +21,7 @@ from phpmq_lite.storage.statements import load, parts
 ROOT: Final = Path(__file__).parent.parent
 PACKAGE: Final = "phpmq_lite"
 MAX_FUNCTION_LINES: Final = 60
-MAX_FILE_LINES: Final = 900  # a reason to look for a second concept, not a reason to cut one
+MAX_FILE_LINES: Final = 900  # a longer file probably has a second concept
 
 ANY: Final = "*"
 
@@ -194,7 +194,7 @@ NOT_IN_CORES: Final = {
 
 
 def module_name(path: Path, root: Path = ROOT) -> str:
-    """Give the name without the package: ``server.engine``; ``__init__`` for the package itself."""
+    """Return the name without the package: ``server.engine``; ``__init__`` for the package."""
     parts = path.relative_to(root / PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
@@ -205,7 +205,7 @@ MODULES: Final[dict[str, Path]] = {
 
 
 def imported(name: str, tree: ast.Module, modules: dict[str, Path]) -> Iterator[tuple[int, str]]:
-    """Yield line and absolute module of every import, also those in functions and for types."""
+    """Yield line and absolute module of every import, including those in functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -225,7 +225,7 @@ def is_allowed(target: str, allowed: set[str]) -> bool:
 
 
 def entry_of(name: str, table: dict[str, set[str]]) -> str:
-    """Name the entry of a table that a module goes by: its own, else that of its part."""
+    """Return the entry of a module in a table: its own, or else that of its part."""
     return name if name in table else name.partition(".")[0]
 
 
@@ -253,14 +253,12 @@ def offences(name: str, imports: Iterable[tuple[int, str]]) -> Iterator[str]:
 
 
 def long_file(path: Path) -> Iterator[str]:
-    """Yield one sentence for a file that is too long."""
     lines = len(path.read_text(encoding="utf-8").splitlines())
     if lines > MAX_FILE_LINES:
         yield f"{path.name} has {lines} lines, the limit is {MAX_FILE_LINES}"
 
 
 def long_functions(path: Path, tree: ast.Module) -> Iterator[str]:
-    """Yield one sentence for each function that is too long."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -282,7 +280,6 @@ def parse(path: Path) -> ast.Module:
 
 @cache
 def imports_of(name: str) -> tuple[tuple[int, str], ...]:
-    """Return the imports of a module, each with its line."""
     return tuple(imported(name, parse(MODULES[name]), MODULES))
 
 
@@ -360,7 +357,7 @@ def test_module_of_storage_imports_no_later_group() -> None:
 
 
 def test_engine_knows_the_database_by_its_interface_only() -> None:
-    """``BatchStore``: so another engine can take the place of the SQLite file."""
+    """``BatchStore``, so that another engine can replace the SQLite file."""
     for name in ("server.engine", "server.engine_policies", "server.frame_processing"):
         assert [target for _, target in imports_of(name) if ".storage" in target] == []
 
@@ -375,7 +372,7 @@ def test_every_part_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("table", [OURS, THEIRS], ids=["ours", "theirs"])
 def test_every_permission_is_used(table: dict[str, set[str]]) -> None:
-    """So the table says what is, not what once was."""
+    """So that the table has no outdated entries."""
     unused = {(entry, target) for entry, targets in table.items() for target in targets - {ANY}}
     for name in MODULES:
         entry = entry_of(name, table)
@@ -387,7 +384,7 @@ def test_every_permission_is_used(table: dict[str, set[str]]) -> None:
     assert unused == set()
 
 
-def test_modules_import_each_other_in_no_circle() -> None:
+def test_module_imports_have_no_cycle() -> None:
     graph = {
         name: {
             target.removeprefix(PACKAGE).removeprefix(".") or "__init__"
@@ -411,7 +408,7 @@ def test_files_of_the_pages_are_short() -> None:
     assert [piece for path in paths for piece in long_file(path)] == []
 
 
-def test_scripts_of_the_pages_import_each_other_in_no_circle() -> None:
+def test_script_imports_have_no_cycle() -> None:
     imports = re.compile(r'^import .* from "\./(.+)";$', re.MULTILINE)
     scripts = (ROOT / "templates" / "static").glob("*.js")
     graph = {path.name: set(imports.findall(path.read_text(encoding="utf-8"))) for path in scripts}
@@ -432,7 +429,7 @@ def test_scripts_of_the_pages_import_each_other_in_no_circle() -> None:
         ("errors", "import aiohttp"),
     ],
 )
-def test_checker_objects_when_an_import_is_foreign(name: str, source: str) -> None:
+def test_checker_reports_a_forbidden_import(name: str, source: str) -> None:
     assert len(list(offences(name, imported(name, ast.parse(source), MODULES)))) == 1
 
 
@@ -445,16 +442,16 @@ def test_checker_objects_when_an_import_is_foreign(name: str, source: str) -> No
         'write = ("batch", "drop_stage")',
     ],
 )
-def test_checker_objects_when_a_statement_is_named(source: str) -> None:
+def test_checker_reports_the_name_of_a_statement(source: str) -> None:
     assert len(list(statement_names("admin.app", ast.parse(source)))) == 1
     assert list(statement_names("storage.read.audit", ast.parse(source))) == []
 
 
-def test_checker_objects_when_rows_import_the_file() -> None:
+def test_checker_reports_an_import_of_a_later_group() -> None:
     tree = ast.parse("from phpmq_lite.storage.data_folder import DataFolder")
     assert len(list(upward_imports("storage.read.audit", imported("", tree, MODULES)))) == 1
     assert list(upward_imports("storage.backup.restore", imported("", tree, MODULES))) == []
 
 
-def test_checker_finds_a_circle() -> None:
+def test_checker_finds_a_cycle() -> None:
     assert first_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) is not None

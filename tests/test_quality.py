@@ -1,4 +1,4 @@
-"""Lint, format and types are tests too: one command checks everything."""
+"""Lint, format, types, and names in texts."""
 
 import ast
 import re
@@ -42,7 +42,7 @@ def texts() -> Iterator[tuple[Path, str]]:
 
 
 def test_every_name_of_a_module_is_used() -> None:
-    """By the package itself; ``testing`` is for programs of others, decorators use their own."""
+    """Within the package; ``testing`` is for other programs, decorators register functions."""
     sources = {p: text for p, text in texts() if "tests" not in p.relative_to(ROOT).parts}
     words = Counter(word for text in sources.values() for word in re.findall(r"\w+", text))
     unused = [
@@ -56,7 +56,7 @@ def test_every_name_of_a_module_is_used() -> None:
 
 
 def names_of(module: ast.Module) -> Iterator[str]:
-    """Yield what a module defines; not what a decorator has taken note of."""
+    """Yield the names that a module defines, without decorated functions."""
     for node in module.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             if not node.decorator_list:
@@ -66,19 +66,19 @@ def names_of(module: ast.Module) -> Iterator[str]:
             yield from (each.id for each in targets if isinstance(each, ast.Name))
 
 
-def test_pages_that_the_code_names_are_there() -> None:
-    """Readers have what is in the repository, and nothing beside it."""
+def test_pages_named_in_the_code_exist() -> None:
+    """Readers have only the files of the repository."""
     named = {name for _, text in texts() for name in NAMED.findall(text)}
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
-    homeless = {
+    without_folder = {
         f"{path.relative_to(ROOT)}: {name}"
         for path, text in texts()
         for name in re.findall(r"``([\w-]+\.md)``", text)
     }
-    assert homeless == set()
+    assert without_folder == set()
 
 
-def test_rules_that_the_code_names_are_there() -> None:
+def test_rules_named_in_the_code_exist() -> None:
     """``R7`` in a comment is a row of docs/reference/wire.md."""
     page = (ROOT / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
     known = set(re.findall(r"^\| (R\d+) \|", page, re.MULTILINE))
