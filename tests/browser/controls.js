@@ -1,14 +1,14 @@
-/* Return the controls of this page that cannot be used at the width of the window, and the keys of
-   all controls that can: ({known}) => ({wrong: ["kind: control, figures"], keys: [...]}).
-   `known`: the keys at another width; a control that is missing from this one is wrong too.
-   A short value that is broken over lines is wrong, and so is a panel that shows a part of its list.
-   Boxes of lists are ticked, details and dialogs opened, so that what they hide is tested as well. */
+/* Return the unusable controls of this page at the width of the window, and the keys of all usable
+   controls: ({known}) => ({wrong: ["kind: control, figures"], keys: [...]}).
+   `known`: the keys at another width; controls missing from this page are wrong too, and so are
+   short values with line breaks and panels that show only a part of their list.
+   Boxes of lists are ticked, details and dialogs opened, to test hidden controls as well. */
 ({ known }) => {
   const CONTROLS = "a[href], button, input:not([type=hidden]), select, textarea, summary";
   const SLACK = 1; // pixels: borders are rounded
-  const LEGIBLE = 24; // pixels that an ellipsis has to leave
+  const LEGIBLE = 24; // pixels visible before an ellipsis
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
-  const ROWS = 6; // of a list, besides its last two, in which what covers a control is looked for
+  const ROWS = 6; // of a list, besides its last two, that are tested for overlaps
   const wrong = [];
   const usable = new Set();
 
@@ -36,8 +36,8 @@
   }
   const scrolls = (overflow) => overflow === "auto" || overflow === "scroll";
 
-  // What is seen of a control within all that clips it, or what is wrong with that.  What scrolls
-  // can bring the control into view.
+  // The visible box of a control within its clipping ancestors, or the reason why it is not visible.
+  // Ancestors that scroll can bring the control into view.
   function seenOf(node) {
     let { left, right, top, bottom } = node.getBoundingClientRect();
     for (let box = node.parentElement; box && box !== document.body; box = box.parentElement) {
@@ -68,10 +68,10 @@
       return typeof seen === "string" ? seen : "";
     }
     node.scrollIntoView({ block: "center", inline: "nearest", behavior: "instant" });
-    scrollTo(0, scrollY); // a page that is too wide is not to be scrolled sideways
+    scrollTo(0, scrollY); // a page that is too wide must not scroll sideways
     const seen = seenOf(node);
     if (typeof seen === "string") return seen;
-    const [line] = node.getClientRects(); // of a text over several lines the first one
+    const [line] = node.getClientRects(); // the first line of a text
     const x = (Math.max(line.left, seen.left, 0) + Math.min(line.right, seen.right, innerWidth)) / 2;
     const y = (Math.max(line.top, seen.top, 0) + Math.min(line.bottom, seen.bottom, innerHeight)) / 2;
     const hit = document.elementFromPoint(x, y);
@@ -94,7 +94,7 @@
     const box = form.querySelector("tbody .tick input");
     if (box && !box.checked) box.click();
   }
-  // Colours move nothing: where all is in its place since the last look, the answer is the same.
+  // Colours move nothing: if all controls are in the same places, the result is the same.
   const places = all(CONTROLS).map((node) => Object.values(node.getBoundingClientRect().toJSON()).join()).join();
   if (places === window.placesSeen) return { wrong: [], keys: known };
   window.placesSeen = places;

@@ -1,4 +1,4 @@
-"""A running broker with something of everything in it, for the tests of its pages."""
+"""A running broker with messages in every state, for the tests of its pages."""
 
 import asyncio
 import json
@@ -31,7 +31,6 @@ PASSWORD = "correct horse battery"
 
 
 def envelope(number: int) -> bytes:
-    """Make a body as programs send it."""
     body = {
         "job": "urn:orders:created",
         "trace_id": f"7b3f1c2a-0000-4000-8000-{number:012d}",
@@ -45,8 +44,8 @@ def envelope(number: int) -> bytes:
 SHOP_TRACE = "4bf92f35-77b3-4da6-a3ce-929d0e0e4736"
 
 
-def right_envelope(**changes: Any) -> bytes:
-    """Make an envelope without a fault; ``changes`` replace its members, ``id`` that of meta."""
+def valid_envelope(**changes: Any) -> bytes:
+    """Return a valid envelope; ``changes`` replace its fields, ``id`` that of meta."""
     meta = {
         "id": changes.pop("id", "a1c2d3e4-0000-4000-8000-000000000001"), "queue": "shop.cart",
         "lang": "php", "schema_version": 1, "created_at": 1_767_326_400_000,
@@ -60,7 +59,7 @@ def right_envelope(**changes: Any) -> bytes:
 
 @dataclass
 class Site:
-    """The broker, the connections that stay open, and ids of messages by what they are."""
+    """The broker, connections that stay open, and ids of messages by their role."""
 
     running: RunningBroker
     clients: list[Client] = field(default_factory=list)
@@ -68,20 +67,27 @@ class Site:
     held: list[Any] = field(default_factory=list)  # consumers that stay
 
     def url(self, path: str = "/") -> str:
-        """Give the whole address of a page."""
         return self.running.admin_url.rstrip("/") + path
 
     @property
     def client(self) -> Client:
-        """The first connection, for publishing more."""
+        """The first connection, to publish more."""
         return self.clients[0]
 
     async def connect(self) -> Client:
-        """Open one more connection that stays."""
+        """Open another connection that stays open."""
         client = connect(self.running.host, self.running.port)
         await client.open()
         self.clients.append(client)
         return client
+
+
+async def log_in(page: Any, site: Site, path: str, name: str = "admin") -> None:
+    """Open a page that requires a login, and log in."""
+    await page.goto(site.url(path))
+    await page.get_by_label("Name").fill(name)
+    await page.get_by_label("Password", exact=True).fill(PASSWORD)
+    await page.get_by_role("button", name="Log in").click()
 
 
 @asynccontextmanager
@@ -100,7 +106,7 @@ async def site_of(data: Path, *, is_filled: bool = True, **sections: Any) -> Asy
 
 
 async def fill(site: Site) -> None:
-    """Put something of everything into a broker."""
+    """Store queues, messages in every state, a claim and a backup."""
     client = await site.connect()
     await client.publish_many("orders", [envelope(number) for number in range(60)])
     await client.publish_confirmed("orders", envelope(99), ttl_s=300)
@@ -117,7 +123,7 @@ async def fill(site: Site) -> None:
 
 
 async def _settle(client: Client) -> None:
-    """Acknowledge some, give one back, let three die."""
+    """Acknowledge some messages, requeue one, dead-letter three."""
     async with client.consume("orders", 20) as deliveries:
         count = 0
         async for delivery in deliveries:
@@ -130,11 +136,11 @@ async def _settle(client: Client) -> None:
                 delivery.ack()
             if count == 20:
                 break
-    await client.publish_confirmed("mail.outgoing", b"{}")  # what was sent before is done
+    await client.publish_confirmed("mail.outgoing", b"{}")  # the frames before it are processed
 
 
 async def _trace(client: Client) -> None:
-    """Leave one trace over queues: a hop, a retry, a dead letter; and envelopes that are wrong."""
+    """Store a trace with a hop, a retry and a dead letter; and invalid envelopes."""
     for queue, changes in (
         ("shop.cart", {"attempts": 0}),
         ("shop.cart", {"attempts": 1}),
@@ -142,8 +148,8 @@ async def _trace(client: Client) -> None:
         ("shop.cart", {"attempts": True}),
         ("shop.cart", {"data": []}),
     ):
-        await client.publish_confirmed(queue, right_envelope(**changes))
-    record = json.loads(right_envelope(attempts=2)) | {"dead_letter": {
+        await client.publish_confirmed(queue, valid_envelope(**changes))
+    record = json.loads(valid_envelope(attempts=2)) | {"dead_letter": {
         "reason": "failed", "error": "RuntimeError: the mail server said 554", "detail": "failed",
         "exception": "RuntimeError", "failed_at": 1_767_326_400_000, "original_queue": "shop.cart",
         "attempts": 2, "lang": "php",
@@ -152,7 +158,7 @@ async def _trace(client: Client) -> None:
 
 
 async def _hold(site: Site) -> None:
-    """Have other clients hold messages, of queues with plain and with hostile names."""
+    """Hold messages of queues with plain and with hostile names in other clients."""
     worker = await site.connect()
     for name in ("orders", "zoo", *HOSTILE[:3]):
         deliveries = worker.consume(name, 2)
@@ -162,7 +168,6 @@ async def _hold(site: Site) -> None:
 
 
 async def _back_up(site: Site) -> None:
-    """Make a backup, as the command line asks for one."""
     control = aiohttp.UnixConnector(path=str(site.running.data / "control.sock"))
     async with aiohttp.ClientSession(connector=control, raise_for_status=True) as http:
         headers = {"Origin": "http://localhost"}
@@ -170,7 +175,7 @@ async def _back_up(site: Site) -> None:
 
 
 async def _pipeline(site: Site) -> None:
-    """Leave what Spark's jobs leave: a summary, claims, how far a reader is."""
+    """Store what Spark jobs store: a summary, claims, the position of readers."""
     await site.client.publish_many("spool", [envelope(number) for number in range(5)])
     await site.client.publish_confirmed("spool", b"{}")
     path = site.url("/api/v1/pipeline")

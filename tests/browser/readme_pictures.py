@@ -1,6 +1,6 @@
-"""Takes the README's pictures: ``python -m tests.browser.readme_pictures docs/images``.
+"""Take the pictures of the README: ``python -m tests.browser.readme_pictures docs/images``.
 
-A broker with a made-up day behind it, and some seconds of real work: the overview in the light
+A broker with the charts of a synthetic day and some seconds of real work: the overview in the light
 theme, a queue's charts in the dark one.
 """
 
@@ -25,8 +25,8 @@ from tests.browser.tabs import Scheme, launched, open_tab
 
 DAY: Final = 24 * 60  # minutes
 SHARES: Final = {"orders": 0.3, "mail.outgoing": 0.4, "invoices": 0.2, "webhooks": 0.1}
-IDLE: Final = {"mail.bounces": 53, "reports": 37}  # with what lies in them: nobody consumes them
-RUSH: Final = range(DAY - 380, DAY - 330)  # more comes than is taken
+IDLE: Final = {"mail.bounces": 53, "reports": 37}  # messages of queues without consumers
+RUSH: Final = range(DAY - 380, DAY - 330)  # more messages arrive than are consumed
 WORK_S: Final = 25.0  # of real work before the pictures: the last samples are seconds old
 PICTURES: Final[dict[str, tuple[str, Scheme, int]]] = {  # path, theme, height
     "overview.png": ("/?span=24h", "light", 650),
@@ -35,7 +35,6 @@ PICTURES: Final[dict[str, tuple[str, Scheme, int]]] = {  # path, theme, height
 
 
 def histogram(median_ms: float, count: int) -> bytes:
-    """Make durations around a median."""
     counts = [0] * BUCKETS
     for share, factor in ((0.3, 0.6), (0.4, 1.0), (0.28, 1.5), (0.02, 3.0)):
         counts[bucket(round(median_ms * factor))] += max(1, round(count * share))
@@ -43,7 +42,7 @@ def histogram(median_ms: float, count: int) -> bytes:
 
 
 def day(share: float, since_s: int) -> Iterator[Point]:
-    """Make the minutes of a day: a quiet night, a morning's rush, and what it left waiting."""
+    """Yield the minutes of a day: a quiet night, a rush in the morning, and its backlog."""
     chance, ready = random.Random(f"{share}"), 0
     for minute in range(DAY):
         wave = 17 + 30 * max(0.0, math.sin((minute - DAY / 2) / DAY * 2 * math.pi)) ** 1.5
@@ -60,7 +59,7 @@ def day(share: float, since_s: int) -> Iterator[Point]:
 
 
 def write_day(database: Path) -> None:
-    """Store the day in the charts of a broker; it runs, for it seals its database at a stop."""
+    """Store the day in the roll-ups of a running broker, which seals its database at a stop."""
     put = load("batch")["put_rollup"]
     since_s = int(time.time()) // MINUTE_S * MINUTE_S - DAY * MINUTE_S
     with closing(sqlite3.connect(database)) as connection, connection:
@@ -70,7 +69,7 @@ def write_day(database: Path) -> None:
 
 
 async def prepare(data: Path) -> None:
-    """Make queues, with what lies in those that nobody consumes, three dead letters, and a day."""
+    """Make queues, their backlogs, three dead letters, and a day of roll-ups."""
     async with site_of(data, is_filled=False) as site:
         client = await site.connect()
         for name, count in IDLE.items():
@@ -88,7 +87,6 @@ async def prepare(data: Path) -> None:
 
 
 async def produce(client: Client) -> None:
-    """Publish to all queues, for ever."""
     number = 100
     while True:
         for name, share in SHARES.items():
@@ -98,7 +96,7 @@ async def produce(client: Client) -> None:
 
 
 async def consume(client: Client, queue: str) -> None:
-    """Take its messages, each after a moment, for ever."""
+    """Consume messages endlessly, with a short delay for each."""
     async with client.consume(queue, 20) as deliveries:
         async for delivery in deliveries:
             await asyncio.sleep(0.02)
@@ -106,7 +104,6 @@ async def consume(client: Client, queue: str) -> None:
 
 
 async def work(site: Site) -> list[asyncio.Task[None]]:
-    """Begin the work on a broker."""
     tasks = [asyncio.create_task(produce(await site.connect()))]
     for name in SHARES:
         client = await site.connect()
@@ -115,7 +112,6 @@ async def work(site: Site) -> list[asyncio.Task[None]]:
 
 
 async def main(folder: Path) -> None:
-    """Take both pictures."""
     with tempfile.TemporaryDirectory() as temporary:
         data = Path(temporary) / "data"
         await prepare(data)

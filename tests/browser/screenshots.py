@@ -1,6 +1,6 @@
-"""Takes a picture of every page: ``python -m tests.browser.screenshots FOLDER [WORD]``, by hand.
+"""Take a picture of every page: ``python -m tests.browser.screenshots FOLDER [WORD]``.
 
-Light, dark and 360 px wide, on a full and on an empty broker; WORD picks the names that have it.
+Light, dark and 360 px wide, of a filled and an empty broker; WORD selects file names.
 """
 
 import asyncio
@@ -9,12 +9,10 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from shutil import which
 from typing import Any, Final
 
-from playwright.async_api import async_playwright
-
 from tests.browser.filled import Site, site_of
+from tests.browser.tabs import launched
 from tests.browser.tour import paths
 
 LOOKS: Final[dict[str, dict[str, Any]]] = {
@@ -55,7 +53,6 @@ ORDER: Final = {
 
 
 async def take(site: Site, browser: Any, names: dict[str, str], folder: Path, word: str) -> None:
-    """Take all pictures of one broker."""
     for look, options in LOOKS.items():
         context = await browser.new_context(**options)
         page = await context.new_page()
@@ -70,7 +67,6 @@ async def take(site: Site, browser: Any, names: dict[str, str], folder: Path, wo
 
 
 def write_schemas(folder: Path) -> Path:
-    """Write a registry of three URNs."""
     folder.mkdir()
     urns = ("urn:orders:created", "urn:orders:created.v2", "urn:babel:invoices:sent.v12")
     rows = [{"urn": urn, "schema": "order.json", "owner": "shop"} for urn in urns]
@@ -80,12 +76,8 @@ def write_schemas(folder: Path) -> Path:
 
 
 async def main(folder: Path, word: str) -> None:
-    """Run both brokers."""
     ui = {"environment": "staging"}
-    async with async_playwright() as driver:
-        browser = await driver.chromium.launch(
-            executable_path=which("chromium"), args=["--no-sandbox", "--disable-gpu"]
-        )
+    async with launched() as browser:
         with tempfile.TemporaryDirectory() as data:
             schemas = {"schemas": write_schemas(Path(data) / "schemas")}
             async with site_of(Path(data) / "full", ui=ui, envelopes=schemas) as site:
@@ -95,7 +87,6 @@ async def main(folder: Path, word: str) -> None:
             async with site_of(Path(data) / "empty", is_filled=False) as site:
                 names = {f"empty {path}": path for path in EMPTY}
                 await take(site, browser, names, folder, word)
-        await browser.close()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Chromium, and a tab of it that remembers what went wrong in it."""
+"""Chromium, and tabs that record the errors of their pages."""
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from shutil import which
 from typing import Any, Final, Literal
@@ -12,6 +12,7 @@ from axe_playwright_python.async_playwright import Axe
 
 CLOSE_S: Final = 3.0  # Chromium often does not close at the end of a run
 Scheme = Literal["light", "dark"]
+Browse = Callable[..., Awaitable[Any]]  # the fixture: opens an address, returns the page
 CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
 
 FINDINGS = """async (asked) => (await axe.run(asked)).violations
@@ -40,7 +41,7 @@ LEAVE_ONE_OF_A_KIND = r"""() => {
 
 @asynccontextmanager
 async def launched(*arguments: str) -> AsyncIterator[Any]:
-    """Run a browser; ``arguments`` are more of its command line."""
+    """Run a browser with additional command line ``arguments``."""
     playwright = pytest.importorskip("playwright.async_api")
     common = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     driver = await playwright.async_playwright().start()
@@ -49,12 +50,12 @@ async def launched(*arguments: str) -> AsyncIterator[Any]:
         yield browser
         await _within(browser.close(), "Chromium did not close")
     finally:
-        # A driver that is stopped kills the browsers that have not closed.
+        # The driver kills browsers that are still open when it stops.
         await _within(driver.stop(), "the driver of Chromium did not stop")
 
 
 async def _within(closing: Awaitable[None], failure: str) -> None:
-    """Wait for ``CLOSE_S`` at most: the tests have passed, and the processes end with this one."""
+    """Wait at most ``CLOSE_S``: the tests have passed, and the processes end with this one."""
     try:
         async with asyncio.timeout(CLOSE_S):
             await closing
@@ -63,7 +64,7 @@ async def _within(closing: Awaitable[None], failure: str) -> None:
 
 
 async def close_tabs(browser: Any) -> None:
-    """Close what was opened, with all cookies and storage of it."""
+    """Close all tabs with their cookies and storage."""
     for context in list(browser.contexts):
         await context.close()
 
@@ -71,12 +72,12 @@ async def close_tabs(browser: Any) -> None:
 async def open_tab(
     chromium: Any, *, width: int = 1280, scheme: Scheme = "light", scripts: bool = True
 ) -> tuple[Any, list[str]]:
-    """Open a tab; the list takes every console error, CSP report, script error and dialog."""
+    """Open a tab; return it with a list of its console and script errors, CSP reports, dialogs."""
     context = await chromium.new_context(
         viewport={"width": width, "height": 800},
         color_scheme=scheme,
         java_script_enabled=scripts,
-        reduced_motion="reduce",  # a colour on its way is no colour to judge
+        reduced_motion="reduce",  # axe must not measure a colour in transition
     )
     page = await context.new_page()
     troubles: list[str] = []
@@ -96,23 +97,32 @@ async def open_tab(
 
 
 async def leave_one_of_a_kind(page: Any) -> None:
-    """Remove from lists, tables and drawings what looks like something before it, for axe.
+    """Remove from lists, tables and drawings the elements that repeat an earlier one, for axe.
 
-    Alike are elements whose tags, classes and states are, all the way down, whose texts are
-    empty, of one sign or longer at the same places, and whose references lead somewhere or not.
+    Elements are alike if all their descendants have the same tags, classes and states, texts of
+    the same class (empty, one character, longer), and references that exist or do not.
     """
     await page.evaluate(LEAVE_ONE_OF_A_KIND)
 
 
 async def barriers(page: Any, *, rules: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    """Give the rule and the first place of each serious or critical finding of axe.
+    """Return the rule and the first place of each serious or critical finding of axe.
 
-    ``rules`` are the only ones to look for; none: all of them.
+    With ``rules``, only these are checked.
     """
-    asked: dict[str, Any] = {"resultTypes": ["violations"]}  # listing the rest costs most of it
+    asked: dict[str, Any] = {"resultTypes": ["violations"]}  # listing the rest is most of the cost
     if rules:
         asked["runOnly"] = list(rules)
     if not await page.evaluate("'axe' in window"):
         await page.evaluate(Axe().axe_script)
     found = await page.evaluate(FINDINGS, asked)
     return [(rule, place) for rule, place in found]
+
+
+async def barriers_in_both_themes(page: Any) -> list[tuple[Scheme, str, str]]:
+    """Return the findings of all rules in the light theme, of the contrast in the dark one."""
+    await page.emulate_media(color_scheme="dark")
+    dark = await barriers(page, rules=("color-contrast",))
+    await page.emulate_media(color_scheme="light")  # the next page is loaded with it
+    light = await barriers(page)
+    return [*(("dark", *each) for each in dark), *(("light", *each) for each in light)]

@@ -9,7 +9,7 @@ import pytest
 from phpmq_lite.installation import templates_folder
 from phpmq_lite.testing import running_service
 from tests.browser.filled import Site, site_of
-from tests.browser.tabs import Scheme, open_tab
+from tests.browser.tabs import Browse, Scheme, open_tab
 
 playwright = pytest.importorskip("playwright.async_api")
 expect: Any = playwright.expect
@@ -17,7 +17,7 @@ SOON_MS = 10_000
 
 
 async def shade(page: Any) -> int:
-    """Give how bright the page is: near 0 dark, near 765 light."""
+    """Return the brightness of the page: near 0 dark, near 765 light."""
     colour = await page.evaluate("getComputedStyle(document.querySelector('.top')).backgroundColor")
     return sum(map(int, re.findall(r"\d+", colour)[:3]))
 
@@ -25,22 +25,20 @@ async def shade(page: Any) -> int:
 # -- theme
 
 
-async def test_theme_follows_the_system(still_site: Site, chromium: Any) -> None:
+async def test_theme_follows_the_system(still_site: Site, browse: Browse) -> None:
     shades = []
     schemes: tuple[Scheme, ...] = ("light", "dark")
     for scheme in schemes:
-        page, _ = await open_tab(chromium, scheme=scheme)
-        await page.goto(still_site.url("/"))
+        page = await browse(still_site.url("/"), scheme=scheme)
         shades.append(await shade(page))
     assert shades[0] > 600
     assert shades[1] < 120
 
 
-async def test_chosen_theme_stays_and_stands_in_the_next_page_itself(
-    still_site: Site, chromium: Any
+async def test_chosen_theme_is_kept_and_rendered_into_the_next_page(
+    still_site: Site, browse: Browse
 ) -> None:
-    page, troubles = await open_tab(chromium, scheme="light")
-    await page.goto(still_site.url("/"))
+    page = await browse(still_site.url("/"), scheme="light")
     await page.locator("details.menu summary").click()
     await page.get_by_role("button", name="Dark", exact=True).click()
     assert await shade(page) < 120
@@ -48,14 +46,12 @@ async def test_chosen_theme_stays_and_stands_in_the_next_page_itself(
     assert '<html lang="en" data-theme="dark">' in await answer.text()  # so nothing flashes
     await page.keyboard.press("t")  # dark, then auto again
     assert await shade(page) > 600
-    assert troubles == []
 
 
-async def test_environment_shows_in_title_colour_and_favicon(tmp_path: Path, chromium: Any) -> None:
+async def test_environment_is_in_title_colour_and_icon(tmp_path: Path, browse: Browse) -> None:
     ui = {"environment": "production"}
     async with site_of(tmp_path / "data", is_filled=False, ui=ui) as site:
-        page, _ = await open_tab(chromium)
-        await page.goto(site.url("/queues"))
+        page = await browse(site.url("/queues"))
         assert await page.title() == "Queues · production · PHPMQ Lite"
         icon = await page.locator("link[rel=icon]").get_attribute("href")
         picture = await page.request.get(site.url(icon))
@@ -66,10 +62,9 @@ async def test_environment_shows_in_title_colour_and_favicon(tmp_path: Path, chr
 
 
 async def test_numbers_change_in_place_and_new_queues_wait_behind_a_pill(
-    site: Site, chromium: Any
+    site: Site, browse: Browse
 ) -> None:
-    page, troubles = await open_tab(chromium)
-    await page.goto(site.url("/queues"))
+    page = await browse(site.url("/queues"))
     row = page.locator("tbody tr", has=page.get_by_role("link", name="invoices", exact=True))
     await expect(page.locator("#live-text")).to_have_text("Live")
     rows = await page.locator("tbody tr").count()
@@ -80,14 +75,11 @@ async def test_numbers_change_in_place_and_new_queues_wait_behind_a_pill(
     assert await page.locator("tbody tr").count() == rows
     await page.locator("#new-rows").click()
     await expect(page.get_by_role("link", name="brand.new")).to_be_visible()
-    assert troubles == []
 
 
-async def test_held_numbers_stand_still_until_they_go_on(site: Site, chromium: Any) -> None:
-    page, _ = await open_tab(chromium)
-    await page.goto(site.url("/queues/invoices"))
-    other, _ = await open_tab(chromium)
-    await other.goto(site.url("/queues/invoices"))
+async def test_paused_numbers_do_not_change_until_resumed(site: Site, browse: Browse) -> None:
+    page = await browse(site.url("/queues/invoices"))
+    other = await browse(site.url("/queues/invoices"))
     for tab in (page, other):
         await expect(tab.locator("#live-text")).to_have_text("Live", timeout=SOON_MS)
     await page.keyboard.press(".")
@@ -99,7 +91,7 @@ async def test_held_numbers_stand_still_until_they_go_on(site: Site, chromium: A
     await expect(page.locator(ready)).to_have_text("10", timeout=SOON_MS)
 
 
-async def test_lost_connection_is_said_and_numbers_stay(tmp_path: Path, chromium: Any) -> None:
+async def test_lost_connection_is_shown_and_numbers_stay(tmp_path: Path, chromium: Any) -> None:
     page, _ = await open_tab(chromium)
     async with site_of(tmp_path / "data") as site:
         await page.goto(site.url("/queues"))
@@ -149,9 +141,8 @@ async def test_seven_tabs_stay_live(site: Site, chromium: Any) -> None:
         await expect(tab.locator("#live-text")).to_have_text("Live")
 
 
-async def test_tail_shows_what_happens(site: Site, chromium: Any) -> None:
-    page, troubles = await open_tab(chromium)
-    await page.goto(site.url("/queues/invoices/tail"))
+async def test_tail_shows_what_happens(site: Site, browse: Browse) -> None:
+    page = await browse(site.url("/queues/invoices/tail"))
     await expect(page.locator("#live-text")).to_have_text("Live", timeout=SOON_MS)
     await site.client.publish_confirmed("invoices", b"<b>told</b>")
     row = page.locator("[data-tail] li").filter(has_text="<b>told</b>")
@@ -159,12 +150,10 @@ async def test_tail_shows_what_happens(site: Site, chromium: Any) -> None:
     await page.locator("[data-tail-filter]").fill("no such text")
     await expect(row).to_be_hidden()
     assert await page.locator("[data-tail] b").count() == 0
-    assert troubles == []
 
 
-async def test_times_show_as_the_reader_likes(still_site: Site, chromium: Any) -> None:
-    page, _ = await open_tab(chromium)
-    await page.goto(still_site.url("/queues/invoices"))
+async def test_times_show_as_the_reader_likes(still_site: Site, browse: Browse) -> None:
+    page = await browse(still_site.url("/queues/invoices"))
     time = page.locator("tbody time").first
     assert "ago" in await time.inner_text() or "now" in await time.inner_text()
     await page.locator("details.menu summary").click()
@@ -177,10 +166,9 @@ async def test_times_show_as_the_reader_likes(still_site: Site, chromium: Any) -
 
 
 async def test_keyboard_goes_to_pages_walks_rows_and_comes_back_to_the_same_row(
-    still_site: Site, chromium: Any
+    still_site: Site, browse: Browse
 ) -> None:
-    page, troubles = await open_tab(chromium)
-    await page.goto(still_site.url("/"))
+    page = await browse(still_site.url("/"))
     await page.keyboard.press("g")
     await page.keyboard.press("q")
     await page.wait_for_url("**/queues")
@@ -195,12 +183,10 @@ async def test_keyboard_goes_to_pages_walks_rows_and_comes_back_to_the_same_row(
     await page.wait_for_url("**/queues")
     await page.wait_for_function("document.activeElement.matches('tbody a')")
     assert await page.evaluate("document.activeElement.href") == opened
-    assert troubles == []
 
 
-async def test_keyboard_selects_rows_and_ranges(still_site: Site, chromium: Any) -> None:
-    page, _ = await open_tab(chromium)
-    await page.goto(still_site.url("/queues/orders"))
+async def test_keyboard_selects_rows_and_ranges(still_site: Site, browse: Browse) -> None:
+    page = await browse(still_site.url("/queues/orders"))
     bar = page.locator(".bar")
     await expect(bar).to_be_hidden()
     for key in ("j", "x", "j", "j", "Shift+X"):
@@ -213,10 +199,9 @@ async def test_keyboard_selects_rows_and_ranges(still_site: Site, chromium: Any)
 
 
 async def test_keyboard_is_off_in_inputs_and_where_switched_off(
-    still_site: Site, chromium: Any
+    still_site: Site, browse: Browse
 ) -> None:
-    page, _ = await open_tab(chromium)
-    await page.goto(still_site.url("/queues"))
+    page = await browse(still_site.url("/queues"))
     await page.keyboard.press("/")
     await page.keyboard.type("tgq?")
     assert await page.locator(".search input").input_value() == "tgq?"
@@ -236,10 +221,9 @@ async def test_keyboard_is_off_in_inputs_and_where_switched_off(
 
 
 async def test_confirmation_opens_as_a_dialog_with_the_focus_on_cancel(
-    still_site: Site, chromium: Any
+    still_site: Site, browse: Browse
 ) -> None:
-    page, troubles = await open_tab(chromium)
-    await page.goto(still_site.url("/queues/orders"))
+    page = await browse(still_site.url("/queues/orders"))
     await page.get_by_role("link", name=re.compile("^Purge")).click()
     dialog = page.locator("dialog[open]")
     await expect(dialog.get_by_role("link", name="Cancel")).to_be_focused()
@@ -247,23 +231,22 @@ async def test_confirmation_opens_as_a_dialog_with_the_focus_on_cancel(
     await expect(dialog).to_have_count(0)
     await expect(page.get_by_role("link", name=re.compile("^Purge"))).to_be_focused()
     assert page.url == still_site.url("/queues/orders")
-    assert troubles == []
 
 
-async def test_snippet_is_copied(empty_site: Site, chromium: Any) -> None:
-    page, troubles = await open_tab(chromium)
-    await page.goto(empty_site.url("/"))
+@pytest.mark.parametrize(("path", "count"), [("/", 4), ("/insights", 3)])
+async def test_snippet_is_copied(empty_site: Site, browse: Browse, path: str, count: int) -> None:
+    page = await browse(empty_site.url(path))
     await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    assert await page.locator(".snippet").count() == count
     await page.locator(".snippet button").first.click()
     await expect(page.locator(".toast")).to_have_text("Copied")
     shown = await page.locator(".snippet code").first.text_content()
     assert await page.evaluate("navigator.clipboard.readText()") == shown
-    assert troubles == []
 
 
-async def test_copying_works_without_the_clipboard_api(empty_site: Site, chromium: Any) -> None:
+async def test_copying_works_without_the_clipboard_api(empty_site: Site, browse: Browse) -> None:
     """On plain http beyond this machine there is none."""
-    page, _ = await open_tab(chromium)
+    page = await browse()
     await page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
     await page.goto(empty_site.url("/"))
     await page.evaluate("addEventListener('copy', () => { document.title = 'copied'; })")
@@ -275,11 +258,11 @@ async def test_copying_works_without_the_clipboard_api(empty_site: Site, chromiu
 # -- the files
 
 
-async def test_scripts_and_styles_are_of_one_version_and_may_be_kept(
-    empty_site: Site, chromium: Any
+async def test_scripts_and_styles_have_one_version_and_are_cacheable(
+    empty_site: Site, browse: Browse
 ) -> None:
-    """Also the scripts that no page names: other scripts import them."""
-    page, troubles = await open_tab(chromium)
+    """Includes the scripts that only other scripts import."""
+    page = await browse()
     kept = {}
     page.on("response", lambda one: kept.update({one.url: one.headers.get("cache-control")}))
     await page.goto(empty_site.url("/"))
@@ -289,15 +272,13 @@ async def test_scripts_and_styles_are_of_one_version_and_may_be_kept(
     assert shared - {"mark.svg"} <= set(names)
     assert len(set(folders)) == 1
     assert set(files.values()) == {"public, max-age=31536000, immutable"}
-    assert troubles == []
 
 
 # -- without the script
 
 
-async def test_pages_read_and_buttons_work_without_scripts(site: Site, chromium: Any) -> None:
-    page, _ = await open_tab(chromium, scripts=False)
-    await page.goto(site.url("/"))
+async def test_pages_read_and_buttons_work_without_scripts(site: Site, browse: Browse) -> None:
+    page = await browse(site.url("/"), scripts=False)
     await page.get_by_role("link", name="orders", exact=True).first.click()
     main = page.locator("main")
     for words in ("Pause delivery", "Resume delivery"):

@@ -19,7 +19,7 @@ from phpmq_lite.testing import RunningBroker, running_service
 from tests.browser.tabs import close_tabs, launched
 
 EVIL: Final = "evil.test"
-# Chromium has begun to stop such pages itself; what is tested is that the broker does not need it.
+# Chromium has begun to block such pages itself; the broker must not depend on that.
 UNHELPED: Final = (
     "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests,"
     "PrivateNetworkAccessSendPreflights,PrivateNetworkAccessForNavigations"
@@ -44,22 +44,22 @@ SUBMIT: Final = """async ([url, fields]) => {
 }"""
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
-    async with running_service(tmp_path / "data") as running:
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningBroker]:
+    """Run one broker for all tests: none of them may store a message in it."""
+    async with running_service(tmp_path_factory.mktemp("strangers") / "data") as running:
         yield running
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def stranger() -> AsyncIterator[Any]:
-    """Run a browser that finds the other site on this machine."""
+    """Run a browser that resolves the other site to this machine."""
     async with launched(f"--host-resolver-rules=MAP {EVIL} 127.0.0.1", UNHELPED) as browser:
         yield browser
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def evil(stranger: Any) -> AsyncIterator[Any]:
-    """Give an open page of the other site."""
 
     async def home(_request: web.Request) -> web.Response:
         return web.Response(text="<!doctype html><title>evil</title>", content_type="text/html")
@@ -80,7 +80,7 @@ def port_of(broker: RunningBroker) -> int:
 
 
 async def at_home(page: Any, origin: str) -> None:
-    """Open a page of the other site that has this very origin, as a rebound name gives it."""
+    """Open a page of the other site with this origin, as DNS rebinding gives it."""
     await page.route(
         "**/home", lambda route: route.fulfill(body="<title>x</title>", content_type="text/html")
     )
@@ -88,7 +88,7 @@ async def at_home(page: Any, origin: str) -> None:
 
 
 async def stored(broker: RunningBroker) -> int:
-    """Count what is alive, once all that was sent before is decided."""
+    """Return the number of stored messages after everything sent before was processed."""
     engine = broker.service.handle.engine
     assert engine is not None
     await asyncio.sleep(0.1)  # the http guard holds bytes back for 20 ms
@@ -96,7 +96,7 @@ async def stored(broker: RunningBroker) -> int:
 
 
 async def test_rebound_name_gets_nothing(broker: RunningBroker, evil: Any) -> None:
-    """The name of the page leads to the broker: its own origin, and still 421 without a byte."""
+    """The name of the page resolves to the broker: same origin, but 421 and an empty body."""
     await at_home(evil, f"http://{EVIL}:{port_of(broker)}/")
     answers = [
         await evil.evaluate(FETCH, [path, {}])
@@ -105,8 +105,8 @@ async def test_rebound_name_gets_nothing(broker: RunningBroker, evil: Any) -> No
     assert answers == [[421, 0]] * len(answers)
 
 
-async def test_name_that_was_allowed_gets_an_answer(tmp_path: Path, evil: Any) -> None:
-    """The control: without the refusal the page would read all of it."""
+async def test_allowed_name_gets_a_response(tmp_path: Path, evil: Any) -> None:
+    """The control: without the refusal the page could read the response."""
     async with running_service(tmp_path / "data", admin={"hosts": [EVIL]}) as broker:
         await at_home(evil, f"http://{EVIL}:{port_of(broker)}/")
         status, length = await evil.evaluate(FETCH, ["/api/v1/queues", {}])
@@ -162,7 +162,7 @@ Attack = Callable[[Any, str], Awaitable[object]]
 
 
 async def as_method(page: Any, base: str) -> object:
-    """A whole frame is a valid HTTP method; the name of the page leads to the port."""
+    """A frame is a valid HTTP method; the name of the page resolves to the port."""
     return await page.evaluate(FETCH, [base, {"method": frame("orders", "x"), "mode": "cors"}])
 
 
@@ -187,21 +187,22 @@ async def as_socket(page: Any, base: str) -> object:
 
 @pytest.mark.parametrize("attack", [as_method, as_body, as_form, as_socket])
 @pytest.mark.parametrize("host", ["127.0.0.1", EVIL])
-async def test_browser_that_talks_to_the_tcp_port_stores_nothing(
+async def test_browser_requests_to_the_tcp_port_store_nothing(
     broker: RunningBroker, evil: Any, attack: Attack, host: str, figure: Callable[[str], None]
 ) -> None:
+    before = broker.service.handle.figures.clients_opened
     async with asyncio.timeout(30):
         await attack(evil, f"http://{host}:{broker.port}/")
     count = await stored(broker)
     figure(f"Chromium to the TCP port, {attack.__name__} to {host}: {count} messages stored")
     assert count == 0
-    assert broker.service.handle.figures.clients_opened > 0  # it did come through
+    assert broker.service.handle.figures.clients_opened > before  # the attack reached the port
 
 
-async def test_rebound_page_may_send_a_frame_as_its_method_and_stores_nothing(
+async def test_rebound_page_that_sends_a_frame_as_method_stores_nothing(
     broker: RunningBroker, evil: Any
 ) -> None:
-    """Same origin, so nothing is asked before: the case that the http guard is for."""
+    """Same origin, so without a preflight: the case that the http guard is for."""
     sink = f"http://{EVIL}:{broker.port}/"
     await at_home(evil, sink)
     await as_method(evil, sink)
@@ -211,7 +212,7 @@ async def test_rebound_page_may_send_a_frame_as_its_method_and_stores_nothing(
 async def test_frame_as_a_method_is_stored_where_the_guard_is_off(
     tmp_path: Path, evil: Any
 ) -> None:
-    """The control: Chromium does send it, and it is a frame."""
+    """The control: Chromium sends the method, and the broker reads it as a frame."""
     async with running_service(tmp_path / "data", tcp={"http_guard": False}) as broker:
         sink = f"http://{EVIL}:{broker.port}/"
         await at_home(evil, sink)

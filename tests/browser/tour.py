@@ -1,7 +1,7 @@
-"""Every page there is: the addresses of all GET routes that show HTML, on a broker of ``filled``.
+"""The paths of all GET routes that return a page, on a broker of ``filled``.
 
-Made from the table of routes, so a new page is on the tour by itself; a path with a part that
-nobody filled in is an error.
+They come from the table of routes, so the tour includes new pages; a path parameter without a value
+is an error.
 """
 
 import re
@@ -14,7 +14,7 @@ from phpmq_lite.admin.base.route import Role
 from phpmq_lite.admin.routes import ROUTES
 from tests.browser.filled import BODIES, SHOP_TRACE, Site
 
-# Routes that answer with something else than a page, or lead to one.
+# Routes that do not return a page.
 NO_PAGES: Final = frozenset(
     {"livez", "readyz", "startupz", "metrics", "body", "search", "backup-download"}
 )
@@ -38,9 +38,9 @@ LOST: Final = ("/queues/nope", f"/messages/{1:016x}{1:016x}", "/nowhere", "/queu
 
 
 async def paths(site: Site) -> dict[str, str]:
-    """Give the path of each page by a name for messages of failed tests.
+    """Return the path of each page by a name for messages of failed tests.
 
-    Deletes ``mail.bounces`` on the way, so that there is bulk work, and something in the trash.
+    Deletes ``mail.bounces`` first, for the pages of bulk jobs and of the trash.
     """
     return filled_paths(await _values(site)) | {path: path for path in LOST}
 
@@ -53,7 +53,7 @@ DOCS: Final = {
 
 
 def filled_paths(known: dict[str, list[str]], role: str = "admin") -> dict[str, str]:
-    """Return the path of each page that a role may see, by name; ``known`` fills in its parts."""
+    """Return the path of each page that a role may see, by name; ``known``: path parameters."""
     found: dict[str, str] = {}
     for route in ROUTES:
         if route.method != "GET" or route.path.startswith("/api/") or route.name in NO_PAGES:
@@ -82,8 +82,7 @@ def _filled_in(path: str, known: dict[str, list[str]]) -> Iterator[str]:
 
 
 async def _values(site: Site) -> dict[str, list[str]]:
-    """Give values for the parts of paths."""
-    jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name too
+    jar = aiohttp.CookieJar(unsafe=True)  # accepts cookies of IP addresses
     async with aiohttp.ClientSession(headers={"Origin": site.url("")}, cookie_jar=jar) as http:
 
         async def items(path: str) -> list[dict[str, Any]]:
@@ -99,7 +98,10 @@ async def _values(site: Site) -> dict[str, list[str]]:
         acked = (await ids("/history?outcome=acked&format=json"))[:1]
         orders = (await ids("/queues/orders?format=json"))[:1]
         carts = await ids("/queues/shop.cart?format=json")
-        shop = [carts[2], *await ids("/queues/shop.cart.dlq?format=json")]  # a wrong one, a record
+        shop = [
+            carts[2],
+            *await ids("/queues/shop.cart.dlq?format=json"),
+        ]  # invalid, a record
         client = [str((await items("/clients?format=json"))[-1]["client"])]
         return {
             "q": ["orders"],
@@ -117,7 +119,7 @@ async def _values(site: Site) -> dict[str, list[str]]:
 
 
 async def _post(http: aiohttp.ClientSession, site: Site, path: str, **fields: str) -> str:
-    """Send a form of ours; give the path that it leads to."""
+    """Submit a form; return the path that it redirects to."""
     async with http.get(site.url("/queues/orders")) as page:
         found = re.search(r'name="csrf" value="([^"]+)"', await page.text())
     form = {"csrf": found[1] if found else ""} | fields
