@@ -1,4 +1,4 @@
-"""Whether our command takes what a page, a unit or a compose file gives it."""
+"""Check command lines of pages, units and compose files against the commands."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,8 @@ import click
 from phpmq_lite.cli.main import root_command
 
 
-def assert_taken(words: Sequence[str]) -> None:
-    """Read the words behind ``phpmq-lite``; click raises where one is unknown or wrong."""
+def assert_accepted(words: Sequence[str]) -> None:
+    """Parse the words after ``phpmq-lite``; click raises if one is unknown or invalid."""
     left = list(words)
     command: click.Command = root_command
     context = click.Context(root_command)

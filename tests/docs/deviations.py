@@ -1,20 +1,20 @@
-"""What of the pages is not run as it stands there, and why.  A test holds all tables exact."""
+"""Lines of the pages that are not run as written, and why.  A test checks the tables."""
 
 from typing import Final
 
 INSTALLS: Final = "installs packages; tests/integration/test_packaging.py installs ours"
-RUNS: Final = "the broker of the test runs already"
+RUNS: Final = "the broker of the test is running"
 MACHINE: Final = "changes the machine; tests/docs/test_service_unit.py compares paths and names"
-DOCKER: Final = "needs docker; tests/docs/test_container.py runs what would be in the container"
-SYSTEMD: Final = "asks systemd; the test stops and starts its broker in between"
-LONG: Final = "takes minutes; tests/docs/test_performance_page.py has the command take its options"
+DOCKER: Final = "needs docker; tests/docs/test_container.py runs the command of the image"
+SYSTEMD: Final = "needs systemd; the test stops and starts its broker instead"
+LONG: Final = "takes minutes; tests/docs/test_performance_page.py parses its options"
 SPARK: Final = "starts Spark; tests/spark/test_pages.py runs it in the session of its tests"
-FIRST_STEPS: Final = "starts Spark; tests/spark/test_first_steps.py has run it"
-CLUSTER: Final = "needs other machines; tests/spark/test_cluster.py has a cluster on this one"
+FIRST_STEPS: Final = "starts Spark; tests/spark/test_first_steps.py runs it"
+CLUSTER: Final = "needs other machines; tests/spark/test_cluster.py runs a cluster on this one"
 
-# By page, a part of a line (of code: of the block) that is left out -> the reason.
+# By page, a part of a line (of code: of the block) that is not run -> the reason.
 NOT_RUN: Final[dict[str, dict[str, str]]] = {
-    "CONTRIBUTING.md": {"-m pytest": "that is what runs this"},
+    "CONTRIBUTING.md": {"-m pytest": "runs this test"},
     "README.md": {
         ".venv/bin/phpmq-lite serve": INSTALLS,
         ".venv/bin/activate": INSTALLS,
@@ -22,7 +22,7 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
         ".venv/bin/pip install '.[spark,java]'": INSTALLS,
         "phpmq-lite pipeline run": FIRST_STEPS,
         "python chart.py": FIRST_STEPS,
-        "-m pytest": "that is what runs this",
+        "-m pytest": "runs this test",
     },
     "benchmarks/README.md": {"peers.py": "needs the other brokers, and an hour"},
     "benchmarks/profile.md": {"profile_paths.py": "needs root and minutes"},
@@ -32,17 +32,15 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
         "docker compose": DOCKER,
         "systemctl": SYSTEMD,
     },
-    "docs/guides/migrate.md": {
-        "redis-cli": "needs Redis; what reads its output is publish --lines"
-    },
+    "docs/guides/migrate.md": {"redis-cli": "needs Redis; publish --lines reads its output"},
     "docs/operate/performance.md": {"phpmq-lite bench": LONG, "pip install": INSTALLS},
     "docs/guides/php.md": {
-        "composer require": "asks another registry; the test has doubles of both",
+        "composer require": "downloads packages; the test has stand-ins for both",
         "sudo ": "changes the machine; tests/integration/test_php_package.py runs the command",
     },
     "docs/guides/pipeline.md": {
         "pip install": INSTALLS,
-        "--continuous": "goes on for ever; tests/spark/test_cluster.py has it go on, and ends it",
+        "--continuous": "runs until stopped; tests/spark/test_cluster.py starts and stops it",
         "--url http://mq:9101": CLUSTER,
         "phpmq-lite pipeline run": SPARK,
         "phpmq-lite pipeline replay": SPARK,
@@ -60,11 +58,11 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
     },
     "examples/php/README.md": {
         "phpmq-lite serve &": RUNS,
-        "composer install": "asks another registry; tests/integration/test_php_package.py runs it",
+        "composer install": "downloads packages; tests/integration/test_php_package.py runs it",
     },
 }
 
-# By page, what is written there -> what is run instead, here or because it would go on for ever.
+# By page, the written text -> the text that is run instead.
 INSTEAD: Final[dict[str, dict[str, str]]] = {
     "docs/guides/admin.md": {
         "--role admin": "--role admin --password-file - <<< 'typed by nobody'",

@@ -1,4 +1,4 @@
-"""What a page needs around its blocks: something to be there before one, a look at the end."""
+"""Setup before blocks of a page, and checks after the last one."""
 
 import json
 import re
@@ -22,39 +22,44 @@ from tests.unit.importers.test_initphp import JOBS, JOBS_FAILED
 DOUBLES: Final = Path(__file__).parent / "initphp_doubles.php"
 PROTOCOL: Final = Path(__file__).parent / "php_mq_protocol" / "protocol.php"
 PUBLISHED: Final = Path(__file__).parent / "published_client.php"
+USER: Final = body(job='"urn:babel:users:registered"', data='{"user_id":44}')
 
 
 @dataclass(frozen=True)
 class Extra:
-    """``before``: part of a block -> what prepares for it; ``after`` looks at what was said."""
+    """``before``: part of a block -> its setup; ``after`` checks the outputs."""
 
     before: Mapping[str, Callable[[Walk], object]] = field(default_factory=dict)
     after: Callable[[Walk, Said], None] = lambda _walk, _said: None
 
 
 def dead_letter(walk: Walk) -> None:
-    """Leave a dead letter of the queue orders."""
+    """Store a dead letter of the queue orders."""
     with connect_blocking(walk.broker.phpmq[0]) as client:
         client.publish_confirmed("orders", b"dead")
         with client.consume("orders", 1, 10) as deliveries:
             next(deliveries).dead_letter()
 
 
-def look_at_readme(walk: Walk, _said: Said) -> None:
-    """See what Python and then the worker published."""
+def check_readme(walk: Walk, _said: Said) -> None:
+    """Check the messages published by Python and then by the worker."""
     with connect_blocking(walk.broker.phpmq[0]) as client, client.consume("mails", 2, 10) as got:
         assert b"anna@example.org" in next(got).body
         assert b"urn:babel:mails:wanted" in next(got).body
 
 
-def malformed(walk: Walk) -> None:
-    """Publish what is no envelope."""
-    with connect_blocking(walk.broker.phpmq[0]) as client:
-        client.publish_confirmed("orders", b"malformed")
+def publish(content: bytes, queue: str = "orders") -> Callable[[Walk], None]:
+    """Return a setup that publishes a message."""
+
+    def setup(walk: Walk) -> None:
+        with connect_blocking(walk.broker.phpmq[0]) as client:
+            client.publish_confirmed(queue, content)
+
+    return setup
 
 
 def installed(walk: Walk) -> None:
-    """Stand in for what Composer installs: classes that do with a transport what InitPHP's do."""
+    """Install stand-ins for the classes of InitPHP, which Composer would install."""
     vendor = walk.folder / "vendor"
     (vendor / "bin").mkdir(parents=True)
     shutil.copy(DOUBLES, vendor / "autoload.php")
@@ -62,21 +67,8 @@ def installed(walk: Walk) -> None:
     (vendor / "bin" / "queue").chmod(0o755)
 
 
-def order(walk: Walk) -> None:
-    """Publish an order."""
-    with connect_blocking(walk.broker.phpmq[0]) as client:
-        client.publish_confirmed("orders", body())
-
-
-def user(walk: Walk) -> None:
-    """Publish a user; what the page's producers left is looked at after it."""
-    content = body(job='"urn:babel:users:registered"', data='{"user_id":44}')
-    with connect_blocking(walk.broker.phpmq[0]) as client:
-        client.publish_confirmed("starters", content)
-
-
-def look_at_emails(walk: Walk, said: Said) -> None:
-    """See that what PHP produced is as the documents have it."""
+def check_emails(walk: Walk, said: Said) -> None:
+    """Check the envelopes that PHP produced."""
     written = said.of("EnvelopeCodec::make").split()
     with connect_blocking(walk.broker.phpmq[0]) as client, client.consume("emails", 9, 10) as got:
         envelopes = [decode(next(got).body) for _ in range(4)]
@@ -94,20 +86,20 @@ def look_at_emails(walk: Walk, said: Said) -> None:
     assert [lint(codec.encode(envelope)) for envelope in envelopes] == [()] * 4
 
 
-def look_at_php(walk: Walk, said: Said) -> None:
-    """See what each program wrote, and that the malformed message was put aside."""
+def check_php(walk: Walk, said: Said) -> None:
+    """Check the output of each program, and that the malformed message was dead-lettered."""
     assert re.fullmatch("[0-9a-f-]{36}\n", said.of("echo $transport->publish("))
     order = '{"order_id":1042}\n'
     assert said.of("Envelope::problem($message") == f"urn:babel:orders:created {order}"
     assert '{"order":{"order_id":1042},"attempts":0}' in said.of("worker.php")
     assert said.of("HandlerMap") == order
-    look_at_emails(walk, said)
+    check_emails(walk, said)
     with connect_blocking(walk.broker.phpmq[0]) as client, client.consume("orders.dlq", 1, 9) as it:
         assert json.loads(next(it).body)["raw"] == "malformed"
 
 
-def look_at_examples(walk: Walk, said: Said) -> None:
-    """See that both workers had their order, and that the mail of the second is published."""
+def check_examples(walk: Walk, said: Said) -> None:
+    """Check that both workers handled their order, and the second published its mail."""
     stored = f"1 message stored in orders by the broker on {walk.broker.phpmq[0]}\n"
     assert said.of("plain_worker.py") == stored + "order 42\n"
     assert "urn:babel:orders:created took" in said.of("handlers:app")
@@ -118,7 +110,7 @@ def look_at_examples(walk: Walk, said: Said) -> None:
 
 
 def newer_protocol(walk: Walk) -> None:
-    """Stand in for what Composer installs: our package, and the newer classes of php-mq."""
+    """Install our package and the newer classes of php-mq, as Composer does."""
     vendor = walk.folder / "examples" / "php" / "newer" / "vendor"
     vendor.mkdir()
     files = (walk.folder / "clients/php/autoload.php", PROTOCOL)
@@ -127,26 +119,25 @@ def newer_protocol(walk: Walk) -> None:
 
 
 def published_client(walk: Walk) -> None:
-    """Stand in for what Composer installs: the client that php-mq published."""
+    """Install the published client of php-mq, as Composer does."""
     vendor = walk.folder / "examples" / "php" / "published" / "vendor"
     vendor.mkdir()
     shutil.copy(PUBLISHED, vendor / "autoload.php")
 
 
-def look_at_published_client(_walk: Walk, said: Said) -> None:
-    """See that what was sent was received."""
+def check_published_client(_walk: Walk, said: Said) -> None:
     assert said.of("receive.php") == '{"order_id": 1042}\n'
 
 
 def initphp(walk: Walk) -> None:
-    """Make a database as InitPHP's."""
+    """Make a database of InitPHP."""
     with closing(sqlite3.connect(walk.folder / "queue.sqlite")) as connection:
         connection.execute(JOBS)
         connection.execute(JOBS_FAILED)
 
 
 def php_mq(walk: Walk) -> None:
-    """Make a database as the PHP server's, with its table and a message that is no text."""
+    """Make a database of the PHP server, with a message that is not text."""
     with closing(sqlite3.connect(walk.folder / "phpmq.sqlite3")) as connection, connection:
         connection.execute(
             "CREATE TABLE queue (messageId CHAR(32), queueName VARCHAR(50), content TEXT,"
@@ -157,7 +148,7 @@ def php_mq(walk: Walk) -> None:
 
 
 def beanstalkd(walk: Walk) -> None:
-    """Have a beanstalkd with two ready jobs, a delayed one and a buried one."""
+    """Start a beanstalkd with two ready jobs, a delayed one and a buried one."""
     if shutil.which("beanstalkd") is None:
         pytest.skip("missing: beanstalkd")
     folder = walk.folder / "binlog"
@@ -170,8 +161,8 @@ def beanstalkd(walk: Walk) -> None:
     source.bury(broken)
 
 
-def look_at_moved(walk: Walk, _said: Said) -> None:
-    """See what came from the PHP server and from beanstalkd, in order."""
+def check_moved(walk: Walk, _said: Said) -> None:
+    """Check the messages imported from the PHP server and from beanstalkd, in order."""
     with connect_blocking(walk.broker.phpmq[0]) as client:
         for queue, bodies in {"php": [b"first \xff", b"second"], "mails": [b"one", b"two"]}.items():
             with client.consume(queue, 2, 10) as deliveries:
@@ -179,7 +170,7 @@ def look_at_moved(walk: Walk, _said: Said) -> None:
 
 
 EXTRAS: Final = {
-    "README.md": Extra(after=look_at_readme),
+    "README.md": Extra(after=check_readme),
     "docs/operate/operations.md": Extra(
         {
             "systemctl stop": lambda walk: walk.broker.terminate(),
@@ -188,20 +179,20 @@ EXTRAS: Final = {
     ),
     "docs/guides/php.md": Extra(
         {
-            "Envelope::problem($message": malformed,
+            "Envelope::problem($message": publish(b"malformed"),
             "EnvelopeCodec::make": installed,
-            "HandlerMap": order,
-            "work --bootstrap": user,
+            "HandlerMap": publish(body()),
+            "work --bootstrap": publish(USER, "starters"),
         },
-        look_at_php,
+        check_php,
     ),
     "docs/guides/pipeline.md": Extra({"phpmq-lite pipeline run --bodies": dead_letter}),
     "docs/guides/migrate.md": Extra(
         {"from_php_mq.py phpmq": php_mq, "import initphp": initphp, ":11300 --dry-run": beanstalkd},
-        look_at_moved,
+        check_moved,
     ),
-    "examples/README.md": Extra(after=look_at_examples),
+    "examples/README.md": Extra(after=check_examples),
     "examples/php/README.md": Extra(
-        {"settle.php": newer_protocol, "receive.php": published_client}, look_at_published_client
+        {"settle.php": newer_protocol, "receive.php": published_client}, check_published_client
     ),
 }

@@ -1,14 +1,14 @@
-"""Takes a page apart: the blocks that a reader would paste, what is shown, headings and links.
+"""Parse a page: the blocks that a reader would paste, their outputs, headings and links.
 
-The rules for whoever writes a page:
+The rules for pages:
 
 - Commands are an indented block, or a fence of the language ``bash``.
 - Code is a fence of ``python``, ``php``, ``sql``; data one of ``json``, ``toml``, ``ini``,
-  ``yaml``.  Directly below a paragraph that names a file in backticks and ends with a colon it is
-  written to that file, where its name ends as the language has it.
-- What is shown is a fence of ``text`` or without a language, or an indented block right behind a
-  paragraph that says "prints" and ends with a colon.  Directly behind what is run, or with that
-  paragraph in between, it is its output: ``…`` stands for what varies, spaces for any spaces.
+  ``yaml``.  Directly below a paragraph that names a file in backticks and ends with a colon, it is
+  written to that file if its extension matches the language.
+- Output is a fence of ``text`` or without a language, or an indented block right after a paragraph
+  that says "prints" and ends with a colon.  Directly after a block, or with that paragraph in
+  between, it is the output of the block: ``…`` matches anything, spaces match any spaces.
 """
 
 import re
@@ -37,7 +37,7 @@ PAGES: Final = sorted(
 
 SHOWN: Final = "text"
 COMMANDS: Final = "bash"
-ENDINGS: Final = {  # language of code and data -> how files of it end
+ENDINGS: Final = {  # language of code and data -> its file extensions
     "python": (".py",),
     "php": (".php",),
     "sql": (".sql",),
@@ -52,15 +52,15 @@ _NAMED: Final = re.compile(r"`([\w./-]+)`")
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a page, as it stands there."""
+    """A block of a page, unchanged."""
 
     page: str
     section: str  # the heading above it
     line: int  # of the page, from 1
     language: str
     text: str
-    file: str | None = None  # it is written to this file, and not run
-    output: str | None = None  # what the page shows as its output
+    file: str | None = None  # the block is written to this file, and not run
+    output: str | None = None  # as the page shows it
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -68,12 +68,12 @@ class Block:
 
 @cache
 def text_of(page: str) -> str:
-    """Read a page; its name is the path in the checkout."""
+    """Return the text of a page, named by its path in the repository."""
     return (ROOT / page).read_text(encoding="utf-8")
 
 
 def rows(page: str, head: str) -> list[list[str]]:
-    """Give the cells of the table whose first line begins so, row by row below its head."""
+    """Return the cells by row of the table whose first line begins with ``head``."""
     text = text_of(page)
     table = text[text.index(f"\n{head}") + 1 :].partition("\n\n")[0]
     lines = table.splitlines()[2:]
@@ -82,15 +82,15 @@ def rows(page: str, head: str) -> list[list[str]]:
 
 @cache
 def blocks(page: str) -> tuple[Block, ...]:
-    """Give the blocks of a page in their order, without those that are shown."""
-    return tuple(taken_apart(page, text_of(page)))
+    """Return the blocks of a page in order, without outputs."""
+    return tuple(parse_blocks(page, text_of(page)))
 
 
-def taken_apart(page: str, text: str) -> list[Block]:
-    """Do what ``blocks`` does, with the text of a page."""
+def parse_blocks(page: str, text: str) -> list[Block]:
+    """Return the blocks of a text, like ``blocks``."""
     found: list[Block] = []
     section = before = ""
-    is_behind = False  # nothing but a paragraph that says "prints" is between
+    is_behind = False  # only a paragraph with "prints" may be in between
     for token in _tokens(text):
         if token.type == "heading":
             section, before, is_behind = token.content, "", False
@@ -121,7 +121,7 @@ def _block(page: str, section: str, before: str, token: Token) -> Block:
 
 
 def _file(before: str, language: str) -> str | None:
-    """Give the file that the paragraph above a block names as the place for it."""
+    """Return the file that the paragraph above a block names."""
     if not before.endswith(":"):
         return None
     endings = ENDINGS.get(language, ())
@@ -130,7 +130,7 @@ def _file(before: str, language: str) -> str | None:
 
 
 def _tokens(text: str) -> Iterator[Token]:
-    """Yield headings and paragraphs with their text, blocks, and whatever else stands between."""
+    """Yield headings and paragraphs with their text, blocks, and all other elements."""
     kind = ""
     for token in MarkdownIt("commonmark").enable("table").parse(text):
         if token.type in {"heading_open", "paragraph_open"}:
@@ -144,7 +144,7 @@ def _tokens(text: str) -> Iterator[Token]:
 
 @cache
 def anchors(page: str) -> frozenset[str]:
-    """Give the anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of the headings of a page, as on GitHub."""
     found: set[str] = set()
     for token in _tokens(text_of(page)):
         if token.type == "heading":
@@ -158,7 +158,7 @@ def anchors(page: str) -> frozenset[str]:
 
 
 def links(page: str) -> Iterator[str]:
-    """Yield where the links and pictures of a page lead."""
+    """Yield the targets of the links and pictures of a page."""
     for token in MarkdownIt("commonmark").enable("table").parse(text_of(page)):
         for part in token.children or ():
             leads_to = part.attrGet("href" if part.type == "link_open" else "src")

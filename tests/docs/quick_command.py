@@ -1,7 +1,7 @@
-"""``phpmq-lite`` on the path, in a tenth of the time: a small program has us fork it off.
+"""A ``phpmq-lite`` on the path that starts quickly, because the test process forks it.
 
-It is a process of its own with the arguments, environment, folder and terminal of whoever called
-the program; ``tests/support/fork_server.py`` says what is saved.
+The process has the arguments, environment, folder and terminal of its caller; see
+``tests/support/fork_server.py``.
 """
 
 import json
@@ -21,18 +21,18 @@ _PROGRAM: Final = """\
 #!{python} -IS
 import json, os, socket, sys
 
-told = json.dumps([os.getcwd(), sys.argv[1:], dict(os.environ)]).encode()
+request = json.dumps([os.getcwd(), sys.argv[1:], dict(os.environ)]).encode()
 with socket.socket(socket.AF_UNIX) as peer:
     peer.connect({path!r})
-    socket.send_fds(peer, [len(told).to_bytes(4, "big")], [0, 1, 2])
-    peer.sendall(told)
+    socket.send_fds(peer, [len(request).to_bytes(4, "big")], [0, 1, 2])
+    peer.sendall(request)
     sys.exit(int(peer.recv(16) or b"1"))
 """
 
 
 @contextmanager
 def quick_command(folder: Path) -> Iterator[None]:
-    """Put the program into a new folder; it works until the end of this."""
+    """Put the program into a new folder; it works inside the ``with`` block."""
     folder.mkdir()
     program = folder / "phpmq-lite"
     path = str(folder / "socket")
@@ -47,18 +47,18 @@ def quick_command(folder: Path) -> Iterator[None]:
 
 
 def _serve(listener: socket.socket) -> None:
-    with suppress(OSError):  # shut down: the end
+    with suppress(OSError):  # shut down
         while True:
             peer, _ = listener.accept()
             Thread(target=_answer, args=(peer,), daemon=True).start()
 
 
 def _answer(peer: socket.socket) -> None:
-    """Run what a program asks for, and tell it the exit code."""
+    """Run the requested command, and reply with its exit code."""
     with peer, suppress(ConnectionError):
         length, files, _, _ = socket.recv_fds(peer, 4, 3)
-        told = peer.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
-        folder, arguments, environment = json.loads(told)
+        request = peer.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
+        folder, arguments, environment = json.loads(request)
         stdin, stdout, stderr = files
         process = ForkedProcess(
             ["phpmq_lite", *arguments], stdin=stdin, stdout=stdout, stderr=stderr,
@@ -67,6 +67,6 @@ def _answer(peer: socket.socket) -> None:
         for number in files:
             os.close(number)
         if process.sentinel not in wait([process.sentinel, peer]):
-            process.terminate()  # nobody waits for it any more
+            process.terminate()  # the caller is gone
         code = process.wait()
         peer.sendall(b"%d" % (code if code >= 0 else 128 - code))

@@ -1,4 +1,4 @@
-"""Writes docs/reference/api.md: the HTTP API, its models, and all other routes."""
+"""Write docs/reference/api.md: the HTTP API, its models, and all other routes."""
 
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final

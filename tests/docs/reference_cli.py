@@ -1,4 +1,4 @@
-"""Writes docs/reference/cli.md: every command with its usage, arguments and options."""
+"""Write docs/reference/cli.md: every command with its usage, arguments and options."""
 
 import re
 from collections import Counter
@@ -41,13 +41,13 @@ and use its first listener with TTL that can be reached from here, with TLS if i
 `--url phpmq://HOST:9100` names a listener without asking; `phpmqs://` is TLS, `unix:PATH` a Unix
 socket.
 """
-_SHARED_BY: Final = 12  # commands: an option of so many is described once
+_SHARED_BY: Final = 12  # commands: an option of at least as many is described once
 
-Option = tuple[str, str]  # as the help writes it: names with what they take, and what it does
+Option = tuple[str, str]  # as in the help: names with their values, and the effect
 
 
 def page() -> str:
-    """Write the page."""
+    """Return the page."""
     found = list(every_command())
     counts = Counter(option for _, context in found for option in _options(context))
     shared = {option: None for option, count in counts.items() if count >= _SHARED_BY}
@@ -59,7 +59,7 @@ def page() -> str:
 
 
 def every_command() -> Iterator[tuple[str, click.Context]]:
-    """Yield each command as it is called, with a context to ask it in."""
+    """Yield each command path with a context."""
     return _commands("phpmq-lite", root_command, None)
 
 
@@ -74,7 +74,7 @@ def _index(contexts: Iterable[click.Context]) -> str:
 def _commands(
     path: str, command: click.Command, parent: click.Context | None
 ) -> Iterator[tuple[str, click.Context]]:
-    """Yield each command with its context: a group, then what is in it."""
+    """Yield each command with its context: a group, then its commands."""
     context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
     yield path, context
     if isinstance(command, click.Group):
@@ -86,7 +86,7 @@ def _commands(
 
 
 def _options(context: click.Context) -> list[Option]:
-    """Give the options of a command as its help shows them, without ``--help``."""
+    """Return the options of a command as its help shows them, without ``--help``."""
     return [
         record
         for option in context.command.params
@@ -112,14 +112,14 @@ def _described(path: str, context: click.Context, shared: set[Option]) -> str:
 
 
 def _flag(option: Option) -> str:
-    """Give the long name of an option."""
+    """Return the long name of an option."""
     found = re.search(r"--[\w-]+", option[0])
     assert found is not None, option
     return f"`{found[0]}`"
 
 
 def _paragraphs(text: str | None) -> Iterator[str]:
-    """Yield the paragraphs of a help text; one that click must not wrap is shown as it stands."""
+    """Yield the paragraphs of a help text; those that click does not wrap are kept as written."""
     for paragraph in cleandoc(text or "").strip().split("\n\n"):
         if paragraph.startswith("\b\n"):
             yield f"```text\n{paragraph[2:]}\n```"
@@ -133,10 +133,10 @@ def _table(options: list[Option]) -> str:
 
 
 def cell(text: str) -> str:
-    """Write a text so that it fits a table's cell."""
+    """Return a text as a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def plain(text: str) -> str:
-    """Write a docstring as Markdown: its code has two backticks."""
+    """Return a docstring as Markdown, where code has one backtick."""
     return text.replace("``", "`")

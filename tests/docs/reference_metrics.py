@@ -1,4 +1,4 @@
-"""Makes the tables of docs/reference/metrics.md from the definitions of the metrics."""
+"""Make the tables of docs/reference/metrics.md from the definitions of the metrics."""
 
 import re
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
-"""Writes docs/reference/tables.md: every table and column of the database, and what it means.
+"""Write docs/reference/tables.md: every table and column of the database with its meaning.
 
-What a column means stands beside it in the migrations, which SQLite keeps.  ``WORDS`` has what is
-not there: a released migration is not edited.
+The meaning is a comment in the migrations, which SQLite stores.  ``WORDS`` has the others, because
+released migrations are not edited.
 """
 
 import re
@@ -46,8 +46,8 @@ it was set ([the clock](../guides/admin.md#the-clock)). A version that changes a
 `CHANGELOG.md`.
 """
 
-# What the migrations do not say, or only beside something else: of a table, of its column, or, with
-# a dot in front, of a column wherever nothing else is said.
+# Meanings missing in the migrations: of a table, of its column, or, with a leading dot, of a column
+# in every table without its own meaning.
 WORDS: Final[dict[str, str]] = {
     ".address": "where it came from",
     ".created_at": "Unix ms",
@@ -148,7 +148,7 @@ WORDS: Final[dict[str, str]] = {
 
 
 class Column(NamedTuple):
-    """A column as SQLite knows it."""
+    """A column of the schema."""
 
     name: str
     type: str
@@ -156,7 +156,7 @@ class Column(NamedTuple):
 
 
 def page() -> str:
-    """Write the page."""
+    """Return the page."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         names = migrate(database, migrations_folder())
         parts = [_HEAD.format(version=len(names))]
@@ -187,7 +187,7 @@ def _table(database: sqlite3.Connection, name: str, sql: str) -> Iterator[str]:
 
 
 def _columns(database: sqlite3.Connection, table: str, said: dict[str, str]) -> Iterator[Column]:
-    if table == "history":  # most of it is as it was in message
+    if table == "history":  # most columns are those of message
         (sql,) = database.execute("SELECT sql FROM sqlite_schema WHERE name = 'message'").fetchone()
         said = _comments(sql) | said
     for _, name, kind, is_needed, _, key in database.execute(f"PRAGMA table_info({table})"):
@@ -196,20 +196,20 @@ def _columns(database: sqlite3.Connection, table: str, said: dict[str, str]) -> 
 
 
 def meaning(name: str, said: str) -> str:
-    """Give what a table or a column is; ``said`` is what its migration says beside it.
+    """Return the meaning of a table or a column; ``said`` is the comment of its migration.
 
     Raises:
-        LookupError: nobody says it.
+        LookupError: there is none.
     """
     _, _, column = name.partition(".")
     found = WORDS.get(name) or said or WORDS.get(f".{column}")
     if not found:
-        raise LookupError(f"nobody says what {name} is: add it to WORDS in {__name__}")
+        raise LookupError(f"{name} has no description: add it to WORDS in {__name__}")
     return found
 
 
 def _comments(sql: str) -> dict[str, str]:
-    """Give the comment on the line of each column; that of the table itself under no name."""
+    """Return the comment on the line of each column; that of the table under an empty name."""
     found: dict[str, str] = {}
     for line in sql.splitlines():
         code, _, comment = line.partition("--")

@@ -1,7 +1,7 @@
-"""Runs what a page tells to paste: in its order, in one folder, against one broker.
+"""Run the blocks of a page in order, in one folder, with one broker.
 
-What runs sees a terminal of 80 columns, as a reader does, but nobody types an answer.  The ports of
-the pages are replaced by those of the broker, there and in what the page shows as output.
+Commands have a terminal of 80 columns, but no input.  The ports of the pages are replaced by those
+of the broker, in blocks and in outputs.
 """
 
 import configparser
@@ -33,22 +33,14 @@ from tests.support.fork_server import BrokerProcess, broker_with_all_listeners
 
 TIMEOUT_S: Final = 90.0
 BIN: Final = ".bin"
-PROGRAMS: Final = (
-    "composer",
-    "curl",
-    "go",
-    "jq",
-    "nc",
-    "node",
-    "php",
-    "phpunit",
-)  # that a machine may not have
+# Programs that a machine may lack.
+PROGRAMS: Final = ("composer", "curl", "go", "jq", "nc", "node", "php", "phpunit")
 STRICT: Final = {
     "php": ("php", "-d", "error_reporting=-1", "-d", "display_errors=stderr"),
     "python": (sys.executable, "-W", "error"),
 }
 _CODES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r")
-_DATA: Final[dict[str, Callable[[str], object]]] = {  # what is there to be looked at has to parse
+_DATA: Final[dict[str, Callable[[str], object]]] = {  # data must parse
     "json": json.loads,
     "toml": tomllib.loads,
     "yaml": yaml.safe_load,
@@ -60,17 +52,17 @@ Before = Mapping[str, Callable[["Walk"], object]]
 
 
 class Said(dict[Block, str]):
-    """What each block of a page wrote."""
+    """The outputs of the blocks of a page."""
 
     def of(self, part: str) -> str:
-        """Give what the first block with this part wrote."""
+        """Return the output of the first block with this part."""
         return next(said for block, said in self.items() if part in block.text)
 
 
 def commands_of(block: Block, reason: str | None = None) -> list[str]:
-    """Give what is to run of a block: its lines where it has commands, else the whole.
+    """Return the lines of a block of commands, or else the whole text, that are run.
 
-    With a ``reason`` it is what is left out for it.
+    With a ``reason``, return those that are skipped for it.
     """
     text = block.text
     if block.language in _DATA:
@@ -80,13 +72,13 @@ def commands_of(block: Block, reason: str | None = None) -> list[str]:
 
 
 def _reason(page: str, line: str) -> str | None:
-    """Give why a line is left out; None where it is run."""
+    """Return why a line is skipped, or None."""
     reasons = NOT_RUN.get(page, {})
     return next((reason for part, reason in reasons.items() if part in line), None)
 
 
 def needed(page: str) -> set[str]:
-    """Give the programs that the page needs and this machine lacks."""
+    """Return the programs that the page needs and this machine lacks."""
     found = {block.language for block in blocks(page) if commands_of(block)}
     for block in blocks(page):
         if block.language == COMMANDS:
@@ -95,25 +87,25 @@ def needed(page: str) -> set[str]:
 
 
 class Walk:
-    """A walk through a page in a folder of its own: its blocks, one after another."""
+    """Runs the blocks of a page in a folder, one after another."""
 
     def __init__(self, broker: BrokerProcess, folder: Path) -> None:
         self.broker = broker
         self.folder = folder
-        self.helpers = ExitStack()  # what else runs, until the walk is over
+        self.helpers = ExitStack()  # closed after the last block
 
     def run(self, page: str, before: Before | None = None) -> Said:
-        """Run all blocks; give what each wrote.
+        """Run all blocks; return their outputs.
 
-        ``before`` prepares for blocks: a part of the text -> what is called first.
+        ``before``: part of a block -> its setup.
 
         Raises:
-            AssertionError: one failed, or wrote something else than the page shows.
+            AssertionError: a block failed, or its output differs from the page.
         """
         return Said((block, self.step(block, before)) for block in blocks(page))
 
     def step(self, block: Block, before: Before | None = None) -> str:
-        """Run one block; give what it wrote.
+        """Run one block; return its output.
 
         Raises:
             AssertionError: as ``run``.
@@ -141,7 +133,7 @@ class Walk:
 
     def _run(self, block: Block, text: str, folder: Path) -> str:
         if block.language == "sql":
-            return asked(text, self.broker.data / "phpmq.db")
+            return query_database(text, self.broker.data / "phpmq.db")
         if block.language == COMMANDS:
             code, said = in_terminal(
                 ["bash", "-euo", "pipefail", "-c", text], folder, os.environ | self.environment
@@ -159,20 +151,20 @@ class Walk:
         return said
 
     def ours(self, page: str, text: str) -> str:
-        """Put what is run here for what the page has written."""
+        """Replace the texts of ``INSTEAD`` and the ports."""
         for written, ours in INSTEAD.get(page, {}).items():
             text = text.replace(written, ours)
         return self._moved(text)
 
     def _moved(self, text: str) -> str:
-        """Put the ports of this broker for those of the pages."""
+        """Replace the ports of the pages by those of the broker."""
         admin = self.broker.admin[0].rstrip("/")
         ours = dict(zip(("9100", "9102", "9101"), (*self.broker.phpmq, admin), strict=True))
         return re.sub(r"\b910[012]\b", lambda found: ours[found[0]].rpartition(":")[2], text)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What is in the environment of somebody who has the command on the path."""
+        """The environment of a reader with the command on the path."""
         return {
             "PATH": f"{self.folder / BIN}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
@@ -189,34 +181,33 @@ class Walk:
 
 @contextmanager
 def walk(tmp_path: Path) -> Iterator[Walk]:
-    """Give a fresh folder with the examples in it, and a broker with its data there."""
+    """Return a new folder with the examples, and a broker with its data there."""
     for folder in ("clients", "examples"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     with (
         quick_command(tmp_path / BIN),
         broker_with_all_listeners(tmp_path / "phpmq-data") as broker,
     ):
-        (tmp_path / BIN / ".curlrc").write_text("fail-with-body\n")  # a 404 is no success
+        (tmp_path / BIN / ".curlrc").write_text("fail-with-body\n")  # a 404 is a failure
         it = Walk(broker, tmp_path)
         with it.helpers:
             yield it
 
 
 def skip_where_lacking(page: str) -> None:
-    """Skip the test where a program is missing."""
     if lacking := needed(page):
         pytest.skip(f"missing: {', '.join(sorted(lacking))}")
 
 
 def is_like(said: str, shown: str) -> bool:
-    """Compare an output with what the page shows: ``…`` is anything, spaces are any spaces."""
+    """Return whether an output matches the page: ``…`` is anything, spaces any spaces."""
     words = [re.escape(word) for word in " ".join(shown.split()).split("…")]
     pattern = ".*?".join(words).replace(r"\ ", r"\s+")
     return re.fullmatch(rf"\s*{pattern}\s*", said, re.DOTALL) is not None
 
 
-def asked(statement: str, database: Path) -> str:
-    """Give the rows that an SQL statement finds, a line each."""
+def query_database(statement: str, database: Path) -> str:
+    """Return the rows of an SQL statement, one per line."""
     connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
     try:
         rows = connection.execute(statement).fetchall()
@@ -228,7 +219,7 @@ def asked(statement: str, database: Path) -> str:
 def in_terminal(
     command: list[str], folder: Path, environment: Mapping[str, str]
 ) -> tuple[int, str]:
-    """Run a command in a terminal; give its exit code, and what it wrote without colours."""
+    """Run a command in a terminal; return exit code and output without colours."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=theirs,
@@ -241,7 +232,7 @@ def in_terminal(
         while (piece := _piece(ours, process)) is not None:
             pieces.append(piece)
             if time.monotonic() > deadline:
-                pieces.append(b"\n(it goes on; ended by the test)\n")
+                pieces.append(b"\n(still running; killed by the test)\n")
                 break
     finally:
         with suppress(ProcessLookupError):
@@ -252,10 +243,10 @@ def in_terminal(
 
 
 def _piece(terminal: int, process: "subprocess.Popen[bytes]") -> bytes | None:
-    """Give what was written, perhaps nothing yet; None behind the end."""
-    is_over = process.poll() is not None  # looked at first: what it wrote is there then
+    """Return new output, possibly empty, or None at the end."""
+    is_over = process.poll() is not None  # before the read, so that its last output is not lost
     if select.select([terminal], [], [], 0 if is_over else 0.05)[0]:
-        with suppress(OSError):  # nobody has the other end any more
+        with suppress(OSError):  # the other end is closed
             return os.read(terminal, 65_536)
         process.wait(TIMEOUT_S)
         return None

@@ -1,4 +1,4 @@
-"""Makes the table of parts in docs/develop/architecture.md from the code."""
+"""Make the table of parts in docs/develop/architecture.md from the code."""
 
 import ast
 import re

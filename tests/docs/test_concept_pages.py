@@ -1,4 +1,4 @@
-"""The concept pages say what the broker does: their tables are played, their figures compared."""
+"""The concept pages agree with the broker: tests execute their tables and compare figures."""
 
 import re
 from collections.abc import Callable
@@ -25,7 +25,7 @@ TTL: Final = "docs/concepts/ttl.md"
 
 @dataclass
 class Scene:
-    """A consumer that holds two messages of ``orders``, which have a minute to live."""
+    """A consumer that holds two messages of ``orders`` with a TTL of a minute."""
 
     rig: CoreRig = field(default_factory=CoreRig)
 
@@ -44,21 +44,21 @@ class Scene:
     def at_end(self, message: Message) -> bool:
         return message.position > self.second.seq
 
-    # -- what may happen to the first of them
+    # -- events of the first message
 
     def requeue(self) -> None:
         self.rig.advance(1)
         message_id = self.first.message_id
         self.rig.run(lambda: self.core.requeue(self.consumer, "orders", message_id, 2 * TTL_S))
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         self.rig.run(lambda: self.core.disconnect(self.consumer, None, None, "closed"))
 
-    def say_nothing(self) -> None:
+    def time_out(self) -> None:
         self.rig.advance(Settings().queues.ack_timeout_s)
         self.rig.run()
 
-    def ask_anew(self) -> None:
+    def consume_again(self) -> None:
         self.rig.run(lambda: self.core.consume(self.consumer, "orders", 0))
 
     def release(self) -> None:
@@ -69,17 +69,17 @@ class Scene:
 
     def move(self) -> None:
         target = self.rig.queue("elsewhere")
-        self.ask_anew()
+        self.consume_again()
         self.rig.run(lambda: transitions.move(self.core.state, self.first, target))
 
     def forward(self) -> None:
         target = self.rig.queue("elsewhere")
-        self.ask_anew()
+        self.consume_again()
         self.rig.run(lambda: transitions.forward(self.core.state, self.first, target))
 
 
-def comes_back(happens: Callable[[Scene], None]) -> tuple[str, str]:
-    """Play it; say where the first message is then, and for which messages it was a failure."""
+def place_after(happens: Callable[[Scene], None]) -> tuple[str, str]:
+    """Return the new place of the first message, and which messages were charged a failure."""
     scene = Scene()
     happens(scene)
     charged = [message.charged for message in (scene.first, scene.second)]
@@ -91,13 +91,13 @@ def comes_back(happens: Callable[[Scene], None]) -> tuple[str, str]:
     ("row", "happens", "expected"),
     [
         ("its consumer requeues it (005)", [Scene.requeue], "first"),
-        ("the connection ends", [Scene.leave], "first"),
+        ("the connection ends", [Scene.disconnect], "first"),
         (
             "its consumer does not settle it within `ack_timeout_s` (30 minutes)",
-            [Scene.say_nothing],
+            [Scene.time_out],
             "yes",
         ),
-        ("its consumer changes its credit (another 002), or stops", [Scene.ask_anew], "no"),
+        ("its consumer changes its credit (another 002), or stops", [Scene.consume_again], "no"),
         (
             "an operator releases or requeues it",
             [Scene.release, Scene.requeue_by_operator],
@@ -105,20 +105,20 @@ def comes_back(happens: Callable[[Scene], None]) -> tuple[str, str]:
         ),
     ],
 )
-def test_message_comes_back_as_the_page_says(
+def test_message_returns_as_the_page_says(
     row: str, happens: list[Callable[[Scene], None]], expected: str
 ) -> None:
     told = {cells[0]: cells[1:] for cells in pages.rows(RETRY, "| what happened |")}
     place, failure = told[row]
     assert failure.startswith("no") is (expected == "no")
     for each in happens:
-        where, charged = comes_back(each)
+        where, charged = place_after(each)
         assert where in place
         assert charged == expected
 
 
-def test_start_gives_back_and_charges_nothing() -> None:
-    """The row of the broker that was killed; all other columns stay as they are."""
+def test_start_returns_messages_without_a_charge() -> None:
+    """The row of the killed broker: the start changes only the state."""
     (changed,) = re.findall(r"UPDATE message SET (.*)", load("batch")["release_dispatched"])
     assert changed == "state = 0"
     told = {cells[0]: cells[1:] for cells in pages.rows(RETRY, "| what happened |")}
@@ -128,7 +128,7 @@ def test_start_gives_back_and_charges_nothing() -> None:
 @pytest.mark.parametrize(
     ("row", "happens", "left_s"),
     [
-        ("returned, released, moved", Scene.ask_anew, TTL_S),
+        ("returned, released, moved", Scene.consume_again, TTL_S),
         ("returned, released, moved", Scene.release, TTL_S),
         ("returned, released, moved", Scene.move, TTL_S),
         ("requeued by its consumer (005)", Scene.requeue, 2 * TTL_S + 1),
@@ -172,7 +172,7 @@ def test_figures_of_the_pages_are_the_defaults() -> None:
         assert [figure for figure in figures if figure not in text] == [], page
 
 
-DESCRIBED: Final = {  # page -> the settings that it is about
+DESCRIBED: Final = {  # page -> its settings
     TTL: {"queues.on_expire", "queues.default_ttl_s"},
     RETRY: {"queues.max_deliveries", "queues.ack_timeout_s"},
     "docs/concepts/dead-letters.md": {

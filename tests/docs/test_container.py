@@ -1,4 +1,4 @@
-"""Image and compose file, without docker: what they name exists, and a broker starts with it."""
+"""Image and compose file, without docker: their names exist, and a broker starts with them."""
 
 import json
 import os
@@ -19,11 +19,11 @@ from phpmq_lite.broker_process import StartFailedError
 from phpmq_lite.process import STOP_S
 from phpmq_lite.server.backpressure import CGROUP_SHARE
 from phpmq_lite.settings import SETTINGS, Settings
-from tests.docs.command_lines import assert_taken
+from tests.docs.command_lines import assert_accepted
+from tests.docs.pages import ROOT
 from tests.integration.test_packaging import build, names_in_wheel
 from tests.support.fork_server import BrokerProcess
 
-ROOT = Path(__file__).parent.parent.parent
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load(
     (ROOT / "deploy" / "compose.yml").read_text(encoding="utf-8")
 )
@@ -32,7 +32,7 @@ UID: Final = 10_001
 
 
 def stages() -> list[list[tuple[str, str]]]:
-    """Give the stages of the Dockerfile, each a list of instruction and the rest of it."""
+    """Return the stages of the Dockerfile as lists of instruction and arguments."""
     text = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
     text = re.sub(r"(?m)^#.*\n", "", text).replace("\\\n", " ")
     found: list[list[tuple[str, str]]] = []
@@ -48,28 +48,27 @@ BUILD, IMAGE = stages()
 
 
 def of_image(word: str) -> str:
-    """Give the one instruction of the last stage that begins so."""
+    """Return the arguments of the only such instruction of the last stage."""
     (found,) = [rest for name, rest in IMAGE if name == word]
     return found
 
 
 def variables() -> dict[str, str]:
-    """Give what the image sets."""
     pairs = (pair.partition("=") for pair in shlex.split(of_image("ENV")))
     return {name: value for name, _, value in pairs}
 
 
 def words(word: str) -> list[str]:
-    """Give a command in its exec form: there is no shell between docker and it."""
+    """Return a command in exec form, which docker runs without a shell."""
     found: list[str] = json.loads(of_image(word))
     return found
 
 
-# -- how it is built
+# -- the build
 
 
-def test_image_is_built_from_what_the_wheel_is_made_of(tmp_path: Path) -> None:
-    """Both COPY all that the build gets, and it gets what ``.dockerignore`` lets in."""
+def test_image_is_built_from_the_files_of_the_wheel(tmp_path: Path) -> None:
+    """The build copies its whole context, which ``.dockerignore`` defines."""
     context, source = tmp_path / "context", dict(BUILD)["COPY"]
     assert source == ". /src"
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
@@ -89,11 +88,11 @@ def test_image_gets_the_environment_that_was_built() -> None:
     run = dict(BUILD)["RUN"]
     assert run == (f"python -m venv {installed} && {installed}/bin/pip install --no-cache-dir /src")
     assert of_image("COPY") == f"--from=build {installed} {installed}"
-    assert BUILD[0] == ("FROM", f"{IMAGE[0][1]} AS build")  # the same Python
+    assert BUILD[0] == ("FROM", f"{IMAGE[0][1]} AS build")  # the same Python version
     assert variables()["PATH"].split(":")[0] == f"{installed}/bin"
 
 
-def test_broker_is_no_root_and_its_folder_is_a_volume() -> None:
+def test_broker_does_not_run_as_root_and_its_folder_is_a_volume() -> None:
     data = variables()["PHPMQ_DATA"]
     assert of_image("USER") == f"{UID}:{UID}"
     assert f"--uid {UID}" in of_image("RUN")
@@ -102,17 +101,17 @@ def test_broker_is_no_root_and_its_folder_is_a_volume() -> None:
     assert SERVICE["volumes"] == [f"data:{data}"]
 
 
-def test_commands_are_ours_and_no_shell_is_between() -> None:
+def test_commands_are_accepted_and_run_without_a_shell() -> None:
     assert words("ENTRYPOINT") == ["phpmq-lite"]
-    assert_taken(words("CMD"))
+    assert_accepted(words("CMD"))
     options, _, command = of_image("HEALTHCHECK").partition(" CMD ")
     program, *check = json.loads(command)
     assert program == "phpmq-lite"
-    assert_taken(check)
+    assert_accepted(check)
     assert set(re.findall(r"--(\S+)=", options)) == {"interval", "timeout", "start-period"}
 
 
-# -- how it is run
+# -- the container
 
 
 def test_every_variable_is_a_setting() -> None:
@@ -130,7 +129,7 @@ def test_ports_are_those_of_the_image_and_on_loopback_only() -> None:
     assert SERVICE["ports"] == [f"127.0.0.1:{port}:{port}" for port in exposed]
 
 
-def test_container_may_do_nothing_that_a_broker_does_not() -> None:
+def test_container_has_no_unneeded_privileges() -> None:
     assert SERVICE["read_only"] is True
     assert SERVICE["cap_drop"] == ["ALL"]
     assert SERVICE["security_opt"] == ["no-new-privileges:true"]
@@ -153,7 +152,7 @@ def test_secret_is_where_the_setting_looks() -> None:
 
 
 class Container(BrokerProcess):
-    """What docker would start: the command of the image, and nothing of this test in it."""
+    """The command of the image, without the flags of the test."""
 
     @property
     def command(self) -> list[str]:
@@ -162,7 +161,7 @@ class Container(BrokerProcess):
 
 @contextmanager
 def container(tmp_path: Path, given: dict[str, str]) -> Iterator[Container]:
-    """Start one with these variables, but with a folder, a secret and ports of this test."""
+    """Start a broker with these variables, but with folder, secret and ports of the test."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PHPMQ_")}
     moved = {name: re.sub(r":\d+$", ":0", value) for name, value in given.items()}
     moved["PHPMQ_DATA"] = str(tmp_path / "data")
@@ -193,7 +192,7 @@ def test_broker_of_the_compose_file_is_healthy(tmp_path: Path) -> None:
 
 
 @pytest.mark.acceptance
-def test_image_alone_is_refused_until_somebody_decides(tmp_path: Path) -> None:
+def test_image_without_settings_refuses_to_start(tmp_path: Path) -> None:
     with pytest.raises(StartFailedError) as caught, container(tmp_path, variables()):
         pass
     assert caught.value.code == 78

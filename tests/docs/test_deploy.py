@@ -1,4 +1,4 @@
-"""What lies in ``deploy/`` names metrics that exist, and parses."""
+"""The files in ``deploy/`` parse, and their metrics exist."""
 
 import json
 import re
@@ -30,7 +30,6 @@ def names_in(expression: str) -> set[str]:
 
 
 def labels_in(expression: str) -> Iterator[tuple[str, str]]:
-    """Yield (metric, label) of each selector."""
     for name, selector in re.findall(r"\b(phpmq_\w+)\{([^}]*)\}", expression):
         for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector):
             yield name, label
@@ -57,7 +56,7 @@ def expressions() -> list[str]:
 
 @pytest.fixture
 async def families(tmp_path: Path) -> dict[str, str]:
-    """Give the kind of every family that a broker with a queue shows."""
+    """Return the type of every metric of a broker with a queue."""
     async with (
         running_service(tmp_path / "data") as running,
         aiohttp.ClientSession(running.admin_url) as session,
@@ -78,7 +77,7 @@ async def test_every_metric_used_exists(families: dict[str, str]) -> None:
     assert len(used) > 30
 
 
-async def test_counters_are_asked_for_their_rate(families: dict[str, str]) -> None:
+async def test_counters_are_queried_as_rates(families: dict[str, str]) -> None:
     for expression in expressions():
         for name in names_in(expression):
             if families.get(name) == "counter":
@@ -95,7 +94,7 @@ def test_dashboard_has_one_data_source_variable() -> None:
             assert panel["targets"]
 
 
-def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
+def test_panels_have_unique_ids_and_do_not_overlap() -> None:
     panels = dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()
@@ -108,7 +107,7 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
         taken |= cells
 
 
-def test_alerts_say_what_is_wrong_and_how_bad() -> None:
+def test_alerts_have_a_summary_and_a_severity() -> None:
     names = [rule["alert"] for rule in rules()]
     assert len(set(names)) == len(names) > 12
     for rule in rules():
@@ -117,7 +116,7 @@ def test_alerts_say_what_is_wrong_and_how_bad() -> None:
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool (prometheus) is missing")
-def test_alerts_are_raised_when_they_are_to_be() -> None:
+def test_alerts_fire_as_in_the_rule_tests() -> None:
     assert PROMTOOL is not None
     for line in (["check", "rules", str(ALERTS)], ["test", "rules", str(CASES)]):
         done = subprocess.run([PROMTOOL, *line], capture_output=True, text=True)
@@ -125,7 +124,7 @@ def test_alerts_are_raised_when_they_are_to_be() -> None:
 
 
 def test_alert_on_any_increase_counts_a_series_that_is_new() -> None:
-    """Prometheus takes the first value of a series for what there was, so it is no increase."""
+    """Prometheus does not count the first value of a series as an increase."""
     asked = [rule["expr"] for rule in rules() if "increase(" in rule["expr"]]
     found = [
         re.findall(r"increase\((phpmq_messages_\w+(?:\{.*?\})?)\[(\w+)\]", one) for one in asked
@@ -136,7 +135,7 @@ def test_alert_on_any_increase_counts_a_series_that_is_new() -> None:
         assert any(f"({series} unless {series} offset {span})" in one for one in asked), series
 
 
-def test_rules_on_what_lies_leave_all_dead_letter_queues_out() -> None:
+def test_rules_on_waiting_messages_exclude_dead_letter_queues() -> None:
     lying = [rule["expr"] for rule in rules() if "(dlq|retry)" in rule["expr"]]
     assert len(lying) == 3
     for expression in lying:
@@ -155,5 +154,5 @@ def test_scrape_example_parses_and_names_the_rules() -> None:
     assert told["rule_files"] == [ALERTS.name]
     scrape = told["scrape_configs"][0]
     assert scrape["metrics_path"] == "/metrics"
-    assert scrape["authorization"]["type"] == "Bearer"  # needed as soon as there is a user
+    assert scrape["authorization"]["type"] == "Bearer"  # required once a user exists
     assert "--role metrics" in SCRAPE.read_text(encoding="utf-8")

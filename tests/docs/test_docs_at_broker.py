@@ -1,4 +1,4 @@
-"""The documentation as the broker serves it: every page renders, and every link leads somewhere."""
+"""The documentation served by the broker: every page renders, and every link has a target."""
 
 import re
 from html import unescape
@@ -15,7 +15,7 @@ from tests.docs.pages import ROOT, anchors
 
 BASE = "/mq"
 DOCS = Documentation(ROOT / "docs", Urls(BASE, {}).docs)
-MOVED = {  # every address that a page had in earlier versions
+MOVED = {  # every earlier address of a page
     "admin": "guides/admin", "api": "reference/api", "architecture": "develop/architecture",
     "cli": "reference/cli", "concepts/ttl": "concepts/ttl", "envelopes": "guides/envelopes",
     "files": "develop/architecture", "metrics": "reference/metrics",
@@ -49,7 +49,7 @@ def test_page_renders_with_the_anchors_of_its_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DOCS.outlines)
-def test_links_and_pictures_of_a_page_are_there(name: str) -> None:
+def test_links_and_pictures_of_a_page_exist(name: str) -> None:
     lost = []
     for link in map(unescape, re.findall(r'(?:href|src)="([^"]*)"', DOCS.render(name))):
         path, _, anchor = link.partition("#")
@@ -77,13 +77,13 @@ def test_old_address_leads_to_the_page(old: str, new: str) -> None:
     assert DOCS.moved_to(old) == DOCS.moved_to(f"{old}.md") == new
 
 
-def test_unknown_address_leads_nowhere() -> None:
+def test_unknown_address_is_not_redirected() -> None:
     assert set(RENAMED) <= set(MOVED)
     for name in ("", "nothing", "guides", "../pyproject", "guides/../index", "concepts/admin"):
         assert DOCS.moved_to(name) is None, name
 
 
-def test_pictures_have_names_of_their_own() -> None:
+def test_pictures_have_unique_names() -> None:
     files = [path for path in (ROOT / "docs").rglob("*") if path.suffix in PICTURE_TYPES]
     assert len(files) == len(DOCS.pictures) > 5
 

@@ -1,4 +1,4 @@
-"""The page about envelopes is what the code says: members, reasons, records, differences."""
+"""The page about envelopes agrees with the code: members, reasons, records, differences."""
 
 import re
 from dataclasses import fields

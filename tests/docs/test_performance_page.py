@@ -3,7 +3,6 @@
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -13,8 +12,9 @@ from phpmq_lite.bench.workloads import WORKLOADS
 from phpmq_lite.broker.flow_control import MAX_PER_PUBLISHER, MIN_PER_BATCH
 from phpmq_lite.cli.bench import bench
 from phpmq_lite.settings.model import LimitSettings
+from tests.docs.pages import ROOT
+from tests.support.fork_server import ForkedProcess
 
-ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "operate" / "performance.md").read_text(encoding="utf-8")
 
 
@@ -23,12 +23,12 @@ def test_workloads_are_those_of_the_command() -> None:
     assert re.findall(r"^\| `([\w-]+)`", table, re.M) == list(WORKLOADS)
 
 
-def test_examples_are_taken_by_the_command(tmp_path: Path) -> None:
+def test_examples_are_accepted_by_the_command(tmp_path: Path) -> None:
     lines = re.findall(r"^    phpmq-lite bench\b([^#>\n]*)", PAGE, re.M)
     assert len(lines) == 5
     for line in lines:
         arguments = shlex.split(line.replace("/srv/mq", str(tmp_path)))
-        bench.make_context("bench", arguments)  # raises where one is unknown or wrong
+        bench.make_context("bench", arguments)  # raises if one is unknown or invalid
 
 
 def test_options_of_the_text_exist() -> None:
@@ -61,17 +61,12 @@ def test_page_names_the_programs() -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_program_takes_its_options(program: str) -> None:
-    module, *arguments = shlex.split(program)
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments, "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert all(a in done.stdout for a in arguments if a.startswith("--"))
+def test_program_accepts_its_options(program: str) -> None:
+    words = shlex.split(program)
+    process = ForkedProcess([*words, "--help"], stdout=subprocess.PIPE, stderr=2, cwd=ROOT)
+    output, _ = process.communicate(60)
+    assert process.returncode == 0
+    assert all(word in output for word in words if word.startswith("--"))
 
 
 def test_files_are_there() -> None:

@@ -1,4 +1,4 @@
-"""The page about the pipeline is what the code says: commands, flags, options, columns."""
+"""The page about the pipeline agrees with the code: commands, flags, options, columns."""
 
 import re
 from functools import partial

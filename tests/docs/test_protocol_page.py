@@ -23,7 +23,7 @@ from tests.docs.pages import ROOT
 NAME = "docs/reference/protocol.md"
 PAGE = pages.text_of(NAME)
 EXAMPLES = [
-    # behind two spaces stands what the piece is
+    # two spaces separate the piece from its explanation
     [re.split(r" {2,}", line)[0] for line in fence.splitlines()]
     for fence in re.findall(r"^```text\n(H01.*?)^```", PAGE, re.M | re.S)
     if "…" not in fence
@@ -32,14 +32,14 @@ PICTURE = ElementTree.fromstring(
     (ROOT / "docs" / "images" / "life.svg").read_text(encoding="utf-8")
 )
 SVG = "{http://www.w3.org/2000/svg}"
-NEAR = 4.0  # an arrow begins and ends so near to its box
+NEAR = 4.0  # maximum distance between an arrow and its box
 
 
 rows = partial(pages.rows, NAME)
 
 
 def quoted(cells: list[list[str]]) -> set[str]:
-    """Give what stands in backticks in the first cells."""
+    """Return the texts in backticks in the first cells."""
     return set(chain.from_iterable(re.findall(r"`([^`]+)`", row[0]) for row in cells))
 
 
@@ -113,9 +113,7 @@ def test_limits_that_close_are_those_of_the_code() -> None:
 
 
 def test_refusals_are_those_of_a_queue_and_of_the_disk() -> None:
-    settings = (
-        {"publishing_paused": True}, {"max_messages": 1}, {"max_bytes": 1},
-    )  # fmt: skip
+    settings = ({"publishing_paused": True}, {"max_messages": 1}, {"max_bytes": 1})
     refusals = set()
     for own in settings:
         row = QueueRow(1, "orders", 0, dict(own), live_count=1, live_bytes=1)
@@ -129,7 +127,7 @@ def test_refusals_are_those_of_a_queue_and_of_the_disk() -> None:
 
 
 def states() -> dict[str, tuple[float, float, float, float]]:
-    """Give the boxes of the picture: left, top, right, bottom."""
+    """Return the boxes of the picture: left, top, right, bottom."""
     boxes = {}
     for box in PICTURE.iter(f"{SVG}rect"):
         if "id" in box.attrib:
@@ -143,7 +141,7 @@ def arrows() -> list[ElementTree.Element]:
 
 
 def words() -> set[str]:
-    """Give what the labels of the picture say, without those of notes."""
+    """Return the words in the labels of the picture, without notes."""
     labels = [text for text in PICTURE.iter(f"{SVG}text") if "note" not in text.get("class", "")]
     said = (label.text or "" for label in labels)
     return {word.strip() for text in said for word in text.split(",") if word.strip()}
@@ -171,7 +169,7 @@ def test_arrows_of_the_picture_lead_from_box_to_box() -> None:
 
 
 def touches(box: tuple[float, float, float, float], x: float, y: float) -> bool:
-    """Tell whether a point is on the border of a box."""
+    """Return whether a point is on the border of a box."""
     left, top, right, bottom = box
     is_within = left - NEAR <= x <= right + NEAR and top - NEAR <= y <= bottom + NEAR
     return is_within and min(x - left, right - x, y - top, bottom - y) <= NEAR
@@ -182,7 +180,7 @@ def test_words_of_the_picture_are_states_and_events() -> None:
     assert words() == events | {"publish"} | {state.name.lower() for state in State}
 
 
-def test_table_of_turns_has_every_event_once() -> None:
+def test_table_of_transitions_has_every_event_once() -> None:
     told = [row[0] for row in rows("| transition |")]
     assert sorted(told) == sorted(
         ["publish", *(event.value.replace("_", " ") for event in StateEvent)]

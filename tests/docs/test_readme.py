@@ -1,4 +1,4 @@
-"""What the README names is there; ``test_snippets.py`` runs what it tells to paste."""
+"""The names in the README exist; ``test_snippets.py`` runs its commands."""
 
 import re
 

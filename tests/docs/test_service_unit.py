@@ -1,4 +1,4 @@
-"""The unit of systemd says what the code does: exit codes, times, folders, options."""
+"""The systemd unit agrees with the code: exit codes, times, folders, options."""
 
 import re
 import shutil
@@ -21,16 +21,16 @@ from phpmq_lite.server.admission import SPARE_FILES
 from phpmq_lite.server.backpressure import CGROUP_SHARE
 from phpmq_lite.settings import SETTINGS, SYSTEM_FILE, Settings
 from phpmq_lite.storage.disk_space import MAX_TROUBLE_S
-from tests.docs.command_lines import assert_taken
+from tests.docs.command_lines import assert_accepted
+from tests.docs.pages import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 UNIT = ROOT / "deploy" / "phpmq-lite.service"
 OPERATIONS = (ROOT / "docs" / "operate" / "operations.md").read_text(encoding="utf-8")
 DATA: Final = "/var/lib/phpmq-lite"
 
 
 def lines() -> list[str]:
-    """Give its lines, those too that are only proposed."""
+    """Return the lines of the unit, including optional ones in comments."""
     text = UNIT.read_text(encoding="utf-8")
     return [re.sub(r"^#(?=\w+=)", "", line) for line in text.splitlines()]
 
@@ -47,7 +47,7 @@ def value(name: str) -> str:
 def test_command_is_taken_and_works_on_the_folder_of_the_unit() -> None:
     program, *words = value("ExecStart").split()
     assert Path(program).name == "phpmq-lite"
-    assert_taken(words)
+    assert_accepted(words)
     assert words[words.index("--data") + 1] == DATA == f"/var/lib/{value('StateDirectory')}"
     assert f"/etc/{value('ConfigurationDirectory')}" == str(SYSTEM_FILE.parent)
     assert program in OPERATIONS
@@ -57,7 +57,7 @@ def test_command_is_taken_and_works_on_the_folder_of_the_unit() -> None:
     assert value("Group") == value("User")
 
 
-def test_start_is_not_repeated_where_somebody_has_to_look() -> None:
+def test_start_is_not_repeated_after_errors_that_need_an_operator() -> None:
     no_more = set(map(int, value("RestartPreventExitStatus").split()))
     assert no_more == {exit_code_of(DataDamagedError("")), exit_code_of(SettingsError(""))}
     again = {NotWritableError, OutcomeUnknownError, StartRefusedError}
@@ -65,7 +65,7 @@ def test_start_is_not_repeated_where_somebody_has_to_look() -> None:
     assert value("Restart") == "on-failure"
 
 
-def test_times_are_longer_than_what_ends_by_itself() -> None:
+def test_timeouts_are_longer_than_those_of_the_broker() -> None:
     watchdog_s = int(value("WatchdogSec"))
     assert value("Type") == "notify"
     assert int(value("TimeoutStopSec")) > STOP_S

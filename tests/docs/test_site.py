@@ -1,4 +1,4 @@
-"""The site made by mkdocs, and the hosted CI: their files agree with the pages."""
+"""The mkdocs site and the hosted CI: their files agree with the pages."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tests.docs.pages import ROOT
 from tests.docs.test_docs_at_broker import DOCS, MOVED
 
 _SLUGIFY: Final = "tag:yaml.org,2002:python/object/apply:pymdownx.slugs.slugify"
-# Elements that a reader of Markdown may miss without any warning: compared between both.
+# Elements that a Markdown parser may drop silently; compared between both.
 _ELEMENTS: Final = ("li", "table", "tr", "pre", "img", "h2", "h3")
 
 
@@ -29,7 +29,6 @@ CI: Final[dict[str, Any]] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").r
 
 
 def pages_of(entries: list[Any]) -> Iterator[str]:
-    """Yield the pages of a navigation in their order."""
     for entry in entries:
         value = next(iter(entry.values())) if isinstance(entry, dict) else entry
         yield from pages_of(value) if isinstance(value, list) else (value.removesuffix(".md"),)

@@ -1,4 +1,4 @@
-"""What the pages tell to paste works when pasted, in its order, against a real broker."""
+"""The blocks of the pages work when they are pasted in order, with a real broker."""
 
 import re
 from collections.abc import Mapping
@@ -32,13 +32,13 @@ def test_page_works_when_pasted(page: str, tmp_path: Path) -> None:
     [NOT_RUN, INSTEAD, {page: extra.before for page, extra in EXTRAS.items()}],
     ids=["not run", "instead", "before"],
 )
-def test_deviations_name_what_is_there(tables: Mapping[str, Mapping[str, Any]]) -> None:
+def test_deviations_name_existing_blocks(tables: Mapping[str, Mapping[str, Any]]) -> None:
     for page, parts in tables.items():
-        told = [block.text for block in blocks(page)]
-        assert [part for part in parts if not any(part in text for text in told)] == [], page
+        texts = [block.text for block in blocks(page)]
+        assert [part for part in parts if not any(part in text for text in texts)] == [], page
 
 
-def test_tests_that_run_it_instead_are_there() -> None:
+def test_tests_named_as_replacements_exist() -> None:
     reasons = {reason for parts in NOT_RUN.values() for reason in parts.values()}
     named = {name for reason in reasons for name in re.findall(r"tests/[\w/]+\.py", reason)}
     assert len(named) > 5
