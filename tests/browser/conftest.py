@@ -8,7 +8,16 @@ import pytest
 import pytest_asyncio
 
 from tests.browser.filled import PASSWORD, Site, site_of
-from tests.browser.tabs import CHROMIUM, Browse, close_tabs, launched, open_tab
+from tests.browser.tabs import (
+    CHROMIUM,
+    Browse,
+    Tab,
+    clear_tab,
+    close_tabs,
+    launched,
+    open_tab,
+    set_look,
+)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -65,23 +74,46 @@ async def running_chromium() -> AsyncIterator[Any]:
         yield browser
 
 
+@pytest.fixture(scope="session")
+def kept_tabs() -> dict[bool, Tab]:
+    """Return the tabs that tests share, with and without scripts.
+
+    Each context has its own process, which takes almost a second of processor time.
+    """
+    return {}
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def chromium(running_chromium: Any) -> AsyncIterator[Any]:
-    """Return the browser; close the tabs of the test with their cookies and storage."""
+async def chromium(running_chromium: Any, kept_tabs: dict[bool, Tab]) -> AsyncIterator[Any]:
+    """Return the browser; remove the tabs, cookies and storage of the test."""
     yield running_chromium
-    await close_tabs(running_chromium)
+    kept = [page for page, _ in kept_tabs.values()]
+    for page in kept:
+        await clear_tab(page)
+    await close_tabs(running_chromium, keep=[page.context for page in kept])
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def browse(chromium: Any) -> AsyncIterator[Browse]:
-    """Return a function that opens a page in a new tab.
+async def browse(chromium: Any, kept_tabs: dict[bool, Tab]) -> AsyncIterator[Browse]:
+    """Return a function that opens a page; ``is_fresh``: in a context that no other test uses.
 
     The test fails if one of its tabs had a console error, a CSP report or a dialog.
     """
     troubles: list[list[str]] = []
+    used: set[bool] = set()
 
-    async def open_page(url: str = "", **options: Any) -> Any:
-        page, heard = await open_tab(chromium, **options)
+    async def open_page(
+        url: str = "", *, scripts: bool = True, is_fresh: bool = False, **look: Any
+    ) -> Any:
+        if is_fresh or scripts in used:
+            page, heard = await open_tab(chromium, scripts=scripts, **look)
+        else:
+            used.add(scripts)
+            if scripts not in kept_tabs:
+                kept_tabs[scripts] = await open_tab(chromium, scripts=scripts)
+            page, heard = kept_tabs[scripts]
+            heard.clear()
+            await set_look(page, **look)
         troubles.append(heard)
         if url:
             await page.goto(url)

@@ -82,6 +82,15 @@ class Site:
         return client
 
 
+def write_schemas(folder: Path, schema: dict[str, Any], *urns: str) -> Path:
+    """Write a registry with one schema for all URNs; return its folder."""
+    folder.mkdir()
+    rows = [{"urn": urn, "schema": "a.json", "owner": "team-order-management"} for urn in urns]
+    (folder / "registry.json").write_text(json.dumps({"schemas": rows}), encoding="utf-8")
+    (folder / "a.json").write_text(json.dumps(schema), encoding="utf-8")
+    return folder
+
+
 async def log_in(page: Any, site: Site, path: str, name: str = "admin") -> None:
     """Open a page that requires a login, and log in."""
     await page.goto(site.url(path))

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from tests.browser.filled import PASSWORD, Site, site_of
+from tests.browser.filled import PASSWORD, Site, site_of, write_schemas
 from tests.browser.tour import filled_paths
 from tests.unit.admin.insights.cases import summary
 
@@ -65,6 +65,11 @@ DEATHS: Final = (
     ("webhooks.outgoing", "urn:webhooks:deliver", "failed", "JsonException",
      "Malformed UTF-8 characters, possibly incorrectly encoded", 50),
 )  # fmt: skip
+SCHEMA_URNS: Final = ("urn:orders:invoice.requested", "urn:billing:invoice.issued", LONG_URN)
+ORDER: Final = {
+    "type": "object", "required": ["order_id", "total"],
+    "properties": {"order_id": {"type": "integer"}, "total": {"type": "string"}},
+}  # fmt: skip
 TRACE: Final = "7b3f1c2a-0000-4000-8000-000000000042"
 PEOPLE: Final = {
     "admin": "ada",
@@ -106,7 +111,7 @@ def records(queue: str) -> Iterator[bytes]:
 @asynccontextmanager
 async def production(data: Path) -> AsyncIterator[tuple[Site, dict[str, dict[str, str]]]]:
     """Run the broker; return it with the paths of the pages of each role by their names."""
-    schemas = {"schemas": _write_schemas(data.with_name("schemas"))}
+    schemas = {"schemas": write_schemas(data.with_name("schemas"), ORDER, *SCHEMA_URNS)}
     async with site_of(data, is_filled=False, envelopes=schemas) as site:
         control = aiohttp.UnixConnector(path=str(site.running.data / "control.sock"))
         async with (
@@ -119,19 +124,6 @@ async def production(data: Path) -> AsyncIterator[tuple[Site, dict[str, dict[str
             await _consume(site)
             paths = await _operate(site, http)
         yield site, paths
-
-
-def _write_schemas(folder: Path) -> Path:
-    folder.mkdir()
-    urns = ("urn:orders:invoice.requested", "urn:billing:invoice.issued", LONG_URN)
-    rows = [{"urn": urn, "schema": "order.json", "owner": "team-order-management"} for urn in urns]
-    order = {
-        "type": "object", "required": ["order_id", "total"],
-        "properties": {"order_id": {"type": "integer"}, "total": {"type": "string"}},
-    }  # fmt: skip
-    (folder / "registry.json").write_text(json.dumps({"schemas": rows}), encoding="utf-8")
-    (folder / "order.json").write_text(json.dumps(order), encoding="utf-8")
-    return folder
 
 
 async def _publish(site: Site) -> None:

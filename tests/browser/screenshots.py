@@ -4,36 +4,22 @@ Light, dark and 360 px wide, of a filled and an empty broker; WORD selects file 
 """
 
 import asyncio
-import json
 import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from tests.browser.filled import Site, site_of
+from tests.browser.filled import Site, site_of, write_schemas
 from tests.browser.tabs import launched
-from tests.browser.tour import paths
+from tests.browser.tour import EMPTY, paths
 
 LOOKS: Final[dict[str, dict[str, Any]]] = {
     "light": {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"},
     "dark": {"viewport": {"width": 1280, "height": 800}, "color_scheme": "dark"},
     "narrow": {"viewport": {"width": 360, "height": 740}, "color_scheme": "light"},
 }
-EMPTY: Final = (
-    "/",
-    "/queues",
-    "/dead",
-    "/clients",
-    "/history",
-    "/messages",
-    "/publish",
-    "/schemas",
-    "/insights",
-    "/insights?tab=claims",
-    "/insights?tab=readers",
-    "/system/backups",
-)
+URNS: Final = ("urn:orders:created", "urn:orders:created.v2", "urn:babel:invoices:sent.v12")
 ORDER: Final = {
     "type": "object",
     "title": "An order was placed",
@@ -66,20 +52,11 @@ async def take(site: Site, browser: Any, names: dict[str, str], folder: Path, wo
         await context.close()
 
 
-def write_schemas(folder: Path) -> Path:
-    folder.mkdir()
-    urns = ("urn:orders:created", "urn:orders:created.v2", "urn:babel:invoices:sent.v12")
-    rows = [{"urn": urn, "schema": "order.json", "owner": "shop"} for urn in urns]
-    (folder / "registry.json").write_text(json.dumps({"schemas": rows}))
-    (folder / "order.json").write_text(json.dumps(ORDER))
-    return folder
-
-
 async def main(folder: Path, word: str) -> None:
     ui = {"environment": "staging"}
     async with launched() as browser:
         with tempfile.TemporaryDirectory() as data:
-            schemas = {"schemas": write_schemas(Path(data) / "schemas")}
+            schemas = {"schemas": write_schemas(Path(data) / "schemas", ORDER, *URNS)}
             async with site_of(Path(data) / "full", ui=ui, envelopes=schemas) as site:
                 await take(site, browser, await paths(site), folder, word)
                 (site.running.data / "pipeline" / "summary.json").write_text('{"version": 2}')

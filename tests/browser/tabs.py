@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from shutil import which
 from typing import Any, Final, Literal
@@ -12,6 +12,7 @@ from axe_playwright_python.async_playwright import Axe
 
 CLOSE_S: Final = 3.0  # Chromium often does not close at the end of a run
 Scheme = Literal["light", "dark"]
+Tab = tuple[Any, list[str]]  # a page, and its errors
 Browse = Callable[..., Awaitable[Any]]  # the fixture: opens an address, returns the page
 CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
 
@@ -63,15 +64,29 @@ async def _within(closing: Awaitable[None], failure: str) -> None:
         print(f"{failure} within {CLOSE_S:.0f} s", file=sys.__stderr__)
 
 
-async def close_tabs(browser: Any) -> None:
-    """Close all tabs with their cookies and storage."""
+async def close_tabs(browser: Any, keep: Collection[Any] = ()) -> None:
+    """Close all tabs with their cookies and storage, except those of the contexts to keep."""
     for context in list(browser.contexts):
-        await context.close()
+        if context not in keep:
+            await context.close()
+
+
+async def clear_tab(page: Any) -> None:
+    """Leave the page, and delete its storage and cookies."""
+    await page.evaluate("if (origin !== 'null') { localStorage.clear(); sessionStorage.clear(); }")
+    await page.goto("about:blank")
+    await page.context.clear_cookies()
+
+
+async def set_look(page: Any, *, width: int = 1280, scheme: Scheme = "light") -> None:
+    """Set the size of the window and the theme of the system."""
+    await page.set_viewport_size({"width": width, "height": 800})
+    await page.emulate_media(color_scheme=scheme)
 
 
 async def open_tab(
     chromium: Any, *, width: int = 1280, scheme: Scheme = "light", scripts: bool = True
-) -> tuple[Any, list[str]]:
+) -> Tab:
     """Open a tab; return it with a list of its console and script errors, CSP reports, dialogs."""
     context = await chromium.new_context(
         viewport={"width": width, "height": 800},

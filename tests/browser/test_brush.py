@@ -69,9 +69,7 @@ async def test_slice_filters_the_list_until_its_chip_is_removed(aged: Site, brow
     await expect(page.locator(".removable")).to_have_count(0)
 
 
-async def test_all_time_outcome_and_span_keep_what_else_is_chosen(
-    aged: Site, browse: Browse
-) -> None:
+async def test_outcome_and_span_keep_the_other_filters(aged: Site, browse: Browse) -> None:
     page = await browse(aged.url(PATH), scripts=False)
     await page.locator(SETTLED).click()
     chosen = query_of(page)
@@ -97,9 +95,7 @@ async def test_slice_is_seen_under_the_pointer(aged: Site, browse: Browse) -> No
     assert float(await cover.evaluate(seen)) > 0
 
 
-async def test_keyboard_passes_the_drawing_and_has_the_links_in_the_table(
-    aged: Site, browse: Browse
-) -> None:
+async def test_keyboard_skips_the_chart_for_its_table(aged: Site, browse: Browse) -> None:
     page = await browse(aged.url(PATH))
     summary = page.locator("#brush-numbers summary")
     await page.get_by_role("link", name="30 d", exact=True).focus()

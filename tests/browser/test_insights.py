@@ -11,9 +11,7 @@ playwright = pytest.importorskip("playwright.async_api")
 expect: Any = playwright.expect
 
 
-async def test_page_is_reached_by_its_keys_and_draws_its_charts(
-    still_site: Site, browse: Browse
-) -> None:
+async def test_keys_open_the_page_and_charts_are_drawn(still_site: Site, browse: Browse) -> None:
     page = await browse(still_site.url("/"))
     await page.keyboard.press("g")
     await page.keyboard.press("i")
@@ -26,9 +24,7 @@ async def test_page_is_reached_by_its_keys_and_draws_its_charts(
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-async def test_filter_and_time_are_in_the_address(
-    still_site: Site, browse: Browse, scripts: bool
-) -> None:
+async def test_filter_and_span_are_in_url(still_site: Site, browse: Browse, scripts: bool) -> None:
     page = await browse(still_site.url("/insights"), scripts=scripts)
     await page.get_by_label("Queue", exact=True).select_option("orders")
     await page.get_by_role("button", name="Show", exact=True).click()
@@ -39,9 +35,7 @@ async def test_filter_and_time_are_in_the_address(
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-async def test_claims_are_released_after_a_question(
-    site: Site, browse: Browse, scripts: bool
-) -> None:
+async def test_claims_are_released_if_confirmed(site: Site, browse: Browse, scripts: bool) -> None:
     page = await browse(site.url("/insights?tab=claims"), scripts=scripts)
     await page.get_by_role("link", name="Release").click()
     await page.get_by_role("button", name="Release 4 claims").click()

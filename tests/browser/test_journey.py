@@ -39,9 +39,7 @@ async def undo(page: Any) -> None:
     await page.locator(".note").wait_for()
 
 
-async def test_message_is_published_found_requeued_and_put_back(
-    empty_site: Site, browse: Browse
-) -> None:
+async def test_message_is_published_found_and_requeued(empty_site: Site, browse: Browse) -> None:
     page = await browse()
     await publish(page, empty_site, "orders", '{"order_id": 1}')
     await publish(page, empty_site, "orders", '{"order_id": 2}')

@@ -10,12 +10,16 @@ import pytest_asyncio
 
 from phpmq_lite.admin.base.urls import encode_name
 from tests.browser.filled import Site, site_of
-from tests.browser.tabs import Browse, Scheme, barriers_in_both_themes, leave_one_of_a_kind
-from tests.browser.tour import paths
+from tests.browser.tabs import (
+    Browse,
+    Scheme,
+    barriers_in_both_themes,
+    leave_one_of_a_kind,
+    set_look,
+)
+from tests.browser.tour import EMPTY, paths
 from tests.unit.admin.cases import HOSTILE
 
-EMPTY = ("/", "/queues", "/messages", "/dead", "/clients", "/history", "/publish", "/trash",
-         "/insights")  # fmt: skip
 WIDE = "document.documentElement.scrollWidth"
 # A list may scroll inside its panel, but must not be clipped.
 CUT = """[...document.querySelectorAll('.panel')]
@@ -30,13 +34,12 @@ FOREIGN = """document.querySelectorAll(
 
 
 LOOKS: tuple[tuple[Scheme, int], ...] = (("light", 1280), ("light", 360), ("dark", 1000))
+Toured = tuple[Site, dict[str, str]]  # paths by name
 PARTS = 8  # of the tour, one test each
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
-async def toured(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[tuple[Site, dict[str, str]]]:
+async def toured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Toured]:
     """Run one broker for all tests that do not change it; return it with the paths of its pages."""
     async with site_of(tmp_path_factory.mktemp("toured") / "data") as made:
         yield made, await paths(made)
@@ -50,17 +53,11 @@ async def layout_faults(page: Any, width: int) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value}
 
 
-async def resize(page: Any, scheme: Scheme, width: int) -> None:
-    """Change theme and width of the page without a request to the broker."""
-    await page.emulate_media(color_scheme=scheme)
-    await page.set_viewport_size({"width": width, "height": 800})
-
-
 @pytest.mark.sample("0")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("part", range(PARTS))
 async def test_pages_render_and_fit_and_have_no_serious_barrier(
-    toured: tuple[Site, dict[str, str]], browse: Browse, part: int
+    toured: Toured, browse: Browse, part: int
 ) -> None:
     site, tour = toured
     page = await browse()
@@ -71,11 +68,11 @@ async def test_pages_render_and_fit_and_have_no_serious_barrier(
         if answer.status >= 500:
             wrong[name] = answer.status
         for scheme, width in LOOKS:
-            await resize(page, scheme, width)
+            await set_look(page, width=width, scheme=scheme)
             if bad := await layout_faults(page, width):
                 wrong[f"{name}, {scheme}, {width}"] = bad
         await leave_one_of_a_kind(page)
-        await resize(page, "dark", 1280)
+        await set_look(page, scheme="dark")
         found += [(name, *each) for each in await barriers_in_both_themes(page)]
     assert (wrong, found) == ({}, [])
 
@@ -86,14 +83,14 @@ async def test_empty_broker_renders_and_fits(empty_site: Site, browse: Browse) -
     for path in EMPTY:
         await page.goto(empty_site.url(path))
         for width in (360, 1280):
-            await resize(page, "light", width)
+            await set_look(page, width=width)
             if await page.evaluate(WIDE) > width:
                 too_wide.append((path, width))
     assert too_wide == []
 
 
 async def test_hostile_queue_names_show_as_text_and_lead_to_their_pages(
-    toured: tuple[Site, dict[str, str]], browse: Browse
+    toured: Toured, browse: Browse
 ) -> None:
     site, _ = toured
     page = await browse()
@@ -109,9 +106,7 @@ async def test_hostile_queue_names_show_as_text_and_lead_to_their_pages(
     assert await page.evaluate(FOREIGN) == 0
 
 
-async def test_hostile_body_shows_as_text(
-    toured: tuple[Site, dict[str, str]], browse: Browse
-) -> None:
+async def test_hostile_body_shows_as_text(toured: Toured, browse: Browse) -> None:
     site, _ = toured
     page = await browse()
     for view in ("tree", "pretty", "raw", "hex"):
@@ -131,3 +126,4 @@ async def test_pages_work_under_a_sub_path(tmp_path: Path, browse: Browse) -> No
         await page.locator("#live-text").filter(has_text="Live").wait_for()
         outside = [url for url in asked if "/mq/" not in url]
         assert outside == []
+        await page.goto("about:blank")  # before the broker stops

@@ -12,9 +12,7 @@ playwright = pytest.importorskip("playwright.async_api")
 expect: Any = playwright.expect
 
 
-async def test_user_reaches_the_page_they_opened_after_login_and_logs_out(
-    guarded: Site, browse: Browse
-) -> None:
+async def test_login_returns_to_the_page_until_logout(guarded: Site, browse: Browse) -> None:
     page = await browse()
     await log_in(page, guarded, "/queues?has=dead")
     await page.wait_for_url("**/queues?has=dead")

@@ -70,7 +70,7 @@ async def test_every_control_is_usable_at_each_width(
 
 async def test_check_reports_unusable_controls(browse: Browse) -> None:
     """Each control below but the last is unusable for a different reason."""
-    page = await browse(width=400)
+    page = await browse(width=400, is_fresh=True)
     html = """<!doctype html><main>
       <div style="overflow: clip; width: 90px">
         <a href="/cut" style="margin-left: 60px">clipped</a></div>

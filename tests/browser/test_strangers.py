@@ -129,9 +129,7 @@ async def test_foreign_page_changes_nothing(broker: RunningBroker, evil: Any) ->
     assert await stored(broker) == 0
 
 
-async def test_foreign_page_reads_nothing_and_frames_nothing(
-    broker: RunningBroker, evil: Any
-) -> None:
+async def test_foreign_page_cannot_read_or_frame(broker: RunningBroker, evil: Any) -> None:
     base = f"http://127.0.0.1:{port_of(broker)}"
     assert await evil.evaluate(FETCH, [f"{base}/api/v1/queues", {}]) == [0, 0]
     opaque = await evil.evaluate(FETCH, [f"{base}/api/v1/queues", {"mode": "no-cors"}])
@@ -199,7 +197,7 @@ async def test_browser_requests_to_the_tcp_port_store_nothing(
     assert broker.service.handle.figures.clients_opened > before  # the attack reached the port
 
 
-async def test_rebound_page_that_sends_a_frame_as_method_stores_nothing(
+async def test_frame_as_method_of_rebound_page_is_not_stored(
     broker: RunningBroker, evil: Any
 ) -> None:
     """Same origin, so without a preflight: the case that the http guard is for."""
@@ -209,9 +207,7 @@ async def test_rebound_page_that_sends_a_frame_as_method_stores_nothing(
     assert await stored(broker) == 0
 
 
-async def test_frame_as_a_method_is_stored_where_the_guard_is_off(
-    tmp_path: Path, evil: Any
-) -> None:
+async def test_frame_as_method_is_stored_without_guard(tmp_path: Path, evil: Any) -> None:
     """The control: Chromium sends the method, and the broker reads it as a frame."""
     async with running_service(tmp_path / "data", tcp={"http_guard": False}) as broker:
         sink = f"http://{EVIL}:{broker.port}/"

@@ -18,6 +18,10 @@ from tests.browser.filled import BODIES, SHOP_TRACE, Site
 NO_PAGES: Final = frozenset(
     {"livez", "readyz", "startupz", "metrics", "body", "search", "backup-download"}
 )
+EMPTY: Final = (  # pages of a broker without queues
+    "/", "/queues", "/dead", "/clients", "/history", "/messages", "/publish", "/schemas", "/trash",
+    "/insights", "/insights?tab=claims", "/insights?tab=readers", "/system/backups",
+)  # fmt: skip
 TRACE: Final = "7b3f1c2a-0000-4000-8000-000000000042"
 MORE: Final = {
     "queue": ("?tab=dead", "?tab=history", "?state=dispatched", "?tab=consumers", "?tab=charts",
