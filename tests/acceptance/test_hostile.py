@@ -36,7 +36,7 @@ def swallowing_request(peer: SocketClient, queue: str) -> bytes:
 
 
 @pytest.mark.parametrize("request_of", [browser_request, swallowing_request])
-def test_frames_of_a_browser_are_not_executed(
+def test_browser_frames_are_not_executed(
     broker: BrokerProcess, admin: AdminApi, queue: str, request_of: Request
 ) -> None:
     with SocketClient(broker.port) as peer:
@@ -48,9 +48,7 @@ def test_frames_of_a_browser_are_not_executed(
 
 
 @pytest.mark.parametrize("request_of", [browser_request, swallowing_request])
-def test_frames_of_a_browser_are_executed_without_the_guard(
-    tmp_path: Path, request_of: Request
-) -> None:
+def test_browser_frames_are_executed_without_the_guard(tmp_path: Path, request_of: Request) -> None:
     """The control: only the guard stops the requests above."""
     flags = ("--admin", "none", "--set", "tcp.http_guard=false")
     with broker_process(tmp_path / "data", *flags) as broker:

@@ -17,7 +17,7 @@ from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.process_memory import resident_bytes
 from phpmq_lite.protocol.connection import ClientSide
-from tests.support.latency_probe import MIB, Latencies, LatencyProbe
+from tests.support.latency_probe import MIB, Figure, Latencies, LatencyProbe
 from tests.support.socket_client import WAIT_S, AdminApi, SocketClient, assert_closed_without_reply
 
 pytestmark = [
@@ -52,7 +52,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 class Scene:
     """Round trips and memory of a broker, before and during a disturbance."""
 
-    def __init__(self, broker: BrokerProcess, name: str, figure: Callable[[str], None]) -> None:
+    def __init__(self, broker: BrokerProcess, name: str, figure: Figure) -> None:
         self._broker, self._name, self._figure = broker, name, figure
         self._probe = LatencyProbe(broker.port)
         self._probe.round_trips(50)  # warm up
@@ -106,9 +106,7 @@ def with_small_buffer(port: int) -> SocketClient:
 
 
 @pytest.mark.slow
-def test_consumers_that_stop_reading_disturb_nobody(
-    broker: BrokerProcess, figure: Callable[[str], None]
-) -> None:
+def test_consumers_that_stop_reading_disturb_nobody(broker: BrokerProcess, figure: Figure) -> None:
     """Three with a credit of 1,000 each and 60 MB to read; later one of them reads again."""
     with ExitStack() as stack, Scene(broker, "3 consumers that stop reading", figure) as scene:
         with SocketClient(broker.port) as publisher:
@@ -126,9 +124,7 @@ def test_consumers_that_stop_reading_disturb_nobody(
 
 
 @pytest.mark.slow
-def test_publishers_that_trickle_disturb_nobody(
-    broker: BrokerProcess, figure: Callable[[str], None]
-) -> None:
+def test_publishers_that_trickle_disturb_nobody(broker: BrokerProcess, figure: Figure) -> None:
     """A hundred, each within a message of 8 MB, send a byte now and then."""
     with ExitStack() as stack, Scene(broker, "100 publishers that trickle", figure) as scene:
         peers = [stack.enter_context(SocketClient(broker.port)) for _ in range(100)]
@@ -142,9 +138,7 @@ def test_publishers_that_trickle_disturb_nobody(
         scene.compare(trickle)
 
 
-def test_unfinished_messages_do_not_fill_the_memory(
-    broker: BrokerProcess, figure: Callable[[str], None]
-) -> None:
+def test_unfinished_messages_do_not_fill_the_memory(broker: BrokerProcess, figure: Figure) -> None:
     """The broker reads ``limits.unstored_total`` and a little of each; the rest stays unread."""
     with ExitStack() as stack, Scene(broker, "40 messages cut at 7 of 8 MB", figure) as scene:
         peers = [stack.enter_context(SocketClient(broker.port)) for _ in range(40)]
@@ -154,9 +148,7 @@ def test_unfinished_messages_do_not_fill_the_memory(
 
 
 @pytest.mark.slow
-def test_many_connections_disturb_nobody(
-    broker: BrokerProcess, figure: Callable[[str], None]
-) -> None:
+def test_many_connections_disturb_nobody(broker: BrokerProcess, figure: Figure) -> None:
     """Half of them consume a queue each, and get one message at the end."""
     with ExitStack() as stack, Scene(broker, f"{CONNECTIONS:,} connections", figure) as scene:
         peers = [stack.enter_context(SocketClient(broker.port)) for _ in range(CONNECTIONS)]
@@ -171,9 +163,7 @@ def test_many_connections_disturb_nobody(
             assert peer.bodies(1) == [b"%d" % number]
 
 
-def test_lengths_of_29_digits_are_refused(
-    broker: BrokerProcess, figure: Callable[[str], None]
-) -> None:
+def test_lengths_of_29_digits_are_refused(broker: BrokerProcess, figure: Figure) -> None:
     """The connection is closed before any content is buffered, without a reply."""
     with Scene(broker, "29-digit lengths, one before each round trip", figure) as scene:
 
@@ -189,7 +179,7 @@ def test_lengths_of_29_digits_are_refused(
 
 @pytest.mark.slow
 def test_publisher_that_does_not_read_its_receipts_is_throttled(
-    broker: BrokerProcess, figure: Callable[[str], None]
+    broker: BrokerProcess, figure: Figure
 ) -> None:
     """It gets all receipts when it reads again."""
     with (
@@ -205,9 +195,7 @@ def test_publisher_that_does_not_read_its_receipts_is_throttled(
         assert [peer.receipt().key for _ in range(whole)] == [b"%d" % key for key in range(whole)]
 
 
-def test_connections_beyond_the_descriptors_are_refused(
-    tmp_path: Path, figure: Callable[[str], None]
-) -> None:
+def test_connections_beyond_the_descriptors_are_refused(tmp_path: Path, figure: Figure) -> None:
     """400 of them, with 256 descriptors: accepted ones still work, and the log stays short."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))

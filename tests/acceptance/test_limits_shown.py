@@ -11,6 +11,7 @@ from select import select
 import pytest
 
 from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.latency_probe import Figure
 from tests.support.socket_client import AdminApi, SocketClient, assert_closed_without_reply, connect
 
 pytestmark = pytest.mark.acceptance
@@ -154,9 +155,7 @@ def test_exceeded_limit_is_counted(broker: BrokerProcess, queue: str, limit: str
     assert admin.metrics()[sample] > before
 
 
-def test_page_shows_every_limit_with_its_effect(
-    broker: BrokerProcess, figure: Callable[[str], None]
-) -> None:
+def test_page_shows_every_limit_with_its_effect(broker: BrokerProcess, figure: Figure) -> None:
     page, metrics = page_of(broker), AdminApi(broker.admin[0]).metrics()
     bounds = [name for name in metrics if name.startswith("phpmq_limit{")]
     counted = [name for name in metrics if name.startswith("phpmq_limit_reached_total{")]
@@ -173,7 +172,7 @@ def test_page_shows_every_limit_with_its_effect(
 
 
 def test_publishers_wait_while_memory_exceeds_its_limit(
-    tmp_path_factory: pytest.TempPathFactory, figure: Callable[[str], None]
+    tmp_path_factory: pytest.TempPathFactory, figure: Figure
 ) -> None:
     """``limits.memory``: consumers still get messages, the page shows it, all messages arrive."""
     data = tmp_path_factory.mktemp("short") / "data"

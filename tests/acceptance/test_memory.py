@@ -6,14 +6,13 @@
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.process_memory import resident_bytes
-from tests.support.latency_probe import MIB
+from tests.support.latency_probe import MIB, Figure
 from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = [
@@ -48,9 +47,7 @@ def fill_windows(broker: BrokerProcess) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120 + BACKLOG // 2_000)
-def test_memory_and_start_do_not_grow_with_the_backlog(
-    tmp_path: Path, figure: Callable[[str], None]
-) -> None:
+def test_memory_and_start_do_not_grow_with_the_backlog(tmp_path: Path, figure: Figure) -> None:
     with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
         with SocketClient(broker.port) as publisher:
             fill(publisher, SMALL)

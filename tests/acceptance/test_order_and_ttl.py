@@ -62,9 +62,7 @@ def test_consumer_gets_messages_in_the_order_of_publishing(
     assert consume_all(peer, queue, 600, credit) == numbered(range(600))
 
 
-def test_consumers_together_get_messages_in_order(
-    peer: SocketClient, other: SocketClient, queue: str
-) -> None:
+def test_two_consumers_share_the_order(peer: SocketClient, other: SocketClient, queue: str) -> None:
     other.store(queue, *numbered(range(200)))
     peer.consume(queue, 60)
     first = peer.bodies(60)
@@ -257,9 +255,7 @@ def test_remaining_seconds_count_down(peer: SocketClient, other: SocketClient, q
     assert left[2] > 50
 
 
-def test_requeue_gives_a_new_time_to_live(
-    peer: SocketClient, other: SocketClient, queue: str
-) -> None:
+def test_requeue_sets_a_new_ttl(peer: SocketClient, other: SocketClient, queue: str) -> None:
     other.store(queue, b"a", ttl_s=1)
     peer.consume(queue, 1)
     (dispatch,) = peer.dispatches(1)

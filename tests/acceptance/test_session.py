@@ -87,9 +87,7 @@ def test_publisher_is_refused_when_the_queue_is_full(small: BrokerProcess, queue
         assert peer.confirm(queue, b"body") is None
 
 
-def test_publisher_without_key_waits_when_the_queue_is_full(
-    small: BrokerProcess, queue: str
-) -> None:
+def test_publisher_without_key_waits_if_queue_is_full(small: BrokerProcess, queue: str) -> None:
     """It is not read until there is room, and nobody else waits with it."""
     more = f"{queue}-more"
     with (
@@ -251,9 +249,7 @@ def test_broker_closes_without_reply_at_the_first_wrong_byte(
     assert admin.queue(queue)["dispatched"] == 2
 
 
-def test_broker_confirms_complete_frames_before_the_wrong_byte(
-    peer: SocketClient, queue: str
-) -> None:
+def test_frames_before_the_wrong_byte_are_confirmed(peer: SocketClient, queue: str) -> None:
     peer.send(peer.side.publish(queue, b"{}", key=b"k") + b"garbage")
     assert peer.side.receive(peer.rest()) != []
 
@@ -282,9 +278,7 @@ def test_everything_sent_before_the_end_is_stored(broker: BrokerProcess, queue: 
         assert peer.bodies(500) == [b"%d" % number for number in range(500)]
 
 
-def test_receipts_still_arrive_after_the_publisher_closed_its_side(
-    peer: SocketClient, queue: str
-) -> None:
+def test_receipts_arrive_after_the_publisher_half_closed(peer: SocketClient, queue: str) -> None:
     peer.send(b"".join(peer.side.publish(queue, b"", key=b"%d" % n) for n in range(100)))
     peer.half_close()
     assert [peer.receipt().key for _ in range(100)] == [b"%d" % n for n in range(100)]

@@ -48,9 +48,7 @@ def test_acknowledgement_with_an_unknown_id_is_ignored_and_frees_no_credit(
     assert peer.bodies(1) == [b"b"]
 
 
-def test_acknowledgement_with_the_wrong_queue_is_ignored(
-    admin: AdminApi, peer: SocketClient, queue: str
-) -> None:
+def test_ack_with_a_wrong_queue_is_ignored(admin: AdminApi, peer: SocketClient, queue: str) -> None:
     peer.store(queue, b"a", b"b")
     peer.consume(queue, 1)
     (held,) = peer.dispatches(1)
@@ -85,9 +83,7 @@ def test_acknowledgement_of_a_released_message_is_accepted(
     assert admin.queue(queue)["ready"] == 0
 
 
-def test_acknowledgement_of_a_purged_message_is_ignored(
-    admin: AdminApi, peer: SocketClient, queue: str
-) -> None:
+def test_ack_of_purged_message_is_ignored(admin: AdminApi, peer: SocketClient, queue: str) -> None:
     """Its credit is free again."""
     peer.store(queue, b"a")
     peer.consume(queue, 1)
@@ -104,9 +100,7 @@ def test_acknowledgement_of_a_purged_message_is_ignored(
 # -- windows
 
 
-def test_consumer_gets_at_most_its_credit(
-    peer: SocketClient, other: SocketClient, queue: str
-) -> None:
+def test_credit_limits_dispatches(peer: SocketClient, other: SocketClient, queue: str) -> None:
     other.store(queue, *(b"%d" % number for number in range(10)))
     peer.consume(queue, 3)
     held = peer.dispatches(3)
@@ -116,9 +110,7 @@ def test_consumer_gets_at_most_its_credit(
     assert peer.bodies(2) == [b"3", b"4"]
 
 
-def test_second_consume_replaces_the_window(
-    peer: SocketClient, other: SocketClient, queue: str
-) -> None:
+def test_second_consume_resets_window(peer: SocketClient, other: SocketClient, queue: str) -> None:
     """Held messages are returned and dispatched again with the same ids."""
     other.store(queue, b"a", b"b", b"c")
     peer.consume(queue, 2)
@@ -143,7 +135,7 @@ def test_count_of_0_returns_held_messages(
     assert not peer.got
 
 
-def test_connection_may_consume_several_queues(
+def test_connection_consumes_two_queues(
     peer: SocketClient, other: SocketClient, queue: str
 ) -> None:
     peer.send(peer.side.consume(queue, 1) + peer.side.consume(f"{queue}-more", 1))
@@ -152,9 +144,7 @@ def test_connection_may_consume_several_queues(
     assert sorted(peer.bodies(2)) == [b"a", b"c"]
 
 
-def test_huge_count_means_the_largest_credit(
-    peer: SocketClient, other: SocketClient, queue: str
-) -> None:
+def test_credit_is_at_most_1_000(peer: SocketClient, other: SocketClient, queue: str) -> None:
     """R14."""
     peer.consume(queue, 10**18)
     other.store(queue, *(b"" for _ in range(1_010)))
@@ -163,9 +153,7 @@ def test_huge_count_means_the_largest_credit(
     assert not peer.got
 
 
-def test_consumers_take_turns_message_by_message(
-    peer: SocketClient, other: SocketClient, queue: str
-) -> None:
+def test_consumers_take_turns(peer: SocketClient, other: SocketClient, queue: str) -> None:
     peer.consume(queue, 100)
     other.consume(queue, 100)
     peer.barrier()

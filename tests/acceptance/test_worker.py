@@ -345,9 +345,7 @@ def test_worker_waits_for_a_broker_that_is_away(tmp_path: Path, queue: str) -> N
         broker.kill()
 
 
-def test_processes_share_a_queue_and_one_that_is_killed_is_replaced(
-    crew: Crew, peer: SocketClient
-) -> None:
+def test_killed_process_of_a_worker_is_replaced(crew: Crew, peer: SocketClient) -> None:
     supervisor = crew.start("--processes", "2")
     peer.store(crew.queue, *(encoded(envelope("sleep", seconds=0.2)) for _ in range(6)))
     pids = wait_until(lambda: len(found := {run["pid"] for run in crew.runs}) == 2 and found)

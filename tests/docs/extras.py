@@ -34,7 +34,6 @@ class Extra:
 
 
 def dead_letter(walk: Walk) -> None:
-    """Store a dead letter of the queue orders."""
     with connect_blocking(walk.broker.phpmq[0]) as client:
         client.publish_confirmed("orders", b"dead")
         with client.consume("orders", 1, 10) as deliveries:
@@ -130,7 +129,6 @@ def check_published_client(_walk: Walk, said: Said) -> None:
 
 
 def initphp(walk: Walk) -> None:
-    """Make a database of InitPHP."""
     with closing(sqlite3.connect(walk.folder / "queue.sqlite")) as connection:
         connection.execute(JOBS)
         connection.execute(JOBS_FAILED)

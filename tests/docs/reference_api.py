@@ -43,7 +43,6 @@ is required. The only accepted `Content-Encoding` is `identity`; others are refu
 
 
 def page() -> str:
-    """Return the page."""
     document = api_reference.build_document(ROUTES, "", api_reference.PREFIX)
     groups = api_reference.group_calls(ROUTES, document, _BASE)
     schemas = document["components"]["schemas"]

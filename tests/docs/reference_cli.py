@@ -47,7 +47,6 @@ Option = tuple[str, str]  # as in the help: names with their values, and the eff
 
 
 def page() -> str:
-    """Return the page."""
     found = list(every_command())
     counts = Counter(option for _, context in found for option in _options(context))
     shared = {option: None for option, count in counts.items() if count >= _SHARED_BY}
@@ -112,7 +111,6 @@ def _described(path: str, context: click.Context, shared: set[Option]) -> str:
 
 
 def _flag(option: Option) -> str:
-    """Return the long name of an option."""
     found = re.search(r"--[\w-]+", option[0])
     assert found is not None, option
     return f"`{found[0]}`"

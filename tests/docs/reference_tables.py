@@ -148,15 +148,12 @@ WORDS: Final[dict[str, str]] = {
 
 
 class Column(NamedTuple):
-    """A column of the schema."""
-
     name: str
     type: str
     meaning: str
 
 
 def page() -> str:
-    """Return the page."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         names = migrate(database, migrations_folder())
         parts = [_HEAD.format(version=len(names))]

@@ -23,7 +23,6 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
 
 
 def main() -> None:
-    """Write all pages."""
     for name, page in PAGES.items():
         (ROOT / name).write_text(page(), encoding="utf-8")
 

@@ -207,7 +207,6 @@ def is_like(said: str, shown: str) -> bool:
 
 
 def query_database(statement: str, database: Path) -> str:
-    """Return the rows of an SQL statement, one per line."""
     connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
     try:
         rows = connection.execute(statement).fetchall()

@@ -194,7 +194,6 @@ class Client:
         raise AssertionError(f"the core ended a connection: {reason}")
 
     def take(self) -> list[Delivery]:
-        """Return the messages received since the last call."""
         got, self.got = self.got, []
         return got
 
@@ -299,7 +298,6 @@ class Driver:
         return client
 
     def ask(self, verb: str, *arguments: Any, **options: Any) -> OperatorCommand:
-        """Queue an operation of an operator by name, with its arguments."""
         entry = AuditEntry("anna", "ui", "10.0.0.5", options.pop("audit", f"queue.{verb}"))
         given = dict(options)
         question = OperatorCommand(

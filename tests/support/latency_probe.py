@@ -1,10 +1,12 @@
 """Measure round trips of a broker from outside."""
 
 import time
+from collections.abc import Callable
 
 from tests.support.socket_client import SocketClient
 
 MIB = 1 << 20
+Figure = Callable[[str], None]  # the fixture ``figure``
 
 
 class LatencyProbe:

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -49,12 +48,7 @@ class PhpClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self.process.kill()
         _, said = self.process.communicate(timeout=30)
@@ -62,7 +56,6 @@ class PhpClient:
             assert (self.process.returncode, said.decode()) == (0, "")
 
     def kill(self) -> None:
-        """Kill the process without closing its connection."""
         self.process.kill()
         self.process.wait()
         self.process.returncode = 0  # expected

@@ -127,7 +127,6 @@ class SocketClient:
         return [dispatch.content for dispatch in self.dispatches(number)]
 
     def receipt(self) -> ReceiptFrame:
-        """Wait for the next receipt."""
         self._wait(lambda: bool(self.receipts))
         return self.receipts.popleft()
 
@@ -140,7 +139,6 @@ class SocketClient:
         return self.receipt_for(key).reason
 
     def receipt_for(self, key: bytes) -> ReceiptFrame:
-        """Wait for the receipt of a key."""
         self._wait(lambda: any(receipt.key == key for receipt in self.receipts))
         (found,) = [receipt for receipt in self.receipts if receipt.key == key]
         self.receipts.remove(found)
@@ -172,7 +170,6 @@ class SocketClient:
         return b"".join(parts)
 
     def half_close(self) -> None:
-        """Close the sending side."""
         self.socket.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
@@ -196,7 +193,6 @@ def assert_closed_without_reply(peer: SocketClient) -> None:
 
 
 def exchange(peer: SocketClient) -> None:
-    """Publish and consume over one connection."""
     assert peer.confirm("orders", b"body") is None
     peer.consume("orders", 1)
     (dispatch,) = peer.dispatches(1)

@@ -22,7 +22,6 @@ _RUNS = Path(os.environ["TEST_RUNS"])
 
 
 def note(**run: Any) -> None:
-    """Append a line in one write."""
     with _RUNS.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"at": time.time(), "pid": os.getpid()} | run) + "\n")
 
