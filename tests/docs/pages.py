@@ -129,10 +129,15 @@ def _file(before: str, language: str) -> str | None:
     return named[-1] if named else None
 
 
+@cache
+def _parsed(text: str) -> list[Token]:
+    return MarkdownIt("commonmark").enable("table").parse(text)
+
+
 def _tokens(text: str) -> Iterator[Token]:
     """Yield headings and paragraphs with their text, blocks, and all other elements."""
     kind = ""
-    for token in MarkdownIt("commonmark").enable("table").parse(text):
+    for token in _parsed(text):
         if token.type in {"heading_open", "paragraph_open"}:
             kind = token.type.removesuffix("_open")
         elif token.type == "inline" and kind:
@@ -159,7 +164,7 @@ def anchors(page: str) -> frozenset[str]:
 
 def links(page: str) -> Iterator[str]:
     """Yield the targets of the links and pictures of a page."""
-    for token in MarkdownIt("commonmark").enable("table").parse(text_of(page)):
+    for token in _parsed(text_of(page)):
         for part in token.children or ():
             leads_to = part.attrGet("href" if part.type == "link_open" else "src")
             if part.type in {"link_open", "image"} and leads_to is not None:
