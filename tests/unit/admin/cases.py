@@ -1,4 +1,4 @@
-"""Made-up brokers for tests of the admin: a status, an engine to look at, a filled database."""
+"""Fake brokers for tests of the admin interface: a status, an engine, a filled database."""
 
 import sqlite3
 import weakref
@@ -29,7 +29,7 @@ HOSTILE = (
 
 
 def queue_status(name: str = "orders", queue_id: int = 1, **changes: Any) -> QueueStatus:
-    """Make the status of a queue; totals are all 0 unless given."""
+    """Return a queue status; figures are 0 unless given."""
     made = QueueStatus(
         queue_id=queue_id,
         name=name,
@@ -52,7 +52,6 @@ def queue_status(name: str = "orders", queue_id: int = 1, **changes: Any) -> Que
 
 
 def client_status(client: int = 7, **changes: Any) -> ClientStatus:
-    """Make the status of a connection."""
     made = ClientStatus(
         client=client,
         kind="tcp",
@@ -72,7 +71,7 @@ def client_status(client: int = 7, **changes: Any) -> ClientStatus:
 
 
 def broker_status(*queues: QueueStatus, **changes: Any) -> BrokerStatus:
-    """Make the status of a broker that runs."""
+    """Return the status of a running broker."""
     made = BrokerStatus(
         started_at=NOW_MS - 11_520_000,
         is_ready=True,
@@ -93,52 +92,50 @@ def broker_status(*queues: QueueStatus, **changes: Any) -> BrokerStatus:
 
 
 class FakeEngine:
-    """What the admin looks at, without a broker; whoever changes something needs a real one."""
+    """An engine without a broker that serves a fixed status; it cannot change anything."""
 
     def __init__(self, status: BrokerStatus | None = None) -> None:
         self.now = status or broker_status()
         self.figures = ConnectionCounters()
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
-        """Give the status that the test set."""
         if is_wanted is None:
             return self.now
         wanted = tuple(queue for queue in self.now.queues if is_wanted(queue.name))
         return replace(self.now, queues=wanted)
 
     def summary(self) -> BrokerStatus:
-        """Give it without the queues."""
+        """Return the status without queues."""
         return replace(self.now, queues=())
 
     def queue_slices(self, size: int = 500) -> Iterator[list[QueueStatus]]:
-        """Give the queues of it, some at a time."""
         for at in range(0, len(self.now.queues), size):
             yield list(self.now.queues[at : at + size])
 
     @property
     def run(self) -> RunOperation:
-        """Refuse: nothing is ever changed here."""
+        """Always raise: this engine changes nothing."""
         raise NotImplementedError
 
     async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
         raise AssertionError("nobody decides here")
 
     async def pause(self) -> None:
-        """Wait for nothing: no batch is ever stored here."""
+        """Return at once: no batch is ever stored."""
 
     def tap(self, look: Callable[[Batch], None]) -> Callable[[], None]:
-        """Nothing is ever stored here."""
+        """Never call ``look``: no batch is ever stored."""
         return lambda: None
 
 
 def add_reader_functions(connection: sqlite3.Connection) -> None:
-    """Add the functions of ``read_connections.py``, for EXPLAIN."""
+    """Register stubs of the SQL functions of ``read_connections.py``, for EXPLAIN."""
     for name, count in (("body_part", 3), ("in_time", 0), ("has_text", 2), ("matches_glob", 2)):
         connection.create_function(name, count, lambda *_: None)
 
 
 class Database:
-    """A database as the broker would have left it; the connection stays open, as its writer's."""
+    """A database as a broker leaves it; its connection stays open, like the writer's."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -152,11 +149,9 @@ class Database:
         self.set_counter("next_number", 1)
 
     def set_counter(self, name: str, value: int) -> None:
-        """Store a counter."""
         self.connection.execute("INSERT OR REPLACE INTO counter VALUES (?, ?)", (name, value))
 
     def queue(self, name: str, queue_id: int, live: int = 1) -> int:
-        """Store a queue."""
         self.connection.execute(
             "INSERT INTO queue (queue_id, name, created_at, live_count) VALUES (?, ?, ?, ?)",
             (queue_id, name, NOW_MS, live),
@@ -164,7 +159,6 @@ class Database:
         return queue_id
 
     def client(self, number: int, address: str = "127.0.0.1:50000", kind: str = "tcp") -> int:
-        """Store a client."""
         self.connection.execute(
             "INSERT INTO client (client, kind, address, opened_at) VALUES (?, ?, ?, ?)",
             (number, kind, address, NOW_MS - 60_000),
@@ -172,11 +166,11 @@ class Database:
         return number
 
     def message(self, queue_id: int, content: bytes | None = b"{}", **columns: Any) -> str:
-        """Store a message, alive; returns its id.  ``content`` None: without a body."""
+        """Store a live message and return its id; ``content`` None omits the body."""
         return self._insert("message", queue_id, content, {"state": 0} | columns)
 
     def settled(self, queue_id: int, content: bytes | None = b"{}", **columns: Any) -> str:
-        """Store a settled message; returns its id."""
+        """Store a settled message and return its id."""
         given = {"outcome": 2, "settled_at": NOW_MS - 1_000, "deliveries": 1, "charged": 0}
         if self.connection.execute("SELECT 1 FROM history LIMIT 1").fetchone() is None:
             columns['"offset"'] = self.first_offset
@@ -207,7 +201,6 @@ class Database:
         return f"{seq:016x}{row['token']:016x}"
 
     def event(self, message_id: str, kind: str, detail: str | None = None, at_ms: int = 0) -> None:
-        """Store an event of a message."""
         self.connection.execute(
             "INSERT INTO event (seq, at_ms, kind, detail) VALUES (?, ?, ?, ?)",
             (int(message_id[:16], 16), at_ms or NOW_MS - 30_000, kind, detail),

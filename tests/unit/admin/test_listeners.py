@@ -1,4 +1,4 @@
-"""The sockets of the admin."""
+"""Sockets of the admin interface."""
 
 from contextlib import AsyncExitStack
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The table of routes and the templates, held to what docs/operate/security.md asks of them."""
+"""Routes and templates follow the rules of docs/operate/security.md."""
 
 import re
 

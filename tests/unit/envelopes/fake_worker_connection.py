@@ -1,4 +1,4 @@
-"""A worker connection without a socket that records its calls."""
+"""A fake worker connection that records its calls."""
 
 from collections import deque
 from collections.abc import Callable
@@ -13,13 +13,12 @@ Call = tuple[Any, ...]
 
 
 def delivery(content: bytes, number: int = 1, queue: str = "orders", ttl_s: int = 0) -> Delivery:
-    """Return a message as the client returns it."""
     frame = Dispatch(queue, content, b"%032x" % number, ttl_s)
     return Delivery(cast("Any", None), frame, 1)
 
 
 class FakeLink:
-    """Returns ``waiting`` one after the other; an exception among them is raised.
+    """Returns the items of ``waiting`` in order; raises those that are exceptions.
 
     With ``is_looped``, messages published to ``orders`` or ``orders.retry`` are appended.
     """
@@ -68,12 +67,11 @@ class FakeLink:
         self.calls.append(("close",) if is_tidy else ("close", "as it is"))
 
     def published(self, queue: str) -> list[bytes]:
-        """Return the bodies published to a queue."""
         return [call[2] for call in self.calls if call[0] == "publish" and call[1] == queue]
 
 
 class RecordedEvents:
-    """The events, as (event, context)."""
+    """Records events as (event, context)."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []

@@ -1,4 +1,4 @@
-"""What producers write and consumers read, and all that is refused before it is sent."""
+"""Encoding and decoding of envelopes, and what is refused before it is sent."""
 
 import datetime
 import json

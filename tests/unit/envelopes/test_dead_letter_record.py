@@ -1,4 +1,4 @@
-"""Dead-letter records: their four forms, the block read back, and what is sent again."""
+"""Dead-letter records: their four forms, parsing the block, and redriven content."""
 
 import json
 from dataclasses import replace
@@ -53,7 +53,7 @@ def test_record_says_why(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_revived_record_is_what_died(case: Case) -> None:
-    """Byte for byte, but for attempts and for a block that was there before."""
+    """Equal to the byte, except for attempts and for an earlier block."""
     revived = redrive_content(build_record(case.content, BLOCK))
     if case.record == "replace":
         assert b"dead_letter" not in revived
@@ -74,7 +74,7 @@ def test_kept_content_stays_as_it_is(case: Case) -> None:
 
 
 def test_content_is_kept_when_its_version_is_the_cause() -> None:
-    """A queue may take ``data: []`` from everybody, so the caller's cause counts too."""
+    """A queue may accept ``data: []`` from any language, so the caller's cause counts as well."""
     content = body(data="[]", meta='{"lang":"go","schema_version":2}')
     unsupported = replace(SMALL, detail="unsupported_schema_version")
     assert build_record(content, unsupported) == content

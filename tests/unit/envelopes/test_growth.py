@@ -1,6 +1,6 @@
-"""Bodies made to be slow: time grows with their size and no faster.
+"""Bodies designed to be slow: processing time grows linearly with their size.
 
-No duration is asserted: what is quadratic in a megabyte takes minutes, and the timeout ends it.
+No duration is asserted: a quadratic algorithm takes minutes for a megabyte and hits the timeout.
 At 16 MiB the same bodies are marked slow; figures are in docs/guides/envelopes.md.
 """
 
@@ -72,7 +72,7 @@ BODIES: Final[dict[str, Callable[[int], bytes]]] = {
 
 
 def look_at(content: bytes) -> None:
-    """Do all that is done with a body in its life."""
+    """Do everything that happens to a body during its life."""
     read_indexed_fields(content)
     validate(content)
     lint(content)

@@ -1,4 +1,4 @@
-"""Apps on a link without a socket: how often handlers run, with what, and when a run ends."""
+"""Apps on a fake link: how often handlers run, with which arguments, and when a run ends."""
 
 import asyncio
 import contextvars
@@ -43,7 +43,7 @@ def fail(*_: Any) -> None:
     [("0", 3), ("1", 2), ("2", 1), ("3", 1), ("-50", 3), ("9223372036854775807", 1)],
 )
 def test_failing_job_runs_as_often_as_meant(attempts: str, runs: int) -> None:
-    """The SDK alone runs it 53 times where ``attempts`` is -50."""
+    """The SDK alone would run it 53 times if ``attempts`` is -50."""
     link, recorded = FakeLink(body(attempts=attempts), is_looped=True), RecordedEvents()
     app = app_on(link, recorded)
     app.register(URN, fail)
@@ -225,7 +225,7 @@ def test_handler_gets_an_empty_object_where_php_sent_a_list() -> None:
 
 @pytest.mark.parametrize("how", ["register", "handler"])
 def test_second_handler_of_a_urn_is_refused(how: str) -> None:
-    """One URN is routed to exactly one handler."""
+    """A URN is routed to exactly one handler."""
     app = app_on(FakeLink())
     app.handler(URN)(fail)
     with pytest.raises(ValueError, match=f"'{URN}' already has the handler fail"):

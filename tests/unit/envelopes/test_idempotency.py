@@ -1,4 +1,4 @@
-"""Claims of envelopes, in memory, with a clock that is turned."""
+"""Idempotency claims, in memory, with a clock set by hand."""
 
 from collections.abc import Iterator
 from typing import Any

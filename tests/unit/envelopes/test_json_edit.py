@@ -1,4 +1,4 @@
-"""Where members lie, and what a splice leaves alone."""
+"""Where JSON members start and end, and which bytes an edit leaves alone."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The outbox's table and its relay, in memory, with a broker that does what a test tells it."""
+"""The outbox's table and its relay, in memory, with a scripted broker."""
 
 import json
 import sqlite3
@@ -30,7 +30,7 @@ URN = "urn:babel:orders:created"
 
 
 class Broker:
-    """Stores by key; ``verdict`` says of a message why it is not stored."""
+    """Stores messages unless ``verdict`` returns an error for them."""
 
     def __init__(self) -> None:
         self.stored: list[KeyedMessage] = []
@@ -44,12 +44,12 @@ class Broker:
         return outcomes
 
     def numbers(self, queue: str = "orders") -> list[int]:
-        """Give ``data.n`` of what is stored, in order."""
+        """Return ``data.n`` of each stored message, in order."""
         return [json.loads(m.content)["data"]["n"] for m in self.stored if m.queue == queue]
 
 
 class House:
-    """A service's database in memory, its outbox, a store and a clock."""
+    """A service's database in memory with its outbox, a store and a clock."""
 
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -338,7 +338,7 @@ def test_sent_rows_are_purged_after_their_time_and_others_never(house: House) ->
 
 
 def test_text_in_the_body_column_is_sent_as_its_bytes(house: House) -> None:
-    """Other languages may write the row with a statement of their own."""
+    """Other languages may insert the row with their own statement."""
     text = producer.prepare_publish(codec.make(URN, {"n": 1}, queue="orders")).content.decode()
     house.connection.execute(
         "INSERT INTO phpmq_outbox (id, queue, body, written_ms) VALUES ('x', 'orders', ?, 0)",

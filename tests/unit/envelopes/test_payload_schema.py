@@ -1,4 +1,4 @@
-"""One schema: what it refuses to be, and what it says about payloads."""
+"""Payload schemas: which are refused, and which problems they find in payloads."""
 
 import json
 from typing import Any

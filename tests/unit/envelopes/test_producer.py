@@ -1,4 +1,4 @@
-"""Producers: what they send, under which key, and what they refuse before anything is sent."""
+"""Producers: what they send, under which key, and what they refuse before sending."""
 
 import asyncio
 import contextvars
@@ -24,7 +24,7 @@ URN = "urn:babel:orders:created"
 
 @dataclass
 class Sent:
-    """Remembers what a client was told to publish."""
+    """Records what a client was asked to publish."""
 
     calls: list[tuple[str, bytes, int, bytes]] = field(default_factory=list)
 
@@ -41,7 +41,7 @@ class AsyncSent(Sent):
 
 @dataclass
 class OrderCreated:
-    """A message as an application has it."""
+    """A message class of an application."""
 
     trace_id: str | None = None
 

@@ -1,4 +1,4 @@
-"""Two versions of a schema: what breaks, and what only is different."""
+"""Two versions of a schema: which changes are breaking, and which are only noted."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ OLD: dict[str, Any] = {
 
 
 def changed(old: Any, new: Any) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Give what breaks and what is noted, each as pointer and words."""
+    """Return breaking changes and notes, each as (pointer, detail)."""
     found = schema_changes(read_schema(old), read_schema(new))
     return (
         [(c.pointer, c.detail) for c in found if c.is_breaking],

@@ -1,4 +1,4 @@
-"""The SDK's transport: what it hands out, and how each job ends."""
+"""The SDK transport: what it hands out, and how each job ends."""
 
 import json
 from typing import Any
@@ -45,7 +45,7 @@ def handle(transport: PhpmqTransport, message: ReceivedMessage) -> None:
 
 
 def retry_body(content: bytes, attempts: int) -> str:
-    """Give what the SDK sends again: its own encoding, of which only attempts counts."""
+    """Return the SDK's encoding of a retry, of which only ``attempts`` is used."""
     return json.dumps(json.loads(content) | {"attempts": attempts, "data": {"leaked": True}})
 
 
@@ -133,7 +133,7 @@ def test_retry_waits_in_the_retry_queue_then_the_job_is_acknowledged(
 
 
 def test_retry_comes_at_once_when_the_retry_queue_cannot_exist() -> None:
-    """The job would be put back for ever: no client can write a name of 256 bytes."""
+    """Otherwise the job would be requeued endlessly: no client can use a name of 256 bytes."""
     link = FakeLink()
     link.waiting.append(delivery(body(), queue="q" * 250))
     transport = transport_on(link)
@@ -263,7 +263,7 @@ def test_pop_never_raises(error: Exception) -> None:
 
 
 def test_each_wait_behind_what_was_put_aside_has_the_whole_time() -> None:
-    """A worker that stops when its queue is empty would stop on the short rest of a wait."""
+    """A worker that stops when its queue is empty would stop after a shortened wait."""
     link = FakeLink(b"{", b"{", body())
     seconds = iter([0.0, 0.1, 0.1, 0.9, 0.9, 0.9])
     transport = transport_on(link, monotonic=lambda: next(seconds))
@@ -283,7 +283,7 @@ def test_finished_job_that_comes_again_is_ended_again_without_a_run() -> None:
 
 
 class Store:
-    """Claims that answer as recorded."""
+    """A claim store with a fixed answer that records its calls."""
 
     def __init__(self, answer: IdempotencyDecision) -> None:
         self.answer = answer

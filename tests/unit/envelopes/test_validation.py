@@ -1,4 +1,4 @@
-"""Verdicts of the table of bodies, the order of the reasons, the index, warnings, layer C."""
+"""Verdicts, the order of reasons, indexed fields, warnings and lint."""
 
 import json
 from typing import Any
@@ -59,7 +59,7 @@ def test_table_has_ninety_bodies_of_different_names_and_every_reason() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_both_ways_to_the_index_agree(case: Case) -> None:
-    """Where msgspec reads the body at all; it does not where a text is half a surrogate pair."""
+    """The quick reader, msgspec, refuses bodies with half a surrogate pair."""
     quick = read_indexed_fields(case.content)
     if quick is not None:
         assert validate(case.content).index == quick
@@ -75,7 +75,7 @@ def test_lint_begins_with_the_problem_of_the_verdict(case: Case) -> None:
 
 
 def test_first_reason_wins_when_everything_is_wrong() -> None:
-    """One fault after the other is mended; the reasons come in the order of REASONS."""
+    """Fixing one fault after another yields the reasons in the order of REASONS."""
     members: dict[str, str | None] = {"job": "5", "x": "[" * 300 + "]" * 300}
     steps: list[tuple[str, str | None]] = [
         ("x", None),
@@ -298,7 +298,7 @@ piece = st.sampled_from(PIECES)
 
 @st.composite
 def bodies(draw: st.DrawFn) -> bytes:
-    """Give an envelope with some members changed, added or written twice, and bytes of it too."""
+    """Return an envelope with changed, added or repeated members and changed bytes."""
     members: list[tuple[str, Any]] = list(MEMBERS.items())
     names = st.sampled_from([*MEMBERS, "urn", "dead_letter", "x", "timestamp"])
     for name in draw(st.lists(names, max_size=2)):
@@ -346,7 +346,7 @@ def test_quick_ways_agree_on_the_table(case: Case) -> None:
 
 
 def test_shortest_body_with_a_number_beyond_a_double_is_above_the_bound() -> None:
-    """Where that is not so, ``_is_plain`` would have to look for it in short bodies too."""
+    """Otherwise ``_is_plain`` would have to search short bodies for such numbers."""
     meta = '"meta":{"id":"i","schema_version":1}'
     least = '{"job":"u","trace_id":"t","data":{"":%s},"attempts":0,' + meta + "}"
     assert validation.validate((least % "0").encode()).problem is None

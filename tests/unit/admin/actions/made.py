@@ -1,4 +1,4 @@
-"""Made-up selections and slices for tests of acting."""
+"""Fake selections, ids and a fake broker for tests of operator actions."""
 
 from array import array
 from collections import Counter
@@ -11,24 +11,22 @@ from phpmq_lite.storage.read.search import FrozenSelection
 
 
 def frozen(count: int = 3) -> FrozenSelection:
-    """Freeze that many messages of one queue."""
     made = FrozenSelection(array("Q", range(1, count + 1)))
     made.by_queue, made.by_state = {"orders": count}, {"ready": count}
     return made
 
 
 def entry(actor: str = "anna") -> AuditEntry:
-    """Begin an audit entry."""
     return AuditEntry(actor, "ui", "127.0.0.1", "message.delete")
 
 
 def new_id(seq: int) -> str:
-    """Give the id of a message that was made from another."""
+    """Return the id given to the message that replaces message ``seq``."""
     return f"{seq + 1_000:016x}{0:016x}"
 
 
 class Broker:
-    """Acts on all but those that are ``gone``, as the broker would, and writes down the slices."""
+    """Records each slice and succeeds for all messages except those in ``gone``."""
 
     def __init__(self, gone: Iterable[int] = ()) -> None:
         self.gone = set(gone)
@@ -40,7 +38,6 @@ class Broker:
     async def act(
         self, entry: AuditEntry, action: Action, seqs: Sequence[int], options: ActionOptions
     ) -> ActionOutcome:
-        """Do one slice."""
         is_refused = self.refuses_from is not None and len(self.slices) >= self.refuses_from
         if is_refused and len(seqs):
             raise RefusedError("paused", "publishing is paused")

@@ -1,4 +1,4 @@
-"""Bulk work in slices: progress, cancel, rate, what stops it, and what takes it back."""
+"""Bulk jobs run in slices: progress, cancel, rate, errors and undo."""
 
 import asyncio
 from array import array
@@ -27,7 +27,7 @@ from tests.unit.admin.actions.made import Broker, entry
 
 
 class Rig:
-    """Jobs with a clock to turn."""
+    """Bulk jobs with a clock set by hand."""
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -48,7 +48,7 @@ class Rig:
 
 
 class Crowded(Broker):
-    """Counts the slices under way."""
+    """Counts concurrent slices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,6 @@ class Crowded(Broker):
     async def act(
         self, entry: AuditEntry, action: Action, seqs: Sequence[int], options: ActionOptions
     ) -> ActionOutcome:
-        """Do one slice, while others may begin."""
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         await asyncio.sleep(0)
@@ -170,7 +169,7 @@ async def test_too_much_work_at_once_is_refused(rig: Rig) -> None:
 
 
 async def test_work_of_one_user_leaves_room_for_that_of_others(rig: Rig) -> None:
-    """Each gets what the ones before left, as much as they have themselves at most."""
+    """Each user may start as many jobs as slots remain free."""
     started: Counter[str] = Counter()
     for at, owner in enumerate(["anna"] * 6 + ["bert"] * 3 + ["carl"] * 2 + ["dora"] * 2):
         with suppress(Problem):

@@ -1,4 +1,4 @@
-"""What has to be typed before many messages are acted on."""
+"""The text to type before an action on many messages."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What was done, in plain words."""
+"""Results of actions, in plain words."""
 
 from collections import Counter
 

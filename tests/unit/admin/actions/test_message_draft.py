@@ -1,4 +1,4 @@
-"""A message being written: placeholders, JSON by line, envelope."""
+"""Drafts of messages: placeholders, JSON errors by line, envelopes."""
 
 import json
 from itertools import count

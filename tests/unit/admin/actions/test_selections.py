@@ -1,4 +1,4 @@
-"""Frozen selections: by token, to their owner, for ten minutes."""
+"""Frozen selections: found by token, only by their owner, for ten minutes."""
 
 import pytest
 

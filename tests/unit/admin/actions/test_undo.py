@@ -1,4 +1,4 @@
-"""What takes an action back."""
+"""Which actions can be undone, and how."""
 
 from collections import Counter
 

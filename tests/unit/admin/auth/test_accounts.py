@@ -1,4 +1,4 @@
-"""Sessions and tokens in memory: when they are over."""
+"""When sessions end, and how secrets are compared."""
 
 import pytest
 

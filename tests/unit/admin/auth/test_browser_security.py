@@ -1,4 +1,4 @@
-"""Origins, tokens and content types of changes, as docs/operate/security.md 4 has them."""
+"""Origins, tokens and content types of writes (docs/operate/security.md, section 4)."""
 
 from contextlib import nullcontext
 

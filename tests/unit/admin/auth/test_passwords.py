@@ -1,4 +1,4 @@
-"""Passwords: their bounds, and how many are hashed at once."""
+"""Passwords: length limits, concurrent hashes and login throttling."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Hosts, as docs/operate/security.md 5 has them."""
+"""Host checks and forwarded headers (docs/operate/security.md, section 5)."""
 
 from ipaddress import ip_network
 from typing import Any

@@ -1,4 +1,4 @@
-"""Refused logins: one row of the audit per address and minute."""
+"""Refused logins: one audit row per address and minute."""
 
 from phpmq_lite.admin.auth.services import ADDRESSES, MINUTE_MS, RefusedLogins
 from phpmq_lite.model import AuditEntry

@@ -1,4 +1,4 @@
-"""Globs that limit rights to queues."""
+"""Glob patterns that limit a user to queues."""
 
 import pytest
 

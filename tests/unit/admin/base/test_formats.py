@@ -1,4 +1,4 @@
-"""How numbers, sizes, times and hostile texts are written."""
+"""Formats of numbers, sizes, times and hostile texts."""
 
 import pytest
 

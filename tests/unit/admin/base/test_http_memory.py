@@ -1,4 +1,4 @@
-"""The budget of HTTP: who gets memory, who waits, and whose transfer ends for it."""
+"""HTTP memory budget: which request gets memory, which waits, and which is ended."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Clock:
-    """A clock that is set by hand, and goes on when somebody looks: so waits end."""
+    """A clock set by hand that also advances on every read, so that waits end."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -38,7 +38,7 @@ def memory(clock: Clock) -> HttpMemory:
 
 
 async def upload(memory: HttpMemory, identity: str, size: int) -> MemoryReservation:
-    """Return the hold of a body under way, whose peer gives its memory back when it is ended."""
+    """Return the hold of an upload that releases its memory when it is ended."""
     hold = memory.hold(identity)
     hold.begin(hold.release)
     await hold.grow(size)
@@ -56,7 +56,7 @@ async def test_hold_takes_and_gives_back(memory: HttpMemory) -> None:
 
 
 async def test_only_request_gets_more_than_the_budget(memory: HttpMemory) -> None:
-    """So a setting that is too small makes nothing impossible that a route allows."""
+    """A budget that is too small must not block a request that its route allows."""
     hold = memory.hold("anna")
     await hold.grow(5 * TOTAL)
     assert memory.used == 5 * TOTAL

@@ -1,4 +1,4 @@
-"""Fields of forms and their bounds."""
+"""Form fields and their limits."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What an error becomes: status, code, and a sentence for people."""
+"""Errors as problems: status, code and a sentence for people."""
 
 import pytest
 

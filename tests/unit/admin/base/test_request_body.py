@@ -1,4 +1,4 @@
-"""JSON is counted before it is read, and a multipart form is read from the whole body."""
+"""JSON values are counted before parsing; multipart forms are parsed from the whole body."""
 
 import json
 from typing import Any
@@ -26,7 +26,6 @@ ANY = st.recursive(
 
 
 def count(value: Any) -> int:
-    """Count the values of a document."""
     if isinstance(value, dict):
         return 1 + sum(map(count, value.values()))
     if isinstance(value, list):
@@ -36,7 +35,7 @@ def count(value: Any) -> int:
 
 @given(ANY, st.integers(1, 9))
 def test_values_are_counted_outside_of_texts(value: Any, block: int) -> None:
-    """Whatever the blocks cut: an empty container counts as one more than it has."""
+    """Every block size gives the same bounds; an empty container counts as one value too many."""
     empty = json.dumps(value).count("[]") + json.dumps(value).count("{}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request_body, "_BLOCK", block)
@@ -68,7 +67,6 @@ def test_marks_in_texts_are_no_values() -> None:
 
 
 def form(*made: bytes, end: bytes = b"\r\n--b--\r\n") -> bytes:
-    """Write parts between boundaries."""
     return b"".join(b"\r\n--b\r\n" + part for part in made)[2:] + end
 
 

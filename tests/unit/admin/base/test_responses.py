@@ -1,4 +1,4 @@
-"""Cursors: opaque, and good for their own list only."""
+"""Cursors: opaque, and valid for their own list only."""
 
 import pytest
 from hypothesis import given

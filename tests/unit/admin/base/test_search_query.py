@@ -1,4 +1,4 @@
-"""The language of the search: what each piece means, and that nothing else comes of any text."""
+"""Search language: the meaning of each term; every other text is refused."""
 
 import json
 from fnmatch import fnmatchcase

@@ -1,4 +1,4 @@
-"""URLs: any queue name comes back, and browsers fold none."""
+"""URLs: every queue name survives a round trip, and browsers normalize none."""
 
 import pytest
 from hypothesis import given

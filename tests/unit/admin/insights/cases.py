@@ -1,4 +1,4 @@
-"""A summary as the jobs leave one, with something in each of its lists."""
+"""A summary as the pipeline jobs write it, with entries in each list."""
 
 import json
 import math
@@ -11,7 +11,7 @@ QUEUES = ("orders", "mail.outgoing", "shop.cart", "(others)")
 
 
 def step(queue: str, count: int, **times: float | None) -> dict[str, Any]:
-    """Make the figures of one queue and step: most of what came is acked."""
+    """Return the figures of a queue and step in which most messages are acked."""
     dead, expired = count // 40, count // 60
     made: dict[str, Any] = {
         "queue": queue, "published": count, "dispatched": count, "acked": count - dead - expired,
@@ -30,7 +30,7 @@ def _times(base: float) -> dict[str, float]:
 
 
 def _steps(key: str, end_ms: int, length_ms: int, count: int) -> list[dict[str, Any]]:
-    """Make steps up to now, by day and by night; one queue was silent in between."""
+    """Return steps up to now that rise and fall; one queue pauses in between."""
     made = []
     for at in range(count):
         at_ms = (end_ms // length_ms - at) * length_ms
@@ -45,7 +45,7 @@ def _steps(key: str, end_ms: int, length_ms: int, count: int) -> list[dict[str, 
 
 
 def summary(now_ms: int, history_id: str | None = HISTORY, **changes: Any) -> dict[str, Any]:
-    """Make a summary that was computed now; ``changes`` replace its members."""
+    """Return a summary computed now; ``changes`` replace its members."""
     made: dict[str, Any] = {
         "version": 1,
         "finished_at": now_ms,
@@ -94,5 +94,4 @@ def summary(now_ms: int, history_id: str | None = HISTORY, **changes: Any) -> di
 
 
 def as_bytes(made: dict[str, Any]) -> bytes:
-    """Write a summary as the jobs do."""
     return json.dumps(made).encode()

@@ -1,4 +1,4 @@
-"""Charts of the insights: sums of counts, the highest of times, and the same as a table."""
+"""Insight charts: sums of counts, maxima of times, and the same figures as a table."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def made(*rows: dict[str, Any], key: str = "last24h") -> PipelineSummary:
 
 
 def column(found: Any, title: str) -> list[str]:
-    """Give the cells of a column that are not zero or nothing, the newest first."""
+    """Return the cells of a column, newest first, without zeros and gaps."""
     at = found.table.head.index(title)
     return [cells[at] for _, _, cells in found.table.rows if cells[at] not in ("0", "–")]
 

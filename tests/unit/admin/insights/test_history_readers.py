@@ -1,4 +1,4 @@
-"""How far a reader is behind, and which bound of the history reaches it first."""
+"""Lag of history readers, and the limit that reaches them first."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The summary of the pipeline's jobs: what is taken, what is refused, who sees what."""
+"""The pipeline summary: what is accepted, what is refused, and what a user may see."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_least_summary_has_empty_lists_and_unknown_members_are_passed_over() -> 
 
 
 def test_what_the_jobs_did_not_learn_is_null() -> None:
-    """The broker was not asked, or nothing is archived yet (``spark/insights_summary.py``)."""
+    """No broker was queried, or nothing is archived yet (``spark/insights_summary.py``)."""
     lag, archive = {"offset": None, "rows": None}, {"offset": None, "rows": 0}
     found = read_summary(as_bytes(summary(NOW, lag=lag, archive=archive)))
     assert (found.lag.offset, found.lag.rows, found.archive.offset) == (None, None, None)
@@ -82,7 +82,7 @@ def test_who_may_see_some_queues_sees_nothing_of_others() -> None:
 
 
 def test_step_of_a_path_belongs_to_the_longest_queue_it_may_name() -> None:
-    """``orders:urn`` is a queue of its own, that who may see ``orders`` may not."""
+    """``orders:urn`` is also a queue, which a user limited to ``orders`` may not see."""
     made = summary(NOW, paths=_paths(["orders:urn:x"]))
     allowed = visible_to(
         read_summary(as_bytes(made)), lambda name: name == "orders", ["orders:urn"]

@@ -26,7 +26,7 @@ def test_nothing_needs_attention_when_all_is_well() -> None:
 
 
 def test_what_waits_for_its_retry_needs_no_attention() -> None:
-    """It is forwarded when it expires, so nothing is lost."""
+    """Messages are forwarded when they expire, so nothing is lost."""
     retry = queue_status("mail.retry", 3, ready=3, settings=QueueSettings(on_expire="forward:mail"))
     assert found(retry, seen=AttentionFacts(NOW_MS, expiring={3: (3, NOW_MS + MINUTE_MS)})) == []
 

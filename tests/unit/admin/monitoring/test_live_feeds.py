@@ -1,4 +1,4 @@
-"""Feeds, streams and tails: what changed since somebody looked, who has a place, what is noted."""
+"""Live feeds, streams and tails: changes, limits, and what a tail records."""
 
 import asyncio
 from typing import Any
@@ -101,7 +101,7 @@ def test_event_id_reads_back() -> None:
 
 
 class Source:
-    """What is evaluated, and how often it was."""
+    """A feed's data; counts its evaluations."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -261,7 +261,7 @@ async def test_feeds_that_nobody_uses_are_forgotten(hub: LiveFeeds) -> None:
 
 
 class Readings(RecentActivity):
-    """Knows where messages are, without a database."""
+    """Returns previews without a database."""
 
     def __init__(self, *places: MessagePreview) -> None:
         self.known = {place.seq: place for place in places}
@@ -273,7 +273,7 @@ class Readings(RecentActivity):
 
 
 class Engine:
-    """Calls what listens."""
+    """Notifies its listeners of a batch."""
 
     def __init__(self) -> None:
         self.looks: set[Any] = set()

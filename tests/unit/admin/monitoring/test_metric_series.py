@@ -1,4 +1,4 @@
-"""Labels of the metrics: given for good, and counters that never fall."""
+"""Queue labels of metrics: permanent, with counters that never decrease."""
 
 from phpmq_lite.admin.monitoring.metric_series import OTHER, MetricLabels, QueueSeries, label_name
 from phpmq_lite.histogram import BUCKETS
@@ -55,7 +55,7 @@ def test_rest_does_not_fall_when_one_of_it_is_gone() -> None:
 
 
 def test_queue_of_the_rest_never_gets_a_label_of_its_own() -> None:
-    """Else ~other would fall, and the queue's own counter would begin with a jump."""
+    """Otherwise ~other would decrease, and the queue's own counter would start with a jump."""
     labels = MetricLabels()
     scrape(labels, acked("a", 1, 1), acked("b", 2, 1), acked("c", 3, 1))
     found = scrape(labels, acked("a", 1, 1), acked("c", 3, 1))

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them."""
+"""Metrics as Prometheus parses them."""
 
 from typing import Any
 
@@ -78,7 +78,7 @@ async def test_metrics_have_the_figures_of_a_queue() -> None:
 
 
 async def test_reasons_that_every_queue_may_have_are_shown_before_the_first_death() -> None:
-    """Else its first would be no increase to Prometheus."""
+    """Without a zero, Prometheus would not see the first one as an increase."""
     found = await samples(broker_status(queue_status(deaths={"client": 1, "poison": 2})))
     dead = {key[1]: n for key, n in found.items() if key[0] == "phpmq_messages_dead_total"}
     assert dead == {

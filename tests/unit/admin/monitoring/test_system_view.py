@@ -1,4 +1,4 @@
-"""The system page and the restart report, in words."""
+"""Texts of the system page and the restart report."""
 
 from pathlib import Path
 from types import SimpleNamespace

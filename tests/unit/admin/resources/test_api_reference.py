@@ -1,4 +1,4 @@
-"""What a reference shows of a call: its curl, and what it takes."""
+"""The API reference: curl commands, parameters and the OpenAPI document."""
 
 import re
 import shlex
@@ -85,21 +85,21 @@ def test_every_reference_leads_somewhere() -> None:
 
 
 def members_of(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield each member of each shape: its model, its name, its schema."""
+    """Yield model, name and schema of each member of each model."""
     for model, schema in document["components"]["schemas"].items():
         for name, member in schema.get("properties", {}).items():
             yield model, name, member
 
 
 def parameters_of(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each parameter with the name of its call."""
+    """Yield the operation and schema of each parameter."""
     for path in document["paths"].values():
         for call in path.values():
             yield from ((call["operationId"], one) for one in call.get("parameters", []))
 
 
 def document_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the document of one call with a model as its query and as its response."""
+    """Return the document of one call that has ``model`` as its query and response."""
     route = Route(
         "GET", "/api/v1/thing", Role.VIEWER, "api-thing", no_handler, query=model, gives=model
     )

@@ -1,4 +1,4 @@
-"""The audit as pages show it."""
+"""The audit log as pages show it."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Rows that are staged: what an Arrow stream must be, and what is refused of a hostile one."""
+"""Staged rows: valid Arrow streams, and hostile ones that are refused."""
 
 import io
 import random
@@ -14,7 +14,6 @@ MAX = 100
 
 
 def stream(*batches: Any, **options: Any) -> bytes:
-    """Write batches as an Arrow IPC stream."""
     sink = io.BytesIO()
     made = pa.ipc.IpcWriteOptions(**options)
     with pa.ipc.new_stream(sink, batches[0].schema, options=made) as writer:
@@ -69,7 +68,7 @@ def test_slices_are_bounded_by_rows_and_bytes(monkeypatch: pytest.MonkeyPatch) -
 
 
 def cases() -> dict[str, tuple[bytes, int, str | None]]:
-    """Give streams with the status and the field that they are refused with."""
+    """Return refused streams with the expected status and field."""
     null = pa.array([None], pa.binary())
     return {
         "nothing": (b"", 422, None),
