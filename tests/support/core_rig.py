@@ -210,6 +210,15 @@ class CoreRig:
             assert self.core.publish(publisher, queue, body, ttl_s, None) is CommandResult.DONE
         return self.finish()
 
+    def dispatch(
+        self, *bodies: bytes, queue: str = "orders", credit: int = 10, ttl_s: int | None = None
+    ) -> tuple[Connection, list[Message]]:
+        """Publish to a new consumer; return it with the messages that its credit allows."""
+        worker = self.consumer(queue, credit)
+        held = sent_messages(self.publish(*bodies, queue=queue, ttl_s=ttl_s), worker)
+        assert [message.body for message in held] == list(bodies[:credit])
+        return worker, held
+
 
 def sent_messages(batch: Batch, connection: Connection) -> list[Message]:
     """Return what a batch dispatches to a connection."""

@@ -1,4 +1,4 @@
-"""Inspected contents: index, quarantine and dead-letter records."""
+"""Inspected contents: indexed fields, quarantine, dead-letter records and redriving."""
 
 import json
 from functools import partial
@@ -259,8 +259,14 @@ def test_refusal_after_the_verdict_is_the_reply(strict: CoreRig) -> None:
 # -- records of messages that are dead-lettered later
 
 
-def dead_letter(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> Any:
-    """Dead-letter a message, and load its body and the records written before."""
+def dispatched(rig: CoreRig, body: bytes = GOOD) -> tuple[Any, Message]:
+    worker, [held] = rig.dispatch(body)
+    held.body = None  # it was sent
+    return worker, held
+
+
+def die(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> Any:
+    """Have the worker send 006; answer the request for the body and stored records."""
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     target = rig.core.state.queues.get("orders.dlq")
     assert batch.body_seqs == {held.seq}

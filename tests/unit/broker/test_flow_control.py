@@ -1,60 +1,41 @@
-"""How much is published to a queue with active consumers, and which publisher is next."""
+"""How much may be published to a queue with active consumers, and who publishes next."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.flow_control import (
-    MAX_PER_PUBLISHER,
-    MIN_PER_BATCH,
-    UNLIMITED,
-    FlowControl,
-)
+from phpmq_lite.broker.flow_control import MAX_PER_PUBLISHER, MIN_PER_BATCH, UNLIMITED, FlowControl
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits
 from tests.support.core_rig import CoreRig
 from tests.support.engine_driver import EngineClient, EngineDriver
 
 WINDOW = 400
-ROOM = 300  # a quarter is reserved for the minimum of some batches
-QUIET_BATCHES = 20  # without an acknowledgement, after which a consumer is idle
-
-
-class FlowRig(CoreRig):
-    """A core with the flow control of an engine."""
-
-    def __init__(self, window: int = WINDOW) -> None:
-        super().__init__(Limits(window=window))
-        self.flow = FlowControl(self.core)
-
-    def available(self, queue: str = "orders") -> int:
-        """Return the quota of a queue, in a batch in which nothing is published."""
-        self.begin()
-        count = self.flow.available(queue)
-        self.finish()
-        return count
-
-    def pass_quiet_batches(self) -> None:
-        for _ in range(QUIET_BATCHES):
-            self.available()
-
-    def run_ready(self) -> None:
-        """Run the publishers whose turn has come, as the engine does around its decisions."""
-        for command in self.flow.take_ready():
-            command(self.core)
-
-    def run_ready_in_batch(self) -> None:
-        self.begin()
-        self.run_ready()
-        self.finish()
+ROOM = 300  # a quarter of the window is reserved for the minimum per batch
+QUIET_BATCHES = 20  # a consumer that acknowledges nothing for this long is idle
 
 
 @pytest.fixture
-def rig() -> FlowRig:
-    return FlowRig()
+def rig() -> CoreRig:
+    return CoreRig(Limits(window=WINDOW))
+
+
+@pytest.fixture
+def shares(rig: CoreRig) -> FlowControl:
+    return FlowControl(rig.core)
+
+
+def ask(rig: CoreRig, shares: FlowControl, queue: str = "orders") -> int:
+    """Return the available count in a batch of its own that publishes nothing."""
+    rig.begin()
+    count = shares.available(queue)
+    rig.finish()
+    return count
 
 
 def publish(rig: CoreRig, publisher: Connection, count: int) -> None:
-    """Publish in the open batch."""
     for number in range(count):
         rig.core.publish(publisher, "orders", b"%d" % number, 0, None)
 
@@ -64,17 +45,20 @@ def acknowledge(rig: CoreRig, worker: Connection, count: int = 1) -> None:
     [consumer] = worker.consumers.values()
     held = list(consumer.held)[:count]
     assert len(held) == count
-    rig.run(lambda: rig.core.acknowledge_run(worker, [("orders", id) for id in held]))
+    rig.begin()
+    for message in held:
+        rig.core.acknowledge(worker, "orders", message.message_id)
+    rig.finish()
 
 
-def active_consumer(rig: FlowRig, ready: int = 0, *, credit: int = 10) -> Connection:
-    """Return a consumer that has just acknowledged, with full credit and some ready messages."""
+def at_work(rig: CoreRig, shares: FlowControl, ready: int = 0, *, credit: int = 10) -> Connection:
+    """Return an active consumer with full credit, beside ``ready`` ready messages."""
     worker = rig.consumer(credit=credit)
     rig.publish(*(b"%d" % n for n in range(credit + 1)))
     acknowledge(rig, worker)
     rig.publish(*(b"%d" % n for n in range(ready)))
-    assert len(rig.window()) == ready
-    rig.available()  # from now on, all messages were published in earlier batches
+    assert len(list(rig.queue().window or ())) == ready
+    ask(rig, shares)  # the next batch has published nothing yet
     return worker
 
 
@@ -117,9 +101,9 @@ def test_quota_is_the_free_space_of_the_window(rig: FlowRig) -> None:
     assert rig.available() == ROOM - 50
 
 
-def test_quota_grows_within_the_batch(rig: FlowRig) -> None:
-    """Consumers free space for this batch while the last one commits."""
-    worker = active_consumer(rig, ready=ROOM, credit=100)
+def test_room_comes_back_within_the_batch(rig: CoreRig, shares: FlowControl) -> None:
+    """While the disk stores the last batch, consumers make room for messages in this one."""
+    worker = at_work(rig, shares, ready=ROOM, credit=100)
     held = list(next(iter(worker.consumers.values())).held)
     rig.begin()
     assert rig.flow.available("orders") == MIN_PER_BATCH
@@ -129,10 +113,11 @@ def test_quota_grows_within_the_batch(rig: FlowRig) -> None:
     rig.finish()
 
 
-def test_quota_of_one_publisher_is_bounded() -> None:
-    rig = FlowRig(window=10 * MAX_PER_PUBLISHER)
-    active_consumer(rig)
-    assert rig.available() == MAX_PER_PUBLISHER
+def test_one_publisher_takes_at_most_its_limit_at_once() -> None:
+    rig = CoreRig(Limits(window=10 * MAX_PER_PUBLISHER))
+    shares = FlowControl(rig.core)
+    at_work(rig, shares)
+    assert ask(rig, shares) == MAX_PER_PUBLISHER
 
 
 @pytest.mark.parametrize("ready", [ROOM - MIN_PER_BATCH + 1, ROOM, WINDOW])
@@ -163,15 +148,22 @@ def test_minimum_is_taken_once_per_batch(rig: FlowRig) -> None:
         rig.finish()
 
 
-def test_full_window_takes_nothing_after_more_than_the_minimum(rig: FlowRig) -> None:
-    """Otherwise the window would overflow although it is drained continuously."""
-    active_consumer(rig)
+def test_after_more_than_the_least_a_batch_without_room_takes_nothing(
+    rig: CoreRig, shares: FlowControl
+) -> None:
+    """Otherwise the window would overflow while it is being drained."""
+    at_work(rig, shares)
     publisher = rig.connect()
     rig.begin()
     publish(rig, publisher, rig.flow.available("orders"))
     rig.finish()
     assert rig.available() == 0
     assert rig.available() == MIN_PER_BATCH
+
+
+def test_each_queue_has_a_share_of_its_own(rig: CoreRig, shares: FlowControl) -> None:
+    at_work(rig, shares, ROOM)
+    assert ask(rig, shares, "mails") == UNLIMITED
 
 
 # -- waiting publishers
@@ -184,7 +176,7 @@ def line_up(
     count: int = MAX_PER_PUBLISHER,
     at_front: bool = False,
 ) -> list[str]:
-    """Make publishers wait; each appends its name to the returned list when it runs."""
+    """Make publishers wait; each appends its name to the returned list when its turn comes."""
     called: list[str] = []
     for name in who:
 
@@ -195,9 +187,29 @@ def line_up(
     return called
 
 
-def test_first_in_line_runs_first_and_alone_if_quota_is_short(rig: FlowRig) -> None:
-    active_consumer(rig, ROOM)
-    called = line_up(rig, "anna", "bert")
+def call_up(rig: CoreRig, shares: FlowControl) -> None:
+    """Run the commands of publishers whose turn has come, as the engine does."""
+    for command in shares.take_ready():
+        command(rig.core)
+
+
+def test_nobody_is_called_up_without_room(rig: CoreRig, shares: FlowControl) -> None:
+    at_work(rig, shares)
+    publisher = rig.connect()
+    rig.begin()
+    publish(rig, publisher, shares.available("orders"))
+    called = line_up(shares, "anna")
+    call_up(rig, shares)
+    assert called == []
+    assert shares.waiting_publishers == 1
+    rig.finish()
+
+
+def test_the_first_in_line_comes_first_and_one_at_a_time_where_room_is_short(
+    rig: CoreRig, shares: FlowControl
+) -> None:
+    at_work(rig, shares, ROOM)
+    called = line_up(shares, "anna", "bert")
     for so_far in (["anna"], ["anna", "bert"]):
         rig.begin()
         rig.run_ready()
@@ -252,12 +264,14 @@ def test_newcomer_does_not_overtake_the_line(rig: FlowRig) -> None:
     rig.finish()
 
 
-def test_publisher_without_success_returns_to_the_front(rig: FlowRig) -> None:
-    active_consumer(rig, ROOM)
-    heard = line_up(rig, "bert")
-    heard_too = line_up(rig, "anna", at_front=True)
-    rig.run_ready_in_batch()
-    assert (heard_too, heard) == (["anna"], [])
+def test_publisher_called_too_early_stays_first_in_line(rig: CoreRig, shares: FlowControl) -> None:
+    at_work(rig, shares, ROOM)
+    back = line_up(shares, "bert")
+    front = line_up(shares, "anna", at_front=True)
+    rig.begin()
+    call_up(rig, shares)
+    assert (front, back) == (["anna"], [])
+    rig.finish()
 
 
 def test_publishers_of_few_messages_run_together(rig: FlowRig) -> None:
@@ -271,13 +285,23 @@ def test_publishers_of_few_messages_run_together(rig: FlowRig) -> None:
 QUEUES = ("mails", "orders", "prices")
 
 
+@pytest.fixture
+async def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineDriver]:
+    disable_timers(monkeypatch)
+    it = EngineDriver(tmp_path)
+    it.start()
+    yield it
+    await it.stop()
+    it.close()
+
+
 def publish_by_turns(publisher: EngineClient, rounds: int) -> None:
     """Publish one message to each queue in turn, in one write."""
     frames = [publisher._wire.publish(queue, b"x", 0, None) for queue in QUEUES]
     publisher.session.data_received(b"".join(frames) * rounds)
 
 
-async def test_publishes_to_alternating_queues_share_a_batch(driver: EngineDriver) -> None:
+async def test_messages_to_queues_by_turns_are_stored_in_one_batch(driver: EngineDriver) -> None:
     publisher = EngineClient(driver)
     workers = [EngineClient(driver) for _ in QUEUES]
     for worker, queue in zip(workers, QUEUES, strict=True):
@@ -285,7 +309,7 @@ async def test_publishes_to_alternating_queues_share_a_batch(driver: EngineDrive
     publish_by_turns(publisher, 1)
     await driver.settle()
     for worker in workers:
-        worker.acknowledge(*worker.got)  # they are active from now on
+        worker.acknowledge(*worker.got)  # now they count as active
     await driver.settle()
     publish_by_turns(publisher, MIN_PER_BATCH // 2)
     await driver.run_until_idle()
@@ -294,15 +318,15 @@ async def test_publishes_to_alternating_queues_share_a_batch(driver: EngineDrive
     await driver.settle()
 
 
-async def test_waiting_publisher_is_not_starved_by_later_ones(driver: EngineDriver) -> None:
-    """A publisher that could fill every batch must not starve the other one."""
+async def test_waiting_publisher_is_not_overtaken_by_later_ones(driver: EngineDriver) -> None:
+    """Another publisher fills each batch, and the waiting one still makes progress."""
     worker, patient, quick = EngineClient(driver), EngineClient(driver), EngineClient(driver)
     worker.consume("orders", 10)
     await driver.settle()
     patient.publish("orders", *[b"backlog"] * 6_000)
     quick.publish("mails", b"to be known")
     await driver.settle()
-    worker.acknowledge(worker.got[0])  # it is active
+    worker.acknowledge(worker.got[0])  # now it counts as active
     patient.publish("orders", *[b"patient"] * 300)
     stored: list[bytes] = []
     for number in range(20):

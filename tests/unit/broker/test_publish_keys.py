@@ -1,4 +1,4 @@
-"""Keys of confirmed publishes."""
+"""Keys of confirmed publishes, without a broker."""
 
 from phpmq_lite.broker.publish_keys import PublishKeys
 

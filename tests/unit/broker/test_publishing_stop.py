@@ -1,4 +1,4 @@
-"""Without disk space, publishes are refused or wait; operations that free space continue."""
+"""No disk space: messages are refused or wait; operations that free space continue."""
 
 import pytest
 
@@ -7,8 +7,7 @@ from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.pipeline import staging
 from phpmq_lite.broker.registry import PublishBlock
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch
-from tests.support.core_rig import CoreRig, bodies, sent_messages, sent_receipts
+from tests.support.core_rig import CoreRig, bodies, sent_receipts
 
 LOW = PublishBlock("disk_full", "disk full: storage.free_bytes", "little room", is_bare=False)
 FULL = LOW._replace(reason="disk full", is_bare=True)
@@ -92,8 +91,7 @@ def test_publisher_that_also_consumes_waits_only_for_a_full_disk(rig: CoreRig) -
 
 def test_consumers_acknowledge_requeue_and_dead_letter() -> None:
     rig = CoreRig()
-    worker = rig.consumer(credit=3)
-    held = sent_messages(rig.publish(b"a", b"b", b"c"), worker)
+    worker, held = rig.dispatch(b"a", b"b", b"c", credit=3)
     assert bodies(held) == [b"a", b"b", b"c"]
     set_block(rig, FULL)
     core = rig.core

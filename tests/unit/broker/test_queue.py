@@ -1,4 +1,4 @@
-"""Effective settings of a queue, and its reasons for refusing messages."""
+"""Effective settings of a queue, and when it refuses messages."""
 
 import pytest
 

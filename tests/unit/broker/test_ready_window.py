@@ -1,6 +1,4 @@
-"""The window of ready messages of one queue."""
-
-import pytest
+"""The ready window of one queue, filled by hand."""
 
 from phpmq_lite.broker.ready_window import BodyCache, ReadyWindow
 from phpmq_lite.model import Message

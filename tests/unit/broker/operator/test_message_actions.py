@@ -1,4 +1,4 @@
-"""Actions of an operator on single messages, and every reason for skipping one."""
+"""Operator actions on single messages, with loaded rows given by hand, and every refusal."""
 
 import json
 from typing import Any
@@ -22,8 +22,8 @@ from tests.support.core_rig import CoreRig, bodies, event_kinds, message, outcom
 from tests.support.fake_inspector import BAD, GOOD, rig_with_inspector, rig_with_strict_queue
 
 
-def start(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
-    """Run the command in its own batch, which requests the rows."""
+def ask(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
+    """Submit the action in its own batch, which requests the rows."""
     entry = rig.entry(f"message.{action}")
     return rig.run(
         lambda: act_on_messages(
@@ -32,8 +32,8 @@ def start(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
     )
 
 
-def load(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
-    """Load the requested rows, in a batch of their own."""
+def take(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
+    """Answer the request for rows in a new batch."""
     [request] = batch.rows
     return rig.run(loaded=LoadedRows(pages=[(request.on_rows, list(rows), is_last)]))
 
@@ -60,7 +60,7 @@ def settled(seq: int, state: State = State.DELETED, **changes: Any) -> Message:
 
 
 def record(rig: CoreRig) -> Message:
-    """Create orders (queue 1), and a record of it in queue 2; return the row of the record."""
+    """Create ``orders`` (queue 1) and a record of it (queue 2, seq 2); return the record's row."""
     rig.publish(b"x", queue="orders")
     rig.publish(b"r", queue="orders.dlq")
     row = message(2, body=b"r", queue_id=2)
@@ -87,14 +87,14 @@ def test_requeue_moves_a_message_to_the_end_and_returns_its_place(rig: CoreRig) 
 def test_requeue_sets_another_ttl(rig: CoreRig, ttl_s: int, deadline_ms: int | None) -> None:
     rig.publish(b"a", ttl_s=60)
     row = message(1, deadline_ms=rig.steady_ms + 60_000)
-    run(rig, Action.REQUEUE, row, ttl_s=ttl_s)
-    expected = None if deadline_ms is None else rig.steady_ms + deadline_ms
-    assert row.deadline_ms == expected
+    do(rig, Action.REQUEUE, row, ttl_s=ttl_s)
+    assert row.deadline_ms == (deadline_ms and rig.steady_ms + deadline_ms)
 
 
-def test_requeue_takes_a_message_from_its_holder_uncharged(rig: CoreRig) -> None:
-    _, held = rig.hold(credit=1, has_body=False)
-    batch = run(rig, Action.REQUEUE, message(1))
+def test_requeue_takes_a_message_from_its_holder_and_charges_nobody(rig: CoreRig) -> None:
+    _, [held] = rig.dispatch(b"a", credit=1)
+    held.body = None  # as after sending
+    batch = do(rig, Action.REQUEUE, message(1))
     assert (held.position, held.charged) == (2, 0)
     assert rig.core.state.held == 0
     assert batch.body_seqs == {1}  # to be dispatched again
@@ -105,8 +105,9 @@ def test_requeue_takes_a_message_from_its_holder_uncharged(rig: CoreRig) -> None
 
 def test_holder_may_acknowledge_a_released_message() -> None:
     rig = CoreRig()
-    worker, held = rig.hold(credit=1, has_body=False)
-    batch = run(rig, Action.RELEASE, message(1))
+    worker, [held] = rig.dispatch(b"a", credit=1)
+    held.body = None  # as after sending
+    batch = do(rig, Action.RELEASE, message(1))
     assert (held.state, held.holder, held.position, held.charged) == (State.READY, None, 1, 0)
     assert (event_kinds(batch), outcome(rig).done) == ([(1, "release")], [1])
     batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
@@ -156,7 +157,8 @@ def test_move_skips_if_the_target_refuses(changes: dict[str, Any], reason: str) 
     assert skip_reasons(rig) == {reason: 1}
 
 
-def test_move_skips_if_the_target_was_removed(rig: CoreRig) -> None:
+def test_move_skips_what_is_held_what_is_there_and_where_the_target_is_gone(rig: CoreRig) -> None:
+    rig.dispatch(b"a", credit=1)
     rig.publish(b"b")
     rig.publish(b"x", queue="mails")
     batch = start(rig, Action.MOVE, 1, target="mails")
@@ -206,18 +208,22 @@ def test_place_undoes_a_move(rig: CoreRig) -> None:
 def test_action_skips_a_message_in_another_state_or_place(
     rig: CoreRig, action: Action, seq: int, options: dict[str, Any], reason: str
 ) -> None:
-    rig.hold(credit=1)
-    rig.publish(b"b")
-    rig.publish(b"x", queue="mails")
-    run(rig, action, message(seq), **options)
-    assert skip_reasons(rig) == {reason: 1}
+    rig.publish(b"a", b"b")
+    do(rig, Action.PLACE, message(2), places=places, queues=queues)
+    assert skipped(rig) == {reason: 1}
+
+
+def test_place_skips_what_is_held(rig: CoreRig) -> None:
+    rig.dispatch(b"a", credit=1)
+    do(rig, Action.PLACE, message(1), places={1: (1, 1)})
+    assert skipped(rig) == {"dispatched": 1}
 
 
 # -- delete
 
 
-def test_delete_skips_held_messages_by_default(rig: CoreRig) -> None:
-    rig.hold(credit=1)
+def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise(rig: CoreRig) -> None:
+    rig.dispatch(b"a", credit=1)
     rig.publish(b"b")
     batch = load(rig, start(rig, Action.DELETE, 1, 2), message(1), message(2))
     assert outcomes(batch) == {(State.DELETED, "delete"): [2]}
@@ -273,8 +279,8 @@ def test_redrive_respects_the_limits_of_the_origin(rig: CoreRig) -> None:
 
 
 @pytest.mark.parametrize("action", [Action.REDRIVE, Action.MOVE])
-def test_reason_for_a_full_disk_does_not_name_the_setting(rig: CoreRig, action: Action) -> None:
-    """Results are counted by reason, and the admin interface describes each."""
+def test_reason_of_a_full_disk_does_not_name_its_bound(rig: CoreRig, action: Action) -> None:
+    """Results are counted by reason, and the admin interface has a text for each reason."""
     row = record(rig)
     stop = PublishBlock("disk_full", "disk full: storage.free_bytes", "", is_bare=False)
     rig.run(lambda: rig.core.state.registry.stop_publishing(stop))
@@ -311,11 +317,11 @@ def test_restored_message_is_dispatched_in_order(rig: CoreRig) -> None:
 def test_restore_keeps_the_window_within_its_limit() -> None:
     rig = CoreRig(Limits(window=2))
     rig.consumer(credit=1)
-    rig.run(lambda: [rig.core.state.take_number() for _ in "123"])  # of deleted messages
+    rig.run(lambda: [rig.core.state.take_number() for _ in "123"])  # the deleted ones
     rig.publish(b"x", b"b", b"c")
     rows = [settled(n, body=b"a") for n in (1, 2, 3)]
-    load(rig, start(rig, Action.RESTORE, 1, 2, 3), *rows)
-    window = rig.window()
+    take(rig, ask(rig, Action.RESTORE, 1, 2, 3), *rows)
+    window = list(rig.queue().window or ())
     assert [m.position for m in window] == [1, 2]
     assert {m.seq for m in window} <= rig.core.state.messages.keys()
     assert len(rig.core.state.messages) == 3  # one is held
@@ -383,7 +389,7 @@ def test_erase_overwrites_and_removes_the_body(rig: CoreRig) -> None:
     assert (event_kinds(batch), outcome(rig).done) == ([(1, "erase")], [1])
 
 
-# -- all actions
+# -- every action
 
 
 @pytest.mark.parametrize("action", Action)
@@ -396,10 +402,10 @@ def test_action_skips_messages_of_other_queues(rig: CoreRig, action: Action) -> 
 @pytest.mark.parametrize("action", Action)
 def test_action_skips_missing_messages(rig: CoreRig, action: Action) -> None:
     rig.publish(b"a", b"b")
-    batch = start(rig, action, 1, 1, 0, -5, 3, 1 << 80, target="orders")
-    assert batch.rows[0].seqs == (1,)  # the others are invalid or repeated
-    batch = load(rig, batch)
-    assert skip_reasons(rig) == {"gone": 5}
+    batch = ask(rig, action, 1, 1, 0, -5, 3, 1 << 80, target="orders")
+    assert batch.rows[0].seqs == (1,)  # the others are repeated or not message numbers
+    batch = take(rig, batch)
+    assert skipped(rig) == {"gone": 5}
     assert [type(write) for write in batch.writes] == [InsertAudit]
 
 
@@ -415,8 +421,9 @@ def test_action_skips_a_message_that_expires_in_the_same_batch(rig: CoreRig) -> 
     assert skip_reasons(rig) == {"gone": 1}
 
 
-def test_action_skips_a_pending_dead_letter(rig: CoreRig) -> None:
-    _, held = rig.hold(credit=1, has_body=False)
+def test_action_skips_what_waits_for_its_dead_letter_record(rig: CoreRig) -> None:
+    _, [held] = rig.dispatch(b"a", credit=1)
+    held.body = None
     rig.run(lambda: dead_letters.dead_letter(rig.core.state, held, "client"))
     run(rig, Action.DELETE, message(1), with_dispatched=True)
     assert skip_reasons(rig) == {"gone": 1}
@@ -437,26 +444,20 @@ def test_action_continues_with_the_next_page(rig: CoreRig) -> None:
 def test_slices_of_a_bulk_job_share_one_audit_row(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", b"c")
     entry = rig.entry("bulk.delete", target="orders", result="running")
-    asked: list[Batch] = []
-    for seqs in ([1], [2]):
-        asked.append(rig.run(
-            lambda seqs=seqs: act_on_messages(  # type: ignore[misc]
+
+    def delete(*seqs: int) -> Batch:
+        return rig.run(
+            lambda: act_on_messages(
                 rig.core, rig.answers.append, entry, Action.DELETE, seqs, ActionOptions()
             )
-        ))  # fmt: skip
-        batch = load(rig, asked[-1], message(seqs[0]))
-        if seqs == [1]:
-            [audited] = batch.writes
-            assert isinstance(audited, InsertAudit)
-            assert (audited.target, audited.number, audited.result) == ("orders", 1, "running")
-    assert batch.writes == [AdvanceAudit(1, "running", 1)]
-    entry.result = "cancelled"
-    batch = rig.run(
-        lambda: act_on_messages(
-            rig.core, rig.answers.append, entry, Action.DELETE, [], ActionOptions()
         )
-    )
-    assert batch.writes == [AdvanceAudit(0, "cancelled", 1)]
+
+    [audited] = take(rig, delete(1), message(1)).writes
+    assert isinstance(audited, InsertAudit)
+    assert (audited.target, audited.number, audited.result) == ("orders", 1, "running")
+    assert take(rig, delete(2), message(2)).writes == [AdvanceAudit(1, "running", 1)]
+    entry.result = "cancelled"
+    assert delete().writes == [AdvanceAudit(0, "cancelled", 1)]
     assert (entry.count, outcome(rig)) == (2, ActionOutcome())
     assert rig.core.audit_counts == {"bulk.delete": 1}
 
@@ -469,7 +470,7 @@ def test_more_than_a_slice_is_refused(rig: CoreRig) -> None:
     assert caught.value.code == "too_many"
 
 
-# -- contents of redriven messages
+# -- redriving quarantined messages
 
 
 @pytest.fixture
@@ -483,17 +484,17 @@ def redrive(rig: CoreRig, row: Message, body: bytes, **options: Any) -> ActionOu
     return outcome(rig)
 
 
-def quarantine_one(rig: CoreRig) -> tuple[Message, bytes]:
-    """Quarantine a message; return its record as a row on disk, and the content of the record."""
-    batch = rig.publish(BAD)
+def quarantined(rig: CoreRig, content: bytes = BAD) -> tuple[Message, bytes]:
+    """Quarantine a message; return its record as a row on disk, and its content."""
+    batch = rig.publish(content)
     record = batch.created[1]
     row = message(record.seq, queue_id=record.queue_id)
     row.source_seq, row.source_queue_id = record.source_seq, record.source_queue_id
     return row, batch.bodies[3]
 
 
-def test_redrive_publishes_the_original_content(strict: CoreRig) -> None:
-    row, body = quarantine_one(strict)
+def test_redrive_sends_the_restored_content(strict: CoreRig) -> None:
+    row, body = quarantined(strict)
     strict.run(lambda: strict.configure("orders", {"payload_policy": "observe"}))
     done = redrive(strict, row, body)
     assert strict.batch.bodies == [3, BAD]
@@ -502,22 +503,22 @@ def test_redrive_publishes_the_original_content(strict: CoreRig) -> None:
     assert event_kinds(strict.batch) == [(3, "redrive"), (2, "redrive")]
 
 
-def test_redrive_reports_messages_quarantined_again(strict: CoreRig) -> None:
-    row, body = quarantine_one(strict)
-    done = redrive(strict, row, body)
+def test_redrive_of_poison_is_quarantined_again_and_said_so(strict: CoreRig) -> None:
+    row, body = quarantined(strict)
+    done = act(strict, row, body)
     assert done.poisoned == {"invalid_data": 1}
     assert outcomes(strict.batch)[State.DEAD, "invalid_data"] == [3]
 
 
-def test_dry_run_reports_and_changes_nothing(strict: CoreRig) -> None:
-    row, body = quarantine_one(strict)
-    done = redrive(strict, row, body, is_dry_run=True)
+def test_dry_run_tells_and_changes_nothing(strict: CoreRig) -> None:
+    row, body = quarantined(strict)
+    done = act(strict, row, body, is_dry_run=True)
     assert (done.targets, done.poisoned) == ({"orders": 1}, {"invalid_data": 1})
     assert not strict.batch.stores
 
 
-def test_redrive_skips_if_the_dead_letter_queue_refuses(strict: CoreRig) -> None:
-    row, body = quarantine_one(strict)
+def test_redrive_stays_where_poison_would_find_no_room(strict: CoreRig) -> None:
+    row, body = quarantined(strict)
     strict.run(lambda: strict.configure("orders.dlq", {"publishing_paused": True}))
     done = redrive(strict, row, body)
     assert done.skipped == {"dead-letter queue paused": 1}
@@ -551,8 +552,8 @@ def test_plain_message_of_a_dead_letter_queue_requires_a_target() -> None:
     assert redrive(rig, row, b"{}", target="orders").targets == {"orders": 1}
 
 
-def test_bulk_redrive_publishes_the_original_content(strict: CoreRig) -> None:
-    row, body = quarantine_one(strict)
+def test_bulk_redrive_restores_the_content(strict: CoreRig) -> None:
+    row, body = quarantined(strict)
     strict.run(lambda: strict.configure("orders", {"payload_policy": "observe"}))
     strict.run(lambda: strict.redrive("orders.dlq"))
     [request] = strict.batch.pages

@@ -1,4 +1,4 @@
-"""Publishing by page, API or command line: atomic, and once per key."""
+"""Publishing by page, API or command line: all messages of a list or none, once per key."""
 
 from typing import Any
 
@@ -96,8 +96,8 @@ def test_invalid_publish_is_refused() -> None:
     assert caught.value.code == "draining"
 
 
-def load_ids(rig: CoreRig, batch: Batch, *rows: Message) -> None:
-    """Load both requested pages of rows: some alive, none settled."""
+def repeat(rig: CoreRig, batch: Batch, *rows: Message) -> None:
+    """Answer the requests for live and settled rows; only ``rows`` are left, all live."""
     alive, settled = batch.rows
     assert (alive.settled, settled.settled, alive.seqs) == (False, True, settled.seqs)
     rig.run(

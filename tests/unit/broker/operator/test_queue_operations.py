@@ -1,4 +1,4 @@
-"""Operations on settings, queues, connections and admin rows, with their audit rows."""
+"""Operations on settings, queues, connections and admin items, each with its audit row."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ from tests.support.core_rig import CoreRig, sent_messages
 
 
 def audited(batch: Batch) -> list[tuple[Any, ...]]:
-    """Return action, target, count and result of the rows that a batch adds to the audit."""
+    """Return action, target, count and result of each audit row of a batch."""
     return [
         (write.action, write.target, write.number, write.result)
         for write in batch.writes
@@ -22,7 +22,7 @@ def audited(batch: Batch) -> list[tuple[Any, ...]]:
 
 
 def refusal(rig: CoreRig, name: str, *arguments: Any) -> str:
-    """Return the code of a refused operation, which stores nothing."""
+    """Return the code with which an operation is refused; a refusal stores nothing."""
     rig.begin()
     with pytest.raises(RefusedError) as caught:
         getattr(queue_operations, name)(rig.core, rig.answers.append, rig.entry(), *arguments)
