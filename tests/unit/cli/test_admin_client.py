@@ -1,4 +1,4 @@
-"""``token``: how its list is read by a person, and how long a new one lives."""
+"""``token``: output formats of the list, and the lifetime of a new token."""
 
 import json
 import time

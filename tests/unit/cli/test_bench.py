@@ -1,4 +1,4 @@
-"""``bench``: its arguments, and where it refuses to measure."""
+"""``bench``: its arguments, and when it refuses to measure."""
 
 import click
 import pytest

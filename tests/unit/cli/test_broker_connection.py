@@ -1,4 +1,4 @@
-"""How commands find a broker, and read its responses."""
+"""How commands find a broker and read its responses."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The levels of monitoring checks, also if the broker does not answer."""
+"""Levels of monitoring checks, even if the broker does not answer."""
 
 from typing import Any
 
@@ -36,15 +36,13 @@ def test_broker_that_does_not_answer_is_critical_to_check_ready_alone(where: lis
         assert result.stdout.startswith("UNKNOWN: no broker answers on ")
 
 
+@pytest.mark.parametrize(("status", "code"), [(503, checks.CRITICAL), (401, checks.UNKNOWN)])
 def test_broker_that_starts_is_critical_and_a_refusal_unknown(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, status: int, code: int
 ) -> None:
-    for status, code in ((503, checks.CRITICAL), (401, checks.UNKNOWN)):
-        monkeypatch.setattr(
-            AdminClient, "get", lambda *_, status=status: read_response(status, b"{}")
-        )
-        result = CliRunner().invoke(root_command, ["check", "ready", "--url", "http://127.0.0.1:9"])
-        assert result.exit_code == code
+    monkeypatch.setattr(AdminClient, "get", lambda *_: read_response(status, b"{}"))
+    result = CliRunner().invoke(root_command, ["check", "ready", "--url", "http://127.0.0.1:9"])
+    assert result.exit_code == code
 
 
 @pytest.mark.parametrize(
@@ -69,32 +67,24 @@ def _made(name: str, age_s: float) -> dict[str, Any]:
     return {"id": name, "made_at": int((NOW_S - age_s) * 1_000)}
 
 
+AHEAD = _made("x", -9_000)
+DATED = "these are dated in the future: x"
+
+
 @pytest.mark.parametrize(
     ("items", "level", "text"),
     [
         ([], checks.CRITICAL, "there are no backups"),
         ([_made("a", 5)], checks.OK, "a is 5 s old"),
-        ([_made("a", -30)], checks.OK, "a is 0 s old"),  # the clocks of two machines differ
+        ([_made("a", -30)], checks.OK, "a is 0 s old"),  # clocks may differ
         ([_made("b", 5), _made("a", 60)], checks.OK, "b is 5 s old"),
         ([_made("a", 99)], checks.CRITICAL, "a is 99 s old"),
-        (
-            [_made("x", -9_000)],
-            checks.WARNING,
-            "the age of the newest backup is unknown; these are dated in the future: x",
-        ),
-        (
-            [_made("x", -9_000), _made("a", 5)],
-            checks.WARNING,
-            "a is 5 s old; these are dated in the future: x",
-        ),
-        (
-            [_made("x", -9_000), _made("a", 99)],
-            checks.CRITICAL,
-            "a is 99 s old; these are dated in the future: x",
-        ),
+        ([AHEAD], checks.WARNING, f"the age of the newest backup is unknown; {DATED}"),
+        ([AHEAD, _made("a", 5)], checks.WARNING, f"a is 5 s old; {DATED}"),
+        ([AHEAD, _made("a", 99)], checks.CRITICAL, f"a is 99 s old; {DATED}"),
     ],
 )
-def test_backup_whose_time_is_still_to_come_is_no_proof_of_a_fresh_one(
+def test_backup_dated_in_the_future_does_not_count_as_fresh(
     items: list[dict[str, Any]], level: int, text: str
 ) -> None:
     assert checks.check_newest_backup(items, NOW_S, 10, 90) == (level, text)

@@ -1,4 +1,4 @@
-"""The group ``config``."""
+"""The ``config`` commands."""
 
 import json
 import os

@@ -5,7 +5,7 @@ import sys
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from phpmq_lite import __version__
 from phpmq_lite.cli import errors, main
@@ -19,20 +19,28 @@ from phpmq_lite.errors import (
     StartRefusedError,
 )
 
+VERSION = f"phpmq-lite {__version__} (pure Python)\n"
 SEE = {code: f"See: phpmq-lite docs {page}\n" for code, page in main.DOCS_OF_CODES.items()}
 
 
-def end_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """Run a command that fails with ``error``; return exit code and standard error."""
-
+def fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> Result:
     @click.command()
     def fail() -> None:
         raise error
 
     monkeypatch.setattr(main.RootGroup, "get_command", lambda *_: fail)
-    result = CliRunner().invoke(main.root_command, ["fail"])
+    return CliRunner().invoke(main.root_command, ["fail"])
+
+
+def end_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Return exit code and standard error of a command that fails with ``error``."""
+    result = fail_with(error, monkeypatch)
     assert result.stdout == ""
     return result.exit_code, result.stderr
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
 
 
 @pytest.mark.parametrize(
@@ -59,19 +67,14 @@ def test_refused_publish_exits_4_with_the_reason(monkeypatch: pytest.MonkeyPatch
     assert end_with(error, monkeypatch) == (4, "Error: publish refused: paused\n")
 
 
-def test_group_of_errors_tells_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_of_errors_reports_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     group = ExceptionGroup("tasks", [ExceptionGroup("inner", [SettingsError("x")]), OSError("y")])
     assert end_with(group, monkeypatch) == (78, "Error: x\n" + SEE[78])
 
 
 def test_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    @click.command()
-    def fail() -> None:
-        raise ExceptionGroup("tasks", [SettingsError("x"), KeyError("defect")])
-
-    monkeypatch.setattr(main.RootGroup, "get_command", lambda *_: fail)
-    result = CliRunner().invoke(main.root_command, ["fail"])
-    assert isinstance(result.exception, ExceptionGroup)
+    group = ExceptionGroup("tasks", [SettingsError("x"), KeyError("defect")])
+    assert fail_with(group, monkeypatch).exception is group
 
 
 def test_error_of_the_system_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +102,7 @@ def test_unknown_command_is_a_wrong_use() -> None:
 
 def test_version_is_printed() -> None:
     result = CliRunner().invoke(main.root_command, ["--version"])
-    assert result.stdout == f"phpmq-lite {__version__} (pure Python)\n"
+    assert result.stdout == VERSION
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -110,14 +113,14 @@ def test_completion_script_names_the_program(shell: str) -> None:
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)
-def test_command_can_be_imported_and_says_the_same_of_itself(name: str) -> None:
+def test_command_can_be_imported_and_has_the_listed_help(name: str) -> None:
     command = main.root_command.get_command(click.Context(main.root_command), name)
     assert command is not None
     assert command.get_short_help_str(limit=200) == main.COMMANDS[name].help
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
-def test_plain_questions_import_nothing_heavy(arguments: list[str]) -> None:
+def test_version_and_help_import_nothing_heavy(arguments: list[str]) -> None:
     program = (
         "import sys\n"
         "from phpmq_lite.cli.main import root_command\n"
@@ -125,10 +128,7 @@ def test_plain_questions_import_nothing_heavy(arguments: list[str]) -> None:
         "heavy = {'aiohttp', 'aiosqlite', 'asyncio', 'pydantic', 'rich', 'structlog'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stderr == "[]\n"
+    assert run_python("-c", program).stderr == "[]\n"
 
 
 def test_serve_imports_what_clients_need_and_no_more() -> None:
@@ -142,17 +142,8 @@ def test_serve_imports_what_clients_need_and_no_more() -> None:
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
         "import rich.console"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stderr == "[]\n"
+    assert run_python("-c", program).stderr == "[]\n"
 
 
 def test_package_runs_as_a_module() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "phpmq_lite", "--version"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == f"phpmq-lite {__version__} (pure Python)\n"
+    assert run_python("-m", "phpmq_lite", "--version").stdout == VERSION

@@ -12,6 +12,9 @@ from click import unstyle
 from phpmq_lite.cli.output import Column, ColumnOverflow, write_record, write_rows
 from phpmq_lite.cli.progress import progress_bar
 
+Write = Callable[..., tuple[str, str]]
+OnTerminal = Callable[..., list[str]]
+
 COLUMNS = [Column("name", "QUEUE"), Column("ready", "READY", is_number=True)]
 ROWS: list[dict[str, Any]] = [
     {"name": "orders", "ready": 12_408, "more": [1]},
@@ -20,7 +23,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def written(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+def written(capsys: pytest.CaptureFixture[str]) -> Write:
     def run(rows: list[dict[str, Any]], style: str | None) -> tuple[str, str]:
         write_rows(rows, COLUMNS, style, "nothing here")
         seen = capsys.readouterr()
@@ -29,23 +32,21 @@ def written(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]
     return run
 
 
-def test_json_has_every_key(written: Callable[..., tuple[str, str]]) -> None:
+def test_json_has_every_key(written: Write) -> None:
     assert json.loads(written(ROWS, "json")[0]) == ROWS
 
 
-def test_lines_are_written_when_there_is_no_terminal(
-    written: Callable[..., tuple[str, str]],
-) -> None:
+def test_lines_are_written_when_there_is_no_terminal(written: Write) -> None:
     out, _ = written(ROWS, None)
     assert [json.loads(line) for line in out.splitlines()] == ROWS
     assert "\x1b" not in out
 
 
-def test_csv_has_the_columns_and_no_formula(written: Callable[..., tuple[str, str]]) -> None:
+def test_csv_has_the_columns_and_no_formula(written: Write) -> None:
     assert written(ROWS, "csv")[0] == "name,ready\norders,12408\n'=cmd\x1b[2J,\n"
 
 
-def test_table_aligns_numbers_and_escapes(written: Callable[..., tuple[str, str]]) -> None:
+def test_table_aligns_numbers_and_escapes(written: Write) -> None:
     lines = [line.rstrip() for line in written(ROWS, "table")[0].splitlines()]
     assert lines == [
         "QUEUE         READY",
@@ -54,21 +55,19 @@ def test_table_aligns_numbers_and_escapes(written: Callable[..., tuple[str, str]
     ]
 
 
-def test_empty_table_says_so_on_standard_error(written: Callable[..., tuple[str, str]]) -> None:
+def test_empty_table_says_so_on_standard_error(written: Write) -> None:
     assert written([], "table") == ("", "nothing here\n")
 
 
 @pytest.mark.parametrize(("style", "expected"), [("json", "[]\n"), ("jsonl", "")])
-def test_empty_list_is_empty_for_programs(
-    written: Callable[..., tuple[str, str]], style: str, expected: str
-) -> None:
+def test_empty_list_is_empty_for_programs(written: Write, style: str, expected: str) -> None:
     assert written([], style) == (expected, "")
 
 
 ONE = {"name": "mail", "rate": 0.5, "at": None, "settings": {"pinned": True, "note": "größer"}}
 
 
-def test_one_thing_has_a_line_for_each_member(capsys: pytest.CaptureFixture[str]) -> None:
+def test_record_has_a_line_for_each_member(capsys: pytest.CaptureFixture[str]) -> None:
     write_record(ONE, "table")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
@@ -81,7 +80,7 @@ def test_one_thing_has_a_line_for_each_member(capsys: pytest.CaptureFixture[str]
     ]
 
 
-def test_one_thing_is_an_object_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_record_is_an_object_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     write_record(ONE, None)
     line = capsys.readouterr().out
     assert json.loads(line) == ONE
@@ -89,14 +88,12 @@ def test_one_thing_is_an_object_for_programs(capsys: pytest.CaptureFixture[str])
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 
 
 @pytest.fixture
-def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> OnTerminal:
     """Return a function that writes a list to a terminal of a given width."""
 
     def run(
@@ -121,9 +118,7 @@ WIDE = [
 FOUND = [{"id": "0" * 32, "queue": "orders", "size": 7, "reason": "ttl", "preview": "word " * 40}]
 
 
-def test_terminal_shows_ids_whole_and_a_line_for_each(
-    on_terminal: Callable[..., list[str]],
-) -> None:
+def test_terminal_shows_ids_whole_and_a_line_for_each(on_terminal: OnTerminal) -> None:
     head, line = on_terminal(80)
     assert head.split() == ["ID", "QUEUE", "SIZE", "REASON", "BODY"]
     assert line.startswith(f"{'0' * 32}  orders     7  ttl     word word")
@@ -133,15 +128,15 @@ def test_terminal_shows_ids_whole_and_a_line_for_each(
 @pytest.mark.parametrize(
     ("width", "spare"), [(72, ["SIZE", "REASON"]), (71, ["REASON"]), (66, ["REASON"]), (65, [])]
 )
-def test_narrow_terminal_leaves_out_what_it_may(
-    on_terminal: Callable[..., list[str]], width: int, spare: list[str]
+def test_narrow_terminal_leaves_out_optional_columns(
+    on_terminal: OnTerminal, width: int, spare: list[str]
 ) -> None:
     head, line = on_terminal(width)
     assert head.split() == ["ID", "QUEUE", *spare, "BODY"]
     assert "0" * 32 in line
 
 
-def test_terminal_breaks_long_texts_and_no_numbers(on_terminal: Callable[..., list[str]]) -> None:
+def test_terminal_breaks_long_texts_and_no_numbers(on_terminal: OnTerminal) -> None:
     name = "orders.retry." * 8
     found = [{"id": "0" * 32, "queue": name, "size": 1_234_567, "preview": ""}]
     columns = [WIDE[0], WIDE[1], Column("size", "SIZE", is_number=True)]
@@ -163,7 +158,7 @@ def test_progress_is_shown_on_a_terminal(
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_progress_is_not_shown_when_there_is_little_or_nobody(
+def test_progress_is_not_shown_for_small_jobs_or_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool
 ) -> None:
     stream = Terminal() if is_terminal else io.StringIO()

@@ -1,20 +1,10 @@
-"""Options that several commands share."""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+"""Parameters that several commands share."""
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from phpmq_lite.cli import output, parameters
-
-
-@contextmanager
-def wrong_use() -> Iterator[None]:
-    with pytest.raises(click.UsageError):
-        yield
 
 
 @pytest.mark.parametrize(
@@ -26,8 +16,8 @@ def test_duration_is_given_in_seconds(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "h", "-1", "1.5h", "1y", "1h30m", "9" * 16, "١"])
-def test_duration_that_is_none_is_refused(text: str) -> None:
-    with wrong_use():
+def test_invalid_duration_is_refused(text: str) -> None:
+    with pytest.raises(click.UsageError):
         parameters.duration(text)
 
 
@@ -37,27 +27,22 @@ def test_assignment_is_cut_at_the_first_sign() -> None:
 
 @pytest.mark.parametrize("text", ["", "=1", "limits.credit"])
 def test_assignment_without_name_or_value_is_refused(text: str) -> None:
-    with wrong_use():
+    with pytest.raises(click.UsageError):
         parameters.assignment(text)
 
 
-def test_destroying_without_a_terminal_needs_yes() -> None:
-    @click.command()
-    @click.option("--yes", is_flag=True)
-    def destroy(yes: bool) -> None:
-        output.confirm("Really?", is_yes=yes)
+@click.command()
+@click.option("--yes", is_flag=True)
+def destroy(yes: bool) -> None:
+    output.confirm("Really?", is_yes=yes)
 
+
+def test_destroying_without_a_terminal_needs_yes() -> None:
     assert CliRunner().invoke(destroy, []).exit_code == 2
     assert CliRunner().invoke(destroy, ["--yes"]).exit_code == 0
 
 
-def test_terminal_is_asked_before_something_is_destroyed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    @click.command()
-    def destroy() -> None:
-        output.confirm("Really?", is_yes=False)
-
+def test_terminal_is_asked_before_something_is_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "is_terminal", lambda: True)
     assert CliRunner().invoke(destroy, [], input="n\n").exit_code == 1
     assert CliRunner().invoke(destroy, [], input="y\n").exit_code == 0

@@ -1,4 +1,4 @@
-"""Progress of a job: figures for people, lines where there is no terminal."""
+"""Progress of a job: a bar on a terminal, JSON lines elsewhere."""
 
 import io
 import json
@@ -16,7 +16,7 @@ State = Callable[..., tuple[dict[str, Any], str]]
 
 @pytest.fixture
 def state() -> State:
-    """Return the JSON line and the text after some reports, at a time."""
+    """Return a function that returns the JSON line and the text after some reports."""
 
     def after(*reports: Report, at_s: float) -> tuple[dict[str, Any], str]:
         now_s = [0.0]

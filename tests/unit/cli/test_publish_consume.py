@@ -1,4 +1,4 @@
-"""``publish`` and ``consume``, and signals."""
+"""``publish``, ``consume`` and signals."""
 
 import io
 import signal

@@ -1,4 +1,4 @@
-"""Values of settings as they are typed."""
+"""Typed values of queue settings."""
 
 from dataclasses import asdict
 
@@ -38,7 +38,6 @@ def test_number_of_many_digits_is_a_wrong_use() -> None:
 
 
 def test_each_setting_of_a_queue_has_a_kind_that_can_be_typed() -> None:
-    """A number, a truth value or a text."""
     for name, default in asdict(QueueSettings()).items():
         typed = {bool: "true", int: "1", str: "1"}[type(default)]
         assert type(_parse_value(name, typed)) is type(default), name

@@ -17,7 +17,7 @@ from phpmq_lite.cli.settings_options import (
 
 
 def given_by(*arguments: str) -> SettingsArguments:
-    """Return the arguments that a command with every option gets."""
+    """Return the parsed arguments of a command that has every option."""
     got: list[SettingsArguments] = []
 
     @click.command()

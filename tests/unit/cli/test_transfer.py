@@ -1,4 +1,4 @@
-"""What an import takes from its lines, before it stores anything."""
+"""Lines that an import accepts, before it stores anything."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""``worker``: the app it finds, and the effect of its flags."""
+"""``worker``: how it finds the app, and the effect of its flags."""
 
 import sys
 import types
@@ -8,7 +8,7 @@ from typing import Any
 import click
 import pytest
 from babelqueue import BabelQueue
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from phpmq_lite import logs
 from phpmq_lite.cli import worker
@@ -19,12 +19,16 @@ from phpmq_lite.envelopes.worker_app import connect
 
 @pytest.fixture
 def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A module that can be imported; the log is not configured."""
+    """Return an empty module that can be imported; logging stays unconfigured."""
     monkeypatch.setattr(logs, "configure", lambda *_: None)
     module: Any = types.ModuleType("shop_of_the_tests")
     sys.modules[module.__name__] = module
     yield module
     del sys.modules[module.__name__]
+
+
+def run(*flags: str) -> Result:
+    return CliRunner().invoke(root_command, ["worker", "--app", "shop_of_the_tests:app", *flags])
 
 
 @pytest.mark.parametrize("made", [connect(), BabelQueue("memory://")], ids=["ours", "sdk"])
@@ -45,7 +49,7 @@ def test_app_is_found_and_a_factory_called(shop: Any, made: BabelQueue) -> None:
         ("shop_of_the_tests:number", "is a int, not an app"),
     ],
 )
-def test_app_that_is_none_is_refused(shop: Any, name: str, text: str) -> None:
+def test_invalid_app_is_refused(shop: Any, name: str, text: str) -> None:
     shop.number = 5
     with pytest.raises(click.BadParameter, match=text):
         worker.load_app(name)
@@ -74,9 +78,9 @@ def test_memory_limit_has_a_unit() -> None:
 
 
 @pytest.mark.parametrize("flags", [["--backoff", "x"], ["--memory-limit", "much"]])
-def test_flags_that_cannot_be_exit_with_2(shop: Any, flags: list[str]) -> None:
+def test_invalid_flags_exit_with_2(shop: Any, flags: list[str]) -> None:
     shop.app = connect()
-    result = CliRunner().invoke(root_command, ["worker", "--app", "shop_of_the_tests:app", *flags])
+    result = run(*flags)
     assert result.exit_code == 2, result.output
 
 
@@ -90,30 +94,24 @@ def test_flags_that_cannot_be_exit_with_2(shop: Any, flags: list[str]) -> None:
         ("\udcff", "is not UTF-8"),
     ],
 )
-def test_queue_that_cannot_be_called_that_exits_with_2(
-    shop: Any, option: str, name: str, problem: str
-) -> None:
+def test_invalid_queue_name_exits_with_2(shop: Any, option: str, name: str, problem: str) -> None:
     shop.app = connect()
-    flags = [option, name, "--max-runtime", "1s", "--once"]
-    result = CliRunner().invoke(root_command, ["worker", "--app", "shop_of_the_tests:app", *flags])
+    result = run(option, name, "--max-runtime", "1s", "--once")
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (
         2, f"Error: Invalid value for '{option}': the queue name {problem}",
     )  # fmt: skip
 
 
-def test_app_of_a_queue_that_cannot_be_called_that_exits_with_78(shop: Any) -> None:
+def test_app_with_an_invalid_queue_name_exits_with_78(shop: Any) -> None:
     shop.app = connect(queue="a\tb")
-    flags = ["--max-runtime", "1s"]
-    result = CliRunner().invoke(root_command, ["worker", "--app", "shop_of_the_tests:app", *flags])
+    result = run("--max-runtime", "1s")
     assert result.exit_code == 78
-    assert (
-        "the app cannot consume 'a\\tb': a queue name must not contain control characters"
-        in result.stderr
-    )
+    problem = "a queue name must not contain control characters"
+    assert f"the app cannot consume 'a\\tb': {problem}" in result.stderr
 
 
 def test_app_without_dead_letters_exits_with_78(shop: Any) -> None:
     shop.app = connect(dead_letter=False)
-    result = CliRunner().invoke(root_command, ["worker", "--app", "shop_of_the_tests:app"])
+    result = run()
     assert result.exit_code == 78
     assert "--drop-exhausted" in result.stderr

@@ -1,7 +1,7 @@
-"""Names for programs of others: each is there, is listed, and says what it is.
+"""Public names: each exists, is listed and is documented.
 
-That every class, function, method and property has a docstring is ruff's rule for the whole
-package.  Fields have none in Python: the class's docstring names them, or a comment stands beside.
+Ruff requires a docstring for every class, function, method and property of the package.
+Fields have none in Python: the class's docstring or a comment on the line explains them.
 """
 
 import importlib
@@ -19,12 +19,7 @@ from phpmq_lite.client.blocking_client import connect_blocking
 
 PACKAGES = {
     name: importlib.import_module(name)
-    for name in (
-        "phpmq_lite",
-        "phpmq_lite.client",
-        "phpmq_lite.envelopes",
-        "phpmq_lite.spark",
-    )
+    for name in ("phpmq_lite", "phpmq_lite.client", "phpmq_lite.envelopes", "phpmq_lite.spark")
 }
 NAMES = [(package, name) for package, module in PACKAGES.items() for name in module.__all__]
 KINDS = {
@@ -34,8 +29,8 @@ KINDS = {
 }
 
 
-def fields_unexplained(kind: type) -> Iterator[str]:
-    """Yield the fields that neither the docstring nor a comment beside them tells about."""
+def undocumented_fields(kind: type) -> Iterator[str]:
+    """Yield the fields that neither the docstring nor a comment on their line explains."""
     lines = inspect.getsource(kind).splitlines()
     said = inspect.getdoc(kind) or ""
     for name in vars(kind).get("__annotations__", {}):
@@ -58,7 +53,7 @@ def test_other_name_is_no_attribute(package: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_public_class_explains_its_fields(name: str) -> None:
-    assert list(fields_unexplained(KINDS[name])) == []
+    assert list(undocumented_fields(KINDS[name])) == []
 
 
 def test_names_of_the_package_are_those_of_the_clients() -> None:
@@ -70,7 +65,7 @@ def test_names_of_the_package_are_those_of_the_clients() -> None:
     ("package", "heavy"),
     [
         ("phpmq_lite.client", "asyncio ssl"),
-        # the broker imports these two; the SDK and the clients are for programs
+        # the broker imports these two without the SDK and the clients
         ("phpmq_lite.envelopes.validation", "babelqueue phpmq_lite.client asyncio"),
         ("phpmq_lite.envelopes.dead_letter_record", "babelqueue phpmq_lite.client asyncio"),
         ("phpmq_lite.spark", "pyspark pyarrow aiohttp"),

@@ -1,4 +1,4 @@
-"""What a client knows across connections, against the broker's end, without sockets."""
+"""Client state across connections, tested against the broker's side without sockets."""
 
 import pytest
 
@@ -32,7 +32,7 @@ Answers = list[ClientError | None]
 
 
 class Wire:
-    """A session with a broker's end that reads what it writes."""
+    """A session connected to a broker side that parses what it sends."""
 
     def __init__(self) -> None:
         self.session = ClientSession(8 << 20)
@@ -51,7 +51,6 @@ class Wire:
         self.session.receive(b"".join(parts))
 
     def settle(self, frame: bytes, generation: int) -> None:
-        """As a client does."""
         self.sent = self.read(self.session.settlement_to_send(frame, generation))
 
     def delivery(self) -> Delivery:
@@ -64,7 +63,7 @@ def wire() -> Wire:
 
 
 def no_wake() -> None:
-    """Nobody waits."""
+    """Do nothing: no receiver waits."""
 
 
 def test_first_connection_is_sent_nothing(wire: Wire) -> None:
@@ -130,7 +129,7 @@ def test_receipts_and_dispatches_find_their_places(wire: Wire) -> None:
 
 
 def test_dispatches_not_handed_out_are_dropped_with_the_connection(wire: Wire) -> None:
-    """The broker has them back and dispatches them again."""
+    """The broker dispatches them again."""
     window = wire.session.start_consuming("orders", 10, no_wake)
     wire.dispatch("orders", b"body")
     wire.session.lost()
@@ -146,7 +145,7 @@ def test_closed_window_gives_back_and_can_be_opened_again(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize(("queue", "credit"), [("", 1), ("orders", 0), ("orders", -1)])
-def test_window_is_refused_when_it_makes_no_sense(queue: str, credit: int) -> None:
+def test_invalid_window_is_refused(queue: str, credit: int) -> None:
     session = ClientSession(100)
     with pytest.raises(LocalProtocolError):
         session.start_consuming(queue, credit, no_wake)
@@ -169,7 +168,7 @@ def test_delivery_can_go_back_or_to_the_dead_letters(wire: Wire) -> None:
     assert wire.sent == [DeadLetter("orders", ID)]
 
 
-def test_delivery_stays_open_when_its_end_is_not_allowed(wire: Wire) -> None:
+def test_delivery_stays_open_when_its_settlement_is_refused(wire: Wire) -> None:
     delivery = wire.delivery()
     with pytest.raises(LocalProtocolError):
         delivery.requeue(-1)
@@ -178,7 +177,7 @@ def test_delivery_stays_open_when_its_end_is_not_allowed(wire: Wire) -> None:
 
 
 def test_delivery_of_an_earlier_connection_is_ended_on_this_one(wire: Wire) -> None:
-    """docs/reference/wire.md: what no live connection holds is still acknowledged."""
+    """docs/reference/wire.md: a message that no live connection holds is still acknowledged."""
     delivery = wire.delivery()
     wire.session.lost()
     wire.connect()
@@ -195,7 +194,7 @@ def test_delivery_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_message_above_our_bound_is_told_with_the_bound_and_what_to_raise(is_whole: bool) -> None:
+def test_message_above_the_limit_is_reported_with_the_setting_to_raise(is_whole: bool) -> None:
     session = ClientSession(10)
     broker = ServerSide(WireLimits(), http_guard=False)
     broker.receive(session.connected())
@@ -204,12 +203,12 @@ def test_message_above_our_bound_is_told_with_the_bound_and_what_to_raise(is_who
     sent = b"".join(parts)
     for piece in [sent] if is_whole else [sent[at : at + 1] for at in range(len(sent))]:
         session.receive(piece)
-    told = session.protocol_problem("mq:9100")
-    assert told is not None
-    assert told.startswith("mq:9100 sent a message that is too large for this client: ")
-    assert "11 bytes; the limit is 10. " in told
-    assert "max_content" in told
-    assert "limits.max_content" in told
+    text = session.protocol_problem("mq:9100")
+    assert text is not None
+    assert text.startswith("mq:9100 sent a message that is too large for this client: ")
+    assert "11 bytes; the limit is 10. " in text
+    assert "max_content" in text
+    assert "limits.max_content" in text
 
 
 @pytest.mark.parametrize(
@@ -220,7 +219,7 @@ def test_message_above_our_bound_is_told_with_the_bound_and_what_to_raise(is_who
         (b"H0100303P0100000000000000000000000000999", "does not speak PHPMQ: too-large"),
     ],
 )
-def test_what_is_no_phpmq_is_told_as_that(sent: bytes, problem: str) -> None:
+def test_other_protocol_is_reported_as_such(sent: bytes, problem: str) -> None:
     session = ClientSession(10)
     session.connected()
     assert session.protocol_problem("mq:9100") is None

@@ -1,4 +1,4 @@
-"""The checks of the database files and the backups."""
+"""Doctor checks of the database files and the backups."""
 
 from pathlib import Path
 from typing import Any

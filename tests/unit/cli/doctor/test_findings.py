@@ -1,4 +1,4 @@
-"""Findings, and how they are reported."""
+"""Findings of doctor and their report."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The checks of Python, packages, SQLite and Java."""
+"""Doctor checks of Python, packages, SQLite and Java."""
 
 import platform
 
@@ -12,14 +12,14 @@ from phpmq_lite.installation import install_command, templates_folder
 NEEDED = [Requirement("click>=8.1"), Requirement("uvloop>=0.19")]
 
 
-def test_packages_that_will_do_are_one_line() -> None:
+def test_suitable_packages_are_one_line() -> None:
     versions = {"click": "8.2", "uvloop": "0.21"}
     (found,) = installation.package_findings(NEEDED, versions.get, "")
     assert found.state == OK
     assert found.found.endswith("and the 2 required packages")
 
 
-def test_packages_that_will_not_are_named() -> None:
+def test_unsuitable_packages_are_named() -> None:
     found = list(installation.package_findings(NEEDED, {"click": "7.0"}.get, ""))
     assert [(one.check, one.state, one.found) for one in found] == [
         ("click", BAD, "7.0"),
@@ -33,7 +33,7 @@ def test_package_that_cannot_be_imported_is_bad() -> None:
     assert (found.state, found.found) == (BAD, "no module named aiohttp")
 
 
-def test_package_that_was_not_installed_is_only_told() -> None:
+def test_program_that_is_not_installed_is_only_a_warning() -> None:
     (found,) = installation.package_findings([], lambda name: None, "")
     assert (found.state, found.hint) == (WARN, install_command())
 
@@ -82,7 +82,7 @@ def test_pages_that_are_looked_for_have_all_that_they_share() -> None:
         ("4.2", OK),
         ("4.1.9", BAD),
         ("3.5", BAD),
-        ("5", WARN),  # newer than what was tried
+        ("5", WARN),  # newer than the tested versions
         ("5.0rc1", WARN),
         (None, BAD),
     ],
@@ -98,7 +98,7 @@ def test_version_that_may_not_differ_is_needed() -> None:
     assert finding == ("babelqueue", BAD, "2.0", "~=1.24 is required: pip install it")
 
 
-def test_newer_one_is_named_with_what_was_tried() -> None:
+def test_newer_version_is_named_with_the_tested_range() -> None:
     finding = installation.package_finding(Requirement("pandas>=2.2,<3"), "3.0", "pip install it")
     assert finding.hint == "this version is untested: pip install 'pandas<3,>=2.2'"
 
@@ -110,7 +110,7 @@ def test_extras_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.name for one in installation.requirements("spark")] == ["pyspark"]
 
 
-def test_what_is_installed_here_will_do() -> None:
+def test_installed_packages_are_suitable() -> None:
     for needed in installation.requirements():
         found = installation.installed_version(needed.name)
         assert installation.package_finding(needed, found, "").state == OK

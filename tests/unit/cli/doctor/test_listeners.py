@@ -1,4 +1,4 @@
-"""The checks of ports, access and certificates."""
+"""Doctor checks of ports, access and certificates."""
 
 import errno
 from typing import Any
@@ -17,6 +17,9 @@ HERE = ListenAddress("tcp", "127.0.0.1", 9100)
 ANY = ListenAddress("tcp", "127.0.0.1", 0)
 WIDE = ListenAddress("tcp", "10.0.0.1", 9100)
 TAKEN = OSError(errno.EADDRINUSE, "Address already in use")
+ABSENT = OSError(errno.EADDRNOTAVAIL, "x")
+DENIED = OSError(errno.EACCES, "Permission denied")
+SERVE, OTHER = PeerProcess(7, "serve"), PeerProcess(8, "nc -l")
 DAY_MS = 86_400_000
 
 
@@ -27,31 +30,11 @@ DAY_MS = 86_400_000
         (ListenerProbe("tcp.listen", HERE), "7", WARN, "does not listen on 127.0.0.1:9100"),
         (ListenerProbe("tcp.listen", ANY), "7", OK, "127.0.0.1:0: used by the broker"),
         (ListenerProbe("tcp.listen", HERE, TAKEN), "7", OK, "127.0.0.1:9100: used by the broker"),
-        (
-            ListenerProbe("tcp.listen", HERE, TAKEN, PeerProcess(7, "serve")),
-            "7",
-            OK,
-            "used by the broker",
-        ),
-        (
-            ListenerProbe("tcp.listen", HERE, TAKEN, PeerProcess(8, "nc -l")),
-            "7",
-            BAD,
-            "by pid 8, nc -l",
-        ),
-        (
-            ListenerProbe("tcp.listen", HERE, TAKEN, PeerProcess(8, "nc -l")),
-            None,
-            BAD,
-            "by pid 8, nc -l",
-        ),
+        (ListenerProbe("tcp.listen", HERE, TAKEN, SERVE), "7", OK, "used by the broker"),
+        (ListenerProbe("tcp.listen", HERE, TAKEN, OTHER), "7", BAD, "by pid 8, nc -l"),
+        (ListenerProbe("tcp.listen", HERE, TAKEN, OTHER), None, BAD, "by pid 8, nc -l"),
         (ListenerProbe("tcp.listen", HERE, TAKEN), None, BAD, "is in use by another program"),
-        (
-            ListenerProbe("admin.listen", WIDE, OSError(errno.EADDRNOTAVAIL, "not ours")),
-            None,
-            BAD,
-            "admin.listen 10.0.0.1:9100: not ours",
-        ),
+        (ListenerProbe("admin.listen", WIDE, ABSENT), None, BAD, "admin.listen 10.0.0.1:9100: x"),
     ],
 )
 def test_port_is_judged(port: ListenerProbe, pid: str | None, state: str, words: str) -> None:
@@ -67,8 +50,7 @@ def test_free_ones_are_one_line() -> None:
 
 
 def test_low_port_needs_a_right() -> None:
-    refused = OSError(errno.EACCES, "Permission denied")
-    (found,) = listeners.port_findings([ListenerProbe("tcp.listen", HERE, refused)], None)
+    (found,) = listeners.port_findings([ListenerProbe("tcp.listen", HERE, DENIED)], None)
     assert "ip_unprivileged_port_start=" in found.hint
 
 
@@ -91,10 +73,8 @@ def test_access_is_judged(
 
 
 def test_access_that_refuses_the_start_is_bad() -> None:
-    found = listeners.access_finding(
-        Settings(), "tcp.listen reaches beyond", [("tcp.listen", WIDE)]
-    )
-    assert (found.state, found.found) == (BAD, "tcp.listen reaches beyond")
+    found = listeners.access_finding(Settings(), "reaches beyond", [("tcp.listen", WIDE)])
+    assert (found.state, found.found) == (BAD, "reaches beyond")
 
 
 @pytest.mark.parametrize(
@@ -113,8 +93,8 @@ def test_certificate_of_which_nothing_is_known_is_bad() -> None:
 
 
 def test_process_of_another_account_is_not_to_be_stopped() -> None:
-    """Its owner may do that; what everybody may do is to choose another address."""
-    port = ListenerProbe("tcp.listen", HERE, TAKEN, PeerProcess(8, "nc -l"), may_stop=False)
+    """Only its owner may stop it; any account can choose another address."""
+    port = ListenerProbe("tcp.listen", HERE, TAKEN, OTHER, may_stop=False)
     (found,) = listeners.port_findings([port], None)
     assert found.hint == "set another address in tcp.listen"
 
@@ -124,8 +104,7 @@ def test_command_for_root_is_asked_of_root(
     monkeypatch: pytest.MonkeyPatch, account: int, words: str
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: account)
-    refused = OSError(errno.EACCES, "Permission denied")
-    (found,) = listeners.port_findings([ListenerProbe("tcp.listen", HERE, refused)], None)
+    (found,) = listeners.port_findings([ListenerProbe("tcp.listen", HERE, DENIED)], None)
     assert words in found.hint
     assert ("ask root" in found.hint) == (account != 0)
     assert "sysctl net.ipv4.ip_unprivileged_port_start=9100" in found.hint

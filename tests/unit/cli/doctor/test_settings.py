@@ -1,4 +1,4 @@
-"""The checks of the settings."""
+"""Doctor checks of the settings."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the commands refuse before a JVM starts, and what they make of their arguments."""
+"""What the pipeline commands refuse before a JVM starts, and how they parse arguments."""
 
 import json
 import os
@@ -31,23 +31,17 @@ from phpmq_lite.spark.results_folder import LocalResultsFolder
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep contexts and settings of this machine out."""
+    """Ignore contexts and settings of this machine."""
     monkeypatch.setattr(contexts, "current_context", lambda: None)
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Collect what would be executed: the jobs and the seconds between rounds."""
+    """Collect the jobs that would run and the seconds between rounds."""
     found: list[Any] = []
 
-    def execute(
-        target: PipelineTarget,
-        jobs: Any,
-        *,
-        every_s: float | None = None,
-        output: str | None = None,
-    ) -> None:
+    def execute(target: Any, jobs: Any, *, every_s: float | None = None, **_: Any) -> None:
         found.append((list(jobs), every_s))
 
     monkeypatch.setattr(commands, "run_jobs", execute)
@@ -153,7 +147,7 @@ def test_replay_goes_on_by_its_name_alone(asked: list[Any]) -> None:
 def test_replay_refuses_beside_an_unfinished_one(
     arguments: list[str], message: str, asked: list[Any]
 ) -> None:
-    """The last case would be another selection, and send most messages twice."""
+    """The last case selects differently and would publish most messages twice."""
     name = stored(1, queues=("a",), since_ms=1_769_842_800_000).name
     result = ask("replay", *(name if word == "NAME" else word for word in arguments))
     assert result.exit_code == 4
@@ -244,7 +238,7 @@ def test_zip_has_the_source_and_nothing_of_the_admin(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("code", "state"), [(ERROR, findings.BAD), (REFUSED, findings.WARN)])
-def test_doctor_tells_a_broker_without_the_extra_from_a_busy_one(
+def test_doctor_distinguishes_a_missing_extra_from_a_busy_broker(
     code: int, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def call(self: AdminClient, method: str, path: str, *others: Any) -> dict[str, Any]:
@@ -271,6 +265,10 @@ SUMMARY: dict[str, Any] = {
 }
 
 
+def notes(bounds: dict[str, Any] | None, **changes: Any) -> list[str]:
+    return commands.status_notes(SUMMARY | changes, bounds, 1_769_842_860_000)
+
+
 def test_status_says_how_far_each_job_is_behind() -> None:
     rows = commands.job_rows(SUMMARY, {"history_id": "ab", "lo": 0, "hi": 1_000})
     assert [(row["name"], row["behind"], row["finished"]) for row in rows] == [
@@ -282,12 +280,12 @@ def test_status_says_how_far_each_job_is_behind() -> None:
 def test_status_of_another_history_has_no_lag() -> None:
     bounds = {"history_id": "cd", "lo": 0, "hi": 1_000}
     assert commands.job_rows(SUMMARY, bounds)[0]["behind"] is None
-    assert "another history" in commands.status_notes(SUMMARY, bounds, 1_769_842_860_000)[-1]
+    assert "another history" in notes(bounds)[-1]
 
 
 def test_status_tells_what_retention_took() -> None:
     bounds = {"history_id": "ab", "lo": 950, "lo_deleted": 0, "hi": 1_000}
-    told = commands.status_notes(SUMMARY, bounds, 1_769_842_860_000)
+    told = notes(bounds)
     assert told[0] == "last run: 2026-01-31 07:00:00 UTC, 1 min ago"
     assert told[1] == "archive: 890 rows for 2 dates, 12,345 bytes, up to offset 900"
     assert told[2] == "retention removed up to 50 rows before they were archived"
@@ -295,17 +293,15 @@ def test_status_tells_what_retention_took() -> None:
 
 def test_status_counts_deleted_messages_that_retention_took() -> None:
     bounds = {"history_id": "ab", "lo": 0, "lo_deleted": 960, "hi": 1_000}
-    told = commands.status_notes(SUMMARY, bounds, 1_769_842_860_000)
+    told = notes(bounds)
     assert told[2] == "retention removed up to 60 rows before they were archived"
     archive = SUMMARY["archive"] | {"outcomes": ["acked", "dead"]}
-    assert (
-        len(commands.status_notes(SUMMARY | {"archive": archive}, bounds, 1_769_842_860_000)) == 2
-    )
+    assert len(notes(bounds, archive=archive)) == 2
 
 
 def test_status_tells_of_accepted_gaps_and_lists_them(tmp_path: Path) -> None:
     archive = SUMMARY["archive"] | {"gaps": 2, "missing": 65}
-    told = commands.status_notes(SUMMARY | {"archive": archive}, None, 1_769_842_860_000)
+    told = notes(None, archive=archive)
     assert told[2].startswith("accepted gaps: 2, with up to 65 missing rows")
     for number, rows in ((0, None), (1, 60)):
         gap = ArchiveGap(at_ms=1_769_842_800_000 + number, history_id="ab", lo=10 * number, hi=70,
@@ -346,18 +342,14 @@ def test_executors_without_our_code_are_told_how_to_get_it() -> None:
     text = (
         "Traceback (most recent call last):\n  x\nModuleNotFoundError: No module named 'phpmq_lite'"
     )
-    assert "see `phpmq-lite pipeline package`" in (
-        spark_errors.spark_error_text(Failed(text)) or ""
-    )
+    hint = spark_errors.spark_error_text(Failed(text)) or ""
+    assert "see `phpmq-lite pipeline package`" in hint
     assert spark_errors.spark_error_text(ConnectionRefusedError()) == "Spark's JVM has ended"
     assert spark_errors.spark_error_text(ValueError("a defect of ours")) is None
 
 
 def test_results_are_rows_of_figures() -> None:
     result = options.JobResult(job="compact", rows=5, details={"files": 1_200, "plan": "x"})
-    row = job_runner.outcome_row(job_runner.JobOutcome(result, 1.25), "table")
-    assert row["details"] == "files 1,200, plan x"
-    assert (
-        job_runner.outcome_row(job_runner.JobOutcome(result, 1.25), "jsonl")["details"]
-        == result.details
-    )
+    outcome = job_runner.JobOutcome(result, 1.25)
+    assert job_runner.outcome_row(outcome, "table")["details"] == "files 1,200, plan x"
+    assert job_runner.outcome_row(outcome, "jsonl")["details"] == result.details

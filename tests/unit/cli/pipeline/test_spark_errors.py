@@ -1,4 +1,4 @@
-"""The cause of an error in Spark, in one line."""
+"""The cause of a Spark error, in one line."""
 
 import pytest
 

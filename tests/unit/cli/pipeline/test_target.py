@@ -23,7 +23,7 @@ found: list[PipelineTarget] = []
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep contexts and settings of this machine out."""
+    """Ignore contexts and settings of this machine."""
     found.clear()
     monkeypatch.setattr(contexts, "current_context", lambda: None)
     monkeypatch.chdir(tmp_path)
@@ -40,12 +40,8 @@ def test_broker_here_is_found_by_the_settings(tmp_path: Path) -> None:
     assert target.url == "http://127.0.0.1:9101"
     assert target.out == str(tmp_path / "phpmq-data" / "pipeline")
     assert target.log == tmp_path / "phpmq-data" / "pipeline" / "logs" / "spark.log"
-    assert (target.master, target.is_local, target.token, target.path) == (
-        "local[*]",
-        True,
-        None,
-        None,
-    )
+    assert (target.master, target.is_local) == ("local[*]", True)
+    assert (target.token, target.path) == (None, None)
 
 
 def test_broker_elsewhere_needs_a_place_for_the_results() -> None:
@@ -80,29 +76,31 @@ def test_database_file_goes_with_results_beside_it(tmp_path: Path) -> None:
     assert found[0].conf == {"spark.driver.memory": "4g", "a": "b=c"}
 
 
-def test_database_file_is_refused_on_a_cluster(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--master", "spark://host:7077"), "--path requires a local master"),
+        (("--url", "http://127.0.0.1:9101"), "--path"),
+    ],
+)
+def test_database_file_excludes_a_cluster_and_a_url(
+    tmp_path: Path, flags: tuple[str, ...], words: str
+) -> None:
     file = tmp_path / "phpmq.db"
     file.touch()
-    result = ask("--path", str(file), "--master", "spark://host:7077")
-    assert result.exit_code == 2
-    assert "--path requires a local master" in result.stderr
-
-
-def test_url_and_path_exclude_each_other(tmp_path: Path) -> None:
-    file = tmp_path / "phpmq.db"
-    file.touch()
-    result = ask("--path", str(file), "--url", "http://127.0.0.1:9101")
-    assert result.exit_code == 2
+    result = ask("--path", str(file), *flags)
+    assert (result.exit_code, words in result.stderr) == (2, True)
 
 
 def test_token_comes_from_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("secret\n")
     file.chmod(0o600)
-    ask("--url", "http://127.0.0.1:9101", "--token-file", str(file), "--out", "x")
+    flags = ("--url", "http://127.0.0.1:9101", "--token-file", str(file), "--out", "x")
+    ask(*flags)
     assert found[0].token == "secret"
     file.chmod(0o644)
-    result = ask("--url", "http://127.0.0.1:9101", "--token-file", str(file), "--out", "x")
+    result = ask(*flags)
     assert "is readable by other users" in str(result.exception)
 
 
