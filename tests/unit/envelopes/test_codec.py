@@ -16,11 +16,11 @@ from phpmq_lite.errors import EnvelopeError, PhpmqError
 from tests.support.envelope_cases import CASES, META, Case, body, to_json
 
 
-def whole(data: Any = None, **changes: Any) -> dict[str, Any]:
+def complete(data: Any = None, **changes: Any) -> dict[str, Any]:
     return make("urn:babel:orders:created", {} if data is None else data, queue="orders") | changes
 
 
-def test_made_envelope_owes_nothing() -> None:
+def test_made_envelope_has_no_lint() -> None:
     content = encode(make("urn:babel:orders:created", {"a": [1, 0.5, None, True, "é"]}))
     assert validate(content).problem is None
     assert lint(content) == ()
@@ -46,8 +46,7 @@ def test_make_refuses_blank_urn(urn: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["id", "queue", "lang", "schema_version", "created_at", "max_retries", "attempts", "ts"],
+    "name", ["id", "queue", "lang", "schema_version", "created_at", "max_retries", "attempts", "ts"]
 )
 def test_make_refuses_reserved_meta(name: str) -> None:
     with pytest.raises(EnvelopeError, match=f"/meta/{name}"):
@@ -93,7 +92,7 @@ def test_message_becomes_an_envelope() -> None:
     assert made["meta"]["queue"] == "orders"
 
 
-def test_message_goes_on_with_its_trace() -> None:
+def test_message_continues_its_trace() -> None:
     assert from_message(TracedOrder("t"))["trace_id"] == "t"
     begun = from_message(TracedOrder(None))["trace_id"]
     assert str(UUID(begun)) == begun
@@ -105,7 +104,7 @@ def test_message_without_the_methods_is_refused() -> None:
 
 
 def test_encoded_text_is_compact_and_unescaped() -> None:
-    content = encode(whole({"a": "é/☕\u2028"}))
+    content = encode(complete({"a": "é/☕\u2028"}))
     assert '"data":{"a":"é/☕\u2028"}'.encode() in content
 
 
@@ -114,7 +113,7 @@ class Colour(StrEnum):
 
 
 def test_subclasses_that_json_writes_are_taken() -> None:
-    content = encode(whole({"colour": Colour.RED, "pair": (1, 2)}))
+    content = encode(complete({"colour": Colour.RED, "pair": (1, 2)}))
     assert json.loads(content)["data"] == {"colour": "red", "pair": [1, 2]}
 
 
@@ -134,16 +133,16 @@ def test_subclasses_that_json_writes_are_taken() -> None:
         ({"a": 10**5000}, "/data"),
     ],
 )
-def test_encode_refuses_what_json_has_not(data: dict[str, Any], pointer: str) -> None:
+def test_encode_refuses_what_json_lacks(data: dict[str, Any], pointer: str) -> None:
     with pytest.raises(EnvelopeError, match=pointer):
-        encode(whole(data))
+        encode(complete(data))
 
 
 def test_encode_refuses_a_value_that_holds_itself() -> None:
     data: dict[str, Any] = {}
     data["a"] = data
     with pytest.raises(EnvelopeError, match=f"more than {DEPTH_LIMIT} levels"):
-        encode(whole(data))
+        encode(complete(data))
 
 
 def test_encode_takes_as_many_levels_as_the_verdict() -> None:
@@ -153,9 +152,9 @@ def test_encode_takes_as_many_levels_as_the_verdict() -> None:
             value = [value]
         return value
 
-    encode(whole({"a": nested(DEPTH_LIMIT - 2)}))
+    encode(complete({"a": nested(DEPTH_LIMIT - 2)}))
     with pytest.raises(EnvelopeError, match="levels"):
-        encode(whole({"a": nested(DEPTH_LIMIT - 1)}))
+        encode(complete({"a": nested(DEPTH_LIMIT - 1)}))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +177,7 @@ def test_encode_refuses_what_no_consumer_would_handle(
     changes: dict[str, Any], pointer: str
 ) -> None:
     with pytest.raises(EnvelopeError, match=pointer):
-        encode(whole(**changes))
+        encode(complete(**changes))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -218,9 +217,8 @@ def test_what_was_decoded_can_be_encoded() -> None:
 def test_text_is_read_as_its_utf_8(read: Any) -> None:
     content = body(data='{"name":"Zoë ☕"}')
     assert read(content.decode()) == read(content) == read(bytearray(content))
-    assert (
-        validate(content.decode() + "\ud800").problem == validate(content + b"\xed\xa0\x80").problem
-    )
+    lone = validate(content.decode() + "\ud800").problem
+    assert lone == validate(content + b"\xed\xa0\x80").problem
 
 
 @pytest.mark.parametrize("read", [decode, validate, lint, read_indexed_fields])
@@ -245,8 +243,6 @@ def test_urn_is_job_or_its_alias(members: dict[str, Any], expected: str) -> None
 
 
 def test_urn_of_what_was_decoded() -> None:
-    assert urn(decode(body(job=None, urn='"urn:babel:users:registered"'))) == (
-        "urn:babel:users:registered"
-    )
+    assert urn(decode(body(job=None, urn='"urn:b"'))) == "urn:b"
     with pytest.raises(EnvelopeError, match="the envelope must be a mapping, not bytes"):
         urn(body())  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ BODIES: Final[dict[str, Callable[[int], bytes]]] = {
 }
 
 
-def look_at(content: bytes) -> None:
+def process(content: bytes) -> None:
     """Do everything that happens to a body during its life."""
     read_indexed_fields(content)
     validate(content)
@@ -83,7 +83,7 @@ def look_at(content: bytes) -> None:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_large_body_is_handled_within_the_timeout(name: str) -> None:
-    look_at(BODIES[name](MIB // 4))
+    process(BODIES[name](MIB // 4))
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_large_body_is_handled_within_the_timeout(name: str) -> None:
 @pytest.mark.parametrize("size", [MIB, 16 * MIB])
 @pytest.mark.parametrize("name", BODIES)
 def test_larger_body_is_handled_within_the_timeout(name: str, size: int) -> None:
-    look_at(BODIES[name](size))
+    process(BODIES[name](size))
 
 
 def test_many_removals_are_one_pass() -> None:

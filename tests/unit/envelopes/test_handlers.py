@@ -42,7 +42,7 @@ def fail(*_: Any) -> None:
     ("attempts", "runs"),
     [("0", 3), ("1", 2), ("2", 1), ("3", 1), ("-50", 3), ("9223372036854775807", 1)],
 )
-def test_failing_job_runs_as_often_as_meant(attempts: str, runs: int) -> None:
+def test_failing_job_runs_up_to_max_attempts(attempts: str, runs: int) -> None:
     """The SDK alone would run it 53 times if ``attempts`` is -50."""
     link, recorded = FakeLink(body(attempts=attempts), is_looped=True), RecordedEvents()
     app = app_on(link, recorded)
@@ -81,13 +81,10 @@ def test_what_a_handler_changes_is_in_no_retry_and_no_record(spoil: object) -> N
 @pytest.mark.parametrize("case", VALID, ids=lambda case: case.name)
 def test_every_right_envelope_is_retried_with_its_bytes(case: Case) -> None:
     link, recorded = FakeLink(case.content), RecordedEvents()
-    run(
-        app_on(link, recorded, max_attempts=100)
-    )  # no handler: it is tried as often as a failing one
+    run(app_on(link, recorded, max_attempts=100))  # without a handler, every attempt fails
     attempts = max(json.loads(case.content)["attempts"], 0) + 1
-    assert link.published("orders.retry") == [
-        dead_letter_record.with_attempts(case.content, attempts)
-    ]
+    retry = dead_letter_record.with_attempts(case.content, attempts)
+    assert link.published("orders.retry") == [retry]
     assert "process.failed" not in recorded.names
 
 
@@ -155,15 +152,15 @@ def test_async_handler_that_fails_is_retried(handler: Any) -> None:
     assert recorded.names.count("job.retry") == 2
 
 
-async def leaving(*_: Any) -> None:
+def leaving(*_: Any) -> None:
     raise SystemExit(3)
 
 
-def leaving_now(*_: Any) -> None:
-    raise SystemExit(3)
+async def leaving_later(*_: Any) -> None:
+    leaving()
 
 
-@pytest.mark.parametrize("handler", [leaving, leaving_now])
+@pytest.mark.parametrize("handler", [leaving, leaving_later])
 def test_handler_that_exits_leaves_its_message_to_the_broker(handler: Any) -> None:
     link, recorded = FakeLink(body(), body()), RecordedEvents()
     app = app_on(link, recorded)
@@ -176,7 +173,7 @@ def test_handler_that_exits_leaves_its_message_to_the_broker(handler: Any) -> No
     assert recorded.events[-1][1]["reason"] == "exit"
 
 
-def test_middleware_stands_round_the_handler_in_order() -> None:
+def test_middleware_wraps_the_handler_in_order() -> None:
     seen: list[str] = []
 
     def named(name: str) -> Any:
@@ -233,7 +230,7 @@ def test_second_handler_of_a_urn_is_refused(how: str) -> None:
     assert app._handlers == {URN: fail}
 
 
-def test_handlers_are_the_plain_ones_again_after_a_run() -> None:
+def test_handlers_are_unwrapped_after_a_run() -> None:
     app = app_on(FakeLink(body()))
     app.register(URN, fail)
     run(app)
@@ -270,7 +267,7 @@ def test_what_a_handler_publishes_continues_its_trace(is_async: bool) -> None:
 )
 def test_run_ends_at_a_limit(limits: WorkerLimits, jobs: int, reason: str) -> None:
     seconds = iter([0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
-    link = FakeLink(body(), b"{", body(), body())  # the malformed one counts too
+    link = FakeLink(body(), b"{", body(), body())  # the malformed one counts
     app = app_on(link)
     app.register(URN, lambda *_: None)
     outcome = run(app, limits, monotonic=lambda: next(seconds))
@@ -284,7 +281,7 @@ def test_worker_without_dead_letters_does_not_start() -> None:
         run(app)
 
 
-def test_worker_drops_what_is_exhausted_where_that_is_wished() -> None:
+def test_worker_drops_exhausted_jobs_on_request() -> None:
     link, recorded = FakeLink(body(), b"{", is_looped=True), RecordedEvents()
     app = app_on(link, recorded, dead_letter=False, max_attempts=1)
     app.register(URN, fail)
@@ -292,7 +289,7 @@ def test_worker_drops_what_is_exhausted_where_that_is_wished() -> None:
     assert [name for name in recorded.names if name.startswith("job")] == [
         "job.dropped", "job.dead_letter",
     ]  # fmt: skip
-    assert len(link.published("orders.dlq")) == 1  # malformed ones are kept all the same
+    assert len(link.published("orders.dlq")) == 1  # malformed ones are always kept
 
 
 def test_app_of_the_sdk_runs_on_our_transport() -> None:
@@ -305,7 +302,7 @@ def test_app_of_the_sdk_runs_on_our_transport() -> None:
     assert len(link.published("orders-dead")) == 1
 
 
-def test_app_elsewhere_is_refused() -> None:
+def test_app_on_another_transport_is_refused() -> None:
     with pytest.raises(SettingsError, match="does not use PHPMQ"):
         run(BabelQueue("memory://", dead_letter=True))
 
@@ -367,7 +364,7 @@ def test_third_positional_argument_is_the_envelope() -> None:
     assert not takes_envelope(dict.fromkeys)
 
 
-def test_app_takes_messages_up_to_the_length_it_is_given() -> None:
+def test_app_limits_messages_to_max_content() -> None:
     side = connect(max_content=10).transport.link.client.session.side
     assert side.publish("orders", b"x" * 10)
     with pytest.raises(LocalProtocolError, match="the limit is 10"):

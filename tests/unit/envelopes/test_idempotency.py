@@ -13,6 +13,9 @@ from phpmq_lite.envelopes.idempotency import (
     idempotency_key,
 )
 
+RUN, IN_FLIGHT = IdempotencyDecision.RUN, IdempotencyDecision.IN_FLIGHT
+DONE = IdempotencyDecision.DONE
+
 
 class Clock:
     def __init__(self) -> None:
@@ -42,14 +45,8 @@ def other_of(claims: SqliteIdempotencyStore, clock: Clock) -> SqliteIdempotencyS
     return other
 
 
-def test_first_one_runs_and_the_next_one_hears_that_it_is_in_flight(
-    claims: SqliteIdempotencyStore,
-) -> None:
-    assert [claims.claim("a"), claims.claim("a"), claims.claim("b")] == [
-        IdempotencyDecision.RUN,
-        IdempotencyDecision.IN_FLIGHT,
-        IdempotencyDecision.RUN,
-    ]
+def test_first_claim_runs_and_the_next_is_in_flight(claims: SqliteIdempotencyStore) -> None:
+    assert [claims.claim("a"), claims.claim("a"), claims.claim("b")] == [RUN, IN_FLIGHT, RUN]
 
 
 def test_what_was_remembered_is_done_until_it_is_forgotten_by_age(
@@ -58,20 +55,20 @@ def test_what_was_remembered_is_done_until_it_is_forgotten_by_age(
     claims.claim("a")
     claims.remember("a")
     clock.ms += 3_600_000 - 1
-    assert claims.claim("a") is IdempotencyDecision.DONE
+    assert claims.claim("a") is DONE
     clock.ms += 1
-    assert claims.claim("a") is IdempotencyDecision.RUN
+    assert claims.claim("a") is RUN
 
 
 def test_failure_lets_the_next_delivery_run(claims: SqliteIdempotencyStore) -> None:
     claims.claim("a")
     claims.forget("a")
-    assert claims.claim("a") is IdempotencyDecision.RUN
+    assert claims.claim("a") is RUN
 
 
 @pytest.mark.parametrize(
     ("later_ms", "answer"),
-    [(299_999, IdempotencyDecision.IN_FLIGHT), (300_000, IdempotencyDecision.RUN)],
+    [(299_999, IN_FLIGHT), (300_000, RUN)],
 )
 def test_claim_of_a_dead_process_ends_with_its_lease(
     claims: SqliteIdempotencyStore, clock: Clock, later_ms: int, answer: IdempotencyDecision
@@ -87,9 +84,9 @@ def test_late_failure_leaves_the_claim_of_another_alone(
     claims.claim("a")
     clock.ms += 300_000
     other = other_of(claims, clock)
-    assert other.claim("a") is IdempotencyDecision.RUN
+    assert other.claim("a") is RUN
     claims.forget("a")
-    assert claims.claim("a") is IdempotencyDecision.IN_FLIGHT
+    assert claims.claim("a") is IN_FLIGHT
 
 
 def test_late_success_counts_and_the_failure_of_another_does_not_undo_it(
@@ -101,23 +98,23 @@ def test_late_success_counts_and_the_failure_of_another_does_not_undo_it(
     other.claim("a")
     claims.remember("a")
     other.forget("a")
-    assert claims.claim("a") is IdempotencyDecision.DONE
+    assert claims.claim("a") is DONE
 
 
 def test_forgetting_what_is_done_changes_nothing(claims: SqliteIdempotencyStore) -> None:
     claims.claim("a")
     claims.remember("a")
     claims.forget("a")
-    assert claims.claim("a") is IdempotencyDecision.DONE
+    assert claims.claim("a") is DONE
 
 
-def test_purge_removes_what_counts_as_absent(claims: SqliteIdempotencyStore, clock: Clock) -> None:
-    for number in range(2_500):
+def test_purge_removes_expired_claims(claims: SqliteIdempotencyStore, clock: Clock) -> None:
+    for number in range(1_100):
         claims.claim(str(number))
     clock.ms += 300_000
     claims.claim("kept")
-    assert (claims.purge(), claims.purge()) == (2_500, 0)
-    assert claims.claim("kept") is IdempotencyDecision.IN_FLIGHT
+    assert (claims.purge(), claims.purge()) == (1_100, 0)
+    assert claims.claim("kept") is IN_FLIGHT
 
 
 def test_store_purges_itself_now_and_then(claims: SqliteIdempotencyStore, clock: Clock) -> None:
@@ -129,7 +126,6 @@ def test_store_purges_itself_now_and_then(claims: SqliteIdempotencyStore, clock:
 
 
 def test_store_is_the_sdks_and_ours(claims: SqliteIdempotencyStore) -> None:
-    assert isinstance(claims, IdempotencyStore)
     assert isinstance(claims, IdempotencyStore)
     runs: list[Any] = []
     handler = wrap(claims, lambda data, meta: runs.append(data))

@@ -7,15 +7,19 @@ import pytest
 from phpmq_lite.envelopes.json_edit import edit_members, find_members
 from tests.support.envelope_cases import CASES, Case, edit, nested
 
-ODD = (
+SAMPLE = (
     b' \n{ "a" : [1, {"a": 2}] ,\t"b\xc3\xa9" :"x\\"}," , "\\u0061":-1.5e3,"\xe2\x98\x95":{}} \r\n'
 )
 
 
 def test_offsets_are_bytes_and_lead_to_names_and_values() -> None:
     pieces = [
-        (member.name, ODD[member.start : member.start + 1], ODD[member.value_start : member.end])
-        for member in find_members(ODD)
+        (
+            member.name,
+            SAMPLE[member.start : member.start + 1],
+            SAMPLE[member.value_start : member.end],
+        )
+        for member in find_members(SAMPLE)
     ]
     assert pieces == [
         ("a", b'"', b'[1, {"a": 2}]'),
@@ -38,7 +42,7 @@ def test_members_are_found_where_json_finds_an_object(case: Case) -> None:
             found = find_members(case.content)
         except ValueError:
             return
-        assert found  # a lone surrogate, or like a wrapper: an object all the same
+        assert found  # an object with a lone surrogate, or one like a wrapper
     assert [member.name for member in find_members(case.content)] == [
         name for name, _ in json.loads(case.content, object_pairs_hook=tuple, parse_int=str)
     ]
@@ -114,7 +118,7 @@ def test_member_is_replaced_or_added(content: bytes, expected: bytes) -> None:
         (b'{"a":1,"n":2,"n":3,"b":4}', b'{"a":1,"b":4}'),
     ],
 )
-def test_member_is_taken_out(content: bytes, expected: bytes) -> None:
+def test_member_is_removed(content: bytes, expected: bytes) -> None:
     assert edit(content, n=None) == expected
 
 

@@ -48,7 +48,7 @@ class Broker:
         return [json.loads(m.content)["data"]["n"] for m in self.stored if m.queue == queue]
 
 
-class House:
+class Shop:
     """A service's database in memory with its outbox, a store and a clock."""
 
     def __init__(self) -> None:
@@ -84,8 +84,8 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    made = House()
+def shop() -> Iterator[Shop]:
+    made = Shop()
     yield made
     made.connection.close()
 
@@ -93,37 +93,37 @@ def house() -> Iterator[House]:
 # -- the writer's side
 
 
-def test_row_is_committed_with_the_business_data_or_not_at_all(house: House) -> None:
+def test_row_is_committed_with_the_business_data_or_not_at_all(shop: Shop) -> None:
     for end in ("ROLLBACK", "COMMIT"):
-        house.connection.execute("BEGIN")
-        house.connection.execute("INSERT INTO sale VALUES (1)")
-        house.write(1)
-        house.connection.execute(end)
-        sales = house.connection.execute("SELECT count(*) FROM sale").fetchone()[0]
-        assert len(house.column("id")) == sales == (end == "COMMIT")
+        shop.connection.execute("BEGIN")
+        shop.connection.execute("INSERT INTO sale VALUES (1)")
+        shop.write(1)
+        shop.connection.execute(end)
+        sales = shop.connection.execute("SELECT count(*) FROM sale").fetchone()[0]
+        assert len(shop.column("id")) == sales == (end == "COMMIT")
 
 
-def test_row_has_the_bytes_that_a_producer_sends(house: House) -> None:
+def test_row_has_the_bytes_that_a_producer_sends(shop: Shop) -> None:
     envelope = codec.make(URN, {"name": "Zoë\u2028/"}, queue="orders")
-    row_id = house.outbox.write(envelope, ttl_s=60)
-    assert house.column("body") == [producer.prepare_publish(envelope).content]
-    assert (house.column("id"), house.column("ttl_s")) == ([row_id], [60])
+    row_id = shop.outbox.write(envelope, ttl_s=60)
+    assert shop.column("body") == [producer.prepare_publish(envelope).content]
+    assert (shop.column("id"), shop.column("ttl_s")) == ([row_id], [60])
 
 
-def test_outbox_continues_the_trace_of_what_is_handled(house: House) -> None:
+def test_outbox_continues_the_trace_of_what_is_handled(shop: Shop) -> None:
     with codec.continue_trace({"trace_id": "t-0"}):
-        house.write(1)
-    assert json.loads(house.column("body")[0])["trace_id"] == "t-0"
+        shop.write(1)
+    assert json.loads(shop.column("body")[0])["trace_id"] == "t-0"
 
 
-def test_what_cannot_be_sent_is_refused_before_the_insert(house: House) -> None:
+def test_what_cannot_be_sent_is_refused_before_the_insert(shop: Shop) -> None:
     with pytest.raises(EnvelopeError, match="/data/n"):
-        house.outbox.publish(URN, {"n": float("nan")})
+        shop.outbox.publish(URN, {"n": float("nan")})
     with pytest.raises(LocalProtocolError, match="queue name"):
-        house.write(1, queue="a" * 300)
+        shop.write(1, queue="a" * 300)
     with pytest.raises(LocalProtocolError, match="digits"):
-        house.outbox.publish(URN, {}, ttl_s=-1)
-    assert house.column("id") == []
+        shop.outbox.publish(URN, {}, ttl_s=-1)
+    assert shop.column("id") == []
 
 
 @pytest.mark.parametrize("name", ["", "a b", "1a", 'a"', "a;b", "ä"])
@@ -132,7 +132,7 @@ def test_name_of_a_table_is_checked(name: str) -> None:
         check_table_name(name)
 
 
-def test_tables_may_be_called_otherwise() -> None:
+def test_tables_may_have_another_name() -> None:
     connection = sqlite3.connect(":memory:")
     create_tables(connection, "mail")
     create_tables(connection, "mail")
@@ -145,240 +145,230 @@ def test_tables_may_be_called_otherwise() -> None:
 # -- the relay
 
 
-def test_relay_sends_queue_by_queue_in_order_under_the_rows_ids(house: House) -> None:
-    house.write(1, 2)
-    house.write(3, queue="mail")
-    house.write(4)
-    done = house.relay.run()
+def test_relay_sends_queue_by_queue_in_order_under_the_rows_ids(shop: Shop) -> None:
+    shop.write(1, 2)
+    shop.write(3, queue="mail")
+    shop.write(4)
+    done = shop.relay.run()
     assert (done.sent, done.failed, done.is_unreachable) == (4, 0, False)
-    assert (house.broker.numbers(), house.broker.numbers("mail")) == ([1, 2, 4], [3])
-    assert {m.key.decode() for m in house.broker.stored} == set(house.column("id"))
-    assert house.relay.run().sent == 0
+    assert (shop.broker.numbers(), shop.broker.numbers("mail")) == ([1, 2, 4], [3])
+    assert {m.key.decode() for m in shop.broker.stored} == set(shop.column("id"))
+    assert shop.relay.run().sent == 0
 
 
-def test_relay_sends_in_batches_until_nothing_is_left(house: House) -> None:
-    house.write(*range(25))
-    assert house.relay_of(house.store, batch=10).run().sent == 25
-    assert (house.broker.numbers(), house.broker.calls) == (list(range(25)), 3)
+def test_relay_sends_in_batches_until_nothing_is_left(shop: Shop) -> None:
+    shop.write(*range(25))
+    assert shop.relay_of(shop.store, batch=10).run().sent == 25
+    assert (shop.broker.numbers(), shop.broker.calls) == (list(range(25)), 3)
 
 
-def test_batch_ends_with_the_bytes_that_it_may_have(house: House) -> None:
-    house.write(*range(3))
-    size = len(house.column("body")[0])
-    assert [len(house.store.lease_rows("orders", 10, most)) for most in (1, size + 1, 1 << 20)] == [
-        1,
-        2,
-        3,
-    ]
+def test_batch_ends_with_the_bytes_that_it_may_have(shop: Shop) -> None:
+    shop.write(*range(3))
+    size = len(shop.column("body")[0])
+    bounds = (1, size + 1, 1 << 20)
+    assert [len(shop.store.lease_rows("orders", 10, most)) for most in bounds] == [1, 2, 3]
 
 
-def test_failing_row_stays_with_its_error_and_the_rest_goes_on(house: House) -> None:
-    house.write(*range(5))
-    bad = house.column("id")[2].encode()
-    house.broker.verdict = lambda m: LocalProtocolError("too long") if m.key == bad else None
-    done = house.relay.run()
+def test_failing_row_stays_with_its_error_and_the_rest_goes_on(shop: Shop) -> None:
+    shop.write(*range(5))
+    bad = shop.column("id")[2].encode()
+    shop.broker.verdict = lambda m: LocalProtocolError("too long") if m.key == bad else None
+    done = shop.relay.run()
     assert (done.sent, done.failed) == (4, 1)
-    assert house.broker.numbers() == [0, 1, 3, 4]
-    assert house.column("error") == [None, None, "too long", None, None]
-    assert house.failures == [("orders", "too long")]
+    assert shop.broker.numbers() == [0, 1, 3, 4]
+    assert shop.column("error") == [None, None, "too long", None, None]
+    assert shop.failures == [("orders", "too long")]
 
 
-def test_failing_row_is_tried_again_after_5_s_and_later_each_time(house: House) -> None:
-    house.write(0)
-    house.broker.verdict = lambda _: LocalProtocolError("no")
-    house.relay.run()
+def test_failing_row_is_tried_again_after_5_s_and_later_each_time(shop: Shop) -> None:
+    shop.write(0)
+    shop.broker.verdict = lambda _: LocalProtocolError("no")
+    shop.relay.run()
     for wait_s in (5, 10, 20, 40, 80, 160, 300, 300):
-        tries = house.column("attempts")[0]
-        house.now_s += wait_s - 0.1
-        house.relay.run()
-        assert house.column("attempts") == [tries]
-        house.now_s += 0.1
-        house.relay.run()
-        assert house.column("attempts") == [tries + 1]
-    house.broker.verdict = lambda _: None
-    house.now_s += 300
-    assert house.relay.run().sent == 1
-    assert house.column("error") == [None]
+        tries = shop.column("attempts")[0]
+        shop.now_s += wait_s - 0.1
+        shop.relay.run()
+        assert shop.column("attempts") == [tries]
+        shop.now_s += 0.1
+        shop.relay.run()
+        assert shop.column("attempts") == [tries + 1]
+    shop.broker.verdict = lambda _: None
+    shop.now_s += 300
+    assert shop.relay.run().sent == 1
+    assert shop.column("error") == [None]
 
 
-def test_refusing_queue_waits_and_the_others_go_on_in_order(house: House) -> None:
-    house.write(1, 2)
-    house.write(3, queue="mail")
+def test_refusing_queue_waits_and_the_others_go_on_in_order(shop: Shop) -> None:
+    shop.write(1, 2)
+    shop.write(3, queue="mail")
     refusal = PublishRefusedError("paused")
-    house.broker.verdict = lambda m: refusal if m.queue == "orders" else None
-    done = house.relay.run()
+    shop.broker.verdict = lambda m: refusal if m.queue == "orders" else None
+    done = shop.relay.run()
     assert (done.sent, done.refused) == (1, {"orders"})
-    assert house.column("error")[:2] == ["publish refused: paused"] * 2
-    calls = house.broker.calls
-    assert house.relay.run().refused == {"orders"}
-    assert house.broker.calls == calls
-    house.broker.verdict = lambda _: None
-    house.now_s += 1
-    assert house.relay.run().sent == 2
-    assert house.broker.numbers() == [1, 2]
+    assert shop.column("error")[:2] == ["publish refused: paused"] * 2
+    calls = shop.broker.calls
+    assert shop.relay.run().refused == {"orders"}
+    assert shop.broker.calls == calls
+    shop.broker.verdict = lambda _: None
+    shop.now_s += 1
+    assert shop.relay.run().sent == 2
+    assert shop.broker.numbers() == [1, 2]
 
 
-def test_refusing_queue_waits_longer_each_time(house: House) -> None:
-    house.write(1)
-    house.broker.verdict = lambda _: PublishRefusedError("queue full: messages")
-    house.relay.run()
+def test_refusing_queue_waits_longer_each_time(shop: Shop) -> None:
+    shop.write(1)
+    shop.broker.verdict = lambda _: PublishRefusedError("queue full: messages")
+    shop.relay.run()
     for pause_s in (1, 2, 4, 8, 16, 30, 30):
-        calls = house.broker.calls
-        house.now_s += pause_s - 0.01
-        house.relay.run()
-        assert house.broker.calls == calls
-        house.now_s += 0.01
-        house.relay.run()
-        assert house.broker.calls == calls + 1
+        calls = shop.broker.calls
+        shop.now_s += pause_s - 0.01
+        shop.relay.run()
+        assert shop.broker.calls == calls
+        shop.now_s += 0.01
+        shop.relay.run()
+        assert shop.broker.calls == calls + 1
 
 
-def test_queue_that_took_something_waits_from_1_s_again(house: House) -> None:
-    house.write(1)
+def test_queue_that_accepted_a_message_waits_from_1_s_again(shop: Shop) -> None:
+    shop.write(1)
     for _ in range(2):
-        house.broker.verdict = lambda _: PublishRefusedError("paused")
-        house.relay.run()
-        house.broker.verdict = lambda _: None
-        house.now_s += 1
-        assert house.relay.run().sent == 1
-        house.write(2)
+        shop.broker.verdict = lambda _: PublishRefusedError("paused")
+        shop.relay.run()
+        shop.broker.verdict = lambda _: None
+        shop.now_s += 1
+        assert shop.relay.run().sent == 1
+        shop.write(2)
 
 
-def test_broker_that_is_away_leaves_rows_as_they_are(house: House) -> None:
-    house.write(1)
-    house.write(2, queue="mail")
-    house.broker.verdict = lambda _: NoReplyError("away")
-    done = house.relay.run()
+def test_broker_that_is_away_leaves_rows_as_they_are(shop: Shop) -> None:
+    shop.write(1)
+    shop.write(2, queue="mail")
+    shop.broker.verdict = lambda _: NoReplyError("away")
+    done = shop.relay.run()
     assert (done.sent, done.failed, done.is_unreachable) == (0, 0, True)
-    assert (house.broker.calls, house.column("attempts")) == (1, [0, 0])
-    house.broker.verdict = lambda _: None
-    assert house.relay.run().sent == 2
+    assert (shop.broker.calls, shop.column("attempts")) == (1, [0, 0])
+    shop.broker.verdict = lambda _: None
+    assert shop.relay.run().sent == 2
 
 
-def test_row_that_the_broker_hangs_up_on_is_found_and_the_rest_goes_on(house: House) -> None:
-    house.write(*range(6))
-    bad = house.column("id")[2].encode()
+def test_row_that_the_broker_hangs_up_on_is_found_and_the_rest_goes_on(shop: Shop) -> None:
+    shop.write(*range(6))
+    bad = shop.column("id")[2].encode()
     hung: list[bytes] = []
 
     def send(messages: Sequence[KeyedMessage]) -> list[PublishOutcome]:
         keys = [m.key for m in messages]
         if bad not in keys:
-            return house.broker.send(messages)
+            return shop.broker.send(messages)
         hung.append(bad)
         before = keys.index(bad)
-        house.broker.send(messages[:before])
+        shop.broker.send(messages[:before])
         lost: PublishOutcome = ConnectionLostError("10 connections ended")
         return [None] * before + [lost] * (len(messages) - before)
 
-    relay = Relay(house.store, send, lambda: house.now_s)
+    relay = Relay(shop.store, send, lambda: shop.now_s)
     done = relay.run()
     assert (done.sent, done.failed, len(hung)) == (5, 1, 2)
-    assert house.broker.numbers() == [0, 1, 3, 4, 5]
-    assert house.column("error")[2] == "10 connections ended"
-    assert house.column("attempts") == [0, 0, 1, 0, 0, 0]
+    assert shop.broker.numbers() == [0, 1, 3, 4, 5]
+    assert shop.column("error")[2] == "10 connections ended"
+    assert shop.column("attempts") == [0, 0, 1, 0, 0, 0]
 
 
 # -- several relays
 
 
-def test_queue_belongs_to_one_relay_until_its_lease_ends(house: House) -> None:
-    house.write(1)
-    house.broker.verdict = lambda _: NoReplyError("away")
-    house.relay.run()
-    house.broker.verdict = lambda _: None
-    other = house.relay_of(house.another_store())
-    house.now_s += 29.9
+def test_queue_belongs_to_one_relay_until_its_lease_ends(shop: Shop) -> None:
+    shop.write(1)
+    shop.broker.verdict = lambda _: NoReplyError("away")
+    shop.relay.run()
+    shop.broker.verdict = lambda _: None
+    other = shop.relay_of(shop.another_store())
+    shop.now_s += 29.9
     assert other.run().sent == 0
-    house.now_s += 0.1
+    shop.now_s += 0.1
     assert other.run().sent == 1
 
 
-def test_released_queue_is_there_for_others_at_once(house: House) -> None:
-    house.write(1)
-    assert len(house.store.lease_rows("orders", 10)) == 1
-    other = house.another_store()
+def test_released_queue_is_there_for_others_at_once(shop: Shop) -> None:
+    shop.write(1)
+    assert len(shop.store.lease_rows("orders", 10)) == 1
+    other = shop.another_store()
     assert other.lease_rows("orders", 10) == []
-    house.store.release()
+    shop.store.release()
     assert len(other.lease_rows("orders", 10)) == 1
 
 
-def test_stopped_relay_ends_between_two_batches(house: House) -> None:
-    house.write(*range(30))
-    relay = house.relay_of(house.store, batch=10, is_stopped=lambda: house.broker.calls == 2)
+def test_stopped_relay_ends_between_two_batches(shop: Shop) -> None:
+    shop.write(*range(30))
+    relay = shop.relay_of(shop.store, batch=10, is_stopped=lambda: shop.broker.calls == 2)
     assert relay.run().sent == 20
 
 
-# -- what is left
+# -- status and purge
 
 
-def test_status_tells_what_waits_by_queue(house: House) -> None:
-    house.write(1, 2)
-    house.write(3, queue="mail")
-    bad = house.column("id")[1].encode()
-    house.broker.verdict = lambda m: LocalProtocolError("no") if m.key == bad else None
-    house.relay.run()
-    house.write(4)
-    (row,) = house.store.status()
-    assert (row.queue, row.waiting, row.failing, row.attempts, row.error) == (
-        "orders",
-        2,
-        1,
-        1,
-        "no",
-    )
+def test_status_counts_waiting_rows_by_queue(shop: Shop) -> None:
+    shop.write(1, 2)
+    shop.write(3, queue="mail")
+    bad = shop.column("id")[1].encode()
+    shop.broker.verdict = lambda m: LocalProtocolError("no") if m.key == bad else None
+    shop.relay.run()
+    shop.write(4)
+    (row,) = shop.store.status()
+    assert (row.queue, row.waiting, row.failing) == ("orders", 2, 1)
+    assert (row.attempts, row.error) == (1, "no")
 
 
-def test_sent_rows_are_purged_after_their_time_and_others_never(house: House) -> None:
-    house.write(*range(2_100))
-    house.relay.run()
-    house.write(7, queue="mail")
-    house.now_s += 60
-    assert house.store.purge(61) == 0
-    assert house.store.purge(60) == 2_100
-    assert house.column("queue") == ["mail"]
+def test_sent_rows_are_purged_after_their_time_and_others_never(shop: Shop) -> None:
+    shop.write(*range(1_050))
+    shop.relay.run()
+    shop.write(7, queue="mail")
+    shop.now_s += 60
+    assert shop.store.purge(61) == 0
+    assert shop.store.purge(60) == 1_050
+    assert shop.column("queue") == ["mail"]
 
 
-def test_text_in_the_body_column_is_sent_as_its_bytes(house: House) -> None:
+def test_text_in_the_body_column_is_sent_as_its_bytes(shop: Shop) -> None:
     """Other languages may insert the row with their own statement."""
     text = producer.prepare_publish(codec.make(URN, {"n": 1}, queue="orders")).content.decode()
-    house.connection.execute(
+    shop.connection.execute(
         "INSERT INTO phpmq_outbox (id, queue, body, written_ms) VALUES ('x', 'orders', ?, 0)",
         (text,),
     )
-    house.relay.run()
-    assert [m.content for m in house.broker.stored] == [text.encode()]
+    shop.relay.run()
+    assert [m.content for m in shop.broker.stored] == [text.encode()]
 
 
-# -- the SDK's own
+# -- the SDK's outbox and relay
 
 
-class Transport:
-    """The publishing half of an SDK transport."""
-
+class SdkTransport:
     def __init__(self) -> None:
         self.sent: list[tuple[str, str]] = []
 
     def publish(self, queue: str, body: str) -> None:
-        if "ugly" in body:  # no hexadecimal digits: ids are random
+        if "ugly" in body:  # not hexadecimal, so no random id contains it
             raise ValueError("ugly")
         self.sent.append((queue, body))
 
 
-def test_sdk_outbox_and_relay_work_over_the_store(house: House) -> None:
-    outbox = SdkOutbox(house.store)
+def test_sdk_outbox_and_relay_work_over_the_store(shop: Shop) -> None:
+    outbox = SdkOutbox(shop.store)
     for word in ("one", "ugly", "two"):
         outbox.write(codec.make(URN, {"word": word}, queue="orders"))
-    transport: Any = Transport()
-    done = OutboxRelay(transport, house.store, sleeper=lambda _: None).drain()
+    transport: Any = SdkTransport()
+    done = OutboxRelay(transport, shop.store, sleeper=lambda _: None).drain()
     assert (done.published, done.failed) == (2, 1)
     assert [json.loads(body)["data"]["word"] for _, body in transport.sent] == ["one", "two"]
-    assert house.column("error") == [None, "ValueError: ugly", None]
-    assert isinstance(house.store, OutboxStore)
+    assert shop.column("error") == [None, "ValueError: ugly", None]
+    assert isinstance(shop.store, OutboxStore)
 
 
-def test_store_refuses_what_the_sdk_writes_wrongly(house: House) -> None:
-    outbox = SdkOutbox(house.store)
+def test_store_refuses_what_the_sdk_writes_wrongly(shop: Shop) -> None:
+    outbox = SdkOutbox(shop.store)
     envelope = codec.make(URN, {}, queue="orders")
     for data in ({"n": float("nan")}, {"name": "\ud800"}):
         with pytest.raises(EnvelopeError):
             outbox.write(envelope | {"data": data})
-    assert house.column("id") == []
+    assert shop.column("id") == []

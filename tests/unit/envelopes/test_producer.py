@@ -70,11 +70,7 @@ def test_producer_sends_an_envelope_under_its_meta_id(orders: Producer, sent: Se
     ((queue, body, ttl_s, key),) = sent.calls
     envelope = json.loads(body)
     assert (queue, ttl_s, key) == ("orders", 60, meta_id.encode())
-    assert (envelope["job"], envelope["data"], envelope["attempts"]) == (
-        URN,
-        {"order_id": 1042},
-        0,
-    )
+    assert (envelope["job"], envelope["data"], envelope["attempts"]) == (URN, {"order_id": 1042}, 0)
     assert envelope["meta"]["id"] == meta_id
     assert (envelope["meta"]["queue"], envelope["meta"]["ext"]) == ("orders", {"a": 1})
 
@@ -104,7 +100,7 @@ def test_made_envelope_is_sent_again_with_the_same_bytes_and_key(
 @pytest.mark.parametrize(
     ("given", "own", "expected"), [(None, None, "t-0"), ("t-1", None, "t-1"), (None, "t-2", "t-2")]
 )
-def test_trace_is_the_given_one_else_that_of_what_is_handled(
+def test_trace_is_the_given_one_or_that_of_the_current_job(
     orders: Producer, sent: Sent, given: str | None, own: str | None, expected: str
 ) -> None:
     with codec.continue_trace({"trace_id": "t-0"}):
@@ -114,7 +110,7 @@ def test_trace_is_the_given_one_else_that_of_what_is_handled(
     assert {json.loads(body)["trace_id"] for _, body, _, _ in sent.calls} == {expected}
 
 
-def test_trace_ends_with_what_is_handled(orders: Producer, sent: Sent) -> None:
+def test_trace_ends_with_the_current_job(orders: Producer, sent: Sent) -> None:
     with codec.continue_trace({"trace_id": "t-0"}):
         with codec.continue_trace({"trace_id": "t-1"}):
             orders.publish(URN, {})
@@ -171,7 +167,7 @@ async def test_publish_takes_a_job_or_a_urn_and_the_queue_by_its_place(
     assert len(bodies) + len(link.published(queue)) == 4
 
 
-def test_trace_that_is_given_comes_before_that_of_the_job(orders: Producer, sent: Sent) -> None:
+def test_given_trace_overrides_that_of_the_job(orders: Producer, sent: Sent) -> None:
     orders.publish(OrderCreated("t-2"), trace_id="t-1")
     orders.publish(OrderCreated("t-2"), trace_id=" ")
     assert [json.loads(body)["trace_id"] for _, body, _, _ in sent.calls] == ["t-1", "t-2"]
@@ -221,7 +217,7 @@ async def test_async_producer_sends_the_same() -> None:
         ({"a/b": {"~": b"bytes"}}, "/data/a~1b/~0"),
     ],
 )
-def test_what_cannot_be_written_is_refused_with_its_pointer(
+def test_unencodable_value_is_refused_with_its_pointer(
     orders: Producer, sent: Sent, data: dict[str, Any], pointer: str
 ) -> None:
     with pytest.raises(EnvelopeError, match=pointer):
@@ -237,8 +233,7 @@ def test_reserved_member_of_meta_is_refused(orders: Producer, sent: Sent, name: 
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"trace_id": " "}, {"attempts": "0"}, {"data": []}, {"meta": {"schema_version": 2}}],
+    "change", [{"trace_id": " "}, {"attempts": "0"}, {"data": []}, {"meta": {"schema_version": 2}}]
 )
 def test_envelope_that_no_consumer_may_handle_is_refused(
     orders: Producer, sent: Sent, change: dict[str, Any]
