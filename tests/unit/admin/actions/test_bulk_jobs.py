@@ -47,12 +47,10 @@ class Rig:
         return await self.jobs.start(broker.act, made, order, self.undos)
 
 
-class Crowded(Broker):
-    """Counts concurrent slices."""
+class SlowBroker(Broker):
+    """Yields in each slice and counts concurrent ones."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.under_way = self.most = 0
+    under_way = most = 0
 
     async def act(
         self, entry: AuditEntry, action: Action, seqs: Sequence[int], options: ActionOptions
@@ -79,7 +77,7 @@ async def test_small_work_is_done_at_once(rig: Rig) -> None:
     assert list(rig.undos.find(job.undo, "anna", 0).seqs) == [1, 3]
 
 
-async def test_large_work_goes_on_in_slices_and_only_the_last_ends_its_row(rig: Rig) -> None:
+async def test_large_work_runs_in_slices_and_only_the_last_ends_its_audit_row(rig: Rig) -> None:
     broker = Broker()
     job = await rig.start(broker, 2 * SLICE + 1)
     assert (job.state, job.handled) == (BulkJobState.RUNNING, SLICE)
@@ -92,7 +90,7 @@ async def test_large_work_goes_on_in_slices_and_only_the_last_ends_its_row(rig: 
 
 async def test_jobs_take_turns_so_that_one_slice_is_under_way(rig: Rig) -> None:
     """Five slices in one batch delayed the messages of others by 60 ms."""
-    broker = Crowded()
+    broker = SlowBroker()
     jobs = [await rig.start(broker, 3 * SLICE, number=number) for number in (1, 2, 3)]
     for job in jobs:
         await job.ended.wait()
@@ -148,12 +146,12 @@ async def test_rate_makes_smaller_slices_that_wait(rig: Rig) -> None:
     broker = Broker()
     job = await rig.start(broker, 5, rate=2)
     assert (job.state, job.handled, broker.slices) == (BulkJobState.RUNNING, 2, [[1, 2]])
-    rig.jobs.cancel(job)  # ends the wait
+    rig.jobs.cancel(job)
     await job.ended.wait()
     assert job.done == 2
 
 
-async def test_high_rate_goes_through(rig: Rig) -> None:
+async def test_high_rate_is_reached(rig: Rig) -> None:
     job = await rig.start(Broker(), 1_500, rate=100_000)
     await job.ended.wait()
     assert (job.state, job.done) == (BulkJobState.DONE, 1_500)
@@ -197,14 +195,14 @@ async def test_finished_work_is_forgotten_after_an_hour(rig: Rig) -> None:
     assert rig.jobs.of_selection("t", "anna") is None
 
 
-async def test_at_most_so_many_finished_are_remembered(rig: Rig) -> None:
+async def test_finished_jobs_are_bounded(rig: Rig) -> None:
     for number in range(1, KEPT_MAX + 3):
         await rig.start(Broker(), 1, number=number)
     assert len(rig.jobs.all) == KEPT_MAX
     assert rig.jobs.find(1) is None
 
 
-async def test_taking_back_gives_each_slice_its_places(rig: Rig) -> None:
+async def test_undo_passes_each_slice_its_positions(rig: Rig) -> None:
     moved = await rig.start(Broker(), SLICE + 1, Action.MOVE)
     await moved.ended.wait()
     assert moved.undo is not None

@@ -8,25 +8,21 @@ from phpmq_lite.settings import Settings
 from phpmq_lite.settings.model import UiSettings
 
 
-def settings(environment: str = "") -> Settings:
-    return Settings(ui=UiSettings(environment=environment, confirm_count=100))
-
-
-def test_few_messages_need_no_typing() -> None:
-    assert texts_to_type(settings(), 100, ["orders"]) == ()
-
-
-def test_many_messages_of_one_queue_take_its_name_or_the_count() -> None:
-    assert texts_to_type(settings(), 101, ["orders"]) == ("orders", "101")
-
-
-def test_many_messages_of_several_queues_take_the_count() -> None:
-    assert texts_to_type(settings(), 12_408, ["a", "b"]) == ("12408",)
-
-
-@pytest.mark.parametrize("name", ["production", " Production "])
-def test_production_always_asks(name: str) -> None:
-    assert texts_to_type(settings(name), 1, ["orders"]) == ("orders", "1")
+@pytest.mark.parametrize(
+    ("environment", "count", "queues", "texts"),
+    [
+        ("", 100, ["orders"], ()),
+        ("", 101, ["orders"], ("orders", "101")),
+        ("", 12_408, ["a", "b"], ("12408",)),
+        ("production", 1, ["orders"], ("orders", "1")),
+        (" Production ", 1, ["orders"], ("orders", "1")),
+    ],
+)
+def test_many_messages_or_production_need_a_confirmation(
+    environment: str, count: int, queues: list[str], texts: tuple[str, ...]
+) -> None:
+    settings = Settings(ui=UiSettings(environment=environment, confirm_count=100))
+    assert texts_to_type(settings, count, queues) == texts
 
 
 @pytest.mark.parametrize("typed", [None, "", "order", "orders "])
@@ -38,9 +34,9 @@ def test_another_text_is_refused(typed: str | None) -> None:
 
 
 @pytest.mark.parametrize("typed", ["e\u202evil", "e\\u202evil", "5"])
-def test_escapes_stand_for_what_nobody_can_type(typed: str) -> None:
+def test_escapes_stand_for_characters_that_cannot_be_typed(typed: str) -> None:
     check_typed_text(("e\u202evil", "5"), typed)
 
 
-def test_nothing_to_type_takes_anything() -> None:
+def test_any_text_confirms_when_none_is_needed() -> None:
     check_typed_text((), None)

@@ -18,7 +18,7 @@ def bodies(text: str, kind: str = "json", number: int = 1, *, is_filled: bool = 
     return [body.decode() for body in made]
 
 
-def test_placeholders_are_filled_anew_in_each_copy() -> None:
+def test_placeholders_are_filled_in_each_copy() -> None:
     text = '{"n": {{n}}, "at": {{ now_ms }}, "a": "{{uuid}}", "b": "{{uuid}}"}'
     assert bodies(text, number=2) == [
         '{"n": 1, "at": 1700, "a": "id-1", "b": "id-2"}',
@@ -26,7 +26,7 @@ def test_placeholders_are_filled_anew_in_each_copy() -> None:
     ]
 
 
-def test_placeholders_stay_where_nobody_wants_them_filled() -> None:
+def test_placeholders_stay_unless_filling_is_requested() -> None:
     assert bodies('"{{n}} {{other}}"', number=2, is_filled=False) == ['"{{n}} {{other}}"'] * 2
 
 
@@ -55,15 +55,13 @@ def test_text_is_sent_as_it_is() -> None:
 
 
 def test_base64_is_decoded() -> None:
-    assert (
-        message_draft.make_bodies("AP8=\n", "base64", 2, 0, str, is_filled=True)
-        == [b"\x00\xff"] * 2
-    )
+    made = message_draft.make_bodies("AP8=\n", "base64", 2, 0, str, is_filled=True)
+    assert made == [b"\x00\xff"] * 2
     with pytest.raises(Problem, match="not valid base64"):
         bodies("A", "base64")
 
 
-def test_envelope_has_what_the_contract_asks() -> None:
+def test_envelope_has_the_members_of_the_contract() -> None:
     text = message_draft.envelope_text(" urn:babel:orders:created\t", '{"order_id":\n1042}', 'a"b')
     found = json.loads(bodies(text)[0])
     assert found == {
@@ -103,10 +101,8 @@ def test_empty_data_is_an_object() -> None:
 def test_body_is_written_as_a_form_can_carry_it(content: bytes, expected: tuple[str, str]) -> None:
     text, kind = message_draft.as_form_text(content)
     assert (text, kind) == expected
-    made = message_draft.make_bodies(
-        input.unify_line_breaks(text), kind, 1, 0, str, is_filled=False
-    )
-    assert made == [content]
+    text = input.unify_line_breaks(text)
+    assert message_draft.make_bodies(text, kind, 1, 0, str, is_filled=False) == [content]
 
 
 def test_line_breaks_of_a_form_are_those_that_were_typed() -> None:

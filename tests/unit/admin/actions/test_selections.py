@@ -23,7 +23,7 @@ def test_selection_is_gone_for_others_and_after_ten_minutes(owner: str, at_ms: i
     assert (caught.value.status, caught.value.code) == (410, "selection_expired")
 
 
-def test_oldest_selections_make_room() -> None:
+def test_oldest_selections_are_dropped_to_make_room() -> None:
     selections = SelectionStore(limit_bytes=100)
     tokens = [selections.add("", frozen(5), "anna", 1).token for _ in range(3)]
     with pytest.raises(Problem):

@@ -24,14 +24,14 @@ def undo(action: Action, *outcomes: ActionOutcome) -> UndoRecord:
     return made
 
 
-def test_delete_is_taken_back_by_restoring_the_same_messages() -> None:
+def test_delete_is_undone_by_restoring_the_same_messages() -> None:
     made = undo(Action.DELETE, ActionOutcome([3, 1]), ActionOutcome([2]))
     assert (made.action, list(made.seqs)) == (Action.RESTORE, [3, 1, 2])
     assert made.positions_of(0, 3) == {}
 
 
 @pytest.mark.parametrize("action", [Action.REQUEUE, Action.MOVE])
-def test_requeue_and_move_are_taken_back_by_their_old_places(action: Action) -> None:
+def test_requeue_and_move_are_undone_by_their_old_positions(action: Action) -> None:
     first = ActionOutcome([1, 2], places={1: (5, 10), 2: (6, 20)})
     made = undo(action, first, ActionOutcome([3], places={3: (5, -30)}))
     assert made.action is Action.PLACE
@@ -40,29 +40,29 @@ def test_requeue_and_move_are_taken_back_by_their_old_places(action: Action) -> 
 
 
 @pytest.mark.parametrize("action", [Action.REDRIVE, Action.RESTORE])
-def test_what_made_new_messages_is_taken_back_by_deleting_those(action: Action) -> None:
+def test_action_that_created_messages_is_undone_by_deleting_them(action: Action) -> None:
     made = undo(action, ActionOutcome([1, 2], {1: new_id(1), 2: new_id(2)}, Counter(gone=1)))
     assert (made.action, list(made.seqs)) == (Action.DELETE, [1_001, 1_002])
 
 
-def test_publish_is_taken_back_by_deleting() -> None:
+def test_publish_is_undone_by_deleting() -> None:
     made = make_publish_undo([new_id(1)], "anna", "orders")
     assert (made.action, list(made.seqs)) == (Action.DELETE, [1_001])
 
 
 @pytest.mark.parametrize("action", [Action.RELEASE, Action.ERASE, Action.PLACE])
-def test_some_actions_cannot_be_taken_back(action: Action) -> None:
+def test_some_actions_cannot_be_undone(action: Action) -> None:
     assert make_undo(action, "anna", "orders") is None
     assert UndoStore().add(None, 0) is None
 
 
-def test_nothing_done_is_nothing_to_take_back() -> None:
+def test_action_without_effect_has_no_undo() -> None:
     undos = UndoStore()
     assert undos.add(undo(Action.DELETE), 0) is None
     assert len(undos) == 0
 
 
-def test_undo_is_found_by_who_did_it_until_it_was_used() -> None:
+def test_undo_is_found_by_its_owner_until_it_was_used() -> None:
     undos = UndoStore()
     made = undo(Action.DELETE, ActionOutcome([1]))
     token = undos.add(made, 0)
@@ -78,7 +78,7 @@ def test_undo_is_found_by_who_did_it_until_it_was_used() -> None:
     assert caught.value.status == 410
 
 
-def test_oldest_undo_makes_room() -> None:
+def test_oldest_undo_is_dropped_to_make_room() -> None:
     undos = UndoStore(limit_bytes=20)
     tokens = [undos.add(undo(Action.DELETE, ActionOutcome([1, 2])), 0) for _ in range(2)]
     assert tokens[1] is not None

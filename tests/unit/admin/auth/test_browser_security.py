@@ -24,15 +24,12 @@ def post(**headers: str) -> Request:
 @pytest.mark.parametrize(
     "origin", ["http://mq.example:9101", "https://mq.example:9101", "http://MQ.example:9101"]
 )
-def test_form_of_this_host_is_taken(origin: str) -> None:
+def test_form_of_this_host_is_accepted(origin: str) -> None:
     check_site(post(Origin=origin, Sec_Fetch_Site="same-origin"), needs_origin=True)
 
 
 def test_default_port_may_be_left_out() -> None:
-    request = make_mocked_request(
-        "POST", "/", {"Host": "mq.example", "Origin": "https://mq.example:443"}
-    )
-    check_site(request, needs_origin=True)
+    check_site(post(Host="mq.example", Origin="https://mq.example:443"), needs_origin=True)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +59,7 @@ def test_program_needs_no_origin() -> None:
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_api_takes_json_only(media_type: str) -> None:
+def test_api_accepts_json_only(media_type: str) -> None:
     with pytest.raises(Problem) as caught:
         check_media(post(Content_Type=media_type), "application/json")
     assert caught.value.status == 415
@@ -80,8 +77,8 @@ def test_api_takes_json_only(media_type: str) -> None:
         ("", False),
     ],
 )
-def test_public_url_is_ours_behind_a_proxy(origin: str, is_ours: bool) -> None:
-    request = make_mocked_request("POST", "/", {"Host": "10.0.0.5:9101", "Origin": origin})
+def test_public_url_counts_as_our_origin_behind_a_proxy(origin: str, is_ours: bool) -> None:
+    request = post(Host="10.0.0.5:9101", Origin=origin)
     with nullcontext() if is_ours else pytest.raises(Problem, match=r"admin\.public_url"):
         check_site(request, needs_origin=True, public_url="https://MQ.example/broker")
 
@@ -91,7 +88,7 @@ def test_origin_of_a_url_has_no_default_port() -> None:
     assert origin_of("http://mq.example:8080") == "http://mq.example:8080"
 
 
-def test_secure_page_takes_no_plain_origin() -> None:
+def test_https_page_accepts_no_http_origin() -> None:
     request = post(Origin="http://mq.example:9101").clone(scheme="https")
     with pytest.raises(Problem, match=r"http://mq\.example:9101"):
         check_site(request, needs_origin=True)

@@ -1,6 +1,7 @@
 """Passwords: length limits, concurrent hashes and login throttling."""
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 from argon2 import PasswordHasher
@@ -22,13 +23,10 @@ CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
 
 @pytest.mark.parametrize(
-    ("length", "is_taken"), [(11, False), (12, True), (1_024, True), (1_025, False)]
+    ("length", "is_valid"), [(11, False), (12, True), (1_024, True), (1_025, False)]
 )
-def test_password_has_bounds(length: int, is_taken: bool) -> None:
-    if is_taken:
-        check_length("x" * length)
-        return
-    with pytest.raises(Problem, match=f"{length} characters"):
+def test_password_has_bounds(length: int, is_valid: bool) -> None:
+    with nullcontext() if is_valid else pytest.raises(Problem, match=f"{length} characters"):
         check_length("x" * length)
 
 
@@ -37,11 +35,8 @@ async def test_eleventh_at_once_is_refused() -> None:
     asked = [asyncio.create_task(hasher.is_right(None, "x" * 12)) for _ in range(20)]
     answers = await asyncio.gather(*asked, return_exceptions=True)
     refused = [answer for answer in answers if isinstance(answer, Problem)]
-    assert (len(refused), refused[0].status, refused[0].code) == (
-        20 - HASHES_AT_ONCE - MAX_WAITING,
-        429,
-        "busy",
-    )
+    assert len(refused) == 20 - HASHES_AT_ONCE - MAX_WAITING
+    assert (refused[0].status, refused[0].code) == (429, "busy")
     assert hasher.count == HASHES_AT_ONCE + MAX_WAITING
     hasher.close()
 
@@ -58,46 +53,46 @@ async def test_accents_may_be_typed_in_two_ways() -> None:
 
 
 NOW_S = 1_000_000.0
+STRANGERS = [f"10.0.{at}.1" for at in range(100)]
 
 
-def taken(backoff: LoginThrottle, addresses: list[str], at_s: float) -> int:
-    return sum(backoff.wait_s(address, at_s) == 0.0 for address in addresses)
+def count_allowed(throttle: LoginThrottle, addresses: list[str], at_s: float) -> int:
+    return sum(throttle.wait_s(address, at_s) == 0.0 for address in addresses)
 
 
 def test_address_has_five_tries_a_minute() -> None:
-    backoff = LoginThrottle()
-    assert taken(backoff, ["10.0.0.1"] * 100, NOW_S) == MAX_ATTEMPTS
-    assert backoff.wait_s("10.0.0.1", NOW_S + 20) == 40.0
-    assert taken(backoff, ["10.0.0.1"] * 100, NOW_S + 60) == MAX_ATTEMPTS
+    throttle = LoginThrottle()
+    assert count_allowed(throttle, ["10.0.0.1"] * 100, NOW_S) == MAX_ATTEMPTS
+    assert throttle.wait_s("10.0.0.1", NOW_S + 20) == 40.0
+    assert count_allowed(throttle, ["10.0.0.1"] * 100, NOW_S + 60) == MAX_ATTEMPTS
 
 
 def test_refused_try_does_not_prolong_the_wait() -> None:
-    backoff = LoginThrottle()
-    taken(backoff, ["10.0.0.1"] * 5, NOW_S)
-    taken(backoff, ["10.0.0.1"] * 50, NOW_S + 59)
-    assert backoff.wait_s("10.0.0.1", NOW_S + 60) == 0.0
+    throttle = LoginThrottle()
+    count_allowed(throttle, ["10.0.0.1"] * 5, NOW_S)
+    count_allowed(throttle, ["10.0.0.1"] * 50, NOW_S + 59)
+    assert throttle.wait_s("10.0.0.1", NOW_S + 60) == 0.0
 
 
 def test_unknown_addresses_share_twenty_tries() -> None:
-    backoff = LoginThrottle()
-    strangers = [f"10.0.{at}.1" for at in range(100)]
-    assert taken(backoff, strangers, NOW_S) == MAX_ATTEMPTS_UNKNOWN
-    assert backoff.wait_s("10.1.0.1", NOW_S) == 60.0
+    throttle = LoginThrottle()
+    assert count_allowed(throttle, STRANGERS, NOW_S) == MAX_ATTEMPTS_UNKNOWN
+    assert throttle.wait_s("10.1.0.1", NOW_S) == 60.0
 
 
-def test_known_address_keeps_its_tries_when_strangers_used_theirs_up() -> None:
-    backoff = LoginThrottle()
-    backoff.add_login("10.1.0.1", NOW_S - KNOWN_S + 100)
-    taken(backoff, [f"10.0.{at}.1" for at in range(100)], NOW_S)
-    assert taken(backoff, ["10.1.0.1"] * 100, NOW_S) == MAX_ATTEMPTS
-    assert backoff.wait_s("10.1.0.1", NOW_S + 101) == 0.0  # forgotten, but the minute is over
+def test_known_address_keeps_its_tries_when_strangers_have_used_theirs() -> None:
+    throttle = LoginThrottle()
+    throttle.add_login("10.1.0.1", NOW_S - KNOWN_S + 100)
+    count_allowed(throttle, STRANGERS, NOW_S)
+    assert count_allowed(throttle, ["10.1.0.1"] * 100, NOW_S) == MAX_ATTEMPTS
+    assert throttle.wait_s("10.1.0.1", NOW_S + 101) == 0.0  # forgotten, but the minute is over
 
 
 def test_address_is_forgotten_after_thirty_days() -> None:
-    backoff = LoginThrottle()
-    backoff.add_login("10.1.0.1", NOW_S - KNOWN_S)
-    taken(backoff, [f"10.0.{at}.1" for at in range(100)], NOW_S)
-    assert backoff.wait_s("10.1.0.1", NOW_S) == 60.0
+    throttle = LoginThrottle()
+    throttle.add_login("10.1.0.1", NOW_S - KNOWN_S)
+    count_allowed(throttle, STRANGERS, NOW_S)
+    assert throttle.wait_s("10.1.0.1", NOW_S) == 60.0
 
 
 @pytest.mark.parametrize(

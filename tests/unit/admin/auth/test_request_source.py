@@ -71,7 +71,7 @@ def from_peer(peer: str, **headers: str) -> Request:
     return make_mocked_request("GET", "/", {"Host": "inner:9101"} | named, transport=transport)
 
 
-def test_stranger_cannot_say_who_they_are() -> None:
+def test_untrusted_peer_cannot_forward_headers() -> None:
     sent = from_peer(
         "192.0.2.1", X_Forwarded_For="127.0.0.1", X_Forwarded_Proto="https", X_Forwarded_Host="x"
     )
@@ -80,7 +80,7 @@ def test_stranger_cannot_say_who_they_are() -> None:
     assert is_forwarded(sent)
 
 
-def test_trusted_proxy_tells_address_scheme_and_host() -> None:
+def test_trusted_proxy_forwards_address_scheme_and_host() -> None:
     sent = from_peer(
         "10.0.0.2",
         X_Forwarded_For="192.0.2.7",
@@ -94,8 +94,8 @@ def test_trusted_proxy_tells_address_scheme_and_host() -> None:
 @pytest.mark.parametrize(
     ("forwarded", "remote"),
     [
-        ("127.0.0.1, 192.0.2.7", "192.0.2.7"),  # the browser invented the first
-        ("192.0.2.7, 10.0.0.9", "192.0.2.7"),  # two proxies of ours
+        ("127.0.0.1, 192.0.2.7", "192.0.2.7"),  # the browser sent the first
+        ("192.0.2.7, 10.0.0.9", "192.0.2.7"),  # two trusted proxies
         ("192.0.2.7:5000", "192.0.2.7"),
         ("[2001:db8::1]:5000", "2001:db8::1"),
         ("nonsense, 192.0.2.7", "192.0.2.7"),
@@ -105,13 +105,13 @@ def test_trusted_proxy_tells_address_scheme_and_host() -> None:
         (", ".join(["192.0.2.1"] + ["10.0.0.9"] * 1_000), "10.0.0.9"),
     ],
 )
-def test_nearest_address_that_is_not_ours_counts(forwarded: str, remote: str) -> None:
+def test_nearest_untrusted_address_counts(forwarded: str, remote: str) -> None:
     seen = as_browser_sent(from_peer("10.0.0.2", X_Forwarded_For=forwarded), TRUSTED)
     assert seen.remote == remote
 
 
 @pytest.mark.parametrize("scheme", ["", "ftp", "https, http"])
-def test_odd_scheme_is_not_secure(scheme: str) -> None:
+def test_unknown_scheme_is_not_secure(scheme: str) -> None:
     assert not as_browser_sent(from_peer("10.0.0.2", X_Forwarded_Proto=scheme), TRUSTED).secure
 
 

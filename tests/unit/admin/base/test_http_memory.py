@@ -12,7 +12,7 @@ TOTAL = 1_000
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_memory, "_LOOK_S", 0.001)
 
 
@@ -46,7 +46,7 @@ async def upload(memory: HttpMemory, identity: str, size: int) -> MemoryReservat
     return hold
 
 
-async def test_hold_takes_and_gives_back(memory: HttpMemory) -> None:
+async def test_hold_reserves_and_releases(memory: HttpMemory) -> None:
     hold = memory.hold("anna")
     await hold.resize(600)
     await hold.resize(200)
@@ -94,7 +94,9 @@ async def test_slow_upload_ends_for_a_fast_one(memory: HttpMemory, clock: Clock)
     assert [hold.is_ended for hold in slow].count(True) == memory.ended > 0
 
 
-async def test_older_of_two_equally_fast_uploads_goes_on(memory: HttpMemory, clock: Clock) -> None:
+async def test_older_of_two_equally_fast_uploads_continues(
+    memory: HttpMemory, clock: Clock
+) -> None:
     older, younger = [await upload(memory, "anna", 250) for _ in range(2)]
     done = await asyncio.gather(younger.grow(250), older.grow(250), return_exceptions=True)
     assert isinstance(done[0], Problem)
@@ -111,14 +113,14 @@ async def test_upload_of_a_smaller_user_is_not_ended(memory: HttpMemory, clock: 
     assert large[0].is_ended
 
 
-async def test_who_waits_goes_on_when_memory_is_given_back(
+async def test_waiting_request_continues_when_memory_is_released(
     memory: HttpMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_memory, "WAIT_S", float("inf"))
     first, second = memory.hold("a"), memory.hold("b")
     await first.grow(900)
     waiting = asyncio.create_task(second.grow(300))
-    while not memory.reached:  # noqa: ASYNC110 - it tells nobody
+    while not memory.reached:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0)
     assert not waiting.done()
     first.release()
@@ -135,7 +137,7 @@ async def test_time_that_a_transfer_waits_for_memory_does_not_make_it_slow(
     second = await upload(memory, "b", 50)
     rate = second.rate
     waiting = asyncio.create_task(second.grow(300))
-    while not memory.reached:  # noqa: ASYNC110 - it tells nobody
+    while not memory.reached:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0)
     clock.now_s += 1_000
     assert second.rate == pytest.approx(rate, rel=0.9)

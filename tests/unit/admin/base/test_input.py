@@ -35,17 +35,17 @@ def test_time_to_live(fields: dict[str, str], expected: int | None) -> None:
         {"ttl_s": "99999999999999"},
     ],
 )
-def test_odd_time_to_live_is_refused(fields: dict[str, str]) -> None:
+def test_invalid_time_to_live_is_refused(fields: dict[str, str]) -> None:
     with pytest.raises(Problem) as caught:
         Form(fields.items()).ttl_s()
     assert caught.value.status == 422
 
 
 def test_number_has_bounds() -> None:
-    form = Form([("n", "1,000"), ("empty", " "), ("big", "1001"), ("odd", "\u0661")])
+    form = Form([("n", "1,000"), ("empty", " "), ("big", "1001"), ("arabic", "\u0661")])
     assert form.number("n", 1, 1_000) == 1_000
     assert form.number("empty", 1, 5) is None
-    for name in ("big", "odd"):
+    for name in ("big", "arabic"):
         with pytest.raises(Problem):
             form.number(name, 1, 1_000)
 
@@ -65,28 +65,22 @@ def test_text_is_trimmed_and_bounded() -> None:
         form.text("reason", 3)
 
 
-@pytest.mark.parametrize("value", ["x" * 256, "a\x00b"])
-def test_name_of_a_queue_is_checked(value: str) -> None:
-    with pytest.raises(Problem):
-        Form([("target", value)]).queue("target")
-
-
 def test_name_of_a_queue_keeps_its_blanks() -> None:
     form = Form([("target", " a ")])
     assert (form.queue("target"), form.queue("none")) == (" a ", "")
 
 
-def test_box_is_ticked_or_not() -> None:
+def test_checkbox_is_true_or_false() -> None:
     form = Form([("a", "yes"), ("b", "no")])
     assert (form.flag("a"), form.flag("b"), form.flag("c")) == (True, False, False)
 
 
-def test_line_feeds_of_names_come_as_a_browser_sends_them() -> None:
+def test_line_breaks_of_names_are_normalized() -> None:
     form = Form([("queue", "a\r\nb"), ("queue", "\r\n")])
     assert (form.queue("queue"), form.texts("queue", 2)) == ("a\nb", ["a\nb", "\n"])
 
 
-@pytest.mark.parametrize("name", ["a\rb", "a\tb", "\x7f", "\ud800", "x" * 256])
-def test_what_is_no_name_on_the_wire_is_none_in_a_form(name: str) -> None:
+@pytest.mark.parametrize("name", ["a\x00b", "a\rb", "a\tb", "\x7f", "\ud800", "x" * 256])
+def test_name_that_is_invalid_on_the_wire_is_refused(name: str) -> None:
     with pytest.raises(Problem, match="The queue name"):
         Form([("queue", name)]).queue("queue")

@@ -27,11 +27,11 @@ def test_refusal_of_the_broker_has_its_status(code: str, status: int) -> None:
         (TimeoutError(), 503, "no_answer"),
     ],
 )
-def test_trouble_of_the_machine_has_its_status(error: Exception, status: int, code: str) -> None:
+def test_storage_error_has_its_status(error: Exception, status: int, code: str) -> None:
     problem = problem_of(error)
     assert problem is not None
     assert (problem.status, problem.code) == (status, code)
 
 
-def test_any_other_error_is_our_defect() -> None:
+def test_other_error_is_a_defect() -> None:
     assert problem_of(LookupError("a secret")) is None

@@ -34,7 +34,7 @@ def count(value: Any) -> int:
 
 
 @given(ANY, st.integers(1, 9))
-def test_values_are_counted_outside_of_texts(value: Any, block: int) -> None:
+def test_values_are_counted_outside_texts(value: Any, block: int) -> None:
     """Every block size gives the same bounds; an empty container counts as one value too many."""
     empty = json.dumps(value).count("[]") + json.dumps(value).count("{}")
     with pytest.MonkeyPatch.context() as patch:
@@ -47,17 +47,17 @@ def test_values_are_counted_outside_of_texts(value: Any, block: int) -> None:
 @pytest.mark.parametrize(
     "raw", [b"[" + b"{}," * 20_000 + b"{}]", b"[" * 20_000, b"[1" + b",1" * 20_000]
 )
-def test_flood_of_values_is_refused_before_it_is_read(
+def test_too_many_values_are_refused_before_parsing(
     raw: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json, "loads", lambda _raw: pytest.fail("it was read"))
+    monkeypatch.setattr(json, "loads", lambda _raw: pytest.fail("it was parsed"))
     with pytest.raises(Problem) as refused:
         read_json(raw, 10_000)
     assert (refused.value.status, refused.value.code) == (413, "too_many_values")
     assert refused.value.bound == "10000 values"
 
 
-def test_marks_in_texts_are_no_values() -> None:
+def test_punctuation_in_texts_is_not_counted() -> None:
     raw = json.dumps({"content": json.dumps([{"a": ["b,"] * 9}] * 20_000) + "\\"}).encode()
     assert check_values(raw, 10_000) <= 3
     assert read_json(raw, 10_000) == json.loads(raw)

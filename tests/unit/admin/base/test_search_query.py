@@ -50,10 +50,10 @@ def refusal(text: str) -> Problem:
     return caught.value
 
 
-# -- what is read
+# -- accepted searches
 
 
-def test_search_with_everything_is_read_piece_by_piece() -> None:
+def test_search_with_every_term_is_parsed() -> None:
     query = parse_search(
         "queue:mail* state:dead urn:orders:* trace:7b3f id:d7e7 data.order_id:1042 deliveries:>3 "
         'size:>100k ttl:<60s age:>1h reason:crc client:10.0.0.7 -urn:test:* "free text"'
@@ -86,7 +86,7 @@ def test_state_takes_all_six(state: str) -> None:
     [
         ('queue:"a b"', SearchTerm("queue", "a b")),
         (r'queue:"say \"hi\" \\ \n"', SearchTerm("queue", 'say "hi" \\ \\n')),
-        ('queue:"a\nb"', SearchTerm("queue", "a\nb")),  # a client may call it so
+        ('queue:"a\nb"', SearchTerm("queue", "a\nb")),  # a valid queue name
         (r"queue:a\*b", SearchTerm("queue", r"a\*b")),
         ("-state:acked", SearchTerm("state", "acked", is_negated=True)),
         ('-"a b"', SearchTerm("text", "a b", is_negated=True)),
@@ -113,7 +113,7 @@ def test_state_takes_all_six(state: str) -> None:
         ("data.x:*", SearchTerm("data", "*", path="data.x")),
     ],
 )
-def test_piece_is_read_as(text: str, term: SearchTerm) -> None:
+def test_term_is_parsed(text: str, term: SearchTerm) -> None:
     assert only(text) == term
 
 
@@ -121,7 +121,7 @@ def test_repeated_terms_count_once() -> None:
     assert parse_search("a a state:dead state:dead") == parse_search("a state:dead")
 
 
-# -- what is refused
+# -- refused searches
 
 
 def test_unknown_qualifier_is_named_with_all_that_exist() -> None:
@@ -156,7 +156,7 @@ def test_unknown_qualifier_is_named_with_all_that_exist() -> None:
         (" ".join(map(str, range(TERMS + 1))), str(TERMS + 1)),
     ],
 )
-def test_what_cannot_be_read_is_named(text: str, named: str) -> None:
+def test_invalid_search_is_refused_with_the_problem(text: str, named: str) -> None:
     assert named in refusal(text).detail
 
 
@@ -236,23 +236,28 @@ def test_what_a_group_does_not_have_is_excluded() -> None:
     assert parse_search(str(query)) == query
 
 
+def search_for(cause: FailureCause) -> SearchQuery:
+    """Return the search for the group of dead letters that have this cause."""
+    made = group(cause=cause.text)
+    made.is_whole = cause.is_whole
+    query = group_search(made)
+    assert parse_search(str(query)) == query
+    return query
+
+
 @given(st.binary(max_size=300))
 def test_any_cause_makes_a_search_that_reads_back(block: bytes) -> None:
     cause = cause_of(b'"dead_letter":{"error":"' + block)
     assert cause is not None
-    made = group(cause=cause.text)
-    made.is_whole = cause.is_whole
-    assert parse_search(str(group_search(made))) == group_search(made)
+    search_for(cause)
 
 
-# Without a letter between digits nothing varies, so the search takes no other text.
+# Without a letter between digits, a cause has no wildcard, so its search matches no other text.
 _WORDS_ONLY = st.text(st.sampled_from('ab <>"\\?[]/é\u2028'), max_size=9)
 
 
 @given(st.lists(_WORDS_ONLY | st.text(st.sampled_from("0123"), max_size=4)), st.booleans())
-def test_search_for_a_group_finds_what_is_in_it_and_nothing_else(
-    texts: list[str], is_ascii: bool
-) -> None:
+def test_search_for_a_group_finds_only_its_members(texts: list[str], is_ascii: bool) -> None:
     groups: dict[FailureCause, list[str]] = {}
     for text in texts:
         block = json.dumps({"dead_letter": {"error": text}}, ensure_ascii=is_ascii)
@@ -260,33 +265,24 @@ def test_search_for_a_group_finds_what_is_in_it_and_nothing_else(
         assert cause is not None
         groups.setdefault(cause, []).append(text)
     for cause, members in groups.items():
-        made = group(cause=cause.text)
-        made.is_whole = cause.is_whole
-        term = parse_search(str(group_search(made))).terms[-1]
+        term = search_for(cause).terms[-1]
         assert not term.sign
         assert [text for text in texts if fnmatchcase(text, as_glob(term.value))] == members
 
 
 @given(st.text(max_size=300))
-def test_search_for_a_group_finds_all_that_is_in_it(text: str) -> None:
-    block = b'"dead_letter":' + json.dumps({"error": text}, ensure_ascii=False).encode(
-        errors="replace"
-    )
-    cause = cause_of(block[:400])
+def test_search_for_a_group_finds_all_its_members(text: str) -> None:
+    error = json.dumps({"error": text}, ensure_ascii=False).encode(errors="replace")
+    cause = cause_of((b'"dead_letter":' + error)[:400])
     assert cause is not None
-    made = group(cause=cause.text)
-    made.is_whole = cause.is_whole
-    found = parse_search(str(group_search(made))).terms[-1]
+    found = search_for(cause).terms[-1]
     assert fnmatchcase(text.encode(errors="replace").decode(), as_glob(found.value))
 
 
 @pytest.mark.parametrize(
     ("text", "bare"),
     [
-        (
-            "Connection to 10.0.0.7:5432 timed out after 31 ms",
-            "Connection to * timed out after * ms",
-        ),
+        ("Connection to 10.0.0.7:5432 timed out: 31 ms", "Connection to * timed out: * ms"),
         ("Order 1042 is paid", "Order * is paid"),
         ("Deadlock in 3f2c8a1e-0000-4000-8000-00000000128d", "Deadlock in *"),
         ("getId() on null", "getId() on null"),
@@ -301,7 +297,7 @@ def test_numbers_and_ids_are_stripped_from_causes(text: str, bare: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["verdict:client", "verdict:x*", "attempts:many", "attempts:1.5"])
-def test_what_no_envelope_can_be_is_refused(text: str) -> None:
+def test_impossible_envelope_values_are_refused(text: str) -> None:
     assert refusal(text).bound
 
 

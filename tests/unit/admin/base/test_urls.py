@@ -27,7 +27,7 @@ def test_name_becomes_one_segment(name: str, segment: str) -> None:
 
 
 @given(st.text(min_size=1).filter(lambda text: text.isprintable() or text.strip()))
-def test_any_name_comes_back_through_a_url(name: str) -> None:
+def test_any_name_survives_a_url(name: str) -> None:
     name = name.encode(errors="replace").decode()
     segment = encode_name(name)
     assert "/" not in segment
@@ -35,7 +35,7 @@ def test_any_name_comes_back_through_a_url(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_browser_does_not_fold_a_hostile_name(name: str) -> None:
+def test_browser_does_not_normalize_a_hostile_name(name: str) -> None:
     url = Urls("", PATHS).to("queue", q=name)
     assert URL("http://h").join(URL(url)).raw_path.count("/") == 2
 

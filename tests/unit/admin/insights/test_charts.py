@@ -64,7 +64,7 @@ def test_month_is_drawn_from_hours_and_ends_with_the_summary() -> None:
     assert "30 d up to" in found.charts[0].about
 
 
-def test_rows_outside_of_the_span_are_left_out() -> None:
+def test_rows_outside_the_span_are_left_out() -> None:
     day = 86_400_000
     found = draw_insights(
         made({"minute": NOW - day} | step("a", 9), {"minute": NOW + day} | step("a", 9),
@@ -74,7 +74,7 @@ def test_rows_outside_of_the_span_are_left_out() -> None:
     assert column(found, "Published") == []
 
 
-def test_nothing_at_all_is_drawn_as_nothing() -> None:
+def test_empty_summary_draws_empty_charts() -> None:
     found = draw_insights(made(), "24h")
     assert [chart.is_empty for chart in found.charts] == [False, False, True, True]
 

@@ -15,12 +15,9 @@ KEPT = HistoryExtent(
 )  # fmt: skip
 
 
-def test_reader_that_has_read_all_is_not_reached() -> None:
-    assert measure_lag(KEPT, 1_100, None, NOW) == ReaderLag(0, False, None, None)
-
-
-def test_reader_ahead_of_the_history_is_behind_by_nothing() -> None:
-    assert measure_lag(KEPT, 2_000, None, NOW).behind == 0
+@pytest.mark.parametrize("position", [1_100, 2_000])
+def test_reader_that_has_read_all_is_not_reached(position: int) -> None:
+    assert measure_lag(KEPT, position, None, NOW) == ReaderLag(0, False, None, None)
 
 
 @pytest.mark.parametrize(("position", "is_reached"), [(99, True), (100, False), (0, True)])
@@ -44,12 +41,18 @@ def test_reader_is_reached_where_no_row_is_left() -> None:
     ("changes", "position", "settled_at", "reached_at", "bound"),
     [
         ({"rows_max": 1 << 40}, 100, NOW - DAY, NOW + 6 * DAY, "days"),
-        # 1,000 rows in 10,000,000 ms are one in 10,000 ms; 4,000 fit, 100 lie before the 201st.
+        # One row per 10,000 ms; 4,000 more rows fit, and 100 are older than the 201st.
         ({}, 200, NOW, NOW + 4_100 * 10_000, "rows"),
         ({"bytes_max": 1_500_000}, 100, NOW, NOW + 500 * 10_000, "bytes"),  # by the mean size
-        ({}, 100, NOW - 8 * DAY, NOW, "days"),  # it is overdue
-        ({"oldest_at": None}, 100, NOW, NOW + 7 * DAY, "days"),  # there is no rate
-        ({"oldest_at": NOW - 1_000}, 100, NOW, NOW + 4_000 * 3_600, "rows"),  # counts as an hour
+        ({}, 100, NOW - 8 * DAY, NOW, "days"),  # overdue
+        ({"oldest_at": None}, 100, NOW, NOW + 7 * DAY, "days"),  # without a rate
+        (
+            {"oldest_at": NOW - 1_000},
+            100,
+            NOW,
+            NOW + 4_000 * 3_600,
+            "rows",
+        ),  # at least an hour
     ],
 )
 def test_first_bound_reaches_a_reader(

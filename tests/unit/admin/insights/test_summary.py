@@ -29,7 +29,7 @@ def test_least_summary_has_empty_lists_and_unknown_members_are_passed_over() -> 
     assert found.queues() == []
 
 
-def test_what_the_jobs_did_not_learn_is_null() -> None:
+def test_unknown_figures_are_null() -> None:
     """No broker was queried, or nothing is archived yet (``spark/insights_summary.py``)."""
     lag, archive = {"offset": None, "rows": None}, {"offset": None, "rows": 0}
     found = read_summary(as_bytes(summary(NOW, lag=lag, archive=archive)))
@@ -52,7 +52,7 @@ def test_what_the_jobs_did_not_learn_is_null() -> None:
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
-def test_what_is_no_summary_is_refused_with_the_reason(raw: bytes, says: str) -> None:
+def test_invalid_summary_is_refused_with_the_reason(raw: bytes, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         read_summary(raw)
 
@@ -67,10 +67,9 @@ def _paths(*paths: list[str]) -> list[dict[str, Any]]:
     return [{"path": path, "traces": 1} for path in paths]
 
 
-def test_who_may_see_some_queues_sees_nothing_of_others() -> None:
+def test_user_limited_to_some_queues_sees_nothing_of_others() -> None:
     made = summary(
-        NOW,
-        paths=_paths(["orders:urn:a"], ["orders:urn:a", "vault:urn:b"], ["unknown:urn:c"], []),
+        NOW, paths=_paths(["orders:urn:a"], ["orders:urn:a", "vault:urn:b"], ["unknown:urn:c"], [])
     )
     found = visible_to(read_summary(as_bytes(made)), lambda name: name == "orders", ["vault"])
     text = found.model_dump_json()
@@ -84,7 +83,5 @@ def test_who_may_see_some_queues_sees_nothing_of_others() -> None:
 def test_step_of_a_path_belongs_to_the_longest_queue_it_may_name() -> None:
     """``orders:urn`` is also a queue, which a user limited to ``orders`` may not see."""
     made = summary(NOW, paths=_paths(["orders:urn:x"]))
-    allowed = visible_to(
-        read_summary(as_bytes(made)), lambda name: name == "orders", ["orders:urn"]
-    )
-    assert allowed.paths == ()
+    found = read_summary(as_bytes(made))
+    assert visible_to(found, lambda name: name == "orders", ["orders:urn"]).paths == ()

@@ -2,7 +2,7 @@
 
 from phpmq_lite.admin.monitoring.attention import NOTICES_MAX, AttentionFacts, Notice, find_notices
 from phpmq_lite.queue_settings import QueueSettings
-from phpmq_lite.server.status import BrokerStatus, QueueStatus
+from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.disk_space import Shortage
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad
 from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_status
@@ -13,8 +13,7 @@ MINUTE_MS = 60_000
 def found(
     *queues: QueueStatus, seen: AttentionFacts | None = None, **changes: object
 ) -> list[Notice]:
-    status: BrokerStatus = broker_status(*queues, **changes)
-    return find_notices(status, seen or AttentionFacts(NOW_MS))
+    return find_notices(broker_status(*queues, **changes), seen or AttentionFacts(NOW_MS))
 
 
 def test_nothing_needs_attention_when_all_is_well() -> None:
@@ -33,17 +32,16 @@ def test_what_waits_for_its_retry_needs_no_attention() -> None:
 
 def test_what_expires_unread_comes_first() -> None:
     soon = NOW_MS + 2 * MINUTE_MS
-    told = found(
+    notices = found(
         queue_status("backlog", 1, ready=5),
         queue_status("dying", 2, ready=2),
         queue_status("read", 3, ready=2, consumers=1),
         seen=AttentionFacts(NOW_MS, expiring={2: (2, soon), 3: (2, soon)}),
     )
-    assert [(n.level, n.who) for n in told] == [("bad", "dying"), ("warn", "backlog")]
-    assert told[0].text == (
-        "2 messages expire within 10 minutes without a consumer, the first in 2 min"
-    )
-    assert told[1].text == "5 ready messages and no consumer"
+    assert [(n.level, n.who) for n in notices] == [("bad", "dying"), ("warn", "backlog")]
+    text = "2 messages expire within 10 minutes without a consumer, the first in 2 min"
+    assert notices[0].text == text
+    assert notices[1].text == "5 ready messages and no consumer"
 
 
 def test_limits_that_somebody_set_are_alerts() -> None:
@@ -51,46 +49,41 @@ def test_limits_that_somebody_set_are_alerts() -> None:
     over = queue_status("over", 1, ready=11, consumers=1, settings=limited)
     within = queue_status("within", 2, ready=10, consumers=1, settings=limited)
     ages = {1: NOW_MS - 2 * MINUTE_MS, 2: NOW_MS - MINUTE_MS}
-    assert [
-        (n.level, n.text) for n in found(over, within, seen=AttentionFacts(NOW_MS, ages=ages))
-    ] == [
+    notices = found(over, within, seen=AttentionFacts(NOW_MS, ages=ages))
+    assert [(n.level, n.text) for n in notices] == [
         ("bad", "The oldest ready message has waited for 2 min; the limit is 1 min"),
         ("bad", "11 ready messages; the limit is 10"),
     ]
 
 
-def test_deaths_are_told_by_cause_while_there_are_records() -> None:
+def test_deaths_are_reported_by_cause_while_there_are_records() -> None:
     seen = AttentionFacts(NOW_MS, deaths={1: {"client": 2, "max_deliveries": 9}, 2: {"client": 1}})
-    told = found(queue_status("orders", 1, dead=11), queue_status("mail", 2, dead=0), seen=seen)
-    assert [(n.text, n.values) for n in told] == [
-        (
-            "11 dead-lettered in the last 24 h: max_deliveries 9, client 2",
-            {"q": "orders", "tab": "dead"},
-        )
-    ]
+    notices = found(queue_status("orders", 1, dead=11), queue_status("mail", 2, dead=0), seen=seen)
+    [notice] = notices
+    assert notice.text == "11 dead-lettered in the last 24 h: max_deliveries 9, client 2"
+    assert notice.values == {"q": "orders", "tab": "dead"}
 
 
-def test_what_expired_unread_is_told_for_a_day() -> None:
+def test_what_expired_unread_is_reported_for_a_day() -> None:
     seen = AttentionFacts(NOW_MS, unread={1: COUNT_LIMIT})
-    [told] = found(queue_status("orders", 1), seen=seen)
-    assert told.text.startswith("At least 2,000 expired in the last 24 h")
-    assert told.values == {"q": "orders", "tab": "history", "outcome": "expired"}
+    [notice] = found(queue_status("orders", 1), seen=seen)
+    assert notice.text.startswith("At least 2,000 expired in the last 24 h")
+    assert notice.values == {"q": "orders", "tab": "history", "outcome": "expired"}
 
 
-def test_message_held_for_more_than_half_of_its_time_is_told_with_its_holder() -> None:
+def test_message_held_for_more_than_half_of_its_time_is_reported_with_its_holder() -> None:
     slow = queue_status("slow", 1, settings=QueueSettings(ack_timeout_s=600))
     held = (
         ConsumerLoad(1, 7, 3, 30, NOW_MS - 6 * MINUTE_MS),
         ConsumerLoad(1, 8, 1, 30, NOW_MS - MINUTE_MS),
         ConsumerLoad(2, 9, 1, 30, NOW_MS - 6 * MINUTE_MS),
     )
-    told = found(slow, queue_status("patient", 2), seen=AttentionFacts(NOW_MS, held=held))
-    assert [n.text for n in told] == [
-        "Client 7 has held a message for 6 min; the message returns in 4 min"
-    ]
+    notices = found(slow, queue_status("patient", 2), seen=AttentionFacts(NOW_MS, held=held))
+    [notice] = notices
+    assert notice.text == "Client 7 has held a message for 6 min; the message returns in 4 min"
 
 
-def test_paused_sides_are_told() -> None:
+def test_paused_sides_are_reported() -> None:
     paused = queue_status("orders", 1, delivery_paused=True, publishing_paused=True)
     assert [n.text for n in found(paused)] == ["Delivery paused and publishing paused"]
 
@@ -99,8 +92,8 @@ def test_broker_tells_its_own_troubles() -> None:
     seen = AttentionFacts(NOW_MS, refused={"paused": 2, "too_large": 1}, disk_share=0.94,
                 wal_bytes=200 << 20, wal_limit_bytes=64 << 20)  # fmt: skip
     client = client_status(9, paused_reason="memory")
-    told = found(clients=(client,), last_error="no space", clock_jumps=2, seen=seen)
-    assert [(n.level, n.who) for n in told] == [
+    notices = found(clients=(client,), last_error="no space", clock_jumps=2, seen=seen)
+    assert [(n.level, n.who) for n in notices] == [
         ("bad", "Broker"),
         ("bad", "Disk"),
         ("warn", "Write-ahead log"),
@@ -108,23 +101,23 @@ def test_broker_tells_its_own_troubles() -> None:
         ("warn", "Publishers"),
         ("warn", "Client 9"),
     ]
-    assert told[4].text == "3 publishes refused in the last hour: paused 2, too_large 1"
-    assert told[4].go == "Paused queues"
+    assert notices[4].text == "3 publishes refused in the last hour: paused 2, too_large 1"
+    assert notices[4].go == "Paused queues"
 
 
 def test_refusals_point_to_paused_queues_only_where_there_are_some() -> None:
-    (told,) = found(seen=AttentionFacts(NOW_MS, refused={"too many queues": 1}))
-    assert (told.text, told.go) == (
+    (notice,) = found(seen=AttentionFacts(NOW_MS, refused={"too many queues": 1}))
+    assert (notice.text, notice.go) == (
         "1 publish refused in the last hour: too many queues 1", "System",
     )  # fmt: skip
 
 
-def test_want_of_room_is_told_instead_of_how_full_the_disk_is() -> None:
+def test_want_of_room_is_reported_instead_of_how_full_the_disk_is() -> None:
     shortage = Shortage("disk_full", "disk full", "the disk is full")
-    told = found(
+    notices = found(
         shortage=shortage, write_problem="locked", seen=AttentionFacts(NOW_MS, disk_share=0.94)
     )
-    assert [(n.level, n.who, n.text) for n in told] == [
+    assert [(n.level, n.who, n.text) for n in notices] == [
         ("bad", "Storage", "Nothing can be stored: locked"),
         ("bad", "Publishing", "Publishing is stopped: the disk is full"),
     ]
@@ -138,20 +131,20 @@ def test_long_list_ends() -> None:
 # -- envelopes
 
 
-def test_what_the_verdict_refused_is_told_apart_from_what_died() -> None:
+def test_what_the_verdict_refused_is_reported_apart_from_what_died() -> None:
     deaths = {1: {"poison": 2, "missing_meta": 1, "client": 4}}
-    told = found(queue_status("orders", 1, dead=7), seen=AttentionFacts(NOW_MS, deaths=deaths))
-    assert [(notice.route, notice.text) for notice in told] == [
+    notices = found(queue_status("orders", 1, dead=7), seen=AttentionFacts(NOW_MS, deaths=deaths))
+    assert [(n.route, n.text) for n in notices] == [
         ("messages", "3 quarantined in the last 24 h: poison 2, missing_meta 1"),
         ("queue", "4 dead-lettered in the last 24 h: client 4"),
     ]
-    assert told[0].values == {"q": "queue:orders state:dead verdict:*"}
+    assert notices[0].values == {"q": "queue:orders state:dead verdict:*"}
 
 
-def test_consumers_of_a_retry_queue_are_told() -> None:
-    [told] = found(queue_status("mail.retry", 3, ready=3, consumers=1))
-    assert "1 consumer receives messages before their delay ends" in told.text
-    assert told.text.endswith("the queue forwards them to mail")
+def test_consumers_of_a_retry_queue_are_reported() -> None:
+    [notice] = found(queue_status("mail.retry", 3, ready=3, consumers=1))
+    assert "1 consumer receives messages before their delay ends" in notice.text
+    assert notice.text.endswith("the queue forwards them to mail")
 
 
 def test_queue_of_records_that_a_setting_names_needs_no_consumer() -> None:
@@ -159,7 +152,7 @@ def test_queue_of_records_that_a_setting_names_needs_no_consumer() -> None:
     assert found(orders, queue_status("failed", 2, ready=3)) == []
 
 
-def test_damage_and_a_failed_backup_are_told() -> None:
+def test_damage_and_a_failed_backup_are_reported() -> None:
     seen = AttentionFacts(NOW_MS, damage=["structure: page 7"], backup_error="no space")
     assert [(n.level, n.who, n.text, n.route) for n in found(seen=seen)] == [
         ("bad", "Damage", "structure: page 7", "backups"),
@@ -167,7 +160,7 @@ def test_damage_and_a_failed_backup_are_told() -> None:
     ]
 
 
-def test_backup_that_is_late_twice_over_is_told() -> None:
+def test_backup_that_is_late_twice_over_is_reported() -> None:
     hour_ms = 60 * MINUTE_MS
     seen = AttentionFacts(NOW_MS, backup_age_ms=2 * hour_ms, backup_each_ms=hour_ms)
     assert found(seen=seen) == []
