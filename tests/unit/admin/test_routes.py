@@ -1,6 +1,7 @@
 """Routes and templates follow the rules of docs/operate/security.md."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -9,10 +10,10 @@ from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.installation import templates_folder
 
 TEMPLATES = sorted(templates_folder().rglob("*.html"))
-ABOUT_ONESELF = {"log-in", "logout", "set-up", "account-password", "account-end"}
+OWN_ACCOUNT = {"log-in", "logout", "set-up", "account-password", "account-end"}
 
 
-def test_routes_have_names_of_their_own() -> None:
+def test_route_names_are_unique() -> None:
     names = [route.name for route in ROUTES]
     assert sorted(set(names)) == sorted(names)
 
@@ -22,12 +23,12 @@ def test_route_that_writes_is_audited_and_not_for_viewers(route: Route) -> None:
     is_noted = route.is_writing or route.name == "backup-download"
     assert is_noted == (route.audit is not None)
     is_low = route.role in (Role.PUBLIC, Role.VIEWER)
-    assert not (route.is_writing and is_low and route.name not in ABOUT_ONESELF)
+    assert not (route.is_writing and is_low and route.name not in OWN_ACCOUNT)
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
-def test_template_has_nothing_inline_and_nothing_unescaped(path: object) -> None:
-    text = path.read_text(encoding="utf-8")  # type: ignore[attr-defined]
+def test_template_has_nothing_inline_and_nothing_unescaped(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
     found = re.findall(r"\|\s*safe\b|Markup|autoescape|\bstyle=|<style|\son\w+=|javascript:", text)
     assert found == []
     assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))

@@ -1,4 +1,4 @@
-"""Pictures of the curves: ratios of one turn, a scale that holds every point, and proper SVG."""
+"""Pictures of the curves: ratios of each round, scales that hold every point, valid SVG."""
 
 import importlib.util
 from pathlib import Path
@@ -26,8 +26,8 @@ def points(*turns_by_point: tuple[float, ...]) -> list[dict[str, Any]]:
     return [{"value": 10**n, "us": list(turns)} for n, turns in enumerate(turns_by_point)]
 
 
-def test_ratios_are_of_the_same_turn(pictures: ModuleType) -> None:
-    """A machine that is half as fast in one turn changes no ratio."""
+def test_ratios_compare_the_same_round(pictures: ModuleType) -> None:
+    """A machine that runs at half speed in one round does not change the ratios."""
     found = pictures.spots(points((10.0, 20.0, 10.0), (11.0, 22.0, 15.0)))
     assert found[0] == (1.0, 1.0, 1.0)
     assert found[1] == pytest.approx((1.1, 1.1, 1.5))
@@ -51,7 +51,7 @@ def test_scale_holds_every_ratio(
     assert bottom >= scale.y(lowest) > scale.y(highest) >= top
 
 
-def test_picture_has_a_mark_and_a_stroke_for_each_point(pictures: ModuleType) -> None:
+def test_picture_has_a_mark_for_each_point(pictures: ModuleType) -> None:
     lines = {
         "publish": points((10.0, 11.0), (12.0, 14.0), (10.0, 10.0)),
         "window 100": points((20.0, 21.0), (90.0, 91.0), (400.0, 399.0)),
@@ -59,7 +59,7 @@ def test_picture_has_a_mark_and_a_stroke_for_each_point(pictures: ModuleType) ->
     }
     root = ElementTree.fromstring(pictures.draw({"title": "queues & more", "lines": lines}))
     assert [len(root.findall(f"{SVG}{kind}[@class='c{n}']")) for n, kind in
-            enumerate(("circle", "rect", "rect"))] == [4, 4, 4]  # one is the key's  # fmt: skip
+            enumerate(("circle", "rect", "rect"))] == [4, 4, 4]  # including the legend  # fmt: skip
     assert len(root.findall(f"{SVG}polyline")) == 3
     words = [text.text for text in root.iter(f"{SVG}text")]
     assert "window <1,000> (1 = 20.5 µs)" in words

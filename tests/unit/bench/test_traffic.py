@@ -1,4 +1,4 @@
-"""Frames in bulk are valid PHPMQ, and replies are counted at any cut."""
+"""Bulk frames are valid PHPMQ, and replies are counted however they are split."""
 
 import pytest
 
@@ -93,7 +93,7 @@ def test_consume_opens_the_window() -> None:
     assert read(DispatchStream("orders", 1, 10).consume) == [Consume("orders", 10)]
 
 
-def test_stream_is_complete_with_the_marked_message() -> None:
+def test_stream_is_complete_after_the_marked_message() -> None:
     stream = DispatchStream("orders", 3, 10)
     answer = stream.feed(dispatches([b"xxx", b"yyy"]))
     assert len(read(answer)) == 2
@@ -101,15 +101,15 @@ def test_stream_is_complete_with_the_marked_message() -> None:
 
 
 @pytest.mark.parametrize("bodies", [[b"xxx", b"zzz"], [b"yyy", b"xxx"]])
-def test_dispatch_that_was_not_published_is_an_error(bodies: list[bytes]) -> None:
+def test_unexpected_dispatch_is_an_error(bodies: list[bytes]) -> None:
     with pytest.raises(ClientError, match="the broker dispatched an unexpected"):
         DispatchStream("orders", 3, 10).feed(dispatches(bodies))
 
 
 @pytest.mark.parametrize(
-    ("size", "under_way", "in_one_piece"),
+    ("size", "unconfirmed", "per_write"),
     [(1, 1_000, 200), (256, 1_000, 200), (100_000, 335, 67), (1_000_000, 33, 6), (1 << 30, 2, 1)],
 )
-def test_bytes_under_way_are_bounded(size: int, under_way: int, in_one_piece: int) -> None:
-    assert unconfirmed_limit(size) == under_way
-    assert publishes_per_write(size) == in_one_piece
+def test_unconfirmed_bytes_are_bounded(size: int, unconfirmed: int, per_write: int) -> None:
+    assert unconfirmed_limit(size) == unconfirmed
+    assert publishes_per_write(size) == per_write

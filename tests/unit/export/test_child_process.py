@@ -1,4 +1,4 @@
-"""What the export process writes: frames of at most a piece, and an end only behind all rows."""
+"""Output of the export process: frames of bounded size, and an end only after all rows."""
 
 import json
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from phpmq_lite.storage.arrow import RangeError
 BATCH = pa.record_batch({"offset": pa.array(range(1_000), pa.int64())})
 
 
-class Kept(FrameWriter):
-    """Keeps what it would write."""
+class CollectedOutput(FrameWriter):
+    """Collects the output instead of writing it."""
 
     def __init__(self) -> None:
         super().__init__(-1)
@@ -28,7 +28,7 @@ class Kept(FrameWriter):
 
     @property
     def frames(self) -> list[tuple[bytes, bytes]]:
-        """Read it as the broker does."""
+        """Parse the output as the broker does."""
         found, left = [], self.bytes
         while left:
             kind, size = child_process.PREFIX.unpack_from(left)
@@ -40,25 +40,22 @@ class Kept(FrameWriter):
 
 
 def test_stream_leaves_in_whole_pieces() -> None:
-    output = Kept()
+    output = CollectedOutput()
     data = bytes(range(256)) * 10_000
     for at in range(0, len(data), 7_777):
         output.write(data[at : at + 7_777])
     output.flush()
-    assert [len(payload) for _, payload in output.frames] == [
-        child_process.PIECE_BYTES,
-        child_process.PIECE_BYTES,
-    ]
+    assert [len(payload) for _, payload in output.frames] == [child_process.PIECE_BYTES] * 2
     output.flush_all()
     assert b"".join(payload for _, payload in output.frames) == data
     assert {kind for kind, _ in output.frames} == {child_process.DATA}
 
 
-def test_beat_comes_where_nothing_else_did(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_is_sent_only_after_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     monkeypatch.setattr(child_process, "time", SimpleNamespace(monotonic=lambda: now_s))
-    output = Kept()
-    for now_s in (0.5, 1.0, 1.5, 2.5):  # noqa: B007 - it is the clock
+    output = CollectedOutput()
+    for now_s in (0.5, 1.0, 1.5, 2.5):  # noqa: B007 - read by the clock
         output.beat()
     assert output.frames == [(child_process.BEAT, b"")] * 2
 
@@ -72,7 +69,7 @@ def test_beat_comes_where_nothing_else_did(monkeypatch: pytest.MonkeyPatch) -> N
         (MemoryError("much"), "", "the export failed: MemoryError('much')"),
     ],
 )
-def test_error_is_told_and_the_next_request_answered(
+def test_error_is_reported_and_the_next_request_answered(
     monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, detail: str
 ) -> None:
     def answer(_database: str, asked: dict[str, Any], output: FrameWriter) -> None:
@@ -82,24 +79,24 @@ def test_error_is_told_and_the_next_request_answered(
         output.flush_all()
 
     monkeypatch.setattr(child_process, "answer_request", answer)
-    output = Kept()
+    output = CollectedOutput()
     answer_requests("", [b'{"fails": true}\n', b'{"fails": false}\n'], output)
-    (kind, told), last = output.frames
-    assert (kind, json.loads(told)) == (child_process.ERROR, {"code": code, "detail": detail})
+    (kind, payload), last = output.frames
+    assert (kind, json.loads(payload)) == (child_process.ERROR, {"code": code, "detail": detail})
     assert last == (child_process.DATA, b"half a piece")
 
 
-def test_broker_that_is_gone_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_ends_with_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(_database: str, _asked: dict[str, Any], _output: FrameWriter) -> None:
         raise BrokenPipeError
 
     monkeypatch.setattr(child_process, "answer_request", answer)
     with pytest.raises(BrokenPipeError):
-        answer_requests("", [b"{}\n", b"{}\n"], Kept())
+        answer_requests("", [b"{}\n", b"{}\n"], CollectedOutput())
 
 
 class Rows:
-    """Two batches, and then what is wrong."""
+    """Two batches, followed by an error."""
 
     schema = BATCH.schema
 
@@ -113,13 +110,13 @@ class Rows:
             raise self._error
 
 
-def test_stream_ends_behind_all_rows_and_never_else() -> None:
-    whole, broken = Kept(), Kept()
+def test_stream_ends_only_after_all_rows() -> None:
+    whole, broken = CollectedOutput(), CollectedOutput()
     assert child_process._stream(Rows(None), whole) == 2_000  # type: ignore[arg-type]
     with pytest.raises(RangeError):
         child_process._stream(Rows(RangeError("")), broken)  # type: ignore[arg-type]
     broken.flush_all()
-    streams = [b"".join(payload for _, payload in kept.frames) for kept in (whole, broken)]
+    streams = [b"".join(payload for _, payload in output.frames) for output in (whole, broken)]
     end = b"\xff\xff\xff\xff\x00\x00\x00\x00"
     assert streams[0] == streams[1] + end
     assert pa.ipc.open_stream(streams[0]).read_all().num_rows == 2_000

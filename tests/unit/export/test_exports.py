@@ -1,4 +1,4 @@
-"""Exports that stand behind messages: the pauses between their pieces."""
+"""Exports yield to messages by pausing between pieces."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from phpmq_lite.export.exports import MAX_PAUSE_S, MIN_PAUSE_S, ExportPacer
 
 
 class Machine:
-    """A clock, messages that pass, and how late a sleeper is woken."""
+    """A clock, a message counter, and how late a sleeper is woken."""
 
     def __init__(self) -> None:
         self.at_s = 0.0
@@ -16,18 +16,15 @@ class Machine:
         self.late_s = 0.0
         self.pauses: list[float] = []
 
-    def now(self) -> float:
-        return self.at_s
-
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
         self.at_s += seconds + self.late_s
 
     def pace(self) -> ExportPacer:
-        return ExportPacer(lambda: self.passed, self.now, self.sleep)
+        return ExportPacer(lambda: self.passed, lambda: self.at_s, self.sleep)
 
     async def pieces(self, pace: ExportPacer, count: int, *, late_s: float) -> None:
-        """Hand pieces out while messages pass."""
+        """Write pieces while messages pass."""
         self.late_s = late_s
         for _ in range(count):
             self.passed += 1
@@ -47,7 +44,7 @@ async def test_nothing_waits_while_no_message_passes(machine: Machine) -> None:
     assert machine.pauses == []
 
 
-async def test_a_pause_tells_how_long_it_was(machine: Machine) -> None:
+async def test_pause_returns_its_length(machine: Machine) -> None:
     pace = machine.pace()
     machine.passed += 1
     machine.late_s = 0.5

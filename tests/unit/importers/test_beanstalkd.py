@@ -1,4 +1,4 @@
-"""Jobs of beanstalkd: what is asked of it, in which order they come, and where each goes."""
+"""Jobs of beanstalkd: the commands sent, the order of jobs, and their target queues."""
 
 import io
 import json
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from phpmq_lite.client.blocking_client import KeyedMessage
 from phpmq_lite.envelopes.dead_letter_record import read_block
 from phpmq_lite.importers.beanstalkd import (
     PROBE_TUBE,
@@ -24,7 +25,7 @@ JOB = BeanstalkdJob(7, "mails", "ready", 0, 2, b"body")
 
 
 class Script(io.BytesIO):
-    """Answers each command; a peer without a socket."""
+    """A peer without a socket that answers each command."""
 
     def __init__(self, answer: Callable[[bytes], bytes]) -> None:
         super().__init__()
@@ -32,8 +33,8 @@ class Script(io.BytesIO):
         self._answer = answer
 
     def sendall(self, data: bytes) -> None:
-        """Take commands, as a socket would, and have the answers ready."""
-        commands = data.replace(b" 0\r\n\r\n", b" 0\r\n").split(b"\r\n")[:-1]  # put's body is empty
+        """Accept commands as a socket would, and buffer the answers."""
+        commands = data.replace(b" 0\r\n\r\n", b" 0\r\n").split(b"\r\n")[:-1]  # put has no body
         at = self.tell()
         self.seek(0, io.SEEK_END)
         for command in commands:
@@ -47,11 +48,11 @@ def ok(body: bytes) -> bytes:
 
 
 class Jobs:
-    """The answers of a beanstalkd that has these jobs: id -> tube, state and priority."""
+    """Answers of a beanstalkd with these jobs: id -> tube, state and priority."""
 
     def __init__(self, jobs: dict[int, tuple[str, str, int]], *, probe: int = 0) -> None:
         self.jobs = jobs
-        self.probe = probe  # the id of the next job; 0: it is draining
+        self.probe = probe  # id of the next job; 0 while draining
 
     def __call__(self, command: bytes) -> bytes:
         verb, *rest = command.decode().split()
@@ -80,27 +81,23 @@ def ids_of(server: BeanstalkdClient) -> list[int]:
 
 
 def test_jobs_come_by_tube_state_priority_and_id() -> None:
-    server, _ = opened(
-        Jobs(
-            {
-                3: ("b", "ready", 5),
-                4: ("a", "buried", 0),
-                5: ("a", "delayed", 0),
-                6: ("a", "ready", 9),
-                7: ("a", "ready", 1),
-                8: ("a", "ready", 9),
-                9: ("a", "reserved", 0),
-            },
-            probe=11,
-        )
-    )
+    jobs = {
+        3: ("b", "ready", 5),
+        4: ("a", "buried", 0),
+        5: ("a", "delayed", 0),
+        6: ("a", "ready", 9),
+        7: ("a", "ready", 1),
+        8: ("a", "ready", 9),
+        9: ("a", "reserved", 0),
+    }
+    server, _ = opened(Jobs(jobs, probe=11))
     assert ids_of(server) == [7, 6, 8, 5, 4, 9, 3]
     assert list(find_jobs(server, ["b"])) == [JobGroup("b", 0, 5)]
 
 
 @pytest.mark.parametrize("probe", [30_000, 0])
 def test_search_ends_with_the_last_job(probe: int) -> None:
-    """From the newest down; from the oldest up where the newest is not known."""
+    """The search goes down from the newest job, or up if the newest is unknown."""
     server, script = opened(Jobs({25_000: ("a", "ready", 0)}, probe=probe))
     assert ids_of(server) == [25_000]
     assert len(script.asked) < 27_000
@@ -119,7 +116,7 @@ def test_search_does_not_end_early_when_a_job_goes_while_it_runs() -> None:
     assert ids_of(server) == [1, 9_000]
 
 
-def test_probe_of_a_run_that_was_killed_is_deleted_and_not_moved() -> None:
+def test_leftover_probe_job_is_deleted_and_not_moved() -> None:
     server, script = opened(Jobs({4: (PROBE_TUBE, "delayed", 0)}, probe=6))
     assert find_jobs(server) == {}
     assert script.asked[-1] == b"delete 4"
@@ -127,7 +124,7 @@ def test_probe_of_a_run_that_was_killed_is_deleted_and_not_moved() -> None:
 
 
 def test_only_ready_jobs_are_reserved() -> None:
-    """A reserved job of a connection that ends is ready, whatever it was before."""
+    """A reserved job whose connection ends becomes ready, whatever its state before."""
     server, script = opened(Jobs({}))
     wanted = [(JobGroup("a", place, 0), place + 1) for place in range(4)]
     assert server.read_jobs(wanted, is_held=True) == [None] * 4
@@ -135,7 +132,7 @@ def test_only_ready_jobs_are_reserved() -> None:
     assert asked == [b"reserve-job 1", b"peek 2", b"peek 3", b"peek 4"]
 
 
-def test_beanstalkd_without_reserve_job_is_known() -> None:
+def test_old_beanstalkd_without_reserve_job_is_detected() -> None:
     assert opened(Jobs({}))[0].can_reserve
     old, _ = opened(lambda command: b"UNKNOWN_COMMAND\r\n" if b"reserve" in command else ok(STATS))
     assert not old.can_reserve
@@ -152,46 +149,48 @@ def test_beanstalkd_without_reserve_job_is_known() -> None:
         (ok(b"---\nuptime: 1\n"), "lack id or max-job-size"),
     ],
 )
-def test_what_is_no_beanstalkd_is_said(answer: bytes, message: str) -> None:
+def test_other_server_is_reported(answer: bytes, message: str) -> None:
     with pytest.raises(BeanstalkdError, match=message):
         opened(lambda _: answer)
 
 
-def test_ready_job_goes_to_its_queue_byte_for_byte() -> None:
-    message = plan_job(JOB, "mail.out", instance="x", now_ms=0)
+def planned(
+    job: BeanstalkdJob, queue: str = "mails", instance: str = "x", now_ms: int = 0
+) -> KeyedMessage:
+    message = plan_job(job, queue, instance=instance, now_ms=now_ms)
     assert message is not None
+    return message
+
+
+def test_ready_job_goes_to_its_queue_byte_for_byte() -> None:
+    message = planned(JOB, "mail.out")
     assert (message.queue, message.content, message.ttl_s) == ("mail.out", b"body", 0)
 
 
 @pytest.mark.parametrize(("delay_s", "ttl_s"), [(90, 90), (0, 1)])
 def test_delayed_job_waits_at_least_a_second(delay_s: int, ttl_s: int) -> None:
-    """A TTL of 0 would be no end at all."""
-    job = replace(JOB, state="delayed", delay_s=delay_s)
-    message = plan_job(job, "mails", instance="x", now_ms=0)
-    assert message is not None
+    """A TTL of 0 would mean no expiry."""
+    message = planned(replace(JOB, state="delayed", delay_s=delay_s))
     assert (message.queue, message.ttl_s) == ("mails.retry", ttl_s)
 
 
 def test_buried_job_becomes_a_dead_letter() -> None:
-    message = plan_job(replace(JOB, state="buried"), "mails", instance="x", now_ms=5)
-    assert message is not None
+    message = planned(replace(JOB, state="buried"), now_ms=5)
     block = read_block(message.content)
     assert block is not None
     assert json.loads(message.content)["raw"] == "body"
     assert (message.queue, message.ttl_s) == ("mails.dlq", 0)
-    assert (block.reason, block.detail, block.attempts, block.failed_at) == (
-        "failed", "buried", 2, 5,
-    )  # fmt: skip
+    assert (block.reason, block.detail) == ("failed", "buried")
+    assert (block.attempts, block.failed_at) == (2, 5)
 
 
 def test_reserved_job_is_left_to_its_worker() -> None:
     assert plan_job(replace(JOB, state="reserved"), "mails", instance="x", now_ms=0) is None
 
 
-def test_key_follows_the_job_and_not_what_changes_about_it() -> None:
+def test_key_depends_on_the_job_but_not_on_its_state() -> None:
     def key(job: BeanstalkdJob, instance: str = "x", queue: str = "q") -> bytes:
-        message = plan_job(job, queue, instance=instance, now_ms=0)
-        assert message is not None
+        message = planned(job, queue, instance)
         assert len(message.key) == 64
         return message.key
 

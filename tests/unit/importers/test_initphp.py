@@ -1,4 +1,4 @@
-"""Rows of InitPHP Queue: where each goes, under which key, and what the tables may be called."""
+"""Rows of InitPHP Queue: their target queues, keys, and configurable table names."""
 
 import json
 import sqlite3
@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from phpmq_lite.client.blocking_client import KeyedMessage
 from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.dead_letter_record import read_block
 from phpmq_lite.importers.initphp import InitphpError, InitphpRow, TableMapping, plan_row, read_rows
@@ -23,7 +24,7 @@ FAILED = (
     b'"App\\\\Down","failed_at":1749132730000,"original_queue":"orders","attempts":3,"lang":"php"}}'
 )
 
-# what PdoTransport::createSchema of InitPHP Queue 2 makes in SQLite: names and types of columns
+# columns that PdoTransport::createSchema of InitPHP Queue 2 creates in SQLite
 JOBS = """CREATE TABLE jobs (id INTEGER PRIMARY KEY AUTOINCREMENT, queue VARCHAR(255) NOT NULL,
 urn VARCHAR(255) NOT NULL, trace_id VARCHAR(64) NULL, attempts INT NOT NULL DEFAULT 0,
 payload TEXT NOT NULL, available_at DATETIME NOT NULL, reserved_at DATETIME NULL,
@@ -71,17 +72,22 @@ def failed(**members: Any) -> InitphpRow:
 
 
 def place(row: InitphpRow, now_ms: int = NOW_MS) -> tuple[str, int] | None:
-    """Give queue and ttl of what is sent."""
+    """Return queue and TTL of the message sent."""
     message = plan_row(row, now_ms, source="a").message
     return None if message is None else (message.queue, message.ttl_s)
 
 
-# -- where a row goes
+def planned(row: InitphpRow, source: str = "a") -> KeyedMessage:
+    message = plan_row(row, NOW_MS, source=source).message
+    assert message is not None
+    return message
+
+
+# -- target queues
 
 
 def test_job_goes_to_its_queue_byte_for_byte_with_its_attempts() -> None:
-    message = plan_row(job(), NOW_MS, source="a").message
-    assert message is not None
+    message = planned(job())
     assert (message.queue, message.content, message.ttl_s) == ("orders", PAYLOAD, 0)
     assert json.loads(message.content)["attempts"] == 2
 
@@ -100,10 +106,9 @@ def test_later_run_sends_a_released_job_to_the_same_queue_under_the_same_key() -
     assert len({(m.queue, m.key, m.content) for m in runs if m is not None}) == 1
 
 
-@pytest.mark.parametrize(("age_ms", "is_left_out"), [(0, True), (89_999, True), (90_000, False)])
-def test_job_that_a_worker_has_is_left_out(age_ms: int, is_left_out: bool) -> None:
-    row = job(reserved_ms=NOW_MS - age_ms)
-    assert (place(row) is None) == is_left_out
+@pytest.mark.parametrize(("age_ms", "is_skipped"), [(0, True), (89_999, True), (90_000, False)])
+def test_job_held_by_a_worker_is_skipped(age_ms: int, is_skipped: bool) -> None:
+    assert (place(job(reserved_ms=NOW_MS - age_ms)) is None) == is_skipped
 
 
 def test_table_without_times_has_no_delays() -> None:
@@ -113,8 +118,7 @@ def test_table_without_times_has_no_delays() -> None:
 
 
 def test_failed_job_with_a_block_is_a_record_as_it_is() -> None:
-    message = plan_row(failed(), NOW_MS, source="a").message
-    assert message is not None
+    message = planned(failed())
     assert (message.queue, message.content, message.ttl_s) == ("orders.dlq", FAILED, 0)
 
 
@@ -130,8 +134,7 @@ def test_failed_job_with_a_block_is_a_record_as_it_is() -> None:
 def test_failed_job_without_a_block_gets_one_of_its_columns(
     given: str | None, reason: str, detail: str
 ) -> None:
-    message = plan_row(failed(payload=PAYLOAD, reason=given), NOW_MS, source="a").message
-    assert message is not None
+    message = planned(failed(payload=PAYLOAD, reason=given))
     assert message.content.startswith(PAYLOAD[:-1])
     block = read_block(message.content)
     assert block is not None
@@ -140,15 +143,14 @@ def test_failed_job_without_a_block_gets_one_of_its_columns(
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xff\xfe", b"not json", b"[]", b'{"a":1'])
-def test_failed_job_that_is_no_envelope_keeps_its_bytes_in_a_wrapper(payload: bytes) -> None:
-    message = plan_row(failed(payload=payload), NOW_MS, source="a").message
-    assert message is not None
+def test_failed_job_without_an_envelope_keeps_its_bytes_in_a_wrapper(payload: bytes) -> None:
+    message = planned(failed(payload=payload))
     block = read_block(message.content)
     assert block is not None
     assert (block.reason, block.original_queue) == ("failed", "orders")
 
 
-def test_plan_tells_what_is_wrong_with_a_payload() -> None:
+def test_plan_reports_the_problem_of_a_payload() -> None:
     assert plan_row(job(), NOW_MS, source="a").problem is None
     assert plan_row(job(payload=b"no"), NOW_MS, source="a").problem == "poison"
     wrong = PAYLOAD.replace(b'"trace_id":"t-1"', b'"trace_id":""')
@@ -156,12 +158,6 @@ def test_plan_tells_what_is_wrong_with_a_payload() -> None:
 
 
 # -- keys
-
-
-def key_of(row: InitphpRow, source: str = "a") -> bytes:
-    message = plan_row(row, NOW_MS, source=source).message
-    assert message is not None
-    return message.key
 
 
 @pytest.mark.parametrize(
@@ -173,15 +169,15 @@ def key_of(row: InitphpRow, source: str = "a") -> bytes:
         failed(payload=PAYLOAD),
     ],
 )
-def test_each_row_has_a_key_of_its_own(other: InitphpRow) -> None:
-    assert key_of(other) != key_of(job())
-    assert len(key_of(other)) == 64
+def test_keys_of_different_rows_differ(other: InitphpRow) -> None:
+    assert planned(other).key != planned(job()).key
+    assert len(planned(other).key) == 64
 
 
-def test_database_counts_for_the_key_only_where_there_is_no_meta_id() -> None:
-    """A copied database is the same one; rows of two are not, though their numbers are."""
-    assert key_of(job(), "a") == key_of(job(), "b")
-    assert key_of(job(payload=b"{}"), "a") != key_of(job(payload=b"{}"), "b")
+def test_database_is_part_of_the_key_only_without_a_meta_id() -> None:
+    """A copy counts as the same database; equal row numbers of two databases are different rows."""
+    assert planned(job(), "a").key == planned(job(), "b").key
+    assert planned(job(payload=b"{}"), "a").key != planned(job(payload=b"{}"), "b").key
 
 
 # -- reading
@@ -195,19 +191,19 @@ def test_rows_are_read_in_order_and_in_pages(database: sqlite3.Connection) -> No
     assert found == [number for number in range(1, 1_204) if number % 3]
 
 
-def test_times_are_those_of_the_php_processes(database: sqlite3.Connection) -> None:
+def test_times_are_in_the_zone_of_the_php_processes(database: sqlite3.Connection) -> None:
     add_job(database, available_at="2026-01-01 01:00:00", reserved_at="2026-01-01 00:59:59")
     (row,) = read_rows(database, "jobs", TableMapping(), ZoneInfo("Europe/Berlin"))
     assert (row.available_ms, row.reserved_ms) == (NOW_MS, NOW_MS - 1_000)
 
 
-def test_unix_seconds_are_times_too(database: sqlite3.Connection) -> None:
+def test_unix_seconds_are_valid_times(database: sqlite3.Connection) -> None:
     add_job(database, available_at=NOW_MS // 1_000, created_at=NOW_MS / 1_000)
     (row,) = read_rows(database, "jobs", TableMapping(), UTC)
     assert (row.available_ms, row.created_ms) == (NOW_MS, NOW_MS)
 
 
-def test_payload_that_is_no_text_is_read_as_its_bytes(database: sqlite3.Connection) -> None:
+def test_binary_payload_is_read_as_bytes(database: sqlite3.Connection) -> None:
     for payload in (b"\xff\x00", "é"):
         add_job(database, payload=payload)
     found = [row.payload for row in read_rows(database, "jobs", TableMapping(), UTC)]
@@ -221,9 +217,8 @@ def test_names_may_be_mapped() -> None:
     columns = {"id": "nr", "queue": "to", "payload": 'bo"dy'}
     (row,) = read_rows(database, "jobs", TableMapping("my jobs", columns=columns), UTC)
     assert row == InitphpRow("jobs", 7, "orders", b"{}")
-    layout = TableMapping(
-        failed="my jobs", columns={"id": "x", "queue": "to"}, failed_columns=columns
-    )
+    other = {"id": "x", "queue": "to"}
+    layout = TableMapping(failed="my jobs", columns=other, failed_columns=columns)
     assert next(read_rows(database, "failed", layout, UTC)).row_id == 7
     database.close()
 
@@ -247,9 +242,7 @@ def test_missing_table_or_column_is_named(
 
 
 @pytest.mark.parametrize("value", ["soon", b"x", "2026-13-01 00:00:00"])
-def test_time_that_is_none_is_named_with_its_row(
-    database: sqlite3.Connection, value: object
-) -> None:
+def test_invalid_time_is_named_with_its_row(database: sqlite3.Connection, value: object) -> None:
     add_job(database, available_at=value)
     with pytest.raises(InitphpError, match="row 1: available_at must be a date and time"):
         list(read_rows(database, "jobs", TableMapping(), UTC))

@@ -33,7 +33,7 @@ from phpmq_lite.storage.read.activity import MessagePreview, RecentActivity
 # -- feeds
 
 
-def test_feed_gives_all_at_first_and_then_what_changed() -> None:
+def test_feed_sends_everything_first_and_then_changes() -> None:
     feed = Feed(3)
     feed.update({"shown": {"a": "1", "b": "2"}, "points": {"p": "0,0"}, "new": 0, "says": "x"})
     first = feed.since(None)
@@ -47,28 +47,23 @@ def test_feed_gives_all_at_first_and_then_what_changed() -> None:
     assert feed.since(feed.position).data == {}
 
 
-def test_feed_says_nothing_changed_when_nothing_did() -> None:
+def test_feed_reports_changes_and_names_a_removed_field_once() -> None:
     feed = Feed(1)
     assert feed.update({"shown": {"a": "1"}})
     assert not feed.update({"shown": {"a": "1"}})
-
-
-def test_feed_names_a_field_that_is_gone_once() -> None:
-    feed = Feed(1)
-    feed.update({"shown": {"a": "1"}})
     seen = feed.position
     feed.update({"shown": {}})
     assert feed.since(seen).data == {"shown": {"a": None}}
     assert not feed.update({"shown": {}})
 
 
-def test_feed_gives_all_to_who_was_at_another_feed() -> None:
+def test_feed_sends_everything_after_a_position_in_another_feed() -> None:
     feed = Feed(2)
     feed.update({"shown": {"a": "1"}})
     assert feed.since(FeedPosition(1, 9, 9)).data == {"shown": {"a": "1"}}
 
 
-def test_feed_gives_rows_once_and_counts_those_left_out() -> None:
+def test_feed_sends_rows_once_and_counts_omitted_ones() -> None:
     feed = Feed(1)
     feed.update({"rows": [{"id": "1"}]})
     seen = feed.position
@@ -89,7 +84,7 @@ def test_feed_keeps_the_last_rows_and_counts_the_others_as_missed() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1", "1-2", "1-2-x", "-1-2-3", "1-2-3-4", "١-1-1", "9" * 60])
-def test_event_id_of_something_else_counts_as_none(text: str) -> None:
+def test_other_event_id_is_ignored(text: str) -> None:
     assert parse_position(text) is None
 
 
@@ -130,16 +125,15 @@ def opened(hub: LiveFeeds, source: Source, session: str = "s", key: str = "k") -
 async def test_streams_of_one_feed_share_its_evaluations(hub: LiveFeeds) -> None:
     source = Source()
     both = [opened(hub, source, f"s{number}") for number in range(2)]
-    updates = [await stream.next() for stream in both]
-    assert [update.data for update in updates if update] == [{"shown": {"n": "0"}}] * 2
-    source.data = {"shown": {"n": "1"}}
-    updates = [await stream.next() for stream in both]
-    assert [update.data for update in updates if update] == [{"shown": {"n": "1"}}] * 2
+    for number in "01":
+        source.data = {"shown": {"n": number}}
+        updates = [await stream.next() for stream in both]
+        assert [update.data for update in updates if update] == [source.data] * 2
     for stream in both:
         hub.leave("k", stream)
 
 
-async def test_nothing_is_evaluated_when_the_last_one_has_left(hub: LiveFeeds) -> None:
+async def test_nothing_is_evaluated_after_the_last_stream_has_left(hub: LiveFeeds) -> None:
     source = Source()
     stream = opened(hub, source)
     await stream.next()
@@ -170,7 +164,7 @@ async def test_session_has_four_streams(hub: LiveFeeds) -> None:
     assert hub.open("k", source, "mine", None, lambda: True) is not None
 
 
-async def test_control_socket_has_streams_of_its_own(hub: LiveFeeds) -> None:
+async def test_control_socket_has_its_own_limit_of_streams(hub: LiveFeeds) -> None:
     source = Source()
     for _ in range(STREAMS_OF_CONTROL):
         opened(hub, source, CONTROL)
@@ -185,7 +179,7 @@ async def test_broker_has_a_limit_of_streams(hub: LiveFeeds) -> None:
     assert hub.open("k", source, "one more", None, lambda: True) is None
 
 
-async def test_place_of_a_peer_that_has_gone_is_free(hub: LiveFeeds) -> None:
+async def test_stream_of_a_disconnected_peer_does_not_count(hub: LiveFeeds) -> None:
     source, alive = Source(), [True]
     for _ in range(STREAMS_PER_SESSION):
         assert hub.open("k", source, "s", None, lambda: alive[0]) is not None
@@ -224,7 +218,7 @@ async def test_stream_outlives_an_evaluation_that_failed(hub: LiveFeeds) -> None
     hub.leave("k", stream)
 
 
-async def test_stream_ends_after_its_time_so_that_rights_are_looked_at_anew(
+async def test_stream_ends_after_its_time_so_that_permissions_are_checked_again(
     hub: LiveFeeds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_feeds, "STREAM_S", 0.0)
@@ -234,7 +228,7 @@ async def test_stream_ends_after_its_time_so_that_rights_are_looked_at_anew(
     assert stream.reason == "renew"
 
 
-async def test_poll_gives_what_a_stream_gives(hub: LiveFeeds) -> None:
+async def test_poll_returns_what_a_stream_sends(hub: LiveFeeds) -> None:
     source = Source()
     first = await hub.poll("k", source, None)
     assert first.data == {"shown": {"n": "0"}}
@@ -250,7 +244,7 @@ async def test_polls_evaluate_once_a_second(monkeypatch: pytest.MonkeyPatch) -> 
     assert source.count == 1
 
 
-async def test_feeds_that_nobody_uses_are_forgotten(hub: LiveFeeds) -> None:
+async def test_idle_feeds_are_dropped(hub: LiveFeeds) -> None:
     for number in range(IDLE_FEEDS + 5):
         hub.states[number] = FeedState()
         await hub.poll(number, Source(), None)
@@ -307,7 +301,7 @@ async def kinds(tail: QueueTail) -> list[str]:
     return [event.kind for event in events]
 
 
-async def test_tail_notes_a_life_and_reads_nothing_of_what_it_saw_begin() -> None:
+async def test_tail_records_a_life_without_reading_what_it_saw_begin() -> None:
     engine, tail, readings = tail_of()
     batch = Batch(60)
     born = message(7)
@@ -335,7 +329,7 @@ async def test_tail_looks_up_what_it_did_not_see_begin() -> None:
     assert (readings.asked, missed) == ([9, 10, 11], 0)
 
 
-async def test_tail_passes_over_other_queues() -> None:
+async def test_tail_skips_other_queues() -> None:
     engine, tail, _ = tail_of()
     batch = Batch(60)
     batch.created.append(message(7, queue_id=2))
@@ -345,7 +339,7 @@ async def test_tail_passes_over_other_queues() -> None:
     assert await kinds(tail) == []
 
 
-async def test_tail_tells_a_death_once() -> None:
+async def test_tail_reports_a_dead_letter_once() -> None:
     engine, tail, _ = tail_of(MessagePreview(9, 1, 1, 2, b""))
     batch = Batch(60)
     batch.events += (9, 60, "dead_letter", "0" * 32)
@@ -354,16 +348,16 @@ async def test_tail_tells_a_death_once() -> None:
     assert await kinds(tail) == ["dead"]
 
 
-@pytest.mark.parametrize("way", ["mail to other", "other to mail"])
-async def test_tail_tells_a_move_at_both_ends(way: str) -> None:
+@pytest.mark.parametrize("detail", ["mail to other", "other to mail"])
+async def test_tail_reports_a_move_in_both_queues(detail: str) -> None:
     engine, tail, _ = tail_of(MessagePreview(9, 1, 2, 2, b""))
     batch = Batch(60)
-    batch.events += (9, 60, "move", way)
+    batch.events += (9, 60, "move", detail)
     engine.commit(batch)
     assert await kinds(tail) == ["move"]
 
 
-async def test_tail_counts_what_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tail_counts_events_beyond_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tails, "PENDING_MAX", 3)
     engine, tail, _ = tail_of()
     batch = Batch(60)
@@ -409,18 +403,18 @@ def test_cursor_of_a_wait_reads_back() -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "WzEsMl0", WaitPosition(-1, 0).text])
-def test_cursor_of_something_else_is_refused(text: str) -> None:
+def test_other_cursor_is_refused(text: str) -> None:
     with pytest.raises(Problem):
         WaitPosition.read(text)
 
 
-def test_cursor_behind_a_publish_leaves_its_end_ahead() -> None:
+def test_cursor_after_a_publish_waits_for_its_end() -> None:
     ids = [f"{seq:016x}{1:016x}" for seq in (12, 11)]
     assert WaitPosition(7, 9).after(ids) == WaitPosition(12, 9)
     assert WaitPosition(7, 9).after([]) == WaitPosition(7, 9)
 
 
-# -- who a client is
+# -- processes of clients
 
 TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt  uid inode
    0: 0100007F:238C 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 100 1
@@ -437,9 +431,7 @@ def test_process_is_found_by_the_own_end_of_its_socket() -> None:
 
 
 def test_sockets_that_listen_are_found_by_their_port() -> None:
-    assert list(processes.listening_sockets(TABLE, 0x238C)) == [
-        "100"
-    ]  # and none of its connections
+    assert list(processes.listening_sockets(TABLE, 0x238C)) == ["100"]  # no connections
     assert list(processes.listening_sockets(TABLE, 50_000)) == []
 
 
@@ -504,6 +496,5 @@ def test_label_belongs_to_an_address_or_network(text: str, name: str | None) -> 
 
 
 def test_bytes_are_shown_without_anything_hidden() -> None:
-    assert (
-        frame_inspector.format_bytes("P01é\u202e".encode() + b"\xff\x00") == "P01é\\u202e\\xff\\x00"
-    )
+    shown = frame_inspector.format_bytes("P01é\u202e".encode() + b"\xff\x00")
+    assert shown == "P01é\\u202e\\xff\\x00"

@@ -31,35 +31,34 @@ def test_counter_of_a_queue_that_is_gone_stays() -> None:
     assert (found["a"].counts["acked"], found["a"].is_alive) == (7, False)
 
 
-def test_counter_goes_on_when_a_queue_comes_back_under_its_name() -> None:
+def test_counter_continues_when_a_queue_comes_back_under_its_name() -> None:
     labels = MetricLabels()
     scrape(labels, acked("a", 1, 7))
-    for queue_id in (1, 9):  # a removed queue comes back under its old number, or a new one
+    for queue_id in (1, 9):  # a removed queue may return under another number
         scrape(labels)
         found = scrape(labels, acked("a", queue_id, 2))
         assert len(found) == 1
     assert found["a"].counts["acked"] == 7 + 2 + 2
 
 
-def test_counter_of_a_queue_that_began_anew_between_two_scrapes_does_not_fall() -> None:
+def test_counter_of_a_queue_recreated_between_two_scrapes_does_not_decrease() -> None:
     labels = MetricLabels()
     scrape(labels, acked("a", 1, 7))
     assert scrape(labels, acked("a", 9, 2))["a"].counts["acked"] == 9
 
 
-def test_rest_does_not_fall_when_one_of_it_is_gone() -> None:
+def test_shared_counter_does_not_decrease_when_a_queue_is_removed() -> None:
     labels = MetricLabels()
     first = [acked("a", 1, 0), acked("b", 2, 0), acked("c", 3, 10), acked("d", 4, 5)]
     scrape(labels, *first)
     assert scrape(labels, *first[:3])[OTHER].counts["acked"] == 15
 
 
-def test_queue_of_the_rest_never_gets_a_label_of_its_own() -> None:
+def test_queue_under_the_shared_label_never_gets_its_own() -> None:
     """Otherwise ~other would decrease, and the queue's own counter would start with a jump."""
     labels = MetricLabels()
     scrape(labels, acked("a", 1, 1), acked("b", 2, 1), acked("c", 3, 1))
-    found = scrape(labels, acked("a", 1, 1), acked("c", 3, 1))
-    assert "c" not in found
+    assert "c" not in scrape(labels, acked("a", 1, 1), acked("c", 3, 1))
 
 
 def test_new_queue_takes_the_place_of_the_longest_gone() -> None:
@@ -82,11 +81,11 @@ def test_histograms_of_one_label_add_up_and_never_fall() -> None:
     assert (found["a"].wait[3], found[OTHER].wait[3]) == (2, 4)
 
 
-def test_label_that_looks_like_the_rest_is_marked() -> None:
+def test_name_like_the_shared_label_is_escaped() -> None:
     assert (label_name("~other"), label_name("orders")) == ("~~other", "orders")
 
 
-def test_oldest_message_of_the_rest_is_the_oldest_of_all() -> None:
+def test_oldest_message_of_the_shared_label_is_the_oldest_of_all() -> None:
     labels = MetricLabels()
     scrape(labels, *(acked(f"q{at}", at, 0) for at in range(1, 5)))
     labels.set_oldest({1: 50, 3: 40, 4: 30})

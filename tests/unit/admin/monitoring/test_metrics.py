@@ -1,5 +1,6 @@
 """Metrics as Prometheus parses them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -9,17 +10,22 @@ from phpmq_lite.admin.monitoring.metric_series import OTHER, HttpCounters, Metri
 from phpmq_lite.admin.monitoring.metrics import MetricReadings
 from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.server.counters import BATCH_BOUNDS, COMMIT_BOUNDS_S
-from phpmq_lite.server.status import BrokerStatus
+from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from tests.unit.admin.cases import HOSTILE, NOW_MS, broker_status, client_status, queue_status
 
 Samples = dict[tuple[str, str], float]
 
 
-async def samples(status: BrokerStatus, ages: dict[int, int] | None = None, **more: Any) -> Samples:
+def labels_of(queues: Sequence[QueueStatus]) -> MetricLabels:
     labels = MetricLabels()
     labels.begin()
-    labels.add(status.queues, 200)
+    labels.add(queues, 200)
     labels.end()
+    return labels
+
+
+async def samples(status: BrokerStatus, ages: dict[int, int] | None = None, **more: Any) -> Samples:
+    labels = labels_of(status.queues)
     labels.set_oldest(ages or {})
     http = HttpCounters()
     http.add("overview", "GET", 200, 0.02)
@@ -87,21 +93,18 @@ async def test_reasons_that_every_queue_may_have_are_shown_before_the_first_deat
     }  # fmt: skip
 
 
-async def test_queues_of_dead_letters_are_told_apart_whatever_they_are_called() -> None:
-    buried = queue_status(queue_id=2, name="graveyard", is_dead_letter_queue=True)
-    found = await samples(broker_status(queue_status(), buried))
-    told = {key[1]: n for key, n in found.items() if key[0] == "phpmq_queue_for_dead_letters"}
-    assert told == {"graveyard": 1}
+async def test_dead_letter_queues_are_marked_whatever_their_name() -> None:
+    other = queue_status("graveyard", 2, is_dead_letter_queue=True)
+    found = await samples(broker_status(queue_status(), other))
+    marked = {key[1]: n for key, n in found.items() if key[0] == "phpmq_queue_for_dead_letters"}
+    assert marked == {"graveyard": 1}
 
 
-async def test_shared_label_is_no_queue_of_dead_letters() -> None:
-    rest = [
-        queue_status(queue_id=number, name=f"q{number}", is_dead_letter_queue=True)
-        for number in range(1, 202)
-    ]
-    found = await samples(broker_status(*rest))
-    told = [key[1] for key in found if key[0] == "phpmq_queue_for_dead_letters"]
-    assert (len(told), OTHER in told) == (200, False)
+async def test_shared_label_is_not_marked_as_a_dead_letter_queue() -> None:
+    queues = [queue_status(f"q{n}", n, is_dead_letter_queue=True) for n in range(1, 202)]
+    found = await samples(broker_status(*queues))
+    marked = [key[1] for key in found if key[0] == "phpmq_queue_for_dead_letters"]
+    assert (len(marked), OTHER in marked) == (200, False)
 
 
 async def test_metrics_have_the_figures_of_the_process() -> None:
@@ -157,10 +160,7 @@ async def test_metrics_have_the_figures_of_the_process() -> None:
 
 
 def test_scrape_has_every_defined_metric_with_its_labels() -> None:
-    labels = MetricLabels()
-    labels.begin()
-    labels.add([queue_status(wait=[1] * BUCKETS, hold=[1] * BUCKETS)], 200)
-    labels.end()
+    labels = labels_of([queue_status(wait=[1] * BUCKETS, hold=[1] * BUCKETS)])
     readings = MetricReadings(
         broker_status(), HttpCounters(), "0", NOW_MS, files={"database": 1}, disk_free=0,
         history_rows=0, history_offset=0, removed=0,

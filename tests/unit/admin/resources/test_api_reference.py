@@ -31,7 +31,7 @@ def route_of(call: ApiCall) -> Route:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.anchor)
-def test_curl_has_all_that_has_to_be_given(call: ApiCall) -> None:
+def test_curl_has_every_required_argument(call: ApiCall) -> None:
     words, route = shlex.split(call.curl), route_of(call)
     query = dict(parse_qsl(urlsplit(words[-1]).query))
     assert {member.name for member in call.query if member.is_required} == {*query}
@@ -41,40 +41,36 @@ def test_curl_has_all_that_has_to_be_given(call: ApiCall) -> None:
         TypeAdapter(route.takes).validate_json(words[words.index("-d") + 1])
 
 
-def test_call_says_what_it_takes() -> None:
+def test_call_explains_its_body() -> None:
     assert [call.anchor for call in CALLS if call.takes and not call.takes_text] == []
     [configure] = [call for call in CALLS if call.anchor == "queue-configure"]
-    assert configure.takes_text.startswith(
-        "Settings to change; null resets to the broker's default"
-    )
+    words = "Settings to change; null resets to the broker's default"
+    assert configure.takes_text.startswith(words)
 
 
 DOCUMENT = api_reference.build_document(ROUTES, "1.2.3", "/api/v1")
-TEST_OPENAPI_CALLS = [
-    route for route in ROUTES if route.path.startswith(f"{api_reference.PREFIX}/")
-]
+API_ROUTES = [route for route in ROUTES if route.path.startswith(f"{api_reference.PREFIX}/")]
 
 
 def test_document_is_valid() -> None:
     validate(DOCUMENT)
 
 
-@pytest.mark.parametrize("route", TEST_OPENAPI_CALLS, ids=lambda route: route.name)
+@pytest.mark.parametrize("route", API_ROUTES, ids=lambda route: route.name)
 def test_document_has_each_call_with_its_models(route: Route) -> None:
-    operation = DOCUMENT["paths"][route.path.removeprefix(api_reference.PREFIX)][
-        route.method.lower()
-    ]
+    calls = DOCUMENT["paths"][route.path.removeprefix(api_reference.PREFIX)]
+    operation = calls[route.method.lower()]
     assert operation["summary"].endswith(".")
     assert ("requestBody" in operation) == (route.takes is not None)
     assert ("content" in operation["responses"][str(route.status)]) == (route.gives is not None)
 
 
-def test_every_operation_has_a_name_of_its_own() -> None:
+def test_operation_ids_are_unique() -> None:
     names = [one["operationId"] for path in DOCUMENT["paths"].values() for one in path.values()]
-    assert len(set(names)) == len(names) == len(TEST_OPENAPI_CALLS)
+    assert len(set(names)) == len(names) == len(API_ROUTES)
 
 
-def test_every_reference_leads_somewhere() -> None:
+def test_every_reference_resolves() -> None:
     text = str(DOCUMENT)
     for name in DOCUMENT["components"]["schemas"]:
         text = text.replace(f"'#/components/schemas/{name}'", "")
@@ -115,20 +111,13 @@ def may_be_null(member: dict[str, Any]) -> bool:
     return {"type": "null"} in member.get("anyOf", ())
 
 
-def test_every_member_has_a_description() -> None:
-    undescribed = [
-        f"{of}.{name}" for of, name, one in members_of(DOCUMENT) if not one.get("description")
-    ]
-    assert undescribed == []
+def test_every_member_and_parameter_has_a_description() -> None:
+    members = [(f"{of}.{name}", one) for of, name, one in members_of(DOCUMENT)]
+    parameters = [(f"{of}: {one['name']}", one) for of, one in parameters_of(DOCUMENT)]
+    assert [key for key, one in members + parameters if not one.get("description")] == []
 
 
-def test_every_parameter_has_a_description() -> None:
-    undescribed = [f"{of}: {one['name']}" for of, one in parameters_of(DOCUMENT)
-              if not one.get("description")]  # fmt: skip
-    assert undescribed == []
-
-
-def test_every_member_of_an_answer_that_may_be_null_says_what_that_means() -> None:
+def test_every_nullable_member_of_a_response_explains_null() -> None:
     undescribed = [
         f"{of}.{name}"
         for of, name, member in members_of(DOCUMENT)

@@ -35,13 +35,13 @@ def test_settings_are_shown_before_and_after() -> None:
     ]
 
 
-def test_setting_that_was_not_there_before_has_no_value_then() -> None:
+def test_new_setting_has_no_value_before() -> None:
     assert read_changes('{"before": {}, "after": {"a": null}}') == [
         SettingChange("a", None, "null")
     ]
 
 
-def test_detail_of_another_shape_is_no_list_of_changes() -> None:
+def test_other_detail_has_no_changes() -> None:
     for detail in ("", "no JSON", "[1]", '"x"', '{"before": 1}', '{"queues": []}'):
         assert read_changes(detail) == []
 
@@ -57,7 +57,7 @@ def test_time_without_a_zone_is_utc() -> None:
     assert (wanted.since, wanted.upto) == (1_767_312_000_000, 1_767_322_800_000)
 
 
-def test_span_narrows_together_with_since() -> None:
+def test_span_and_since_both_limit_the_time() -> None:
     query = AuditQuery.model_validate({"span": "24h", "since": "2020-01-01"})
     assert query.filter(NOW_MS).since == NOW_MS - 86_400_000
 

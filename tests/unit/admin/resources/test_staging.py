@@ -47,7 +47,7 @@ def test_bodies_may_be_bytes_or_text_in_any_order_of_columns(type_: str) -> None
     assert list(read(stream(made)).chunks()) == [[("q", "Grüße".encode(), None)]]
 
 
-def test_stream_without_rows_is_whole() -> None:
+def test_stream_without_rows_is_valid() -> None:
     found = read(stream(GOOD.slice(0, 0)))
     assert (found.rows, found.bytes, list(found.chunks())) == (0, 0, [])
 
@@ -88,7 +88,7 @@ def cases() -> dict[str, tuple[bytes, int, str | None]]:
         "ttl below": (stream(batch(body=[b"a"], queue=["q"], ttl_s=[-1])), 422, "ttl_s"),
         "ttl above": (stream(batch(body=[b"a"], queue=["q"], ttl_s=[1 << 60])), 422, "ttl_s"),
         "no name": (stream(batch(body=[b"a"], queue=[""])), 422, "queue"),
-        "odd name": (stream(batch(body=[b"a"], queue=["a\rb"])), 422, "queue"),
+        "bad name": (stream(batch(body=[b"a"], queue=["a\rb"])), 422, "queue"),
     }  # fmt: skip
 
 
@@ -107,19 +107,19 @@ def test_too_many_rows_are_refused_with_the_bound(monkeypatch: pytest.MonkeyPatc
     assert (caught.value.status, caught.value.bound) == (413, "at most 3 rows")
 
 
-def test_reading_ends_with_the_first_row_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_stops_at_the_first_batch_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "ROWS_MAX", 3)
     with pytest.raises(Problem, match="at least 4 rows"):
         read(stream(GOOD, GOOD, GOOD))
 
 
-def test_right_is_asked_once_a_queue() -> None:
+def test_permission_is_checked_once_per_queue() -> None:
     asked: list[str] = []
     staging.read_rows(stream(GOOD, GOOD), MAX, asked.append)
     assert asked == ["q", "r"]
 
 
-def test_flipped_bytes_are_refused_or_read_and_nothing_else() -> None:
+def test_corrupt_stream_is_refused_or_read() -> None:
     raw, chance = stream(GOOD), random.Random(7)
     refused = 0
     for _ in range(500):

@@ -1,33 +1,32 @@
-"""Bodies as pages show them: no token changed, nothing hidden, never large."""
+"""Bodies as pages show them: tokens unchanged, nothing hidden, size bounded."""
 
 import json
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phpmq_lite.admin.base.formats import TextPiece
 from phpmq_lite.admin.views import bodies
 
 
-def text_of(shown: bodies.ShownBody) -> str:
-    return "".join(piece.text for piece in shown.pieces)
+def join(pieces: Iterable[TextPiece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def view(content: bytes, as_view: str | None = "pretty") -> bodies.ShownBody:
+    return bodies.view_body(content, len(content), as_view)
 
 
 def test_pretty_json_has_every_token_as_sent() -> None:
     content = b'{"n":123456789012345678901234567890,"n":1.0e400,"a":[],"o":{},"x":[1,{"y":null}]}'
-    shown = bodies.view_body(content, len(content), "pretty")
+    shown = view(content)
     assert (shown.view, shown.views) == ("pretty", ("tree", "pretty", "raw", "hex"))
-    assert text_of(shown) == (
+    assert join(shown.pieces) == (
         '{\n  "n": 123456789012345678901234567890,\n  "n": 1.0e400,\n  "a": [],\n  "o": {},\n'
         '  "x": [\n    1,\n    {\n      "y": null\n    }\n  ]\n}'
     )
-
-
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=20))
-def test_pretty_json_means_the_same(value: object) -> None:
-    pieces = bodies.prettify(json.dumps([value], ensure_ascii=True))
-    assert pieces is not None
-    assert json.loads("".join(piece.text for piece in pieces)) == [value]
 
 
 def test_pretty_marks_keys_and_values() -> None:
@@ -41,45 +40,45 @@ def test_pretty_marks_keys_and_values() -> None:
     "content", [b'{"a":NaN}', b'{"a":1', b"42", b"plain", b"[" * 100_000, b"{'a':1}"]
 )
 def test_text_that_is_not_json_opens_raw(content: bytes) -> None:
-    shown = bodies.view_body(content, len(content), "pretty")
+    shown = view(content)
     assert (shown.view, shown.views) == ("raw", ("raw", "hex"))
 
 
 def test_deep_json_stays_small() -> None:
     content = b"[" * 900 + b"1" + b"]" * 900
-    shown = bodies.view_body(content, len(content), "pretty")
+    shown = view(content)
     assert shown.view == "pretty"
-    assert len(text_of(shown)) < 150_000
+    assert len(join(shown.pieces)) < 150_000
 
 
 def test_json_that_would_grow_too_large_is_shown_raw() -> None:
     content = b"[" * 60 + b",".join([b"[1,2]"] * 30_000) + b"]" * 60
-    shown = bodies.view_body(content, len(content), "pretty")
+    shown = view(content)
     assert shown.view == "raw"
     assert shown.note == "This body is too large to indent, so it is shown as sent."
 
 
 def test_bytes_open_in_hex() -> None:
-    shown = bodies.view_body(b"\xff\x00A", 3, "pretty")
+    shown = view(b"\xff\x00A")
     assert (shown.view, shown.views) == ("hex", ("hex",))
-    assert text_of(shown).split() == ["00000000", "ff", "00", "41", "··A"]
+    assert join(shown.pieces).split() == ["00000000", "ff", "00", "41", "··A"]
 
 
-def test_cut_in_a_character_does_not_make_text_binary() -> None:
+def test_cut_character_does_not_make_text_binary() -> None:
     content = ("é" * 10).encode()
     shown = bodies.view_body(content[:11], 20, None)
-    assert (shown.view, text_of(shown)) == ("raw", "é" * 5)
+    assert (shown.view, join(shown.pieces)) == ("raw", "é" * 5)
 
 
 def test_hostile_characters_are_marked() -> None:
     content = '{"a":"x\u202ey"}'.encode()
-    shown = bodies.view_body(content, len(content), "pretty")
+    shown = view(content)
     assert [piece.text for piece in shown.pieces if piece.kind == "esc"] == [r"\u202e"]
 
 
 def test_preview_is_one_short_line() -> None:
     content = b"a\n\n  b" + b"c" * 500
-    shown = "".join(piece.text for piece in bodies.preview(content[:480], len(content)))
+    shown = join(bodies.preview(content[:480], len(content)))
     assert shown.startswith("a bc")
     assert len(shown) == bodies.PREVIEW_CHARACTERS
 
@@ -97,19 +96,18 @@ def test_content_for_json_is_text_or_base64() -> None:
 
 
 def tokens(branch: bodies.BodyBranch) -> str:
-    """Give the JSON that a tree shows, as one text."""
-    value = "".join(piece.text for piece in branch.value)
+    """Return the JSON that a tree shows, as one text."""
+    value = join(branch.value)
     inner = ",".join(
-        ("".join(piece.text for piece in child.key) + ":" if child.key else "") + tokens(child)
-        for child in branch.children
+        (join(child.key) + ":" if child.key else "") + tokens(child) for child in branch.children
     )
     return value or f"{branch.mark}{inner}{branch.close}"
 
 
 def test_json_opens_as_a_tree_with_every_value_as_sent() -> None:
-    """Big integers and repeated keys stay; texts lose the escapes that they do not need."""
+    """Big integers and repeated keys are kept; texts lose unnecessary escapes."""
     content = b'{"n":123456789012345678901234567890,"n":1.0e400,"u":"\\u0041","a":[],"":{"x":[1]}}'
-    shown = bodies.view_body(content, len(content), None)
+    shown = view(content, None)
     assert shown.view == "tree"
     assert shown.tree is not None
     assert tokens(shown.tree) == content.decode().replace("\\u0041", "A")
@@ -134,10 +132,7 @@ def test_text_of_a_tree_is_readable(sent: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("content", "shown"),
     [
-        (
-            '{"job":"urn:a","trace_id":"t","data":{"n":1,"s":"\\u00fc"},"meta":{}}',
-            '{"n": 1, "s": "ü"}',
-        ),
+        ('{"job":"urn:a","trace_id":"t","data":{"n":1,"s":"\\u00fc"}}', '{"n": 1, "s": "ü"}'),
         ('{"job":"urn:a","data":[1,[2]],"attempts":0}', "[1, [2]]"),
         ('{"job":"urn:a","data":null}', "null"),
         ('{"job":"urn:a","meta":{"data":1}}', ""),
@@ -145,32 +140,34 @@ def test_text_of_a_tree_is_readable(sent: str, shown: str) -> None:
         ("[1]", ""),
     ],
 )
-def test_row_of_an_envelope_shows_its_data(content: str, shown: str) -> None:
+def test_preview_of_an_envelope_shows_its_data(content: str, shown: str) -> None:
     found = bodies.preview_data(content.encode(), len(content.encode()))
-    assert "".join(piece.text for piece in found) == shown
+    assert join(found) == shown
 
 
 def test_tail_shows_urn_and_data_of_an_envelope() -> None:
     content = b'{"job":"urn:a","trace_id":"t","data":{"n":1}}'
     found = bodies.preview_envelope(content, len(content))
-    assert "".join(piece.text for piece in found) == 'urn:a {"n": 1}'
+    assert join(found) == 'urn:a {"n": 1}'
     assert bodies.preview_envelope(b'{"a":1}', 7) == bodies.preview(b'{"a":1}', 7)
 
 
 def test_text_in_json_has_no_tree() -> None:
-    shown = bodies.view_body(b'"text"', 6, "tree")
+    shown = view(b'"text"', "tree")
     assert (shown.view, shown.views, shown.tree) == ("pretty", ("pretty", "raw", "hex"), None)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=20))
-def test_tree_means_the_same(value: object) -> None:
-    text = json.dumps([value], separators=(",", ":"))
-    root, is_whole = bodies.build_tree(text)
+def test_pretty_json_and_tree_mean_the_same(value: object) -> None:
+    pieces = bodies.prettify(json.dumps([value], ensure_ascii=True))
+    assert pieces is not None
+    assert json.loads(join(pieces)) == [value]
+    root, is_whole = bodies.build_tree(json.dumps([value], separators=(",", ":")))
     assert is_whole
     assert json.loads(tokens(root)) == [value]
 
 
-def test_tree_keeps_what_lies_too_deep_as_one_text() -> None:
+def test_tree_keeps_deeper_levels_as_one_text() -> None:
     root, is_whole = bodies.build_tree("[" * 100 + "1" + "]" * 100)
     depth, branch = 0, root
     while branch.children:
@@ -185,7 +182,7 @@ def test_tree_has_a_bounded_number_of_nodes(member: str) -> None:
         return 1 + sum(map(count, branch.children))
 
     text = "[" + ",".join([member] * 5_000) + "]"
-    shown = bodies.view_body(text.encode(), len(text), "tree")
+    shown = view(text.encode(), "tree")
     assert shown.tree is not None
     assert count(shown.tree) <= bodies.TREE_NODES
     assert (shown.tree.count, shown.note is not None) == (5_000, True)

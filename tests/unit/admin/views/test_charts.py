@@ -1,4 +1,4 @@
-"""Charts: lines with gaps, axes, words, the table, and SVG that stays well-formed."""
+"""Charts: lines with gaps, axes, descriptions, tables and well-formed SVG."""
 
 import re
 from dataclasses import replace
@@ -13,13 +13,13 @@ from phpmq_lite.admin.views.trends import SPANS, Trend, TrendBucket
 from phpmq_lite.installation import templates_folder
 from tests.unit.admin.cases import HOSTILE
 
-START_S = 1_700_002_800  # a full hour
+START_S = 1_700_002_800  # on the hour
 BUSY = TrendBucket(published=20.0, acked=10.0, ready=100, held=5, oldest_age_ms=90_000,
               wait_p50_ms=12, wait_p95_ms=340, hold_p50_ms=2, hold_p95_ms=9)  # fmt: skip
 
 
 def made(*buckets: TrendBucket | None, span: str = "1h") -> Trend:
-    """Make a trend that ends with these buckets; before them nothing is known."""
+    """Return a trend that ends with these buckets and has no data before them."""
     count = SPANS[span].length_s // SPANS[span].step_s
     return Trend(SPANS[span], START_S, [None] * (count - len(buckets)) + list(buckets))
 
@@ -69,23 +69,23 @@ def test_times_from_milliseconds_to_days_fit_one_axis() -> None:
     assert len(texts) <= 7
 
 
-def test_age_is_dashed_and_goes_on_where_percentiles_fall_silent() -> None:
+def test_age_is_dashed_and_continues_without_percentiles() -> None:
     stalled = replace(BUSY, wait_p50_ms=None, wait_p95_ms=None)
     chart = charts.draw_waits(made(BUSY, *[stalled] * 10))
     age = line(chart, "age")
     assert age.is_dashed
     assert age.shown == "1 min"
     assert age.runs[0].count(",") == 11
-    assert line(chart, "p95").shown == "–"  # its last value is too old to be told as that of now
+    assert line(chart, "p95").shown == "–"  # too old to count as current
 
 
-def test_nothing_measured_is_said() -> None:
+def test_chart_without_data_says_so() -> None:
     chart = charts.draw_holds(made())
     assert chart.is_empty
     assert "Nothing was measured" in chart.about
 
 
-def test_words_tell_range_last_value_and_gaps() -> None:
+def test_description_has_range_last_value_and_gaps() -> None:
     chart = charts.draw_depth(made(replace(BUSY, ready=7), replace(BUSY, ready=1_204)))
     assert "Ready: from 7 to 1,204, last 1,204." in chart.about
     assert "No data for 178 of 180 steps." in chart.about
@@ -123,10 +123,9 @@ def rendered(source: str, **values: object) -> str:
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, "]]></svg><script>"])
-def test_svg_is_well_formed_whatever_a_queue_is_called(name: str) -> None:
-    chart = replace(
-        charts.draw_waits(made(BUSY, None, BUSY)), title=name, about=f"of {name} & more"
-    )
+def test_svg_is_well_formed_for_any_queue_name(name: str) -> None:
+    waits = charts.draw_waits(made(BUSY, None, BUSY))
+    chart = replace(waits, title=name, about=f"of {name} & more")
     text = rendered("{{ chart(made, name) }}", made=chart, name=name)
     figure = ElementTree.fromstring(text)
     assert figure.find("svg/title") is not None
@@ -135,7 +134,7 @@ def test_svg_is_well_formed_whatever_a_queue_is_called(name: str) -> None:
     assert len(figure.findall(".//polyline")) == 6
 
 
-def test_svg_is_made_of_attributes_alone_and_small() -> None:
+def test_svg_has_no_inline_style_and_is_small() -> None:
     chart = charts.draw_rates(made(*[BUSY] * 180))
     text = rendered("{{ chart(made) }}", made=chart)
     assert re.search(r"\sstyle=|<style|\son\w+=", text) is None

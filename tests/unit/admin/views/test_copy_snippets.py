@@ -1,4 +1,4 @@
-"""A message as something to paste: it means the same bytes."""
+"""Snippets that publish a message again with the same bytes."""
 
 import base64
 import json
@@ -34,18 +34,17 @@ def test_curl_sends_the_same_bytes(content: bytes) -> None:
     document = json.loads(words[-1])
     sent = document["content"]
     given = base64.b64decode(sent) if document["encoding"] == "base64" else sent.encode()
-    assert (words[1], given, document["ttl_s"]) == (
-        "http://h:9101/api/v1/queues/a%20b%2Fc/messages", content, 60,
-    )  # fmt: skip
+    assert words[1] == "http://h:9101/api/v1/queues/a%20b%2Fc/messages"
+    assert (given, document["ttl_s"]) == (content, 60)
 
 
-def test_command_quotes_what_a_shell_would_take() -> None:
+def test_command_is_quoted_for_the_shell() -> None:
     words = shlex.split(made("it's; rm", b"$(rm)", 60)["cli"])
     assert words == ["phpmq-lite", "publish", "it's; rm", "--ttl", "60s", "--body", "$(rm)"]
 
 
 @pytest.mark.parametrize("content", [b"\xff\x00", "x\u202ey".encode()])
-def test_what_cannot_be_seen_is_copied_as_base64(content: bytes) -> None:
+def test_hidden_characters_are_copied_as_base64(content: bytes) -> None:
     coded = base64.b64encode(content).decode()
     found = made("orders", content)
     assert found["cli"] == f"echo {coded} | base64 -d | phpmq-lite publish orders -"
@@ -66,37 +65,33 @@ def test_raw_frame_is_the_dispatch_on_the_wire() -> None:
 BASE = "http://127.0.0.1:9101"
 
 
-def opened(*addresses: str) -> list[PhpmqListener]:
-    return [
+@pytest.mark.parametrize(
+    ("listeners", "browser_host", "host"),
+    [
+        (["unix:/run/x", "10.0.0.5:9100", "10.0.0.5:9102"], "h", "10.0.0.5"),
+        (["0.0.0.0:9100"], "mq.lan", "mq.lan"),
+        (["[::]:9100"], "::1", "::1"),
+        ([], "h", "127.0.0.1"),
+    ],
+)
+def test_address_is_that_of_the_first_tcp_listener(
+    listeners: list[str], browser_host: str, host: str
+) -> None:
+    opened = [
         PhpmqListener(one, "unix" if one.startswith("unix:") else "tcp", has_ttl=True)
-        for one in addresses
+        for one in listeners
     ]
+    assert tcp_address(opened, browser_host) == (host, 9100)
 
 
-def test_first_tcp_listener_is_chosen() -> None:
-    assert tcp_address(opened("unix:/run/x", "10.0.0.5:9100", "10.0.0.5:9102"), "h") == (
-        "10.0.0.5",
-        9100,
-    )
-
-
-def test_wildcard_becomes_the_name_that_the_browser_used() -> None:
-    assert tcp_address(opened("0.0.0.0:9100"), "mq.lan") == ("mq.lan", 9100)
-    assert tcp_address(opened("[::]:9100"), "::1") == ("::1", 9100)
-
-
-def test_without_a_listener_the_default_is_shown() -> None:
-    assert tcp_address((), "h") == ("127.0.0.1", 9100)
-
-
-def test_all_four_name_the_address() -> None:
+def test_all_snippets_name_the_address() -> None:
     made = publish_snippets("::1", 9107, "https://mq.example/mq")
     assert [snippet.key for snippet in made] == ["php", "python", "curl", "cli"]
     assert all("[::1]:9107" in snippet.code for snippet in made if snippet.key != "curl")
     assert "https://mq.example/mq/api/v1/queues/orders/messages" in made[2].code
 
 
-def test_curl_sends_what_the_api_takes() -> None:
+def test_curl_sends_what_the_api_accepts() -> None:
     code = publish_snippets("127.0.0.1", 9100, http_address("http", "127.0.0.1:9101", ""))[2].code
     body = re.search(r"-d '(.*)'", code)
     assert body is not None

@@ -1,4 +1,4 @@
-"""The card of an envelope: what it says of right and wrong ones, of records, and of any bytes."""
+"""Envelope cards of valid and invalid envelopes, of records and of any bytes."""
 
 import json
 import re
@@ -80,7 +80,7 @@ def test_remarks_of_a_producer_do_not_make_it_wrong() -> None:
     assert card.remarks == 1
 
 
-def test_only_so_many_problems_are_given() -> None:
+def test_shown_problems_are_bounded() -> None:
     many = ",".join(f'"attempts":"{n}"' for n in range(PROBLEMS_SHOWN + 10))
     card = card_of(f'{{"job":"urn:a",{many}}}'.encode())
     assert len(card.problems) == PROBLEMS_SHOWN
@@ -91,7 +91,7 @@ def test_only_so_many_problems_are_given() -> None:
     "content",
     [b'{"order_id": 1042}', b'{"attempts": 3}', b"[]", b"", b"hello", b'{"trace_id":"x"}'],
 )
-def test_what_is_no_envelope_has_no_card_unless_it_is_meant_to_be_one(content: bytes) -> None:
+def test_other_content_has_no_card_unless_it_should_be_an_envelope(content: bytes) -> None:
     assert make_card(content, JudgeOptions()) is None
     card = card_of(content, JudgeOptions(is_meant=True))
     assert card.reason == "poison"
@@ -106,10 +106,10 @@ def test_empty_list_as_data_follows_the_switch_of_the_queue() -> None:
     assert empty_list_data_of(None) == "php"
 
 
-def test_record_is_judged_as_it_would_be_sent_again() -> None:
+def test_record_is_validated_as_it_would_be_redriven() -> None:
     card = card_of(build_record(written(), BLOCK))
     assert (card.reason, card.block, card.is_wrapped) == (None, BLOCK, False)
-    assert card.index.attempts == 2  # of the record, though a redrive starts at 0
+    assert card.index.attempts == 2  # of the record; a redrive starts at 0
 
 
 def test_wrapped_record_shows_what_is_in_it() -> None:
@@ -119,10 +119,8 @@ def test_wrapped_record_shows_what_is_in_it() -> None:
     assert (plain.reason, plain.is_wrapped) == ("poison", True)
 
 
-def test_payload_that_is_not_as_its_schema_says_counts_where_the_queue_is_strict() -> None:
-    schema = read_schema(
-        {"type": "object", "required": ["order_id"], "properties": {"order_id": {"type": "string"}}}
-    )
+def test_schema_mismatch_counts_if_the_queue_is_strict() -> None:
+    schema = read_schema({"type": "object", "properties": {"order_id": {"type": "string"}}})
     urn = str(RIGHT["job"])
     seen = JudgeOptions(schemas=SchemaRegistry({urn: RegisteredSchema(urn, "order.json", schema)}))
     assert card_of(written(), seen).reason is None
@@ -131,7 +129,7 @@ def test_payload_that_is_not_as_its_schema_says_counts_where_the_queue_is_strict
     assert card_of(written(data={"order_id": "a"}), replace(seen, is_strict=True)).reason is None
 
 
-def test_envelope_in_another_queue_than_it_says_is_told() -> None:
+def test_envelope_in_another_queue_than_its_own_is_reported() -> None:
     card = card_of(written())
     assert other_queue(card, replace(ROW, queue="mail")) == "orders"
     assert other_queue(card, replace(ROW, queue="orders")) == ""
@@ -154,7 +152,7 @@ def test_cut_leaves_short_texts() -> None:
     assert (shorten("a"), shorten(None)) == ("a", "")
 
 
-def test_two_members_without_a_urn_are_a_claim() -> None:
+def test_urn_or_two_members_look_like_an_envelope() -> None:
     assert looks_like_envelope(IndexedFields("u", None, None, None))
     assert looks_like_envelope(IndexedFields(None, "t", None, 0))
     assert not looks_like_envelope(IndexedFields(None, "t", None, None))
@@ -177,12 +175,9 @@ MEMBERS = ("job", "urn", "trace_id", "data", "meta", "attempts", "dead_letter", 
 @example(b'{"job":"u","meta":{"created_at":' + b"9" * 10_000 + b"}}")
 @example(b'{"job":"\\ud800","trace_id":"\\udfff","meta":{"lang":"\\ud800"}}')
 @example(b'{"job":"u","job":1,"meta":null,"meta":[]}')
-def test_any_bytes_have_a_card_or_none_and_it_says_why(content: bytes) -> None:
-    for asked in (
-        JudgeOptions(),
-        JudgeOptions(is_meant=True),
-        JudgeOptions("never", is_strict=True),
-    ):
+def test_card_of_any_bytes_agrees_with_the_verdict(content: bytes) -> None:
+    strict = JudgeOptions("never", is_strict=True)
+    for asked in (JudgeOptions(), JudgeOptions(is_meant=True), strict):
         card = make_card(content, asked)
         if card is not None:
             assert (card.reason is None) == (card.verdict.problem is None)
@@ -191,5 +186,5 @@ def test_any_bytes_have_a_card_or_none_and_it_says_why(content: bytes) -> None:
             json.dumps(dict(card.said))
 
 
-def test_search_knows_the_reasons_of_a_verdict() -> None:
+def test_search_lists_the_reasons_of_a_verdict() -> None:
     assert tuple(re.findall(r"'(\w+)'", parts("search")["reasons"])) == REASONS

@@ -1,4 +1,4 @@
-"""The chart of the history: slices with edges and gaps, columns, links that keep the rest."""
+"""The history chart: slices with edges and gaps, columns, links that keep the filter."""
 
 import re
 from xml.etree import ElementTree
@@ -14,7 +14,7 @@ from phpmq_lite.installation import templates_folder
 from phpmq_lite.storage.read.rollups import Point, UptimeSpan
 
 NOW_S = 1_767_326_400 + 1_234  # 2026-01-02 04:20:34 UTC
-HOUR_S = 1_767_326_400  # the slice that has now in it, where slices are hours
+HOUR_S = 1_767_326_400  # start of the slice that contains now, with slices of an hour
 DAY = history_chart.SPANS["24h"]
 ROUTE = {"history": "/history"}
 
@@ -61,9 +61,8 @@ def test_slices_are_about_24_round_and_end_after_now(key: str) -> None:
 
 
 def test_point_counts_in_the_slice_that_it_begins_in_and_not_in_the_next() -> None:
-    found = cut(
-        Point(HOUR_S - 60, 60, acked=3, dead=1), Point(HOUR_S, 60, acked=7, expired=2, deleted=4)
-    )
+    later = Point(HOUR_S, 60, acked=7, expired=2, deleted=4)
+    found = cut(Point(HOUR_S - 60, 60, acked=3, dead=1), later)
     assert [one.counts for one in found[-2:]] == [(3, 0, 1, 0), (7, 2, 0, 4)]
 
 
@@ -72,7 +71,7 @@ def test_point_over_an_edge_is_shared_by_its_seconds() -> None:
     assert [one.counts for one in found[-2:]] == [(10, 0, 0, 0), (30, 0, 0, 0)]
 
 
-def test_what_lies_before_the_first_slice_or_ahead_is_left_out() -> None:
+def test_points_before_the_first_slice_or_in_the_future_are_left_out() -> None:
     start_s = cut()[0].start_s
     found = cut(Point(start_s - 60, 60, acked=1), Point(HOUR_S + 3_600, 60, acked=1))
     assert {one.counts for one in found} == {None}
@@ -83,7 +82,7 @@ def test_time_without_the_broker_is_a_gap_and_idle_time_is_zero() -> None:
     assert [one.counts for one in found[-3:]] == [(0, 0, 0, 0), None, (0, 0, 0, 0)]
 
 
-def test_queue_that_may_have_been_one_of_the_rest_is_not_known() -> None:
+def test_queue_that_may_have_been_counted_with_others_is_unknown() -> None:
     rest = beat(HOUR_S - 3_600, has_rest=True), beat(HOUR_S, has_rest=True)
     found = cut(Point(HOUR_S, 60, acked=5), beats=rest)
     assert [one.counts for one in found[-2:]] == [None, (5, 0, 0, 0)]
@@ -129,14 +128,14 @@ def test_one_outcome_is_drawn_alone_and_on_its_own_scale() -> None:
     assert (made.scale[0].text, made.sums) == ("4", ["4"])
 
 
-def test_nothing_is_said_where_nothing_settled_or_nothing_was_measured() -> None:
+def test_empty_chart_says_whether_there_is_no_data() -> None:
     idle = drawn(Point(HOUR_S, 60, published=4))
     assert idle.nothing == "No settled messages in this period."
     assert drawn().nothing == "No data for this period."
     assert "<svg" not in rendered(idle)
 
 
-def test_words_tell_sums_peak_and_gaps() -> None:
+def test_description_has_sums_peak_and_gaps() -> None:
     about = drawn(Point(HOUR_S, 60, acked=5, dead=1), Point(HOUR_S - 3_600, 60, acked=2)).about
     assert "7 acked, 0 expired, 1 dead, 0 deleted." in about
     assert "Highest count in 04:00 to 05:00: 6 settled." in about
@@ -183,13 +182,13 @@ def test_nothing_is_shaded_without_a_choice_or_outside(chosen: ChosenPeriod) -> 
         (None, None, ""),
     ],
 )
-def test_chip_names_the_time(since: int | None, until: int | None, text: str) -> None:
+def test_chosen_time_is_formatted(since: int | None, until: int | None, text: str) -> None:
     times = (None if at_s is None else at_s * 1_000 for at_s in (since, until))
     assert history_chart.format_chosen(ChosenPeriod(*times), NOW_S * 1_000) == text
 
 
 @pytest.mark.parametrize("far_ms", [10**15 - 1, -(10**15), 253_402_300_799_999])
-def test_times_that_no_calendar_has_fail_nothing(far_ms: int) -> None:
+def test_times_beyond_the_calendar_are_formatted(far_ms: int) -> None:
     assert history_chart.format_chosen(ChosenPeriod(0, far_ms), NOW_S * 1_000).endswith(" UTC")
     assert history_chart.format_chosen(ChosenPeriod(far_ms, far_ms), NOW_S * 1_000).endswith(" UTC")
     drawn(chosen=ChosenPeriod(far_ms, None))
@@ -204,9 +203,8 @@ def test_links_lead_to_the_time_of_their_slice_and_keep_the_rest() -> None:
     links = root.findall("figure/svg/a")
     rest = "&queue=a%26b&outcome=acked&span=24h"
     assert len(links) == 24
-    assert links[-1].get("href") == (
-        f"/history?since=2026-01-02T04%3A00&until=2026-01-02T05%3A00{rest}"
-    )
+    time = "since=2026-01-02T04%3A00&until=2026-01-02T05%3A00"
+    assert links[-1].get("href") == f"/history?{time}{rest}"
     assert all((link.get("href") or "").endswith(rest) for link in links)
 
 
@@ -215,12 +213,12 @@ def test_table_has_the_same_links_for_the_keyboard_and_the_drawing_none() -> Non
     [drawing] = root.findall("figure/svg")
     assert drawing.get("aria-hidden") == "true"
     assert {link.get("tabindex") for link in drawing.findall("a")} == {"-1"}
-    [link] = root.findall("details//tbody//a")  # gaps are left out
+    [link] = root.findall("details//tbody//a")  # without gaps
     assert link.get("href") == drawing.findall("a")[-1].get("href")
     assert link.text == "04:00 to 05:00"
 
 
-def test_drawing_is_made_of_attributes_alone_and_small() -> None:
+def test_drawing_has_no_inline_style_and_is_small() -> None:
     points = [Point(HOUR_S - at * 3_600, 60, acked=9, expired=3, dead=1, deleted=2)
               for at in range(24)]  # fmt: skip
     text = rendered(drawn(*points), queue="orders", span="24h")

@@ -1,4 +1,4 @@
-"""The life of a message, told from its row, its events and those of its relatives."""
+"""A message's timeline, built from its row, its events and those of its relatives."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def test_timeline_of_a_ready_message_ends_with_its_deadline() -> None:
     assert (steps[0].detail, steps[1].gap) == ("by client 8 · tcp 10.0.0.1:5", "5 s")
 
 
-def test_timeline_tells_a_whole_life_in_order() -> None:
+def test_timeline_shows_a_whole_life_in_order() -> None:
     row = replace(
         ROW, state=4, reason="max_deliveries", deliveries=20, consumer=7,
         first_dispatched_at=NOW_MS - 9_000, last_dispatched_at=NOW_MS - 2_000,
@@ -54,13 +54,11 @@ def test_timeline_tells_a_whole_life_in_order() -> None:
     assert steps[5].message_id == record
 
 
-def test_timeline_tells_both_ends_of_a_redrive() -> None:
+def test_timeline_shows_both_sides_of_a_redrive() -> None:
     newer, older = f"{9:016x}{1:016x}", f"{2:016x}{1:016x}"
     events = [EventRow(NOW_MS, "redrive", newer), EventRow(NOW_MS, "redrive", older)]
-    assert titles(make_timeline(ROW, events, NOW_MS))[1:] == [
-        "Redriven as a new message",
-        "Created by a redrive",
-    ]
+    shown = titles(make_timeline(ROW, events, NOW_MS))
+    assert shown[1:] == ["Redriven as a new message", "Created by a redrive"]
 
 
 def test_timeline_shows_an_event_it_does_not_know() -> None:
@@ -68,8 +66,8 @@ def test_timeline_shows_an_event_it_does_not_know() -> None:
     assert (steps[1].title, steps[1].detail) == ("moved", "by anna")
 
 
-def test_timeline_tells_the_other_messages_of_the_same_life_along() -> None:
-    """A deleted message that was restored: its turns stand among those of the new one."""
+def test_timeline_includes_other_messages_of_the_same_life() -> None:
+    """A deleted message was restored: its steps are merged with those of the new one."""
     older = replace(ROW, seq=2, state=5, published_at=NOW_MS - 60_000, settled_at=NOW_MS - 20_000)
     events = [EventRow(NOW_MS - 10_000, "restore", wire_id(5, 6))]
     steps = make_timeline(
@@ -84,12 +82,12 @@ def test_timeline_tells_the_other_messages_of_the_same_life_along() -> None:
     ]
 
 
-def test_relatives_are_named_by_what_ties_them() -> None:
+def test_relatives_are_named_by_their_relation() -> None:
     record = replace(ROW, source_seq=3, source_token=6)
     links = [
         LinkRow(5, 0, "edit", wire_id(9, 1)),
         LinkRow(5, 0, "restore", wire_id(2, 1)),
-        LinkRow(9, 0, "edit", wire_id(5, 6)),  # the other end of the first
+        LinkRow(9, 0, "edit", wire_id(5, 6)),  # the other side of the first
     ]
     found = list_relatives(record, links, {9: replace(ROW, seq=9)})
     assert [(one.seq, one.how, one.row is None) for one in found] == [

@@ -1,4 +1,4 @@
-"""What stands around every page: rail, environment, what is open."""
+"""Elements of every page: navigation, environment and warnings."""
 
 import re
 from typing import Any
@@ -42,8 +42,7 @@ def test_environment_without_a_colour_gets_one_by_its_name(
 
 def test_style_sheet_has_the_same_colours() -> None:
     style = (templates_folder() / "static" / "app.css").read_text(encoding="utf-8")
-    found = dict(re.findall(r"\.env-(\w+) { --env: (#\w+); }", style))
-    assert found == COLOURS
+    assert dict(re.findall(r"\.env-(\w+) { --env: (#\w+); }", style)) == COLOURS
 
 
 def test_rail_has_its_routes_and_each_letter_once() -> None:
@@ -76,9 +75,7 @@ def test_unknown_route_has_no_url() -> None:
         ({"admin": {"listen": ["10.0.0.5:9101"], "trusted_proxies": ["10.0.0.1/32"]}}, []),
     ],
 )
-def test_what_reaches_beyond_this_machine_shows(
-    sections: dict[str, Any], expected: list[str]
-) -> None:
+def test_unprotected_listeners_are_shown(sections: dict[str, Any], expected: list[str]) -> None:
     chips = unprotected_listeners(Settings(**sections), Urls("", {"system": "/system"}))
     assert [chip.title for chip in chips] == expected
 
@@ -91,5 +88,5 @@ def test_what_reaches_beyond_this_machine_shows(
         (1_000, ["The disk is 100% full. Publishing stops when it is full."]),
     ],
 )
-def test_nearly_full_disk_is_said_on_every_page(used: int, expected: list[str]) -> None:
+def test_nearly_full_disk_is_shown_on_every_page(used: int, expected: list[str]) -> None:
     assert disk_warning(used, 1_000) == expected

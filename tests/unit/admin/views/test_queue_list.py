@@ -1,4 +1,4 @@
-"""Lists of queues: filter, order, pages; and what is not HTML."""
+"""Lists of queues: filter, order and pages, and their other formats."""
 
 from typing import get_args
 
@@ -39,7 +39,7 @@ def test_name_matches_a_part_or_a_glob(pattern: str, expected: bool) -> None:
     assert matches_name("mail.retry", pattern) is expected
 
 
-def test_filter_keeps_queues_that_have_it() -> None:
+def test_filter_keeps_matching_queues() -> None:
     queues = [
         queue_status("idle", 1, consumers=1),
         queue_status("full", 2, ready=5, consumers=1),
@@ -91,15 +91,10 @@ def test_pages_have_every_queue_once_in_both_directions(
     assert there == back == whole
 
 
-def test_cursor_goes_on_behind_a_queue_that_has_gone() -> None:
+def test_cursor_continues_after_a_removed_queue_but_not_in_another_order() -> None:
     queues = [queue_status(name, at) for at, name in enumerate("abcd")]
     cursor = make_queue_page(queues, {}, query(limit=2)).next
     assert names(make_queue_page(queues[2:], {}, query(limit=2, cursor=cursor))) == ["c", "d"]
-
-
-def test_cursor_of_another_order_is_refused() -> None:
-    queues = [queue_status(name, at) for at, name in enumerate("abcd")]
-    cursor = make_queue_page(queues, {}, query(limit=2)).next
     with pytest.raises(Problem):
         make_queue_page(queues, {}, query(limit=2, cursor=cursor, sort="-ready"))
 
@@ -151,13 +146,10 @@ def test_names_are_grouped_at_the_dot() -> None:
         "orders.dlq": "orders.",
         "orders.dlq.x": "orders.dlq.",
     }
-
-
-def test_first_name_of_a_group_is_whole() -> None:
     assert queue_list.common_prefixes(["orders.eu"]) == {}
 
 
-def test_client_is_named_as_far_as_it_is_known() -> None:
+def test_client_name_has_what_is_known() -> None:
     assert formats.client_name(None, None, None) == "nobody"
     assert formats.client_name(0, None, None) == "the admin page or API"
     assert formats.client_name(5, None, None) == "client 5"

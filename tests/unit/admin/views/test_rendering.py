@@ -1,4 +1,4 @@
-"""Long work in pieces: nothing is lost, and others have their turn in between."""
+"""Long work in slices that let other tasks run, and static files."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ from phpmq_lite.admin.views.rendering import StaticFiles
 from phpmq_lite.installation import templates_folder
 
 
-async def test_everything_is_taken_in_order() -> None:
+async def test_items_are_collected_in_order() -> None:
     pauses_made = 0
 
     async def pause() -> None:
@@ -22,10 +22,10 @@ async def test_everything_is_taken_in_order() -> None:
         pauses_made += 1
 
     assert await rendering.collect_in_slices(iter(range(1_000)), pause) == list(range(1_000))
-    assert pauses_made >= 1  # before the first piece, for what came before it took its time too
+    assert pauses_made >= 1  # one pause before the first slice
 
 
-async def test_a_piece_ends_with_its_time() -> None:
+async def test_slice_ends_after_its_time() -> None:
     async def pause() -> None:
         turns.append(len(taken))
 
@@ -55,7 +55,7 @@ async def ask(static: StaticFiles, name: str, version: str = "") -> Any:
     return await static.handle(request)
 
 
-async def test_static_file_may_be_kept_where_its_version_is_asked_for() -> None:
+async def test_static_file_is_cached_under_its_version() -> None:
     static = StaticFiles(FOLDER / "static")
     kept = await ask(static, "app.css", static.version)
     asked = await ask(static, "app.css", "old")
@@ -65,7 +65,7 @@ async def test_static_file_may_be_kept_where_its_version_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("name", ["../base.html", "base.html", "", "app.css/"])
-async def test_nothing_but_the_static_files_can_be_asked_for(name: str) -> None:
+async def test_only_static_files_are_served(name: str) -> None:
     with pytest.raises(Problem, match="There is no page"):
         await ask(StaticFiles(FOLDER / "static"), name)
 
@@ -84,8 +84,8 @@ def test_scripts_are_small_and_write_texts_only() -> None:
     assert re.findall(words, script) == []
 
 
-def test_scripts_take_from_each_other_what_there_is() -> None:
-    """Nothing that is not exported, and all that is; so no script is there for nothing."""
+def test_scripts_import_exactly_what_others_export() -> None:
+    """Every import is exported, and every export is imported, so no script is unused."""
     taken = {
         (name, word)
         for text in SCRIPTS.values()
@@ -110,7 +110,7 @@ def test_templates_have_no_inline_script_or_style() -> None:
     assert {name: hits for name, hits in found.items() if hits} == {}
 
 
-def test_static_files_ask_nobody_else() -> None:
+def test_static_files_load_nothing_from_elsewhere() -> None:
     for name, text in TEXTS.items():
         own = text.replace("http://www.w3.org/2000/svg", "")
         assert re.findall(r"https?://|@import|url\(", own) == [], name

@@ -1,4 +1,4 @@
-"""A trace in order: lanes, groups of one meta.id, what each message is to those before it."""
+"""A trace in order: lanes, groups by meta.id, and how each message relates to earlier ones."""
 
 from dataclasses import replace
 
@@ -14,8 +14,8 @@ def row(seq: int, **changes: object) -> MessageRow:
     return replace(ROW, seq=seq, position=seq, **given)  # type: ignore[arg-type]
 
 
-def turns(told: TraceView) -> list[list[tuple[int, str]]]:
-    return [[(turn.row.seq, turn.what) for turn in group.turns] for group in told.groups]
+def turns(trace: TraceView) -> list[list[tuple[int, str]]]:
+    return [[(turn.row.seq, turn.what) for turn in group.turns] for group in trace.groups]
 
 
 def test_nothing_has_no_lanes() -> None:
@@ -23,27 +23,27 @@ def test_nothing_has_no_lanes() -> None:
 
 
 def test_retries_of_a_message_stand_with_it() -> None:
-    told = build_trace([row(4, attempts=2), row(1), row(2, meta_id="b"), row(3, attempts=1)])
-    assert turns(told) == [[(1, ""), (3, "retried"), (4, "retried")], [(2, "")]]
-    assert (told.groups[0].retries, told.groups[0].deaths) == (2, 0)
+    trace = build_trace([row(4, attempts=2), row(1), row(2, meta_id="b"), row(3, attempts=1)])
+    assert turns(trace) == [[(1, ""), (3, "retried"), (4, "retried")], [(2, "")]]
+    assert (trace.groups[0].retries, trace.groups[0].deaths) == (2, 0)
 
 
 def test_record_is_a_dead_letter_whoever_wrote_it() -> None:
     tied = row(2, attempts=3, source_seq=1, queue="orders.dlq")
     loose = row(3, attempts=3, queue="orders.failed")
-    told = build_trace([row(1), tied, loose], frozenset({"orders.failed"}))
-    assert turns(told) == [[(1, ""), (2, "dead letter"), (3, "dead letter")]]
-    assert (told.groups[0].retries, told.groups[0].deaths) == (0, 2)
+    trace = build_trace([row(1), tied, loose], frozenset({"orders.failed"}))
+    assert turns(trace) == [[(1, ""), (2, "dead letter"), (3, "dead letter")]]
+    assert (trace.groups[0].retries, trace.groups[0].deaths) == (0, 2)
 
 
-def test_acked_attempt_that_came_again_or_died_is_a_failed_one() -> None:
+def test_acked_attempt_followed_by_a_retry_or_record_counts_as_failed() -> None:
     rows = [
         row(1, state=State.ACKED),
         row(2, attempts=1, state=State.ACKED),
         row(3, attempts=2, queue="orders.dlq", state=State.DELETED),
-        row(4, state=State.ACKED),  # redriven, and handled
+        row(4, state=State.ACKED),  # redriven and handled
         row(5, meta_id="b", attempts=1, state=State.ACKED),
-        row(6, meta_id="b", attempts=1, state=State.READY),  # sent again
+        row(6, meta_id="b", attempts=1, state=State.READY),  # published again
         row(7, meta_id=None, state=State.ACKED),
     ]
     assert find_failed_attempts(rows, frozenset()) == {1, 2}
@@ -51,17 +51,15 @@ def test_acked_attempt_that_came_again_or_died_is_a_failed_one() -> None:
     assert bars == {1, 2}
 
 
-def test_same_attempts_again_is_no_retry() -> None:
-    """As after a redrive, which begins at 0."""
-    told = build_trace([row(1, attempts=2), row(2, attempts=0), row(3, attempts=2)])
-    assert turns(told) == [[(1, ""), (2, "sent again"), (3, "sent again")]]
+def test_repeated_attempts_are_not_a_retry() -> None:
+    """A redrive starts again at 0."""
+    trace = build_trace([row(1, attempts=2), row(2, attempts=0), row(3, attempts=2)])
+    assert turns(trace) == [[(1, ""), (2, "sent again"), (3, "sent again")]]
 
 
-def test_messages_without_a_meta_id_are_not_put_together() -> None:
-    assert turns(build_trace([row(1, meta_id=None), row(2, meta_id=None)])) == [
-        [(1, "")],
-        [(2, "")],
-    ]
+def test_messages_without_a_meta_id_are_not_grouped() -> None:
+    trace = build_trace([row(1, meta_id=None), row(2, meta_id=None)])
+    assert turns(trace) == [[(1, "")], [(2, "")]]
 
 
 def test_bars_lie_within_the_time_of_the_trace() -> None:
@@ -70,17 +68,17 @@ def test_bars_lie_within_the_time_of_the_trace() -> None:
         row(2, queue_id=2, queue="mail", state=2, settled_at=NOW_MS + 5_000),
         row(5, queue_id=2, queue="mail"),
     ]
-    told = build_trace(rows)
-    assert [lane.queue for lane in told.lanes] == ["orders", "mail"]
-    assert [len(lane.bars) for lane in told.lanes] == [1, 2]
-    bars = [bar for lane in told.lanes for bar in lane.bars]
+    trace = build_trace(rows)
+    assert [lane.queue for lane in trace.lanes] == ["orders", "mail"]
+    assert [len(lane.bars) for lane in trace.lanes] == [1, 2]
+    bars = [bar for lane in trace.lanes for bar in lane.bars]
     assert (bars[0].start, bars[0].width) == (0, 25)
     assert all(bar.start >= 0 and bar.start + bar.width <= 100.01 for bar in bars)
     assert all(bar.width > 0 for bar in bars)
-    assert (told.first_at, told.last_at) == (NOW_MS + 1_000, NOW_MS + 5_000)
+    assert (trace.first_at, trace.last_at) == (NOW_MS + 1_000, NOW_MS + 5_000)
 
 
-def test_only_so_many_queues_have_a_lane() -> None:
-    told = build_trace([row(n, queue_id=n, queue=f"q{n}") for n in range(1, LANES + 4)])
-    assert (len(told.lanes), told.hidden) == (LANES, 3)
-    assert len(told.groups[0].turns) == LANES + 3
+def test_lanes_are_bounded() -> None:
+    trace = build_trace([row(n, queue_id=n, queue=f"q{n}") for n in range(1, LANES + 4)])
+    assert (len(trace.lanes), trace.hidden) == (LANES, 3)
+    assert len(trace.groups[0].turns) == LANES + 3

@@ -1,4 +1,4 @@
-"""From points to buckets: gaps, rates, peaks, percentiles, the forecast, small charts."""
+"""From points to buckets: gaps, rates, peaks, percentiles, forecasts, sparklines."""
 
 import pytest
 
@@ -17,16 +17,16 @@ from phpmq_lite.histogram import BUCKETS, add, add_packed, bucket, pack, unpack
 from phpmq_lite.storage.read.rollups import Point, UptimeSpan
 
 HOUR = SPANS["1h"]
-NOW_S = 1_700_006_400  # a full hour
+NOW_S = 1_700_006_400  # on the hour
 
 
 def beats(*places: int, span_s: int = 10, has_rest: bool = False) -> list[UptimeSpan]:
-    """Give spans in which the broker ran, each so many seconds before now."""
+    """Return spans in which the broker ran, each starting that many seconds before now."""
     return [UptimeSpan(NOW_S - at, span_s, has_rest) for at in places]
 
 
 def measured(**counts: int) -> bytes:
-    """Pack a histogram: ms5=3 is three of five milliseconds."""
+    """Pack a histogram: ms5=3 counts three values of five milliseconds."""
     made = [0] * BUCKETS
     for name, count in counts.items():
         made[bucket(int(name.removeprefix("ms")))] += count
@@ -34,12 +34,12 @@ def measured(**counts: int) -> bytes:
 
 
 def last(made: Trend, count: int = 3) -> list[float | None]:
-    """Give the published/s of the newest buckets."""
+    """Return published/s of the newest buckets."""
     return [None if one is None else one.published for one in made.buckets[-count:]]
 
 
 @pytest.mark.parametrize("span", SPANS.values(), ids=SPANS.keys())
-def test_chart_has_no_more_points_than_can_be_seen(span: object) -> None:
+def test_number_of_buckets_is_bounded(span: object) -> None:
     made = make_trend([], [], span, NOW_S)  # type: ignore[arg-type]
     assert len(made.buckets) <= 240
     assert made.is_empty
@@ -56,7 +56,7 @@ def test_time_without_the_broker_is_a_gap_and_idle_time_is_zero() -> None:
     assert last(made) == [0.5, None, 0.0]
 
 
-def test_queue_that_may_be_one_of_the_rest_is_unknown_not_idle() -> None:
+def test_queue_that_may_be_counted_with_others_is_unknown_not_idle() -> None:
     made = make_trend([Point(NOW_S - 20, 10)], beats(40, 20, has_rest=True), HOUR, NOW_S - 1)
     assert last(made, 2) == [None, 0.0]
 
@@ -75,13 +75,12 @@ def test_minute_is_spread_over_the_steps_that_it_covers() -> None:
 
 def test_point_that_began_before_the_chart_counts_with_its_share() -> None:
     first = NOW_S - 3_600
-    made = make_trend(
-        [Point(first - 30, 60, published=60)], [UptimeSpan(first - 30, 60, False)], HOUR, NOW_S - 1
-    )
+    ran = [UptimeSpan(first - 30, 60, False)]
+    made = make_trend([Point(first - 30, 60, published=60)], ran, HOUR, NOW_S - 1)
     assert [one.published for one in made.buckets if one is not None] == [1.0, 1.0]
 
 
-def test_percentiles_of_a_step_come_of_all_its_points() -> None:
+def test_percentiles_of_a_bucket_include_all_its_points() -> None:
     points = [
         Point(NOW_S - 20, 10, wait=measured(ms2=90)),
         Point(NOW_S - 10, 10, wait=measured(ms2=4, ms1000=6), hold=measured(ms7=1)),
@@ -93,9 +92,9 @@ def test_percentiles_of_a_step_come_of_all_its_points() -> None:
     assert 1_000 <= newest.wait_p95_ms <= 1_125
 
 
-def test_percentiles_fall_silent_where_nothing_was_dispatched() -> None:
-    newest = make_trend([Point(NOW_S - 10, 10, ready=4, oldest_age_ms=90_000)], beats(10), HOUR,
-                   NOW_S - 1).buckets[-1]  # fmt: skip
+def test_percentiles_are_none_without_dispatches() -> None:
+    points = [Point(NOW_S - 10, 10, ready=4, oldest_age_ms=90_000)]
+    newest = make_trend(points, beats(10), HOUR, NOW_S - 1).buckets[-1]
     assert newest is not None
     assert (newest.wait_p50_ms, newest.oldest_age_ms) == (None, 90_000)
 
@@ -134,7 +133,7 @@ def test_slope_needs_three_points() -> None:
         (960, None, 1, ""),
     ],
 )
-def test_forecast_says_where_a_backlog_goes(
+def test_forecast_describes_the_backlog(
     ready: int, per_s: float | None, consumers: int, expected: str
 ) -> None:
     assert forecast(ready, per_s, consumers) == expected
@@ -143,7 +142,7 @@ def test_forecast_says_where_a_backlog_goes(
 # -- small charts
 
 
-def test_spark_begins_behind_the_last_gap() -> None:
+def test_spark_begins_after_the_last_gap() -> None:
     points = [Point(NOW_S - 600, 10, published=9), Point(NOW_S - 30, 30, published=60)]
     seen = [*beats(600), *beats(60, 30, span_s=30)]
     assert make_spark(points, seen, "published", NOW_S - 1, is_rate=True) == [0.0, 2.0]
@@ -155,10 +154,8 @@ def test_spark_of_a_depth_shows_the_peaks() -> None:
 
 
 def test_spark_has_a_value_for_each_half_minute_of_an_hour() -> None:
-    whole = make_spark(
-        [], [UptimeSpan(NOW_S - 4_000, 4_000, False)], "ready", NOW_S - 1, is_rate=False
-    )
-    assert len(whole) == SPARK_SAMPLES
+    ran = [UptimeSpan(NOW_S - 4_000, 4_000, False)]
+    assert len(make_spark([], ran, "ready", NOW_S - 1, is_rate=False)) == SPARK_SAMPLES
     assert SPARK_SAMPLES * SPARK_STEP_S == 3_600
 
 
