@@ -63,9 +63,6 @@ def client_status(client: int = 7, **changes: Any) -> ClientStatus:
         revision="ttl",
         published=0,
         acked=0,
-        bytes_in=0,
-        bytes_out=0,
-        paused_reason=None,
     )
     return replace(made, **changes)
 
@@ -77,10 +74,6 @@ def broker_status(*queues: QueueStatus, **changes: Any) -> BrokerStatus:
         is_ready=True,
         step="ready",
         queues=queues,
-        protocol_errors={},
-        acks_ignored={},
-        closed={},
-        refused={},
         listeners=(
             PhpmqListener("127.0.0.1:9100", "tcp", has_ttl=True),
             PhpmqListener("127.0.0.1:9102", "tcp", has_ttl=False),

@@ -34,6 +34,16 @@ def run(
     return worker.run_worker(app, limits=limits, handle_signals=False, **options)
 
 
+def handle(
+    handler: Any, link: FakeLink, recorded: RecordedEvents | None = None, **options: Any
+) -> App:
+    """Run an app with this handler until the link is empty."""
+    app = app_on(link, recorded, **options)
+    app.register(URN, handler)
+    run(app)
+    return app
+
+
 def fail(*_: Any) -> None:
     raise ValueError("no stock")
 
@@ -45,9 +55,7 @@ def fail(*_: Any) -> None:
 def test_failing_job_runs_up_to_max_attempts(attempts: str, runs: int) -> None:
     """The SDK alone would run it 53 times if ``attempts`` is -50."""
     link, recorded = FakeLink(body(attempts=attempts), is_looped=True), RecordedEvents()
-    app = app_on(link, recorded)
-    app.register(URN, fail)
-    run(app)
+    handle(fail, link, recorded)
     assert recorded.names.count("job.retry") == runs - 1
     (dead,) = link.published("orders.dlq")
     block = dead_letter_record.read_block(dead)
@@ -57,9 +65,7 @@ def test_failing_job_runs_up_to_max_attempts(attempts: str, runs: int) -> None:
 
 def test_retries_wait_longer_each_time() -> None:
     link = FakeLink(body(), is_looped=True)
-    app = app_on(link, max_attempts=4)
-    app.register(URN, fail)
-    run(app)
+    handle(fail, link, max_attempts=4)
     assert [call[3] for call in link.calls if call[1:2] == ("orders.retry",)] == [1, 5, 15]
 
 
@@ -70,9 +76,7 @@ def test_what_a_handler_changes_is_in_no_retry_and_no_record(spoil: object) -> N
         fail()
 
     link = FakeLink(body(), is_looped=True)
-    app = app_on(link, max_attempts=2)
-    app.register(URN, spoiling)
-    run(app)
+    handle(spoiling, link, max_attempts=2)
     assert link.published("orders.retry") == [body(attempts="1")]
     (dead,) = link.published("orders.dlq")
     assert dead.startswith(body(attempts="2")[:-1] + b',"dead_letter":{')
@@ -119,7 +123,7 @@ def test_async_handlers_share_a_loop_that_goes_on_between_jobs() -> None:
     async def later() -> None:
         ticked.set()
 
-    async def handle(data: Any, meta: Any) -> None:
+    async def handler(data: Any, meta: Any) -> None:
         loops.append(asyncio.get_running_loop())
         if not background:
             background.append(asyncio.create_task(later()))
@@ -127,9 +131,7 @@ def test_async_handlers_share_a_loop_that_goes_on_between_jobs() -> None:
             await ticked.wait()
 
     link, recorded = FakeLink(body(), body()), RecordedEvents()
-    app = app_on(link, recorded)
-    app.register(URN, handle)
-    run(app)
+    handle(handler, link, recorded)
     assert recorded.names.count("job.ack") == 2
     assert loops[0] is loops[1]
     assert loops[0].is_closed()
@@ -146,9 +148,7 @@ async def failing(data: Any, meta: Any, envelope: Any) -> None:
 @pytest.mark.parametrize("handler", [cancelled, failing])
 def test_async_handler_that_fails_is_retried(handler: Any) -> None:
     link, recorded = FakeLink(body(), is_looped=True), RecordedEvents()
-    app = app_on(link, recorded)
-    app.register(URN, handler)
-    run(app)
+    handle(handler, link, recorded)
     assert recorded.names.count("job.retry") == 2
 
 
@@ -214,9 +214,7 @@ def test_async_middleware_is_refused() -> None:
 def test_handler_gets_an_empty_object_where_php_sent_a_list() -> None:
     got: list[Any] = []
     content = with_meta(lang='"php"').replace(b'{"order_id":1042}', b"[]")
-    app = app_on(FakeLink(content))
-    app.register(URN, lambda data, meta, envelope: got.append((data, envelope["data"])))
-    run(app)
+    handle(lambda data, meta, envelope: got.append((data, envelope["data"])), FakeLink(content))
     assert got == [({}, {})]
 
 
@@ -231,10 +229,7 @@ def test_second_handler_of_a_urn_is_refused(how: str) -> None:
 
 
 def test_handlers_are_unwrapped_after_a_run() -> None:
-    app = app_on(FakeLink(body()))
-    app.register(URN, fail)
-    run(app)
-    assert app._handlers == {URN: fail}
+    assert handle(fail, FakeLink(body()))._handlers == {URN: fail}
 
 
 @pytest.mark.parametrize("is_async", [False, True])

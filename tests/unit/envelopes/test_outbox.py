@@ -274,9 +274,6 @@ def test_row_that_the_broker_hangs_up_on_is_found_and_the_rest_goes_on(shop: Sho
     assert shop.column("attempts") == [0, 0, 1, 0, 0, 0]
 
 
-# -- several relays
-
-
 def test_queue_belongs_to_one_relay_until_its_lease_ends(shop: Shop) -> None:
     shop.write(1)
     shop.broker.verdict = lambda _: NoReplyError("away")
@@ -302,9 +299,6 @@ def test_stopped_relay_ends_between_two_batches(shop: Shop) -> None:
     shop.write(*range(30))
     relay = shop.relay_of(shop.store, batch=10, is_stopped=lambda: shop.broker.calls == 2)
     assert relay.run().sent == 20
-
-
-# -- status and purge
 
 
 def test_status_counts_waiting_rows_by_queue(shop: Shop) -> None:

@@ -7,15 +7,13 @@ import pytest
 from phpmq_lite.envelopes.payload_schema import read_schema
 from phpmq_lite.envelopes.schema_compatibility import schema_changes
 
+ID: dict[str, Any] = {"type": "integer", "minimum": 1}
+NOTE: dict[str, Any] = {"type": "string", "minLength": 2}
+LINES: dict[str, Any] = {"type": "array", "items": {"type": "object", "required": ["sku"]}}
 OLD: dict[str, Any] = {
     "type": "object",
     "required": ["id"],
-    "properties": {
-        "id": {"type": "integer", "minimum": 1},
-        "note": {"type": "string", "minLength": 2},
-        "kind": {"enum": ["a", "b"]},
-        "lines": {"type": "array", "items": {"type": "object", "required": ["sku"]}},
-    },
+    "properties": {"id": ID, "note": NOTE, "kind": {"enum": ["a", "b"]}, "lines": LINES},
 }
 
 
@@ -51,18 +49,14 @@ def without_property(name: str) -> dict[str, Any]:
         (with_property("kind", {"type": "integer"}), "/data/kind", 'no longer allowed: "a", "b"'),
         (with_property("id", {"type": "integer", "minimum": 2}), "/data/id", "minimum was 1"),
         (with_property("note", {"type": "string", "minLength": 3}), "/data/note", "Length was 2"),
-        (
-            with_property("note", {"type": "string", "minLength": 2, "enum": ["xx"]}),
-            "/data/note",
-            'allows only "xx"',
-        ),
+        (with_property("note", NOTE | {"enum": ["xx"]}), "/data/note", 'allows only "xx"'),
         (OLD | {"additionalProperties": False}, "/data", "additional members are now rejected"),
         (OLD | {"additionalProperties": {"type": "string"}}, "/data/*", "was anything"),
         (with_property("lines", {"type": "array", "items": {"type": "object"}}), "", ""),
         (
-            with_property("lines", {"type": "array", "items": {"type": "string"}}),
+            with_property("lines", LINES | {"items": {"type": "string"}}),
             "/data/lines/*",
-            "is now a string",
+            "a string",
         ),
         (with_property("note", False), "/data/note", "every value is now rejected"),
         (with_property("new", False), "/data/new", "no longer allowed"),
@@ -86,11 +80,7 @@ def test_breaking_change_is_named(new: Any, pointer: str, words: str) -> None:
         (with_property("kind", {"type": "string"}), "/data/kind", "other values are now allowed"),
         (with_property("id", {"type": "integer"}), "/data/id", "minimum was 1 and is now none"),
         (with_property("note", {"type": "string"}), "/data/note", "minLength was 2 and is now 0"),
-        (
-            with_property("id", {"type": "integer", "minimum": 1, "x-gdpr-sensitive": True}),
-            "/data/id",
-            "is now sensitive",
-        ),
+        (with_property("id", ID | {"x-gdpr-sensitive": True}), "/data/id", "is now sensitive"),
     ],
 )
 def test_compatible_change_is_noted(new: Any, pointer: str, words: str) -> None:

@@ -157,9 +157,6 @@ def test_plan_reports_the_problem_of_a_payload() -> None:
     assert plan_row(job(payload=wrong), NOW_MS, source="a").problem == "missing_trace_id"
 
 
-# -- keys
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -178,9 +175,6 @@ def test_database_is_part_of_the_key_only_without_a_meta_id() -> None:
     """A copy counts as the same database; equal row numbers of two databases are different rows."""
     assert planned(job(), "a").key == planned(job(), "b").key
     assert planned(job(payload=b"{}"), "a").key != planned(job(payload=b"{}"), "b").key
-
-
-# -- reading
 
 
 def test_rows_are_read_in_order_and_in_pages(database: sqlite3.Connection) -> None:

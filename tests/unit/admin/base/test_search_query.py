@@ -184,9 +184,6 @@ def test_any_text_is_a_query_or_a_problem(text: str) -> None:
         assert str(parse_search(str(found))) == str(found)
 
 
-# -- patterns
-
-
 @given(st.text(max_size=20))
 def test_escaped_text_is_no_pattern_and_means_itself(text: str) -> None:
     assert not is_pattern(escape_pattern(text))
@@ -195,9 +192,6 @@ def test_escaped_text_is_no_pattern_and_means_itself(text: str) -> None:
 
 def test_glob_takes_brackets_as_text() -> None:
     assert as_glob(r"a[b]\*c*?**") == "a[[]b][*]c*?*"
-
-
-# -- searches that pages make
 
 
 @given(st.text(st.characters(min_codepoint=32, exclude_categories=["Cs", "Cc"]), min_size=1))
@@ -291,9 +285,6 @@ def test_search_for_a_group_finds_all_its_members(text: str) -> None:
 )
 def test_numbers_and_ids_are_stripped_from_causes(text: str, bare: str) -> None:
     assert strip_numbers(text) == bare
-
-
-# -- envelopes
 
 
 @pytest.mark.parametrize("text", ["verdict:client", "verdict:x*", "attempts:many", "attempts:1.5"])

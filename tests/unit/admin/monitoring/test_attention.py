@@ -128,9 +128,6 @@ def test_long_list_ends() -> None:
     assert len(found(*queues)) == NOTICES_MAX
 
 
-# -- envelopes
-
-
 def test_what_the_verdict_refused_is_reported_apart_from_what_died() -> None:
     deaths = {1: {"poison": 2, "missing_meta": 1, "client": 4}}
     notices = found(queue_status("orders", 1, dead=7), seen=AttentionFacts(NOW_MS, deaths=deaths))

@@ -295,7 +295,8 @@ def tail_of(*places: MessagePreview) -> tuple[Engine, QueueTail, Readings]:
     return engine, tail, readings
 
 
-async def kinds(tail: QueueTail) -> list[str]:
+async def kinds(engine: Engine, tail: QueueTail, batch: Batch) -> list[str]:
+    engine.commit(batch)
     events, _ = await tail.take_events()
     tail.stop()
     return [event.kind for event in events]
@@ -312,8 +313,7 @@ async def test_tail_records_a_life_without_reading_what_it_saw_begin() -> None:
     engine.commit(batch)
     after = Batch(70)
     after.settled[int(State.ACKED), None] = [7]
-    engine.commit(after)
-    assert await kinds(tail) == ["publish", "dispatch", "ack"]
+    assert await kinds(engine, tail, after) == ["publish", "dispatch", "ack"]
     assert readings.asked == []
 
 
@@ -335,8 +335,7 @@ async def test_tail_skips_other_queues() -> None:
     batch.created.append(message(7, queue_id=2))
     batch.bodies += (7, b"{}")
     batch.events += (7, 60, "requeue", None)
-    engine.commit(batch)
-    assert await kinds(tail) == []
+    assert await kinds(engine, tail, batch) == []
 
 
 async def test_tail_reports_a_dead_letter_once() -> None:
@@ -344,8 +343,7 @@ async def test_tail_reports_a_dead_letter_once() -> None:
     batch = Batch(60)
     batch.events += (9, 60, "dead_letter", "0" * 32)
     batch.settled[int(State.DEAD), "client"] = [9]
-    engine.commit(batch)
-    assert await kinds(tail) == ["dead"]
+    assert await kinds(engine, tail, batch) == ["dead"]
 
 
 @pytest.mark.parametrize("detail", ["mail to other", "other to mail"])
@@ -353,8 +351,7 @@ async def test_tail_reports_a_move_in_both_queues(detail: str) -> None:
     engine, tail, _ = tail_of(MessagePreview(9, 1, 2, 2, b""))
     batch = Batch(60)
     batch.events += (9, 60, "move", detail)
-    engine.commit(batch)
-    assert await kinds(tail) == ["move"]
+    assert await kinds(engine, tail, batch) == ["move"]
 
 
 async def test_tail_counts_events_beyond_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,9 +77,6 @@ def test_every_reference_resolves() -> None:
     assert "#/components/schemas/" not in text
 
 
-# -- descriptions of members
-
-
 def members_of(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield model, name and schema of each member of each model."""
     for model, schema in document["components"]["schemas"].items():

@@ -92,9 +92,6 @@ def test_content_for_json_is_text_or_base64() -> None:
         assert bodies.from_content(*bodies.as_content(content)) == content
 
 
-# -- the tree
-
-
 def tokens(branch: bodies.BodyBranch) -> str:
     """Return the JSON that a tree shows, as one text."""
     value = join(branch.value)

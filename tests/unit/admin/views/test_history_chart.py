@@ -48,9 +48,6 @@ def rendered(made: history_chart.HistoryChart, **kept: str) -> str:
     return text.render(made=made, kept=kept, url=Urls("", ROUTE).to)
 
 
-# -- slices
-
-
 @pytest.mark.parametrize("key", history_chart.SPANS)
 def test_slices_are_about_24_round_and_end_after_now(key: str) -> None:
     found, step_s = cut(span=key), history_chart.SPANS[key].step_s
@@ -86,9 +83,6 @@ def test_queue_that_may_have_been_counted_with_others_is_unknown() -> None:
     rest = beat(HOUR_S - 3_600, has_rest=True), beat(HOUR_S, has_rest=True)
     found = cut(Point(HOUR_S, 60, acked=5), beats=rest)
     assert [one.counts for one in found[-2:]] == [None, (5, 0, 0, 0)]
-
-
-# -- columns
 
 
 def test_columns_stack_from_the_bottom_and_stay_within_the_plot() -> None:
@@ -142,9 +136,6 @@ def test_description_has_sums_peak_and_gaps() -> None:
     assert "No data for 22 steps." in about
 
 
-# -- the chosen time
-
-
 def test_chosen_slice_is_shaded_as_wide_as_it_is() -> None:
     made = drawn(chosen=ChosenPeriod(HOUR_S * 1_000, (HOUR_S + 3_600) * 1_000))
     column = made.columns[-1]
@@ -192,9 +183,6 @@ def test_times_beyond_the_calendar_are_formatted(far_ms: int) -> None:
     assert history_chart.format_chosen(ChosenPeriod(0, far_ms), NOW_S * 1_000).endswith(" UTC")
     assert history_chart.format_chosen(ChosenPeriod(far_ms, far_ms), NOW_S * 1_000).endswith(" UTC")
     drawn(chosen=ChosenPeriod(far_ms, None))
-
-
-# -- the links
 
 
 def test_links_lead_to_the_time_of_their_slice_and_keep_the_rest() -> None:

@@ -99,9 +99,6 @@ def test_percentiles_are_none_without_dispatches() -> None:
     assert (newest.wait_p50_ms, newest.oldest_age_ms) == (None, 90_000)
 
 
-# -- forecast
-
-
 def falling(per_s: float, ready: int = 3_000) -> float | None:
     places = range(300, 0, -10)
     points = [Point(NOW_S - at, 10, ready=round(ready - per_s * (300 - at))) for at in places]
@@ -137,9 +134,6 @@ def test_forecast_describes_the_backlog(
     ready: int, per_s: float | None, consumers: int, expected: str
 ) -> None:
     assert forecast(ready, per_s, consumers) == expected
-
-
-# -- small charts
 
 
 def test_spark_begins_after_the_last_gap() -> None:

@@ -68,10 +68,7 @@ def record(rig: CoreRig) -> Message:
     return row
 
 
-# -- requeue
-
-
-def test_requeue_moves_a_message_to_the_end_and_returns_its_place(rig: CoreRig) -> None:
+def test_requeue_puts_a_message_at_the_end_and_tells_where_it_was(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", ttl_s=60)
     row = message(1, deadline_ms=rig.steady_ms + 5_000)
     batch = run(rig, Action.REQUEUE, row)
@@ -100,10 +97,7 @@ def test_requeue_takes_a_message_from_its_holder_and_charges_nobody(rig: CoreRig
     assert batch.body_seqs == {1}  # to be dispatched again
 
 
-# -- release
-
-
-def test_holder_may_acknowledge_a_released_message() -> None:
+def test_release_puts_a_held_message_back_and_its_holder_may_still_acknowledge() -> None:
     rig = CoreRig()
     worker, [held] = rig.dispatch(b"a", credit=1)
     held.body = None  # as after sending
@@ -114,7 +108,10 @@ def test_holder_may_acknowledge_a_released_message() -> None:
     assert outcomes(batch) == {(State.ACKED, None): [1]}
 
 
-# -- move
+def test_release_skips_what_nobody_holds(rig: CoreRig) -> None:
+    rig.publish(b"a")
+    do(rig, Action.RELEASE, message(1))
+    assert skipped(rig) == {"not dispatched": 1}
 
 
 def test_move_puts_a_message_at_the_end_of_another_queue(rig: CoreRig) -> None:
@@ -167,9 +164,6 @@ def test_move_skips_what_is_held_what_is_there_and_where_the_target_is_gone(rig:
     assert skip_reasons(rig) == {"queue gone": 1}
 
 
-# -- place
-
-
 def test_place_undoes_a_requeue_in_a_window(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     rig.publish(b"a", b"b", b"c")  # a is held
@@ -219,9 +213,6 @@ def test_place_skips_what_is_held(rig: CoreRig) -> None:
     assert skipped(rig) == {"dispatched": 1}
 
 
-# -- delete
-
-
 def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise(rig: CoreRig) -> None:
     rig.dispatch(b"a", credit=1)
     rig.publish(b"b")
@@ -233,11 +224,8 @@ def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise(rig: CoreR
     assert rig.core.state.held == 0
 
 
-# -- redrive
-
-
-def test_redrive_publishes_the_message_of_a_record(rig: CoreRig) -> None:
-    batch = run(rig, Action.REDRIVE, record(rig), ttl_s=60)
+def test_redrive_makes_a_message_of_a_record(rig: CoreRig) -> None:
+    batch = do(rig, Action.REDRIVE, record(rig), ttl_s=60)
     [born] = batch.created
     assert (born.seq, born.queue_id, born.ttl_s, born.source_seq) == (3, 1, 60, None)
     assert batch.bodies == [3, b"r"]
@@ -289,10 +277,7 @@ def test_reason_of_a_full_disk_does_not_name_its_bound(rig: CoreRig, action: Act
     assert flash_messages.describe_reason("disk full") != "disk full"
 
 
-# -- restore
-
-
-def test_restore_stores_a_new_message_at_the_old_position(rig: CoreRig) -> None:
+def test_restore_stores_a_new_message_in_the_old_place(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
     old = settled(1, body=b"a", deadline_ms=rig.steady_ms + 9)
     batch = run(rig, Action.RESTORE, old)
@@ -377,9 +362,6 @@ def test_concurrent_restores_store_one_message(rig: CoreRig) -> None:
     batch = rig.run(loaded=LoadedRows(pages=[(first, rows, True), (second, rows, True)]))
     assert len(batch.created) == 1
     assert skip_reasons(rig) == {"gone": 1}
-
-
-# -- erase
 
 
 def test_erase_overwrites_and_removes_the_body(rig: CoreRig) -> None:
