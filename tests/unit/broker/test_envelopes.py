@@ -53,9 +53,7 @@ def test_object_is_indexed() -> None:
 
 
 @pytest.mark.parametrize("content", [b"x", b"", b" {}", b"{" + b" " * INSPECTED_BYTES_MAX])
-def test_content_that_is_no_object_or_too_long_is_not_inspected(
-    rig: CoreRig, content: bytes
-) -> None:
+def test_other_or_long_content_is_not_inspected(rig: CoreRig, content: bytes) -> None:
     batch = rig.publish(content)
     assert inspection_count(rig) == 0
     assert indexed_fields(batch.created[0]) == (None, None, None, None)
@@ -146,9 +144,7 @@ def test_publisher_of_bad_content_gets_its_receipt(strict: CoreRig) -> None:
         ({"max_bytes": 1}, "dead-letter queue queue full: bytes"),
     ],
 )
-def test_bad_content_is_refused_if_its_record_is(
-    strict: CoreRig, changes: dict[str, Any], reason: str
-) -> None:
+def test_record_needs_room(strict: CoreRig, changes: dict[str, Any], reason: str) -> None:
     strict.publish(BAD)
     strict.run(lambda: strict.configure("orders.dlq", changes))
     publisher = strict.connect()
@@ -321,9 +317,7 @@ def test_record_about_another_message_is_ignored(rig: CoreRig) -> None:
 
 
 @pytest.mark.parametrize("message_id", ["", "x" * 32, "f" * 32, "0" * 32, "1"])
-def test_record_with_an_impossible_id_is_linked_to_its_queue_only(
-    rig: CoreRig, message_id: str
-) -> None:
+def test_record_of_an_invalid_id_names_only_its_queue(rig: CoreRig, message_id: str) -> None:
     rig.publish(GOOD)
     content = expected_record(rig, message(1), message_id=message_id, original_queue="orders")
     [record] = rig.publish(content, queue="orders.dlq").created

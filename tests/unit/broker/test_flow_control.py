@@ -17,22 +17,49 @@ ROOM = 300  # a quarter of the window is reserved for the minimum per batch
 QUIET_BATCHES = 20  # a consumer that acknowledges nothing for this long is idle
 
 
-@pytest.fixture
-def rig() -> CoreRig:
-    return CoreRig(Limits(window=WINDOW))
+class FlowRig(CoreRig):
+    """A core with flow control and a window of ``WINDOW`` messages by default."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        super().__init__(Limits(window=window))
+        self.flow = FlowControl(self.core)
+
+    def ask(self, queue: str = "orders") -> int:
+        """Return the available count in a batch of its own that publishes nothing."""
+        self.begin()
+        count = self.flow.available(queue)
+        self.finish()
+        return count
+
+    def acknowledge(self, worker: Connection, count: int = 1) -> None:
+        """Acknowledge the oldest messages that a consumer holds."""
+        [consumer] = worker.consumers.values()
+        held = list(consumer.held.values())[:count]
+        assert len(held) == count
+        self.begin()
+        for message in held:
+            self.core.acknowledge(worker, "orders", message.message_id)
+        self.finish()
+
+    def at_work(self, ready: int = 0, *, credit: int = 10) -> Connection:
+        """Return an active consumer with full credit, beside ``ready`` ready messages."""
+        worker = self.consumer(credit=credit)
+        self.publish(*(b"%d" % n for n in range(credit + 1)))
+        self.acknowledge(worker)
+        self.publish(*(b"%d" % n for n in range(ready)))
+        assert len(list(self.queue().window or ())) == ready
+        self.ask()  # the next batch has published nothing yet
+        return worker
+
+    def call_up(self) -> None:
+        """Run the commands of publishers whose turn has come, as the engine does."""
+        for command in self.flow.take_ready():
+            command(self.core)
 
 
 @pytest.fixture
-def shares(rig: CoreRig) -> FlowControl:
-    return FlowControl(rig.core)
-
-
-def ask(rig: CoreRig, shares: FlowControl, queue: str = "orders") -> int:
-    """Return the available count in a batch of its own that publishes nothing."""
-    rig.begin()
-    count = shares.available(queue)
-    rig.finish()
-    return count
+def rig() -> FlowRig:
+    return FlowRig()
 
 
 def publish(rig: CoreRig, publisher: Connection, count: int) -> None:
@@ -40,70 +67,71 @@ def publish(rig: CoreRig, publisher: Connection, count: int) -> None:
         rig.core.publish(publisher, "orders", b"%d" % number, 0, None)
 
 
-def acknowledge(rig: CoreRig, worker: Connection, count: int = 1) -> None:
-    """Acknowledge the oldest messages that a consumer holds."""
-    [consumer] = worker.consumers.values()
-    held = list(consumer.held)[:count]
-    assert len(held) == count
-    rig.begin()
-    for message in held:
-        rig.core.acknowledge(worker, "orders", message.message_id)
-    rig.finish()
-
-
-def at_work(rig: CoreRig, shares: FlowControl, ready: int = 0, *, credit: int = 10) -> Connection:
-    """Return an active consumer with full credit, beside ``ready`` ready messages."""
-    worker = rig.consumer(credit=credit)
-    rig.publish(*(b"%d" % n for n in range(credit + 1)))
-    acknowledge(rig, worker)
-    rig.publish(*(b"%d" % n for n in range(ready)))
-    assert len(list(rig.queue().window or ())) == ready
-    ask(rig, shares)  # the next batch has published nothing yet
-    return worker
-
-
 # -- no active consumer
 
 
-def test_queue_without_consumers_has_no_limit(rig: FlowRig) -> None:
-    assert rig.available() == UNLIMITED  # unknown
-    worker = active_consumer(rig)
+def test_unknown_queue_takes_all(rig: FlowRig) -> None:
+    assert rig.ask() == UNLIMITED
+
+
+def test_queue_without_consumers_takes_all(rig: FlowRig) -> None:
+    worker = rig.at_work()
     rig.consume(worker, 0)
-    assert rig.available() == UNLIMITED
+    assert rig.ask() == UNLIMITED
 
 
-def test_new_or_returning_consumer_counts_as_active_for_a_while(rig: FlowRig) -> None:
+def test_consumer_that_has_just_come_counts_as_at_work(rig: FlowRig) -> None:
+    rig.consumer()
+    rig.publish(b"a")
+    assert rig.ask() == ROOM
+
+
+def test_queue_of_which_nothing_was_acknowledged_takes_all_after_a_while(rig: FlowRig) -> None:
+    rig.consumer()
+    rig.publish(b"a")
+    for _ in range(QUIET_BATCHES):
+        rig.ask()
+    assert rig.ask() == UNLIMITED
+
+
+def test_consumer_that_comes_back_counts_as_at_work(rig: FlowRig) -> None:
     worker = rig.consumer()
     rig.publish(b"a")
-    assert rig.available() == ROOM
-    rig.pass_quiet_batches()
-    assert rig.available() == UNLIMITED
+    for _ in range(QUIET_BATCHES):
+        rig.ask()
     rig.consume(worker, 0)
-    assert rig.available() == UNLIMITED
+    assert rig.ask() == UNLIMITED
     rig.consume(worker, 10)
-    assert rig.available() == ROOM
+    assert rig.ask() == ROOM
 
 
-def test_limit_ends_a_while_after_the_last_acknowledgement(rig: FlowRig) -> None:
-    worker = active_consumer(rig)
-    assert rig.available() == ROOM
-    rig.pass_quiet_batches()
-    assert rig.available() == UNLIMITED
-    acknowledge(rig, worker)
-    assert rig.available() == ROOM
+def test_a_while_after_the_last_acknowledgement_the_queue_takes_all(rig: FlowRig) -> None:
+    rig.at_work()
+    assert rig.ask() == ROOM
+    for _ in range(QUIET_BATCHES):
+        rig.ask()
+    assert rig.ask() == UNLIMITED
+
+
+def test_an_acknowledgement_ends_the_quiet(rig: FlowRig) -> None:
+    worker = rig.at_work()
+    for _ in range(QUIET_BATCHES):
+        rig.ask()
+    rig.acknowledge(worker)
+    assert rig.ask() == ROOM
 
 
 # -- active consumers
 
 
-def test_quota_is_the_free_space_of_the_window(rig: FlowRig) -> None:
-    active_consumer(rig, ready=50)
-    assert rig.available() == ROOM - 50
+def test_the_room_of_the_window_is_taken(rig: FlowRig) -> None:
+    rig.at_work(ready=50)
+    assert rig.ask() == ROOM - 50
 
 
-def test_room_comes_back_within_the_batch(rig: CoreRig, shares: FlowControl) -> None:
+def test_room_comes_back_within_the_batch(rig: FlowRig) -> None:
     """While the disk stores the last batch, consumers make room for messages in this one."""
-    worker = at_work(rig, shares, ready=ROOM, credit=100)
+    worker = rig.at_work(ready=ROOM, credit=100)
     held = list(next(iter(worker.consumers.values())).held)
     rig.begin()
     assert rig.flow.available("orders") == MIN_PER_BATCH
@@ -114,29 +142,30 @@ def test_room_comes_back_within_the_batch(rig: CoreRig, shares: FlowControl) -> 
 
 
 def test_one_publisher_takes_at_most_its_limit_at_once() -> None:
-    rig = CoreRig(Limits(window=10 * MAX_PER_PUBLISHER))
-    shares = FlowControl(rig.core)
-    at_work(rig, shares)
-    assert ask(rig, shares) == MAX_PER_PUBLISHER
+    rig = FlowRig(10 * MAX_PER_PUBLISHER)
+    rig.at_work()
+    assert rig.ask() == MAX_PER_PUBLISHER
 
 
 @pytest.mark.parametrize("ready", [ROOM - MIN_PER_BATCH + 1, ROOM, WINDOW])
-def test_minimum_is_taken_if_little_space_is_left(rig: FlowRig, ready: int) -> None:
-    active_consumer(rig, ready)
-    assert rig.available() == MIN_PER_BATCH
+def test_the_least_is_taken_where_there_is_no_room_worth_a_turn(rig: FlowRig, ready: int) -> None:
+    rig.at_work(ready)
+    assert rig.ask() == MIN_PER_BATCH
 
 
-def test_minimum_is_taken_if_others_wait_on_disk(rig: FlowRig) -> None:
-    worker = active_consumer(rig, WINDOW, credit=150)
+def test_the_least_is_taken_where_others_wait_on_disk(rig: FlowRig) -> None:
+    worker = rig.at_work(WINDOW, credit=150)
     rig.publish(b"one more")
-    acknowledge(rig, worker, 150)
-    assert not rig.window().reaches_end
-    assert len(rig.window()) < ROOM
-    assert rig.available() == MIN_PER_BATCH
+    rig.acknowledge(worker, 150)
+    window = rig.queue().window
+    assert window is not None
+    assert not window.reaches_end
+    assert len(window) < ROOM
+    assert rig.ask() == MIN_PER_BATCH
 
 
-def test_minimum_is_taken_once_per_batch(rig: FlowRig) -> None:
-    active_consumer(rig, ROOM)
+def test_the_least_is_taken_once_a_batch(rig: FlowRig) -> None:
+    rig.at_work(ROOM)
     publisher = rig.connect()
     for _ in range(2):
         rig.begin()
@@ -148,22 +177,20 @@ def test_minimum_is_taken_once_per_batch(rig: FlowRig) -> None:
         rig.finish()
 
 
-def test_after_more_than_the_least_a_batch_without_room_takes_nothing(
-    rig: CoreRig, shares: FlowControl
-) -> None:
+def test_after_more_than_the_least_a_batch_without_room_takes_nothing(rig: FlowRig) -> None:
     """Otherwise the window would overflow while it is being drained."""
-    at_work(rig, shares)
+    rig.at_work()
     publisher = rig.connect()
     rig.begin()
     publish(rig, publisher, rig.flow.available("orders"))
     rig.finish()
-    assert rig.available() == 0
-    assert rig.available() == MIN_PER_BATCH
+    assert rig.ask() == 0
+    assert rig.ask() == MIN_PER_BATCH
 
 
-def test_each_queue_has_a_share_of_its_own(rig: CoreRig, shares: FlowControl) -> None:
-    at_work(rig, shares, ROOM)
-    assert ask(rig, shares, "mails") == UNLIMITED
+def test_each_queue_has_a_share_of_its_own(rig: FlowRig) -> None:
+    rig.at_work(ROOM)
+    assert rig.ask("mails") == UNLIMITED
 
 
 # -- waiting publishers
@@ -183,103 +210,100 @@ def line_up(
         def run(_: Broker, name: str = name) -> None:
             called.append(name)
 
-        rig.flow.wait_in_line(queue, run, count, at_front=at_front)
+        rig.flow.wait_in_line(queue, say, count, at_front=at_front)
     return called
 
 
-def call_up(rig: CoreRig, shares: FlowControl) -> None:
-    """Run the commands of publishers whose turn has come, as the engine does."""
-    for command in shares.take_ready():
-        command(rig.core)
-
-
-def test_nobody_is_called_up_without_room(rig: CoreRig, shares: FlowControl) -> None:
-    at_work(rig, shares)
+def test_nobody_is_called_up_without_room(rig: FlowRig) -> None:
+    rig.at_work()
     publisher = rig.connect()
     rig.begin()
-    publish(rig, publisher, shares.available("orders"))
-    called = line_up(shares, "anna")
-    call_up(rig, shares)
+    publish(rig, publisher, rig.flow.available("orders"))
+    called = line_up(rig, "anna")
+    rig.call_up()
     assert called == []
-    assert shares.waiting_publishers == 1
+    assert rig.flow.waiting_publishers == 1
     rig.finish()
 
 
-def test_the_first_in_line_comes_first_and_one_at_a_time_where_room_is_short(
-    rig: CoreRig, shares: FlowControl
-) -> None:
-    at_work(rig, shares, ROOM)
-    called = line_up(shares, "anna", "bert")
+def test_the_first_in_line_comes_first_and_one_at_a_time_where_room_is_short(rig: FlowRig) -> None:
+    rig.at_work(ROOM)
+    called = line_up(rig, "anna", "bert")
     for so_far in (["anna"], ["anna", "bert"]):
         rig.begin()
-        rig.run_ready()
+        rig.call_up()
         assert called == so_far
         publish(rig, rig.core.connections[1], MIN_PER_BATCH)
         rig.finish()
     assert rig.flow.waiting_publishers == 0
 
 
-def test_as_many_publishers_run_as_the_quota_allows() -> None:
-    rig = FlowRig(window=3 * MAX_PER_PUBLISHER)
-    active_consumer(rig)
+def test_as_many_are_called_up_as_there_is_room_for() -> None:
+    rig = FlowRig(3 * MAX_PER_PUBLISHER)
+    rig.at_work()
     called = line_up(rig, "anna", "bert", "cora", "dora")
-    rig.run_ready_in_batch()
+    rig.begin()
+    rig.call_up()
     assert called == ["anna", "bert", "cora"]
     assert rig.flow.waiting_publishers == 1
+    rig.finish()
 
 
-def test_all_publishers_run_after_the_last_consumer_left(rig: FlowRig) -> None:
-    worker = active_consumer(rig, ROOM)
+def test_all_are_called_up_where_nobody_consumes_any_more(rig: FlowRig) -> None:
+    worker = rig.at_work(ROOM)
     called = line_up(rig, "anna", "bert", "cora")
     rig.consume(worker, 0)
-    rig.run_ready_in_batch()
+    rig.begin()
+    rig.call_up()
     assert called == ["anna", "bert", "cora"]
     assert rig.flow.waiting_publishers == 0
+    rig.finish()
 
 
-@pytest.mark.parametrize("ready", [0, ROOM])
-def test_publisher_without_quota_waits_in_the_line_of_its_queue(rig: FlowRig, ready: int) -> None:
-    active_consumer(rig, ready)
+def test_lines_of_queues_do_not_wait_for_each_other(rig: FlowRig) -> None:
+    rig.at_work(ROOM)
     rig.publish(b"a", queue="mails")
     publisher = rig.connect()
     rig.begin()
     publish(rig, publisher, rig.flow.available("orders"))
     anna = line_up(rig, "anna")
     bert = line_up(rig, "bert", queue="mails")
-    rig.run_ready()
+    rig.call_up()
     assert (anna, bert) == ([], ["bert"])
     assert rig.flow.waiting_publishers == 1
     rig.finish()
 
 
-def test_newcomer_does_not_overtake_the_line(rig: FlowRig) -> None:
-    active_consumer(rig, ROOM)
+def test_nobody_comes_ahead_of_a_line(rig: FlowRig) -> None:
+    rig.at_work(ROOM)
     line_up(rig, "anna")
     rig.begin()
     assert rig.flow.available("orders") == 0
     assert rig.flow.available("orders", is_called=True) == MIN_PER_BATCH
     assert rig.flow.available("mails") == UNLIMITED
-    rig.run_ready()
+    rig.call_up()
     assert rig.flow.available("orders") == MIN_PER_BATCH
     rig.finish()
 
 
-def test_publisher_called_too_early_stays_first_in_line(rig: CoreRig, shares: FlowControl) -> None:
-    at_work(rig, shares, ROOM)
-    back = line_up(shares, "bert")
-    front = line_up(shares, "anna", at_front=True)
+def test_publisher_called_too_early_stays_first_in_line(rig: FlowRig) -> None:
+    rig.at_work(ROOM)
+    back = line_up(rig, "bert")
+    front = line_up(rig, "anna", at_front=True)
     rig.begin()
-    call_up(rig, shares)
+    rig.call_up()
     assert (front, back) == (["anna"], [])
     rig.finish()
 
 
-def test_publishers_of_few_messages_run_together(rig: FlowRig) -> None:
-    active_consumer(rig, ROOM)
+def test_many_with_few_messages_are_called_together(rig: FlowRig) -> None:
+    rig.at_work(ROOM)
     called = line_up(rig, *map(str, range(MIN_PER_BATCH + 6)), count=1)
-    rig.run_ready_in_batch()
+    rig.begin()
+    rig.call_up()
     assert len(called) == MIN_PER_BATCH
     assert rig.flow.waiting_publishers == 6
+    rig.finish()
 
 
 QUEUES = ("mails", "orders", "prices")

@@ -57,9 +57,7 @@ def test_broker_that_cannot_be_reached_is_refused_with_the_option(found: list[An
         ({"tls_cert": "/c", "tls_key": "/k"}, "https://127.0.0.1:9101"),
     ],
 )
-def test_url_is_that_of_the_first_listener_of_the_admin(
-    admin: dict[str, Any], expected: str
-) -> None:
+def test_url_is_that_of_the_first_admin_listener(admin: dict[str, Any], expected: str) -> None:
     assert admin_url_of(Settings(admin=AdminSettings(**admin))) == expected
 
 
@@ -101,9 +99,7 @@ def test_problem_becomes_its_exit_code(status: int, code: int) -> None:
         ({"detail": "No."}, "No."),
     ],
 )  # fmt: skip
-def test_problem_names_its_field_and_what_would_be_right(
-    problem: dict[str, str], said: str
-) -> None:
+def test_problem_names_its_field_and_bound(problem: dict[str, str], said: str) -> None:
     with pytest.raises(CommandError) as caught:
         read_response(422, json.dumps(problem).encode())
     assert str(caught.value) == said

@@ -37,9 +37,7 @@ def test_broker_that_does_not_answer_is_critical_to_check_ready_alone(where: lis
 
 
 @pytest.mark.parametrize(("status", "code"), [(503, checks.CRITICAL), (401, checks.UNKNOWN)])
-def test_broker_that_starts_is_critical_and_a_refusal_unknown(
-    monkeypatch: pytest.MonkeyPatch, status: int, code: int
-) -> None:
+def test_ready_by_http_status(monkeypatch: pytest.MonkeyPatch, status: int, code: int) -> None:
     monkeypatch.setattr(AdminClient, "get", lambda *_: read_response(status, b"{}"))
     result = CliRunner().invoke(root_command, ["check", "ready", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == code
@@ -84,7 +82,5 @@ DATED = "these are dated in the future: x"
         ([AHEAD, _made("a", 99)], checks.CRITICAL, f"a is 99 s old; {DATED}"),
     ],
 )
-def test_backup_dated_in_the_future_does_not_count_as_fresh(
-    items: list[dict[str, Any]], level: int, text: str
-) -> None:
+def test_future_backup_is_not_fresh(items: list[dict[str, Any]], level: int, text: str) -> None:
     assert checks.check_newest_backup(items, NOW_S, 10, 90) == (level, text)

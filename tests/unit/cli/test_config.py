@@ -73,9 +73,7 @@ def test_place_is_a_folder_or_a_file(place: str, path: str) -> None:
     assert f"serve --config {path if ' ' not in path else repr(path)}\n" in done.stderr
 
 
-def test_file_where_a_start_looks_needs_no_flag(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_system_file_needs_no_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(settings, "SYSTEM_FILE", tmp_path / "etc" / "config.toml")
     assert init("etc").stderr.endswith("  phpmq-lite serve\n")
 

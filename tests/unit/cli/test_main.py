@@ -56,9 +56,7 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
         (SettingsError("x"), 78),
     ],
 )
-def test_error_becomes_one_line_and_an_exit_code(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
-) -> None:
+def test_error_line_and_code(monkeypatch: pytest.MonkeyPatch, error: Exception, code: int) -> None:
     assert end_with(error, monkeypatch) == (code, "Error: x\n" + SEE.get(code, ""))
 
 
@@ -90,9 +88,7 @@ def test_error_of_the_system_names_the_file(monkeypatch: pytest.MonkeyPatch) -> 
         (UnicodeEncodeError("utf-8", "bad\udcff", 3, 4, "bad"), r"'bad\udcff'"),
     ],
 )  # fmt: skip
-def test_text_that_is_not_utf_8_is_shown_where_it_is_not(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, shown: str
-) -> None:
+def test_bad_utf_8_is_quoted(monkeypatch: pytest.MonkeyPatch, error: Exception, shown: str) -> None:
     assert end_with(error, monkeypatch) == (1, f"Error: {shown} is not valid UTF-8\n")
 
 

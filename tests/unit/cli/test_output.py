@@ -128,9 +128,7 @@ def test_terminal_shows_ids_whole_and_a_line_for_each(on_terminal: OnTerminal) -
 @pytest.mark.parametrize(
     ("width", "spare"), [(72, ["SIZE", "REASON"]), (71, ["REASON"]), (66, ["REASON"]), (65, [])]
 )
-def test_narrow_terminal_leaves_out_optional_columns(
-    on_terminal: OnTerminal, width: int, spare: list[str]
-) -> None:
+def test_optional_columns_are_hidden(on_terminal: OnTerminal, width: int, spare: list[str]) -> None:
     head, line = on_terminal(width)
     assert head.split() == ["ID", "QUEUE", *spare, "BODY"]
     assert "0" * 32 in line
@@ -146,9 +144,7 @@ def test_terminal_breaks_long_texts_and_no_numbers(on_terminal: OnTerminal) -> N
 
 
 @pytest.mark.parametrize("total", [5_000, None])
-def test_progress_is_shown_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, total: int | None
-) -> None:
+def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, total: int | None) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
@@ -158,9 +154,7 @@ def test_progress_is_shown_on_a_terminal(
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_progress_is_not_shown_for_small_jobs_or_without_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
-) -> None:
+def test_progress_is_hidden_elsewhere(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
     stream = Terminal() if is_terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     with progress_bar("publishing", 10 if is_terminal else 5_000) as advance:

@@ -48,7 +48,7 @@ def test_line_that_is_no_message_is_named(text: str, wrong: str) -> None:
         read(text)
 
 
-def test_line_of_an_export_whose_content_was_gone_is_left_out(
+def test_exported_line_without_content_is_skipped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     gone = '{"id": "0", "queue": "a", "content": null, "encoding": "utf-8"}'

@@ -173,9 +173,7 @@ def test_encode_takes_as_many_levels_as_the_verdict() -> None:
         ({"job": None}, "missing_urn"),
     ],
 )
-def test_encode_refuses_what_no_consumer_would_handle(
-    changes: dict[str, Any], pointer: str
-) -> None:
+def test_encode_refuses_what_no_consumer_handles(changes: dict[str, Any], pointer: str) -> None:
     with pytest.raises(EnvelopeError, match=pointer):
         encode(complete(**changes))
 

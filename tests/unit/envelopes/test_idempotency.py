@@ -49,9 +49,7 @@ def test_first_claim_runs_and_the_next_is_in_flight(claims: SqliteIdempotencySto
     assert [claims.claim("a"), claims.claim("a"), claims.claim("b")] == [RUN, IN_FLIGHT, RUN]
 
 
-def test_what_was_remembered_is_done_until_it_is_forgotten_by_age(
-    claims: SqliteIdempotencyStore, clock: Clock
-) -> None:
+def test_remembered_key_expires(claims: SqliteIdempotencyStore, clock: Clock) -> None:
     claims.claim("a")
     claims.remember("a")
     clock.ms += 3_600_000 - 1
@@ -136,8 +134,6 @@ def test_store_is_the_sdks_and_ours(claims: SqliteIdempotencyStore) -> None:
         ({"meta": {"id": 7}}, None, None),
     ],
 )
-def test_key_is_the_meta_id_or_the_trace(
-    envelope: dict[str, Any], by_id: str | None, by_trace: str | None
-) -> None:
+def test_idempotency_key(envelope: dict[str, Any], by_id: str | None, by_trace: str | None) -> None:
     assert idempotency_key(envelope) == by_id
     assert idempotency_key(envelope, "trace_id") == by_trace

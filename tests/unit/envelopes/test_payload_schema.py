@@ -59,9 +59,7 @@ def problem(schema: Any, data: Any, *, is_on_wire: bool = False) -> tuple[str, s
         (None, ("/data", "is null, not an object")),
     ],
 )
-def test_schema_names_the_first_thing_that_is_wrong(
-    data: Any, expected: tuple[str, str] | None
-) -> None:
+def test_schema_names_the_first_problem(data: Any, expected: tuple[str, str] | None) -> None:
     assert problem(ORDER, data) == expected
 
 

@@ -87,9 +87,7 @@ def test_each_publish_is_an_envelope_of_its_own(orders: Producer, sent: Sent) ->
     assert len({key for _, _, _, key in sent.calls}) == 2
 
 
-def test_made_envelope_is_sent_again_with_the_same_bytes_and_key(
-    orders: Producer, sent: Sent
-) -> None:
+def test_repeated_envelope_has_the_same_bytes_and_key(orders: Producer, sent: Sent) -> None:
     envelope = codec.make(URN, {"n": 1}, queue="invoices")
     assert orders.publish_envelope(envelope) == orders.publish_envelope(envelope)
     first, second = sent.calls
@@ -235,9 +233,7 @@ def test_reserved_member_of_meta_is_refused(orders: Producer, sent: Sent, name: 
 @pytest.mark.parametrize(
     "change", [{"trace_id": " "}, {"attempts": "0"}, {"data": []}, {"meta": {"schema_version": 2}}]
 )
-def test_envelope_that_no_consumer_may_handle_is_refused(
-    orders: Producer, sent: Sent, change: dict[str, Any]
-) -> None:
+def test_wrong_envelope_is_refused(orders: Producer, sent: Sent, change: dict[str, Any]) -> None:
     with pytest.raises(EnvelopeError):
         orders.publish_envelope(codec.make(URN, {}, queue="orders") | change)
     assert sent.calls == []

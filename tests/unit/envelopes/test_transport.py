@@ -115,9 +115,7 @@ def test_ack_without_a_run_records_a_drop() -> None:
 
 
 @pytest.mark.parametrize(("delay", "ttl_s"), [(0.01, 1), (1.0, 1), (1.2, 2), (15, 15)])
-def test_retry_waits_in_the_retry_queue_then_the_job_is_acknowledged(
-    delay: float, ttl_s: int
-) -> None:
+def test_retry_is_published_then_the_job_acknowledged(delay: float, ttl_s: int) -> None:
     content = body(data='{"a":1E2,"b":"\\u2028/"}', attempts="1")
     link = FakeLink(content)
     transport = transport_on(link)

@@ -108,9 +108,7 @@ def test_first_reason_wins_when_everything_is_wrong() -> None:
         ("go", "never", "poison"),
     ],
 )
-def test_empty_list_is_data_where_the_queue_says_so(
-    lang: str, mode: EmptyListData, reason: str | None
-) -> None:
+def test_empty_list_as_data_by_mode(lang: str, mode: EmptyListData, reason: str | None) -> None:
     content = body(data="[]", meta=to_json({**META, "lang": f'"{lang}"'}))
     verdict = validate(content, mode)
     assert (verdict.problem.reason if verdict.problem else None) == reason

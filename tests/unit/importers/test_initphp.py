@@ -131,9 +131,7 @@ def test_failed_job_with_a_block_is_a_record_as_it_is() -> None:
         (None, "failed", "failed"),
     ],
 )
-def test_failed_job_without_a_block_gets_one_of_its_columns(
-    given: str | None, reason: str, detail: str
-) -> None:
+def test_failed_job_gets_a_block(given: str | None, reason: str, detail: str) -> None:
     message = planned(failed(payload=PAYLOAD, reason=given))
     assert message.content.startswith(PAYLOAD[:-1])
     block = read_block(message.content)

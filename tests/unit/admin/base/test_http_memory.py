@@ -94,9 +94,7 @@ async def test_slow_upload_ends_for_a_fast_one(memory: HttpMemory, clock: Clock)
     assert [hold.is_ended for hold in slow].count(True) == memory.ended > 0
 
 
-async def test_older_of_two_equally_fast_uploads_continues(
-    memory: HttpMemory, clock: Clock
-) -> None:
+async def test_older_of_two_equally_fast_uploads_continues(memory: HttpMemory) -> None:
     older, younger = [await upload(memory, "anna", 250) for _ in range(2)]
     done = await asyncio.gather(younger.grow(250), older.grow(250), return_exceptions=True)
     assert isinstance(done[0], Problem)
@@ -113,9 +111,7 @@ async def test_upload_of_a_smaller_user_is_not_ended(memory: HttpMemory, clock: 
     assert large[0].is_ended
 
 
-async def test_waiting_request_continues_when_memory_is_released(
-    memory: HttpMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_release_wakes_a_waiter(memory: HttpMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_memory, "WAIT_S", float("inf"))
     first, second = memory.hold("a"), memory.hold("b")
     await first.grow(900)

@@ -74,9 +74,7 @@ BASE = "http://127.0.0.1:9101"
         ([], "h", "127.0.0.1"),
     ],
 )
-def test_address_is_that_of_the_first_tcp_listener(
-    listeners: list[str], browser_host: str, host: str
-) -> None:
+def test_first_tcp_listener_is_shown(listeners: list[str], browser_host: str, host: str) -> None:
     opened = [
         PhpmqListener(one, "unix" if one.startswith("unix:") else "tcp", has_ttl=True)
         for one in listeners

@@ -34,9 +34,7 @@ from phpmq_lite.settings import Settings
         ("", "green", "green"),
     ],
 )
-def test_environment_without_a_colour_gets_one_by_its_name(
-    environment: str, colour: str, expected: str
-) -> None:
+def test_colour_follows_the_environment_name(environment: str, colour: str, expected: str) -> None:
     assert colour_of(environment, colour) == expected
 
 

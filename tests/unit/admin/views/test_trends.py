@@ -130,9 +130,7 @@ def test_slope_needs_three_points() -> None:
         (960, None, 1, ""),
     ],
 )
-def test_forecast_describes_the_backlog(
-    ready: int, per_s: float | None, consumers: int, expected: str
-) -> None:
+def test_backlog_forecast(ready: int, per_s: float | None, consumers: int, expected: str) -> None:
     assert forecast(ready, per_s, consumers) == expected
 
 

@@ -61,9 +61,7 @@ def test_each_user_has_one_client_number(rig: CoreRig) -> None:
         ({"max_bytes": 2}, "queue_full", "queue full: bytes"),
     ],
 )
-def test_list_is_stored_completely_or_not_at_all(
-    rig: CoreRig, changes: dict[str, Any], code: str, reason: str
-) -> None:
+def test_list_is_atomic(rig: CoreRig, changes: dict[str, Any], code: str, reason: str) -> None:
     rig.publish(b"x")
     rig.run(lambda: rig.configure("orders", changes))
     with pytest.raises(RefusedError) as caught:

@@ -151,9 +151,7 @@ def test_any_number_of_commands_may_wait(rig: CoreRig) -> None:
         ("s", "orders", claims.CLAIM_MAX + 1, "too_many"),
     ],
 )
-def test_claim_is_refused_as_a_whole(
-    rig: CoreRig, name: str, queue: str, count: int, code: str
-) -> None:
+def test_claim_is_refused(rig: CoreRig, name: str, queue: str, count: int, code: str) -> None:
     rig.begin()
     with pytest.raises(RefusedError) as caught:
         claims.claim(rig.core, rig.answers.append, rig.entry(), name, queue, count, BYTES)

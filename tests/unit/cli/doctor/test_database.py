@@ -62,9 +62,7 @@ def test_running_broker_is_judged(changed: dict[str, Any], state: str, words: st
         (StoppedDatabase(refusal="the database has schema version 9"), BAD, "schema version 9"),
     ],
 )
-def test_files_of_a_stopped_broker_are_judged(
-    seen: StoppedDatabase, state: str, words: str
-) -> None:
+def test_stopped_database_is_judged(seen: StoppedDatabase, state: str, words: str) -> None:
     found = database.stopped_database_finding(seen, 1 << 30)
     assert (found.state, words in found.found) == (state, True), found
     assert found.hint
@@ -99,9 +97,7 @@ FOLDER = Path("/backups")
         (49 * HOUR_MS, 24, WARN, "the schedule is every 24 h"),
     ],
 )
-def test_newest_backup_is_judged(
-    age_ms: int | None, every_h: float, state: str, words: str
-) -> None:
+def test_last_backup_is_judged(age_ms: int | None, every_h: float, state: str, words: str) -> None:
     found = database.backup_finding(FOLDER, age_ms, every_h, is_same=False)
     assert (found.state, words in found.found) == (state, True), found
     assert bool(found.hint) == (state == WARN)

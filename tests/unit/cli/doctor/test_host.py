@@ -54,9 +54,7 @@ def test_running_broker_is_named() -> None:
         ("nfs4", "it is on a network file system (nfs4)", True, WARN),
     ],
 )
-def test_file_system_is_judged(
-    kind: str | None, refusal: str, is_allowed: bool, state: str
-) -> None:
+def test_filesystem_is_judged(kind: str | None, refusal: str, is_allowed: bool, state: str) -> None:
     found = host.file_system_finding(kind, refusal, is_allowed=is_allowed)
     assert found.state == state
     assert (kind or "unknown") in found.found
@@ -130,9 +128,7 @@ def test_memory_is_judged(bound: int, of_machine: int, state: str, words: str) -
         (5_000_000_000_000, 0, True, BAD, "is not plausible"),
     ],
 )
-def test_clock_is_judged(
-    now_ms: int, made_ms: int, kept: bool | None, state: str, words: str
-) -> None:
+def test_clock_state(now_ms: int, made_ms: int, kept: bool | None, state: str, words: str) -> None:
     found = host.clock_finding(now_ms, made_ms, kept)
     assert (found.state, words in found.found) == (state, True), found
 

@@ -62,9 +62,7 @@ def test_sqlite_is_judged(
         ("4.3.0", "", "none was found", WARN, "no Java: none was found"),
     ],
 )
-def test_nothing_of_the_pipeline_is_bad(
-    spark: str | None, java: str, problem: str, state: str, words: str
-) -> None:
+def test_pipeline_check(spark: str | None, java: str, problem: str, state: str, words: str) -> None:
     found = installation.pipeline_finding(spark, java, problem)
     assert (found.state, words in found.found) == (state, True)
 

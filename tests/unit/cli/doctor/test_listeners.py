@@ -100,9 +100,7 @@ def test_process_of_another_account_is_not_to_be_stopped() -> None:
 
 
 @pytest.mark.parametrize(("account", "words"), [(0, "; or, to allow"), (1000, "ask root to run:")])
-def test_command_for_root_is_asked_of_root(
-    monkeypatch: pytest.MonkeyPatch, account: int, words: str
-) -> None:
+def test_only_root_runs_sysctl(monkeypatch: pytest.MonkeyPatch, account: int, words: str) -> None:
     monkeypatch.setattr("os.geteuid", lambda: account)
     (found,) = listeners.port_findings([ListenerProbe("tcp.listen", HERE, DENIED)], None)
     assert words in found.hint

@@ -42,9 +42,7 @@ def read(values: dict[str, object], file: Path | None = None) -> list[Finding]:
     return setting_checks.read_settings(SettingsArguments(values, file))[1]
 
 
-def test_file_is_named_and_without_one_init(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_is_named_or_init_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "mq.toml"
     file.write_text("[limits]\ncredit = 5\n")

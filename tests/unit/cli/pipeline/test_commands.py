@@ -144,9 +144,7 @@ def test_replay_goes_on_by_its_name_alone(asked: list[Any]) -> None:
         (["--queue", "a", "--until", "2026-11-22"], '"since": "2026-01-31T07:00:00Z"'),
     ],
 )
-def test_replay_refuses_beside_an_unfinished_one(
-    arguments: list[str], message: str, asked: list[Any]
-) -> None:
+def test_unfinished_replay_is_refused(arguments: list[str], message: str, asked: list[Any]) -> None:
     """The last case selects differently and would publish most messages twice."""
     name = stored(1, queues=("a",), since_ms=1_769_842_800_000).name
     result = ask("replay", *(name if word == "NAME" else word for word in arguments))
@@ -185,9 +183,7 @@ def test_replay_refuses(arguments: list[str], message: str, asked: list[Any]) ->
 
 
 @pytest.mark.parametrize("name", [["replay", "--queue", "a"], ["consume", "a"]])
-def test_what_publishes_or_claims_needs_the_broker(
-    name: list[str], tmp_path: Path, asked: list[Any]
-) -> None:
+def test_writing_jobs_need_the_broker(name: list[str], tmp_path: Path, asked: list[Any]) -> None:
     (tmp_path / "phpmq.db").touch()
     result = CliRunner().invoke(root_command, ["pipeline", *name, "--path", "phpmq.db"])
     assert result.exit_code == 2
@@ -322,9 +318,7 @@ def test_status_before_the_first_run_names_the_command(tmp_path: Path) -> None:
     assert "phpmq-lite pipeline run" in result.stderr
 
 
-def test_errors_that_pyspark_logs_go_to_the_log(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_pyspark_errors_go_to_the_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logger = PySparkLogger.getLogger(name)
         before = logger.handlers

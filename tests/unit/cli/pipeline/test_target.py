@@ -83,9 +83,7 @@ def test_database_file_goes_with_results_beside_it(tmp_path: Path) -> None:
         (("--url", "http://127.0.0.1:9101"), "--path"),
     ],
 )
-def test_database_file_excludes_a_cluster_and_a_url(
-    tmp_path: Path, flags: tuple[str, ...], words: str
-) -> None:
+def test_path_excludes_cluster_and_url(tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
     file = tmp_path / "phpmq.db"
     file.touch()
     result = ask("--path", str(file), *flags)
