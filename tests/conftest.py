@@ -4,6 +4,7 @@
 prints its seed and a line that reproduces it.
 """
 
+import gc
 import io
 import logging
 import os
@@ -73,6 +74,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return item.nodeid.partition("::")[0]
 
     items.sort(key=lambda item: (not file(item).startswith(_SPARK), crc32(file(item).encode())))
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the half million objects that collection creates from garbage collection.
+
+    Each full collection would traverse them again, for 0.3 s of processor time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
