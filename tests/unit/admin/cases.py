@@ -184,11 +184,9 @@ class Database:
             "size": len(content or b""),
             "crc": checksum(seq, content or b""),
         } | columns
-        names = ", ".join(row)
-        marks = ", ".join("?" * len(row))
-        self.connection.execute(
-            f"INSERT INTO {table} ({names}) VALUES ({marks})", list(row.values())
-        )
+        keys = ", ".join(row)
+        args = ", ".join("?" * len(row))
+        self.connection.execute(f"INSERT INTO {table} ({keys}) VALUES ({args})", list(row.values()))
         if content is not None:
             self.connection.execute("INSERT INTO body VALUES (?, ?)", (seq, content))
         return f"{seq:016x}{row['token']:016x}"

@@ -54,7 +54,7 @@ def test_disconnect_stores_its_reason_once(rig: CoreRig) -> None:
 # -- credit
 
 
-def test_replaced_credit_returns_and_redispatches_messages() -> None:
+def test_replaced_credit_returns_messages_and_dispatches_them_again() -> None:
     """docs/reference/wire.md, Queues on the wire: a second 002 for a queue replaces the first."""
     rig = CoreRig()
     worker, held = rig.dispatch(b"a", b"b", credit=2)

@@ -65,12 +65,12 @@ def test_opaque_queue_inspects_nothing() -> None:
     assert inspection_count(rig) == 0
 
 
-def test_observed_queue_delivers_invalid_content(rig: CoreRig) -> None:
+def test_observed_queue_delivers_bad_content(rig: CoreRig) -> None:
     worker = rig.consumer()
     assert [m.seq for m in sent_messages(rig.publish(BAD), worker)] == [1]
 
 
-def test_changed_policy_applies_to_new_messages(rig: CoreRig) -> None:
+def test_changed_policy_applies_to_later_messages(rig: CoreRig) -> None:
     rig.publish(GOOD)
     rig.run(lambda: rig.configure("orders", {"payload_policy": "opaque"}))
     assert indexed_fields(rig.publish(GOOD).created[0])[0] is None
@@ -103,14 +103,14 @@ def test_bad_content_is_dead_lettered_at_once(strict: CoreRig) -> None:
     assert strict.queue().dead_by_reason == {"invalid_data": 1}
 
 
-def test_good_and_bad_messages_are_independent(strict: CoreRig) -> None:
+def test_good_and_bad_messages_do_not_affect_each_other(strict: CoreRig) -> None:
     worker = strict.consumer()
     batch = strict.publish(GOOD, BAD, GOOD, b"plain")
     assert [m.body for m in sent_messages(batch, worker)] == [GOOD, GOOD]
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [2], (State.DEAD, "poison"): [5]}
 
 
-def test_retry_queue_validates_like_its_origin(rig: CoreRig) -> None:
+def test_retry_queue_validates_like_its_target(rig: CoreRig) -> None:
     rig.publish(GOOD, queue="orders.retry", ttl_s=9)
     assert not rig.queue("orders.retry").validates
     rig.publish(GOOD)
@@ -121,7 +121,7 @@ def test_retry_queue_validates_like_its_origin(rig: CoreRig) -> None:
     assert outcomes(rig.publish(BAD, queue="orders.retry", ttl_s=9)) == {}
 
 
-def test_retry_queue_created_later_validates_too(rig: CoreRig) -> None:
+def test_retry_queue_created_later_validates(rig: CoreRig) -> None:
     rig.publish(GOOD)
     rig.run(lambda: rig.configure("orders", {"payload_policy": "envelope"}))
     batch = rig.publish(BAD, queue="orders.retry", ttl_s=9)
@@ -167,7 +167,7 @@ def test_bad_content_without_a_key_waits_for_its_dead_letter_queue(strict: CoreR
     assert batch.to_resume == {publisher}
 
 
-def test_bad_content_has_a_record_although_no_more_queues_are_allowed() -> None:
+def test_record_is_stored_even_at_the_limit_of_queues() -> None:
     rig = rig_with_strict_queue(Limits(queues=1))
     rig.publish(GOOD)
     publisher = rig.connect()
@@ -177,20 +177,7 @@ def test_bad_content_has_a_record_although_no_more_queues_are_allowed() -> None:
     assert [row.name for row in batch.new_queues] == ["orders.dlq"]
 
 
-def validate_large(rig: CoreRig, publisher: Connection, content: bytes) -> ValidatedPublish:
-    """Publish a large content, which is validated in the background; return the verdict."""
-    verdicts: list[ValidatedPublish] = []
-    rig.begin()
-    result = rig.core.publish(publisher, "orders", content, 0, b"k")
-    assert result is CommandResult.VALIDATE
-    rig.core.validate_in_background("orders", content, verdicts.append)
-    [(work, deliver)] = rig.finish().background
-    assert rig.batch.created == []
-    deliver(work())
-    return verdicts[0]
-
-
-def test_large_content_and_its_record_are_prepared_in_the_background(strict: CoreRig) -> None:
+def test_large_content_is_validated_in_the_background(strict: CoreRig) -> None:
     publisher = strict.connect()
     large = b'{"bad":"invalid_data","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     verdict = validate_large(strict, publisher, large)
@@ -202,8 +189,14 @@ def test_large_content_and_its_record_are_prepared_in_the_background(strict: Cor
 
 
 def test_verdict_by_outdated_settings_is_ignored(strict: CoreRig) -> None:
-    publisher, large = strict.connect(), b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES)
-    verdict = validate_large(strict, publisher, large)
+    publisher = strict.connect()
+    large = b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES)
+    strict.begin()
+    strict.core.publish(publisher, "orders", large, 0, None)
+    judged: list[Any] = []
+    strict.core.validate_in_background("orders", large, judged.append)
+    [(work, give)] = strict.finish().background
+    give(work())
     strict.run(lambda: strict.configure("orders", {"note": "new"}))
     strict.begin()
     result = strict.core.publish(publisher, "orders", large, 0, None, verdict)
@@ -223,7 +216,7 @@ def publish(rig: CoreRig, *contents: bytes, key: bytes | None = None) -> Any:
     return rig.answers[-1] if rig.answers else None
 
 
-def test_operator_learns_which_messages_were_quarantined(strict: CoreRig) -> None:
+def test_operator_learns_what_was_quarantined(strict: CoreRig) -> None:
     ids = publish(strict, GOOD, BAD)
     assert len(ids) == 2
     assert ids.quarantined == {ids[1]: "invalid_data"}
@@ -241,7 +234,7 @@ def test_operator_waits_for_the_verdict_on_a_large_content(strict: CoreRig) -> N
     assert ids.quarantined == {ids[1]: "too_deep"}
 
 
-def test_refusal_after_the_verdict_is_the_reply(strict: CoreRig) -> None:
+def test_refusal_after_the_verdict_is_the_answer(strict: CoreRig) -> None:
     publish(strict, b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES))
     [(work, deliver)] = strict.batch.background
     found = work()
@@ -280,8 +273,8 @@ def test_bare_006_leaves_a_record_with_a_block(rig: CoreRig) -> None:
     assert indexed_fields(batch.created[0]) == ("urn:a", "t", "i", 3)
 
 
-def test_record_names_an_unsupported_schema_version(rig: CoreRig) -> None:
-    worker, held = rig.hold(GOOD, has_body=False)
+def test_bare_006_of_an_unsupported_version_keeps_that_reason(rig: CoreRig) -> None:
+    worker, held = dispatched(rig)
     rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     body = b'{"urn":"urn:a","unread":"unsupported_schema_version"}'
     batch = rig.run(loaded=LoadedRows(bodies={held.seq: body}))
@@ -325,7 +318,7 @@ def test_record_of_an_invalid_id_names_only_its_queue(rig: CoreRig, message_id: 
     assert record.source_queue_id == rig.queue().queue_id
 
 
-def test_message_that_was_never_held_is_dead_lettered_at_once(rig: CoreRig) -> None:
+def test_message_that_was_never_dispatched_dies_at_once(rig: CoreRig) -> None:
     rig.publish(GOOD)
     stranger = rig.connect()
     made = message(1, body=GOOD)
@@ -389,7 +382,7 @@ def test_queue_is_a_dead_letter_queue_only_while_configured(rig: CoreRig) -> Non
         {"a": "b", "b.dlq": "a"},
     ],
 )
-def test_cycle_of_dead_letter_queues_is_refused(rig: CoreRig, named: dict[str, str]) -> None:
+def test_dead_letter_queues_cannot_form_a_cycle(rig: CoreRig, named: dict[str, str]) -> None:
     for name in named:
         rig.publish(GOOD, queue=name)
     *rest, last = named

@@ -70,23 +70,23 @@ def publish(rig: CoreRig, publisher: Connection, count: int) -> None:
 # -- no active consumer
 
 
-def test_unknown_queue_takes_all(rig: FlowRig) -> None:
+def test_unknown_queue_is_unlimited(rig: FlowRig) -> None:
     assert rig.ask() == UNLIMITED
 
 
-def test_queue_without_consumers_takes_all(rig: FlowRig) -> None:
+def test_queue_without_consumers_is_unlimited(rig: FlowRig) -> None:
     worker = rig.at_work()
     rig.consume(worker, 0)
     assert rig.ask() == UNLIMITED
 
 
-def test_consumer_that_has_just_come_counts_as_at_work(rig: FlowRig) -> None:
+def test_new_consumer_counts_as_active(rig: FlowRig) -> None:
     rig.consumer()
     rig.publish(b"a")
     assert rig.ask() == ROOM
 
 
-def test_queue_of_which_nothing_was_acknowledged_takes_all_after_a_while(rig: FlowRig) -> None:
+def test_queue_without_acknowledgements_becomes_unlimited(rig: FlowRig) -> None:
     rig.consumer()
     rig.publish(b"a")
     for _ in range(QUIET_BATCHES):
@@ -94,7 +94,7 @@ def test_queue_of_which_nothing_was_acknowledged_takes_all_after_a_while(rig: Fl
     assert rig.ask() == UNLIMITED
 
 
-def test_consumer_that_comes_back_counts_as_at_work(rig: FlowRig) -> None:
+def test_returning_consumer_counts_as_active(rig: FlowRig) -> None:
     worker = rig.consumer()
     rig.publish(b"a")
     for _ in range(QUIET_BATCHES):
@@ -105,7 +105,7 @@ def test_consumer_that_comes_back_counts_as_at_work(rig: FlowRig) -> None:
     assert rig.ask() == ROOM
 
 
-def test_a_while_after_the_last_acknowledgement_the_queue_takes_all(rig: FlowRig) -> None:
+def test_idle_consumers_make_the_queue_unlimited(rig: FlowRig) -> None:
     rig.at_work()
     assert rig.ask() == ROOM
     for _ in range(QUIET_BATCHES):
@@ -124,7 +124,7 @@ def test_an_acknowledgement_ends_the_quiet(rig: FlowRig) -> None:
 # -- active consumers
 
 
-def test_the_room_of_the_window_is_taken(rig: FlowRig) -> None:
+def test_room_of_the_window_is_available(rig: FlowRig) -> None:
     rig.at_work(ready=50)
     assert rig.ask() == ROOM - 50
 
@@ -148,12 +148,12 @@ def test_one_publisher_takes_at_most_its_limit_at_once() -> None:
 
 
 @pytest.mark.parametrize("ready", [ROOM - MIN_PER_BATCH + 1, ROOM, WINDOW])
-def test_the_least_is_taken_where_there_is_no_room_worth_a_turn(rig: FlowRig, ready: int) -> None:
+def test_minimum_is_available_without_room(rig: FlowRig, ready: int) -> None:
     rig.at_work(ready)
     assert rig.ask() == MIN_PER_BATCH
 
 
-def test_the_least_is_taken_where_others_wait_on_disk(rig: FlowRig) -> None:
+def test_minimum_is_available_when_messages_wait_on_disk(rig: FlowRig) -> None:
     worker = rig.at_work(WINDOW, credit=150)
     rig.publish(b"one more")
     rig.acknowledge(worker, 150)
@@ -164,7 +164,7 @@ def test_the_least_is_taken_where_others_wait_on_disk(rig: FlowRig) -> None:
     assert rig.ask() == MIN_PER_BATCH
 
 
-def test_the_least_is_taken_once_a_batch(rig: FlowRig) -> None:
+def test_minimum_is_available_once_per_batch(rig: FlowRig) -> None:
     rig.at_work(ROOM)
     publisher = rig.connect()
     for _ in range(2):
@@ -177,7 +177,7 @@ def test_the_least_is_taken_once_a_batch(rig: FlowRig) -> None:
         rig.finish()
 
 
-def test_after_more_than_the_least_a_batch_without_room_takes_nothing(rig: FlowRig) -> None:
+def test_nothing_is_available_after_more_than_the_minimum(rig: FlowRig) -> None:
     """Otherwise the window would overflow while it is being drained."""
     rig.at_work()
     publisher = rig.connect()
@@ -214,7 +214,7 @@ def line_up(
     return called
 
 
-def test_nobody_is_called_up_without_room(rig: FlowRig) -> None:
+def test_no_publisher_is_called_without_room(rig: FlowRig) -> None:
     rig.at_work()
     publisher = rig.connect()
     rig.begin()
@@ -226,7 +226,7 @@ def test_nobody_is_called_up_without_room(rig: FlowRig) -> None:
     rig.finish()
 
 
-def test_the_first_in_line_comes_first_and_one_at_a_time_where_room_is_short(rig: FlowRig) -> None:
+def test_first_in_line_comes_first_and_alone_without_room(rig: FlowRig) -> None:
     rig.at_work(ROOM)
     called = line_up(rig, "anna", "bert")
     for so_far in (["anna"], ["anna", "bert"]):
@@ -238,7 +238,7 @@ def test_the_first_in_line_comes_first_and_one_at_a_time_where_room_is_short(rig
     assert rig.flow.waiting_publishers == 0
 
 
-def test_as_many_are_called_up_as_there_is_room_for() -> None:
+def test_publishers_are_called_while_there_is_room() -> None:
     rig = FlowRig(3 * MAX_PER_PUBLISHER)
     rig.at_work()
     called = line_up(rig, "anna", "bert", "cora", "dora")
@@ -249,7 +249,7 @@ def test_as_many_are_called_up_as_there_is_room_for() -> None:
     rig.finish()
 
 
-def test_all_are_called_up_where_nobody_consumes_any_more(rig: FlowRig) -> None:
+def test_all_are_called_when_no_consumer_is_left(rig: FlowRig) -> None:
     worker = rig.at_work(ROOM)
     called = line_up(rig, "anna", "bert", "cora")
     rig.consume(worker, 0)
@@ -274,7 +274,7 @@ def test_lines_of_queues_do_not_wait_for_each_other(rig: FlowRig) -> None:
     rig.finish()
 
 
-def test_nobody_comes_ahead_of_a_line(rig: FlowRig) -> None:
+def test_waiting_publishers_have_priority(rig: FlowRig) -> None:
     rig.at_work(ROOM)
     line_up(rig, "anna")
     rig.begin()
@@ -296,7 +296,7 @@ def test_publisher_called_too_early_stays_first_in_line(rig: FlowRig) -> None:
     rig.finish()
 
 
-def test_many_with_few_messages_are_called_together(rig: FlowRig) -> None:
+def test_small_publishers_are_called_together(rig: FlowRig) -> None:
     rig.at_work(ROOM)
     called = line_up(rig, *map(str, range(MIN_PER_BATCH + 6)), count=1)
     rig.begin()
@@ -325,7 +325,7 @@ def publish_by_turns(publisher: EngineClient, rounds: int) -> None:
     publisher.session.data_received(b"".join(frames) * rounds)
 
 
-async def test_messages_to_queues_by_turns_are_stored_in_one_batch(driver: EngineDriver) -> None:
+async def test_interleaved_messages_to_queues_share_a_batch(driver: EngineDriver) -> None:
     publisher = EngineClient(driver)
     workers = [EngineClient(driver) for _ in QUEUES]
     for worker, queue in zip(workers, QUEUES, strict=True):

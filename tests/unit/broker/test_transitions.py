@@ -70,7 +70,7 @@ def test_timestamps_are_wall_clock_and_deadlines_are_steady(rig: CoreRig) -> Non
     assert (held.deadline_ms, held.held_since_ms) == (STEADY_MS + 5_000, STEADY_MS)
 
 
-def test_message_expires_at_its_deadline(rig: CoreRig) -> None:
+def test_deadline_wakes_the_loop_and_due_messages_expire(rig: CoreRig) -> None:
     [born] = rig.publish(b"a", ttl_s=1).created
     rig.advance(0.999)
     assert rig.run().due_at is None
@@ -101,7 +101,7 @@ def test_expired_message_leaves_the_window(rig: CoreRig) -> None:
     assert list(rig.core.state.messages) == [1]
 
 
-def test_dispatched_message_outlives_its_deadline_and_is_judged_on_its_return(rig: CoreRig) -> None:
+def test_dispatched_message_outlives_its_deadline(rig: CoreRig) -> None:
     worker, [held] = rig.dispatch(b"a", ttl_s=1)
     rig.advance(5)
     rig.run()
@@ -156,7 +156,7 @@ def expire_one(rig: CoreRig, queue: str = "orders") -> Message:
     return born
 
 
-def test_expired_message_is_forwarded_if_its_queue_is_set_so(rig: CoreRig) -> None:
+def test_expired_message_is_forwarded_by_its_queue_setting(rig: CoreRig) -> None:
     rig.publish(b"older", queue="late")
     rig.publish(b"x")
     configure(rig, on_expire="forward:late")
@@ -232,6 +232,14 @@ def test_dead_letter_queue_counts_with_its_origin() -> None:
     assert created.total() == 2
 
 
+def test_expired_message_becomes_a_dead_letter_by_its_queue_setting() -> None:
+    rig = CoreRig(defaults=QueueSettings(on_expire="dead_letter"))
+    expire_one(rig)
+    assert outcomes(rig.batch) == {(State.DEAD, "expired"): [1]}
+    [record] = rig.batch.created
+    assert (record.source_seq, record.source_reason) == (1, "expired")
+
+
 # -- dead letters
 
 
@@ -259,23 +267,21 @@ def test_record_never_expires_though_its_queue_has_a_default() -> None:
 
 
 def test_dead_letter_whose_body_is_on_disk_waits_for_it(rig: CoreRig) -> None:
-    worker, stranger = rig.consumer(), rig.connect()
+    worker, other = rig.consumer(), rig.connect()
     held = one_held(rig, worker)
     held.body = None  # as after sending
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert (outcomes(batch), batch.body_seqs) == ({}, {1})
     row = message(1, queue_id=1)
     loaded = LoadedRows(bodies={1: b"a"}, windows=[(1, [row], True)], due=[row], has_due=True)
-    batch = rig.run(
-        lambda: rig.core.acknowledge(stranger, "orders", held.message_id), loaded=loaded
-    )
+    batch = rig.run(lambda: rig.core.acknowledge(other, "orders", held.message_id), loaded=loaded)
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert [m.source_seq for m in batch.created] == [1]
     assert rig.queue().row.live_count == 0
     assert rig.core.state.pending == {}
 
 
-def test_command_waits_only_for_a_body_on_disk() -> None:
+def test_later_commands_wait_only_while_a_body_is_on_disk() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=1))
     worker, [here, there, poison] = rig.dispatch(b"a", b"b", b"c")
     there.body = poison.body = None
@@ -402,7 +408,7 @@ def test_requeue_is_charged_and_dead_letters_at_the_limit() -> None:
     assert held.position == 2
 
 
-def test_replaced_credit_charges_no_delivery() -> None:
+def test_replaced_credit_is_not_charged() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=1))
     worker, [held] = rig.dispatch(b"a")
     for _ in range(5):
@@ -428,7 +434,7 @@ def test_consumer_loses_a_message_after_the_acknowledgement_timeout() -> None:
     assert rig.core.next_wake_ms == rig.steady_ms + 60_000
 
 
-def test_late_acknowledgement_of_a_reassigned_message_is_foreign() -> None:
+def test_late_acknowledgement_is_foreign_when_another_consumer_holds_it() -> None:
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
     (slow, held), quick = rig.hold(credit=1), rig.connect()
     rig.run(lambda: rig.core.set_blocked(slow, is_blocked=True))
@@ -440,7 +446,7 @@ def test_late_acknowledgement_of_a_reassigned_message_is_foreign() -> None:
     assert rig.core.ignored == {"foreign": 1}
 
 
-def test_acknowledgement_that_waited_for_its_turn_comes_ahead_of_the_timeout() -> None:
+def test_delayed_acknowledgement_comes_before_the_timeout() -> None:
     """The disk or the process was slow; the consumer was not."""
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
     worker, [held] = rig.dispatch(b"a", credit=1)
@@ -498,3 +504,10 @@ def test_shorter_timeout_counts_from_the_dispatch(rig: CoreRig) -> None:
     rig.advance(10)
     rig.run()
     assert held.holder is None
+
+
+def test_disabled_timeout_schedules_no_wake(rig: CoreRig) -> None:
+    one_held(rig, rig.consumer(credit=1))
+    configure(rig, ack_timeout_s=0)
+    rig.run()
+    assert rig.core.next_wake_ms is None

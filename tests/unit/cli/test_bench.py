@@ -30,9 +30,7 @@ def test_url_has_host_and_port(text: str, expected: tuple[str, int]) -> None:
     assert bench.listener_address(text) == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["9100", "phpmq://:9100", "phpmq://host:http", "unix:/x", "http://host:1"]
-)
+@pytest.mark.parametrize("text", ["9100", "phpmq://:91", "phpmq://h:http", "unix:/x", "http://h:1"])
 def test_wrong_address_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="HOST:PORT"):
         bench.listener_address(text)

@@ -106,7 +106,7 @@ def test_problem_names_its_field_and_bound(problem: dict[str, str], said: str) -
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"[1]", b'{"detail": null}'])
-def test_answer_that_is_no_problem_is_told_by_its_status(content: bytes) -> None:
+def test_other_error_response_is_reported_by_its_status(content: bytes) -> None:
     with pytest.raises(CommandError, match=r"^HTTP 502 without an explanation; "):
         read_response(502, content)
 

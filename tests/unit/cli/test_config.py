@@ -56,7 +56,7 @@ def init(*arguments: str) -> Result:
     return CliRunner().invoke(root_command, ["config", "init", *arguments], catch_exceptions=False)
 
 
-def test_file_is_written_here_and_the_next_steps_are_said() -> None:
+def test_file_is_written_here_and_the_next_steps_are_printed() -> None:
     done = init()
     assert (done.exit_code, done.stdout) == (0, "")
     steps = "wrote config.toml; next steps:\n  phpmq-lite doctor\n  phpmq-lite serve\n"
@@ -64,9 +64,7 @@ def test_file_is_written_here_and_the_next_steps_are_said() -> None:
     assert Path("config.toml").read_text() == config_file()
 
 
-@pytest.mark.parametrize(
-    ("place", "path"), [("etc/mq", "etc/mq/config.toml"), ("my mq.toml", "my mq.toml")]
-)
+@pytest.mark.parametrize(("place", "path"), [("etc", "etc/config.toml"), ("a b.toml", "a b.toml")])
 def test_place_is_a_folder_or_a_file(place: str, path: str) -> None:
     done = init(place)
     assert Path(path).is_file()
@@ -111,7 +109,7 @@ def test_address_that_is_none_is_refused_before_anything_is_written() -> None:
     assert not Path("config.toml").exists()
 
 
-def test_what_a_start_would_refuse_is_said_at_once() -> None:
+def test_settings_that_serve_would_refuse_are_reported() -> None:
     done = init("--listen", "0.0.0.0:9100")
     assert done.exit_code == 0
     words = "Before you start the broker: tcp.listen 0.0.0.0:9100 reaches beyond this machine"

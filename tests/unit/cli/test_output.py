@@ -55,7 +55,7 @@ def test_table_aligns_numbers_and_escapes(written: Write) -> None:
     ]
 
 
-def test_empty_table_says_so_on_standard_error(written: Write) -> None:
+def test_empty_table_has_a_note_on_standard_error(written: Write) -> None:
     assert written([], "table") == ("", "nothing here\n")
 
 

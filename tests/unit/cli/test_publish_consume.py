@@ -26,14 +26,12 @@ class Pipe(io.BytesIO):
         return super().read1(self._piece)
 
 
-@given(
-    content=st.binary(max_size=60).map(lambda b: b.replace(b"x", b"\n")), piece=st.integers(1, 9)
-)
-def test_lines_are_the_same_however_a_pipe_cuts_them(content: bytes, piece: int) -> None:
-    expected = content.split(b"\n")
+@given(data=st.binary(max_size=60).map(lambda b: b.replace(b"x", b"\n")), piece=st.integers(1, 9))
+def test_lines_are_the_same_however_a_pipe_cuts_them(data: bytes, piece: int) -> None:
+    expected = data.split(b"\n")
     if not expected[-1]:
         expected.pop()
-    groups = module.read_lines(Pipe(content, piece))
+    groups = module.read_lines(Pipe(data, piece))
     assert [line for group in groups for line in group] == expected
 
 

@@ -70,7 +70,7 @@ def test_flag_of_its_own_wins_over_set() -> None:
     assert settings.limits.credit == 5
 
 
-def test_what_is_not_given_is_the_default() -> None:
+def test_missing_flags_have_their_defaults() -> None:
     effective = given_by("--listen", "a:1").load()
     assert effective.settings.admin.listen == ["127.0.0.1:9101"]
     assert effective.sources["data"] == "default"

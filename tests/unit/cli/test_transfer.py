@@ -11,9 +11,7 @@ from phpmq_lite.cli.errors import CommandError
 
 
 def read(text: str, queue: str | None = None) -> list[dict[str, object]]:
-    return [
-        message for _, message in transfer._read_messages(io.BytesIO(text.encode("latin-1")), queue)
-    ]
+    return [m for _, m in transfer._read_messages(io.BytesIO(text.encode("latin-1")), queue)]
 
 
 def test_export_is_read_back_without_its_last_line() -> None:
@@ -43,7 +41,7 @@ def test_queue_of_the_command_line_wins() -> None:
         ('{"queue": "a", "id": "0"}', "line 1 must contain the strings"),
     ],
 )
-def test_line_that_is_no_message_is_named(text: str, wrong: str) -> None:
+def test_invalid_line_is_named(text: str, wrong: str) -> None:
     with pytest.raises(CommandError, match=wrong):
         read(text)
 

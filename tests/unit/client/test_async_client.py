@@ -46,7 +46,7 @@ def test_public_name_is_there_and_listed(package: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_other_name_is_no_attribute(package: str) -> None:
+def test_unknown_name_raises_attribute_error(package: str) -> None:
     with pytest.raises(AttributeError, match=f"'{package}' has no attribute 'conect'"):
         PACKAGES[package].conect  # noqa: B018 - the look-up is the test
 

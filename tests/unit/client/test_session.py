@@ -266,7 +266,7 @@ def test_refusal_carries_its_reason() -> None:
     assert error.reason == "queue is paused"
 
 
-def test_receipt_of_another_queue_answers_nobody() -> None:
+def test_receipt_of_another_queue_is_ignored() -> None:
     assert not filled([], b"a").answered("mails", b"a", None)
 
 

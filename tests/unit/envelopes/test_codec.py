@@ -221,7 +221,7 @@ def test_text_is_read_as_its_utf_8(read: Any) -> None:
 
 @pytest.mark.parametrize("read", [decode, validate, lint, read_indexed_fields])
 @pytest.mark.parametrize("wrong", [None, 5, {"job": "urn:a"}, [body()]], ids=repr)
-def test_what_is_neither_bytes_nor_text_is_an_envelope_error(read: Any, wrong: Any) -> None:
+def test_other_types_are_envelope_errors(read: Any, wrong: Any) -> None:
     with pytest.raises(EnvelopeError, match=f"the body is a {type(wrong).__name__}, not bytes"):
         read(wrong)
 

@@ -90,7 +90,7 @@ def test_late_failure_does_not_end_the_claim_of_another_but_a_late_success_count
     assert claims.claim("a") is DONE
 
 
-def test_forgetting_what_is_done_changes_nothing(claims: SqliteIdempotencyStore) -> None:
+def test_forgetting_a_done_key_changes_nothing(claims: SqliteIdempotencyStore) -> None:
     claims.claim("a")
     claims.remember("a")
     claims.forget("a")

@@ -72,12 +72,12 @@ def test_members_are_found_where_json_finds_an_object(case: Case) -> None:
         nested(257),
     ],
 )
-def test_members_refuses_what_is_not_one_object(content: bytes) -> None:
+def test_find_members_refuses_other_content(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         find_members(content)
 
 
-def test_members_takes_256_levels() -> None:
+def test_find_members_accepts_256_levels() -> None:
     assert len(find_members(nested(256))) == 5
 
 

@@ -110,7 +110,7 @@ def test_row_has_the_bytes_that_a_producer_sends(shop: Shop) -> None:
     assert (shop.column("id"), shop.column("ttl_s")) == ([row_id], [60])
 
 
-def test_outbox_continues_the_trace_of_what_is_handled(shop: Shop) -> None:
+def test_outbox_continues_the_trace_of_the_current_job(shop: Shop) -> None:
     with codec.continue_trace({"trace_id": "t-0"}):
         shop.write(1)
     assert json.loads(shop.column("body")[0])["trace_id"] == "t-0"

@@ -185,7 +185,7 @@ def test_given_trace_overrides_that_of_the_job(orders: Producer, sent: Sent) -> 
         (("\v\f", {}), "URN|urn"),
     ],
 )
-def test_publish_says_what_is_missing(
+def test_publish_names_the_missing_argument(
     orders: Producer, sent: Sent, arguments: tuple[Any, ...], text: str
 ) -> None:
     with pytest.raises(EnvelopeError, match=text):

@@ -144,7 +144,7 @@ def test_empty_list_as_data_by_mode(lang: str, mode: EmptyListData, reason: str 
         (b'{"meta":5,' + body()[1:], IndexedFields(URN, TRACE_ID, META_ID, 0)),
     ],
 )
-def test_index_takes_what_is_of_the_right_type(content: bytes, expected: IndexedFields) -> None:
+def test_index_has_members_of_the_right_type(content: bytes, expected: IndexedFields) -> None:
     assert read_indexed_fields(content) == expected
     assert validate(content).index == expected
 
@@ -165,7 +165,7 @@ def test_index_leaves_out_content_above_its_limit() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"[]", b"null", b"\xff", b'{"job":', b"5"])
-def test_what_is_no_object_has_no_index(content: bytes) -> None:
+def test_other_content_has_no_index(content: bytes) -> None:
     assert read_indexed_fields(content) is None
 
 
@@ -284,9 +284,8 @@ def bodies(draw: st.DrawFn) -> bytes:
         members.append(("meta", "{" + inner + "}"))
     text = "{" + ",".join(f'"{k}":{v}' for k, v in members if v is not None) + "}"
     content = text.encode()
-    for at, byte in draw(
-        st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=2)), max_size=2)
-    ):
+    changes = st.tuples(st.integers(0, 400), st.binary(max_size=2))
+    for at, byte in draw(st.lists(changes, max_size=2)):
         content = content[:at] + byte + content[at + draw(st.integers(0, 1)) :]
     return content
 

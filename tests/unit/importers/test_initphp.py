@@ -92,11 +92,9 @@ def test_job_goes_to_its_queue_byte_for_byte_with_its_attempts() -> None:
     assert json.loads(message.content)["attempts"] == 2
 
 
-@pytest.mark.parametrize(
-    ("left_ms", "ttl_s"), [(60_000, 60), (59_001, 60), (1, 1), (0, 1), (-600_000, 1)]
-)
-def test_released_job_waits_the_rest_of_its_delay(left_ms: int, ttl_s: int) -> None:
-    row = job(available_ms=NOW_MS + left_ms, created_ms=NOW_MS - 3_600_000)
+@pytest.mark.parametrize(("ms", "ttl_s"), [(60_000, 60), (59_001, 60), (1, 1), (0, 1), (-6_000, 1)])
+def test_released_job_waits_the_rest_of_its_delay(ms: int, ttl_s: int) -> None:
+    row = job(available_ms=NOW_MS + ms, created_ms=NOW_MS - 3_600_000)
     assert place(row) == ("orders.retry", ttl_s)
 
 

@@ -102,7 +102,7 @@ def test_script_without_the_token_is_refused(given: str) -> None:
     check_header(post(X_CSRF_Token="1" * 64), "1" * 64)
 
 
-async def test_form_is_no_json() -> None:
+async def test_form_must_not_be_json() -> None:
     with pytest.raises(Problem) as caught:
         await check_form(post(Content_Type="application/json"), "1" * 64)
     assert caught.value.status == 415

@@ -115,6 +115,6 @@ def test_unknown_scheme_is_not_secure(scheme: str) -> None:
     assert not as_browser_sent(from_peer("10.0.0.2", X_Forwarded_Proto=scheme), TRUSTED).secure
 
 
-def test_nobody_is_trusted_by_default() -> None:
+def test_no_proxy_is_trusted_by_default() -> None:
     sent = from_peer("127.0.0.1", X_Forwarded_For="192.0.2.7")
     assert as_browser_sent(sent, ()) is sent

@@ -185,7 +185,7 @@ def test_any_text_is_a_query_or_a_problem(text: str) -> None:
 
 
 @given(st.text(max_size=20))
-def test_escaped_text_is_no_pattern_and_means_itself(text: str) -> None:
+def test_escaped_text_matches_only_itself(text: str) -> None:
     assert not is_pattern(escape_pattern(text))
     assert unescape_pattern(escape_pattern(text)) == text
 

@@ -88,7 +88,7 @@ def test_paused_sides_are_reported() -> None:
     assert [n.text for n in found(paused)] == ["Delivery paused and publishing paused"]
 
 
-def test_broker_tells_its_own_troubles() -> None:
+def test_broker_reports_its_own_problems() -> None:
     seen = AttentionFacts(NOW_MS, refused={"paused": 2, "too_large": 1}, disk_share=0.94,
                 wal_bytes=200 << 20, wal_limit_bytes=64 << 20)  # fmt: skip
     client = client_status(9, paused_reason="memory")

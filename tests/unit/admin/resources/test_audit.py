@@ -36,9 +36,7 @@ def test_settings_are_shown_before_and_after() -> None:
 
 
 def test_new_setting_has_no_value_before() -> None:
-    assert read_changes('{"before": {}, "after": {"a": null}}') == [
-        SettingChange("a", None, "null")
-    ]
+    assert read_changes('{"before": {}, "after": {"a":null}}') == [SettingChange("a", None, "null")]
 
 
 def test_other_detail_has_no_changes() -> None:

@@ -113,9 +113,6 @@ def test_dead_letters_are_drawn_only_where_there_are_any() -> None:
     assert line(charts.draw_depth(trend, made(replace(BUSY, ready=4))), "dead").shown == "4"
 
 
-# -- the macro
-
-
 def rendered(source: str, **values: object) -> str:
     templates: jinja2.Environment = make_environment(templates_folder())
     head = '{% from "_partials/charts.html" import chart, numbers, spans with context %}'

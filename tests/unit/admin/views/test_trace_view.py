@@ -28,7 +28,7 @@ def test_retries_of_a_message_stand_with_it() -> None:
     assert (trace.groups[0].retries, trace.groups[0].deaths) == (2, 0)
 
 
-def test_record_is_a_dead_letter_whoever_wrote_it() -> None:
+def test_record_is_a_dead_letter_whether_tied_or_not() -> None:
     tied = row(2, attempts=3, source_seq=1, queue="orders.dlq")
     loose = row(3, attempts=3, queue="orders.failed")
     trace = build_trace([row(1), tied, loose], frozenset({"orders.failed"}))

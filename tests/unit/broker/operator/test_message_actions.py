@@ -68,7 +68,7 @@ def record(rig: CoreRig) -> Message:
     return row
 
 
-def test_requeue_puts_a_message_at_the_end_and_tells_where_it_was(rig: CoreRig) -> None:
+def test_requeue_moves_a_message_to_the_end_and_returns_its_position(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", ttl_s=60)
     row = message(1, deadline_ms=rig.steady_ms + 5_000)
     batch = run(rig, Action.REQUEUE, row)
@@ -88,7 +88,7 @@ def test_requeue_sets_another_ttl(rig: CoreRig, ttl_s: int, deadline_ms: int | N
     assert row.deadline_ms == (deadline_ms and rig.steady_ms + deadline_ms)
 
 
-def test_requeue_takes_a_message_from_its_holder_and_charges_nobody(rig: CoreRig) -> None:
+def test_requeue_takes_a_held_message_without_a_charge(rig: CoreRig) -> None:
     _, [held] = rig.dispatch(b"a", credit=1)
     held.body = None  # as after sending
     batch = do(rig, Action.REQUEUE, message(1))
@@ -108,7 +108,7 @@ def test_release_puts_a_held_message_back_and_its_holder_may_still_acknowledge()
     assert outcomes(batch) == {(State.ACKED, None): [1]}
 
 
-def test_release_skips_what_nobody_holds(rig: CoreRig) -> None:
+def test_release_skips_ready_messages(rig: CoreRig) -> None:
     rig.publish(b"a")
     do(rig, Action.RELEASE, message(1))
     assert skipped(rig) == {"not dispatched": 1}
@@ -154,7 +154,7 @@ def test_move_skips_if_the_target_refuses(changes: dict[str, Any], reason: str) 
     assert skip_reasons(rig) == {reason: 1}
 
 
-def test_move_skips_what_is_held_what_is_there_and_where_the_target_is_gone(rig: CoreRig) -> None:
+def test_move_skips_held_and_moved_messages_and_removed_targets(rig: CoreRig) -> None:
     rig.dispatch(b"a", credit=1)
     rig.publish(b"b")
     rig.publish(b"x", queue="mails")
@@ -207,13 +207,13 @@ def test_action_skips_a_message_in_another_state_or_place(
     assert skipped(rig) == {reason: 1}
 
 
-def test_place_skips_what_is_held(rig: CoreRig) -> None:
+def test_place_skips_held_messages(rig: CoreRig) -> None:
     rig.dispatch(b"a", credit=1)
     do(rig, Action.PLACE, message(1), places={1: (1, 1)})
     assert skipped(rig) == {"dispatched": 1}
 
 
-def test_delete_settles_and_leaves_what_is_held_unless_told_otherwise(rig: CoreRig) -> None:
+def test_delete_skips_held_messages_unless_requested(rig: CoreRig) -> None:
     rig.dispatch(b"a", credit=1)
     rig.publish(b"b")
     batch = load(rig, start(rig, Action.DELETE, 1, 2), message(1), message(2))
@@ -235,7 +235,7 @@ def test_redrive_makes_a_message_of_a_record(rig: CoreRig) -> None:
     assert rig.queue().counters.published_ui == 1
 
 
-def test_redrive_may_have_another_target(rig: CoreRig) -> None:
+def test_redrive_goes_to_a_given_queue(rig: CoreRig) -> None:
     row = record(rig)
     rig.publish(b"x", queue="again")
     assert [m.queue_id for m in run(rig, Action.REDRIVE, row, target="again").created] == [3]
@@ -290,7 +290,7 @@ def test_restore_stores_a_new_message_in_the_old_place(rig: CoreRig) -> None:
     assert batch.bodies == [3, b"a"]
 
 
-def test_restored_message_is_dispatched_in_order(rig: CoreRig) -> None:
+def test_restored_message_is_dispatched_before_later_ones(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     rig.publish(b"x", b"b")  # x is held
     [held] = worker.consumers[1].held.values()
@@ -394,11 +394,9 @@ def test_action_skips_missing_messages(rig: CoreRig, action: Action) -> None:
 def test_action_skips_a_message_that_expires_in_the_same_batch(rig: CoreRig) -> None:
     rig.publish(b"a", ttl_s=1)
     rig.advance(1)
-    [request] = start(rig, Action.REQUEUE, 1).rows
-    loaded = LoadedRows(
-        pages=[(request.on_rows, [message(1)], True)], due=[message(1)], has_due=True
-    )
-    batch = rig.run(loaded=loaded)
+    [request] = ask(rig, Action.REQUEUE, 1).rows
+    rows = LoadedRows(pages=[(request.on_rows, [message(1)], True)], due=[message(1)], has_due=True)
+    batch = rig.run(loaded=rows)
     assert outcomes(batch) == {(State.EXPIRED, None): [1]}
     assert skip_reasons(rig) == {"gone": 1}
 
@@ -485,14 +483,14 @@ def test_redrive_sends_the_restored_content(strict: CoreRig) -> None:
     assert event_kinds(strict.batch) == [(3, "redrive"), (2, "redrive")]
 
 
-def test_redrive_of_poison_is_quarantined_again_and_said_so(strict: CoreRig) -> None:
+def test_redriven_poison_is_quarantined_again(strict: CoreRig) -> None:
     row, body = quarantined(strict)
     done = act(strict, row, body)
     assert done.poisoned == {"invalid_data": 1}
     assert outcomes(strict.batch)[State.DEAD, "invalid_data"] == [3]
 
 
-def test_dry_run_tells_and_changes_nothing(strict: CoreRig) -> None:
+def test_dry_run_reports_and_changes_nothing(strict: CoreRig) -> None:
     row, body = quarantined(strict)
     done = act(strict, row, body, is_dry_run=True)
     assert (done.targets, done.poisoned) == ({"orders": 1}, {"invalid_data": 1})
@@ -525,7 +523,7 @@ def test_record_of_a_missing_queue_is_skipped() -> None:
     assert redrive(rig, row, content, is_dry_run=True).skipped == {"queue gone": 1}
 
 
-def test_plain_message_of_a_dead_letter_queue_requires_a_target() -> None:
+def test_plain_message_of_a_dead_letter_queue_needs_a_target() -> None:
     rig = rig_with_inspector()
     [made] = rig.publish(b"{}", queue="orders.dlq").created
     row = message(made.seq, queue_id=made.queue_id)

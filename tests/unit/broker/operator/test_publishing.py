@@ -98,9 +98,7 @@ def repeat(rig: CoreRig, batch: Batch, *rows: Message) -> None:
     """Answer the requests for live and settled rows; only ``rows`` are left, all live."""
     alive, settled = batch.rows
     assert (alive.settled, settled.settled, alive.seqs) == (False, True, settled.seqs)
-    rig.run(
-        loaded=LoadedRows(pages=[(alive.on_rows, list(rows), True), (settled.on_rows, [], True)])
-    )
+    rig.run(loaded=LoadedRows(pages=[(alive.on_rows, [*rows], True), (settled.on_rows, [], True)]))
 
 
 def test_repeated_key_returns_the_first_ids(rig: CoreRig) -> None:

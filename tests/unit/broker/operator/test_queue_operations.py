@@ -39,7 +39,7 @@ def run(
     )
 
 
-def test_configure_stores_old_and_new_values_in_the_audit(rig: CoreRig) -> None:
+def test_configure_audits_values_before_and_after(rig: CoreRig) -> None:
     rig.publish(b"a")
     batch = run(rig, "configure", "orders", {"max_messages": 5, "note": "é"}, target="orders")
     assert audited(batch) == [("queue.it", "orders", 1, "done")]

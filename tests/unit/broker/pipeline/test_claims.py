@@ -62,7 +62,7 @@ def test_claim_asks_for_ready_messages_and_numbers_them(rig: CoreRig) -> None:
     assert (queue.held, queue.held_bytes, queue.counters.dispatched) == (2, 2, 2)
 
 
-def test_what_is_claimed_is_not_in_memory_and_holds_up_no_stop(rig: CoreRig) -> None:
+def test_claimed_messages_are_not_in_memory_and_do_not_delay_a_stop(rig: CoreRig) -> None:
     give_page(rig, claim(rig), message(1))
     state = rig.core.state
     assert (state.messages, state.held, state.held_bytes) == ({}, 0, 0)

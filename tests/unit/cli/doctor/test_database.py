@@ -103,6 +103,6 @@ def test_last_backup_is_judged(age_ms: int | None, every_h: float, state: str, w
     assert bool(found.hint) == (state == WARN)
 
 
-def test_backup_on_the_disk_of_the_data_is_told() -> None:
+def test_backup_on_the_disk_of_the_data_has_a_hint() -> None:
     found = database.backup_finding(FOLDER, HOUR_MS, 0, is_same=True)
     assert (found.state, "on the database's disk" in found.hint) == (OK, True)

@@ -29,7 +29,7 @@ def shown(findings: list[Finding], output: str) -> Result:
 
 
 @pytest.mark.parametrize(("findings", "code"), [(WELL, 0), (LATE, 0), (ILL, 1)])
-def test_only_what_is_bad_ends_with_1(findings: list[Finding], code: int) -> None:
+def test_only_bad_findings_exit_with_1(findings: list[Finding], code: int) -> None:
     for output in ("json", "table"):
         assert shown(findings, output).exit_code == code
 

@@ -101,7 +101,7 @@ def test_replay_reads_its_selection(asked: list[Any]) -> None:
     assert (given.dry_run, given.goes_on) == (True, False)
 
 
-def test_replay_tells_the_absolute_time_and_how_to_go_on(asked: list[Any]) -> None:
+def test_replay_prints_the_absolute_time_and_its_name(asked: list[Any]) -> None:
     result = ask("replay", "--since", "2h")
     given = asked[0][0][0].options
     when, name = result.stderr.splitlines()
@@ -210,7 +210,7 @@ def test_first_signal_asks_and_second_interrupt_ends() -> None:
     assert signal.getsignal(signal.SIGINT) == before
 
 
-def test_second_interrupt_is_told_where_spark_says_that_it_failed() -> None:
+def test_second_interrupt_overrides_an_error_of_spark() -> None:
     stopping = StopRequest(lambda _text: None)
 
     def job() -> None:
@@ -265,7 +265,7 @@ def notes(bounds: dict[str, Any] | None, **changes: Any) -> list[str]:
     return commands.status_notes(SUMMARY | changes, bounds, 1_769_842_860_000)
 
 
-def test_status_says_how_far_each_job_is_behind() -> None:
+def test_status_has_the_lag_of_each_job() -> None:
     rows = commands.job_rows(SUMMARY, {"history_id": "ab", "lo": 0, "hi": 1_000})
     assert [(row["name"], row["behind"], row["finished"]) for row in rows] == [
         ("archive", 100, "2026-01-31 07:00:00"),
@@ -279,7 +279,7 @@ def test_status_of_another_history_has_no_lag() -> None:
     assert "another history" in notes(bounds)[-1]
 
 
-def test_status_tells_what_retention_took() -> None:
+def test_status_reports_rows_removed_by_retention() -> None:
     bounds = {"history_id": "ab", "lo": 950, "lo_deleted": 0, "hi": 1_000}
     told = notes(bounds)
     assert told[0] == "last run: 2026-01-31 07:00:00 UTC, 1 min ago"
@@ -295,7 +295,7 @@ def test_status_counts_deleted_messages_that_retention_took() -> None:
     assert len(notes(bounds, archive=archive)) == 2
 
 
-def test_status_tells_of_accepted_gaps_and_lists_them(tmp_path: Path) -> None:
+def test_status_reports_and_lists_accepted_gaps(tmp_path: Path) -> None:
     archive = SUMMARY["archive"] | {"gaps": 2, "missing": 65}
     told = notes(None, archive=archive)
     assert told[2].startswith("accepted gaps: 2, with up to 65 missing rows")
@@ -329,13 +329,11 @@ def test_pyspark_errors_go_to_the_log(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert capfd.readouterr().err == ""
 
 
-def test_executors_without_our_code_are_told_how_to_get_it() -> None:
+def test_error_of_executors_without_our_code_has_a_hint() -> None:
     class Failed(Exception):  # noqa: N818 - stands for one of Spark's
         __module__ = "pyspark.errors"
 
-    text = (
-        "Traceback (most recent call last):\n  x\nModuleNotFoundError: No module named 'phpmq_lite'"
-    )
+    text = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'phpmq_lite'"
     hint = spark_errors.spark_error_text(Failed(text)) or ""
     assert "see `phpmq-lite pipeline package`" in hint
     assert spark_errors.spark_error_text(ConnectionRefusedError()) == "Spark's JVM has ended"

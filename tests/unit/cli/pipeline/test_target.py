@@ -90,7 +90,7 @@ def test_path_excludes_cluster_and_url(tmp_path: Path, flags: tuple[str, ...], w
     assert (result.exit_code, words in result.stderr) == (2, True)
 
 
-def test_token_comes_from_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
+def test_token_comes_from_a_private_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("secret\n")
     file.chmod(0o600)
