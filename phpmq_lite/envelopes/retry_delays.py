@@ -50,5 +50,7 @@ def parse_delays(text: str) -> RetryDelays:
     except ValueError:
         steps = (-1.0,)
     if not all(0 <= step < float("inf") for step in steps):
-        raise ValueError(f"{text!r} is not a list of seconds such as 1,5,15")
+        raise ValueError(
+            f"{text!r} is not a comma-separated list of delays in seconds, such as 1,5,15"
+        )
     return RetryDelays(steps)

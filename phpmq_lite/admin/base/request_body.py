@@ -71,7 +71,7 @@ def read_parts(raw: bytes | bytearray, boundary: bytes, limit: int) -> list[tupl
         begin = _end_of_head(raw, begin)
         end = raw.find(mark, begin - 2)
         if end < 0:
-            raise ValueError("the form ends within a part")
+            raise ValueError("the multipart form ends in the middle of a part")
         found.append(_part(raw, at, begin, max(end, begin)))
         at = end + 2
 

@@ -1,4 +1,4 @@
-"""Commands of connections: publish, consume, acknowledge, requeue, and their permissions."""
+"""Commands of connections: publish, consume, acknowledge and requeue."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ from tests.support.core_rig import (
 
 
 def held_by(rig: CoreRig, worker: Connection, *contents: bytes) -> list[Message]:
-    """Publish to a consumer and return the messages it received."""
+    """Publish, and return the messages that the consumer received."""
     got = sent_messages(rig.publish(*contents), worker)
     assert bodies(got) == list(contents)
     return got
@@ -54,10 +54,11 @@ def test_disconnect_stores_its_reason_once(rig: CoreRig) -> None:
 # -- credit
 
 
-def test_replaced_credit_returns_messages_and_dispatches_them_again() -> None:
+def test_replaced_credit_returns_and_redispatches_messages() -> None:
     """docs/reference/wire.md, Queues on the wire: a second 002 for a queue replaces the first."""
     rig = CoreRig()
-    worker, held = rig.dispatch(b"a", b"b", credit=2)
+    worker = rig.consumer(credit=2)
+    held = held_by(rig, worker, b"a", b"b")
     rig.publish(b"c")
     batch = rig.run(lambda: rig.core.consume(worker, "orders", 3))
     again = sent_messages(batch, worker)
@@ -90,8 +91,9 @@ def test_consumer_above_the_limit_of_queues_is_closed() -> None:
 # -- redelivery
 
 
-def test_messages_of_a_closed_connection_come_before_newer_ones(rig: CoreRig) -> None:
-    one, held = rig.dispatch(b"a", b"b", credit=2)
+def test_messages_of_a_closed_connection_precede_newer_ones(rig: CoreRig) -> None:
+    one = rig.consumer(credit=2)
+    held = held_by(rig, one, b"a", b"b")
     rig.publish(b"c", b"d")
     two = rig.connect()
     batch = rig.run(
@@ -113,14 +115,11 @@ def test_returned_message_keeps_its_position(rig: CoreRig) -> None:
     assert (first.position, first.deliveries) == (1, 2)
 
 
-@pytest.mark.parametrize(("is_charged", "charged"), [(True, [1, 0, 0]), (False, [0, 0, 0])])
-def test_connection_that_ends_charges_at_most_the_oldest_message_it_held(
-    rig: CoreRig, is_charged: bool, charged: list[int]
-) -> None:
-    """A connection that closed its side itself is not charged."""
-    worker, held = rig.dispatch(b"a", b"b", b"c")
-    rig.run(lambda: rig.core.disconnect(worker, None, None, "gone", is_charged=is_charged))
-    assert [m.charged for m in held] == charged
+def test_disconnect_charges_only_the_oldest_held_message(rig: CoreRig) -> None:
+    worker = rig.consumer()
+    held = held_by(rig, worker, b"a", b"b", b"c")
+    rig.run(lambda: rig.core.disconnect(worker, None, None, "gone"))
+    assert [m.charged for m in held] == [1, 0, 0]
 
 
 def test_disconnect_charges_one_message_of_all_queues(rig: CoreRig) -> None:
@@ -134,22 +133,25 @@ def test_disconnect_charges_one_message_of_all_queues(rig: CoreRig) -> None:
     assert [m.charged for m in young + old] == [1, 0, 0]
 
 
-def test_connection_that_ends_while_the_broker_stops_charges_nothing(rig: CoreRig) -> None:
-    """The worker is stopped by the same deployment, or by the broker itself."""
-    worker, [held] = rig.dispatch(b"a")
+def test_disconnect_while_the_broker_stops_charges_nothing(rig: CoreRig) -> None:
+    """The same deployment, or the broker itself, stops the worker."""
+    worker, held = rig.hold()
     rig.run(lambda: rig.core.drain(rig.answers.append))
     rig.run(lambda: rig.core.disconnect(worker, None, None, "the broker stops"))
     assert (held.charged, held.deliveries) == (0, 1)
 
 
-def test_connection_that_ends_charges_no_message_that_was_not_sent(rig: CoreRig) -> None:
-    worker, [old, young] = rig.dispatch(b"a", b"b")
-    old.is_sent = young.is_sent = False
-    rig.run(lambda: rig.core.disconnect(worker, None, None, "gone"))
-    assert [(m.charged, m.deliveries) for m in (old, young)] == [(0, 0), (0, 0)]
+@pytest.mark.parametrize(("is_sent", "is_charged"), [(True, False), (False, True)])
+def test_disconnect_charges_no_half_closed_connection_and_no_unsent_message(
+    rig: CoreRig, is_sent: bool, is_charged: bool
+) -> None:
+    worker, held = rig.hold()
+    held.is_sent = is_sent
+    rig.run(lambda: rig.core.disconnect(worker, None, None, "gone", is_charged=is_charged))
+    assert (held.charged, held.deliveries) == (0, int(is_sent))
 
 
-def test_oldest_message_is_the_one_dispatched_first_not_the_one_published_first() -> None:
+def test_oldest_message_is_the_one_dispatched_first() -> None:
     rig = CoreRig()
     one, two = rig.consumer(credit=1), rig.consumer(credit=2)
     batch = rig.publish(b"a", b"b", b"c")
@@ -164,8 +166,9 @@ def test_oldest_message_is_the_one_dispatched_first_not_the_one_published_first(
 # -- acknowledge
 
 
-def test_consumer_acknowledges_what_it_holds_and_gets_more(rig: CoreRig) -> None:
-    worker, [held] = rig.dispatch(b"a", b"b", credit=1)
+def test_acknowledgement_frees_credit(rig: CoreRig) -> None:
+    worker = rig.consumer(credit=1)
+    [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [1]}
     assert bodies(sent_messages(batch, worker)) == [b"b"]
@@ -198,7 +201,7 @@ def test_any_connection_acknowledges_a_ready_message(rig: CoreRig) -> None:
 
 
 def test_message_is_acknowledged_once(rig: CoreRig) -> None:
-    worker, [held] = rig.dispatch(b"a")
+    worker, held = rig.hold()
     rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     rig.begin()
     assert rig.core.acknowledge(worker, "orders", held.message_id) is CommandResult.LOAD
@@ -219,8 +222,8 @@ def test_acknowledgement_for_another_queue_is_ignored_and_frees_no_credit(rig: C
     assert rig.core.ignored == {"wrong_queue": 1}
 
 
-def test_malformed_or_unknown_id_is_ignored_without_reading_the_disk(rig: CoreRig) -> None:
-    worker, [held] = rig.dispatch(b"a")
+def test_invalid_or_unknown_id_is_ignored_without_loading(rig: CoreRig) -> None:
+    worker, held = rig.hold()
     wrong_token = held.message_id[:16] + b"f" * 16
     strange = [
         b"", b"1", b"x" * 32, b"\xff" * 32, b"0" * 32, b"f" * 32, b"-000000000000001" + b"0" * 16,
@@ -247,17 +250,18 @@ def test_message_on_disk_is_loaded_before_it_is_acknowledged(rig: CoreRig) -> No
     assert rig.finish().seqs == {1}
     rig.begin(LoadedRows(by_seq={1: row}))
     assert rig.core.acknowledge(one, "orders", row.message_id) is CommandResult.DONE
-    again = rig.core.acknowledge(one, "orders", row.message_id)
-    assert again is CommandResult.LOAD  # it is no longer in memory
+    assert (
+        rig.core.acknowledge(one, "orders", row.message_id) is CommandResult.LOAD
+    )  # it has gone since
     assert outcomes(rig.finish()) == {(State.ACKED, None): [1]}
     assert rig.queue().row.live_count == 0
 
 
-# -- loaded rows may be stale
+# -- messages that changed while they were loaded
 
 
-def test_named_message_that_came_with_a_page_is_acknowledged_once(rig: CoreRig) -> None:
-    """The message was loaded twice, by id and with the window, as two objects."""
+def test_message_loaded_twice_is_acknowledged_once(rig: CoreRig) -> None:
+    """It was loaded by id and with the window, as two objects."""
     one = rig.connect()
     rig.publish(b"a", by=one)
     page, named = message(1, body=b"a"), message(1)
@@ -299,8 +303,9 @@ def test_requeued_message_is_loaded_again_before_it_is_acknowledged() -> None:
 # -- requeue
 
 
-def test_requeued_message_goes_to_the_end_under_its_old_id_with_its_new_ttl(rig: CoreRig) -> None:
-    worker, [held] = rig.dispatch(b"a", b"b", credit=1)
+def test_requeued_message_moves_to_the_end_with_its_new_ttl(rig: CoreRig) -> None:
+    worker = rig.consumer(credit=1)
+    [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     batch = rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
     assert bodies(sent_messages(batch, worker)) == [b"b"]
     assert [m.body for m in rig.window()] == [b"a"]
@@ -311,8 +316,8 @@ def test_requeued_message_goes_to_the_end_under_its_old_id_with_its_new_ttl(rig:
     assert rig.core.next_wake_ms == STEADY_MS + 60_000
 
 
-def test_requeue_with_ttl_zero_takes_the_deadline_away(rig: CoreRig) -> None:
-    worker, [held] = rig.dispatch(b"a", ttl_s=5, credit=1)
+def test_requeue_with_ttl_zero_removes_the_deadline(rig: CoreRig) -> None:
+    worker, held = rig.hold(credit=1, ttl_s=5)
     rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
     assert (held.ttl_s, held.deadline_ms) == (None, None)
 
@@ -384,13 +389,14 @@ def test_one_creator_cannot_use_up_the_limit_of_queues() -> None:
     rig.begin()
     made = [rig.core.publish(stranger, f"q{n}", b"", None, None) for n in range(50)]
     rig.finish()
-    assert made.count(CommandResult.DONE) == 40  # one address alone may create all
+    assert made.count(CommandResult.DONE) == 40  # it is alone, and may use all
     for name, count in (("anna", 5), ("bert", 3), ("carl", 1)):
-        entry = AuditEntry(name, "ui", "", "queue.create")
         for number in range(count):
-            create_queue(rig.core, rig.answers.append, entry, f"{name}{number}")
+            create_queue(rig.core, rig.answers.append, AuditEntry(name, "ui", "", "queue.create"),
+                         f"{name}{number}")  # fmt: skip
         with pytest.raises(RefusedError, match=r"created by '\w+'; the limit is 40"):
-            create_queue(rig.core, rig.answers.append, entry, "more")
+            create_queue(rig.core, rig.answers.append, AuditEntry(name, "ui", "", "queue.create"),
+                         "more")  # fmt: skip
     assert Counter(queue.row.created_by for queue in rig.core.state.queues.values()) == Counter(
         {stranger.creator: 40, "anna": 5, "bert": 3, "carl": 1}
     )
@@ -410,8 +416,8 @@ def test_publisher_above_the_limit_of_queues_is_closed_or_refused() -> None:
 # -- waiting publishers
 
 
-def waiting_publisher(rig: CoreRig) -> Connection:
-    """Return a connection whose publish waits because ``orders`` is paused."""
+def park(rig: CoreRig) -> Connection:
+    """Return a publisher that waits for a paused queue."""
     one = rig.connect()
     rig.publish(b"a")
     rig.run(lambda: rig.pause("orders", "publishing", True))
@@ -419,7 +425,7 @@ def waiting_publisher(rig: CoreRig) -> Connection:
     return one
 
 
-def test_publisher_without_a_key_waits_until_the_queue_takes_messages_again(rig: CoreRig) -> None:
+def test_publisher_without_a_key_waits_for_a_full_queue(rig: CoreRig) -> None:
     worker, one = rig.consumer(credit=1), rig.connect()
     rig.run(lambda: rig.configure("orders", {"max_messages": 1}))
     [held] = held_by(rig, worker, b"a")
@@ -433,23 +439,23 @@ def test_publisher_without_a_key_waits_until_the_queue_takes_messages_again(rig:
     assert bodies(sent_messages(rig.finish(), worker)) == [b"b"]
 
 
-def test_publisher_waits_for_a_paused_queue_until_it_goes_on(rig: CoreRig) -> None:
-    one = waiting_publisher(rig)
+def test_publisher_waits_until_a_paused_queue_is_resumed(rig: CoreRig) -> None:
+    one = park(rig)
     batch = rig.run(lambda: rig.configure("orders", {"max_bytes": 9}))
     assert batch.to_resume == set()  # still paused
     batch = rig.run(lambda: rig.pause("orders", "publishing", False))
     assert batch.to_resume == {one}
 
 
-def test_publisher_that_leaves_waits_no_more(rig: CoreRig) -> None:
-    one = waiting_publisher(rig)
+def test_disconnected_publisher_no_longer_waits(rig: CoreRig) -> None:
+    one = park(rig)
     rig.run(lambda: rig.core.disconnect(one, None, None, "gone"))
     batch = rig.run(lambda: rig.pause("orders", "publishing", False))
     assert batch.to_resume == set()
 
 
-def test_publisher_that_also_consumes_is_let_through(rig: CoreRig) -> None:
-    one = waiting_publisher(rig)
+def test_publisher_that_also_consumes_does_not_wait(rig: CoreRig) -> None:
+    one = park(rig)
     batch = rig.run(lambda: rig.core.force_publish(one, "orders", b"b", None))
     assert [m.size for m in batch.created] == [1]
     assert rig.queue().parked == set()
@@ -461,7 +467,7 @@ def test_publisher_that_also_consumes_is_let_through(rig: CoreRig) -> None:
 def test_numbers_are_stored_with_the_batch_that_uses_them(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     assert "next_number" not in rig.run().counters
-    batch = rig.publish(b"a", b"b")  # derived from the bodies
+    batch = rig.publish(b"a", b"b")  # recovery reads the number from the bodies
     assert (batch.first_number, batch.created[-1].seq, batch.counters) == (1, 2, {})
     [held] = sent_messages(batch, worker)
     batch = rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))

@@ -1,4 +1,4 @@
-"""Inspected contents: indexed fields, quarantine, dead-letter records and redriving."""
+"""Inspected contents: index, quarantine and dead-letter records."""
 
 import json
 from functools import partial
@@ -53,7 +53,9 @@ def test_object_is_indexed() -> None:
 
 
 @pytest.mark.parametrize("content", [b"x", b"", b" {}", b"{" + b" " * INSPECTED_BYTES_MAX])
-def test_other_or_long_content_is_not_inspected(rig: CoreRig, content: bytes) -> None:
+def test_content_that_is_no_object_or_too_long_is_not_inspected(
+    rig: CoreRig, content: bytes
+) -> None:
     batch = rig.publish(content)
     assert inspection_count(rig) == 0
     assert indexed_fields(batch.created[0]) == (None, None, None, None)
@@ -65,12 +67,12 @@ def test_opaque_queue_inspects_nothing() -> None:
     assert inspection_count(rig) == 0
 
 
-def test_observed_queue_delivers_bad_content(rig: CoreRig) -> None:
+def test_observed_queue_delivers_invalid_content(rig: CoreRig) -> None:
     worker = rig.consumer()
     assert [m.seq for m in sent_messages(rig.publish(BAD), worker)] == [1]
 
 
-def test_changed_policy_applies_to_later_messages(rig: CoreRig) -> None:
+def test_changed_policy_applies_to_new_messages(rig: CoreRig) -> None:
     rig.publish(GOOD)
     rig.run(lambda: rig.configure("orders", {"payload_policy": "opaque"}))
     assert indexed_fields(rig.publish(GOOD).created[0])[0] is None
@@ -103,14 +105,14 @@ def test_bad_content_is_dead_lettered_at_once(strict: CoreRig) -> None:
     assert strict.queue().dead_by_reason == {"invalid_data": 1}
 
 
-def test_good_and_bad_messages_do_not_affect_each_other(strict: CoreRig) -> None:
+def test_good_and_bad_messages_are_independent(strict: CoreRig) -> None:
     worker = strict.consumer()
     batch = strict.publish(GOOD, BAD, GOOD, b"plain")
     assert [m.body for m in sent_messages(batch, worker)] == [GOOD, GOOD]
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [2], (State.DEAD, "poison"): [5]}
 
 
-def test_retry_queue_validates_like_its_target(rig: CoreRig) -> None:
+def test_retry_queue_validates_like_its_origin(rig: CoreRig) -> None:
     rig.publish(GOOD, queue="orders.retry", ttl_s=9)
     assert not rig.queue("orders.retry").validates
     rig.publish(GOOD)
@@ -121,7 +123,7 @@ def test_retry_queue_validates_like_its_target(rig: CoreRig) -> None:
     assert outcomes(rig.publish(BAD, queue="orders.retry", ttl_s=9)) == {}
 
 
-def test_retry_queue_created_later_validates(rig: CoreRig) -> None:
+def test_retry_queue_created_later_validates_too(rig: CoreRig) -> None:
     rig.publish(GOOD)
     rig.run(lambda: rig.configure("orders", {"payload_policy": "envelope"}))
     batch = rig.publish(BAD, queue="orders.retry", ttl_s=9)
@@ -144,7 +146,9 @@ def test_publisher_of_bad_content_gets_its_receipt(strict: CoreRig) -> None:
         ({"max_bytes": 1}, "dead-letter queue queue full: bytes"),
     ],
 )
-def test_record_needs_room(strict: CoreRig, changes: dict[str, Any], reason: str) -> None:
+def test_bad_content_is_refused_if_its_record_is(
+    strict: CoreRig, changes: dict[str, Any], reason: str
+) -> None:
     strict.publish(BAD)
     strict.run(lambda: strict.configure("orders.dlq", changes))
     publisher = strict.connect()
@@ -167,7 +171,7 @@ def test_bad_content_without_a_key_waits_for_its_dead_letter_queue(strict: CoreR
     assert batch.to_resume == {publisher}
 
 
-def test_record_is_stored_even_at_the_limit_of_queues() -> None:
+def test_bad_content_has_a_record_although_no_more_queues_are_allowed() -> None:
     rig = rig_with_strict_queue(Limits(queues=1))
     rig.publish(GOOD)
     publisher = rig.connect()
@@ -177,7 +181,20 @@ def test_record_is_stored_even_at_the_limit_of_queues() -> None:
     assert [row.name for row in batch.new_queues] == ["orders.dlq"]
 
 
-def test_large_content_is_validated_in_the_background(strict: CoreRig) -> None:
+def validate_large(rig: CoreRig, publisher: Connection, content: bytes) -> ValidatedPublish:
+    """Publish a large content, which is validated in the background; return the verdict."""
+    verdicts: list[ValidatedPublish] = []
+    rig.begin()
+    result = rig.core.publish(publisher, "orders", content, 0, b"k")
+    assert result is CommandResult.VALIDATE
+    rig.core.validate_in_background("orders", content, verdicts.append)
+    [(work, deliver)] = rig.finish().background
+    assert rig.batch.created == []
+    deliver(work())
+    return verdicts[0]
+
+
+def test_large_content_and_its_record_are_prepared_in_the_background(strict: CoreRig) -> None:
     publisher = strict.connect()
     large = b'{"bad":"invalid_data","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     verdict = validate_large(strict, publisher, large)
@@ -189,14 +206,8 @@ def test_large_content_is_validated_in_the_background(strict: CoreRig) -> None:
 
 
 def test_verdict_by_outdated_settings_is_ignored(strict: CoreRig) -> None:
-    publisher = strict.connect()
-    large = b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES)
-    strict.begin()
-    strict.core.publish(publisher, "orders", large, 0, None)
-    judged: list[Any] = []
-    strict.core.validate_in_background("orders", large, judged.append)
-    [(work, give)] = strict.finish().background
-    give(work())
+    publisher, large = strict.connect(), b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES)
+    verdict = validate_large(strict, publisher, large)
     strict.run(lambda: strict.configure("orders", {"note": "new"}))
     strict.begin()
     result = strict.core.publish(publisher, "orders", large, 0, None, verdict)
@@ -216,7 +227,7 @@ def publish(rig: CoreRig, *contents: bytes, key: bytes | None = None) -> Any:
     return rig.answers[-1] if rig.answers else None
 
 
-def test_operator_learns_what_was_quarantined(strict: CoreRig) -> None:
+def test_operator_learns_which_messages_were_quarantined(strict: CoreRig) -> None:
     ids = publish(strict, GOOD, BAD)
     assert len(ids) == 2
     assert ids.quarantined == {ids[1]: "invalid_data"}
@@ -234,7 +245,7 @@ def test_operator_waits_for_the_verdict_on_a_large_content(strict: CoreRig) -> N
     assert ids.quarantined == {ids[1]: "too_deep"}
 
 
-def test_refusal_after_the_verdict_is_the_answer(strict: CoreRig) -> None:
+def test_refusal_after_the_verdict_is_the_reply(strict: CoreRig) -> None:
     publish(strict, b'{"x":"%b"}' % (b"x" * BACKGROUND_BYTES))
     [(work, deliver)] = strict.batch.background
     found = work()
@@ -248,14 +259,8 @@ def test_refusal_after_the_verdict_is_the_answer(strict: CoreRig) -> None:
 # -- records of messages that are dead-lettered later
 
 
-def dispatched(rig: CoreRig, body: bytes = GOOD) -> tuple[Any, Message]:
-    worker, [held] = rig.dispatch(body)
-    held.body = None  # it was sent
-    return worker, held
-
-
-def die(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> Any:
-    """Have the worker send 006; answer the request for the body and stored records."""
+def dead_letter(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> Any:
+    """Dead-letter a message, and load its body and the records written before."""
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     target = rig.core.state.queues.get("orders.dlq")
     assert batch.body_seqs == {held.seq}
@@ -273,8 +278,8 @@ def test_bare_006_leaves_a_record_with_a_block(rig: CoreRig) -> None:
     assert indexed_fields(batch.created[0]) == ("urn:a", "t", "i", 3)
 
 
-def test_bare_006_of_an_unsupported_version_keeps_that_reason(rig: CoreRig) -> None:
-    worker, held = dispatched(rig)
+def test_record_names_an_unsupported_schema_version(rig: CoreRig) -> None:
+    worker, held = rig.hold(GOOD, has_body=False)
     rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     body = b'{"urn":"urn:a","unread":"unsupported_schema_version"}'
     batch = rig.run(loaded=LoadedRows(bodies={held.seq: body}))
@@ -310,7 +315,9 @@ def test_record_about_another_message_is_ignored(rig: CoreRig) -> None:
 
 
 @pytest.mark.parametrize("message_id", ["", "x" * 32, "f" * 32, "0" * 32, "1"])
-def test_record_of_an_invalid_id_names_only_its_queue(rig: CoreRig, message_id: str) -> None:
+def test_record_with_an_impossible_id_is_linked_to_its_queue_only(
+    rig: CoreRig, message_id: str
+) -> None:
     rig.publish(GOOD)
     content = expected_record(rig, message(1), message_id=message_id, original_queue="orders")
     [record] = rig.publish(content, queue="orders.dlq").created
@@ -318,7 +325,7 @@ def test_record_of_an_invalid_id_names_only_its_queue(rig: CoreRig, message_id: 
     assert record.source_queue_id == rig.queue().queue_id
 
 
-def test_message_that_was_never_dispatched_dies_at_once(rig: CoreRig) -> None:
+def test_message_that_was_never_held_is_dead_lettered_at_once(rig: CoreRig) -> None:
     rig.publish(GOOD)
     stranger = rig.connect()
     made = message(1, body=GOOD)
@@ -382,7 +389,7 @@ def test_queue_is_a_dead_letter_queue_only_while_configured(rig: CoreRig) -> Non
         {"a": "b", "b.dlq": "a"},
     ],
 )
-def test_dead_letter_queues_cannot_form_a_cycle(rig: CoreRig, named: dict[str, str]) -> None:
+def test_cycle_of_dead_letter_queues_is_refused(rig: CoreRig, named: dict[str, str]) -> None:
     for name in named:
         rig.publish(GOOD, queue=name)
     *rest, last = named

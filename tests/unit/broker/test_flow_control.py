@@ -1,60 +1,51 @@
-"""How much may be published to a queue with active consumers, and who publishes next."""
-
-from collections.abc import AsyncIterator
-from pathlib import Path
+"""How much is published to a queue with active consumers, and which publisher is next."""
 
 import pytest
 
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.flow_control import MAX_PER_PUBLISHER, MIN_PER_BATCH, UNLIMITED, FlowControl
+from phpmq_lite.broker.flow_control import (
+    MAX_PER_PUBLISHER,
+    MIN_PER_BATCH,
+    UNLIMITED,
+    FlowControl,
+)
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits
 from tests.support.core_rig import CoreRig
 from tests.support.engine_driver import EngineClient, EngineDriver
 
 WINDOW = 400
-ROOM = 300  # a quarter of the window is reserved for the minimum per batch
-QUIET_BATCHES = 20  # a consumer that acknowledges nothing for this long is idle
+ROOM = 300  # a quarter is reserved for the minimum of some batches
+QUIET_BATCHES = 20  # without an acknowledgement, after which a consumer is idle
 
 
 class FlowRig(CoreRig):
-    """A core with flow control and a window of ``WINDOW`` messages by default."""
+    """A core with the flow control of an engine."""
 
     def __init__(self, window: int = WINDOW) -> None:
         super().__init__(Limits(window=window))
         self.flow = FlowControl(self.core)
 
-    def ask(self, queue: str = "orders") -> int:
-        """Return the available count in a batch of its own that publishes nothing."""
+    def available(self, queue: str = "orders") -> int:
+        """Return the quota of a queue, in a batch in which nothing is published."""
         self.begin()
         count = self.flow.available(queue)
         self.finish()
         return count
 
-    def acknowledge(self, worker: Connection, count: int = 1) -> None:
-        """Acknowledge the oldest messages that a consumer holds."""
-        [consumer] = worker.consumers.values()
-        held = list(consumer.held.values())[:count]
-        assert len(held) == count
-        self.begin()
-        for message in held:
-            self.core.acknowledge(worker, "orders", message.message_id)
-        self.finish()
+    def pass_quiet_batches(self) -> None:
+        for _ in range(QUIET_BATCHES):
+            self.available()
 
-    def at_work(self, ready: int = 0, *, credit: int = 10) -> Connection:
-        """Return an active consumer with full credit, beside ``ready`` ready messages."""
-        worker = self.consumer(credit=credit)
-        self.publish(*(b"%d" % n for n in range(credit + 1)))
-        self.acknowledge(worker)
-        self.publish(*(b"%d" % n for n in range(ready)))
-        assert len(list(self.queue().window or ())) == ready
-        self.ask()  # the next batch has published nothing yet
-        return worker
-
-    def call_up(self) -> None:
-        """Run the commands of publishers whose turn has come, as the engine does."""
+    def run_ready(self) -> None:
+        """Run the publishers whose turn has come, as the engine does around its decisions."""
         for command in self.flow.take_ready():
             command(self.core)
+
+    def run_ready_in_batch(self) -> None:
+        self.begin()
+        self.run_ready()
+        self.finish()
 
 
 @pytest.fixture
@@ -63,75 +54,72 @@ def rig() -> FlowRig:
 
 
 def publish(rig: CoreRig, publisher: Connection, count: int) -> None:
+    """Publish in the open batch."""
     for number in range(count):
         rig.core.publish(publisher, "orders", b"%d" % number, 0, None)
+
+
+def acknowledge(rig: CoreRig, worker: Connection, count: int = 1) -> None:
+    """Acknowledge the oldest messages that a consumer holds."""
+    [consumer] = worker.consumers.values()
+    held = list(consumer.held)[:count]
+    assert len(held) == count
+    rig.run(lambda: rig.core.acknowledge_run(worker, [("orders", id) for id in held]))
+
+
+def active_consumer(rig: FlowRig, ready: int = 0, *, credit: int = 10) -> Connection:
+    """Return a consumer that has just acknowledged, with full credit and some ready messages."""
+    worker = rig.consumer(credit=credit)
+    rig.publish(*(b"%d" % n for n in range(credit + 1)))
+    acknowledge(rig, worker)
+    rig.publish(*(b"%d" % n for n in range(ready)))
+    assert len(rig.window()) == ready
+    rig.available()  # from now on, all messages were published in earlier batches
+    return worker
 
 
 # -- no active consumer
 
 
-def test_unknown_queue_is_unlimited(rig: FlowRig) -> None:
-    assert rig.ask() == UNLIMITED
-
-
-def test_queue_without_consumers_is_unlimited(rig: FlowRig) -> None:
-    worker = rig.at_work()
+def test_queue_without_consumers_has_no_limit(rig: FlowRig) -> None:
+    assert rig.available() == UNLIMITED  # unknown
+    worker = active_consumer(rig)
     rig.consume(worker, 0)
-    assert rig.ask() == UNLIMITED
+    assert rig.available() == UNLIMITED
 
 
-def test_new_consumer_counts_as_active(rig: FlowRig) -> None:
-    rig.consumer()
-    rig.publish(b"a")
-    assert rig.ask() == ROOM
-
-
-def test_queue_without_acknowledgements_becomes_unlimited(rig: FlowRig) -> None:
-    rig.consumer()
-    rig.publish(b"a")
-    for _ in range(QUIET_BATCHES):
-        rig.ask()
-    assert rig.ask() == UNLIMITED
-
-
-def test_returning_consumer_counts_as_active(rig: FlowRig) -> None:
+def test_new_or_returning_consumer_counts_as_active_for_a_while(rig: FlowRig) -> None:
     worker = rig.consumer()
     rig.publish(b"a")
-    for _ in range(QUIET_BATCHES):
-        rig.ask()
+    assert rig.available() == ROOM
+    rig.pass_quiet_batches()
+    assert rig.available() == UNLIMITED
     rig.consume(worker, 0)
-    assert rig.ask() == UNLIMITED
+    assert rig.available() == UNLIMITED
     rig.consume(worker, 10)
-    assert rig.ask() == ROOM
+    assert rig.available() == ROOM
 
 
-def test_idle_consumers_make_the_queue_unlimited(rig: FlowRig) -> None:
-    rig.at_work()
-    assert rig.ask() == ROOM
-    for _ in range(QUIET_BATCHES):
-        rig.ask()
-    assert rig.ask() == UNLIMITED
-
-
-def test_an_acknowledgement_ends_the_quiet(rig: FlowRig) -> None:
-    worker = rig.at_work()
-    for _ in range(QUIET_BATCHES):
-        rig.ask()
-    rig.acknowledge(worker)
-    assert rig.ask() == ROOM
+def test_limit_ends_a_while_after_the_last_acknowledgement(rig: FlowRig) -> None:
+    worker = active_consumer(rig)
+    assert rig.available() == ROOM
+    rig.pass_quiet_batches()
+    assert rig.available() == UNLIMITED
+    acknowledge(rig, worker)
+    assert rig.available() == ROOM
 
 
 # -- active consumers
 
 
-def test_room_of_the_window_is_available(rig: FlowRig) -> None:
-    rig.at_work(ready=50)
-    assert rig.ask() == ROOM - 50
+def test_quota_is_the_free_space_of_the_window(rig: FlowRig) -> None:
+    active_consumer(rig, ready=50)
+    assert rig.available() == ROOM - 50
 
 
-def test_room_comes_back_within_the_batch(rig: FlowRig) -> None:
-    """While the disk stores the last batch, consumers make room for messages in this one."""
-    worker = rig.at_work(ready=ROOM, credit=100)
+def test_quota_grows_within_the_batch(rig: FlowRig) -> None:
+    """Consumers free space for this batch while the last one commits."""
+    worker = active_consumer(rig, ready=ROOM, credit=100)
     held = list(next(iter(worker.consumers.values())).held)
     rig.begin()
     assert rig.flow.available("orders") == MIN_PER_BATCH
@@ -141,31 +129,29 @@ def test_room_comes_back_within_the_batch(rig: FlowRig) -> None:
     rig.finish()
 
 
-def test_one_publisher_takes_at_most_its_limit_at_once() -> None:
-    rig = FlowRig(10 * MAX_PER_PUBLISHER)
-    rig.at_work()
-    assert rig.ask() == MAX_PER_PUBLISHER
+def test_quota_of_one_publisher_is_bounded() -> None:
+    rig = FlowRig(window=10 * MAX_PER_PUBLISHER)
+    active_consumer(rig)
+    assert rig.available() == MAX_PER_PUBLISHER
 
 
 @pytest.mark.parametrize("ready", [ROOM - MIN_PER_BATCH + 1, ROOM, WINDOW])
-def test_minimum_is_available_without_room(rig: FlowRig, ready: int) -> None:
-    rig.at_work(ready)
-    assert rig.ask() == MIN_PER_BATCH
+def test_minimum_is_taken_if_little_space_is_left(rig: FlowRig, ready: int) -> None:
+    active_consumer(rig, ready)
+    assert rig.available() == MIN_PER_BATCH
 
 
-def test_minimum_is_available_when_messages_wait_on_disk(rig: FlowRig) -> None:
-    worker = rig.at_work(WINDOW, credit=150)
+def test_minimum_is_taken_if_others_wait_on_disk(rig: FlowRig) -> None:
+    worker = active_consumer(rig, WINDOW, credit=150)
     rig.publish(b"one more")
-    rig.acknowledge(worker, 150)
-    window = rig.queue().window
-    assert window is not None
-    assert not window.reaches_end
-    assert len(window) < ROOM
-    assert rig.ask() == MIN_PER_BATCH
+    acknowledge(rig, worker, 150)
+    assert not rig.window().reaches_end
+    assert len(rig.window()) < ROOM
+    assert rig.available() == MIN_PER_BATCH
 
 
-def test_minimum_is_available_once_per_batch(rig: FlowRig) -> None:
-    rig.at_work(ROOM)
+def test_minimum_is_taken_once_per_batch(rig: FlowRig) -> None:
+    active_consumer(rig, ROOM)
     publisher = rig.connect()
     for _ in range(2):
         rig.begin()
@@ -177,20 +163,15 @@ def test_minimum_is_available_once_per_batch(rig: FlowRig) -> None:
         rig.finish()
 
 
-def test_nothing_is_available_after_more_than_the_minimum(rig: FlowRig) -> None:
-    """Otherwise the window would overflow while it is being drained."""
-    rig.at_work()
+def test_full_window_takes_nothing_after_more_than_the_minimum(rig: FlowRig) -> None:
+    """Otherwise the window would overflow although it is drained continuously."""
+    active_consumer(rig)
     publisher = rig.connect()
     rig.begin()
     publish(rig, publisher, rig.flow.available("orders"))
     rig.finish()
-    assert rig.ask() == 0
-    assert rig.ask() == MIN_PER_BATCH
-
-
-def test_each_queue_has_a_share_of_its_own(rig: FlowRig) -> None:
-    rig.at_work(ROOM)
-    assert rig.ask("mails") == UNLIMITED
+    assert rig.available() == 0
+    assert rig.available() == MIN_PER_BATCH
 
 
 # -- waiting publishers
@@ -203,120 +184,91 @@ def line_up(
     count: int = MAX_PER_PUBLISHER,
     at_front: bool = False,
 ) -> list[str]:
-    """Make publishers wait; each appends its name to the returned list when its turn comes."""
+    """Make publishers wait; each appends its name to the returned list when it runs."""
     called: list[str] = []
     for name in who:
 
         def run(_: Broker, name: str = name) -> None:
             called.append(name)
 
-        rig.flow.wait_in_line(queue, say, count, at_front=at_front)
+        rig.flow.wait_in_line(queue, run, count, at_front=at_front)
     return called
 
 
-def test_no_publisher_is_called_without_room(rig: FlowRig) -> None:
-    rig.at_work()
-    publisher = rig.connect()
-    rig.begin()
-    publish(rig, publisher, rig.flow.available("orders"))
-    called = line_up(rig, "anna")
-    rig.call_up()
-    assert called == []
-    assert rig.flow.waiting_publishers == 1
-    rig.finish()
-
-
-def test_first_in_line_comes_first_and_alone_without_room(rig: FlowRig) -> None:
-    rig.at_work(ROOM)
+def test_first_in_line_runs_first_and_alone_if_quota_is_short(rig: FlowRig) -> None:
+    active_consumer(rig, ROOM)
     called = line_up(rig, "anna", "bert")
     for so_far in (["anna"], ["anna", "bert"]):
         rig.begin()
-        rig.call_up()
+        rig.run_ready()
         assert called == so_far
         publish(rig, rig.core.connections[1], MIN_PER_BATCH)
         rig.finish()
     assert rig.flow.waiting_publishers == 0
 
 
-def test_publishers_are_called_while_there_is_room() -> None:
-    rig = FlowRig(3 * MAX_PER_PUBLISHER)
-    rig.at_work()
+def test_as_many_publishers_run_as_the_quota_allows() -> None:
+    rig = FlowRig(window=3 * MAX_PER_PUBLISHER)
+    active_consumer(rig)
     called = line_up(rig, "anna", "bert", "cora", "dora")
-    rig.begin()
-    rig.call_up()
+    rig.run_ready_in_batch()
     assert called == ["anna", "bert", "cora"]
     assert rig.flow.waiting_publishers == 1
-    rig.finish()
 
 
-def test_all_are_called_when_no_consumer_is_left(rig: FlowRig) -> None:
-    worker = rig.at_work(ROOM)
+def test_all_publishers_run_after_the_last_consumer_left(rig: FlowRig) -> None:
+    worker = active_consumer(rig, ROOM)
     called = line_up(rig, "anna", "bert", "cora")
     rig.consume(worker, 0)
-    rig.begin()
-    rig.call_up()
+    rig.run_ready_in_batch()
     assert called == ["anna", "bert", "cora"]
     assert rig.flow.waiting_publishers == 0
-    rig.finish()
 
 
-def test_lines_of_queues_do_not_wait_for_each_other(rig: FlowRig) -> None:
-    rig.at_work(ROOM)
+@pytest.mark.parametrize("ready", [0, ROOM])
+def test_publisher_without_quota_waits_in_the_line_of_its_queue(rig: FlowRig, ready: int) -> None:
+    active_consumer(rig, ready)
     rig.publish(b"a", queue="mails")
     publisher = rig.connect()
     rig.begin()
     publish(rig, publisher, rig.flow.available("orders"))
     anna = line_up(rig, "anna")
     bert = line_up(rig, "bert", queue="mails")
-    rig.call_up()
+    rig.run_ready()
     assert (anna, bert) == ([], ["bert"])
     assert rig.flow.waiting_publishers == 1
     rig.finish()
 
 
-def test_waiting_publishers_have_priority(rig: FlowRig) -> None:
-    rig.at_work(ROOM)
+def test_newcomer_does_not_overtake_the_line(rig: FlowRig) -> None:
+    active_consumer(rig, ROOM)
     line_up(rig, "anna")
     rig.begin()
     assert rig.flow.available("orders") == 0
     assert rig.flow.available("orders", is_called=True) == MIN_PER_BATCH
     assert rig.flow.available("mails") == UNLIMITED
-    rig.call_up()
+    rig.run_ready()
     assert rig.flow.available("orders") == MIN_PER_BATCH
     rig.finish()
 
 
-def test_publisher_called_too_early_stays_first_in_line(rig: FlowRig) -> None:
-    rig.at_work(ROOM)
-    back = line_up(rig, "bert")
-    front = line_up(rig, "anna", at_front=True)
-    rig.begin()
-    rig.call_up()
-    assert (front, back) == (["anna"], [])
-    rig.finish()
+def test_publisher_without_success_returns_to_the_front(rig: FlowRig) -> None:
+    active_consumer(rig, ROOM)
+    heard = line_up(rig, "bert")
+    heard_too = line_up(rig, "anna", at_front=True)
+    rig.run_ready_in_batch()
+    assert (heard_too, heard) == (["anna"], [])
 
 
-def test_small_publishers_are_called_together(rig: FlowRig) -> None:
-    rig.at_work(ROOM)
+def test_publishers_of_few_messages_run_together(rig: FlowRig) -> None:
+    active_consumer(rig, ROOM)
     called = line_up(rig, *map(str, range(MIN_PER_BATCH + 6)), count=1)
-    rig.begin()
-    rig.call_up()
+    rig.run_ready_in_batch()
     assert len(called) == MIN_PER_BATCH
     assert rig.flow.waiting_publishers == 6
-    rig.finish()
 
 
 QUEUES = ("mails", "orders", "prices")
-
-
-@pytest.fixture
-async def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineDriver]:
-    disable_timers(monkeypatch)
-    it = EngineDriver(tmp_path)
-    it.start()
-    yield it
-    await it.stop()
-    it.close()
 
 
 def publish_by_turns(publisher: EngineClient, rounds: int) -> None:
@@ -325,7 +277,7 @@ def publish_by_turns(publisher: EngineClient, rounds: int) -> None:
     publisher.session.data_received(b"".join(frames) * rounds)
 
 
-async def test_interleaved_messages_to_queues_share_a_batch(driver: EngineDriver) -> None:
+async def test_publishes_to_alternating_queues_share_a_batch(driver: EngineDriver) -> None:
     publisher = EngineClient(driver)
     workers = [EngineClient(driver) for _ in QUEUES]
     for worker, queue in zip(workers, QUEUES, strict=True):
@@ -333,7 +285,7 @@ async def test_interleaved_messages_to_queues_share_a_batch(driver: EngineDriver
     publish_by_turns(publisher, 1)
     await driver.settle()
     for worker in workers:
-        worker.acknowledge(*worker.got)  # now they count as active
+        worker.acknowledge(*worker.got)  # they are active from now on
     await driver.settle()
     publish_by_turns(publisher, MIN_PER_BATCH // 2)
     await driver.run_until_idle()
@@ -342,15 +294,15 @@ async def test_interleaved_messages_to_queues_share_a_batch(driver: EngineDriver
     await driver.settle()
 
 
-async def test_waiting_publisher_is_not_overtaken_by_later_ones(driver: EngineDriver) -> None:
-    """Another publisher fills each batch, and the waiting one still makes progress."""
+async def test_waiting_publisher_is_not_starved_by_later_ones(driver: EngineDriver) -> None:
+    """A publisher that could fill every batch must not starve the other one."""
     worker, patient, quick = EngineClient(driver), EngineClient(driver), EngineClient(driver)
     worker.consume("orders", 10)
     await driver.settle()
     patient.publish("orders", *[b"backlog"] * 6_000)
     quick.publish("mails", b"to be known")
     await driver.settle()
-    worker.acknowledge(worker.got[0])  # now it counts as active
+    worker.acknowledge(worker.got[0])  # it is active
     patient.publish("orders", *[b"patient"] * 300)
     stored: list[bytes] = []
     for number in range(20):

@@ -1,4 +1,4 @@
-"""Keys of confirmed publishes, without a broker."""
+"""Keys of confirmed publishes."""
 
 from phpmq_lite.broker.publish_keys import PublishKeys
 

@@ -1,28 +1,21 @@
-"""No disk space: messages are refused or wait; operations that free space continue."""
+"""Without disk space, publishes are refused or wait; operations that free space continue."""
 
 import pytest
 
 from phpmq_lite.broker.broker import CommandResult
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.pipeline import staging
-from phpmq_lite.broker.queue import Connection
 from phpmq_lite.broker.registry import PublishBlock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch
-from tests.support.core_rig import CoreRig, bodies, sent_receipts
+from tests.support.core_rig import CoreRig, bodies, sent_messages, sent_receipts
 
 LOW = PublishBlock("disk_full", "disk full: storage.free_bytes", "little room", is_bare=False)
 FULL = LOW._replace(reason="disk full", is_bare=True)
 
 
-def shut(rig: CoreRig, why: PublishBlock | None) -> Batch:
-    return rig.run(lambda: rig.core.state.registry.stop_publishing(why))
-
-
-def confirm(rig: CoreRig, publisher: Connection) -> list[tuple[bytes, str | None]]:
-    """Publish with a key and return the receipts."""
-    batch = rig.run(lambda: rig.core.publish(publisher, "orders", b"b", None, b"k"))
-    return sent_receipts(batch, publisher)
+def set_block(rig: CoreRig, block: PublishBlock | None) -> Batch:
+    return rig.run(lambda: rig.core.state.registry.stop_publishing(block))
 
 
 @pytest.fixture
@@ -34,18 +27,18 @@ def rig() -> CoreRig:
 
 def test_confirmed_publish_is_refused_until_there_is_space(rig: CoreRig) -> None:
     one = rig.connect()
-    shut(rig, LOW)
-    assert confirm(rig, one) == [(b"k", LOW.reason)]
-    assert (rig.batch.created, rig.core.refused) == ([], {LOW.reason: 1})
-    shut(rig, None)
-    assert confirm(rig, one) == [(b"k", None)]
 
+    def publish() -> Batch:
+        return rig.run(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
 
-def test_key_that_was_stored_before_is_receipted(rig: CoreRig) -> None:
-    one = rig.connect()
-    confirm(rig, one)
-    shut(rig, FULL)
-    assert confirm(rig, one) == [(b"k", None)]
+    set_block(rig, LOW)
+    batch = publish()
+    assert sent_receipts(batch, one) == [(b"k", LOW.reason)]
+    assert (batch.created, rig.core.refused) == ([], {LOW.reason: 1})
+    set_block(rig, None)
+    assert sent_receipts(publish(), one) == [(b"k", None)]
+    set_block(rig, FULL)
+    assert sent_receipts(publish(), one) == [(b"k", None)]  # a known key
 
 
 @pytest.mark.parametrize("name", ["orders", "a new queue"])
@@ -55,22 +48,22 @@ def test_publisher_without_a_key_waits_until_there_is_space(rig: CoreRig, name: 
     rig.begin()
     assert rig.core.publish(one, name, b"b", None, None) is CommandResult.PARK
     assert rig.finish().to_resume == set()
-    assert shut(rig, None).to_resume == {one}
+    assert set_block(rig, None).to_resume == {one}
     rig.begin()
     assert rig.core.publish(one, name, b"b", None, None) is CommandResult.DONE
     assert len(rig.finish().created) == 1
 
 
-def test_publisher_of_a_paused_queue_keeps_waiting_when_there_is_room(rig: CoreRig) -> None:
+def test_publisher_waits_for_both_space_and_its_queue(rig: CoreRig) -> None:
     one = rig.connect()
     rig.run(lambda: rig.pause("orders", "publishing", True))
     set_block(rig, LOW)
     rig.run(lambda: rig.core.publish(one, "orders", b"b", None, None))
     assert rig.run(lambda: rig.pause("orders", "publishing", False)).to_resume == set()
-    assert shut(rig, None).to_resume == {one}
+    assert set_block(rig, None).to_resume == {one}
 
 
-def test_no_run_of_messages_bypasses_the_checks(rig: CoreRig) -> None:
+def test_blocked_or_limited_queue_is_checked_for_each_message(rig: CoreRig) -> None:
     assert rig.core.unchecked_queue("orders") is rig.queue()
     set_block(rig, LOW)
     assert rig.core.unchecked_queue("orders") is None
@@ -82,7 +75,7 @@ def test_no_run_of_messages_bypasses_the_checks(rig: CoreRig) -> None:
     assert rig.core.unchecked_queue("orders") is None
 
 
-def test_consuming_publisher_may_publish_unless_the_disk_is_full(rig: CoreRig) -> None:
+def test_publisher_that_also_consumes_waits_only_for_a_full_disk(rig: CoreRig) -> None:
     one = rig.connect()
     set_block(rig, LOW)
     rig.begin()
@@ -94,12 +87,13 @@ def test_consuming_publisher_may_publish_unless_the_disk_is_full(rig: CoreRig) -
     assert rig.core.publish(one, "orders", b"c", None, None) is CommandResult.PARK
     assert rig.core.force_publish(one, "orders", b"c", None) is CommandResult.PARK
     assert rig.finish().created == []
-    assert shut(rig, None).to_resume == {one}
+    assert set_block(rig, None).to_resume == {one}
 
 
 def test_consumers_acknowledge_requeue_and_dead_letter() -> None:
     rig = CoreRig()
-    worker, held = rig.dispatch(b"a", b"b", b"c", credit=3)
+    worker = rig.consumer(credit=3)
+    held = sent_messages(rig.publish(b"a", b"b", b"c"), worker)
     assert bodies(held) == [b"a", b"b", b"c"]
     set_block(rig, FULL)
     core = rig.core
@@ -125,8 +119,8 @@ def test_operator_is_refused_with_code_and_setting(rig: CoreRig, name: str) -> N
     assert rig.finish().new_queues == []
 
 
-def test_queue_reports_the_refusal_to_moves_and_redrives(rig: CoreRig) -> None:
-    shut(rig, LOW)
+def test_block_is_a_refusal_of_every_queue(rig: CoreRig) -> None:
+    set_block(rig, LOW)
     assert rig.queue().refusal() == LOW.reason
     set_block(rig, None)
     assert rig.queue().refusal() is None

@@ -1,4 +1,4 @@
-"""Effective settings of a queue, and when it refuses messages."""
+"""Effective settings of a queue, and its reasons for refusing messages."""
 
 import pytest
 
@@ -26,7 +26,9 @@ def test_queue_without_own_settings_has_the_defaults() -> None:
         ("orders.dlq", {}, "max_deliveries", 0),
     ],
 )
-def test_own_settings_win(name: str, own: dict[str, object], setting: str, value: object) -> None:
+def test_name_and_own_settings_override_the_defaults(
+    name: str, own: dict[str, object], setting: str, value: object
+) -> None:
     settings = effective_settings(row(name, **own), QueueSettings(on_expire="dead_letter"))
     assert getattr(settings, setting) == value
 
@@ -43,7 +45,9 @@ def test_own_settings_win(name: str, own: dict[str, object], setting: str, value
         ({"delivery_paused": True}, 5, 5, None),
     ],
 )
-def test_refusal_reason(own: dict[str, object], count: int, size: int, reason: str | None) -> None:
+def test_queue_refuses_when_paused_or_full(
+    own: dict[str, object], count: int, size: int, reason: str | None
+) -> None:
     filled = row("orders", **own)
     filled.live_count, filled.live_bytes = count, size
     assert Queue(filled, QueueSettings()).refusal() == reason

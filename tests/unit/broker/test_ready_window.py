@@ -1,4 +1,4 @@
-"""The ready window of one queue, filled by hand."""
+"""The window of ready messages of one queue."""
 
 import pytest
 
@@ -28,11 +28,7 @@ def by_seq(window: ReadyWindow, seq: int) -> Message:
     return next(m for m in window if m.seq == seq)
 
 
-def test_window_returns_its_page_in_order() -> None:
-    assert drain(window_of(1, 2, 3)) == [1, 2, 3]
-
-
-def test_window_takes_nothing_new_before_its_first_page() -> None:
+def test_window_rejects_messages_before_its_first_page() -> None:
     window = ReadyWindow(10, BodyCache())
     assert window.append(message(1)) is False
     assert window.insert(message(1)) is False
@@ -69,13 +65,13 @@ def test_window_inserts_returned_messages_in_order() -> None:
     assert drain(window) == [1, 2, 3, 4, 5]
 
 
-def test_window_leaves_a_returned_message_beyond_its_end_on_disk() -> None:
+def test_window_rejects_a_returned_message_beyond_its_end() -> None:
     window = window_of(1, 2, reaches_end=False)
     assert window.insert(message(3)) is False
     assert window.insert(message(0, position=0))
 
 
-def test_complete_window_accepts_a_returned_message_after_its_last() -> None:
+def test_window_that_reaches_the_end_accepts_a_returned_last_message() -> None:
     window = window_of(1)
     assert window.insert(message(5))
     assert window.append(message(6))
@@ -83,13 +79,7 @@ def test_complete_window_accepts_a_returned_message_after_its_last() -> None:
     assert window.covered_to == 6
 
 
-def test_window_counts_returned_messages() -> None:
-    window = window_of(1, 2)
-    window.insert(window.take())
-    assert len(window) == 2
-
-
-def test_window_discards_a_message_at_any_position() -> None:
+def test_window_discards_messages_at_any_position() -> None:
     window = window_of(1, 2, 3)
     taken = window.take()
     window.insert(taken)
@@ -100,7 +90,7 @@ def test_window_discards_a_message_at_any_position() -> None:
     assert window.body_bytes == 2
 
 
-def test_window_is_trimmed_from_the_end_and_covers_less() -> None:
+def test_window_is_trimmed_from_the_end() -> None:
     window = window_of(3, 4, 5, limit=3)
     for seq in (1, 2):
         window.insert(message(seq, body=b"x" * seq))
@@ -117,23 +107,22 @@ def test_window_within_its_limit_is_not_trimmed() -> None:
     assert window.reaches_end
 
 
-@pytest.mark.parametrize(("count", "limit"), [(3, 4), (1, 1)])
-def test_window_needs_a_page_when_half_empty(count: int, limit: int) -> None:
-    window = window_of(*range(1, count + 1), limit=limit, reaches_end=False)
-    assert not window.needs_page
+@pytest.mark.parametrize("size", [1, 3])
+def test_window_needs_a_page_when_half_empty(size: int) -> None:
+    window = window_of(*range(size), limit=size + size // 2, reaches_end=False)
+    needs = [window.needs_page]
     window.take()
-    assert window.needs_page
-
-
-def test_window_needs_no_page_when_it_is_complete_or_loading() -> None:
-    assert not window_of(limit=4).needs_page
-    window = window_of(limit=4, reaches_end=False)
+    needs.append(window.needs_page)
     window.is_loading = True
     needs.append(window.needs_page)
     assert needs == [False, True, False]
 
 
-def test_windows_count_the_bytes_of_their_bodies_together() -> None:
+def test_window_that_reaches_the_end_needs_no_page() -> None:
+    assert not window_of(limit=4).needs_page
+
+
+def test_windows_count_the_bytes_of_all_bodies() -> None:
     bodies = BodyCache()
     one, other = ReadyWindow(10, bodies), ReadyWindow(10, bodies)
     one.extend([message(1, body=b"12345"), message(2, size=100)], reaches_end=True)
@@ -141,7 +130,7 @@ def test_windows_count_the_bytes_of_their_bodies_together() -> None:
     assert (one.body_bytes, other.body_bytes, bodies.total_bytes) == (5, 3, 8)
     one.set_body(by_seq(one, 2), b"y" * 100)
     assert bodies.total_bytes == 108
-    one.set_body(by_seq(one, 2), b"y" * 100)  # repeated calls change nothing
+    one.set_body(by_seq(one, 2), b"y" * 100)  # twice changes nothing
     one.drop_bodies()
     assert (one.body_bytes, bodies.total_bytes) == (0, 3)
     assert [m.body for m in one] == [None, None]

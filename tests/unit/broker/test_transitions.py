@@ -1,4 +1,4 @@
-"""Expiry, delivery limits, timeouts and dead letters of single messages."""
+"""Transitions of a message: expiry, delivery limit, timeouts and dead letters."""
 
 import pytest
 
@@ -19,8 +19,8 @@ from tests.support.core_rig import (
 EXPIRED = (State.EXPIRED, None)
 
 
-def due(rig: CoreRig, *messages: Message, next_deadline_ms: int | None = None) -> LoadedRows:
-    """Answer the core's request for due messages by hand."""
+def due(rig: CoreRig, *messages: Message, has_more: bool = False) -> LoadedRows:
+    """Return the reply to the core's request for due messages."""
     assert rig.batch.due_at == rig.steady_ms
     next_deadline_ms = rig.steady_ms if has_more else None
     return LoadedRows(due=list(messages), next_deadline_ms=next_deadline_ms, has_due=True)
@@ -53,7 +53,7 @@ def test_message_keeps_its_ttl_up_to_100_years(ttl_s: int | None, kept_s: int | 
 
 
 def test_requeue_keeps_a_ttl_up_to_100_years(rig: CoreRig) -> None:
-    worker, [held] = rig.dispatch(b"a")
+    worker, held = rig.hold()
     rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 10**19 - 1))
     assert held.ttl_s == LONGEST_TTL_S
     assert (held.deadline_ms or 0) < 1 << 63
@@ -61,7 +61,8 @@ def test_requeue_keeps_a_ttl_up_to_100_years(rig: CoreRig) -> None:
 
 def test_message_without_a_ttl_gets_the_default_of_its_queue() -> None:
     rig = CoreRig(defaults=QueueSettings(default_ttl_s=30))
-    assert [rig.publish(b"a", ttl_s=ttl_s).created[0].ttl_s for ttl_s in (None, 0)] == [30, None]
+    [without, never] = [rig.publish(b"a", ttl_s=ttl_s).created[0] for ttl_s in (None, 0)]
+    assert (without.ttl_s, never.ttl_s) == (30, None)
 
 
 def test_timestamps_are_wall_clock_and_deadlines_are_steady(rig: CoreRig) -> None:
@@ -70,7 +71,7 @@ def test_timestamps_are_wall_clock_and_deadlines_are_steady(rig: CoreRig) -> Non
     assert (held.deadline_ms, held.held_since_ms) == (STEADY_MS + 5_000, STEADY_MS)
 
 
-def test_deadline_wakes_the_loop_and_due_messages_expire(rig: CoreRig) -> None:
+def test_message_expires_at_its_deadline(rig: CoreRig) -> None:
     [born] = rig.publish(b"a", ttl_s=1).created
     rig.advance(0.999)
     assert rig.run().due_at is None
@@ -92,17 +93,14 @@ def test_expired_message_leaves_the_window(rig: CoreRig) -> None:
     rig.consumer(credit=1)
     rig.publish(b"a")
     rig.publish(b"b", ttl_s=1)
-    rig.advance(1)
-    rig.run()
-    row = message(2, deadline_ms=STEADY_MS + 1_000)  # the writer has its own object
-    batch = rig.run(loaded=due(rig, row))
+    batch = expire(rig, message(2, deadline_ms=STEADY_MS + 1_000))  # another object
     assert outcomes(batch) == {EXPIRED: [2]}
     assert list(rig.window()) == []
     assert list(rig.core.state.messages) == [1]
 
 
-def test_dispatched_message_outlives_its_deadline(rig: CoreRig) -> None:
-    worker, [held] = rig.dispatch(b"a", ttl_s=1)
+def test_dispatched_message_does_not_expire(rig: CoreRig) -> None:
+    worker, held = rig.hold(ttl_s=1)
     rig.advance(5)
     rig.run()
     assert outcomes(rig.run(loaded=due(rig))) == {}
@@ -110,8 +108,8 @@ def test_dispatched_message_outlives_its_deadline(rig: CoreRig) -> None:
     assert outcomes(batch) == {(State.ACKED, None): [1]}
 
 
-def test_message_that_returns_after_its_deadline_expires(rig: CoreRig) -> None:
-    worker, [held] = rig.dispatch(b"a", ttl_s=1)
+def test_message_returned_after_its_deadline_expires(rig: CoreRig) -> None:
+    worker, held = rig.hold(ttl_s=1)
     rig.advance(5)
     batch = rig.run(lambda: rig.core.consume(worker, "orders", 5))
     assert sent_messages(batch, worker) == []
@@ -119,14 +117,14 @@ def test_message_that_returns_after_its_deadline_expires(rig: CoreRig) -> None:
     assert held.deliveries == 1
 
 
-def test_message_that_was_not_sent_in_time_is_taken_back_and_expires(rig: CoreRig) -> None:
-    worker, [late] = rig.dispatch(b"a", ttl_s=1, credit=1)
+def test_message_that_was_not_sent_in_time_expires(rig: CoreRig) -> None:
+    worker, late = rig.hold(credit=1, ttl_s=1)
     rig.advance(1)
     batch = rig.run(lambda: rig.core.undo_dispatches(worker, [late]))
     assert outcomes(batch) == {EXPIRED: [1]}
     assert (late.deliveries, late.first_dispatched_at, late.consumer) == (0, None, None)
     assert batch.changed == {1: late}
-    assert bodies(sent_messages(rig.publish(b"b"), worker)) == [b"b"]  # the credit is free again
+    assert bodies(sent_messages(rig.publish(b"b"), worker)) == [b"b"]  # its credit is free again
 
 
 def test_undone_dispatch_keeps_the_earlier_dispatch(rig: CoreRig) -> None:
@@ -137,8 +135,8 @@ def test_undone_dispatch_keeps_the_earlier_dispatch(rig: CoreRig) -> None:
     assert again.first_dispatched_at == WALL_MS
 
 
-def test_message_that_was_settled_meanwhile_is_not_taken_back(rig: CoreRig) -> None:
-    worker, [late] = rig.dispatch(b"a", ttl_s=1)
+def test_dispatch_of_a_settled_message_is_not_undone(rig: CoreRig) -> None:
+    worker, late = rig.hold(ttl_s=1)
     rig.run(lambda: rig.core.acknowledge(worker, "orders", late.message_id))
     batch = rig.run(lambda: rig.core.undo_dispatches(worker, [late]))
     assert (batch.changed, rig.core.state.held) == ({}, 0)
@@ -150,13 +148,11 @@ def test_message_that_was_settled_meanwhile_is_not_taken_back(rig: CoreRig) -> N
 def expire_one(rig: CoreRig, queue: str = "orders") -> Message:
     [born] = rig.publish(b"a", queue=queue, ttl_s=1).created
     born.body = b"a"  # as in a window
-    rig.advance(1)
-    rig.run()
-    rig.run(loaded=due(rig, born))
+    expire(rig, born)
     return born
 
 
-def test_expired_message_is_forwarded_by_its_queue_setting(rig: CoreRig) -> None:
+def test_expired_message_is_forwarded_if_its_queue_is_set_so(rig: CoreRig) -> None:
     rig.publish(b"older", queue="late")
     rig.publish(b"x")
     configure(rig, on_expire="forward:late")
@@ -203,7 +199,7 @@ def test_outcome_of_expiry_depends_on_the_queue(
 @pytest.mark.parametrize("own", ["", "graves"])
 def test_record_is_stored_although_no_more_queues_are_allowed(own: str) -> None:
     rig = CoreRig(Limits(queues=1), QueueSettings(max_deliveries=1, dead_letter_queue=own))
-    worker, [held] = rig.dispatch(b"a")
+    worker, held = rig.hold()
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert [row.name for row in batch.new_queues] == [own or "orders.dlq"]
@@ -232,14 +228,6 @@ def test_dead_letter_queue_counts_with_its_origin() -> None:
     assert created.total() == 2
 
 
-def test_expired_message_becomes_a_dead_letter_by_its_queue_setting() -> None:
-    rig = CoreRig(defaults=QueueSettings(on_expire="dead_letter"))
-    expire_one(rig)
-    assert outcomes(rig.batch) == {(State.DEAD, "expired"): [1]}
-    [record] = rig.batch.created
-    assert (record.source_seq, record.source_reason) == (1, "expired")
-
-
 # -- dead letters
 
 
@@ -261,29 +249,30 @@ def test_dead_letter_leaves_its_queue_and_a_record_is_stored(rig: CoreRig) -> No
 
 def test_record_never_expires_though_its_queue_has_a_default() -> None:
     rig = CoreRig(defaults=QueueSettings(default_ttl_s=60))
-    worker, [held] = rig.dispatch(b"a")
+    worker, held = rig.hold()
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert batch.created[0].deadline_ms is None
 
 
 def test_dead_letter_whose_body_is_on_disk_waits_for_it(rig: CoreRig) -> None:
-    worker, other = rig.consumer(), rig.connect()
-    held = one_held(rig, worker)
-    held.body = None  # as after sending
+    (worker, held), stranger = rig.hold(has_body=False), rig.connect()
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert (outcomes(batch), batch.body_seqs) == ({}, {1})
     row = message(1, queue_id=1)
     loaded = LoadedRows(bodies={1: b"a"}, windows=[(1, [row], True)], due=[row], has_due=True)
-    batch = rig.run(lambda: rig.core.acknowledge(other, "orders", held.message_id), loaded=loaded)
+    batch = rig.run(
+        lambda: rig.core.acknowledge(stranger, "orders", held.message_id), loaded=loaded
+    )
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert [m.source_seq for m in batch.created] == [1]
     assert rig.queue().row.live_count == 0
     assert rig.core.state.pending == {}
 
 
-def test_later_commands_wait_only_while_a_body_is_on_disk() -> None:
+def test_command_waits_only_for_a_body_on_disk() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=1))
-    worker, [here, there, poison] = rig.dispatch(b"a", b"b", b"c")
+    worker = rig.consumer()
+    here, there, poison = sent_messages(rig.publish(b"a", b"b", b"c"), worker)
     there.body = poison.body = None
     rig.begin()
     assert rig.core.dead_letter(worker, "orders", here.message_id) is CommandResult.DONE
@@ -292,10 +281,8 @@ def test_later_commands_wait_only_while_a_body_is_on_disk() -> None:
     assert outcomes(rig.finish()) == {(State.DEAD, "client"): [1]}
 
 
-def test_dying_message_can_no_longer_be_settled(rig: CoreRig) -> None:
-    worker, stranger = rig.consumer(), rig.connect()
-    held = one_held(rig, worker)
-    held.body = None
+def test_pending_dead_letter_ignores_commands(rig: CoreRig) -> None:
+    (worker, held), stranger = rig.hold(has_body=False), rig.connect()
     rig.begin()
     rig.core.dead_letter(worker, "orders", held.message_id)
     for connection in (worker, stranger):
@@ -307,11 +294,9 @@ def test_dying_message_can_no_longer_be_settled(rig: CoreRig) -> None:
     assert rig.core.ignored == {"settled": 6}
 
 
-def test_record_joins_a_window_whose_page_came_at_the_same_time(rig: CoreRig) -> None:
+def test_record_joins_a_window_loaded_in_the_same_batch(rig: CoreRig) -> None:
     """The page was read before the record was stored, and must not hide it."""
-    worker, clerk = rig.consumer(), rig.connect()
-    held = one_held(rig, worker)
-    held.body = None
+    (worker, held), clerk = rig.hold(has_body=False), rig.connect()
     batch = rig.run(
         lambda: rig.core.dead_letter(worker, "orders", held.message_id),
         lambda: rig.core.consume(clerk, "orders.dlq", 5),
@@ -322,9 +307,7 @@ def test_record_joins_a_window_whose_page_came_at_the_same_time(rig: CoreRig) ->
 
 
 def test_dead_letter_with_a_damaged_body_leaves_no_record(rig: CoreRig) -> None:
-    """It is never delivered, and settled as dead with reason crc."""
-    worker, [held] = rig.dispatch(b"a")
-    held.body = None
+    worker, held = rig.hold(has_body=False)
     rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     batch = rig.run(loaded=LoadedRows(bodies={1: None}))
     assert outcomes(batch) == {(State.DEAD, "crc"): [1]}
@@ -344,14 +327,15 @@ def test_message_with_a_damaged_body_is_never_delivered(rig: CoreRig) -> None:
 
 
 def test_dead_letter_of_a_dead_letter_queue_leaves_no_further_record(rig: CoreRig) -> None:
-    clerk, [record] = rig.dispatch(b"r", queue="orders.dlq")
+    clerk = rig.consumer("orders.dlq")
+    [record] = sent_messages(rig.publish(b"r", queue="orders.dlq"), clerk)
     batch = rig.run(lambda: rig.core.dead_letter(clerk, "orders.dlq", record.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert batch.created == []
 
 
-def test_due_message_that_is_dying_is_dead_lettered_once() -> None:
-    """More than one page was due; the next page still contains the message waiting for its body."""
+def test_due_pending_dead_letter_is_not_dead_lettered_twice() -> None:
+    """The next page of due messages still has the one that waits for its body."""
     rig = CoreRig(defaults=QueueSettings(on_expire="dead_letter"))
     rig.publish(b"a", ttl_s=1)
     rows = [message(1, deadline_ms=STEADY_MS + 1_000) for _ in "12"]
@@ -370,13 +354,13 @@ def test_due_message_that_is_dying_is_dead_lettered_once() -> None:
 
 
 def return_charged(rig: CoreRig, held: Message) -> None:
-    """Close the connection that holds the message."""
+    """Disconnect the connection that holds the message."""
     rig.run(lambda: rig.core.disconnect(held.holder.connection, None, None, "crashed"))
 
 
 def test_message_is_dead_lettered_at_the_delivery_limit() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=3))
-    _, [held] = rig.dispatch(b"a")
+    _, held = rig.hold()
     for _ in range(2):
         again = rig.connect()
         rig.begin()
@@ -388,12 +372,12 @@ def test_message_is_dead_lettered_at_the_delivery_limit() -> None:
     assert outcomes(rig.batch) == {(State.DEAD, "max_deliveries"): [1]}
     assert [m.source_reason for m in rig.batch.created] == ["max_deliveries"]
     assert (held.charged, held.deliveries) == (3, 3)
-    assert rig.batch.changed == {1: held}  # the history row includes the last charge
+    assert rig.batch.changed == {1: held}  # its history row has the last charge too
 
 
-def test_message_of_a_queue_without_a_limit_always_comes_back() -> None:
+def test_message_of_a_queue_without_a_limit_always_returns() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=0))
-    worker, [held] = rig.dispatch(b"a")
+    worker, held = rig.hold()
     for n in range(1, 50):
         rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
         assert (held.charged, held.holder.connection) == (n, worker)
@@ -401,16 +385,16 @@ def test_message_of_a_queue_without_a_limit_always_comes_back() -> None:
 
 def test_requeue_is_charged_and_dead_letters_at_the_limit() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=2))
-    worker, [held] = rig.dispatch(b"a")
+    worker, held = rig.hold()
     rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
     batch = rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
     assert outcomes(batch) == {(State.DEAD, "max_deliveries"): [1]}
     assert held.position == 2
 
 
-def test_replaced_credit_is_not_charged() -> None:
+def test_replaced_credit_charges_no_delivery() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=1))
-    worker, [held] = rig.dispatch(b"a")
+    worker, held = rig.hold()
     for _ in range(5):
         rig.run(lambda: rig.core.consume(worker, "orders", 1))
     assert (held.charged, held.deliveries) == (0, 6)
@@ -421,7 +405,7 @@ def test_replaced_credit_is_not_charged() -> None:
 
 def test_consumer_loses_a_message_after_the_acknowledgement_timeout() -> None:
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
-    slow, [held] = rig.dispatch(b"a", credit=1)
+    slow, held = rig.hold(credit=1)
     assert rig.core.next_wake_ms == STEADY_MS + 60_000
     rig.advance(59.999)
     assert event_kinds(rig.run()) == []
@@ -434,7 +418,7 @@ def test_consumer_loses_a_message_after_the_acknowledgement_timeout() -> None:
     assert rig.core.next_wake_ms == rig.steady_ms + 60_000
 
 
-def test_late_acknowledgement_is_foreign_when_another_consumer_holds_it() -> None:
+def test_late_acknowledgement_of_a_reassigned_message_is_foreign() -> None:
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
     (slow, held), quick = rig.hold(credit=1), rig.connect()
     rig.run(lambda: rig.core.set_blocked(slow, is_blocked=True))
@@ -446,20 +430,20 @@ def test_late_acknowledgement_is_foreign_when_another_consumer_holds_it() -> Non
     assert rig.core.ignored == {"foreign": 1}
 
 
-def test_delayed_acknowledgement_comes_before_the_timeout() -> None:
-    """The disk or the process was slow; the consumer was not."""
+def test_queued_acknowledgement_precedes_the_timeout() -> None:
+    """The disk or the process was slow, not the consumer."""
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
-    worker, [held] = rig.dispatch(b"a", credit=1)
+    worker, held = rig.hold(credit=1)
     rig.advance(62)
     batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert event_kinds(batch) == []
     assert (rig.core.ignored, rig.core.next_wake_ms) == ({}, None)
 
 
-def test_timeout_of_a_message_that_was_not_sent_has_not_begun() -> None:
-    """The batch that dispatched the message waits for a slow disk."""
+def test_timeout_begins_when_the_message_is_sent() -> None:
+    """The batch that dispatched it waits for the disk."""
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=2))
-    worker, [held] = rig.dispatch(b"a")
+    worker, held = rig.hold()
     held.is_sent = False
     rig.advance(3)
     rig.run()
@@ -472,7 +456,7 @@ def test_timeout_of_a_message_that_was_not_sent_has_not_begun() -> None:
 
 def test_each_message_has_its_own_timeout() -> None:
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
-    slow, [first] = rig.dispatch(b"a", credit=2)
+    slow, first = rig.hold(credit=2)
     rig.advance(30)
     [second] = sent_messages(rig.publish(b"b"), slow)
     rig.run(lambda: rig.core.set_blocked(slow, is_blocked=True))
@@ -495,7 +479,7 @@ def test_disabled_timeout_takes_no_message_back(default_s: int) -> None:
 
 
 def test_shorter_timeout_counts_from_the_dispatch(rig: CoreRig) -> None:
-    slow, [held] = rig.dispatch(b"a", credit=1)
+    slow, held = rig.hold(credit=1)
     rig.run(lambda: rig.core.set_blocked(slow, is_blocked=True))
     rig.advance(30)
     configure(rig, ack_timeout_s=40)
@@ -504,10 +488,3 @@ def test_shorter_timeout_counts_from_the_dispatch(rig: CoreRig) -> None:
     rig.advance(10)
     rig.run()
     assert held.holder is None
-
-
-def test_disabled_timeout_schedules_no_wake(rig: CoreRig) -> None:
-    one_held(rig, rig.consumer(credit=1))
-    configure(rig, ack_timeout_s=0)
-    rig.run()
-    assert rig.core.next_wake_ms is None

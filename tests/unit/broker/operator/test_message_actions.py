@@ -1,4 +1,4 @@
-"""Operator actions on single messages, with loaded rows given by hand, and every refusal."""
+"""Actions of an operator on single messages, and every reason for skipping one."""
 
 import json
 from typing import Any
@@ -22,8 +22,8 @@ from tests.support.core_rig import CoreRig, bodies, event_kinds, message, outcom
 from tests.support.fake_inspector import BAD, GOOD, rig_with_inspector, rig_with_strict_queue
 
 
-def ask(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
-    """Submit the action in its own batch, which requests the rows."""
+def start(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
+    """Run the command in its own batch, which requests the rows."""
     entry = rig.entry(f"message.{action}")
     return rig.run(
         lambda: act_on_messages(
@@ -32,8 +32,8 @@ def ask(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
     )
 
 
-def take(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
-    """Answer the request for rows in a new batch."""
+def load(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
+    """Load the requested rows, in a batch of their own."""
     [request] = batch.rows
     return rig.run(loaded=LoadedRows(pages=[(request.on_rows, list(rows), is_last)]))
 
@@ -60,7 +60,7 @@ def settled(seq: int, state: State = State.DELETED, **changes: Any) -> Message:
 
 
 def record(rig: CoreRig) -> Message:
-    """Create ``orders`` (queue 1) and a record of it (queue 2, seq 2); return the record's row."""
+    """Create orders (queue 1), and a record of it in queue 2; return the row of the record."""
     rig.publish(b"x", queue="orders")
     rig.publish(b"r", queue="orders.dlq")
     row = message(2, body=b"r", queue_id=2)
@@ -68,7 +68,10 @@ def record(rig: CoreRig) -> Message:
     return row
 
 
-def test_requeue_moves_a_message_to_the_end_and_returns_its_position(rig: CoreRig) -> None:
+# -- requeue
+
+
+def test_requeue_moves_a_message_to_the_end_and_returns_its_place(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", ttl_s=60)
     row = message(1, deadline_ms=rig.steady_ms + 5_000)
     batch = run(rig, Action.REQUEUE, row)
@@ -84,34 +87,33 @@ def test_requeue_moves_a_message_to_the_end_and_returns_its_position(rig: CoreRi
 def test_requeue_sets_another_ttl(rig: CoreRig, ttl_s: int, deadline_ms: int | None) -> None:
     rig.publish(b"a", ttl_s=60)
     row = message(1, deadline_ms=rig.steady_ms + 60_000)
-    do(rig, Action.REQUEUE, row, ttl_s=ttl_s)
-    assert row.deadline_ms == (deadline_ms and rig.steady_ms + deadline_ms)
+    run(rig, Action.REQUEUE, row, ttl_s=ttl_s)
+    expected = None if deadline_ms is None else rig.steady_ms + deadline_ms
+    assert row.deadline_ms == expected
 
 
-def test_requeue_takes_a_held_message_without_a_charge(rig: CoreRig) -> None:
-    _, [held] = rig.dispatch(b"a", credit=1)
-    held.body = None  # as after sending
-    batch = do(rig, Action.REQUEUE, message(1))
+def test_requeue_takes_a_message_from_its_holder_uncharged(rig: CoreRig) -> None:
+    _, held = rig.hold(credit=1, has_body=False)
+    batch = run(rig, Action.REQUEUE, message(1))
     assert (held.position, held.charged) == (2, 0)
     assert rig.core.state.held == 0
     assert batch.body_seqs == {1}  # to be dispatched again
 
 
-def test_release_puts_a_held_message_back_and_its_holder_may_still_acknowledge() -> None:
+# -- release
+
+
+def test_holder_may_acknowledge_a_released_message() -> None:
     rig = CoreRig()
-    worker, [held] = rig.dispatch(b"a", credit=1)
-    held.body = None  # as after sending
-    batch = do(rig, Action.RELEASE, message(1))
+    worker, held = rig.hold(credit=1, has_body=False)
+    batch = run(rig, Action.RELEASE, message(1))
     assert (held.state, held.holder, held.position, held.charged) == (State.READY, None, 1, 0)
     assert (event_kinds(batch), outcome(rig).done) == ([(1, "release")], [1])
     batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [1]}
 
 
-def test_release_skips_ready_messages(rig: CoreRig) -> None:
-    rig.publish(b"a")
-    do(rig, Action.RELEASE, message(1))
-    assert skipped(rig) == {"not dispatched": 1}
+# -- move
 
 
 def test_move_puts_a_message_at_the_end_of_another_queue(rig: CoreRig) -> None:
@@ -154,14 +156,16 @@ def test_move_skips_if_the_target_refuses(changes: dict[str, Any], reason: str) 
     assert skip_reasons(rig) == {reason: 1}
 
 
-def test_move_skips_held_and_moved_messages_and_removed_targets(rig: CoreRig) -> None:
-    rig.dispatch(b"a", credit=1)
+def test_move_skips_if_the_target_was_removed(rig: CoreRig) -> None:
     rig.publish(b"b")
     rig.publish(b"x", queue="mails")
     batch = start(rig, Action.MOVE, 1, target="mails")
     rig.core.state.remove_queue(rig.queue("mails"))
     load(rig, batch, message(1))
     assert skip_reasons(rig) == {"queue gone": 1}
+
+
+# -- place
 
 
 def test_place_undoes_a_requeue_in_a_window(rig: CoreRig) -> None:
@@ -202,19 +206,18 @@ def test_place_undoes_a_move(rig: CoreRig) -> None:
 def test_action_skips_a_message_in_another_state_or_place(
     rig: CoreRig, action: Action, seq: int, options: dict[str, Any], reason: str
 ) -> None:
-    rig.publish(b"a", b"b")
-    do(rig, Action.PLACE, message(2), places=places, queues=queues)
-    assert skipped(rig) == {reason: 1}
+    rig.hold(credit=1)
+    rig.publish(b"b")
+    rig.publish(b"x", queue="mails")
+    run(rig, action, message(seq), **options)
+    assert skip_reasons(rig) == {reason: 1}
 
 
-def test_place_skips_held_messages(rig: CoreRig) -> None:
-    rig.dispatch(b"a", credit=1)
-    do(rig, Action.PLACE, message(1), places={1: (1, 1)})
-    assert skipped(rig) == {"dispatched": 1}
+# -- delete
 
 
-def test_delete_skips_held_messages_unless_requested(rig: CoreRig) -> None:
-    rig.dispatch(b"a", credit=1)
+def test_delete_skips_held_messages_by_default(rig: CoreRig) -> None:
+    rig.hold(credit=1)
     rig.publish(b"b")
     batch = load(rig, start(rig, Action.DELETE, 1, 2), message(1), message(2))
     assert outcomes(batch) == {(State.DELETED, "delete"): [2]}
@@ -224,8 +227,11 @@ def test_delete_skips_held_messages_unless_requested(rig: CoreRig) -> None:
     assert rig.core.state.held == 0
 
 
-def test_redrive_makes_a_message_of_a_record(rig: CoreRig) -> None:
-    batch = do(rig, Action.REDRIVE, record(rig), ttl_s=60)
+# -- redrive
+
+
+def test_redrive_publishes_the_message_of_a_record(rig: CoreRig) -> None:
+    batch = run(rig, Action.REDRIVE, record(rig), ttl_s=60)
     [born] = batch.created
     assert (born.seq, born.queue_id, born.ttl_s, born.source_seq) == (3, 1, 60, None)
     assert batch.bodies == [3, b"r"]
@@ -235,7 +241,7 @@ def test_redrive_makes_a_message_of_a_record(rig: CoreRig) -> None:
     assert rig.queue().counters.published_ui == 1
 
 
-def test_redrive_goes_to_a_given_queue(rig: CoreRig) -> None:
+def test_redrive_may_have_another_target(rig: CoreRig) -> None:
     row = record(rig)
     rig.publish(b"x", queue="again")
     assert [m.queue_id for m in run(rig, Action.REDRIVE, row, target="again").created] == [3]
@@ -267,8 +273,8 @@ def test_redrive_respects_the_limits_of_the_origin(rig: CoreRig) -> None:
 
 
 @pytest.mark.parametrize("action", [Action.REDRIVE, Action.MOVE])
-def test_reason_of_a_full_disk_does_not_name_its_bound(rig: CoreRig, action: Action) -> None:
-    """Results are counted by reason, and the admin interface has a text for each reason."""
+def test_reason_for_a_full_disk_does_not_name_the_setting(rig: CoreRig, action: Action) -> None:
+    """Results are counted by reason, and the admin interface describes each."""
     row = record(rig)
     stop = PublishBlock("disk_full", "disk full: storage.free_bytes", "", is_bare=False)
     rig.run(lambda: rig.core.state.registry.stop_publishing(stop))
@@ -277,7 +283,10 @@ def test_reason_of_a_full_disk_does_not_name_its_bound(rig: CoreRig, action: Act
     assert flash_messages.describe_reason("disk full") != "disk full"
 
 
-def test_restore_stores_a_new_message_in_the_old_place(rig: CoreRig) -> None:
+# -- restore
+
+
+def test_restore_stores_a_new_message_at_the_old_position(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
     old = settled(1, body=b"a", deadline_ms=rig.steady_ms + 9)
     batch = run(rig, Action.RESTORE, old)
@@ -290,7 +299,7 @@ def test_restore_stores_a_new_message_in_the_old_place(rig: CoreRig) -> None:
     assert batch.bodies == [3, b"a"]
 
 
-def test_restored_message_is_dispatched_before_later_ones(rig: CoreRig) -> None:
+def test_restored_message_is_dispatched_in_order(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     rig.publish(b"x", b"b")  # x is held
     [held] = worker.consumers[1].held.values()
@@ -302,11 +311,11 @@ def test_restored_message_is_dispatched_before_later_ones(rig: CoreRig) -> None:
 def test_restore_keeps_the_window_within_its_limit() -> None:
     rig = CoreRig(Limits(window=2))
     rig.consumer(credit=1)
-    rig.run(lambda: [rig.core.state.take_number() for _ in "123"])  # the deleted ones
+    rig.run(lambda: [rig.core.state.take_number() for _ in "123"])  # of deleted messages
     rig.publish(b"x", b"b", b"c")
     rows = [settled(n, body=b"a") for n in (1, 2, 3)]
-    take(rig, ask(rig, Action.RESTORE, 1, 2, 3), *rows)
-    window = list(rig.queue().window or ())
+    load(rig, start(rig, Action.RESTORE, 1, 2, 3), *rows)
+    window = rig.window()
     assert [m.position for m in window] == [1, 2]
     assert {m.seq for m in window} <= rig.core.state.messages.keys()
     assert len(rig.core.state.messages) == 3  # one is held
@@ -364,6 +373,9 @@ def test_concurrent_restores_store_one_message(rig: CoreRig) -> None:
     assert skip_reasons(rig) == {"gone": 1}
 
 
+# -- erase
+
+
 def test_erase_overwrites_and_removes_the_body(rig: CoreRig) -> None:
     rig.publish(b"a")
     batch = run(rig, Action.ERASE, settled(1, State.ACKED))
@@ -371,7 +383,7 @@ def test_erase_overwrites_and_removes_the_body(rig: CoreRig) -> None:
     assert (event_kinds(batch), outcome(rig).done) == ([(1, "erase")], [1])
 
 
-# -- every action
+# -- all actions
 
 
 @pytest.mark.parametrize("action", Action)
@@ -384,26 +396,27 @@ def test_action_skips_messages_of_other_queues(rig: CoreRig, action: Action) -> 
 @pytest.mark.parametrize("action", Action)
 def test_action_skips_missing_messages(rig: CoreRig, action: Action) -> None:
     rig.publish(b"a", b"b")
-    batch = ask(rig, action, 1, 1, 0, -5, 3, 1 << 80, target="orders")
-    assert batch.rows[0].seqs == (1,)  # the others are repeated or not message numbers
-    batch = take(rig, batch)
-    assert skipped(rig) == {"gone": 5}
+    batch = start(rig, action, 1, 1, 0, -5, 3, 1 << 80, target="orders")
+    assert batch.rows[0].seqs == (1,)  # the others are invalid or repeated
+    batch = load(rig, batch)
+    assert skip_reasons(rig) == {"gone": 5}
     assert [type(write) for write in batch.writes] == [InsertAudit]
 
 
 def test_action_skips_a_message_that_expires_in_the_same_batch(rig: CoreRig) -> None:
     rig.publish(b"a", ttl_s=1)
     rig.advance(1)
-    [request] = ask(rig, Action.REQUEUE, 1).rows
-    rows = LoadedRows(pages=[(request.on_rows, [message(1)], True)], due=[message(1)], has_due=True)
-    batch = rig.run(loaded=rows)
+    [request] = start(rig, Action.REQUEUE, 1).rows
+    loaded = LoadedRows(
+        pages=[(request.on_rows, [message(1)], True)], due=[message(1)], has_due=True
+    )
+    batch = rig.run(loaded=loaded)
     assert outcomes(batch) == {(State.EXPIRED, None): [1]}
     assert skip_reasons(rig) == {"gone": 1}
 
 
-def test_action_skips_what_waits_for_its_dead_letter_record(rig: CoreRig) -> None:
-    _, [held] = rig.dispatch(b"a", credit=1)
-    held.body = None
+def test_action_skips_a_pending_dead_letter(rig: CoreRig) -> None:
+    _, held = rig.hold(credit=1, has_body=False)
     rig.run(lambda: dead_letters.dead_letter(rig.core.state, held, "client"))
     run(rig, Action.DELETE, message(1), with_dispatched=True)
     assert skip_reasons(rig) == {"gone": 1}
@@ -424,20 +437,26 @@ def test_action_continues_with_the_next_page(rig: CoreRig) -> None:
 def test_slices_of_a_bulk_job_share_one_audit_row(rig: CoreRig) -> None:
     rig.publish(b"a", b"b", b"c")
     entry = rig.entry("bulk.delete", target="orders", result="running")
-
-    def delete(*seqs: int) -> Batch:
-        return rig.run(
-            lambda: act_on_messages(
+    asked: list[Batch] = []
+    for seqs in ([1], [2]):
+        asked.append(rig.run(
+            lambda seqs=seqs: act_on_messages(  # type: ignore[misc]
                 rig.core, rig.answers.append, entry, Action.DELETE, seqs, ActionOptions()
             )
-        )
-
-    [audited] = take(rig, delete(1), message(1)).writes
-    assert isinstance(audited, InsertAudit)
-    assert (audited.target, audited.number, audited.result) == ("orders", 1, "running")
-    assert take(rig, delete(2), message(2)).writes == [AdvanceAudit(1, "running", 1)]
+        ))  # fmt: skip
+        batch = load(rig, asked[-1], message(seqs[0]))
+        if seqs == [1]:
+            [audited] = batch.writes
+            assert isinstance(audited, InsertAudit)
+            assert (audited.target, audited.number, audited.result) == ("orders", 1, "running")
+    assert batch.writes == [AdvanceAudit(1, "running", 1)]
     entry.result = "cancelled"
-    assert delete().writes == [AdvanceAudit(0, "cancelled", 1)]
+    batch = rig.run(
+        lambda: act_on_messages(
+            rig.core, rig.answers.append, entry, Action.DELETE, [], ActionOptions()
+        )
+    )
+    assert batch.writes == [AdvanceAudit(0, "cancelled", 1)]
     assert (entry.count, outcome(rig)) == (2, ActionOutcome())
     assert rig.core.audit_counts == {"bulk.delete": 1}
 
@@ -450,7 +469,7 @@ def test_more_than_a_slice_is_refused(rig: CoreRig) -> None:
     assert caught.value.code == "too_many"
 
 
-# -- redriving quarantined messages
+# -- contents of redriven messages
 
 
 @pytest.fixture
@@ -464,17 +483,17 @@ def redrive(rig: CoreRig, row: Message, body: bytes, **options: Any) -> ActionOu
     return outcome(rig)
 
 
-def quarantined(rig: CoreRig, content: bytes = BAD) -> tuple[Message, bytes]:
-    """Quarantine a message; return its record as a row on disk, and its content."""
-    batch = rig.publish(content)
+def quarantine_one(rig: CoreRig) -> tuple[Message, bytes]:
+    """Quarantine a message; return its record as a row on disk, and the content of the record."""
+    batch = rig.publish(BAD)
     record = batch.created[1]
     row = message(record.seq, queue_id=record.queue_id)
     row.source_seq, row.source_queue_id = record.source_seq, record.source_queue_id
     return row, batch.bodies[3]
 
 
-def test_redrive_sends_the_restored_content(strict: CoreRig) -> None:
-    row, body = quarantined(strict)
+def test_redrive_publishes_the_original_content(strict: CoreRig) -> None:
+    row, body = quarantine_one(strict)
     strict.run(lambda: strict.configure("orders", {"payload_policy": "observe"}))
     done = redrive(strict, row, body)
     assert strict.batch.bodies == [3, BAD]
@@ -483,22 +502,22 @@ def test_redrive_sends_the_restored_content(strict: CoreRig) -> None:
     assert event_kinds(strict.batch) == [(3, "redrive"), (2, "redrive")]
 
 
-def test_redriven_poison_is_quarantined_again(strict: CoreRig) -> None:
-    row, body = quarantined(strict)
-    done = act(strict, row, body)
+def test_redrive_reports_messages_quarantined_again(strict: CoreRig) -> None:
+    row, body = quarantine_one(strict)
+    done = redrive(strict, row, body)
     assert done.poisoned == {"invalid_data": 1}
     assert outcomes(strict.batch)[State.DEAD, "invalid_data"] == [3]
 
 
 def test_dry_run_reports_and_changes_nothing(strict: CoreRig) -> None:
-    row, body = quarantined(strict)
-    done = act(strict, row, body, is_dry_run=True)
+    row, body = quarantine_one(strict)
+    done = redrive(strict, row, body, is_dry_run=True)
     assert (done.targets, done.poisoned) == ({"orders": 1}, {"invalid_data": 1})
     assert not strict.batch.stores
 
 
-def test_redrive_stays_where_poison_would_find_no_room(strict: CoreRig) -> None:
-    row, body = quarantined(strict)
+def test_redrive_skips_if_the_dead_letter_queue_refuses(strict: CoreRig) -> None:
+    row, body = quarantine_one(strict)
     strict.run(lambda: strict.configure("orders.dlq", {"publishing_paused": True}))
     done = redrive(strict, row, body)
     assert done.skipped == {"dead-letter queue paused": 1}
@@ -523,7 +542,7 @@ def test_record_of_a_missing_queue_is_skipped() -> None:
     assert redrive(rig, row, content, is_dry_run=True).skipped == {"queue gone": 1}
 
 
-def test_plain_message_of_a_dead_letter_queue_needs_a_target() -> None:
+def test_plain_message_of_a_dead_letter_queue_requires_a_target() -> None:
     rig = rig_with_inspector()
     [made] = rig.publish(b"{}", queue="orders.dlq").created
     row = message(made.seq, queue_id=made.queue_id)
@@ -532,8 +551,8 @@ def test_plain_message_of_a_dead_letter_queue_needs_a_target() -> None:
     assert redrive(rig, row, b"{}", target="orders").targets == {"orders": 1}
 
 
-def test_bulk_redrive_restores_the_content(strict: CoreRig) -> None:
-    row, body = quarantined(strict)
+def test_bulk_redrive_publishes_the_original_content(strict: CoreRig) -> None:
+    row, body = quarantine_one(strict)
     strict.run(lambda: strict.configure("orders", {"payload_policy": "observe"}))
     strict.run(lambda: strict.redrive("orders.dlq"))
     [request] = strict.batch.pages

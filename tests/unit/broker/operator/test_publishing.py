@@ -1,4 +1,4 @@
-"""Publishing by page, API or command line: all messages of a list or none, once per key."""
+"""Publishing by page, API or command line: atomic, and once per key."""
 
 from typing import Any
 
@@ -61,7 +61,9 @@ def test_each_user_has_one_client_number(rig: CoreRig) -> None:
         ({"max_bytes": 2}, "queue_full", "queue full: bytes"),
     ],
 )
-def test_list_is_atomic(rig: CoreRig, changes: dict[str, Any], code: str, reason: str) -> None:
+def test_list_is_stored_completely_or_not_at_all(
+    rig: CoreRig, changes: dict[str, Any], code: str, reason: str
+) -> None:
     rig.publish(b"x")
     rig.run(lambda: rig.configure("orders", changes))
     with pytest.raises(RefusedError) as caught:
@@ -94,11 +96,13 @@ def test_invalid_publish_is_refused() -> None:
     assert caught.value.code == "draining"
 
 
-def repeat(rig: CoreRig, batch: Batch, *rows: Message) -> None:
-    """Answer the requests for live and settled rows; only ``rows`` are left, all live."""
+def load_ids(rig: CoreRig, batch: Batch, *rows: Message) -> None:
+    """Load both requested pages of rows: some alive, none settled."""
     alive, settled = batch.rows
     assert (alive.settled, settled.settled, alive.seqs) == (False, True, settled.seqs)
-    rig.run(loaded=LoadedRows(pages=[(alive.on_rows, [*rows], True), (settled.on_rows, [], True)]))
+    rig.run(
+        loaded=LoadedRows(pages=[(alive.on_rows, list(rows), True), (settled.on_rows, [], True)])
+    )
 
 
 def test_repeated_key_returns_the_first_ids(rig: CoreRig) -> None:

@@ -1,4 +1,4 @@
-"""Operations on settings, queues, connections and admin items, each with its audit row."""
+"""Operations on settings, queues, connections and admin rows, with their audit rows."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ from tests.support.core_rig import CoreRig, sent_messages
 
 
 def audited(batch: Batch) -> list[tuple[Any, ...]]:
-    """Return action, target, count and result of each audit row of a batch."""
+    """Return action, target, count and result of the rows that a batch adds to the audit."""
     return [
         (write.action, write.target, write.number, write.result)
         for write in batch.writes
@@ -22,7 +22,7 @@ def audited(batch: Batch) -> list[tuple[Any, ...]]:
 
 
 def refusal(rig: CoreRig, name: str, *arguments: Any) -> str:
-    """Return the code with which an operation is refused; a refusal stores nothing."""
+    """Return the code of a refused operation, which stores nothing."""
     rig.begin()
     with pytest.raises(RefusedError) as caught:
         getattr(queue_operations, name)(rig.core, rig.answers.append, rig.entry(), *arguments)
@@ -39,7 +39,7 @@ def run(
     )
 
 
-def test_configure_audits_values_before_and_after(rig: CoreRig) -> None:
+def test_configure_stores_old_and_new_values_in_the_audit(rig: CoreRig) -> None:
     rig.publish(b"a")
     batch = run(rig, "configure", "orders", {"max_messages": 5, "note": "é"}, target="orders")
     assert audited(batch) == [("queue.it", "orders", 1, "done")]

@@ -1,4 +1,4 @@
-"""Claims in memory: their effect on windows, figures and later commands."""
+"""Claims in memory: their effect on windows, counters and later commands."""
 
 from typing import Any
 
@@ -23,37 +23,39 @@ BYTES = 1 << 20
 
 @pytest.fixture
 def rig() -> CoreRig:
-    """Return a core with a queue, as if started on an existing file."""
-    made = CoreRig()
-    made.run(lambda: made.core.state.registry.get_or_create("orders"))
-    return made
+    """Return a core with a queue."""
+    rig = CoreRig()
+    rig.begin()
+    rig.core.state.registry.get_or_create("orders")
+    rig.finish()
+    return rig
 
 
 def claim(rig: CoreRig, count: int = 10, **options: Any) -> Batch:
     return rig.pipeline("claim", "s", "orders", count, BYTES, **options)
 
 
-def give_page(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
-    """Answer the page that a batch requested."""
+def load_page(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
+    """Load the page that a batch requested."""
     [page] = batch.pages
     return rig.run(loaded=LoadedRows(pages=[(page.on_rows, list(rows), is_last)]))
 
 
 def held(seq: int) -> Message:
-    """Return the row of a message that is dispatched on disk."""
+    """Return the row of a dispatched message."""
     row = message(seq)
     row.state, row.deliveries, row.last_dispatched_at = State.DISPATCHED, 1, 0
     return row
 
 
-def test_claim_asks_for_ready_messages_and_numbers_them(rig: CoreRig) -> None:
+def test_claim_loads_ready_messages_and_numbers_them(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
     asked = claim(rig)
     [page] = asked.pages
     assert (page.kind, page.queue_id, page.after, page.upto, page.limit) == (
         PageKind.READY, 1, 0, 2, 10,
     )  # fmt: skip
-    batch = give_page(rig, asked, message(1), message(2))
+    batch = load_page(rig, asked, message(1), message(2))
     wall_ms = rig.core.state.now.wall_ms
     assert batch.claims_added == [1, 1, 1, wall_ms, 1, 2, 2, wall_ms]
     assert [(m.seq, m.state, m.deliveries) for m in batch.dispatched] == [(1, 1, 1), (2, 1, 1)]
@@ -62,47 +64,47 @@ def test_claim_asks_for_ready_messages_and_numbers_them(rig: CoreRig) -> None:
     assert (queue.held, queue.held_bytes, queue.counters.dispatched) == (2, 2, 2)
 
 
-def test_claimed_messages_are_not_in_memory_and_do_not_delay_a_stop(rig: CoreRig) -> None:
-    give_page(rig, claim(rig), message(1))
+def test_claimed_messages_are_not_in_memory_and_delay_no_stop(rig: CoreRig) -> None:
+    load_page(rig, claim(rig), message(1))
     state = rig.core.state
     assert (state.messages, state.held, state.held_bytes) == ({}, 0, 0)
     rig.run(lambda: rig.core.drain(rig.answers.append))
     assert rig.answers[-1] is None
 
 
-def test_message_leaves_the_window_of_a_consumer(rig: CoreRig) -> None:
+def test_claimed_message_leaves_the_window(rig: CoreRig) -> None:
     rig.consumer(credit=1)
     rig.publish(b"a", b"b", b"c")
     window = rig.window()
     assert [m.seq for m in window] == [2, 3]
-    batch = give_page(rig, claim(rig, 1), message(2), is_last=False)
+    batch = load_page(rig, claim(rig, 1), message(2), is_last=False)
     assert [m.seq for m in window] == [3]
     assert (set(rig.core.state.messages), rig.queue().held) == ({1, 3}, 2)
     assert batch.pages == []  # the claim is complete
 
 
-def test_due_and_dying_messages_are_skipped(rig: CoreRig) -> None:
+def test_claim_skips_due_messages_and_pending_dead_letters(rig: CoreRig) -> None:
     asked = claim(rig)
     rig.core.state.pending.add(message(2), "client")
-    batch = give_page(rig, asked, message(1, deadline_ms=STEADY_MS), message(2), message(3))
+    batch = load_page(rig, asked, message(1, deadline_ms=STEADY_MS), message(2), message(3))
     assert [m.seq for m in batch.dispatched] == [3]
-    assert rig.queue().claimed_to == 0  # the next claim sees them again
+    assert rig.queue().claimed_to == 0  # the next claim reads them again
 
 
 def test_pause_stops_a_claim_between_two_pages(rig: CoreRig) -> None:
-    asked = give_page(rig, claim(rig), message(1), is_last=False)
+    asked = load_page(rig, claim(rig), message(1), is_last=False)
     rig.run(lambda: rig.pause("orders", "delivery", True))
-    batch = give_page(rig, asked, message(2), is_last=False)
+    batch = load_page(rig, asked, message(2), is_last=False)
     assert (batch.dispatched, batch.pages, rig.answers[-1]) == ([], [], 1)
 
 
 def test_acknowledged_claims_settle_like_any_message(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
-    give_page(rig, claim(rig), message(1), message(2))
+    load_page(rig, claim(rig), message(1), message(2))
     asked = rig.pipeline("ack_claims", "s", 2)
     [page] = asked.pages
     assert (page.kind, page.queue_id, page.after, page.upto) == (PageKind.CLAIMED, 1, 0, 2)
-    batch = give_page(rig, asked, held(1), held(2))
+    batch = load_page(rig, asked, held(1), held(2))
     assert outcomes(batch) == {(State.ACKED, None): [1, 2]}
     assert batch.claims_removed == [1, 2]
     assert rig.answers == [2, 2]
@@ -113,9 +115,9 @@ def test_acknowledged_claims_settle_like_any_message(rig: CoreRig) -> None:
 
 def test_released_claims_are_ready_and_uncharged(rig: CoreRig) -> None:
     rig.publish(b"a")
-    give_page(rig, claim(rig), message(1))
+    load_page(rig, claim(rig), message(1))
     asked = rig.pipeline("release_claims", "s")
-    batch = give_page(rig, asked, held(1))
+    batch = load_page(rig, asked, held(1))
     assert [(m.seq, m.state, m.charged) for m in batch.changed.values()] == [(1, 0, 0)]
     assert event_kinds(batch) == [(1, "release")]
     assert (rig.queue().held, rig.queue().claimed_to) == (0, 0)
@@ -126,42 +128,39 @@ def test_commands_of_a_subscription_wait_for_one_another(rig: CoreRig) -> None:
     second = claim(rig, 1, after=0)
     refused = rig.pipeline("claim", "s", "orders", 1, BYTES, after=9)
     assert (second.pages, refused.pages) == ([], [])
-    give_page(rig, first, message(1))
+    load_page(rig, first, message(1))
     assert rig.answers[:2] == [1, 1]
     assert isinstance(rig.answers[2], RefusedError)
     assert rig.answers[2].code == "unknown_claims"
 
 
-def test_any_number_of_commands_may_wait(rig: CoreRig) -> None:
+def test_many_commands_of_a_subscription_may_wait(rig: CoreRig) -> None:
     first = claim(rig, 1)
     for _ in range(1_000):
         claim(rig, 1, after=0)
-    give_page(rig, first, message(1))
+    load_page(rig, first, message(1))
     assert rig.answers == [1] * 1_001
     asked = rig.pipeline("ack_claims", "s", 1)
     assert [page.kind for page in asked.pages] == [PageKind.CLAIMED]  # it begins at once
 
 
-@pytest.mark.parametrize(
-    ("name", "queue", "count", "code"),
-    [
-        ("", "orders", 1, "bad_name"),
-        ("s", "none", 1, "unknown_queue"),
-        ("s", "orders", 0, "too_many"),
-        ("s", "orders", claims.CLAIM_MAX + 1, "too_many"),
-    ],
-)
-def test_claim_is_refused(rig: CoreRig, name: str, queue: str, count: int, code: str) -> None:
+@pytest.mark.parametrize(("arguments", "code"), [
+    (("", "orders", 1), "bad_name"), (("s", "none", 1), "unknown_queue"),
+    (("s", "orders", 0), "too_many"), (("s", "orders", claims.CLAIM_MAX + 1), "too_many"),
+])  # fmt: skip
+def test_claim_is_refused_as_a_whole(
+    rig: CoreRig, arguments: tuple[str, str, int], code: str
+) -> None:
     rig.begin()
     with pytest.raises(RefusedError) as caught:
-        claims.claim(rig.core, rig.answers.append, rig.entry(), name, queue, count, BYTES)
+        claims.claim(rig.core, rig.answers.append, rig.entry(), *arguments, BYTES)
     assert caught.value.code == code
     assert not rig.finish().stores
 
 
 def test_subscriptions_are_bounded(rig: CoreRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "SUBSCRIPTIONS_MAX", 1)
-    give_page(rig, claim(rig))
+    load_page(rig, claim(rig))
     with pytest.raises(RefusedError) as caught:
         rig.pipeline("claim", "t", "orders", 1, BYTES)
     assert caught.value.code == "too_many_subscriptions"

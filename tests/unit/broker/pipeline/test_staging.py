@@ -1,4 +1,4 @@
-"""Staging in memory: counters, writes and the effect on windows."""
+"""Staging in memory: counters, the copy by the writer, and the windows."""
 
 from typing import Any
 
@@ -21,6 +21,7 @@ def stage(rig: CoreRig, token: str, *bodies: bytes, ttl_s: int | None = None) ->
 
 
 def writes(batch: Batch, of_type: type[Any]) -> list[Any]:
+    """Return the writes of that type in a batch."""
     return [write for write in batch.writes if isinstance(write, of_type)]
 
 
