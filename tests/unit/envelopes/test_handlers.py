@@ -348,7 +348,7 @@ def test_delays() -> None:
     assert [grown.after(n, lambda low, high: high) for n in (1, 2, 3, 1 << 31)] == [2, 6, 10, 10]
     assert grown.after(2, lambda low, high: low) == 0
     for text in ("", "1,x", "-1", "inf", "nan"):
-        with pytest.raises(ValueError, match="not a list of seconds"):
+        with pytest.raises(ValueError, match="not a comma-separated list"):
             parse_delays(text)
 
 
