@@ -12,7 +12,6 @@ after the shortest sequence of rules that breaks a promise.  After each rule:
 
 import argparse
 import json
-import os
 import sys
 import time
 import urllib.request
@@ -34,18 +33,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from phpmq_lite import service
-from phpmq_lite.cli.main import main as phpmq_lite
 from phpmq_lite.model import State
 from phpmq_lite.protocol.frames import Dispatch
-from phpmq_lite.server import engine
-from phpmq_lite.storage import disk_space
 from phpmq_lite.storage.data_folder import DATABASE
 from tests.faults.ghosts import IN_MEMORY, accepts
 from tests.faults.ledger import read_only
-from tests.faults.shim import Shim, attach, library
+from tests.faults.shim import Shim
+from tests.faults.shimmed_broker import shimmed_broker
 from tests.support.core_and_store import empty_database
-from tests.support.fork_server import BrokerProcess
 from tests.support.socket_client import AdminApi, SocketClient, new_key
 
 EXAMPLES: Final = 12
@@ -97,8 +92,7 @@ class EndToEnd(RuleBasedStateMachine):
         super().__init__()
         self.folder = TemporaryDirectory(dir=IN_MEMORY, prefix="phpmq-e2e-")
         self.shim = Shim(Path(self.folder.name))
-        program = ("-m", "tests.faults.end_to_end", "--under", str(self.shim.control))
-        self.broker = BrokerProcess(self.shim.data, list(FLAGS), program=program)
+        self.broker = shimmed_broker(self.shim, *FLAGS, is_hasty=True)
         self.consumers: list[Consumer] = []
         self.confirmed: set[bytes] = set()
         self.failures: Counter[bytes] = Counter()  # of consumers that had received it
@@ -344,22 +338,12 @@ class EndToEnd(RuleBasedStateMachine):
                 assert seq in records, f"{body!r} is dead, and has no record"
 
 
-def serve_under(control: Path) -> None:
-    """Be a broker above the shim that does soon what it would do later."""
-    attach(control)
-    setattr(engine, "_MAINTENANCE_S", 0.05)  # noqa: B010 - a constant is not assigned to
-    setattr(disk_space, "RETRY_S", 0.05)  # noqa: B010
-    setattr(service, "DRAIN_S", 0.3)  # noqa: B010
-    phpmq_lite()
-
-
 def main() -> int:
     """Search, and tell the shortest failure."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.end_to_end", description=__doc__)
     parser.add_argument("--examples", type=int, default=EXAMPLES)
     parser.add_argument("--steps", type=int, default=STEPS)
     given = parser.parse_args()
-    os.environ["LD_PRELOAD"] = str(library())  # for the process that brokers are forked off
     conjecture.MAX_SHRINKING_SECONDS = SHRINKING_S
     began = time.monotonic()
     chosen = settings(
@@ -379,8 +363,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--under"]:
-        sys.argv.pop(1)
-        serve_under(Path(sys.argv.pop(1)))
-    else:
-        sys.exit(main())
+    sys.exit(main())

@@ -9,20 +9,20 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Final, Protocol
 
-from phpmq_lite.broker_process import BrokerProcess
 from phpmq_lite.model import State
 from phpmq_lite.protocol.frames import Dispatch
 from tests.faults.ledger import read_only, seq_of
-from tests.faults.mutants import program_of
 from tests.faults.shim import Shim
-from tests.support.socket_client import AdminApi, SocketClient
+from tests.faults.shimmed_broker import shimmed_broker
+from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
 
 SIZE: Final = 96 << 20  # twice the ballast, and what a broker has from the start
 MESSAGES: Final = int(os.environ.get("PHPMQ_FULL_MESSAGES", "400"))
@@ -32,7 +32,7 @@ MOST: Final = 1_500  # publishes until the disk is full
 ROUND: Final = 20  # acknowledgements sent together
 ROOM: Final = MESSAGES * 4_096  # what storing them may take, with the log
 RESUME_S: Final = 10.0
-SILENCE_S: Final = 3.0  # of the broker, after which an acknowledgement counts as not stored
+SILENCE_S: Final = 3.0  # after it, an acknowledgement that will never be stored is given up
 _BLOCK: Final = 4096
 _KEY: Final = 8  # bytes of a key, at the beginning of each body
 
@@ -41,7 +41,9 @@ class Disk(Protocol):
     """A small disk with the data folder on it."""
 
     data: Path
-    env: Mapping[str, str] | None
+
+    def broker(self, *flags: str, mutant: str = "") -> BrokerProcess:
+        """Return a broker on it; ``mutant`` names one with a defect."""
 
     def fill(self) -> None:
         """Have somebody else take the rest, to the last block."""
@@ -53,12 +55,14 @@ class Disk(Protocol):
 class Tmpfs:
     """A file system in memory."""
 
-    env: Mapping[str, str] | None = None
-
     def __init__(self, folder: Path) -> None:
         self.data = folder / "data"
         self._folder = folder
         self._fill = folder / "foreign"
+
+    def broker(self, *flags: str, mutant: str = "") -> BrokerProcess:
+        assert not mutant
+        return broker_process(self.data, *flags)
 
     def fill(self) -> None:
         with self._fill.open("wb") as file:
@@ -82,7 +86,9 @@ class Quota:
         self.shim = Shim(folder)
         self.shim.quota_bytes = SIZE
         self.data = self.shim.data
-        self.env: Mapping[str, str] | None = self.shim.env()
+
+    def broker(self, *flags: str, mutant: str = "") -> BrokerProcess:
+        return shimmed_broker(self.shim, *flags, mutant=mutant)
 
     def fill(self) -> None:
         self.shim.quota_bytes = self.shim.used_bytes
@@ -116,6 +122,7 @@ class Story:
 
     broker: BrokerProcess
     disk: Disk
+    silence_s: float = WAIT_S  # time limit for what must come although the disk is full
     confirmed: list[bytes] = field(default_factory=list)  # keys
     refused: dict[str, int] = field(default_factory=dict)  # by reason
     acked: int = 0  # acknowledgements sent while the disk was full
@@ -147,7 +154,7 @@ class Story:
 
         The answer is a receipt or, while the disk is full, a refusal.
         """
-        peer.socket.settimeout(SILENCE_S)
+        peer.socket.settimeout(self.silence_s)
         self.acked += number
         for at in range(0, number, ROUND):
             try:
@@ -173,7 +180,7 @@ class Story:
         """Fill the disk behind the broker's back, publish, acknowledge, and make room again."""
         self._begin(producer, consumer)
         self.disk.fill()
-        producer.socket.settimeout(SILENCE_S)
+        producer.socket.settimeout(self.silence_s)
         with suppress(TimeoutError):
             self.publish_until_refused(producer, 20_000)
         self.acknowledge(consumer, MESSAGES)
@@ -252,14 +259,15 @@ class Story:
 
 
 @contextmanager
-def story_on(disk: Disk, *settings: str, mutant: str = "") -> Iterator[Story]:
+def story_on(
+    disk: Disk, *settings: str, mutant: str = "", silence_s: float = WAIT_S
+) -> Iterator[Story]:
     """Start a broker on a disk; it is killed at the end."""
     flags = ["--admin", "127.0.0.1:0", "--set", f"storage.ballast_bytes={32 << 20}"]
     for each in settings:
         flags += ["--set", each]
-    broker = BrokerProcess(disk.data, flags, env=disk.env, program=program_of(mutant))
-    with broker:
-        yield Story(broker, disk)
+    with disk.broker(*flags, mutant=mutant) as broker:
+        yield Story(broker, disk, silence_s)
 
 
 def admin_of(story: Story) -> AdminApi:

@@ -11,7 +11,6 @@ after a power cut, where what a failed fsync was about is lost or not, as by cha
 
 import argparse
 import errno
-import os
 import random
 import shutil
 import subprocess
@@ -35,8 +34,8 @@ from tests.faults.disk import Disk, Policy
 from tests.faults.ledger import KEY_BYTES, MARKS, QUEUES
 from tests.faults.power import lay, records_of, recovered
 from tests.faults.power_ledger import PowerLedger
-from tests.faults.shim import Op, Shim, library
-from tests.support.fork_server import BrokerProcess
+from tests.faults.shim import Op, Shim
+from tests.faults.shimmed_broker import shimmed_broker
 from tests.support.socket_client import SocketClient
 
 ERRORS: Final = (errno.EIO, errno.ENOSPC, errno.EROFS)
@@ -93,10 +92,8 @@ class Trial:
             shutil.copytree(
                 self.killed.data, self.shim.data, ignore=shutil.ignore_patterns("*.sock")
             )
-        program = ("-m", "tests.faults.attached", str(self.shim.control), mutant or "-")
-        flags = ["--admin", "none", "--log-format", "json"]
-        flags += ["--set", f"receipts.window_s={KEYS_S}"]
-        self.broker = BrokerProcess(self.shim.data, flags, program=program)
+        flags = "--log-format", "json", "--set", f"receipts.window_s={KEYS_S}"
+        self.broker = shimmed_broker(self.shim, *flags, mutant=mutant, is_hasty=True)
         self.outcome = Outcome(case)
         self.calls_to_ready: dict[Op, int] = {}
         self._is_over = threading.Event()
@@ -307,6 +304,23 @@ class Trials:
             shutil.rmtree(folder)
         return outcome
 
+    def try_kinds(
+        self,
+        number: int,
+        rng: random.Random,
+        ops: Iterable[Op] = OPS,
+        errors: Iterable[int] = ERRORS,
+    ) -> None:
+        """Try ``number`` cases of each kind, or all of them if it is 0."""
+        for each in product(ops, errors, (False, True), (False, True)):
+            kindred = Kindred(*each)
+            if number:
+                self.try_some(kindred, number, rng)
+            else:
+                self.try_all(kindred)
+            if sys.stderr.isatty():
+                print(f"{kindred.case(0)}: {len(self.outcomes)} lives so far", file=sys.stderr)
+
     def try_all(self, kindred: Kindred) -> None:
         """Try every n until a life sees no failure."""
         first = 1
@@ -361,11 +375,6 @@ def _end_of(outcome: Outcome) -> tuple[str, str, str, int]:
     return what, outcome.name or ".", phase, outcome.code
 
 
-def kinds(ops: Iterable[Op] = OPS, errors: Iterable[int] = ERRORS) -> list[Kindred]:
-    """Give all kinds of cases."""
-    return [Kindred(*each) for each in product(ops, errors, (False, True), (False, True))]
-
-
 def main() -> int:
     """Try them all, or some."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.io_errors", description=__doc__)
@@ -375,19 +384,12 @@ def main() -> int:
     parser.add_argument("--ops", default=",".join(op.name for op in OPS))
     parser.add_argument("--errors", default=",".join(errno.errorcode[each] for each in ERRORS))
     given = parser.parse_args()
-    rng, began = random.Random(given.seed), time.monotonic()
+    began = time.monotonic()
     ops = [Op[name] for name in given.ops.split(",")]
     errors = [getattr(errno, name) for name in given.errors.split(",")]
-    os.environ["LD_PRELOAD"] = str(library())  # for the process that brokers are forked off
     with TemporaryDirectory(prefix="phpmq-io-") as folder:
         trials = Trials(Path(folder), given.mutant)
-        for kindred in kinds(ops, errors):
-            if given.sample:
-                trials.try_some(kindred, given.sample, rng)
-            else:
-                trials.try_all(kindred)
-            if sys.stderr.isatty():
-                print(f"{kindred.case(0)}: {len(trials.outcomes)} lives so far", file=sys.stderr)
+        trials.try_kinds(given.sample, random.Random(given.seed), ops, errors)
     print("\n".join(trials.lines))
     lives = len(trials.outcomes)
     print(f"I/O errors: {lives} lives, seed {given.seed}, {time.monotonic() - began:.0f} s")

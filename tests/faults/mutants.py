@@ -1,6 +1,7 @@
 """Brokers with one defect each, which the fault tests must find.  Run as a program.
 
 ``python -m tests.faults.mutants NAME serve …`` is ``phpmq-lite serve …`` with that defect.
+``hasty``, alone or as in ``hasty,NAME``, shortens the intervals and time limits of the broker.
 """
 
 import asyncio
@@ -24,7 +25,9 @@ from phpmq_lite.cli.main import main
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
 from phpmq_lite.model import Batch, ClockReading, LoadedRows, Message, RecoveredState
+from phpmq_lite.server import engine
 from phpmq_lite.server.engine import Engine
+from phpmq_lite.storage import disk_space
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.integrity import seal, startup
 from phpmq_lite.storage.integrity.wal_check import WalScan
@@ -34,6 +37,7 @@ from phpmq_lite.storage.write import store, writer
 from phpmq_lite.storage.write.store import Store
 
 SLOW_DISK_S: Final = 0.02
+MAX_TROUBLE_S: Final = 1.0  # of a hasty broker
 _GAP_MS: Final = 2_000
 _SOON_MS: Final = 10
 
@@ -329,11 +333,21 @@ MUTANTS: Final[dict[str, Callable[[], None]]] = {
 }
 
 
-def program_of(mutant: str = "") -> tuple[str, ...]:
-    """Return what Python runs: the broker, or the one with this defect."""
-    return ("-m", __name__, mutant) if mutant else ("-m", "phpmq_lite")
+def _hurry() -> None:
+    """Run the work of each second every 0.05 s, and shorten drains and waits for a bad disk."""
+    setattr(engine, "_MAINTENANCE_S", 0.05)  # noqa: B010 - a constant is not assigned to
+    setattr(disk_space, "RETRY_S", 0.05)  # noqa: B010
+    setattr(disk_space, "MAX_TROUBLE_S", MAX_TROUBLE_S)  # noqa: B010
+    setattr(service, "DRAIN_S", 0.3)  # noqa: B010
+
+
+def program_of(mutant: str = "", *, is_hasty: bool = False) -> tuple[str, ...]:
+    """Return the arguments to Python: the broker, or the one with this defect."""
+    changes = ["hasty"] * is_hasty + [mutant] * bool(mutant)
+    return ("-m", __name__, ",".join(changes)) if changes else ("-m", "phpmq_lite")
 
 
 if __name__ == "__main__":
-    MUTANTS[sys.argv.pop(1)]()
+    for name in sys.argv.pop(1).split(","):
+        (MUTANTS | {"hasty": _hurry})[name]()
     main()

@@ -8,22 +8,23 @@ factor is above 3.  ``--only NAME`` takes some adversaries.  Nothing else should
 import argparse
 import json
 import secrets
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 from urllib.parse import quote
 
-from phpmq_lite.broker_process import BrokerProcess
+from phpmq_lite.cli.admin_client import AdminClient
 from tests.faults.adversaries import ADVERSARIES, APP_ID, Target, arrow_of
+from tests.faults.ledger import read_only
+from tests.support.fork_server import BrokerProcess, ForkedProcess, broker_process
 
 WORST: Final = 3.0  # times the p99 latency alone
 RATE: Final = 50  # messages a second
@@ -33,9 +34,9 @@ DRAIN_S: Final = 60.0
 QUEUE: Final = "tenant"
 # Without the bounds of the history and of the database, which are one for all: what retention
 # removed of the tenant's rows could not be told from what was lost.
-_FLAGS: Final = [
+_FLAGS: Final = (
     "--admin", "127.0.0.1:0", "--set", "history.bytes=1TiB", "--set", "storage.max_bytes=1TiB",
-]  # fmt: skip
+)  # fmt: skip
 _OUTCOMES: Final = (
     "SELECT name, outcome, reason, count(*) FROM history JOIN queue USING (queue_id)"
     " WHERE name LIKE 'tenant%' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
@@ -185,8 +186,7 @@ def differences(alone: Results, beside: Results) -> list[str]:
 def run(adversary: str | None, count: int, *, is_idle: bool = False) -> Run:
     """Run the workload of ``count`` messages on a new broker, beside an adversary."""
     with TemporaryDirectory(prefix="neighbours-") as folder:
-        broker = BrokerProcess(Path(folder) / "data", _FLAGS)
-        with broker:
+        with broker_process(Path(folder) / "data", *_FLAGS) as broker:
             tenant = Tenant(_target(broker, "tenant", "tenant*"), count)
             tenant.prepare()
             with attacked(broker, adversary, is_idle=is_idle) as attack:
@@ -194,26 +194,23 @@ def run(adversary: str | None, count: int, *, is_idle: bool = False) -> Run:
                 if attack is not None and attack.poll() is not None:
                     tenant.results.errors.append(f"the adversary ended: {attack.returncode}")
             results = tenant.results
-        with closing(sqlite3.connect(f"file:{broker.data / 'phpmq.db'}?mode=ro", uri=True)) as file:
-            results.outcomes = file.execute(_OUTCOMES).fetchall()
-            results.alive = file.execute(_ALIVE).fetchall()
+        with read_only(broker.data) as database:
+            results.outcomes = database.execute(_OUTCOMES).fetchall()
+            results.alive = database.execute(_ALIVE).fetchall()
     return Run(results, tenant.latencies_s)
 
 
 def _target(broker: BrokerProcess, name: str, queues: str) -> Target:
     """Return the broker for somebody with a token of their own, made by way of control.sock."""
-    asked = ("token", "create", name, "--role", "operator", "--queues", queues)
-    done = subprocess.run(
-        [sys.executable, "-m", "phpmq_lite", *asked, "--data", str(broker.data)],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True,
-    )  # fmt: skip
-    return Target(broker.port, broker.admin[0].rstrip("/"), done.stdout.strip())
+    asked = {"name": name, "role": "operator", "queues": [queues]}
+    made = AdminClient(broker.data / "control.sock").post("/tokens", asked)
+    return Target(broker.port, broker.admin[0].rstrip("/"), made["token"])
 
 
 @contextmanager
 def attacked(
     broker: BrokerProcess, name: str | None, *, is_idle: bool = False
-) -> Iterator[subprocess.Popen[str] | None]:
+) -> Iterator[ForkedProcess | None]:
     """Run an adversary in its own process; enter once its attack has begun."""
     if name is None:
         yield None
@@ -221,9 +218,9 @@ def attacked(
     target = _target(broker, "adversary", "b-*")
     policy = ["idle"] if is_idle else []
     arguments = [name, str(target.port), target.url, target.token, *policy]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.adversaries", *arguments],
-        stdout=subprocess.PIPE, text=True,
+    process = ForkedProcess(
+        ["tests.faults.adversaries", *arguments],
+        stdout=subprocess.PIPE, stderr=2,
     )  # fmt: skip
     try:
         if process.stdout is None or process.stdout.readline() != "ready\n":

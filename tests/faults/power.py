@@ -26,7 +26,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Final
 
-from phpmq_lite.broker_process import BrokerProcess
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.installation import migrations_folder
@@ -48,7 +47,6 @@ from tests.faults.ledger import (
     read_only,
     seq_of,
 )
-from tests.faults.mutants import program_of
 from tests.faults.power_ledger import (
     DAMAGED,
     FORGOTTEN,
@@ -59,6 +57,7 @@ from tests.faults.power_ledger import (
     PowerLedger,
 )
 from tests.faults.shim import Kind, Record, Shim, read_log
+from tests.faults.shimmed_broker import shimmed_broker
 from tests.support import fork_server
 
 LONE: Final = "lone"  # one message at a time
@@ -109,8 +108,8 @@ class Taker(Client):
 async def record(folder: Path, rng: random.Random, mutant: str = "", lives: int = 3) -> list[Path]:
     """Have a broker live in ``folder``: it is stopped, then killed, then stopped; give its logs."""
     shim = Shim(folder)
-    flags = ["--admin", "none", "--log-level", "error", *rng.choice(_FLAGS)]
-    broker = BrokerProcess(shim.data, flags, program=program_of(mutant), env=shim.env())
+    flags = "--log-level", "error", *rng.choice(_FLAGS)
+    broker = shimmed_broker(shim, *flags, mutant=mutant)
     ledger = Ledger(rng)
     logs = []
     for life in range(lives):

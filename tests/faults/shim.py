@@ -9,6 +9,9 @@ one control file mapped, so everything can be changed while the broker runs::
     shim.delay_sync_ms = 200
 
 Only files below the data folder are touched; of the clocks only ``CLOCK_REALTIME``.
+
+``python -m tests.faults.shim MODULE ARGUMENT…`` runs a module in a process that was forked after
+the shim had been preloaded without a control file, see ``shimmed_broker.py``.
 """
 
 import ctypes
@@ -16,6 +19,7 @@ import fcntl
 import hashlib
 import mmap
 import os
+import runpy
 import shutil
 import struct
 import subprocess
@@ -285,3 +289,9 @@ def read_log(path: Path) -> Iterator[Record]:
             if payload and len(content) < length:
                 return
             yield Record(Kind(kind), (pid, number), flags, offset, content)
+
+
+if __name__ == "__main__":
+    attach(Path(os.environ[CONTROL]))
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

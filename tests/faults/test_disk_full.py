@@ -11,10 +11,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from phpmq_lite.broker_process import BrokerProcess
 from tests.faults.full_disk import (
     RESUME_S,
     ROOM,
+    SILENCE_S,
     SIZE,
     Disk,
     Quota,
@@ -23,17 +23,16 @@ from tests.faults.full_disk import (
     story_on,
     tmpfs,
 )
+from tests.faults.mutants import MAX_TROUBLE_S
 from tests.faults.shim import Shim
+from tests.faults.shimmed_broker import shimmed_broker
+from tests.support.fork_server import BrokerProcess
 from tests.support.socket_client import SocketClient
 
 pytestmark = [pytest.mark.faults, pytest.mark.acceptance]
 
 Figure = Callable[[str], None]
 ONLY_WHEN_FULL = "storage.free_bytes=0"
-IMPATIENT = (  # 2 s instead of 30
-    "from phpmq_lite.storage import disk_space; disk_space.MAX_TROUBLE_S = 2.0\n"
-    "from phpmq_lite.cli.main import main; main()"
-)
 
 
 @pytest.fixture
@@ -167,7 +166,8 @@ def test_start_on_a_full_disk_gives_up_the_ballast_and_serves_consumers(quota: Q
 def test_harness_sees_that_without_ballast_no_acknowledgement_is_stored(
     quota: Quota, figure: Figure
 ) -> None:
-    with story_on(quota, ONLY_WHEN_FULL, "storage.ballast_bytes=0") as story:
+    settings = ONLY_WHEN_FULL, "storage.ballast_bytes=0"
+    with story_on(quota, *settings, silence_s=SILENCE_S) as story:
         with (
             SocketClient(story.broker.port) as producer,
             SocketClient(story.broker.port) as consumer,
@@ -182,7 +182,8 @@ def test_harness_sees_that_without_ballast_no_acknowledgement_is_stored(
 
 
 def test_harness_sees_that_what_found_no_room_was_confirmed(quota: Quota, figure: Figure) -> None:
-    with story_on(quota, ONLY_WHEN_FULL, mutant="AnswersFullAsStored") as story:
+    mutant = "AnswersFullAsStored"
+    with story_on(quota, ONLY_WHEN_FULL, mutant=mutant, silence_s=SILENCE_S) as story:
         with (
             SocketClient(story.broker.port) as producer,
             SocketClient(story.broker.port) as consumer,
@@ -199,9 +200,7 @@ def test_read_only_file_system_confirms_nothing_and_stops_the_broker(
     tmp_path: Path, figure: Figure
 ) -> None:
     shim = Shim(tmp_path)
-    broker = BrokerProcess(
-        shim.data, ["--admin", "127.0.0.1:0"], env=shim.env(), program=("-c", IMPATIENT)
-    )
+    broker = shimmed_broker(shim, "--admin", "127.0.0.1:0", is_hasty=True)
     broker.start()
     try:
         with SocketClient(broker.port) as peer:
@@ -226,7 +225,7 @@ def test_read_only_file_system_confirms_nothing_and_stops_the_broker(
         broker.kill()
     figure(
         f"read-only: 0 confirms, 503 after {not_ready_s:.1f} s, exit 74 after {stopped_s:.1f} s"
-        " (with a patience of 2 s)"
+        f" (with a time limit of {MAX_TROUBLE_S} s)"
     )
 
 

@@ -17,7 +17,6 @@ pytestmark = [
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_broker_keeps_its_promises_from_end_to_end(figure: Callable[[str], None]) -> None:
-    """It is a program of its own: the process that brokers are forked off needs the shim."""
     command = [sys.executable, "-m", "tests.faults.end_to_end", "--examples", "6"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     figure(done.stdout.strip().splitlines()[-1] if done.stdout else done.stderr[-500:])

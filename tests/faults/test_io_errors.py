@@ -1,23 +1,23 @@
 """A write or an fsync fails: no wrong reply, nothing lost, the exit code as documented (F4, F6).
 
-``python -m tests.faults.io_errors`` tries every call; here are some of each kind.  It is a program
-of its own because the process that brokers are forked off needs the shim below it.
+``python -m tests.faults.io_errors`` tries every call; here are some of each kind.
 ``PHPMQ_SEED=…`` repeats the choices of a run.
 """
 
 import errno
+import random
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from phpmq_lite.broker_process import BrokerProcess, StartFailedError
+from phpmq_lite.broker_process import StartFailedError
 from phpmq_lite.storage.data_folder import DATABASE
+from tests.faults.io_errors import Trials
 from tests.faults.shim import IS_AVAILABLE, Op, Shim
+from tests.faults.shimmed_broker import shimmed_broker
 from tests.support.seed import SEED
 
 pytestmark = [
@@ -26,22 +26,17 @@ pytestmark = [
 ]
 
 
-def _try(*flags: str, seed: int = SEED) -> tuple[int, list[str]]:
-    """Run the program; give its exit code and its lines."""
-    command = [sys.executable, "-m", "tests.faults.io_errors", "--seed", str(seed), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert not done.stderr, done.stderr
-    return done.returncode, done.stdout.splitlines()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_broker_keeps_its_word_when_a_call_fails(figure: Callable[[str], None]) -> None:
+def test_broker_keeps_its_word_when_a_call_fails(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
     """docs/operate/reliability.md, A write or an fsync that fails."""
-    code, lines = _try("--sample", "1")
-    for line in lines:
+    trials = Trials(tmp_path)
+    trials.try_kinds(1, random.Random(SEED))
+    for line in trials.lines:
         figure(line)
-    assert code == 0, lines
+    assert [outcome for outcome in trials.outcomes if outcome.offences] == [], f"seed {SEED}"
 
 
 def test_start_that_cannot_read_does_not_call_it_damage(tmp_path: Path) -> None:
@@ -55,7 +50,7 @@ def test_start_that_cannot_read_does_not_call_it_damage(tmp_path: Path) -> None:
             shutil.copyfile(tmp_path / name.replace(DATABASE, "made.db"), shim.data / name)
     connection.close()
     shim.fail(Op.WRITE, 1, errno.EIO, is_sticky=True, name="-shm")
-    broker = BrokerProcess(shim.data, ["--admin", "none"], env=shim.env())
+    broker = shimmed_broker(shim)
     with pytest.raises(StartFailedError, match=r"cannot read .*: disk I/O error") as failure:
         broker.start()
     assert failure.value.code == 1
@@ -65,7 +60,7 @@ def test_start_that_cannot_read_does_not_call_it_damage(tmp_path: Path) -> None:
 def test_broker_that_cannot_seal_its_database_stops_cleanly(tmp_path: Path) -> None:
     """The next start looks at the structure instead."""
     shim = Shim(tmp_path)
-    broker = BrokerProcess(shim.data, ["--admin", "none"], env=shim.env())
+    broker = shimmed_broker(shim)
     broker.start()
     shim.fail(Op.WRITE, 2, errno.EIO, name=".meta.json")  # behind the one that tells of the stop
     assert broker.terminate() == 0
@@ -77,28 +72,33 @@ def test_broker_that_cannot_seal_its_database_stops_cleanly(tmp_path: Path) -> N
 def test_stop_is_clean_though_it_cannot_clear_up(tmp_path: Path, op: Op, name: str) -> None:
     """What stays is as after a kill, which the next start does not mind."""
     shim = Shim(tmp_path)
-    broker = BrokerProcess(shim.data, ["--admin", "none"], env=shim.env())
+    broker = shimmed_broker(shim)
     broker.start()
     shim.fail(op, 1, errno.EIO, name=name)
     assert broker.terminate() == 0
     assert shim.failed == 1
 
 
-def test_failing_calls_find_a_broker_that_carries_on(figure: Callable[[str], None]) -> None:
+def test_failing_calls_find_a_broker_that_carries_on(
+    tmp_path: Path, figure: Callable[[str], None]
+) -> None:
     """A fault test that cannot fail is worth nothing.
 
     Which call fails, and what the cut then leaves, is by chance: few lives may all be lucky.
     """
-    what = ("--sample", "4", "--ops", "SYNC", "--errors", "EIO", "--mutant", "CarriesOn")
+    trials = Trials(tmp_path, "CarriesOn")
+    lives: set[str] = set()
     for seed in range(SEED, SEED + 6):
-        code, lines = _try(*what, seed=seed)
-        lost = [line for line in lines if "confirmed and lost" in line]
-        if lost:
+        trials.try_kinds(4, random.Random(seed), [Op.SYNC], [errno.EIO])
+        lives = {
+            str(outcome.case)
+            for outcome in trials.outcomes
+            if any("confirmed and lost" in offence for offence in outcome.offences)
+        }
+        if lives:
             break
-    lives = {line.partition(" folder")[0] for line in lost}
     figure(
         f"mutant CarriesOn, seed {seed}: confirmed messages lost in {len(lives)} lives with a "
         "failed fsync"
     )
-    assert code == 1
-    assert lost
+    assert lives

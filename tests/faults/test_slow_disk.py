@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.broker_process import BrokerProcess
 from tests.faults.ledger import Crowd, Ledger, Load, is_drained
-from tests.faults.mutants import program_of
 from tests.faults.shim import Shim
+from tests.faults.shimmed_broker import shimmed_broker
+from tests.support.fork_server import BrokerProcess
 from tests.support.latency_probe import Latencies
 from tests.support.seed import SEED
 from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
@@ -33,8 +33,8 @@ CROWD = 3_000
 def broker_on(data: Path, mutant: str = "") -> Iterator[tuple[BrokerProcess, Shim]]:
     """Run a broker whose disk can turn slow; what a consumer holds goes back after a second."""
     shim = Shim(data.parent, data)
-    flags = ["--admin", "127.0.0.1:0", "--set", "queues.ack_timeout_s=1"]
-    with BrokerProcess(data, flags, env=shim.env(), program=program_of(mutant)) as broker:
+    flags = "--admin", "127.0.0.1:0", "--set", "queues.ack_timeout_s=1"
+    with shimmed_broker(shim, *flags, mutant=mutant) as broker:
         yield broker, shim
 
 

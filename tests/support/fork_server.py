@@ -18,22 +18,21 @@ from typing import IO, Any, Final, TextIO, cast
 
 from phpmq_lite import broker_process as processes
 
+PRELOADED: Final = [
+    "phpmq_lite.admin.app",  # these two: a broker imports them behind the rest
+    "phpmq_lite.admin.serving",
+    "phpmq_lite.cli.broker_connection",
+    "phpmq_lite.cli.admin_client",
+    "phpmq_lite.cli.serve",
+    "phpmq_lite.cli.worker",
+    "phpmq_lite.envelopes.worker",
+    "phpmq_lite.logs",
+    "phpmq_lite.process",
+    "phpmq_lite.service",
+    "pytest",  # the main module here; each process imports it once more
+]
 _server: Final = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(
-    [
-        "phpmq_lite.admin.app",  # a broker imports these two after the rest
-        "phpmq_lite.admin.serving",
-        "phpmq_lite.cli.broker_connection",
-        "phpmq_lite.cli.admin_client",
-        "phpmq_lite.cli.serve",
-        "phpmq_lite.cli.worker",
-        "phpmq_lite.envelopes.worker",
-        "phpmq_lite.logs",
-        "phpmq_lite.process",
-        "phpmq_lite.service",
-        "pytest",  # the main module here; each process imports it again
-    ]
-)
+_server.set_forkserver_preload(PRELOADED)
 
 
 class ForkedProcess:
