@@ -1,7 +1,7 @@
-"""A broker is killed, stopped and held up under mixed load, and the clients compare their books.
+"""A broker is killed, stopped and suspended under mixed load; then ledger and database must agree.
 
 ``python -m tests.faults.kill --kills 500 --terms 50 --stops 20`` prints the figures and ends with 1
-if anything is lost; ``--seed N`` repeats the choices of a run, though not its moments.
+if anything is lost; ``--seed N`` repeats the random choices of a run, but not its timing.
 """
 
 import argparse
@@ -23,13 +23,14 @@ from phpmq_lite.storage.data_folder import DATABASE
 from tests.faults.ledger import QUEUES, TIMED, Crowd, Late, Ledger, Load, is_drained
 from tests.faults.mutants import program_of
 from tests.support.fork_server import BrokerProcess, ForkedProcess
+from tests.support.seed import SEED
 
 MOST_RECEIPTS: Final = 2_000  # between two kills
 DRAIN_S: Final = 60
-TERM_S: Final = 10.0  # within it a broker that is told to stop has ended
-HELD_UP_S: Final = (4.5, 7.0)  # stopped for: longer than a timeout, a short TTL and its margin
-ACK_TIMEOUT_S: Final = 3  # no end of a client on a busy machine is so late
-WORK_S: Final = 0.2  # so much is held at any moment
+TERM_S: Final = 10.0  # time limit for a clean stop
+HELD_UP_S: Final = (4.5, 7.0)  # of SIGSTOP: longer than a timeout, a short TTL and its margin
+ACK_TIMEOUT_S: Final = 3  # longer than clients on a busy machine need
+WORK_S: Final = 0.2  # so that messages are held at any moment
 MOMENTS: Final = {"load": 14, "start": 2, "checkpoint": 2, "stop": 2}  # of a kill, with weights
 
 Run = Callable[..., Awaitable["Lives"]]
@@ -37,10 +38,13 @@ Run = Callable[..., Awaitable["Lives"]]
 
 @dataclass
 class Lives:
-    """A broker that ends again and again, each time otherwise; what it was told is in the books."""
+    """A broker that is ended repeatedly, and the ledger of its clients."""
 
     broker: BrokerProcess
     ledger: Ledger
+    seed: int
+    mutant: str
+    began_s: float = field(default_factory=time.perf_counter)
     starts_ms: list[float] = field(default_factory=list)
     ends_s: list[float] = field(default_factory=list)  # from SIGTERM to the exit
     kills: Counter[str] = field(default_factory=Counter)  # by moment
@@ -48,34 +52,34 @@ class Lives:
 
     @classmethod
     def of(cls, folder: Path, seed: int, *flags: str, mutant: str = "") -> "Lives":
-        """Make them in an empty folder; ``mutant`` names a broker with a defect."""
-        # Without the bound of 2 GiB: what retention removed could not be told from what was lost.
-        given = ["--admin", "none", "--set", "history.bytes=1TiB", *flags]
+        """Use an empty folder; ``mutant`` names a broker with a defect."""
+        # Retention must remove nothing: removed messages would count as lost.
+        given = ["--set", "history.bytes=1TiB", *flags]
         broker = BrokerProcess(folder / "data", given, program=program_of(mutant))
-        return cls(broker, Ledger(random.Random(seed)))
+        return cls(broker, Ledger(random.Random(seed)), seed, mutant)
 
     @property
     def process(self) -> ForkedProcess:
-        """The broker's process, while it runs."""
+        """The running broker process."""
         process = self.broker.process
         assert process is not None
-        return cast(ForkedProcess, process)  # of a preloaded broker
+        return cast(ForkedProcess, process)
 
     async def start(self) -> None:
-        """Start it, and see that what was confirmed is on disk."""
+        """Start the broker, and check that confirmed messages are on disk."""
         began = time.perf_counter()
         await asyncio.to_thread(self.broker.start)
         self.starts_ms.append((time.perf_counter() - began) * 1_000)
         self.ledger.compare(self.broker.data)
 
     def crowd(self, load: Load | None = None) -> Crowd:
-        """Give the clients of this life."""
+        """Return the clients of this life."""
         return Crowd(self.ledger, self.broker.port, load)
 
     # -- SIGKILL
 
-    async def kill(self) -> None:
-        """Start, load, and kill at a moment of chance."""
+    async def kill(self, _number: int) -> None:
+        """Start, load, and kill at a random moment."""
         rng = self.ledger.rng
         (moment,) = rng.choices(list(MOMENTS), list(MOMENTS.values()))
         if moment == "start" and self.starts_ms:
@@ -102,19 +106,19 @@ class Lives:
         self.kills["start"] += 1
 
     def _kill_in_checkpoint(self) -> None:
-        """Kill as soon as the database file is written: that is what a checkpoint does."""
+        """Kill as soon as the database file is written, which only a checkpoint does."""
         database = self.broker.data / DATABASE
         process, loop = self.process, asyncio.get_running_loop()
         before = database.stat().st_mtime_ns
-        patience = loop.time() + DRAIN_S
+        until = loop.time() + DRAIN_S
 
-        def look() -> None:
-            if database.stat().st_mtime_ns != before or loop.time() > patience:
+        def poll() -> None:
+            if database.stat().st_mtime_ns != before or loop.time() > until:
                 process.kill()
             else:
-                loop.call_later(0.001, look)
+                loop.call_later(0.001, poll)
 
-        look()
+        poll()
 
     def _kill_in_stop(self) -> None:
         process = self.process
@@ -124,28 +128,29 @@ class Lives:
 
     # -- SIGTERM
 
-    async def terminate(self, *, forgets: bool = False, is_twice: bool = False) -> None:
-        """Start, load, stop: it drains, or ends at once where it is told twice.
+    async def terminate(self, number: int) -> None:
+        """Start, load, and stop: the broker drains, or exits at the second of two signals.
 
-        Where a consumer ``forgets`` to acknowledge the drain takes all its time.
+        In some rounds a consumer leaves messages unacknowledged, so the drain takes its full time.
         """
         rng, ledger = self.ledger.rng, self.ledger
+        is_twice = number % 4 == 2
+        load = Load(acks_all=not (is_twice or number % 8 == 1))
         await self.start()
-        load = Load(acks_all=not (forgets or is_twice))
-        ledger.unknown.clear()  # ends of the lives before, which may be lost
-        process, told_at = self.process, 0.0
+        ledger.unknown.clear()  # ends of earlier lives, which may be lost
+        process, signaled_at = self.process, 0.0
 
-        def tell() -> None:
-            nonlocal told_at
-            told_at = time.perf_counter()
+        def send_signals() -> None:
+            nonlocal signaled_at
+            signaled_at = time.perf_counter()
             process.terminate()
             if is_twice:
                 loop.call_later(rng.uniform(0.05, 1.0), process.terminate)
 
         loop = asyncio.get_running_loop()
-        await self.crowd(load).work(rng.randint(1, MOST_RECEIPTS), tell)
+        await self.crowd(load).work(rng.randint(1, MOST_RECEIPTS), send_signals)
         code = await asyncio.to_thread(process.wait, 3 * TERM_S)
-        self.ends_s.append(time.perf_counter() - told_at)
+        self.ends_s.append(time.perf_counter() - signaled_at)
         self.broker.kill()  # it has ended
         if code:
             ledger.offences.append(f"SIGTERM: exit code {code}")
@@ -156,23 +161,25 @@ class Lives:
 
     # -- SIGSTOP
 
-    async def hold_up(self) -> None:
-        """Load it, stop it for longer than timeouts and lives, and let it go on.
+    async def hold_up(self, number: int) -> None:
+        """Load the broker, suspend it for longer than timeouts and TTLs, and resume it.
 
-        Its consumers sleep with it each other time; else what they sent meanwhile is waiting.
+        Every other time its consumers sleep too; otherwise their frames wait in its sockets.
         """
+        if self.broker.process is None:
+            await self.start()
         rng, ledger = self.ledger.rng, self.ledger
         process, earlier = self.process, Counter(ledger.times)
         before, after = Counter[bytes](), Counter[bytes]()
         crowd = self.crowd(Load(queues=(*QUEUES, TIMED), acks_all=True, work_s=WORK_S))
 
         def leave() -> None:
-            after.update(ledger.times)  # what they hold now comes again, perhaps the next time
+            after.update(ledger.times)  # messages held now may be redelivered next time
             crowd.leave()
 
         async def hold() -> None:
             process.send_signal(signal.SIGSTOP)
-            crowd.is_asleep = self.kills["held up"] % 2 == 0
+            crowd.is_asleep = number % 2 == 0
             before.update(ledger.times - earlier)
             await asyncio.sleep(rng.uniform(*HELD_UP_S))
             process.send_signal(signal.SIGCONT)
@@ -187,12 +194,26 @@ class Lives:
         self.kills["held up"] += 1
         for message_id in (after - earlier - before).keys() & before:
             self.again += 1
-            ledger.offences.append(f"{message_id!r} came again because the broker stood still")
+            ledger.offences.append(f"{message_id!r} was redelivered because of the suspension")
 
     # -- the end
 
-    async def finish(self) -> None:
-        """Consume what is there, and compare everything."""
+    async def repeat(self, end: Callable[[int], Awaitable[None]], times: int) -> "Lives":
+        """Call ``end`` so often, or until a mutant is found; then compare everything."""
+        for number in range(times):
+            await end(number)
+            if self.mutant and self.ledger.offences:
+                break
+        if self.mutant:
+            self.broker.kill()
+            self.ledger.audit(self.broker.data)
+        else:
+            await self._finish()
+        return self
+
+    async def _finish(self) -> None:
+        if self.broker.process is None:
+            await self.start()
         data = self.broker.data
         async with asyncio.timeout(DRAIN_S):
             await self.crowd(Load(acks_all=True)).drain(lambda: is_drained(data))
@@ -201,8 +222,29 @@ class Lives:
             self.ledger.offences.append(f"exit code {code}")
         self.ledger.audit(data)
 
-    def says(self) -> str:
-        """Sum up the books."""
+    def figures(self) -> list[str]:
+        """Return the report of a run in lines."""
+        took = f"in {time.perf_counter() - self.began_s:.1f} s, seed {self.seed}"
+        ends_s, stops = sorted(self.ends_s), self.kills["held up"]
+        if ends_s:
+            return [
+                f"SIGTERM: {len(ends_s)} under load {took}: exit 0, "
+                f"p50 {ends_s[len(ends_s) // 2]:.2f} s, max {ends_s[-1]:.2f} s; {self._totals()}"
+            ]
+        if stops:
+            low_s, high_s = HELD_UP_S
+            return [
+                f"SIGSTOP: {stops} under load, {low_s} to {high_s} s each with an acknowledgement "
+                f"timeout of {ACK_TIMEOUT_S} s, {took}: {self.again} redelivered; {self._totals()}"
+            ]
+        moments = ", ".join(f"{count} in a {moment}" for moment, count in self.kills.most_common())
+        return [
+            f"kill -9: {self.kills.total()} ({moments}) {took}: {self._totals()}",
+            f"         0 failed starts of {len(self.starts_ms)}, "
+            f"max restart {max(self.starts_ms[1:], default=0):.0f} ms",
+        ]
+
+    def _totals(self) -> str:
         ledger = self.ledger
         lost = sum("lost" in text or "neither" in text for text in ledger.offences)
         again = sum("dispatched after its end" in text for text in ledger.offences)
@@ -216,104 +258,40 @@ class Lives:
 
 
 async def killed(folder: Path, seed: int, kills: int, mutant: str = "") -> Lives:
-    """Kill a broker so often; a mutant until it is found."""
+    """Kill a broker ``kills`` times, or a mutant until it is found."""
     lives = Lives.of(folder, seed, mutant=mutant)
-    while lives.kills.total() < kills and not (mutant and lives.ledger.offences):
-        await lives.kill()
-    if not mutant:
-        await lives.start()
-        await lives.finish()
-    return lives
+    return await lives.repeat(lives.kill, kills)
 
 
 async def terminated(folder: Path, seed: int, terms: int, mutant: str = "") -> Lives:
-    """Have a broker stop so often, some times with a consumer that forgets, some told twice.
-
-    A mutant until it is found.
-    """
+    """Stop a broker ``terms`` times, or a mutant until it is found."""
     lives = Lives.of(folder, seed, mutant=mutant)
-    while len(lives.ends_s) < terms and not (mutant and lives.ledger.offences):
-        number = len(lives.ends_s)
-        await lives.terminate(forgets=number % 8 == 1, is_twice=number % 4 == 3)
-    if not mutant:
-        await lives.start()
-        await lives.finish()
-    return lives
+    return await lives.repeat(lives.terminate, terms)
 
 
 async def held_up(folder: Path, seed: int, stops: int, mutant: str = "") -> Lives:
-    """Stop a broker for seconds so often, all in one life; a mutant until it is found."""
+    """Suspend a broker ``stops`` times within one life, or a mutant until it is found."""
     flags = ("--set", f"queues.ack_timeout_s={ACK_TIMEOUT_S}")
     lives = Lives.of(folder, seed, *flags, mutant=mutant)
-    await lives.start()
-    while lives.kills.total() < stops and not (mutant and lives.ledger.offences):
-        await lives.hold_up()
-    if mutant:
-        lives.broker.kill()
-        lives.ledger.audit(lives.broker.data)
-    else:
-        await lives.finish()
-    return lives
-
-
-# -- figures
-
-
-def figures_of_kills(lives: Lives, seed: int, took_s: float) -> list[str]:
-    """Say what became of the kills."""
-    return [
-        f"kill -9: {lives.kills.total()} ({_by_moment(lives)}) in {took_s:.1f} s, seed {seed}: "
-        f"{lives.says()}",
-        f"         0 failed starts of {len(lives.starts_ms)}, "
-        f"max restart {max(lives.starts_ms[1:]):.0f} ms",
-    ]
-
-
-def figures_of_terms(lives: Lives, seed: int, took_s: float) -> list[str]:
-    """Say what became of the clean stops."""
-    ends_s = sorted(lives.ends_s)
-    return [
-        f"SIGTERM: {len(ends_s)} under load in {took_s:.1f} s, seed {seed}: exit 0, "
-        f"p50 {ends_s[len(ends_s) // 2]:.2f} s, max {ends_s[-1]:.2f} s; {lives.says()}"
-    ]
-
-
-def figures_of_stops(lives: Lives, seed: int, took_s: float) -> list[str]:
-    """Say what became of being stopped for seconds."""
-    low_s, high_s = HELD_UP_S
-    return [
-        f"SIGSTOP: {lives.kills['held up']} under load, {low_s} to {high_s} s each with an "
-        f"acknowledgement timeout of {ACK_TIMEOUT_S} s, in {took_s:.1f} s, seed {seed}: "
-        f"{lives.again} redelivered; "
-        f"{lives.says()}"
-    ]
-
-
-def _by_moment(lives: Lives) -> str:
-    return ", ".join(f"{count} in a {moment}" for moment, count in lives.kills.most_common())
+    return await lives.repeat(lives.hold_up, stops)
 
 
 def main() -> int:
-    """Do all three, and print what was seen."""
+    """Run all three, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("kills", "terms", "stops", "seed"):
+    for name in ("kills", "terms", "stops"):
         parser.add_argument(f"--{name}", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=SEED)
     given = parser.parse_args()
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it tells of each write to a dead broker
-    seed = given.seed or random.SystemRandom().randrange(1, 10**9)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it logs each write to a dead broker
     offences: list[str] = []
-    for run, number, tell in (
-        (killed, given.kills, figures_of_kills),
-        (terminated, given.terms, figures_of_terms),
-        (held_up, given.stops, figures_of_stops),
-    ):
+    runs = (killed, given.kills), (terminated, given.terms), (held_up, given.stops)
+    for run, number in runs:
         if number:
             with TemporaryDirectory() as folder:
-                began = time.perf_counter()
-                lives = asyncio.run(run(Path(folder), seed, number))
-                lines = tell(lives, seed, time.perf_counter() - began)
+                lives = asyncio.run(run(Path(folder), given.seed, number))
             offences += lives.ledger.offences
-            print("\n".join(lines), flush=True)
+            print("\n".join(lives.figures()), flush=True)
     print("\n".join(offences[:50]))
     return 1 if offences else 0
 
