@@ -1,8 +1,8 @@
-"""What one tenant can do to the others: each attack at the limit that is documented for it.
+"""Attacks of one tenant on the others, each at its documented limit.
 
-Each is a function that prepares, calls ``ready`` and goes on until its process is killed.  It uses
-queues that begin with ``b-``, a token that may use no others, and an address of its own: without
-a login, PHPMQ connections of one address are one tenant.
+Each is a function that begins an attack, which continues until the process is killed.  It uses
+queues that begin with ``b-``, a token for these queues only, and its own address: without a login,
+all PHPMQ connections from one address are one tenant.
 """
 
 import gzip
@@ -29,13 +29,14 @@ HELD: Final = 50_000  # limits.held
 HELD_BYTES: Final = 256 * MIB  # limits.held_bytes
 QUEUES: Final = 10_000  # limits.max_queues
 CONTENT: Final = 8 * MIB  # limits.max_content
+ARROW: Final = "application/vnd.apache.arrow.stream"
 APP_ID: Final = "tenant-app"  # of the other one
 _FAILED: Final = (OSError, HTTPException)
 
 
 @dataclass(slots=True, frozen=True)
 class Target:
-    """A broker, and what the attacker may use of it."""
+    """A broker, and the credentials of a tenant."""
 
     port: int
     url: str
@@ -61,23 +62,19 @@ class Target:
 
     def head(self, method: str, path: str, **headers: str) -> bytes:
         """Return the head of a request."""
-        host, port = self.address
-        given = {"Host": f"{host}:{port}", "Authorization": f"Bearer {self.token}"} | {
-            name.replace("_", "-"): value for name, value in headers.items()
-        }
-        lines = [
-            f"{method} {path} HTTP/1.1",
-            *(f"{name}: {value}" for name, value in given.items()),
-        ]
+        given = {"Host": "{}:{}".format(*self.address)} | self._headers(headers)
+        lines = [f"{method} {path} HTTP/1.1", *map(": ".join, given.items())]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+    def _headers(self, headers: dict[str, str]) -> dict[str, str]:
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        return {"Authorization": f"Bearer {self.token}"} | given
 
     def ask(
         self, method: str, path: str, body: bytes | None = None, **headers: str
     ) -> tuple[int, bytes]:
         """Send one request on a new connection; return (0, b"") if it fails."""
-        given = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"} | {
-            name.replace("_", "-"): value for name, value in headers.items()
-        }
+        given = {"Content-Type": "application/json"} | self._headers(headers)
         connection = HTTPConnection(*self.address, timeout=60, source_address=(self.source, 0))
         try:
             connection.request(method, path, body, given)
@@ -88,9 +85,15 @@ class Target:
         finally:
             connection.close()
 
+    def stage(self, rows: bytes) -> tuple[str, int, bytes]:
+        """Stage rows under a new token; return the token and the response."""
+        token = secrets.token_hex(8)
+        path = f"/api/v1/pipeline/stage?token={token}"
+        return token, *self.ask("POST", path, rows, Content_Type=ARROW)
 
-def in_threads(count: int, work: Callable[[], object]) -> None:
-    """Repeat ``work`` in threads, until the process is killed."""
+
+def repeat_in_threads(count: int, work: Callable[[], object]) -> None:
+    """Repeat ``work`` in threads until the process is killed."""
 
     def repeat() -> None:
         while True:
@@ -101,21 +104,11 @@ def in_threads(count: int, work: Callable[[], object]) -> None:
         threading.Thread(target=repeat, daemon=True).start()
 
 
-def ready() -> None:
-    """Print that the attack has begun."""
-    print("ready", flush=True)
-
-
-def end_never() -> None:
-    """Wait for the end of the process."""
-    threading.Event().wait()
-
-
 # -- PHPMQ
 
 
 def dead_consumers(target: Target) -> None:
-    """25 consumers disconnect without a word, and a message is published at once."""
+    """Reset the connections of 25 consumers, and publish a message immediately."""
 
     def once() -> None:
         peers = [target.peer() for _ in range(25)]
@@ -128,17 +121,17 @@ def dead_consumers(target: Target) -> None:
         time.sleep(0.05)
 
     once()
-    in_threads(1, once)
+    repeat_in_threads(1, once)
 
 
 def full_queues(target: Target) -> None:
-    """All queues that there may be, and one more, again and again."""
+    """Create as many queues as allowed, and repeatedly try one more."""
     with target.peer() as peer:
         for start in range(0, QUEUES - 500, 500):
             names = [f"b-{number}" for number in range(start, start + 500)]
             peer.send(b"".join(peer.side.publish(name, b"") for name in names))
             peer.barrier()
-        number = QUEUES  # the barriers have a queue, too
+        number = QUEUES  # the queue of the barriers counts, too
         while peer.confirm(f"b-{number}", b"") is None:
             number += 1
 
@@ -148,16 +141,16 @@ def full_queues(target: Target) -> None:
             another.confirm(f"b-{secrets.token_hex(8)}", b"")
         time.sleep(0.05)
 
-    in_threads(1, once)
+    repeat_in_threads(1, once)
 
 
 def hung_consumers(target: Target) -> None:
-    """Consumers hold all messages that may be held, and never acknowledge."""
+    """Hold as many messages as allowed, and never acknowledge."""
     _hang(target, "b-hung", [b"x"] * (HELD // 1_000 * 1_050), HELD // 1_000 + 2, HELD)
 
 
 def hung_consumers_of_large_messages(target: Target) -> None:
-    """Consumers hold all bytes that may be held, and never acknowledge."""
+    """Hold as many bytes as allowed, and never acknowledge."""
     size = 4 * MIB
     bodies = [b"x" * size] * (HELD_BYTES // size + 8)
     _hang(target, "b-hung-large", bodies, 30, HELD_BYTES // size)
@@ -186,7 +179,7 @@ _keep: list[object] = []  # connections that stay open
 
 
 def slow_readers(target: Target) -> None:
-    """Consumers of large messages that read nothing."""
+    """Consume large messages, but read nothing."""
 
     def once() -> None:
         with target.peer() as publisher:
@@ -200,11 +193,11 @@ def slow_readers(target: Target) -> None:
         peer.read_nothing()
         peer.consume("b-slow", 1_000)
         _keep.append(peer)
-    in_threads(1, once)
+    repeat_in_threads(1, once)
 
 
 def huge_bodies(target: Target) -> None:
-    """Messages as large as they may be, one after another, confirmed and consumed."""
+    """Publish and consume messages of the maximum size, one after another."""
     body = b"x" * CONTENT
 
     def once() -> None:
@@ -214,43 +207,41 @@ def huge_bodies(target: Target) -> None:
                 peer.confirm("b-huge", body, 60)
                 peer.ack(*peer.dispatches(1))
 
-    in_threads(1, once)
+    repeat_in_threads(1, once)
 
 
 # -- HTTP
 
 
 def app_id_poisoning(target: Target) -> None:
-    """The highest version under the app_id of another tenant, and floods of new ones."""
+    """Publish the highest version under another tenant's app_id, and floods of new app_ids."""
     rows = arrow_of([("b-staged", b"x")])
 
     def publish(app_id: str, version: int) -> None:
-        token = secrets.token_hex(8)
-        target.ask("POST", f"/api/v1/pipeline/stage?token={token}", rows,
-                   Content_Type="application/vnd.apache.arrow.stream")  # fmt: skip
+        token, _, _ = target.stage(rows)
         asked = {"app_id": app_id, "version": version, "tokens": [token]}
         target.ask("POST", "/api/v1/pipeline/publish", json.dumps(asked).encode())
 
     publish(APP_ID, 2**63 - 1)
-    in_threads(1, lambda: publish(APP_ID, 2**63 - 1))
-    in_threads(2, lambda: publish(secrets.token_hex(8), 1))
+    repeat_in_threads(1, lambda: publish(APP_ID, 2**63 - 1))
+    repeat_in_threads(2, lambda: publish(secrets.token_hex(8), 1))
 
 
 def json_arrays(target: Target) -> None:
-    """Bodies of 3 MiB whose values would take a hundred times that."""
+    """Send bodies of 3 MiB whose parsed values take a hundred times that."""
     body = b"[" + b"{}," * MIB + b"{}]"
-    in_threads(4, lambda: target.ask("POST", "/api/v1/queues/b-json/messages", body))
+    repeat_in_threads(4, lambda: target.ask("POST", "/api/v1/queues/b-json/messages", body))
 
 
 def compressed_bodies(target: Target) -> None:
-    """Bodies that are small as long as nobody decompresses them."""
+    """Send bodies that are small until they are decompressed."""
     body = gzip.compress(b"[" + b" " * (64 * MIB) + b"]")
-    in_threads(4, lambda: target.ask("POST", "/api/v1/queues/b-gzip/messages", body,
+    repeat_in_threads(4, lambda: target.ask("POST", "/api/v1/queues/b-gzip/messages", body,
                                      Content_Encoding="gzip"))  # fmt: skip
 
 
 def login_forms(target: Target) -> None:
-    """Forms of 11 MiB that never end, on nearly all connections."""
+    """Send forms of 11 MiB that never end, on nearly all connections."""
     size = 11 * MIB
     head = target.head(
         "POST", "/login", Content_Length=str(size), Origin=target.url,
@@ -265,11 +256,11 @@ def login_forms(target: Target) -> None:
             while connection.recv(4_096):
                 pass
 
-    in_threads(CONNECTIONS, once)
+    repeat_in_threads(CONNECTIONS, once)
 
 
 def slow_downloads(target: Target) -> None:
-    """Bodies of 8 MiB that are read by 4 KiB a second, on nearly all connections."""
+    """Read bodies of 8 MiB at 4 KiB a second, on nearly all connections."""
     with target.peer() as peer:
         peer.confirm("b-large", b"x" * (CONTENT - 100))
     found = json.loads(target.ask("GET", "/api/v1/queues/b-large/messages")[1])
@@ -282,58 +273,55 @@ def slow_downloads(target: Target) -> None:
             while connection.recv(4_096):
                 time.sleep(1)
 
-    in_threads(CONNECTIONS, once)
+    repeat_in_threads(CONNECTIONS, once)
 
 
 def searches(target: Target) -> None:
-    """Patterns that nothing matches, over bodies that begin as they do."""
+    """Search with patterns that match nothing, but share a long prefix with the bodies."""
     with target.peer() as peer:
         body = b'{"data":{"a":"' + b"a" * (CONTENT - 100) + b'"}}'
         for _ in range(6):
             peer.confirm("b-search", body)
     pattern = quote("data.a:*" + "a" * 1_900 + "b")
-    in_threads(6, lambda: target.ask("GET", f"/api/v1/messages?q={pattern}"))
+    repeat_in_threads(6, lambda: target.ask("GET", f"/api/v1/messages?q={pattern}"))
 
 
 def slow_uploads(target: Target) -> None:
-    """Rows to stage, as slowly as they may come, on more connections than there are slots."""
+    """Stage rows as slowly as allowed, on more connections than there are slots."""
     size = 64 * MIB
 
     def once() -> None:
         head = target.head("POST", f"/api/v1/pipeline/stage?token={secrets.token_hex(8)}",
-                           Content_Length=str(size),
-                           Content_Type="application/vnd.apache.arrow.stream")  # fmt: skip
+                           Content_Length=str(size), Content_Type=ARROW)  # fmt: skip
         with target.connect() as connection:
             connection.sendall(head)
             for _ in range(size // 10_240):
                 connection.sendall(b"x" * 10_240)
                 time.sleep(1)
 
-    in_threads(8, once)
+    repeat_in_threads(8, once)
 
 
 def uploads(target: Target) -> None:
-    """Rows to stage, as many as a token may have, one upload after another."""
+    """Stage as many rows as allowed per token, one upload after another."""
     rows = arrow_of([("b-staged", b"x" * 600)] * 100_000)
 
     def once() -> None:
-        token = secrets.token_hex(8)
-        target.ask("POST", f"/api/v1/pipeline/stage?token={token}", rows,
-                   Content_Type="application/vnd.apache.arrow.stream")  # fmt: skip
+        token, _, _ = target.stage(rows)
         asked = json.dumps({"tokens": [token]}).encode()
         target.ask("POST", "/api/v1/pipeline/unstage", asked)
 
-    in_threads(4, once)
+    repeat_in_threads(4, once)
 
 
 def exports(target: Target) -> None:
-    """Exports of 50,000 messages, several at once."""
+    """Export 50,000 messages, several times at once."""
     _fill(target, "b-export", 50_000)
-    in_threads(4, lambda: target.ask("GET", "/api/v1/export?q=queue%3Ab-export"))
+    repeat_in_threads(4, lambda: target.ask("GET", "/api/v1/export?q=queue%3Ab-export"))
 
 
 def bulk_work(target: Target) -> None:
-    """Moves of 20,000 messages, as many at once as one may run."""
+    """Move 20,000 messages, as often at once as allowed."""
     _fill(target, "b-bulk", 20_000)
 
     def once() -> None:
@@ -345,7 +333,7 @@ def bulk_work(target: Target) -> None:
             asked |= {"create": True, "confirm": source}
             target.ask("POST", "/api/v1/bulk", json.dumps(asked).encode())
 
-    in_threads(5, once)
+    repeat_in_threads(5, once)
 
 
 def _fill(target: Target, queue: str, count: int) -> None:
@@ -355,7 +343,7 @@ def _fill(target: Target, queue: str, count: int) -> None:
 
 
 def arrow_of(rows: list[tuple[str, bytes]]) -> bytes:
-    """Return rows as a stream of Arrow, as Spark's tasks stage them."""
+    """Return rows as an Arrow stream, as Spark's tasks stage them."""
     import pyarrow as pa
 
     queues, bodies = zip(*rows, strict=True)
@@ -386,8 +374,8 @@ def main() -> None:
     if policy == ["idle"]:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     ADVERSARIES[name](Target(int(port), url, token, "127.0.0.2"))
-    ready()
-    end_never()
+    print("ready", flush=True)
+    threading.Event().wait()
 
 
 if __name__ == "__main__":

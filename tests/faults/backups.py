@@ -1,7 +1,7 @@
-"""Backups are made under load; each must open, be whole, and have all that was confirmed before.
+"""Backups under load must open, be whole, and have all messages confirmed before they began.
 
-``python -m tests.faults.backups --backups 20`` prints the figures and ends with 1 if one is not;
-``--seed N`` repeats the sizes of a run, though not its moments.
+``python -m tests.faults.backups --backups 20`` prints the figures and ends with 1 if one has not;
+``--seed N`` repeats the sizes of a run, but not its timing.
 """
 
 import argparse
@@ -24,19 +24,20 @@ from phpmq_lite.storage.backup.backups import read_backup
 from phpmq_lite.storage.backup.restore import drill
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.integrity.database_check import verify
-from tests.support.fork_server import BrokerProcess
+from tests.support.fork_server import broker_process
+from tests.support.seed import SEED
 from tests.support.socket_client import SocketClient
 
 PUBLISHERS: Final = 3
 BETWEEN: Final = 300  # receipts from one backup to the next, at least
 WAIT_S: Final = 60.0
 
-Take = Callable[[Path], Path]  # takes a backup of a data folder, gives its database
+Take = Callable[[Path], Path]  # makes a backup of a data folder, returns its database
 
 
 @dataclass
 class Load:
-    """Publishers and a consumer, each in a thread; what was confirmed, and acknowledged after."""
+    """Publishers and a consumer, each in a thread, and the confirmed messages."""
 
     port: int
     rng: random.Random
@@ -59,7 +60,7 @@ class Load:
             thread.join(WAIT_S)
 
     def wait_for(self, number: int) -> None:
-        """Wait until so many more were confirmed."""
+        """Wait until ``number`` more messages are confirmed."""
         goal, ends = len(self.confirmed) + number, time.monotonic() + WAIT_S
         while len(self.confirmed) < goal:
             assert time.monotonic() < ends, self.errors
@@ -83,7 +84,7 @@ class Load:
                     self.confirmed.add(content)
 
     def _consume(self) -> None:
-        """Acknowledge half of what comes: settled messages are in a backup too."""
+        """Acknowledge half of the messages: a backup has settled messages, too."""
         with SocketClient(self.port) as peer:
             peer.socket.settimeout(WAIT_S)
             peer.consume("load", 50)
@@ -97,7 +98,7 @@ class Load:
 
 @dataclass
 class Taken:
-    """One backup and what it must have."""
+    """A backup, and the comparison with the messages that it must have."""
 
     database: Path
     confirmed: int
@@ -107,28 +108,27 @@ class Taken:
 
     @property
     def is_good(self) -> bool:
-        """Tell whether it is whole and has all."""
+        """Whether it is whole and has all messages."""
         return not self.missing and not self.problems
 
 
 def run(folder: Path, seed: int, number: int, take: "Take | None" = None) -> list[Taken]:
-    """Take backups under load, and look at each; the last one is restored in a drill."""
+    """Make backups under load, and check each."""
     found: list[Taken] = []
-    flags = ["--admin", "127.0.0.1:0", "--set", f"backups.keep={number}"]
-    broker = BrokerProcess(folder / "data", flags)
-    with broker:
+    flags = "--admin", "127.0.0.1:0", "--set", f"backups.keep={number}"
+    with broker_process(folder / "data", *flags) as broker:
         with Load(broker.port, random.Random(seed)) as load:
             for _ in range(number):
                 load.wait_for(BETWEEN)
                 before, began = set(load.confirmed), time.monotonic()
                 database = (take or asked)(broker.data)
-                found.append(_look(database, before, time.monotonic() - began))
+                found.append(_check(database, before, time.monotonic() - began))
         assert not load.errors, load.errors
     return found
 
 
 def asked(data: Path) -> Path:
-    """Have the broker make a backup, as the command does."""
+    """Request a backup, as the command does."""
     made = AdminClient(data / "control.sock").post("/backups")
     assert not made["is_running"], made
     backup = read_backup(data / "backups" / made["items"][0]["id"])
@@ -137,7 +137,7 @@ def asked(data: Path) -> Path:
 
 
 def copied(data: Path) -> Path:
-    """Copy the database file alone, as nobody should."""
+    """Copy the database file alone, which is no valid backup."""
     target = data.parent / "copies"
     target.mkdir(exist_ok=True)
     copy = target / f"{len(list(target.iterdir()))}.db"
@@ -145,7 +145,7 @@ def copied(data: Path) -> Path:
     return copy
 
 
-def _look(database: Path, confirmed: set[bytes], took_s: float) -> Taken:
+def _check(database: Path, confirmed: set[bytes], took_s: float) -> Taken:
     problems = [problem for check in verify(database) for problem in check.problems]
     with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro&immutable=1", uri=True)) as one:
         try:
@@ -156,12 +156,12 @@ def _look(database: Path, confirmed: set[bytes], took_s: float) -> Taken:
 
 
 def drilled(taken: Taken) -> list[str]:
-    """Restore a backup in a drill; give what is wrong."""
+    """Restore a backup in a drill; return the problems."""
     return drill(taken.database.parent, migrations_folder()).problems
 
 
 def figures(found: list[Taken], seed: int) -> list[str]:
-    """Put a run into words."""
+    """Return the report of a run in lines."""
     good = sum(one.is_good for one in found)
     slowest = max(one.took_s for one in found)
     lines = [
@@ -176,9 +176,9 @@ def figures(found: list[Taken], seed: int) -> list[str]:
 
 def main() -> int:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backups", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1, 10**9))
+    parser.add_argument("--seed", type=int, default=SEED)
     given = parser.parse_args()
     with TemporaryDirectory() as folder:
         found = run(Path(folder), given.seed, given.backups)

@@ -1,7 +1,7 @@
-"""A broker whose wall clock is set: while it runs, while it is stopped, while it lies killed.
+"""A broker whose wall clock is set while it runs, while it is stopped, and after a kill.
 
 ``python -m tests.faults.clock --rounds 5`` prints the figures and ends with 1 if a message expired
-early or stuck.  True time is the monotonic clock of this process.
+early or got stuck.  The monotonic clock of this process is the true time.
 """
 
 import argparse
@@ -24,10 +24,10 @@ DAY_MS: Final = 24 * HOUR_MS
 JUMPS_MS: Final = (HOUR_MS, -HOUR_MS, DAY_MS, -DAY_MS)
 WAYS: Final = ("live", "stop", "kill")
 OFTEN: Final = 20  # messages of each kind
-LONG_S: Final = 1_800  # an hour ahead would be its end
-SHORT_S: Final = 8  # an hour back would make it stick; above the time of a start under load
-MARGIN_S: Final = 3.0  # for a broker that is as slow as the machine
-PATIENCE_S: Final = 30.0
+LONG_S: Final = 1_800  # would expire if an hour passed
+SHORT_S: Final = 8  # would get stuck if the clock went back an hour
+MARGIN_S: Final = 3.0  # for a loaded machine
+EXPIRY_S: Final = 30.0  # time limit
 
 
 @dataclass
@@ -36,12 +36,12 @@ class Lot:
 
     queue: str
     ttl_s: int
-    published_at: tuple[float, float]  # monotonic: between these
+    published_at: tuple[float, float]  # monotonic: first and last
 
 
 @dataclass
 class Trial:
-    """A broker under the shim, the messages it was given, and what it did wrong."""
+    """A broker under the shim, its messages, and its errors."""
 
     broker: BrokerProcess
     shim: Shim
@@ -50,17 +50,17 @@ class Trial:
     early: int = 0
     stuck: int = 0
     again: int = 0  # stored twice under one key
-    wrong_ttl: int = 0  # dispatched with more or less time than was left
-    looked_at: int = 0
+    wrong_ttl: int = 0  # dispatched with a TTL other than the remaining time
+    checked: int = 0
 
     @classmethod
     def of(cls, folder: Path, mutant: str = "") -> "Trial":
-        """Make one in an empty folder; ``mutant`` names a broker with a defect."""
+        """Use an empty folder; ``mutant`` names a broker with a defect."""
         shim = Shim(folder)
         return cls(shimmed_broker(shim, "--admin", "127.0.0.1:0", mutant=mutant), shim)
 
     def run(self, jumps_ms: tuple[int, ...] = JUMPS_MS, ways: tuple[str, ...] = WAYS) -> None:
-        """Set the clock in each way by each of the jumps; look after each, and at the end."""
+        """Set the clock in each way by each of the jumps; check after each, and at the end."""
         with self.broker:
             for way in ways:
                 for jump_ms in jumps_ms:
@@ -68,9 +68,10 @@ class Trial:
             self.end()
 
     def jump(self, way: str, jump_ms: int) -> None:
-        """Publish, set the clock, and look; publish again under the same keys, and look again.
+        """Publish, set the clock, and check; publish again under the same keys, and check again.
 
-        What expired at the jump is missing at the first look only: repeats may take its place.
+        A message that expired at the jump is missing at the first check only: its repetition may
+        take its place.
         """
         name = f"{way}-{self.jumps.total()}"
         with SocketClient(self.broker.port) as peer:
@@ -86,9 +87,9 @@ class Trial:
         self.jumps[way] += 1
         with SocketClient(self.broker.port) as peer:
             self.publish(peer, f"{name}-after", SHORT_S)
-            self.look()
+            self.check()
             self.publish(peer, f"{name}-long", LONG_S, is_new=False)
-        self.look()
+        self.check()
 
     def publish(self, peer: SocketClient, queue: str, ttl_s: int, *, is_new: bool = True) -> None:
         """Publish a lot under keys."""
@@ -99,13 +100,13 @@ class Trial:
         if is_new:
             self.lots.append(Lot(queue, ttl_s, (began, time.monotonic())))
 
-    def look(self) -> None:
-        """Count what has gone before its time, is there too often, or stays after its time."""
+    def check(self) -> None:
+        """Count messages that expired early, exist twice, or are stuck."""
         admin = AdminApi(self.broker.admin[0])
         for lot in self.lots:
             asked_at = time.monotonic()
             ready = admin.queue(lot.queue)["ready"]
-            self.looked_at += 1
+            self.checked += 1
             if time.monotonic() < lot.published_at[0] + lot.ttl_s:
                 self.early += max(0, OFTEN - ready)
             if asked_at > lot.published_at[1] + lot.ttl_s + MARGIN_S:
@@ -113,13 +114,10 @@ class Trial:
             self.again += max(0, ready - OFTEN)
 
     def end(self) -> None:
-        """Wait until all that is short has gone, or should have long since; take all that is long.
-
-        Nothing is measured by the wait: the broker may be as slow as the machine.
-        """
+        """Wait until all short messages should have expired; consume all long ones."""
         admin = AdminApi(self.broker.admin[0])
         short = [lot for lot in self.lots if lot.ttl_s == SHORT_S]
-        until = time.monotonic() + SHORT_S + PATIENCE_S
+        until = time.monotonic() + SHORT_S + EXPIRY_S
         while any(admin.queue(lot.queue)["ready"] for lot in short) and time.monotonic() < until:
             time.sleep(0.1)
         self.stuck += sum(admin.queue(lot.queue)["ready"] for lot in short)
@@ -128,7 +126,7 @@ class Trial:
                 self.take(lot, admin.queue(lot.queue)["ready"])
 
     def take(self, lot: Lot, ready: int) -> None:
-        """Consume a lot, and see how much time its messages say that they have left."""
+        """Consume a lot, and check the TTLs of its messages."""
         self.early += max(0, OFTEN - ready)
         with SocketClient(self.broker.port) as peer:
             peer.consume(lot.queue, OFTEN)
@@ -140,23 +138,23 @@ class Trial:
 
     @property
     def faults(self) -> int:
-        """All that was wrong."""
+        """Number of errors."""
         return self.early + self.stuck + self.again + self.wrong_ttl
 
     def figures(self, seconds: float) -> Iterator[str]:
-        """Say it in words."""
+        """Return the report in lines."""
         sizes = ", ".join(f"{jump_ms / HOUR_MS:+g} h" for jump_ms in dict.fromkeys(JUMPS_MS))
         ways = ", ".join(f"{count} {way}" for way, count in self.jumps.items())
         yield (
             f"clock set {self.jumps.total()} times ({sizes}; {ways}): "
             f"{len(self.lots) * OFTEN} messages, {self.early} expired early, {self.stuck} stuck, "
             f"{self.again} stored twice under a key, {self.wrong_ttl} dispatched with a wrong TTL; "
-            f"{self.looked_at} looks in {seconds:.0f} s"
+            f"{self.checked} checks in {seconds:.0f} s"
         )
 
 
 def main() -> int:
-    """Run it in a folder of its own."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.clock", description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--mutant", default="")

@@ -1,15 +1,14 @@
-"""Bits flip and ends are cut off in the files of a stopped broker; then it is started on them.
+"""Flip bits in the files of a stopped broker, or truncate them; then start it on them.
 
 ``python -m tests.faults.damage --flips 120 --truncations 10`` prints the figures and ends with 1 if
-a consumer gets a wrong content, or damage is reported by nobody; ``--seed N`` repeats a run.
+a consumer gets a wrong content, or damage is not detected; ``--seed N`` repeats a run.
 
-A folder is damaged as a clean stop leaves it and as ``kill -9`` leaves it, at any byte of the
-database and of the write-ahead log.  Who reports it is told apart: the start refuses; a message is
-settled as dead, or the broker stops, when it comes to a damaged place; or only ``verify`` sees it.
-What nobody reports is compared row by row: bytes that SQLite does not use change nothing.  What is
-kept about messages (times, counts, the random half of an id) has no checksum of its own, but the
-whole database has one behind a clean stop, and behind a crash where it was sealed since its last
-checkpoint, as here.
+The folder is one after a clean stop or one after ``kill -9``, damaged at any byte of the database
+or the write-ahead log.  The start refuses it; or the broker dead-letters a message or stops when it
+reads a damaged page; or only ``verify`` detects it.  If nothing does, all rows are compared: bytes
+that SQLite does not use change nothing.  Metadata of messages (times, counts, the random half of an
+id) have no checksums of their own, but the whole database has one after a clean stop, and after a
+crash if it was sealed since its last checkpoint, as here.
 """
 
 import argparse
@@ -32,19 +31,21 @@ from typing import Final
 
 from phpmq_lite.broker_process import StartFailedError
 from phpmq_lite.errors import PhpmqError
+from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.integrity import seal
 from phpmq_lite.storage.integrity.database_check import verify
-from tests.faults.mutants import program_of
-from tests.support.fork_server import BrokerProcess
+from tests.faults.mutants import mutant_process
+from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.seed import SEED
 from tests.support.socket_client import SocketClient
 
 QUEUES: Final = ("orders", "mail", "audit", "mail.dlq")
-FIRST: Final = 600  # messages ahead of a checkpoint, and behind it
+FIRST: Final = 600  # messages before a checkpoint, and after it
 SECOND: Final = 300
 MARK: Final = b"the last one"
 WAL: Final = f"{DATABASE}-wal"
-# Who reports it; the last two are reported by nobody.
+# What detects a damage; nothing detects the last two.
 START, DELIVERY, VERIFY, UNUSED, KEPT = "start", "delivery", "verify", "unused", "kept about it"
 
 Rows = dict[str, list[tuple[object, ...]]]
@@ -52,21 +53,17 @@ Rows = dict[str, list[tuple[object, ...]]]
 
 @dataclass
 class Filled:
-    """A data folder of a broker that has ended, and what is in it."""
+    """The data folder of a broker that has exited, and its content."""
 
     folder: Path
     alive: dict[str, list[bytes]]  # contents by queue, in order
     settled: set[bytes]
     is_clean: bool
 
-    def rows(self) -> Rows:
-        """Give all rows."""
-        return rows_of(self.folder)
-
 
 @dataclass
 class Case:
-    """One damage: a name for people, and what it does to a folder."""
+    """A damage: its name, and a function that applies it to a folder."""
 
     name: str
     damage: Callable[[Path], None]
@@ -74,11 +71,11 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What became of one damage."""
+    """Result of a damage."""
 
     case: Case
-    by: str = ""  # who reported it; UNUSED or KEPT: nobody
-    wrong: list[str] = field(default_factory=list)  # what must never be
+    by: str = ""  # what detected it; UNUSED or KEPT: nothing
+    wrong: list[str] = field(default_factory=list)  # what must never happen
     detail: str = ""
 
 
@@ -86,20 +83,20 @@ class Outcome:
 
 
 def fill(folder: Path, rng: random.Random, *, is_clean: bool) -> Filled:
-    """Have a broker work, then end it: by SIGTERM, or by ``kill -9`` with much in its WAL."""
+    """Load a broker, then end it by SIGTERM, or by ``kill -9`` with a large WAL."""
     data = folder / "data"
     folder.mkdir(exist_ok=True)
-    broker = BrokerProcess(data, ["--admin", "none"])
+    broker = broker_process(data)
     broker.start()
     filled = Filled(data, {queue: [] for queue in QUEUES}, set(), is_clean)
     try:
         with SocketClient(broker.port) as peer:
             _publish(peer, filled, rng, range(FIRST))
-            _settle(peer, filled, "orders", 40)
-            _kill(peer, filled, "mail", 8)
+            filled.settled.update(_end(peer, filled, "orders", 40, peer.ack))
+            _end(peer, filled, "mail", 8, peer.dead_letter)
             _wait_for_checkpoint(data)
             _publish(peer, filled, rng, range(FIRST, FIRST + SECOND))
-            _settle(peer, filled, "audit", 30)
+            filled.settled.update(_end(peer, filled, "audit", 30, peer.ack))
     finally:
         (broker.terminate if is_clean else broker.kill)()
     filled.alive["mail.dlq"] = _dead_letters(data)
@@ -117,29 +114,24 @@ def _publish(
         filled.alive[queue].append(content)
 
 
-def _settle(peer: SocketClient, filled: Filled, queue: str, number: int) -> None:
-    peer.consume(queue, number)
-    some = peer.dispatches(number)
-    peer.consume(queue, 0)
-    peer.ack(*some)
-    _pass(peer)
-    filled.settled.update(filled.alive[queue][:number])
-    del filled.alive[queue][:number]
-
-
-def _kill(peer: SocketClient, filled: Filled, queue: str, number: int) -> None:
+def _end(
+    peer: SocketClient, filled: Filled, queue: str, number: int, end: Callable[[Dispatch], None]
+) -> list[bytes]:
+    """End the first messages of a queue; return their contents."""
     peer.consume(queue, number)
     some = peer.dispatches(number)
     peer.consume(queue, 0)
     for dispatch in some:
-        peer.dead_letter(dispatch)
+        end(dispatch)
     _pass(peer)
+    ended = filled.alive[queue][:number]
     del filled.alive[queue][:number]
+    return ended
 
 
 def _dead_letters(data: Path) -> list[bytes]:
-    """Read what has died in its order, which is that in which the bodies were loaded."""
-    with _copied(data) as connection:
+    """Return dead-lettered contents in the order of their records."""
+    with copied(data) as connection:
         found = connection.execute(
             "SELECT content FROM message JOIN queue USING (queue_id) JOIN body USING (seq) "
             "WHERE name = 'mail.dlq' ORDER BY position"
@@ -148,13 +140,13 @@ def _dead_letters(data: Path) -> list[bytes]:
 
 
 def _pass(peer: SocketClient) -> None:
-    """Wait until what was sent is stored: a receipt comes behind it."""
+    """Wait until everything sent so far is stored."""
     peer.publish("passed", b"", ttl_s=1, key=b"pass %d" % time.monotonic_ns())
     peer.receipt()
 
 
 def _wait_for_checkpoint(data: Path) -> None:
-    """An idle broker brings its WAL into the database, and seals that."""
+    """Wait until the idle broker has copied its WAL into the database and sealed it."""
     ends = time.monotonic() + 30
     while (data / DATABASE).stat().st_size < 200_000 or seal.read_seal(data) is None:
         assert time.monotonic() < ends, "no checkpoint"
@@ -165,7 +157,7 @@ def _wait_for_checkpoint(data: Path) -> None:
 
 
 def flips(filled: Filled, name: str, rng: random.Random) -> Iterator[Case]:
-    """Flip one bit each, anywhere in a file; there is no end of them."""
+    """Yield cases without end that flip one bit anywhere in a file."""
     size = (filled.folder / name).stat().st_size
     while True:
         bit = rng.randrange(size * 8)
@@ -173,7 +165,7 @@ def flips(filled: Filled, name: str, rng: random.Random) -> Iterator[Case]:
 
 
 def cuts(filled: Filled, name: str, rng: random.Random) -> Iterator[Case]:
-    """Cut off an end each; there is no end of them."""
+    """Yield cases without end that truncate a file."""
     size = (filled.folder / name).stat().st_size
     while True:
         left = rng.randrange(size)
@@ -181,7 +173,7 @@ def cuts(filled: Filled, name: str, rng: random.Random) -> Iterator[Case]:
 
 
 def losses(filled: Filled) -> Iterator[Case]:
-    """Take whole files away, and the first page."""
+    """Yield cases that remove or empty files, or zero their headers."""
     yield Case("database removed", lambda data: (data / DATABASE).unlink())
     yield Case("database emptied", partial(_cut, DATABASE, 0))
     yield Case("header of the database zeroed", partial(_zero, DATABASE, 100))
@@ -212,7 +204,7 @@ def _zero(name: str, size: int, data: Path) -> None:
 
 
 def judge(filled: Filled, case: Case, place: Path, mutant: str = "") -> Outcome:
-    """Damage a copy, start a broker on it, take everything out, and say who noticed."""
+    """Damage a copy, start a broker on it, consume everything, and return what detected it."""
     data = place / "data"
     shutil.copytree(filled.folder, data, ignore=lambda _folder, _names: {"control.sock"})
     outcome = Outcome(case)
@@ -226,14 +218,14 @@ def judge(filled: Filled, case: Case, place: Path, mutant: str = "") -> Outcome:
         if seen:
             outcome.by, outcome.detail = VERIFY, seen[0]
         else:
-            _compare(filled.rows(), rows or {}, outcome)
+            _compare(rows_of(filled.folder), rows or {}, outcome)
     finally:
         shutil.rmtree(place)
     return outcome
 
 
 def _verified(data: Path, outcome: Outcome) -> list[str]:
-    """Ask ``verify``, which must leave no trace."""
+    """Return the problems found by ``verify``, which must not change the files."""
     before = files_of(data)
     try:
         found = [problem for check in verify(data) for problem in check.problems]
@@ -246,7 +238,7 @@ def _verified(data: Path, outcome: Outcome) -> list[str]:
 
 def _start(filled: Filled, outcome: Outcome, data: Path, mutant: str) -> None:
     before = files_of(data)
-    broker = BrokerProcess(data, ["--admin", "none"], program=program_of(mutant))
+    broker = mutant_process(data, mutant)
     try:
         broker.start()
     except StartFailedError as error:
@@ -263,7 +255,7 @@ def _start(filled: Filled, outcome: Outcome, data: Path, mutant: str) -> None:
     dead = _dead(data)
     if dead or not is_whole or code:
         outcome.by, outcome.detail = DELIVERY, f"{dead} died of crc, exit code {code}"
-    _look_at_contents(filled, got, outcome)
+    _check_contents(filled, got, outcome)
     missing = sum(map(len, filled.alive.values())) - sum(map(len, got.values()))
     if is_whole and not code and missing != dead:
         outcome.by, outcome.detail = "", f"{outcome.detail} {missing} are missing"
@@ -272,7 +264,7 @@ def _start(filled: Filled, outcome: Outcome, data: Path, mutant: str) -> None:
 
 
 def _consume(broker: BrokerProcess) -> tuple[dict[str, list[bytes]], bool]:
-    """Take everything; False: the broker closed the connection ahead of the end."""
+    """Consume everything; return also whether the broker kept the connection open."""
     got: dict[str, list[bytes]] = {queue: [] for queue in QUEUES}
     try:
         with SocketClient(broker.port) as peer:
@@ -291,8 +283,8 @@ def _consume(broker: BrokerProcess) -> tuple[dict[str, list[bytes]], bool]:
 
 
 def _is_kept(filled: Filled, data: Path) -> bool:
-    """Tell whether all that was alive is on the disk still, delivered or not."""
-    with _copied(data) as connection:
+    """Return whether all alive messages are still on the disk, delivered or not."""
+    with copied(data) as connection:
         try:
             there = {content for (content,) in connection.execute("SELECT content FROM body")}
         except sqlite3.DatabaseError:
@@ -301,7 +293,7 @@ def _is_kept(filled: Filled, data: Path) -> bool:
 
 
 def _original(queue: str, content: bytes) -> bytes:
-    """Give what died; the content of a record has it inside."""
+    """Return the original content, which the record of a dead letter contains."""
     if not queue.endswith(".dlq"):
         return content
     try:
@@ -320,13 +312,13 @@ def _dead(data: Path) -> int:
     return 0
 
 
-def _look_at_contents(filled: Filled, got: dict[str, list[bytes]], outcome: Outcome) -> None:
-    """What comes is what was published, there and in that order; nothing done comes again."""
+def _check_contents(filled: Filled, got: dict[str, list[bytes]], outcome: Outcome) -> None:
+    """Check that each queue delivers its alive messages in order, and no settled ones."""
     for queue, contents in got.items():
         expected = filled.alive[queue]
         known = set(expected)
         if any(content in filled.settled for content in contents):
-            outcome.wrong.append(f"{queue}: what was acknowledged came again")
+            outcome.wrong.append(f"{queue}: an acknowledged message was redelivered")
         elif any(content not in known for content in contents):
             outcome.wrong.append(f"{queue}: a wrong content was delivered")
         elif contents != [one for one in expected if one in set(contents)]:
@@ -334,10 +326,10 @@ def _look_at_contents(filled: Filled, got: dict[str, list[bytes]], outcome: Outc
 
 
 def _compare(before: Rows, after: Rows, outcome: Outcome) -> None:
-    """Nobody reported anything: say what is different."""
+    """Name the tables that differ although nothing was detected."""
     different = [name for name in before if before[name] != after.get(name)]
     if outcome.detail:
-        outcome.wrong.append(f"nobody reported that{outcome.detail}")
+        outcome.wrong.append(f"not detected:{outcome.detail}")
     elif different:
         outcome.by, outcome.detail = KEPT, ", ".join(different)
     else:
@@ -345,9 +337,9 @@ def _compare(before: Rows, after: Rows, outcome: Outcome) -> None:
 
 
 def rows_of(data: Path) -> Rows:
-    """Read all rows, from a copy; what cannot be read is a row of its own."""
+    """Return all rows by table, or the error of a database that cannot be read."""
     found: Rows = {}
-    with _copied(data) as connection:
+    with copied(data) as connection:
         try:
             tables = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
             for (table,) in tables.fetchall():
@@ -358,8 +350,8 @@ def rows_of(data: Path) -> Rows:
 
 
 @contextmanager
-def _copied(data: Path) -> Iterator[sqlite3.Connection]:
-    """Open a copy: SQLite changes what it opens."""
+def copied(data: Path) -> Iterator[sqlite3.Connection]:
+    """Open a copy of the database: SQLite changes files that it opens."""
     with TemporaryDirectory() as place:
         for name in (DATABASE, WAL):
             if (data / name).exists():
@@ -369,7 +361,7 @@ def _copied(data: Path) -> Iterator[sqlite3.Connection]:
 
 
 def files_of(data: Path) -> dict[str, str]:
-    """Give the checksums of what must not change."""
+    """Return checksums of the files that must not change."""
     names = (DATABASE, WAL, "meta.json")
     return {
         name: sha256((data / name).read_bytes()).hexdigest()
@@ -382,7 +374,7 @@ def files_of(data: Path) -> dict[str, str]:
 
 
 def run(folder: Path, seed: int, number: int, cut: int) -> list[Outcome]:
-    """Damage folders of both kinds at ``number`` bits that are used, and cut off ``cut`` ends."""
+    """Flip ``number`` bits that are used in folders of both kinds, and truncate ``cut`` files."""
     rng = random.Random(seed)
     clean = fill(folder / "clean", rng, is_clean=True)
     killed = fill(folder / "killed", rng, is_clean=False)
@@ -405,7 +397,7 @@ def run(folder: Path, seed: int, number: int, cut: int) -> list[Outcome]:
 
 
 def _until(most: int, filled: Filled, cases: Iterable[Case], place: Path) -> Iterator[Outcome]:
-    """Go on until so many have changed something."""
+    """Judge cases until ``most`` have changed something."""
     for case in cases:
         if not most:
             return
@@ -415,14 +407,14 @@ def _until(most: int, filled: Filled, cases: Iterable[Case], place: Path) -> Ite
 
 
 def figures(outcomes: list[Outcome], seed: int) -> list[str]:
-    """Put a run into words."""
-    by = Counter(outcome.by or "nobody" for outcome in outcomes)
+    """Return the report of a run in lines."""
+    by = Counter(outcome.by or "nothing" for outcome in outcomes)
     unused, kept = by.pop(UNUSED, 0), by.pop(KEPT, 0)
     wrong = [f"{one.case.name}: {text}" for one in outcomes for text in one.wrong]
-    told = ", ".join(f"{count} by {name}" for name, count in by.most_common())
+    detected = ", ".join(f"{count} by {name}" for name, count in by.most_common())
     return [
-        f"damage, seed {seed}: {by.total() + kept} flips, cuts and losses: reported {told}; "
-        f"unreported {kept}, in times, counts and ids; wrong contents, order or queue "
+        f"damage, seed {seed}: {by.total() + kept} flips, cuts and losses: detected {detected}; "
+        f"undetected {kept}, in times, counts and ids; wrong contents, order or queue "
         f"{len(wrong)}; {unused} more in bytes that nothing uses",
         *wrong,
     ]
@@ -430,10 +422,10 @@ def figures(outcomes: list[Outcome], seed: int) -> list[str]:
 
 def main() -> int:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--flips", type=int, default=120)
     parser.add_argument("--truncations", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1, 10**9))
+    parser.add_argument("--seed", type=int, default=SEED)
     given = parser.parse_args()
     with TemporaryDirectory() as folder:
         outcomes = run(Path(folder), given.seed, given.flips, given.truncations)

@@ -1,8 +1,8 @@
-"""The disks that a power cut could leave, made from the log of ``shim.py``.
+"""The disks that a power cut could leave, recreated from the log of ``shim.py``.
 
-What was synced is there.  Of everything else a policy decides: it is gone, all there, there up to
-a moment, or there in part and out of order.  Names count as files do: what a folder's fsync has not
-covered may be undone.  A sector of 512 bytes is old or new, never half of it.
+Synced data is there.  A policy decides about everything else: it is lost, all there, there up to a
+moment, or there in part and out of order.  The same holds for names: changes that no fsync of their
+folder has covered may be undone.  A sector of 512 bytes is old or new, never mixed.
 """
 
 import random
@@ -18,27 +18,26 @@ SECTOR: Final = 512
 
 
 class Policy(StrEnum):
-    """What becomes of that which was not synced."""
+    """What happens to unsynced data."""
 
     DROPPED = "dropped"
     KEPT = "kept"
-    TORN = "torn"  # all of it up to any moment; the last write is cut off at a sector
-    REORDERED = "reordered"  # any of the sectors; sizes and names still in their order
+    TORN = "torn"  # kept up to any moment; the last write is cut off at a sector
+    REORDERED = "reordered"  # any of the sectors are kept; sizes and names in order
 
 
 @dataclass(slots=True)
 class _Change:
-    """Of a file; not synced."""
+    """An unsynced change of a file."""
 
-    number: int  # the order of all changes
+    number: int  # order of all changes
     offset: int  # for a change of size: the size
     content: bytes | None  # None: a change of size
     only_grows: bool = False  # an allocation
-    is_synced: bool = False  # waits for an older one that never will be
-    is_given_up: bool = False  # a sync of it failed: the system takes it for written
+    is_synced: bool = False  # kept here while an older change is not synced
+    is_given_up: bool = False  # a sync of it failed: the system considers it written
 
     def apply(self, image: bytearray) -> None:
-        """Do it."""
         if self.content is not None:
             _write(image, self.offset, self.content)
         elif not self.only_grows:
@@ -46,7 +45,7 @@ class _Change:
         _grow(image, self.offset)
 
     def sectors(self) -> Iterator["_Change"]:
-        """Give it in pieces of which each is done or not."""
+        """Yield pieces that are written or not independently."""
         if self.content is None:
             yield self
             return
@@ -59,30 +58,30 @@ class _Change:
 
 @dataclass(slots=True, eq=False)
 class _File:
-    """What is surely on the disk, and what may be."""
+    """A file, with its content that is surely on the disk, and changes that may be."""
 
     synced: bytearray = field(default_factory=bytearray)
     pending: list[_Change] = field(default_factory=list)
 
     def sync(self, upto: int) -> None:
-        """All changes before that number are on the disk, but those of a sync that failed."""
+        """Mark changes before a number as synced, except those of a failed sync."""
         for change in self.pending:
             change.is_synced |= change.number < upto and not change.is_given_up
         while self.pending and self.pending[0].is_synced:
             self.pending.pop(0).apply(self.synced)
 
     def give_up(self, upto: int) -> None:
-        """A sync failed: whether these changes reach the disk is left to chance from now on."""
+        """Mark changes before a number as those of a failed sync: they may never be written."""
         for change in self.pending:
             change.is_given_up |= change.number < upto and not change.is_synced
 
     @property
     def unsynced(self) -> int:
-        """How many changes could be lost."""
+        """Number of changes that could be lost."""
         return sum(not change.is_synced for change in self.pending)
 
     def image(self, chosen: Callable[[list[_Change]], Iterator[_Change]]) -> bytes:
-        """Give the file with those of the pending changes that are synced, or chosen."""
+        """Return the content after the chosen pending changes."""
         if not self.pending:
             return bytes(self.synced)
         image = bytearray(self.synced)
@@ -93,15 +92,14 @@ class _File:
 
 @dataclass(slots=True)
 class _Naming:
-    """A change of names; not synced."""
+    """An unsynced change of names."""
 
     number: int
-    folder: str  # whose fsync covers it
+    folder: str  # its fsync covers the change
     name: str
-    file: _File | None  # None: the name is gone
+    file: _File | None  # None: the name is removed
 
     def apply(self, names: dict[str, _File]) -> None:
-        """Do it."""
         if self.file is None:
             names.pop(self.name, None)
         else:
@@ -109,29 +107,29 @@ class _Naming:
 
 
 class Disk:
-    """The data folder as the log tells of it, up to some record: give them one by one."""
+    """The data folder after the records taken so far."""
 
     def __init__(self) -> None:
         self._names: dict[str, _File] = {}  # as a program sees them
         self._synced_names: dict[str, _File] = {}
         self._namings: list[_Naming] = []
         self._handles: dict[tuple[int, int], tuple[str, _File | None]] = {}  # None: a folder
-        self._syncing: dict[tuple[int, int], int] = {}  # what comes from this number on is not part
+        self._syncing: dict[tuple[int, int], int] = {}  # first change that the sync does not cover
         self._number = 0
 
     @property
     def pending(self) -> int:
-        """How many changes could be lost now."""
+        """Number of changes that could be lost now."""
         return len(self._namings) + sum(file.unsynced for file in self._files())
 
     def take(self, record: Record) -> None:
-        """Go on by one record; those of connections change nothing."""
+        """Apply a record; those of connections change nothing."""
         self._number += 1
         if record.kind in _TAKEN:
             _TAKEN[record.kind](self, record)
 
     def left(self, policy: Policy, rng: random.Random) -> dict[str, bytes]:
-        """Give what a cut at this moment could leave: files by their names below the folder."""
+        """Return the files that a cut could leave now, by their names below the folder."""
         cut = rng.choice(self._moments())
         names = dict(self._synced_names)
         for naming in self._namings:
@@ -142,7 +140,7 @@ class Disk:
         return {name: file.image(chosen) for name, file in names.items()}
 
     def _moments(self) -> list[int]:
-        """Give the moments at which something was under way that is not synced; and now."""
+        """Return the numbers of all unsynced changes, and the next number."""
         changes = [change.number for file in self._files() for change in file.pending]
         return [*changes, *(naming.number for naming in self._namings), self._number + 1]
 
@@ -215,7 +213,7 @@ class Disk:
 
     def _unlink(self, record: Record) -> None:
         name = record.content.decode()
-        if name in self._names:  # a socket is none of ours
+        if name in self._names:  # not a socket
             self._name(name, None)
 
 
@@ -235,7 +233,7 @@ _TAKEN: Final[dict[Kind, Callable[[Disk, Record], None]]] = {
 def _chooser(
     policy: Policy, cut: int, rng: random.Random
 ) -> Callable[[list[_Change]], Iterator[_Change]]:
-    """Give what picks the changes of a file that are on the disk."""
+    """Return the function that chooses the changes of a file that are on the disk."""
     if policy is Policy.DROPPED:
         return lambda pending: (change for change in pending if change.is_synced)
     if policy is Policy.KEPT:
@@ -255,7 +253,7 @@ def _torn(pending: list[_Change], cut: int, rng: random.Random) -> Iterator[_Cha
 
 
 def _reordered(pending: list[_Change], rng: random.Random) -> Iterator[_Change]:
-    """Pick sectors; a size that did not reach the disk keeps out all that was written after it."""
+    """Choose sectors; after a size change that is lost, nothing is chosen."""
     share = rng.choice((0.1, 0.5, 0.9))
     is_open = True
     for change in pending:

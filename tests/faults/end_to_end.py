@@ -36,8 +36,8 @@ from hypothesis.stateful import (
 from phpmq_lite.model import State
 from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.storage.data_folder import DATABASE
-from tests.faults.ghosts import IN_MEMORY, accepts
-from tests.faults.ledger import read_only
+from tests.faults.ghosts import accepts
+from tests.faults.ledger import IN_MEMORY, read_only
 from tests.faults.shim import Shim
 from tests.faults.shimmed_broker import shimmed_broker
 from tests.support.core_and_store import empty_database
@@ -46,14 +46,14 @@ from tests.support.socket_client import AdminApi, SocketClient, new_key
 EXAMPLES: Final = 12
 STEPS: Final = 12
 SHRINKING_S: Final = 60  # a step takes a tenth of a second
-QUEUES: Final = ("orders", "strict", "late", "barrier")  # as many as may be
+QUEUES: Final = ("orders", "strict", "late", "barrier")  # limits.max_queues
 FLAGS: Final = (
     "--admin", "127.0.0.1:0", "--set", f"limits.max_queues={len(QUEUES)}",
     "--set", "queues.max_deliveries=2", "--set", "storage.free_bytes=0",
 )  # fmt: skip
 LONG_TTL_S: Final = 7_200  # the clock is set by an hour
 HOUR_MS: Final = 3_600_000
-SILENCE_S: Final = 0.5  # a publish that is not answered by then waits for room on the disk
+SILENCE_S: Final = 0.5  # then an unanswered publish is waiting for room on the disk
 FAIL_STOP: Final = 74
 ENVELOPE: Final = (
     b'{"job":"urn:babel:a:b","trace_id":"t","data":{"n":%d},"meta":{"id":"%d","queue":"strict",'
@@ -73,13 +73,13 @@ SELECT source_seq FROM message UNION SELECT source_seq FROM history
 
 @dataclass(eq=False)
 class Consumer:
-    """A connection with credit, and what it has received and not ended, oldest first."""
+    """A connection with credit, and the messages that it holds, oldest first."""
 
     peer: SocketClient
     held: list[Dispatch] = field(default_factory=list)
 
     def take(self) -> None:
-        """Receive all that is on its way."""
+        """Receive all dispatches that are under way."""
         self.peer.barrier()
         self.held += self.peer.got
         self.peer.got.clear()
@@ -115,7 +115,7 @@ class EndToEnd(RuleBasedStateMachine):
     # -- the broker
 
     def start(self) -> None:
-        """Start it; all connections have ended with the process before."""
+        """Start the broker; all connections ended with the previous process."""
         for consumer in self.consumers:
             consumer.peer.close()
         self.consumers.clear()
@@ -126,7 +126,7 @@ class EndToEnd(RuleBasedStateMachine):
         self.call("PATCH", f"/api/v1/queues/{queue}", changes)
 
     def call(self, method: str, path: str, body: Any, **headers: str) -> Any:
-        """Call the API; give the answer."""
+        """Call the API and return the response."""
         request = urllib.request.Request(
             self.admin.url + path, json.dumps(body).encode(),
             {"Content-Type": "application/json", "Origin": self.admin.url, **headers},
@@ -175,7 +175,7 @@ class EndToEnd(RuleBasedStateMachine):
         is_followed=st.booleans(),
     )
     def leave(self, how: str, count: int, is_followed: bool) -> None:
-        """Consumers end their connections; perhaps a message comes right after."""
+        """Consumers end their connections; perhaps a message is published right after."""
         for consumer in self.consumers:
             consumer.take()
         leaving, self.consumers = self.consumers[:count], self.consumers[count:]
@@ -191,7 +191,7 @@ class EndToEnd(RuleBasedStateMachine):
     @precondition(lambda self: any(consumer.held for consumer in self.consumers))
     @rule(verb=st.sampled_from(["ack", "requeue", "dead_letter"]))
     def end(self, verb: str) -> None:
-        """The first message that a consumer holds is acknowledged, or fails."""
+        """End the first message that a consumer holds."""
         consumer = next(consumer for consumer in self.consumers if consumer.held)
         dispatch = consumer.held.pop(0)
         if verb == "requeue":
@@ -207,7 +207,7 @@ class EndToEnd(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        """A message whose destination cannot be made runs out of time."""
+        """A message expires whose destination queue cannot be created."""
         body = self.body()
         self.confirm("late", body, 1)
         until = time.monotonic() + 20
@@ -219,7 +219,7 @@ class EndToEnd(RuleBasedStateMachine):
 
     @rule(kinds=st.lists(st.booleans(), min_size=1, max_size=3))
     def publish_by_http(self, kinds: list[bool]) -> None:
-        """Publish proper envelopes and others under a key, twice."""
+        """Publish valid and invalid envelopes twice under a key."""
         asked = []
         for is_good in kinds:
             self.number += 1
@@ -254,7 +254,7 @@ class EndToEnd(RuleBasedStateMachine):
 
     @rule(leaving=st.integers(0, 2))
     def stop(self, leaving: int) -> None:
-        """Stop the broker while workers leave: nothing of it is a failed delivery."""
+        """Stop the broker while workers disconnect, which counts as no failed delivery."""
         for consumer in self.consumers:
             consumer.take()
         assert self.broker.process is not None
@@ -275,7 +275,7 @@ class EndToEnd(RuleBasedStateMachine):
 
     @rule(room=st.sampled_from([0, 16_384]))
     def fill_disk(self, room: int) -> None:
-        """A publish on a full disk is refused, or waits for room; what it says is true."""
+        """A publish on a full disk is rejected, or waits for room; its receipt is correct."""
         body, key = self.body() + b" " + b"x" * 20_000, new_key()
         self.shim.quota_bytes = self.shim.used_bytes + room
         with SocketClient(self.broker.port) as peer:
@@ -298,7 +298,7 @@ class EndToEnd(RuleBasedStateMachine):
         is_stopped=st.booleans(),
     )
     def lose_file(self, name: str, is_replaced: bool, is_stopped: bool) -> None:
-        """A file is moved away under the broker, and moved back after it has ended."""
+        """A file is moved away while the broker runs, and moved back after it has exited."""
         file, foreign = self.broker.data / name, empty_database()
         kept = self.broker.data.parent / f"kept-{name}"
         file.rename(kept)
@@ -339,7 +339,7 @@ class EndToEnd(RuleBasedStateMachine):
 
 
 def main() -> int:
-    """Search, and tell the shortest failure."""
+    """Search from the command line, and print the shortest failure."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.end_to_end", description=__doc__)
     parser.add_argument("--examples", type=int, default=EXAMPLES)
     parser.add_argument("--steps", type=int, default=STEPS)

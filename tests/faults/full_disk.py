@@ -1,8 +1,8 @@
-"""A broker on a disk that is full: what is confirmed, what is acknowledged, and when it goes on.
+"""A broker on a full disk: its confirms and acknowledgements, and when it resumes.
 
-``python -m pytest tests/faults/test_disk_full.py`` prints the figures, with more messages where
-``PHPMQ_FULL_MESSAGES`` says so.  The disk is a small file
-system of its own, for which one must be root, or a quota that the shim keeps.
+``python -m pytest tests/faults/test_disk_full.py`` prints the figures; ``PHPMQ_FULL_MESSAGES`` sets
+the number of messages.  The disk is a small file system, which only root can mount, or a quota of
+the shim.
 """
 
 import os
@@ -24,13 +24,13 @@ from tests.faults.shimmed_broker import shimmed_broker
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
 
-SIZE: Final = 96 << 20  # twice the ballast, and what a broker has from the start
+SIZE: Final = 96 << 20  # twice the ballast, and the files of a new broker
 MESSAGES: Final = int(os.environ.get("PHPMQ_FULL_MESSAGES", "400"))
 CREDIT: Final = 1_000
-WINDOW: Final = 200  # publishes without an answer, before the disk is full
+WINDOW: Final = 200  # unanswered publishes, before the disk is full
 MOST: Final = 1_500  # publishes until the disk is full
 ROUND: Final = 20  # acknowledgements sent together
-ROOM: Final = MESSAGES * 4_096  # what storing them may take, with the log
+ROOM: Final = MESSAGES * 4_096  # upper bound for storing them, with the WAL
 RESUME_S: Final = 10.0
 SILENCE_S: Final = 3.0  # after it, an acknowledgement that will never be stored is given up
 _BLOCK: Final = 4096
@@ -46,10 +46,10 @@ class Disk(Protocol):
         """Return a broker on it; ``mutant`` names one with a defect."""
 
     def fill(self) -> None:
-        """Have somebody else take the rest, to the last block."""
+        """Use up the free space, to the last block."""
 
     def grow(self) -> None:
-        """Give room."""
+        """Make room."""
 
 
 class Tmpfs:
@@ -80,7 +80,7 @@ class Tmpfs:
 
 
 class Quota:
-    """A folder that may hold only so much."""
+    """A folder with a quota of the shim."""
 
     def __init__(self, folder: Path) -> None:
         self.shim = Shim(folder)
@@ -103,7 +103,7 @@ def _mount(*arguments: str | Path) -> None:
 
 @contextmanager
 def tmpfs(folder: Path) -> Iterator[Tmpfs | None]:
-    """Mount one; None where this account may not."""
+    """Mount a small file system; yield None if this account may not."""
     folder.mkdir()
     try:
         _mount("-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", folder)
@@ -118,20 +118,26 @@ def tmpfs(folder: Path) -> Iterator[Tmpfs | None]:
 
 @dataclass
 class Story:
-    """What one broker on one disk went through, as its clients saw it."""
+    """The history of a broker on a disk, as its clients saw it."""
 
     broker: BrokerProcess
     disk: Disk
-    silence_s: float = WAIT_S  # time limit for what must come although the disk is full
+    silence_s: float = WAIT_S  # time limit for replies while the disk is full
     confirmed: list[bytes] = field(default_factory=list)  # keys
     refused: dict[str, int] = field(default_factory=dict)  # by reason
     acked: int = 0  # acknowledgements sent while the disk was full
-    stored: list[Dispatch] = field(default_factory=list)  # of them: known to be stored
-    resumed_s: float | None = None  # from the room to the first receipt
+    stored: list[Dispatch] = field(default_factory=list)  # acknowledgements known to be stored
+    resumed_s: float | None = None  # from the new room to the first receipt
     _count: int = 0
 
+    @contextmanager
+    def clients(self) -> Iterator[tuple[SocketClient, SocketClient]]:
+        """Connect a producer and a consumer."""
+        with SocketClient(self.broker.port) as one, SocketClient(self.broker.port) as other:
+            yield one, other
+
     def publish(self, peer: SocketClient, size: int = 1_000) -> bool:
-        """Have a message confirmed; False: it was refused."""
+        """Publish; return whether the message was confirmed."""
         key = self._new_key()
         reason = peer.confirm("orders", key + bytes(size), key=key)
         if reason is None:
@@ -150,9 +156,9 @@ class Story:
                 return
 
     def acknowledge(self, peer: SocketClient, number: int) -> None:
-        """Acknowledge what comes, in rounds, each with an answer behind it: so it is stored.
+        """Acknowledge in rounds, each followed by a publish whose reply proves that it is stored.
 
-        The answer is a receipt or, while the disk is full, a refusal.
+        The reply is a receipt or, while the disk is full, a rejection.
         """
         peer.socket.settimeout(self.silence_s)
         self.acked += number
@@ -165,8 +171,8 @@ class Story:
                 return
             self.stored += some
 
-    def wait_until_it_goes_on(self, peer: SocketClient) -> None:
-        """Publish again and again until a receipt comes."""
+    def wait_until_resumed(self, peer: SocketClient) -> None:
+        """Publish repeatedly until a receipt comes."""
         peer.socket.settimeout(RESUME_S)
         began = time.monotonic()
         with suppress(TimeoutError):
@@ -177,7 +183,7 @@ class Story:
                 time.sleep(0.05)
 
     def fill_by_others(self, producer: SocketClient, consumer: SocketClient) -> None:
-        """Fill the disk behind the broker's back, publish, acknowledge, and make room again."""
+        """Fill the disk from outside the broker, publish, and acknowledge."""
         self._begin(producer, consumer)
         self.disk.fill()
         producer.socket.settimeout(self.silence_s)
@@ -186,13 +192,13 @@ class Story:
         self.acknowledge(consumer, MESSAGES)
 
     def fill_by_publishing(self, producer: SocketClient, consumer: SocketClient) -> None:
-        """Publish until nothing is taken any more, and acknowledge."""
+        """Publish until a publish is rejected, and acknowledge."""
         self._begin(producer, consumer)
         self.publish_until_refused(producer, 200_000)
         self.acknowledge(consumer, MESSAGES)
 
     def _begin(self, producer: SocketClient, consumer: SocketClient) -> None:
-        """Have messages stored, and as many of them held as one consumer may hold."""
+        """Store messages, and let the consumer hold as many as allowed."""
         for at in range(0, MESSAGES, WINDOW):
             keys = [self._new_key() for _ in range(min(WINDOW, MESSAGES - at))]
             for key in keys:
@@ -204,9 +210,9 @@ class Story:
 
     @contextmanager
     def retrying(self) -> Iterator[list[int]]:
-        """Have somebody publish who tries again at once, from the first refusal on.
+        """Publish in a thread with immediate retries, from the first rejection on.
 
-        Gives how often he was refused, at the end.
+        Yields a list whose item is the number of rejections, at the end.
         """
         is_over, tries = threading.Event(), [0]
         thread = threading.Thread(target=self._retry, args=(is_over, tries))
@@ -220,7 +226,7 @@ class Story:
     def _retry(self, is_over: threading.Event, tries: list[int]) -> None:
         with SocketClient(self.broker.port) as peer, suppress(TimeoutError, ConnectionError):
             while not self.refused and not is_over.is_set():
-                time.sleep(0.01)  # it tells nobody
+                time.sleep(0.01)
             for number in count():
                 key = b"r%0*d" % (_KEY - 1, number)
                 while peer.confirm("orders", key + bytes(100), key=key) is not None:
@@ -231,10 +237,10 @@ class Story:
                 if is_over.is_set():
                     return
 
-    # -- what is on disk, once the broker was killed
+    # -- the disk after a kill
 
     def lost(self) -> list[str]:
-        """Name what was said to be stored and is not, and what is damaged."""
+        """Return the confirmed messages and ends that are not stored, and damage."""
         with read_only(self.disk.data) as database:
             bodies = {row[0] for row in database.execute(
                 "SELECT substr(content, 1, ?) FROM body", (_KEY,))}  # fmt: skip
@@ -262,7 +268,7 @@ class Story:
 def story_on(
     disk: Disk, *settings: str, mutant: str = "", silence_s: float = WAIT_S
 ) -> Iterator[Story]:
-    """Start a broker on a disk; it is killed at the end."""
+    """Run a broker on a disk."""
     flags = ["--admin", "127.0.0.1:0", "--set", f"storage.ballast_bytes={32 << 20}"]
     for each in settings:
         flags += ["--set", each]
@@ -271,5 +277,5 @@ def story_on(
 
 
 def admin_of(story: Story) -> AdminApi:
-    """Give the HTTP API of the broker."""
+    """Return the HTTP API of the broker."""
     return AdminApi(story.broker.admin[0])

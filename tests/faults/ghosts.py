@@ -1,11 +1,10 @@
-"""Consumers that have gone get and charge nothing, and a stop charges nothing.
+"""Disconnected consumers get and charge nothing, and a stop charges nothing.
 
 ``python -m tests.faults.ghosts`` does 1,000 rounds with 25 dead consumers each, and 20 restarts by
 SIGTERM with held messages; ``--short`` does a few of both; it ends with 1 if anything is charged.
 """
 
 import argparse
-import os
 import random
 import sys
 import time
@@ -16,17 +15,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from tests.faults.ledger import read_only, seq_of
-from tests.support.fork_server import BrokerProcess
+from tests.faults.ledger import IN_MEMORY, read_only, seq_of
+from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.socket_client import SocketClient
 
-IN_MEMORY: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 CONSUMERS: Final = 25
 ROUNDS: Final = 1_000
 STOPS: Final = 20
 SHORT_ROUNDS: Final = 30
 SHORT_STOPS: Final = 2
-PATIENCE_S: Final = 5.0  # with a message that is not dispatched by then
+DISPATCH_S: Final = 5.0  # time limit
 QUEUE: Final = "orders"
 ENDS: Final = ("close", "reset", "half_close", "meanwhile")
 JOBS: Final = (b"slow 1", b"slow 2", b"slow 3")
@@ -34,7 +32,7 @@ JOBS: Final = (b"slow 1", b"slow 2", b"slow 3")
 
 @dataclass
 class Figures:
-    """What the rounds have shown; ``offences`` are what must not be."""
+    """Results of the rounds; ``offences`` must be empty."""
 
     offences: list[str] = field(default_factory=list)
     rounds: Counter[str] = field(default_factory=Counter)  # by the end of the consumers
@@ -44,7 +42,7 @@ class Figures:
 
 
 def rows(broker: BrokerProcess, sql: str) -> list[tuple[int, ...]]:
-    """Read what is committed."""
+    """Return committed rows."""
     with read_only(broker.data) as database:
         return database.execute(sql).fetchall()
 
@@ -61,7 +59,7 @@ def idle_consumers(broker: BrokerProcess, stack: ExitStack) -> list[SocketClient
 
 
 def play(broker: BrokerProcess, publisher: SocketClient, end: str, figures: Figures) -> None:
-    """End all consumers, publish one message, and see what it has been charged."""
+    """End all consumers, publish one message, and check its charged deliveries."""
     number = sum(figures.rounds.values())
     body = b"%d" % number
     reached = 0
@@ -81,11 +79,11 @@ def play(broker: BrokerProcess, publisher: SocketClient, end: str, figures: Figu
     figures.rounds[end] += 1
     with SocketClient(broker.port) as worker:
         worker.consume(QUEUE, 1)
-        worker.socket.settimeout(PATIENCE_S)
+        worker.socket.settimeout(DISPATCH_S)
         try:
             (dispatch,) = worker.dispatches(1)
         except TimeoutError:
-            figures.offences.append(f"round {number}, {end}: the message does not come any more")
+            figures.offences.append(f"round {number}, {end}: the message is not dispatched")
             return
         if dispatch.content != body:
             figures.offences.append(f"round {number}, {end}: {dispatch.content!r}, not {body!r}")
@@ -102,7 +100,7 @@ def play(broker: BrokerProcess, publisher: SocketClient, end: str, figures: Figu
 
 
 def haunt(broker: BrokerProcess, rounds: int, figures: Figures) -> None:
-    """Play rounds, with each way to end in its turn."""
+    """Play rounds with each way to end in turn."""
     with SocketClient(broker.port) as publisher:
         for number in range(rounds):
             play(broker, publisher, ENDS[number % len(ENDS)], figures)
@@ -122,7 +120,7 @@ def deploy(broker: BrokerProcess, figures: Figures, rng: random.Random) -> None:
         leaving = rng.randrange(len(workers) + 1)
         assert broker.process is not None
         broker.process.terminate()
-        while accepts(broker):  # then the drain has begun; who is here stays until its end
+        while accepts(broker):  # until the drain has begun
             pass
         for worker in workers[:leaving]:
             rng.choice((worker.close, worker.reset, worker.half_close))()
@@ -148,14 +146,12 @@ def accepts(broker: BrokerProcess) -> bool:
 
 
 def run(rounds: int, stops: int, seed: int) -> Figures:
-    """Do all of it with one broker, in memory: a round has a dozen commits, and no power cut."""
-    with TemporaryDirectory(dir=IN_MEMORY) as folder:
-        return _run(BrokerProcess(Path(folder) / "data", ["--admin", "none"]), rounds, stops, seed)
-
-
-def _run(broker: BrokerProcess, rounds: int, stops: int, seed: int) -> Figures:
+    """Play all rounds with one broker, in memory, because a round has a dozen commits."""
     figures = Figures()
-    with broker:
+    with (
+        TemporaryDirectory(dir=IN_MEMORY) as folder,
+        broker_process(Path(folder) / "data") as broker,
+    ):
         haunt(broker, rounds, figures)
         with SocketClient(broker.port) as publisher:
             publisher.store("slow", *JOBS)
@@ -178,7 +174,7 @@ def describe(figures: Figures, took_s: float) -> str:
 
 
 def main() -> int:
-    """Print the figures and every offence."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--stops", type=int, default=STOPS)

@@ -1,9 +1,9 @@
-"""Strangers and a hostile user attack the admin of a broker that may have 1 GiB; others go on.
+"""Attack the HTTP listener of a broker limited to 1 GiB of memory; other users must be served.
 
 ``python -m tests.faults.http_attack`` attacks for 60 s with ten times the load and prints the
-figures; it ends with 1 if the broker was killed, had 400 MB, missed a second, or refused for good
-what a user is allowed.  ``--short`` does the same once, for a few seconds.  A memory cgroup (v1 or
-v2) is made where that is possible; where not, only the resident memory is measured.
+figures; it ends with 1 if the broker was killed, used 400 MB, confirmed nothing for a second, or
+kept rejecting what a user is allowed.  ``--short`` uses the load once, for a few seconds.  The
+limit needs a memory cgroup (v1 or v2); without one, only the resident memory is measured.
 """
 
 import argparse
@@ -21,32 +21,36 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 
 from phpmq_lite.broker_process import BrokerProcess, broker_process
+from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.client import connect
 from phpmq_lite.process_memory import peak_resident_bytes
+from tests.faults.adversaries import ARROW, arrow_of
+from tests.support.latency_probe import MIB
+from tests.support.socket_client import SocketClient
 
-MIB: Final = 1 << 20
 CAGE_BYTES: Final = 1 << 30
 MOST_BYTES: Final = 400_000_000
-PATIENCE_S: Final = 60.0  # of an honest user who repeats what was refused
+RETRY_S: Final = 60.0  # an honest user retries for this time
 LINES: Final = 100_000
 CGROUPS: Final = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
     (Path("/sys/fs/cgroup"), "memory.max"),
 )
-# what is sent at once in one load, and how
+# number of requests at once in one load, by kind
 LOAD: Final = {"dicts": 1, "forms": 95, "publishes": 95, "downloads": 95, "exports": 20, "gzip": 2}
 
 
 @contextmanager
 def cage(pid: int) -> Iterator[str]:
-    """Put a process below a limit of 1 GiB; yields how, in words."""
+    """Limit the memory of a process to 1 GiB; yield a description."""
     for root, name in CGROUPS:
         folder = root / f"phpmq-http-attack-{os.getpid()}"
         try:
@@ -62,15 +66,12 @@ def cage(pid: int) -> Iterator[str]:
         try:
             yield f"in {folder} of {CAGE_BYTES // MIB} MiB"
         finally:
-            (root / "cgroup.procs").write_text(str(pid), encoding="ascii") if _lives(pid) else None
             with suppress(OSError):
+                if Path(f"/proc/{pid}").exists():
+                    (root / "cgroup.procs").write_text(str(pid), encoding="ascii")
                 folder.rmdir()
         return
     yield "without a cgroup: none can be made here, so only resident memory is measured"
-
-
-def _lives(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 # -- the attack, in a process of its own
@@ -78,7 +79,7 @@ def _lives(pid: int) -> bool:
 
 @dataclass
 class Attack:
-    """Who attacks: ``loads`` times what one attack takes, over and over."""
+    """An attacker who repeats all requests of ``loads`` loads."""
 
     port: int
     token: str
@@ -142,7 +143,7 @@ class Attack:
     async def _send(
         self, path: str, body: bytes, length: int, more: str = "", kind: str = "application/json"
     ) -> None:
-        """Send a body, or what there is of it, and wait for whatever comes."""
+        """Send a body, perhaps shorter than its announced length, and wait for a response."""
         async with self._open() as (reader, writer):
             more += f"Content-Type: {kind}\r\nContent-Length: {length}\r\n"
             writer.write(self._head("POST", path, more))
@@ -158,11 +159,11 @@ class Attack:
                 answer.cancel()
 
     async def _trickle(self, path: str) -> None:
-        """Read an answer at 10 KiB a second, which is progress."""
+        """Read a response at 10 KiB a second, which counts as progress."""
         async with self._open() as (reader, writer):
             writer.write(self._head("GET", path))
             self._note(path.partition("?")[0][:16], await reader.readline())
-            while await reader.read(1_024):  # noqa: ASYNC110 - it is slow on purpose
+            while await reader.read(1_024):  # noqa: ASYNC110 - slow on purpose
                 await asyncio.sleep(0.1)
 
     def _note(self, path: str, line: bytes) -> None:
@@ -170,7 +171,7 @@ class Attack:
 
 
 def attack(given: str) -> None:
-    """Attack until standard input ends, and print what was answered."""
+    """Attack until standard input ends, and print the statuses of the responses."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8_192)), hard))
 
@@ -186,12 +187,12 @@ def attack(given: str) -> None:
     asyncio.run(run())
 
 
-# -- who goes on meanwhile
+# -- the other users
 
 
 @dataclass
 class Result:
-    """What became of the broker and of its users."""
+    """State of the broker and results of its users."""
 
     where: str = ""
     seconds: float = 0.0
@@ -199,7 +200,7 @@ class Result:
     most_bytes: int = 0
     confirms_s: list[float] = field(default_factory=list)  # how long each took
     missed: int = 0  # seconds without a confirmed publish
-    done: Counter[str] = field(default_factory=Counter)  # large requests that were taken
+    done: Counter[str] = field(default_factory=Counter)  # large requests that were accepted
     repeated: Counter[str] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
     slowest_s: dict[str, float] = field(default_factory=dict)
@@ -207,7 +208,7 @@ class Result:
 
     @property
     def offences(self) -> list[str]:
-        """Name what must not be."""
+        """Descriptions of what must not happen."""
         found = list(self.failed)
         if not self.is_alive:
             found.append("the broker was killed")
@@ -226,21 +227,21 @@ class Result:
         )
         for name in ("publish 8 MiB", "import 100,000 lines", "stage 64 MiB", "publish"):
             yield (
-                f"HTTP {name}: {self.done[name]} taken, {self.repeated[name]} repeated, "
+                f"HTTP {name}: {self.done[name]} accepted, {self.repeated[name]} repeated, "
                 f"slowest {self.slowest_s.get(name, 0):.1f} s"
             )
         yield f"answers to the attack: {self.answered}"
 
 
 class User:
-    """An honest user with connections of before the attack; repeats what is refused for now."""
+    """An honest user, connected since before the attack, who retries rejected requests."""
 
     def __init__(self, url: str, token: str, result: Result) -> None:
         self._url, self._result = url, result
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {token}"},
             connector=aiohttp.TCPConnector(limit=1, keepalive_timeout=3_600),
-            timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
+            timeout=aiohttp.ClientTimeout(total=RETRY_S),
         )
 
     async def __aenter__(self) -> "User":
@@ -251,10 +252,10 @@ class User:
         await self._session.close()
 
     async def send(self, name: str, path: str, kind: str, body: bytes) -> None:
-        """Send a request until it is taken, or patience ends."""
+        """Send a request until it is accepted or ``RETRY_S`` is over."""
         began, result = time.monotonic(), self._result
         said = ""
-        while time.monotonic() - began < PATIENCE_S:
+        while time.monotonic() - began < RETRY_S:
             headers = {"Content-Type": kind}
             try:
                 async with self._session.post(
@@ -276,37 +277,20 @@ class User:
         result.failed.append(f"{name}: {said}")
 
 
-def staged() -> bytes | None:
-    """Return an Arrow stream of nearly 64 MiB; None without pyarrow."""
-    try:
-        import pyarrow as pa
-    except ImportError:
-        return None
-    rows = pa.table({"body": [b"s" * MIB] * 63, "queue": ["staged"] * 63})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    return bytes(sink.getvalue())
-
-
-async def go_on(user: User, until: Callable[[], bool]) -> None:
-    """Send each large request, once at least."""
+async def send_large(user: User, until: Callable[[], bool]) -> None:
+    """Send each large request, at least once."""
     large = json.dumps({"content": "x" * (8 * MIB)}).encode()
     lines = b"".join(
         b'{"queue": "imported", "content": "line %d", "ttl_s": 1}\n' % number
         for number in range(LINES)
     )
-    rows, number = staged(), 0
-    while True:
+    rows = arrow_of([("staged", b"s" * MIB)] * 63)
+    for number in count():
         await user.send("publish 8 MiB", "/queues/mine/messages", "application/json", large)
         await user.send("import 100,000 lines", "/import", "application/x-ndjson", lines)
-        if rows is not None:
-            number += 1
-            media = "application/vnd.apache.arrow.stream"
-            path = f"/pipeline/stage?token=t{number}"
-            await user.send("stage 64 MiB", path, media, rows)
-            dropped = json.dumps({"tokens": [f"t{number}"]}).encode()
-            await user.send("unstage", "/pipeline/unstage", "application/json", dropped)
+        await user.send("stage 64 MiB", f"/pipeline/stage?token=t{number}", ARROW, rows)
+        dropped = json.dumps({"tokens": [f"t{number}"]}).encode()
+        await user.send("unstage", "/pipeline/unstage", "application/json", dropped)
         if until():
             return
 
@@ -337,45 +321,27 @@ async def publish_small(user: User, end: asyncio.Event) -> None:
             await asyncio.wait_for(end.wait(), 0.5)
 
 
-async def _control(data: Path, path: str, body: Any) -> Any:
-    connector = aiohttp.UnixConnector(str(data / "control.sock"))
-    async with (
-        aiohttp.ClientSession(connector=connector) as session,
-        session.post(
-            f"http://broker/api/v1{path}",
-            data=io.BytesIO(json.dumps(body).encode()),
-            headers={"Content-Type": "application/json"},
-        ) as answer,
-    ):
-        assert answer.status < 300, await answer.text()
-        return await answer.json()
-
-
-async def _prepared(broker: BrokerProcess) -> tuple[str, str, str]:
+def _prepare(broker: BrokerProcess) -> tuple[str, str, str]:
     """Create users; return the tokens of attacker and publisher, and the id of an 8 MiB message."""
-    await _control(
-        broker.data, "/users", {"name": "anna", "password": "x" * 12, "role": "admin", "queues": []}
+    control = AdminClient(broker.data / "control.sock")
+    anna = {"name": "anna", "password": "x" * 12, "role": "admin", "queues": []}
+    control.post("/users", anna)
+    hostile, honest = (
+        control.post("/tokens", {"name": name, "role": "operator", "queues": []})["token"]
+        for name in ("hostile", "honest")
     )
-    tokens = [
-        str((await _control(broker.data, "/tokens", asked))["token"])
-        for asked in (
-            {"name": "hostile", "role": "operator", "queues": []},
-            {"name": "honest", "role": "operator", "queues": []},
-        )
-    ]
-    made = await _control(
-        broker.data, "/queues/large/messages", {"content": "x" * (8 * MIB), "ttl_s": 0}
-    )
-    return tokens[0], tokens[1], made["ids"][0]
+    with SocketClient(broker.port) as peer:
+        assert peer.confirm("large", b"x" * (8 * MIB)) is None
+    return hostile, honest, control.get("/queues/large/messages")["items"][0]["id"]
 
 
 async def besiege(folder: Path, loads: int, seconds: float, only: str = "") -> Result:
-    """Attack a new broker; gives what became of it."""
+    """Attack a new broker, and return the result."""
     result = Result()
     flags = ("--admin", "127.0.0.1:0", "--set", "audit.rows=10000")
     with broker_process(folder / "data", *flags) as broker, cage(broker.pid) as where:
         result.where = where
-        hostile, honest, message_id = await _prepared(broker)
+        hostile, honest, message_id = await asyncio.to_thread(_prepare, broker)
         url = broker.admin[0]
         port = int(url.rstrip("/").rpartition(":")[2])
         given = (port, hostile, message_id, loads, only)
@@ -394,7 +360,7 @@ async def besiege(folder: Path, loads: int, seconds: float, only: str = "") -> R
                 asyncio.create_task(publish_small(small, end)),
             ]
             await asyncio.sleep(min(2.0, seconds / 2))  # until the attack is under way
-            await go_on(large, lambda: time.monotonic() - began >= seconds)
+            await send_large(large, lambda: time.monotonic() - began >= seconds)
             result.seconds = time.monotonic() - began
             end.set()
             await asyncio.gather(*probes, return_exceptions=True)

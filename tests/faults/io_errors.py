@@ -1,12 +1,12 @@
-"""The n-th write, fsync, … of a broker fails: for each n, until a whole life sees no failure.
+"""The n-th write or fsync of a broker fails, for each n, until a whole life has no failure.
 
-A life is a start, some of everything, a copy of the WAL into the database, and a stop; in a new
-folder, and in one whose broker was killed.  Each call fails once, or it and all behind it, with
-EIO, ENOSPC and EROFS.  Then, without faults, nothing that was confirmed may be lost, and the same
-after a power cut, where what a failed fsync was about is lost or not, as by chance.
+A life is a start, a bit of every kind of work, a checkpoint, and a stop; in a new folder, and in
+one whose broker was killed.  A call fails once, or with all calls after it, with EIO, ENOSPC and
+EROFS.  Then, without faults, no confirmed message may be lost; neither after a power cut, which may
+lose the data of a failed fsync.
 
 ``python -m tests.faults.io_errors`` tries every n, and ends with 1 if a promise was broken;
-``--sample 4`` tries 4 of each kind.  ``--seed N`` repeats its choices.
+``--sample 4`` tries 4 of each kind.  ``--seed N`` repeats its random choices.
 """
 
 import argparse
@@ -31,33 +31,33 @@ from typing import Final
 from phpmq_lite.broker_process import StartFailedError
 from phpmq_lite.storage.data_folder import DATABASE
 from tests.faults.disk import Disk, Policy
-from tests.faults.ledger import KEY_BYTES, MARKS, QUEUES
+from tests.faults.ledger import IN_MEMORY, KEY_BYTES, MARKS, QUEUES
 from tests.faults.power import lay, records_of, recovered
 from tests.faults.power_ledger import PowerLedger
 from tests.faults.shim import Op, Shim
 from tests.faults.shimmed_broker import shimmed_broker
+from tests.support.seed import SEED
 from tests.support.socket_client import SocketClient
 
 ERRORS: Final = (errno.EIO, errno.ENOSPC, errno.EROFS)
 OPS: Final = (Op.SYNC, Op.WRITE)
 QUEUE: Final = QUEUES[0]
 START, LOAD, STOP = "start", "load", "stop"
-KEYS_S: Final = 86_400  # a whole run takes longer than keys are remembered
-FAULT_S: Final = 1.5  # then a fault that lasts is over: a full disk is waited for
-AFTER_S: Final = 30.0  # for whatever must come
-AT_ONCE: Final = 4  # lives side by side: each waits most of the time
-_MEMORY: Final = Path("/dev/shm")
+KEYS_S: Final = 86_400  # a run takes longer than the default for remembering keys
+FAULT_S: Final = 1.5  # duration of a lasting fault, because brokers wait for a full disk
+AFTER_S: Final = 30.0  # time limit for replies and exits
+AT_ONCE: Final = 4  # lives in parallel: each waits most of the time
 
 
 @dataclass(frozen=True)
 class Case:
-    """What fails."""
+    """The call that fails, and how."""
 
     op: Op
     error: int
     is_sticky: bool
     nth: int
-    is_new: bool  # the folder; else a broker was killed in it
+    is_new: bool  # whether the folder is new; otherwise a broker was killed in it
 
     def __str__(self) -> str:
         where = "new" if self.is_new else "killed"
@@ -67,15 +67,15 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """Result of a case."""
 
     case: Case
-    failed: int = 0  # calls; 0: it was not reached
+    failed: int = 0  # number of calls; 0 if the call was not reached
     name: str = ""  # of the file
-    is_in_start: bool = False  # the first of them
-    phase: str = START  # in which the broker ended
+    is_in_start: bool = False  # whether the first failure was
+    phase: str = START  # in which the broker exited
     code: int = 0
-    is_healed: bool = False  # the fault was over before the end
+    is_healed: bool = False  # whether the fault was over before the exit
     words: str = ""  # on standard error
     offences: list[str] = field(default_factory=list)
 
@@ -100,7 +100,7 @@ class Trial:
         self._keys = 0
 
     def run(self) -> Outcome:
-        """Live, and look at what is left."""
+        """Run the life, and compare the folder with the promises."""
         case, outcome, shim = self.case, self.outcome, self.shim
         shim.record(self.log)
         shim.fail(case.op, case.nth, case.error, is_sticky=case.is_sticky)
@@ -121,7 +121,7 @@ class Trial:
     # -- the life
 
     def _live(self) -> int:
-        """Start, load, stop; give the exit code."""
+        """Start, load and stop; return the exit code."""
         broker, outcome = self.broker, self.outcome
         try:
             broker.start()
@@ -141,7 +141,7 @@ class Trial:
         return broker.terminate()
 
     def _ended(self) -> int | None:
-        """Give the exit code of a broker that ends now by itself."""
+        """Return the exit code of a broker that exits by itself, or None."""
         process = self.broker.process
         assert process is not None
         with suppress(subprocess.TimeoutExpired):
@@ -149,7 +149,7 @@ class Trial:
         return None
 
     def _end_fault(self) -> None:
-        """Let a fault last for a while, and then be over."""
+        """End the fault some time after the first failure."""
         while not self._is_over.wait(0.05):
             if self.shim.failed:
                 if not self._is_over.wait(FAULT_S):
@@ -181,7 +181,7 @@ class Trial:
         return b"%0*d" % (KEY_BYTES, (0 if self.killed is None else 1_000) + self._keys)
 
     def _confirm(self, peer: SocketClient, queue: str, size: int = 100, ttl_s: int = 0) -> None:
-        """Publish until it is taken: a full disk is refused, and then goes away."""
+        """Publish until confirmed: it is rejected while the disk is full."""
         key = self._new_key()
         until = time.monotonic() + AFTER_S
         while True:
@@ -191,37 +191,37 @@ class Trial:
             if answer.reason is None:
                 return
             if time.monotonic() > until:
-                raise AssertionError(f"refused for ever: {answer.reason}")
+                raise AssertionError(f"still rejected: {answer.reason}")
             time.sleep(0.02)
 
     def _await_checkpoint(self) -> None:
-        """Wait until the WAL is copied; not for long, where that fails."""
+        """Wait for a checkpoint, but not for long, because it may fail."""
         database = self.shim.data / DATABASE
         before_ns, until = database.stat().st_mtime_ns, time.monotonic() + 1.0
         while time.monotonic() < until and database.stat().st_mtime_ns == before_ns:
             time.sleep(0.01)
 
-    # -- what is left
+    # -- the folder after it
 
     def _compare(self) -> None:
-        """Start without faults: on the files as they are, and as after a power cut too."""
-        disk, books = Disk(), PowerLedger()
+        """Start without faults, on the files as they are and as after a power cut."""
+        disk, ledger = Disk(), PowerLedger()
         logs = [self.log] if self.killed is None else [self.killed.log, self.log]
         for record in records_of(logs):
             disk.take(record)
-            books.take(record)
+            ledger.take(record)
         offences = self.outcome.offences
-        offences += (f"as it is: {found}" for found in recovered(self.shim.data, books))
+        offences += (f"as it is: {found}" for found in recovered(self.shim.data, ledger))
         rng = random.Random(self.case.nth)
         for policy in Policy:
-            with TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
-                found = recovered(lay(Path(folder), disk.left(policy, rng)), books)
+            with TemporaryDirectory(dir=IN_MEMORY) as folder:
+                found = recovered(lay(Path(folder), disk.left(policy, rng)), ledger)
                 offences += (f"{policy}: {each}" for each in found)
         offences += _misbehaviour(self.outcome)
 
 
 class Killed:
-    """A folder whose broker was killed, and the log of that life."""
+    """A folder whose broker was killed, and the log of its life."""
 
     def __init__(self, folder: Path) -> None:
         trial = Trial(folder, Case(Op.SYNC, errno.EIO, False, 0, True), None, "")
@@ -234,38 +234,38 @@ class Killed:
 
 
 def _misbehaviour(outcome: Outcome) -> Iterator[str]:
-    """Compare the end with what is documented (``docs/operate/reliability.md``)."""
+    """Compare the exit with the documented ones (``docs/operate/reliability.md``)."""
     allowed = _documented(outcome)
     if outcome.code not in allowed:
         ended = f"exit code {outcome.code} in the {outcome.phase}"
         yield f"{ended}, not one of {sorted(allowed)}: {outcome.words.strip()[-300:]}"
     if outcome.code and not outcome.words.strip():
-        yield f"exit code {outcome.code} without a word"
+        yield f"exit code {outcome.code} without output"
     if "Traceback" in outcome.words:
         yield f"a traceback: {outcome.words[-300:]}"
 
 
 def _documented(outcome: Outcome) -> set[int]:
-    """Give the exit codes that a failure may come to."""
+    """Return the documented exit codes for a failure."""
     case = outcome.case
     if not outcome.failed:
         return {0}
     if outcome.phase == START:
-        return {1, 74}  # refused in a line; or it had begun to write
-    if not outcome.name.startswith(DATABASE):  # what is written beside it: no word depends on it
-        return {0, 74} if case.is_sticky else {0}  # then it may reach the database too
+        return {1, 74}  # 74 once it has begun to write
+    if not outcome.name.startswith(DATABASE):  # no promise depends on other files
+        return {0, 74} if case.is_sticky else {0}  # a lasting fault may reach the database, too
     if outcome.name.endswith("-shm"):  # a reader's, or the writer's
         return {0, 74}
     if case.op is not Op.WRITE or case.error == errno.EIO:
-        return {74}  # nobody knows what is on the disk
+        return {74}  # the content of the disk is unknown
     if case.error == errno.ENOSPC:
-        return {0}  # waited for
-    return {0, 74} if case.is_sticky else {74}  # read-only: waited for, but not for ever
+        return {0}  # it waits for room
+    return {0, 74} if case.is_sticky else {74}  # read-only: it waits for a limited time
 
 
 @dataclass(frozen=True)
 class Kindred:
-    """Cases that differ in the number of the call only."""
+    """Cases that differ only in the number of the call."""
 
     op: Op
     error: int
@@ -273,16 +273,16 @@ class Kindred:
     is_new: bool
 
     def case(self, nth: int) -> Case:
-        """Give one of them."""
+        """Return the case of the ``nth`` call."""
         return Case(self.op, self.error, self.is_sticky, nth, self.is_new)
 
     def is_beyond(self, outcome: Outcome) -> bool:
-        """Tell whether a later call need not be tried: there was none, or not in the start."""
+        """Return whether later calls can be skipped: there is none, or none in the start."""
         return not outcome.failed or (self.is_new and not outcome.is_in_start)
 
 
 class Trials:
-    """Runs them, some at a time, in ``folder``."""
+    """Runs cases, some in parallel, in ``folder``."""
 
     def __init__(self, folder: Path, mutant: str = "") -> None:
         self.folder = folder
@@ -292,7 +292,7 @@ class Trials:
         self._pool = ThreadPoolExecutor(AT_ONCE)
 
     def run(self, cases: Iterable[Case]) -> list[Outcome]:
-        """Try these; what is left of one that went as it should is removed."""
+        """Try cases; folders of those without offences are removed."""
         found = list(self._pool.map(self._try, cases))
         self.outcomes += found
         return found
@@ -322,7 +322,7 @@ class Trials:
                 print(f"{kindred.case(0)}: {len(self.outcomes)} lives so far", file=sys.stderr)
 
     def try_all(self, kindred: Kindred) -> None:
-        """Try every n until a life sees no failure."""
+        """Try every n until a life has no failure."""
         first = 1
         while True:
             found = self.run(kindred.case(nth) for nth in range(first, first + AT_ONCE))
@@ -331,12 +331,12 @@ class Trials:
             first += AT_ONCE
 
     def try_some(self, kindred: Kindred, number: int, rng: random.Random) -> None:
-        """Try so many of those that a life without faults has."""
+        """Try ``number`` of the calls of a life without faults."""
         calls = self.calls(is_new=kindred.is_new)[kindred.op]
         step = calls / number
         self.run(kindred.case(1 + int(step * (at + rng.random()))) for at in range(number))
 
-    @cache  # noqa: B019 - it lives as long as the program
+    @cache  # noqa: B019 - few objects
     def calls(self, *, is_new: bool) -> dict[Op, int]:
         """Count the calls of a life without faults."""
         folder = Path(mkdtemp(dir=self.folder))
@@ -347,7 +347,7 @@ class Trials:
 
     @property
     def lines(self) -> Iterator[str]:
-        """A line for each kind, and one for each offence."""
+        """Figures: a line for each kind, and one for each offence."""
         for op, error in sorted({(each.case.op, each.case.error) for each in self.outcomes}):
             of = [each for each in self.outcomes if (each.case.op, each.case.error) == (op, error)]
             hit = [each for each in of if each.failed]
@@ -368,7 +368,7 @@ class Trials:
 
 
 def _end_of(outcome: Outcome) -> tuple[str, str, str, int]:
-    """Give what failed, and what came of it."""
+    """Return the failure and its result, for counting."""
     case = outcome.case
     what = f"{case.op.name} {errno.errorcode[case.error]} {'on' if case.is_sticky else 'once'}"
     phase = outcome.phase + (", healed" if outcome.is_healed else "")
@@ -376,10 +376,10 @@ def _end_of(outcome: Outcome) -> tuple[str, str, str, int]:
 
 
 def main() -> int:
-    """Try them all, or some."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.io_errors", description=__doc__)
-    parser.add_argument("--sample", type=int, default=0, help="so many n of each kind; 0: all")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1, 10**9))
+    parser.add_argument("--sample", type=int, default=0, help="cases of each kind; 0: all")
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--mutant", default="", help="a broker with a defect, see mutants.py")
     parser.add_argument("--ops", default=",".join(op.name for op in OPS))
     parser.add_argument("--errors", default=",".join(errno.errorcode[each] for each in ERRORS))

@@ -21,7 +21,7 @@ from typing import Final, cast
 
 from phpmq_lite.storage.data_folder import DATABASE
 from tests.faults.ledger import QUEUES, TIMED, Crowd, Late, Ledger, Load, is_drained
-from tests.faults.mutants import program_of
+from tests.faults.mutants import mutant_process
 from tests.support.fork_server import BrokerProcess, ForkedProcess
 from tests.support.seed import SEED
 
@@ -54,8 +54,8 @@ class Lives:
     def of(cls, folder: Path, seed: int, *flags: str, mutant: str = "") -> "Lives":
         """Use an empty folder; ``mutant`` names a broker with a defect."""
         # Retention must remove nothing: removed messages would count as lost.
-        given = ["--set", "history.bytes=1TiB", *flags]
-        broker = BrokerProcess(folder / "data", given, program=program_of(mutant))
+        given = "--set", "history.bytes=1TiB", *flags
+        broker = mutant_process(folder / "data", mutant, *given)
         return cls(broker, Ledger(random.Random(seed)), seed, mutant)
 
     @property

@@ -1,12 +1,13 @@
-"""Clients that keep books while the broker is killed under them, and the audit of these books.
+"""Clients that keep a ledger over all lives of a broker, and the audit of this ledger.
 
-A producer knows which of its keys were confirmed, and repeats those without an answer.  A consumer
-knows which of its acknowledgements are stored: it sends a confirmed publish behind them, whose
-receipt tells that their batch is committed.  What the books say is compared with every dispatch and
-with the database.
+A producer knows which of its keys were confirmed, and repeats those without a receipt.  A consumer
+knows which of its acknowledgements are stored: it sends a publish with a key after them, whose
+receipt proves that their batch is committed.  The ledger is compared with every dispatch and with
+the database.
 """
 
 import asyncio
+import os
 import random
 import sqlite3
 import time
@@ -24,18 +25,19 @@ from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.storage.data_folder import DATABASE
 
 QUEUES: Final = ("orders", "mails")
-TIMED: Final = "timed"  # short lives; consumed by who comes late
-MARKS: Final = "marks"  # for the publishes behind acknowledgements; nobody consumes it
+TIMED: Final = "timed"  # short TTLs, consumed by ``Late``
+MARKS: Final = "marks"  # for the publishes after acknowledgements; never consumed
 KEY_BYTES: Final = 16  # at the beginning of every body
 WINDOW: Final = 200  # unanswered publishes of a producer
 CREDIT: Final = 100
-MOMENT_S: Final = 0.03  # some batches long
-LATE_S: Final = 2.0  # what a dispatch that left in time may take until it is read here
+MOMENT_S: Final = 0.03  # duration of some batches
+LATE_S: Final = 2.0  # maximum delay between a dispatch and its reading here
+IN_MEMORY: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # for temporary folders
 
 
 @dataclass
 class Ledger:
-    """What the clients know, over all lives of the broker."""
+    """Knowledge of the clients, over all lives of the broker."""
 
     rng: random.Random
     confirmed: set[bytes] = field(default_factory=set)  # keys with a receipt
@@ -58,7 +60,7 @@ class Ledger:
         return b"%0*d" % (KEY_BYTES, next(self._numbers))
 
     def note_dispatch(self, dispatch: Dispatch) -> None:
-        """Compare a dispatch with the books."""
+        """Compare a dispatch with the ledger."""
         key, message_id = dispatch.content[:KEY_BYTES], dispatch.message_id
         self.dispatched += 1
         self.times[message_id] += 1
@@ -78,7 +80,7 @@ class Ledger:
     # -- the database
 
     def compare(self, data: Path) -> None:
-        """See that what was confirmed since the last look is on disk, and once."""
+        """Check that messages confirmed since the last comparison are on disk, once each."""
         with read_only(data) as database:
             rows = stored_keys(database, self.checked_to)
         for seq, key in rows:
@@ -88,7 +90,7 @@ class Ledger:
             self.offences.append(f"{key!r} was confirmed and is lost")
 
     def see_ended(self, data: Path) -> None:
-        """After a clean stop all that was ended is: the broker waited for the acknowledgements."""
+        """Check that a clean stop has stored all ends: it waits for acknowledgements."""
         with read_only(data) as database:
             alive = {row[0] for row in database.execute("SELECT seq FROM message")}
         for message_id in self.unknown:
@@ -97,7 +99,7 @@ class Ledger:
         self.unknown.clear()
 
     def audit(self, data: Path) -> None:
-        """Compare everything, and look whether the database agrees with itself."""
+        """Compare everything, and check the database for contradictions."""
         self.checked_to = 0
         self.compare(data)
         with read_only(data) as database:
@@ -115,12 +117,12 @@ class Ledger:
 
 
 def seq_of(message_id: bytes) -> int:
-    """Return the number that a message id begins with."""
+    """Return the number at the beginning of a message id."""
     return int(message_id[:16], 16)
 
 
 def read_only(data: Path) -> "closing[sqlite3.Connection]":
-    """Open the database of a data folder for reading; for ``with``."""
+    """Open the database of a data folder for reading; use it in a ``with`` block."""
     return closing(sqlite3.connect(f"file:{data / DATABASE}?mode=ro", uri=True, timeout=30))
 
 
@@ -135,7 +137,7 @@ def stored_keys(database: sqlite3.Connection, after: int = 0) -> list[tuple[int,
 
 
 def contradictions(database: sqlite3.Connection) -> list[tuple[str, object]]:
-    """Ask questions whose right answer is nothing."""
+    """Return the rows found by queries that must find none."""
     questions = {
         "alive and settled": "SELECT seq FROM message JOIN history USING (seq)",
         "settled twice": "SELECT seq FROM history GROUP BY seq HAVING count(*) > 1",
@@ -146,8 +148,8 @@ def contradictions(database: sqlite3.Connection) -> list[tuple[str, object]]:
         "(SELECT count(*) FROM message WHERE message.queue_id = queue.queue_id)",
         "bytes counted wrong": "SELECT name, live_bytes FROM queue WHERE live_bytes <> "
         "(SELECT coalesce(sum(size), 0) FROM message WHERE message.queue_id = queue.queue_id)",
-        # 3: expired.  Deadlines are stored on the wall clock where it has not jumped; it is
-        # another clock than the one that they are judged by, so the two drift.
+        # 3: expired.  Deadlines are stored in wall time, but compared with the steady clock; the
+        # two drift.
         "expired early": "SELECT seq, settled_at - deadline_ms FROM history "
         "WHERE outcome = 3 AND settled_at < deadline_ms - 50",
         "damaged": "SELECT * FROM pragma_integrity_check WHERE integrity_check <> 'ok'",
@@ -158,16 +160,16 @@ def contradictions(database: sqlite3.Connection) -> list[tuple[str, object]]:
 
 @dataclass(frozen=True)
 class Load:
-    """How the clients of a crowd work."""
+    """Behavior of the clients of a crowd."""
 
-    queues: tuple[str, ...] = QUEUES  # that producers publish to
+    queues: tuple[str, ...] = QUEUES  # of the producers
     large: float = 0.01  # share of the bodies that have 20,000 bytes
-    acks_all: bool = False  # consumers end everything, and by acknowledging it
+    acks_all: bool = False  # consumers acknowledge everything
     work_s: float = 0.0  # from a dispatch to its end
 
 
 class Client(asyncio.Protocol):
-    """One connection; what arrived before its end counts, however it ended."""
+    """One connection; everything that arrived before its end counts."""
 
     def __init__(self, crowd: "Crowd") -> None:
         self.crowd = crowd
@@ -176,18 +178,16 @@ class Client(asyncio.Protocol):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to work."""
+        """Start to work."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The broker is gone."""
-        self.lose()
         self.ended.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        """Take a read."""
+        """Process the frames of a read."""
         for frame in self.side.receive(data):
             if isinstance(frame, Dispatch):
                 self.take(frame)
@@ -196,52 +196,49 @@ class Client(asyncio.Protocol):
                 self.crowd.count_down()
         if self.side.error is not None:
             self.ledger.offences.append(f"the broker broke the grammar: {self.side.error}")
-        self.go_on()
+        self.after_read()
 
     def confirm(self, queue: str, key: bytes, body: bytes, ttl_s: int = 0) -> None:
-        """Publish with a key, and book it as unanswered."""
+        """Publish with a key, and record it as unanswered."""
         frame = self.side.publish(queue, body, ttl_s, key)
         self.ledger.unanswered[key] = frame
         self.transport.write(frame)
 
     def answered(self, key: bytes, reason: str | None) -> None:
-        """Book a receipt."""
+        """Record a receipt."""
         if reason is not None:
             self.ledger.offences.append(f"{key!r} was refused: {reason}")
         self.ledger.unanswered.pop(key, None)
         self.ledger.confirmed.add(key)
 
     def begin(self) -> None:
-        """Say the first words of the connection."""
+        """Send the first frames of the connection."""
 
     def take(self, dispatch: Dispatch) -> None:
-        """Take a dispatch."""
+        """Process a dispatch."""
 
-    def go_on(self) -> None:
-        """All frames of a read were taken."""
-
-    def lose(self) -> None:
-        """Book what is unknown now."""
+    def after_read(self) -> None:
+        """Continue after all frames of a read were processed."""
 
 
 class Producer(Client):
-    """Keeps a window of unanswered publishes full: short and long lives, small and large bodies."""
+    """Keeps a window of unanswered publishes full: short and long TTLs, small and large bodies."""
 
     def begin(self) -> None:
-        """Repeat what has no answer, then go on."""
+        """Repeat unanswered publishes, then continue."""
         self.waiting = len(self.ledger.unanswered)
-        self.ttls_s: dict[bytes, int] = {}  # of what has no answer yet
+        self.ttls_s: dict[bytes, int] = {}  # of unanswered publishes
         self.transport.write(b"".join(self.ledger.unanswered.values()))
-        self.go_on()
+        self.after_read()
 
     def answered(self, key: bytes, reason: str | None) -> None:
-        """Book it; there is room for another one."""
+        """Record a receipt, and make room in the window."""
         super().answered(key, reason)
         self.waiting -= 1
         if ttl_s := self.ttls_s.pop(key, 0):
             self.ledger.ends_by[key] = time.monotonic() + ttl_s
 
-    def go_on(self) -> None:
+    def after_read(self) -> None:
         """Fill the window."""
         rng, load = self.ledger.rng, self.crowd.load
         while self.waiting < WINDOW:
@@ -258,19 +255,19 @@ class Producer(Client):
 
 
 class Consumer(Client):
-    """Acknowledges most, requeues and dead-letters some, forgets a few; marks each read."""
+    """Acknowledges most messages, requeues and dead-letters some, keeps a few; marks each read."""
 
     queues: tuple[str, ...] = QUEUES
 
     def begin(self) -> None:
         """Open a window on both queues."""
         self.ends: list[bytes] = []  # frames of this read
-        self.ending: list[tuple[str, bytes]] = []  # kind and id of what they end
-        self.marks: dict[bytes, list[tuple[str, bytes]]] = {}  # key -> what it was sent behind
+        self.ending: list[tuple[str, bytes]] = []  # kind and id of the ended messages
+        self.marks: dict[bytes, list[tuple[str, bytes]]] = {}  # key -> ends sent before it
         self.transport.write(b"".join(self.side.consume(queue, CREDIT) for queue in self.queues))
 
     def take(self, dispatch: Dispatch) -> None:
-        """Decide what becomes of a message."""
+        """End a message at random, or keep it."""
         self.ledger.note_dispatch(dispatch)
         queue, message_id = dispatch.queue, dispatch.message_id
         chance = 0.0 if self.crowd.load.acks_all else self.ledger.rng.random()
@@ -284,8 +281,8 @@ class Consumer(Client):
             self.ends.append(self.side.dead_letter(queue, message_id))
             self.ending.append(("dead", message_id))
 
-    def go_on(self) -> None:
-        """Send the ends of this read, at once or after the time that the work takes."""
+    def after_read(self) -> None:
+        """Send the ends of this read, after the duration of the work."""
         if not self.ends:
             return
         ends, ending, self.ends, self.ending = self.ends, self.ending, [], []
@@ -296,7 +293,7 @@ class Consumer(Client):
             self._end(ends, ending)
 
     def _end(self, ends: list[bytes], ending: list[tuple[str, bytes]]) -> None:
-        """Send ends, and behind them what proves that they are stored."""
+        """Send ends, followed by a publish whose receipt proves that they are stored."""
         if self.transport.is_closing():
             return
         if self.crowd.is_asleep:
@@ -309,7 +306,7 @@ class Consumer(Client):
         self.confirm(MARKS, key, key)
 
     def answered(self, key: bytes, reason: str | None) -> None:
-        """What stands before a mark is stored."""
+        """Record a receipt, and the ends that were sent before a mark as stored."""
         super().answered(key, reason)
         for kind, message_id in self.marks.pop(key, ()):
             self.ledger.stored.add(message_id)
@@ -318,7 +315,7 @@ class Consumer(Client):
 
 
 class Late(Consumer):
-    """Comes when much of what waits for it has no time left."""
+    """Consumes messages of which many have nearly expired."""
 
     queues = (TIMED,)
 
@@ -331,14 +328,14 @@ class Crowd:
         self.port = port
         self.load = load or Load()
         self.receipts_left = 0
-        self.is_asleep = False  # no work gets done: the machine stands still
+        self.is_asleep = False  # simulates a suspended machine
         self.at_the_end: Callable[[], None] = lambda: None
         self.clients: list[Client] = []
 
     def count_down(self) -> None:
-        """One more receipt has come; a moment after the last one is the end.
+        """Count a receipt; shortly after the last one, call ``at_the_end``.
 
-        The moment is any: the broker may be deciding, storing, or about to tell.
+        The delay is random: the broker may be deciding, storing or replying then.
         """
         self.receipts_left -= 1
         if self.receipts_left == 0:
@@ -351,15 +348,15 @@ class Crowd:
         at_the_end: Callable[[], None],
         kinds: Sequence[type[Client]] = (Producer, Consumer, Consumer),
     ) -> None:
-        """Load the broker; ``at_the_end``, soon after so many receipts, must end it."""
+        """Load the broker; ``at_the_end``, called after ``receipts``, must end the connections."""
         self.receipts_left, self.at_the_end = receipts, at_the_end
         for kind in kinds:
             await self.join(kind)
-        for client in self.clients:  # more may come meanwhile
+        for client in self.clients:  # more may join meanwhile
             await client.ended
 
     async def join(self, kind: type["Client"]) -> None:
-        """Have one more client work."""
+        """Add a client."""
         self.clients.append(await self._connect(kind))
 
     def leave(self) -> None:
@@ -368,7 +365,7 @@ class Crowd:
             client.transport.close()
 
     async def drain(self, is_done: Callable[[], bool]) -> None:
-        """Consume until it is done, with a load that ``acks_all``; looked at each 0.1 s."""
+        """Consume with a load that ``acks_all`` until ``is_done``, which is polled each 0.1 s."""
         client = await self._connect(Consumer)
         while not is_done():
             await asyncio.wait([client.ended], timeout=0.1)
@@ -383,7 +380,7 @@ class Crowd:
 
 
 def is_drained(data: Path) -> bool:
-    """Tell whether nothing is alive but marks and records of dead letters."""
+    """Return whether only marks and records of dead letters are alive."""
     with read_only(data) as database:
         (left,) = database.execute(
             "SELECT count(*) FROM message JOIN queue USING (queue_id) WHERE name IN (?, ?)", QUEUES

@@ -1,4 +1,4 @@
-"""A proxy between clients and a broker whose links are bad, each in a way of its own."""
+"""A proxy between clients and a broker with a different defect on each connection."""
 
 import asyncio
 import socket
@@ -15,11 +15,11 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
 
 @dataclass(frozen=True)
 class Link:
-    """What is wrong with one connection; nothing: it passes everything on.
+    """The defect of a connection; by default none.
 
-    After ``up`` bytes from the client, or ``down`` bytes from the broker, it ends: both sides are
-    told, or reset; or, with silence, nothing passes that way any more.  At most ``piece`` bytes are
-    passed on at once, each time ``delay_s`` later.
+    After ``up`` bytes from the client, or ``down`` bytes from the broker, both sides are closed or
+    reset; or, with silence, nothing more is forwarded in that direction.  At most ``piece`` bytes
+    are forwarded at once, each time after ``delay_s``.
     """
 
     up: int | None = None
@@ -30,9 +30,9 @@ class Link:
 
 
 class BadLinks:
-    """Listens on ``port``; connection number n, from 0 on, gets the link that ``links(n)`` gives.
+    """Listens on ``port``; connection number n, from 0, gets the link ``links(n)``.
 
-    It has a thread and a loop of its own; use it in a ``with``.
+    It runs an event loop in a thread; use it in a ``with`` block.
     """
 
     def __init__(self, target: int, links: Callable[[int], Link]) -> None:
@@ -78,7 +78,7 @@ class BadLinks:
             asyncio.create_task(_pass(reader, broker_writer, link, link.up)),
             asyncio.create_task(_pass(broker_reader, writer, link, link.down)),
         ]
-        if link.ending == "silence":  # neither side is told
+        if link.ending == "silence":  # close neither side
             await asyncio.wait(ways)
             return
         _, others = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -95,7 +95,7 @@ class BadLinks:
 async def _pass(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: Link, left: int | None
 ) -> None:
-    """Pass one direction on, until its end or until nothing is ``left`` to pass on."""
+    """Forward one direction until its end, or until ``left`` bytes have passed."""
     with suppress(OSError):
         while left is None or left > 0:
             data = await reader.read(link.piece if left is None else min(link.piece, left))

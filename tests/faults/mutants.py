@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from math import inf
+from pathlib import Path
 from typing import Any, Final
 
 import aiosqlite
@@ -35,6 +36,7 @@ from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.statements import many
 from phpmq_lite.storage.write import store, writer
 from phpmq_lite.storage.write.store import Store
+from tests.support.fork_server import BrokerProcess
 
 SLOW_DISK_S: Final = 0.02
 MAX_TROUBLE_S: Final = 1.0  # of a hasty broker
@@ -43,7 +45,7 @@ _SOON_MS: Final = 10
 
 
 class Defective(Engine):
-    """An engine whose writer gets the batches by way of ``commit``."""
+    """An engine whose ``commit`` can change a batch before the writer gets it."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -51,38 +53,38 @@ class Defective(Engine):
         setattr(self._writer, "commit", self.commit)  # noqa: B010 - a method is not assigned to
 
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
-        """Have a batch stored."""
+        """Store a batch."""
         return self._store(batch)
 
 
 class ConfirmsBeforeCommit(Defective):
-    """Tells everybody, then stores: a crash in between loses what was confirmed."""
+    """Replies before it stores: a crash in between loses confirmed messages."""
 
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
-        """Tell first."""
+        """Reply first."""
         super()._send_results(batch)
         if batch.stores:
             time.sleep(SLOW_DISK_S)
         return super().commit(batch)
 
     def _send_results(self, batch: Batch | None) -> None:
-        """Everything has been said."""
+        """Do nothing: the replies are sent."""
 
 
 class ForgetsAcknowledgements(Defective):
-    """Settles in memory only: after a crash what was done comes again."""
+    """Settles in memory only: after a crash acknowledged messages are redelivered."""
 
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
-        """Store the rest."""
+        """Store everything else."""
         batch.settled.clear()
         return super().commit(batch)
 
 
 class ForgetsKeys(Defective):
-    """Keeps keys in memory only: a publish that is repeated after a crash is stored twice."""
+    """Keeps keys in memory only: a publish repeated after a crash is stored twice."""
 
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
-        """Store the rest, and let nobody know for a while."""
+        """Store everything else, and reply late."""
         batch.keys.clear()
         return asyncio.ensure_future(_slowly(super().commit(batch)))
 
@@ -94,23 +96,23 @@ async def _slowly(stored: asyncio.Future[LoadedRows | None]) -> LoadedRows | Non
 
 
 class CountsFromTheFirstDispatch(AckTimeouts):
-    """Takes what was held long ago for overdue at once, again and again."""
+    """Counts the acknowledgement timeout from the first dispatch of a message."""
 
     def __init__(self) -> None:
         super().__init__()
         self._first: dict[int, int] = {}  # seq -> when it was dispatched first
 
     def watch(self, by_id: dict[int, Queue], dispatched: Iterable[Message], now_ms: int) -> None:
-        """Keep the first time."""
+        """Use the time of the first dispatch."""
         super().watch(by_id, dispatched, now_ms)
         for message in dispatched:
             message.held_since_ms = self._first.setdefault(message.seq, message.held_since_ms)
 
     def postpone(self, connections: Iterable[Connection], gap_ms: int) -> None:
-        """Let the time count in which nobody could have been heard."""
+        """Count the time of a suspension, too."""
 
     def take_overdue(self, connections: Iterable[Connection], now_ms: int) -> list[Message]:
-        """Look again soon."""
+        """Repeat soon."""
         overdue = super().take_overdue(connections, now_ms)
         soon_ms = now_ms + _SOON_MS
         self.next_ms = min(self.next_ms or soon_ms, soon_ms)
@@ -118,13 +120,13 @@ class CountsFromTheFirstDispatch(AckTimeouts):
 
 
 class CountsGapsTwice(Clock):
-    """Runs ahead by the time in which nobody looked at it."""
+    """Counts time twice in which it was not read."""
 
     _ahead_ms = 0
     _last_ms = 1 << 62
 
     def now(self) -> ClockReading:
-        """Read it."""
+        """Read the clock."""
         now = super().now()
         gap_ms = now.wall_ms - self._last_ms
         self._last_ms = now.wall_ms
@@ -134,7 +136,7 @@ class CountsGapsTwice(Clock):
 
 
 def _answer_full_as_stored() -> None:
-    """Take a batch for stored that found no room."""
+    """Treat a batch as stored although the disk is full."""
     end = Store.end
 
     def careless(self: Store, batch: Batch) -> LoadedRows | None:
@@ -147,7 +149,7 @@ def _answer_full_as_stored() -> None:
 
 
 class KeepsItsTransactions(Readers):
-    """Begins one at the first read, and never ends it."""
+    """Begins a transaction at the first read, and never ends it."""
 
     async def _connect(self) -> aiosqlite.Connection:
         connection = await super()._connect()
@@ -156,10 +158,10 @@ class KeepsItsTransactions(Readers):
 
 
 class IgnoresKeys(PublishKeys):
-    """Knows no key again."""
+    """Never recognizes a key."""
 
     def find(self, queue_id: int, key: bytes, now_ms: int) -> int | None:
-        """Have never seen it."""
+        """Find nothing."""
         return None
 
 
@@ -175,7 +177,7 @@ def _stay_half_alive() -> None:
 
 
 def _charge_all() -> None:
-    """Have a lost connection count against all that it held."""
+    """Charge all messages that a lost connection held."""
     return_message = transitions.return_message
 
     def charge(state: BrokerState, message: Message, detail: str, *, is_charged: bool) -> None:
@@ -184,14 +186,14 @@ def _charge_all() -> None:
     setattr(transitions, "return_message", charge)  # noqa: B010 - a function is not assigned to
 
 
-# -- defects that only a disk brings out
+# -- defects that only disk faults reveal
 
 
 class DispatchesBeforeCommit(Defective):
-    """Sends messages to consumers while they are being stored."""
+    """Dispatches messages before they are stored."""
 
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
-        """Send first."""
+        """Dispatch first."""
         now_ms = self.clock.now().steady_ms
         for connection, (dispatches, _) in batch.sends.items():
             if dispatches:
@@ -201,14 +203,14 @@ class DispatchesBeforeCommit(Defective):
 
 
 class SettlesLate(Defective):
-    """Stores acknowledgements some batches behind the receipts that vouch for them."""
+    """Stores acknowledgements some batches after the receipts that prove them stored."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._late: deque[dict[tuple[int, str | None], list[int]]] = deque([{}, {}, {}])
 
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
-        """Store what is settled later, and now what was before."""
+        """Store the settlements of an earlier batch instead."""
         self._late.append(batch.settled)
         batch.settled = self._late.popleft()
         return super().commit(batch)
@@ -218,18 +220,18 @@ class StoresNoKeys(Defective):
     """Keeps the keys of confirmed publishes in memory only."""
 
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
-        """Store the rest."""
+        """Store everything else."""
         batch.keys.clear()
         return super().commit(batch)
 
 
 class NumbersAnewStore(Store):
-    """Takes the next number from what is alive, so that numbers come back."""
+    """Derives the next number from the alive messages, so that numbers are reused."""
 
     def recover(
         self, now: ClockReading, receipt_window_ms: int, receipt_limit: int
     ) -> RecoveredState:
-        """Forget where the numbers had got to."""
+        """Replace the stored next number."""
         stored = super().recover(now, receipt_window_ms, receipt_limit)
         (highest,) = self.execute("SELECT coalesce(max(seq), 0) FROM message").fetchone()
         stored.counters["next_number"] = highest + 1
@@ -237,10 +239,10 @@ class NumbersAnewStore(Store):
 
 
 class CarriesOnStore(Store):
-    """Takes a failed COMMIT for one that may be repeated."""
+    """Repeats a failed COMMIT."""
 
     def end(self, batch: Batch) -> LoadedRows | None:
-        """Try once more."""
+        """Try twice."""
         try:
             return super().end(batch)
         except OutcomeUnknownError:
@@ -248,7 +250,7 @@ class CarriesOnStore(Store):
 
 
 def _keep_seals() -> None:
-    """Write to the database under the seal that it had; it gets no other."""
+    """Write to the database without removing its old seal."""
     setattr(seal, "_MIN_INTERVAL_S", float("inf"))  # noqa: B010
     setattr(seal.LiveSeal, "erase", lambda _self: None)  # noqa: B010
 
@@ -257,26 +259,26 @@ def _keep_seals() -> None:
 
 
 class LiveWallClock(Clock):
-    """Expires by the wall clock as it is."""
+    """Expires by the wall clock, with its jumps."""
 
     def now(self) -> ClockReading:
-        """Read it."""
+        """Read the wall clock."""
         wall_ms = super().now().wall_ms
         return ClockReading(wall_ms, wall_ms)
 
 
 class BelievesAtTheStart(Clock):
-    """Takes the wall clock at a start for the truth."""
+    """Trusts the wall clock at a start."""
 
     def _resume(self, stored: Mapping[str, int], wall_ms: int, running_ms: int) -> int:
         return wall_ms - stored.get("clock_step_ms", 0)
 
 
-# -- defects that files with damage bring out
+# -- defects that only damaged files reveal
 
 
 def _check_no_bodies() -> None:
-    """Deliver bodies as they are; the seal of the database would tell too."""
+    """Deliver bodies without checking; nor check the seal, which would detect the damage."""
     _check_no_seal()
 
     def bodies(self: Store, seqs: list[int], _checksums: str = "") -> dict[int, bytes | None]:
@@ -286,12 +288,12 @@ def _check_no_bodies() -> None:
 
 
 def _check_no_seal() -> None:
-    """Take any database for the one that was closed."""
+    """Accept any database as the one that was closed."""
     setattr(startup, "break_seal", lambda *_given, **_more: True)  # noqa: B010
 
 
 def _make_database() -> None:
-    """Begin anew where the database is gone; its seal would tell too."""
+    """Create a missing database; nor check the seal, which would detect the loss."""
     _check_no_seal()
     setattr(DataFolder, "check_database", lambda _self: None)  # noqa: B010
 
@@ -345,6 +347,11 @@ def program_of(mutant: str = "", *, is_hasty: bool = False) -> tuple[str, ...]:
     """Return the arguments to Python: the broker, or the one with this defect."""
     changes = ["hasty"] * is_hasty + [mutant] * bool(mutant)
     return ("-m", __name__, ",".join(changes)) if changes else ("-m", "phpmq_lite")
+
+
+def mutant_process(data: Path, mutant: str, *flags: str) -> BrokerProcess:
+    """Return a broker with this defect, or one without if it is empty."""
+    return BrokerProcess(data, list(flags), program=program_of(mutant))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""One tenant beside another that does all the harm it can: same results, bounded latency.
+"""A tenant beside an adversary gets the same results, with bounded latency.
 
 ``python -m tests.faults.neighbours --seconds 60`` runs the workload of a tenant alone and beside
 each adversary, prints the factor of its p99 latency, and ends with 1 if a result differs or a
-factor is above 3.  ``--only NAME`` takes some adversaries.  Nothing else should use the machine.
+factor is above 3.  ``--only NAME`` selects adversaries.  Nothing else should use the machine.
 """
 
 import argparse
 import json
-import secrets
 import subprocess
 import sys
 import threading
@@ -32,8 +31,7 @@ STAGE_S: Final = 1.0  # from one staged publish to the next
 PREPARED: Final = 120  # messages that are only searched
 DRAIN_S: Final = 60.0
 QUEUE: Final = "tenant"
-# Without the bounds of the history and of the database, which are one for all: what retention
-# removed of the tenant's rows could not be told from what was lost.
+# All tenants share the limits of history and database; retention must not remove this one's rows.
 _FLAGS: Final = (
     "--admin", "127.0.0.1:0", "--set", "history.bytes=1TiB", "--set", "storage.max_bytes=1TiB",
 )  # fmt: skip
@@ -48,7 +46,7 @@ _ALIVE: Final = (
 
 @dataclass
 class Results:
-    """What a tenant got: equal for the same workload.  The latencies (s) are apart."""
+    """Results of a workload without its latencies; the same workload has the same results."""
 
     receipts: Counter[str] = field(default_factory=Counter)  # reasons; empty: stored
     dispatched: Counter[int] = field(default_factory=Counter)  # times, by number of the message
@@ -72,24 +70,24 @@ class Tenant:
         self._is_over = threading.Event()
 
     def prepare(self) -> None:
-        """Store what is searched, and publish the first version under its app_id."""
+        """Store messages to search, and publish the first version under its app_id."""
         with self._target.peer() as peer:
             peer.store(f"{QUEUE}-prepared", *(b'{"data":{"n":%d}}' % n for n in range(PREPARED)))
         self._publish_staged(0)
 
     def run(self) -> None:
-        """Work, and return when all is settled."""
+        """Run the workload until all messages are settled."""
         works = (self._publish, self._consume, self._search, self._stage)
-        threads = [threading.Thread(target=self._noted, args=(work,)) for work in works]
+        threads = [threading.Thread(target=self._record_errors, args=(work,)) for work in works]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def _noted(self, work: Any) -> None:
+    def _record_errors(self, work: Any) -> None:
         try:
             work()
-        except Exception as error:  # it is a result, too
+        except Exception as error:  # a result, too
             self.results.errors.append(f"{work.__name__}: {type(error).__name__}: {error}")
         finally:
             if work == self._consume:
@@ -143,11 +141,7 @@ class Tenant:
 
     def _publish_staged(self, version: int) -> str:
         rows = arrow_of([(f"{QUEUE}-staged", b"%d" % version)] * 3)
-        token = secrets.token_hex(8)
-        status, answer = self._target.ask(
-            "POST", f"/api/v1/pipeline/stage?token={token}", rows,
-            Content_Type="application/vnd.apache.arrow.stream",
-        )  # fmt: skip
+        token, status, answer = self._target.stage(rows)
         if status != 200:
             return f"stage {status}: {answer[:200]!r}"
         asked = {"app_id": APP_ID, "version": version, "tokens": [token]}
@@ -159,20 +153,20 @@ class Tenant:
 
 @dataclass(slots=True, frozen=True)
 class Run:
-    """What came of one run."""
+    """Results and latencies of one run."""
 
     results: Results
     latencies_s: list[float]
 
     @property
     def p99_s(self) -> float:
-        """The latency that 99 of 100 are below."""
+        """99th percentile of the latencies."""
         ordered = sorted(self.latencies_s)
         return ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
 
 
 def differences(alone: Results, beside: Results) -> list[str]:
-    """Return which results differ; the number of searches depends on the time."""
+    """Return the results that differ; the number of searches may, because it depends on time."""
     found = []
     for name in ("receipts", "dispatched", "order", "published", "outcomes", "alive", "errors"):
         one, other = getattr(alone, name), getattr(beside, name)
@@ -201,7 +195,7 @@ def run(adversary: str | None, count: int, *, is_idle: bool = False) -> Run:
 
 
 def _target(broker: BrokerProcess, name: str, queues: str) -> Target:
-    """Return the broker for somebody with a token of their own, made by way of control.sock."""
+    """Return the broker for a tenant with a new token."""
     asked = {"name": name, "role": "operator", "queues": [queues]}
     made = AdminClient(broker.data / "control.sock").post("/tokens", asked)
     return Target(broker.port, broker.admin[0].rstrip("/"), made["token"])
@@ -240,28 +234,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     count = max(1, round(asked.seconds * RATE))
     failed, worst = [], 0.0
     for name in asked.only or ADVERSARIES:
-        # Alone each time: this disk alone changes its speed by a factor of ten within minutes.
+        # Alone each time: the speed of a disk may change by a factor of ten within minutes.
         before = run(None, count)
-        # The broker is judged, not the scheduler: with two cores, the attacker's threads, up to 95
-        # of them, would keep the tenant from running, at nice 19 too.  They get what is left.
+        # This measures the broker, not the scheduler: up to 95 threads of the adversary would keep
+        # the tenant from running on two cores, even at nice 19.  They get idle time only.
         beside = run(name, count, is_idle=True)
         factor = beside.p99_s / before.p99_s
         worst = max(worst, factor)
         different = differences(before.results, beside.results)
         verdict = "; ".join(different) or "results identical"
-        _say(
+        print(
             f"{name}: p99 {beside.p99_s * 1_000:.1f} ms, alone {before.p99_s * 1_000:.1f} ms,"
-            f" factor {factor:.2f}, {verdict}"
+            f" factor {factor:.2f}, {verdict}",
+            flush=True,
         )
         if different or factor > WORST:
             failed.append(name)
     count = len(asked.only or ADVERSARIES)
-    _say(f"{count} adversaries, worst factor {worst:.2f}, failed: {', '.join(failed) or 'none'}")
+    print(f"{count} adversaries, worst factor {worst:.2f}, failed: {', '.join(failed) or 'none'}")
     return bool(failed)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Power cuts at any moment of a broker's life: what it had promised by then holds afterwards.
+"""Power cuts at any moment of a broker's life: its promises up to then hold afterwards.
 
 The real broker works under the recorder of ``shim.py``: three lives, one of them ended by a kill,
-with a mixed load, a pause in which the WAL is copied, retention, and clean stops.  Then its disk is
-made anew as it may have been at some record of the log, once by each policy of ``disk.py``; a start
-on it, by the calls that ``service.py`` makes, is compared with ``power_ledger.py``.  On some the
-broker itself is started, and a client reads what it has.
+with a mixed load, pauses for checkpoints, retention, and clean stops.  Then its disk is recreated
+as it may have been at some record of the log, once by each policy of ``disk.py``; a start on it, by
+the calls of ``service.py``, is compared with ``power_ledger.py``.  On some disks the broker itself
+is started, and a client reads its messages.
 
 ``python -m tests.faults.power --points 1000`` prints the table, and ends with 1 if a promise was
-broken; ``--seed N`` repeats the choices of a run, though not its moments.
+broken; ``--seed N`` repeats the random choices of a run, but not its timing.
 """
 
 import argparse
@@ -37,6 +37,7 @@ from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.write.store import Store
 from tests.faults.disk import Disk, Policy
 from tests.faults.ledger import (
+    IN_MEMORY,
     QUEUES,
     Client,
     Consumer,
@@ -59,6 +60,7 @@ from tests.faults.power_ledger import (
 from tests.faults.shim import Kind, Record, Shim, read_log
 from tests.faults.shimmed_broker import shimmed_broker
 from tests.support import fork_server
+from tests.support.seed import SEED
 
 LONE: Final = "lone"  # one message at a time
 RECEIPTS: Final = 400  # of each phase, at most
@@ -66,8 +68,7 @@ LONE_RECEIPTS: Final = 40
 LEISURE_S: Final = 0.003
 POINTS_OF_A_RUN: Final = 125
 _MOMENTS: Final = frozenset(Kind) - {Kind.WRITTEN, Kind.RECEIVED, Kind.ACCEPTED, Kind.CLOSED}
-_MEMORY: Final = Path("/dev/shm")
-_FLAGS: Final = (  # the WAL is cut off or begun again; the history is kept or trimmed
+_FLAGS: Final = (  # the WAL is truncated or restarted; the history is kept or trimmed
     (),
     ("--set", "storage.wal_bytes=65536"),
     ("--set", "history.rows=100"),
@@ -81,22 +82,22 @@ class Lone(Client):
     """Publishes with a key, and waits for each receipt, and a little longer."""
 
     def begin(self) -> None:
-        """Publish the next one."""
+        """Publish the next message."""
         if not self.transport.is_closing():
             key = self.ledger.new_key()
             self.confirm(LONE, key, key + b"l" * self.ledger.rng.randrange(300))
 
     def answered(self, key: bytes, reason: str | None) -> None:
-        """Let it be taken meanwhile, so that there is a moment at which nothing is left of it."""
+        """Pause, so that the message is consumed and at some moments nothing is alive."""
         super().answered(key, reason)
         asyncio.get_running_loop().call_later(LEISURE_S, self.begin)
 
 
 class Taker(Client):
-    """Acknowledges one at a time, and says nothing else."""
+    """Acknowledges one message at a time, without marks."""
 
     def begin(self) -> None:
-        """Take what the lone one publishes."""
+        """Consume the queue of ``Lone``."""
         self.transport.write(self.side.consume(LONE, 1))
 
     def take(self, dispatch: Dispatch) -> None:
@@ -106,7 +107,7 @@ class Taker(Client):
 
 
 async def record(folder: Path, rng: random.Random, mutant: str = "", lives: int = 3) -> list[Path]:
-    """Have a broker live in ``folder``: it is stopped, then killed, then stopped; give its logs."""
+    """Run a broker that is stopped, then killed, then stopped; return its logs."""
     shim = Shim(folder)
     flags = "--log-level", "error", *rng.choice(_FLAGS)
     broker = shimmed_broker(shim, *flags, mutant=mutant)
@@ -125,7 +126,7 @@ async def record(folder: Path, rng: random.Random, mutant: str = "", lives: int 
 
 
 async def _work(shim: Shim, crowd: Crowd) -> None:
-    """Load it, let it copy the WAL twice, the second time over what it has sealed, and load it."""
+    """Load the broker, with two checkpoints in between, the second over a sealed database."""
     rng = crowd.ledger.rng
     await crowd.work(rng.randint(RECEIPTS // 2, RECEIPTS), crowd.leave)
     await _checkpoint(shim)
@@ -149,7 +150,7 @@ def _await_change(path: Path, before_ns: int) -> None:
 
 
 def records_of(logs: Iterable[Path]) -> Iterator[Record]:
-    """Give the records of all lives in order."""
+    """Return the records of all lives in order."""
     return chain.from_iterable(map(read_log, logs))
 
 
@@ -158,7 +159,7 @@ def records_of(logs: Iterable[Path]) -> Iterator[Record]:
 
 @dataclass
 class Tally:
-    """What was found, over all recordings."""
+    """Findings of all recordings."""
 
     points: int = 0
     disks: Counter[Policy] = field(default_factory=Counter)
@@ -173,7 +174,7 @@ class Tally:
     ended: int = 0
 
     def add(self, policy: Policy, findings: Iterable[Finding], where: str) -> None:
-        """Count a disk, and of each kind of finding whether it is there."""
+        """Count a disk, and the kinds of its findings."""
         self.disks[policy] += 1
         findings = list(findings)
         self.found[policy].update({finding.kind for finding in findings})
@@ -181,12 +182,12 @@ class Tally:
             self.examples.setdefault(finding.kind, f"{where}, {policy}: {finding.what}"[:500])
 
     def count(self, kind: str) -> int:
-        """Tell how often something was found, over all policies."""
+        """Return how often a kind was found, over all policies."""
         return sum(found[kind] for found in self.found.values())
 
     @property
     def lines(self) -> list[str]:
-        """The table, and an example of each kind."""
+        """Table, and an example of each kind."""
         lines = [
             f"power: {self.points} points x {len(Policy)} policies, {self.same} disks the same, "
             f"{self.pending / max(1, self.points):.0f} changes not synced at a point; "
@@ -214,18 +215,18 @@ def cut(
     served: int = 0,
     store: type[Store] = Store,
 ) -> None:
-    """Cut the power at so many records of the logs, and see what a start finds.
+    """Cut the power at ``points`` records of the logs, and check a start on each disk.
 
     On ``served`` of these disks the broker itself is started.
     """
     chosen = _choose(logs, points, rng)
     to_serve = set(rng.sample(sorted(chosen), min(served, len(chosen))))
-    disk, books = Disk(), PowerLedger()
-    folder = Path(mkdtemp(prefix="phpmq-power-", dir=_MEMORY if _MEMORY.is_dir() else None))
+    disk, ledger = Disk(), PowerLedger()
+    folder = Path(mkdtemp(prefix="phpmq-power-", dir=IN_MEMORY))
     try:
         for number, record in enumerate(records_of(logs)):
             disk.take(record)
-            books.take(record)
+            ledger.take(record)
             if number not in chosen:
                 continue
             tally.points += 1
@@ -236,24 +237,24 @@ def cut(
                 left = disk.left(policy, rng)
                 known = next((found for files, found in seen if files == left), None)
                 if known is None:
-                    known = recovered(lay(folder, left), books, store)
+                    known = recovered(lay(folder, left), ledger, store)
                     seen.append((left, known))
                 else:
                     tally.same += 1
                 tally.add(policy, known, where)
             if number in to_serve:
                 policy = rng.choice(list(Policy))
-                found = list(serve(lay(folder, disk.left(policy, rng)), books))
+                found = list(serve(lay(folder, disk.left(policy, rng)), ledger))
                 tally.served += 1
                 tally.add(policy, found, where)
     finally:
         shutil.rmtree(folder)
-    tally.confirmed += len(books.confirmed)
-    tally.ended += len(books.ended)
+    tally.confirmed += len(ledger.confirmed)
+    tally.ended += len(ledger.ended)
 
 
 def _choose(logs: list[Path], points: int, rng: random.Random) -> set[int]:
-    """Choose records: two of three are not writes, which are many and much alike."""
+    """Choose records: two of three are not writes, which are frequent and similar."""
     kinds = [record.kind for record in records_of(logs)]
     moments = [number for number, kind in enumerate(kinds) if kind in _MOMENTS]
     writes = [number for number, kind in enumerate(kinds) if kind is Kind.WRITTEN]
@@ -262,7 +263,7 @@ def _choose(logs: list[Path], points: int, rng: random.Random) -> set[int]:
 
 
 def lay(folder: Path, files: dict[str, bytes]) -> Path:
-    """Make a data folder with these files, and with nothing else."""
+    """Create a data folder with exactly these files."""
     data = folder / "data"
     shutil.rmtree(data, ignore_errors=True)
     for name, content in files.items():
@@ -272,15 +273,15 @@ def lay(folder: Path, files: dict[str, bytes]) -> Path:
     return data
 
 
-def recovered(data: Path, books: PowerLedger, kind: type[Store] = Store) -> list[Finding]:
-    """Do what a start of the broker does with its files, and compare."""
+def recovered(data: Path, ledger: PowerLedger, kind: type[Store] = Store) -> list[Finding]:
+    """Process files like a start of the broker, and compare."""
     try:
         folder = DataFolder.open(data)
         try:
             check_files(folder)
             connection = sqlite3.connect(folder.database, isolation_level=None)
             try:
-                return _recover(kind(connection), books)
+                return _recover(kind(connection), ledger)
             finally:
                 connection.close()
         finally:
@@ -289,19 +290,19 @@ def recovered(data: Path, books: PowerLedger, kind: type[Store] = Store) -> list
         return [Finding(REFUSED, f"{type(error).__name__}: {error}")]
 
 
-def _recover(store: Store, books: PowerLedger) -> list[Finding]:
+def _recover(store: Store, ledger: PowerLedger) -> list[Finding]:
     store.configure(8 << 20)
     store.checkpoint("TRUNCATE")
     migrate(store.connection, migrations_folder())
     stored = store.recover(Clock(store.counters()).now(), 600_000, 100_000)
-    found = books.findings(store.connection, stored.counters.get("next_number", 1))
+    found = ledger.findings(store.connection, stored.counters.get("next_number", 1))
     remembered = {key for _, key, _, _ in stored.receipts}
-    found += (Finding(FORGOTTEN, f"{key!r} in memory") for key in books.confirmed - remembered)
+    found += (Finding(FORGOTTEN, f"{key!r} in memory") for key in ledger.confirmed - remembered)
     return found
 
 
-def serve(data: Path, books: PowerLedger) -> Iterator[Finding]:
-    """Start the broker on it, and read all that is there and never expires."""
+def serve(data: Path, ledger: PowerLedger) -> Iterator[Finding]:
+    """Start the broker, and read all messages that never expire."""
     with fork_server.broker_process(data, "--admin", "none") as broker:
         with read_only(data) as database:
             rows = database.execute(
@@ -318,18 +319,18 @@ def serve(data: Path, books: PowerLedger) -> Iterator[Finding]:
                 for frame in side.receive(client.recv(1 << 20)):
                     assert isinstance(frame, Dispatch)
                     expected.discard(seq_of(frame.message_id))
-                    if frame.content != books.contents.get(frame.content[:16]):
+                    if frame.content != ledger.contents.get(frame.content[:16]):
                         yield Finding("other content", f"dispatched as {frame.message_id!r}")
         if code := broker.terminate():
             yield Finding(REFUSED, f"exit code {code} at the stop")
 
 
 def main() -> int:
-    """Cut the power again and again, and print what was found."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.power", description=__doc__)
     parser.add_argument("--points", type=int, default=1_000)
     parser.add_argument("--served", type=int, default=20, help="disks that the broker serves")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1, 10**9))
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--mutant", default="", help="a broker with a defect, see mutants.py")
     given = parser.parse_args()
     rng = random.Random(given.seed)

@@ -1,7 +1,7 @@
-"""What a broker has told and was told up to a moment, from its log; and whether a disk agrees.
+"""The promises of a broker up to a record of its log, and the comparison with a disk.
 
-A power cut may come at any record.  What had been confirmed by then is on the disk; what had been
-dispatched is stored; an end (004, 006) in front of a publish that has its receipt has been stored.
+A power cut may come at any record.  By then, each confirmed message is on the disk; each dispatched
+message is stored; each end (004, 006) sent before a publish that has its receipt is stored.
 """
 
 import sqlite3
@@ -53,18 +53,18 @@ class _Connection:
     asked: ServerSide = field(default_factory=lambda: ServerSide(WireLimits(), http_guard=False))
     told: ClientSide = field(default_factory=ClientSide)
     ends: list[tuple[bytes, State]] = field(default_factory=list)
-    known: int = 0  # of these so many are known to be stored
-    behind: dict[bytes, int] = field(default_factory=dict)  # key -> how many ends stand before it
+    known: int = 0  # number of ends that are known to be stored
+    behind: dict[bytes, int] = field(default_factory=dict)  # key -> number of ends before it
 
 
 class PowerLedger:
-    """Fed with records in order; ``findings`` may be asked in between, as often as wanted."""
+    """Takes records in order; ``findings`` may be called at any record."""
 
     def __init__(self) -> None:
         self.contents: dict[bytes, bytes] = {}  # by key: what was published
         self.confirmed: set[bytes] = set()
         self.dispatched: set[bytes] = set()  # ids that left
-        self.ended: dict[bytes, State] = {}  # ids whose end is known to be stored
+        self.ended: dict[bytes, State] = {}  # ids of ends that are known to be stored
         self.refused = 0
         self._may_be_gone: set[bytes] = set()  # keys with a TTL: they settle by themselves
         self._keys: dict[bytes, bytes] = {}  # key of what was dispatched, by id
@@ -72,7 +72,7 @@ class PowerLedger:
         self._asked_to_end: set[bytes] = set()  # ids
 
     def take(self, record: Record) -> None:
-        """Go on by one record; those of files say nothing."""
+        """Add a record; those of files change nothing."""
         if record.kind is Kind.ACCEPTED:
             self._connections[record.owner] = _Connection()
         elif record.kind is Kind.RECEIVED and record.owner in self._connections:
@@ -112,7 +112,7 @@ class PowerLedger:
     # -- the audit
 
     def findings(self, database: sqlite3.Connection, next_number: int) -> list[Finding]:
-        """Compare a database, recovered, with all that was told; ``next_number`` it will give."""
+        """Compare a recovered database, which will assign ``next_number``, with the promises."""
         alive = dict(database.execute("SELECT seq, token FROM message"))
         rows = database.execute("SELECT seq, token, outcome FROM history").fetchall()
         settled = {seq: (token, State(outcome)) for seq, token, outcome in rows}
@@ -122,7 +122,7 @@ class PowerLedger:
         found += self._wrong_contents(database, seqs)
         found += (Finding(TWICE, repr(key)) for key, n in Counter(seqs.values()).items() if n > 1)
         present = {key for seq, key in seqs.items() if seq in alive or seq in settled}
-        is_trimmed = removed[0] > 0  # then what is settled may be gone altogether
+        is_trimmed = removed[0] > 0  # settled messages may be missing
         gone = self._settled_keys() if is_trimmed else set()
         found += (Finding(LOST, repr(key)) for key in self.confirmed - present - gone)
         remembered = {key for (key,) in database.execute("SELECT key FROM receipt")}
@@ -135,7 +135,7 @@ class PowerLedger:
         return found
 
     def _settled_keys(self) -> set[bytes]:
-        """Give the keys of which nothing need be left once the history is trimmed."""
+        """Return the keys that may be missing once the history is trimmed."""
         ended = (self._keys[message_id] for message_id in self._asked_to_end & self._keys.keys())
         return self._may_be_gone.union(ended)
 

@@ -1,14 +1,14 @@
-"""Faults below a broker: what its files and its clock do, and a log of all that happened to them.
+"""Faults in the files and the clock of a broker, and a log of all changes of these files.
 
-``shim.c`` is preloaded into the broker and interposes the calls of the C library; both sides have
-one control file mapped, so everything can be changed while the broker runs::
+``shim.c`` is preloaded into the broker and interposes the calls of the C library; both sides map
+one control file, so everything can be changed while the broker runs::
 
     shim = Shim(tmp_path, data)
     broker = BrokerProcess(data, env=shim.env())
     shim.fail(Op.SYNC, nth=3, error=errno.EIO)
     shim.delay_sync_ms = 200
 
-Only files below the data folder are touched; of the clocks only ``CLOCK_REALTIME``.
+It affects only files below the data folder, and only ``CLOCK_REALTIME``.
 
 ``python -m tests.faults.shim MODULE ARGUMENT…`` runs a module in a process that was forked after
 the shim had been preloaded without a control file, see ``shimmed_broker.py``.
@@ -38,7 +38,7 @@ _NO_LIMIT: Final = -1
 
 
 class Op(IntEnum):
-    """What can be made to fail, and is counted."""
+    """Calls that are counted and can be made to fail."""
 
     OPEN = 0
     WRITE = 1
@@ -73,9 +73,9 @@ class _Layout(ctypes.Structure):
 
 
 class Shim:
-    """The control file of one broker, and of its later lives: ``folder`` gets it, ``data`` is it.
+    """The control file, in ``folder``, of a broker with the data folder ``data``.
 
-    ``data`` need not be there yet.  Attributes may be set at any time.
+    ``data`` need not exist yet.  Attributes may be set at any time.
     """
 
     def __init__(self, folder: Path, data: Path | None = None) -> None:
@@ -92,25 +92,25 @@ class Shim:
         self._serial = 0
 
     def env(self, others: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Give the environment in which a broker has this shim below it."""
+        """Return the environment of a broker that uses this shim."""
         given = os.environ if others is None else others
         return {**given, "LD_PRELOAD": str(library()), CONTROL: str(self.control)}
 
     # -- the log
 
     def record(self, log: Path) -> None:
-        """Log from now on, into a new file; see ``read_log``.  Begin it ahead of the broker."""
+        """Log to a new file, see ``read_log``; call it before the broker starts."""
         log.unlink(missing_ok=True)
         self._layout.log = os.fsencode(log)
         self._serial += 1
         self._layout.log_serial = self._serial
 
     def stop_recording(self) -> None:
-        """Log nothing more."""
+        """Stop logging."""
         self._layout.log_serial = 0
 
     def mark(self, text: str) -> None:
-        """Write a line of our own into the log."""
+        """Add a record of our own to the log."""
         content = text.encode()
         header = _HEADER.pack(Kind.MARKED, os.getpid(), 0, 0, 0, len(content))
         with Path(os.fsdecode(self._layout.log)).open("ab", buffering=0) as log:
@@ -121,10 +121,10 @@ class Shim:
     def fail(
         self, op: Op, nth: int, error: int, *, is_sticky: bool = False, name: str = ""
     ) -> None:
-        """Have the ``nth`` call from now on fail, 1 being the next; sticky: all behind it too.
+        """Make the ``nth`` call from now on fail, 1 being the next; sticky: all later ones, too.
 
-        EROFS, sticky: from then on the folder is read-only.
-        ``name``: only of files whose name, below the folder, has this in it.
+        After a sticky EROFS, the folder is read-only.
+        ``name``: count only calls for files whose name below the folder contains it.
         """
         layout = self._layout
         layout.fail_op = -1
@@ -135,7 +135,7 @@ class Shim:
         layout.fail_op = op
 
     def heal(self) -> None:
-        """Let no call fail any more, remove the quota and the delay, make it writable."""
+        """Remove all faults: failing calls, quota, delay, and the read-only state."""
         self._layout.fail_op = -1
         self.quota_bytes = None
         self.delay_sync_ms = 0
@@ -143,21 +143,21 @@ class Shim:
 
     @property
     def failed(self) -> int:
-        """How many calls failed since ``fail``."""
+        """Number of calls that failed since ``fail``."""
         return int(self._layout.failed)
 
     @property
     def failed_name(self) -> str:
-        """The name, below the folder, of the file whose call failed first."""
+        """Name below the folder of the file whose call failed first."""
         return os.fsdecode(self._layout.failed_name)
 
     def counts(self) -> dict[Op, int]:
-        """Give how many calls of each kind there were, over all lives, failed ones included."""
+        """Return the number of calls of each kind, over all lives, including failed ones."""
         return {op: int(self._layout.counts[op]) for op in Op}
 
     @property
     def delay_sync_ms(self) -> int:
-        """How much longer each fsync takes."""
+        """Additional duration of each fsync."""
         return int(self._layout.delay_sync_ms)
 
     @delay_sync_ms.setter
@@ -166,7 +166,7 @@ class Shim:
 
     @property
     def quota_bytes(self) -> int | None:
-        """How much the folder may hold, in blocks of 4 KiB; what is above fails with ENOSPC."""
+        """Maximum size of the folder, in blocks of 4 KiB; writes beyond it fail with ENOSPC."""
         value = int(self._layout.quota_bytes)
         return None if value == _NO_LIMIT else value
 
@@ -176,7 +176,7 @@ class Shim:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether everything that changes a file fails with EROFS, as after a remount."""
+        """Whether every change of a file fails with EROFS, as after a remount."""
         return bool(self._layout.is_read_only)
 
     @is_read_only.setter
@@ -185,7 +185,7 @@ class Shim:
 
     @property
     def clock_offset_ms(self) -> int:
-        """How far the broker's wall clock is ahead; its steady clocks are never touched."""
+        """Offset of the broker's wall clock; its steady clocks are unchanged."""
         return int(self._layout.clock_offset_ms)
 
     @clock_offset_ms.setter
@@ -194,23 +194,23 @@ class Shim:
 
     @property
     def used_bytes(self) -> int:
-        """What the folder holds now, as the quota counts it."""
+        """Present size of the folder, as the quota counts it."""
         sizes = [path.stat().st_size for path in self.data.rglob("*") if path.is_file()]
         return sum(-(-size // 4096) * 4096 for size in sizes)
 
 
 def library() -> Path:
-    """Compile ``shim.c``, once for each content and account; give the library.
+    """Compile ``shim.c``, once for each content and account; return the library.
 
     Raises:
-        RuntimeError: there is no compiler, or it refuses; its words are in the message.
+        RuntimeError: the compiler failed; the message has its output.
     """
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"phpmq-shim-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     built = folder / f"shim-{digest}.so"
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes run tests
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
         if not built.exists():
             fresh = built.with_suffix(".new")
             command = ["gcc", "-O2", "-shared", "-fPIC", "-o", str(fresh), str(SOURCE), "-ldl"]
@@ -222,21 +222,21 @@ def library() -> Path:
 
 
 def attach(control: Path) -> None:
-    """Have the shim, preloaded without a control file, use this one from now on.
+    """Make the shim, preloaded without a control file, use this one.
 
     Raises:
-        RuntimeError: it is not preloaded, or the file cannot be mapped.
+        RuntimeError: the shim is not preloaded, or the file cannot be mapped.
     """
     shim: Any = ctypes.CDLL(None)
     if not hasattr(shim, "shim_attach") or shim.shim_attach(os.fsencode(control)):
-        raise RuntimeError(f"no shim is preloaded that could use {control}")
+        raise RuntimeError(f"no preloaded shim can use {control}")
 
 
 # -- reading the log
 
 
 class Kind(IntEnum):
-    """Of a record."""
+    """Kind of a record."""
 
     OPENED = 1  # content: the name; is_new
     WRITTEN = 2
@@ -260,27 +260,27 @@ _HEADER: Final = struct.Struct("=IIIIQQ")
 
 @dataclass(slots=True, frozen=True)
 class Record:
-    """One line of the log."""
+    """One entry of the log."""
 
     kind: Kind
-    owner: tuple[int, int]  # process and number of an open file or a connection
+    owner: tuple[int, int]  # process, and number of an open file or a connection
     flags: int
     offset: int
     content: bytes
 
     @property
     def is_new(self) -> bool:
-        """Tell whether the file was made by this open."""
+        """Whether this open created the file."""
         return bool(self.flags & 1)
 
     @property
     def is_emptied(self) -> bool:
-        """Tell whether this open cut the file off."""
+        """Whether this open truncated the file."""
         return bool(self.flags & 2)
 
 
 def read_log(path: Path) -> Iterator[Record]:
-    """Yield the records in order; one that was cut off, by a kill, ends the log."""
+    """Yield the records in order, up to one that a kill cut off."""
     with path.open("rb") as file:
         while len(head := file.read(_HEADER.size)) == _HEADER.size:
             kind, pid, number, flags, offset, length = _HEADER.unpack(head)

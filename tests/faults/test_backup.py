@@ -14,7 +14,7 @@ from tests.support.seed import SEED
 
 pytestmark = pytest.mark.faults
 
-BACKUPS = int(os.environ.get("PHPMQ_BACKUPS", "5"))
+BACKUPS = int(os.environ.get("PHPMQ_BACKUPS", "3"))
 
 
 def test_backups_under_load_have_all_that_was_confirmed(

@@ -1,13 +1,11 @@
-"""``kill -9`` in the middle of bulk work: each message is done or as it was, and the audit knows.
+"""``kill -9`` during a bulk job: each message is processed or unchanged, and the audit is correct.
 
 ``PHPMQ_KILLS=100 python -m pytest tests/faults/test_bulk_kill.py`` kills more often.
-``PHPMQ_SEED=…`` repeats the choices of a run, though not its moments.
+``PHPMQ_SEED=…`` repeats the random choices of a run, but not its timing.
 """
 
 import os
 import random
-import shutil
-import sqlite3
 import threading
 import time
 from collections import Counter
@@ -16,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
 
-from tests.faults.mutants import program_of
+from tests.faults.damage import copied
+from tests.faults.mutants import mutant_process, program_of
 from tests.support.fork_server import BrokerProcess
 from tests.support.seed import SEED
 from tests.support.socket_client import AdminApi, SocketClient
@@ -29,34 +27,34 @@ from tests.support.socket_client import AdminApi, SocketClient
 pytestmark = pytest.mark.faults
 
 KILLS = int(os.environ.get("PHPMQ_KILLS", "6"))
-SELECTED: Final = 6_000  # messages in one piece of work: twelve slices
-LATER: Final = 50  # arrive after they were selected
+SELECTED: Final = 6_000  # messages of a job: twelve slices
+LATER: Final = 50  # messages published after the selection
 ACTIONS: Final = ("delete", "move", "requeue")
 
 
 @dataclass
 class Round:
-    """One piece of bulk work that is killed, in a data folder of its own."""
+    """A bulk job that is killed, in a new data folder."""
 
     data: Path
     action: str
     rng: random.Random
-    program: tuple[str, ...] = ("-m", "phpmq_lite")
+    mutant: str = ""
     offences: list[str] = field(default_factory=list)
     done: int = 0
     result: str = ""
 
     def run(self) -> None:
-        """Publish, select, let more arrive, start the work, kill, and look."""
-        flags = ["--admin", "127.0.0.1:0", "--set", f"ui.confirm_count={SELECTED}"]
-        broker = BrokerProcess(self.data, flags, program=self.program)
+        """Publish, select, publish more, start the job, kill, and compare."""
+        flags = "--admin", "127.0.0.1:0", "--set", f"ui.confirm_count={SELECTED}"
+        broker = mutant_process(self.data, self.mutant, *flags)
         broker.start()
         try:
             token, upto = self._prepare(broker)
             self._kill_in_the_middle(broker, token)
             broker.kill()
             self._compare(upto)
-            broker.program = ("-m", "phpmq_lite")
+            broker.program = program_of()
             broker.start()
             broker.kill()
             self._compare_audit()
@@ -75,7 +73,7 @@ class Round:
         return made["token"], last
 
     def _kill_in_the_middle(self, broker: BrokerProcess, token: str) -> None:
-        """Start the work; its process is killed at a moment of chance, which may be its end."""
+        """Start the job, and kill the broker at a random moment, perhaps after its end."""
         process = broker.process
         assert process is not None
         timer = threading.Timer(self.rng.uniform(0.0, 0.25), process.kill)
@@ -88,22 +86,14 @@ class Round:
         timer.join()
         process.wait()
 
-    # -- what is on disk then
+    # -- the data on disk
 
     def _read(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Ask a copy: who opens the files of a killed broker takes its write-ahead log away."""
-        with TemporaryDirectory(dir=self.data.parent) as folder:
-            for name in ("phpmq.db", "phpmq.db-wal"):
-                if (self.data / name).exists():
-                    shutil.copy(self.data / name, folder)
-            connection = sqlite3.connect(f"{folder}/phpmq.db")
-            try:
-                return connection.execute(text, values).fetchall()
-            finally:
-                connection.close()
+        with copied(self.data) as connection:
+            return connection.execute(text, values).fetchall()
 
     def _compare(self, upto: int) -> None:
-        """Each selected message is once, and alive or deleted; later ones are as they came."""
+        """Check that each selected message is either alive or deleted, and later ones unchanged."""
         names = dict(self._read("SELECT queue_id, name FROM queue"))
         alive = {
             seq: (names[queue_id], position)
@@ -134,7 +124,7 @@ class Round:
                 self.offences.append(f"{names[queue_id]} has {real} messages and says {count}")
 
     def _compare_audit(self) -> None:
-        """The row counts exactly what was done, and says whether that was all."""
+        """Check that the audit has the exact count, and whether the job was completed."""
         action = f"message.{self.action}"
         rows = self._read("SELECT count, result FROM audit WHERE action = ?", action)
         if not rows:
@@ -172,11 +162,9 @@ def test_bulk_work_that_is_killed_leaves_each_message_done_or_not(
 def test_comparison_finds_a_broker_that_forgets(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    """A fault test that cannot fail is worth nothing."""
-    program = program_of("ForgetsAcknowledgements")
     rng = random.Random(SEED)
     for number in range(10):
-        one = Round(tmp_path / str(number), "delete", rng, program)
+        one = Round(tmp_path / str(number), "delete", rng, "ForgetsAcknowledgements")
         one.run()
         if one.offences:
             figure(f"mutant of bulk work: found after {number + 1} kills: {one.offences[:1]}")

@@ -1,4 +1,4 @@
-"""A full disk: acknowledgements go on, nothing confirmed is lost, publishing resumes by itself."""
+"""A full disk: acknowledgements work, nothing confirmed is lost, publishing resumes by itself."""
 
 import json
 import re
@@ -51,8 +51,8 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
         yield mounted
 
 
-def see_degraded(story: Story, silent: SocketClient, code: str, setting: str) -> None:
-    """See what an operator sees, and what the others are told."""
+def assert_degraded(story: Story, silent: SocketClient, code: str, setting: str) -> None:
+    """Check the admin and the replies to other clients."""
     admin = admin_of(story)
     with urlopen(f"{admin.url}/readyz") as answer:
         assert answer.read().startswith(b"degraded\n")
@@ -72,75 +72,71 @@ def see_degraded(story: Story, silent: SocketClient, code: str, setting: str) ->
 
 
 def edges(story: Story) -> list[str]:
-    """Give what the log says about publishing."""
+    """Return the log events about publishing."""
     text = story.broker.log.read_text(encoding="utf-8")
     return re.findall(r"publishing_stopped|publishing_resumed", text)
 
 
-def test_full_disk_takes_acknowledgements_and_resumes_by_itself(disk: Disk, figure: Figure) -> None:
-    with story_on(disk, ONLY_WHEN_FULL) as story, SocketClient(story.broker.port) as producer:
+def test_full_disk_stores_acknowledgements_and_resumes(disk: Disk, figure: Figure) -> None:
+    with story_on(disk, ONLY_WHEN_FULL) as story:
         with (
-            SocketClient(story.broker.port) as consumer,
+            story.clients() as (producer, consumer),
             SocketClient(story.broker.port) as silent,
             story.retrying() as tries,
         ):
             story.fill_by_others(producer, consumer)
             silent.publish("orders", b"without a key")
             assert not story.publish(producer)
-            see_degraded(story, silent, "disk_full", "disk is full")
+            assert_degraded(story, silent, "disk_full", "disk is full")
             disk.grow()
-            story.wait_until_it_goes_on(producer)
-            producer.socket.settimeout(20)
+            story.wait_until_resumed(producer)
             wait_for_body(story, b"without a key")
         story.broker.kill()
         lost = story.lost()
         assert edges(story) == ["publishing_stopped", "publishing_resumed"]
     figure(
-        f"disk full ({type(disk).__name__}): {story}, {len(lost)} lost; who tries again at once "
-        f"was refused {tries[0]:,} times"
+        f"disk full ({type(disk).__name__}): {story}, {len(lost)} lost; immediate retries were "
+        f"rejected {tries[0]:,} times"
     )
-    assert lost == []
     assert tries[0] > 0
-    assert story.refused.keys() == {"disk full"}
+    assert_stored_and_resumed(story, lost, "disk full")
+
+
+def assert_stored_and_resumed(story: Story, lost: list[str], reason: str) -> None:
+    assert lost == []
+    assert story.refused.keys() == {reason}
     assert len(story.stored) == story.acked > 0
     assert story.resumed_s is not None
     assert story.resumed_s < RESUME_S
 
 
 def wait_for_body(story: Story, content: bytes) -> None:
-    """Wait until a message waits in the queue that was published without a key."""
+    """Wait until a message published without a key is in the queue."""
     admin = admin_of(story)
     until = time.monotonic() + 20
     while time.monotonic() < until:
-        # By its size: those who try again have published hundreds behind it.
+        # By its size: retries have published hundreds of messages after it.
         if admin.get(f"/api/v1/messages?q=queue:orders%20size:{len(content)}")["items"]:
             return
         time.sleep(0.05)
-    raise AssertionError("a publish that was not read did not come when there was room")
+    raise AssertionError("a publish was not read although there is room")
 
 
-def test_publishing_stops_ahead_of_a_full_disk(quota: Quota, figure: Figure) -> None:
+def test_publishing_stops_before_the_disk_is_full(quota: Quota, figure: Figure) -> None:
     quota.shim.quota_bytes = SIZE + ROOM
     free_bytes = (16 << 20) + ROOM
     with story_on(quota, f"storage.free_bytes={free_bytes}") as story:
-        with (
-            SocketClient(story.broker.port) as producer,
-            SocketClient(story.broker.port) as consumer,
-        ):
+        with story.clients() as (producer, consumer):
             story.fill_by_publishing(producer, consumer)
             left = quota.shim.quota_bytes or 0
             left -= quota.shim.used_bytes
-            assert (quota.data / "ballast").exists()  # it was not needed
+            assert (quota.data / "ballast").exists()  # not needed
             quota.grow()
-            story.wait_until_it_goes_on(producer)
+            story.wait_until_resumed(producer)
         story.broker.kill()
         lost = story.lost()
     figure(f"watermark: {story}, {len(lost)} lost, {left >> 20} MiB left of {free_bytes >> 20}")
-    assert lost == []
-    assert story.refused.keys() == {"disk full: storage.free_bytes"}
-    assert len(story.stored) == story.acked > 0
-    assert story.resumed_s is not None
-    assert story.resumed_s < RESUME_S
+    assert_stored_and_resumed(story, lost, "disk full: storage.free_bytes")
 
 
 def test_start_on_a_full_disk_gives_up_the_ballast_and_serves_consumers(quota: Quota) -> None:
@@ -156,39 +152,30 @@ def test_start_on_a_full_disk_gives_up_the_ballast_and_serves_consumers(quota: Q
             consumer.consume("orders", 50)
             story.acknowledge(consumer, 50)
             assert len(story.stored) == 50
-        assert story.broker.terminate() == 0  # and stops, and starts again
+        assert story.broker.terminate() == 0  # it can also stop and start
         story.broker.start()
         story.broker.kill()
         assert story.lost() == []
 
 
 @pytest.mark.slow
-def test_harness_sees_that_without_ballast_no_acknowledgement_is_stored(
-    quota: Quota, figure: Figure
-) -> None:
+def test_without_ballast_acknowledgements_wait_for_room(quota: Quota, figure: Figure) -> None:
     settings = ONLY_WHEN_FULL, "storage.ballast_bytes=0"
     with story_on(quota, *settings, silence_s=SILENCE_S) as story:
-        with (
-            SocketClient(story.broker.port) as producer,
-            SocketClient(story.broker.port) as consumer,
-        ):
+        with story.clients() as (producer, consumer):
             story.fill_by_others(producer, consumer)
             assert len(story.stored) < story.acked
-            quota.grow()  # what waited is stored all the same
-            story.wait_until_it_goes_on(producer)
+            quota.grow()  # acknowledgements that waited are stored
+            story.wait_until_resumed(producer)
         story.broker.kill()
         figure(f"disk full, no ballast: {story}")
         assert story.lost() == []
 
 
-def test_harness_sees_that_what_found_no_room_was_confirmed(quota: Quota, figure: Figure) -> None:
+def test_audit_reveals_a_broker_that_confirms_on_a_full_disk(quota: Quota, figure: Figure) -> None:
     mutant = "AnswersFullAsStored"
     with story_on(quota, ONLY_WHEN_FULL, mutant=mutant, silence_s=SILENCE_S) as story:
-        with (
-            SocketClient(story.broker.port) as producer,
-            SocketClient(story.broker.port) as consumer,
-            suppress(AssertionError, OSError),
-        ):
+        with story.clients() as (producer, consumer), suppress(AssertionError, OSError):
             story.fill_by_others(producer, consumer)
         story.broker.kill()
         lost = story.lost()
@@ -230,7 +217,7 @@ def test_read_only_file_system_confirms_nothing_and_stops_the_broker(
 
 
 def wait_for_503(broker: BrokerProcess, began: float) -> float:
-    """Ask whether it is ready until it is not; give the seconds."""
+    """Poll until the broker is not ready; return the seconds."""
     while time.monotonic() - began < 30:
         try:
             with urlopen(f"{broker.admin[0].rstrip('/')}/readyz"):
@@ -239,4 +226,4 @@ def wait_for_503(broker: BrokerProcess, began: float) -> float:
             answer.close()
             if answer.code == 503:
                 return time.monotonic() - began
-    raise AssertionError("it is ready although nothing can be stored")
+    raise AssertionError("the broker is ready although nothing can be stored")

@@ -1,7 +1,7 @@
-"""Links that are cut, reset, slow or silent: nothing is lost, and with keys nothing is doubled.
+"""Links that are cut, reset, slow or silent lose nothing, and with keys duplicate nothing.
 
-``PHPMQ_MESSAGES=5000`` sends so many over links that break again and again; ``PHPMQ_SEED=…``
-repeats the choices of a run.
+``PHPMQ_MESSAGES=5000`` sends 5,000 messages over links that break repeatedly; ``PHPMQ_SEED=…``
+repeats the random choices of a run.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.client.session import Backoff
 from tests.faults.ledger import read_only
 from tests.faults.links import BadLinks, Ending, Link
-from tests.faults.mutants import program_of
+from tests.faults.mutants import mutant_process
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.seed import SEED
 from tests.support.socket_client import AdminApi, SocketClient
@@ -42,7 +42,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 def stored(broker: BrokerProcess, queue: str) -> list[bytes]:
-    """Give the contents that were ever stored in a queue, in order."""
+    """Return the contents that were ever stored in a queue, in order."""
     with read_only(broker.data) as database:
         rows = database.execute(
             "SELECT content FROM body JOIN (SELECT seq, queue_id FROM message UNION ALL "
@@ -59,7 +59,7 @@ def stored(broker: BrokerProcess, queue: str) -> list[bytes]:
 def test_publish_that_is_cut_at_any_byte_is_stored_once_when_it_is_repeated(
     broker: BrokerProcess, ending: str, figure: Callable[[str], None]
 ) -> None:
-    """Half of a frame is nothing, and a whole one whose receipt was lost is not stored again."""
+    """A partial frame is ignored, and a whole one is not stored again if its receipt was lost."""
     queue = f"cut-{ending}"
     cuts = 0
     with SocketClient(broker.port) as again:
@@ -74,7 +74,7 @@ def test_publish_that_is_cut_at_any_byte_is_stored_once_when_it_is_repeated(
     figure(f"a publish cut at each of {cuts + 1} places, {ending}: stored once each")
 
 
-def test_receipt_that_is_cut_at_any_byte_makes_no_double(
+def test_receipt_that_is_cut_at_any_byte_causes_no_duplicate(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
     with SocketClient(broker.port) as again:
@@ -91,10 +91,10 @@ def test_receipt_that_is_cut_at_any_byte_makes_no_double(
     figure(f"a receipt cut at each of {length} places: stored once each")
 
 
-def test_messages_come_again_in_order_wherever_their_dispatches_were_cut(
+def test_messages_are_redelivered_in_order_after_a_cut_at_any_byte(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    """Each consumer leaves at another byte of its dispatches; the next one gets them as before."""
+    """Each consumer disconnects at another byte; the next one gets the same messages."""
     contents = [b"1", b"2", b"3"]
     with SocketClient(broker.port) as peer:
         peer.store("cut-dispatch", *contents)
@@ -113,7 +113,7 @@ def test_messages_come_again_in_order_wherever_their_dispatches_were_cut(
     figure(f"dispatches cut at each of {length + 1} places: come again in their order")
 
 
-def test_acknowledgement_that_is_cut_at_any_byte_counts_only_whole(
+def test_partial_acknowledgement_is_ignored(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
     with SocketClient(broker.port) as peer:
@@ -139,7 +139,7 @@ def test_acknowledgement_that_is_cut_at_any_byte_counts_only_whole(
 
 
 def breaking(rng: random.Random) -> Callable[[int], Link]:
-    """Give links that end after some bytes, either way; some are slow, some pass single bytes."""
+    """Return links that end after some bytes; some are slow, some pass single bytes."""
 
     def link(_number: int) -> Link:
         ending: Ending = rng.choice(("close", "reset"))
@@ -150,7 +150,7 @@ def breaking(rng: random.Random) -> Callable[[int], Link]:
     return link
 
 
-def test_blocking_clients_lose_and_double_nothing_over_breaking_links(
+def test_blocking_clients_lose_and_duplicate_nothing_over_breaking_links(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
     rng = random.Random(SEED)
@@ -177,7 +177,7 @@ def test_blocking_clients_lose_and_double_nothing_over_breaking_links(
     judge(broker, "blocking", bodies, got, links.connections, figure)
 
 
-async def test_clients_lose_and_double_nothing_over_breaking_links(
+async def test_clients_lose_and_duplicate_nothing_over_breaking_links(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
     rng = random.Random(SEED + 1)
@@ -208,7 +208,7 @@ def judge(
     broker: BrokerProcess, queue: str, bodies: list[bytes], got: list[bytes], connections: int,
     figure: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Compare what was confirmed with what is stored, and with what came, in which order."""
+    """Compare confirmed messages with stored ones, and with received ones and their order."""
     times = Counter(stored(broker, queue))
     lost = [body for body in bodies if not times[body]]
     doubled = [body for body, count in times.items() if count > 1]
@@ -225,13 +225,13 @@ def judge(
     assert all(order[one] < order[next_one] for one, next_one in pairwise(first_times))
 
 
-# -- links without a word
+# -- silent links
 
 
-def test_what_a_silent_link_holds_goes_to_others_in_its_old_place(
+def test_messages_held_by_a_silent_link_are_redelivered_in_their_old_order(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    """What its consumer says is swallowed, and no end of it ever comes."""
+    """The link drops everything from its consumer, and never ends."""
     flags = ("--admin", "127.0.0.1:0", "--set", "queues.ack_timeout_s=1")
     with broker_process(tmp_path / "data", *flags) as broker, SocketClient(broker.port) as other:
         other.store("silent", b"1", b"2", b"3")
@@ -255,34 +255,23 @@ def test_what_a_silent_link_holds_goes_to_others_in_its_old_place(
 # -- mutants
 
 
-def test_repeated_publishes_show_a_broker_that_ignores_keys(
+def test_repeated_publishes_reveal_a_broker_that_ignores_keys(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     with (
-        mutant(tmp_path, "IgnoresKeys") as broker,
+        mutant_process(tmp_path / "data", "IgnoresKeys") as broker,
         pytest.raises(AssertionError) as found,
     ):
-        test_receipt_that_is_cut_at_any_byte_makes_no_double(broker, figure)
+        test_receipt_that_is_cut_at_any_byte_causes_no_duplicate(broker, figure)
     figure(f"mutant IgnoresKeys: found: {str(found.value).splitlines()[0][:80]}")
 
 
-def test_consumers_that_return_show_a_broker_that_loses_the_order(
+def test_redeliveries_reveal_a_broker_that_loses_the_order(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     with (
-        mutant(tmp_path, "ReturnsToTheEnd") as broker,
+        mutant_process(tmp_path / "data", "ReturnsToTheEnd") as broker,
         pytest.raises((AssertionError, TimeoutError)) as found,
     ):
-        test_messages_come_again_in_order_wherever_their_dispatches_were_cut(broker, figure)
+        test_messages_are_redelivered_in_order_after_a_cut_at_any_byte(broker, figure)
     figure(f"mutant ReturnsToTheEnd: found: {str(found.value).splitlines()[0][:80]}")
-
-
-@contextmanager
-def mutant(folder: Path, name: str) -> Iterator[BrokerProcess]:
-    """Run a broker with a defect."""
-    broker = BrokerProcess(folder / "data", program=program_of(name))
-    broker.start()
-    try:
-        yield broker
-    finally:
-        broker.kill()

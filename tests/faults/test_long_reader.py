@@ -1,6 +1,6 @@
 """A reader that keeps its transaction lets the write-ahead log grow: ours never do, others may.
 
-``PHPMQ_WRITTEN=3000`` writes that many MiB instead of a hundred.
+``PHPMQ_WRITTEN=3000`` writes 3,000 MiB instead of 50.
 """
 
 import os
@@ -15,30 +15,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.mutants import program_of
+from tests.faults.mutants import mutant_process
 from tests.support.fork_server import BrokerProcess
 from tests.support.latency_probe import MIB
 from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
 
 pytestmark = pytest.mark.faults
 
-WRITTEN = int(os.environ.get("PHPMQ_WRITTEN", "100")) * MIB
+WARNING = "A reader may be preventing truncation"
+WRITTEN = int(os.environ.get("PHPMQ_WRITTEN", "50")) * MIB
 LIMIT = 16 * MIB
 BODY = b"x" * 20_000
 PIECE = 50  # messages, a MiB
 PAGES = ("", "queues", "messages", "metrics", "api/v1/messages?q=queue:large", "api/v1/export")
 
 
-@contextmanager
-def running(data: Path, mutant: str = "") -> Iterator[BrokerProcess]:
-    flags = ["--admin", "127.0.0.1:0", "--set", f"storage.wal_bytes={LIMIT}"]
-    with BrokerProcess(data, flags, program=program_of(mutant)) as broker:
-        yield broker
+def broker_of(data: Path, mutant: str = "") -> BrokerProcess:
+    flags = "--admin", "127.0.0.1:0", "--set", f"storage.wal_bytes={LIMIT}"
+    return mutant_process(data, mutant, *flags)
 
 
 @contextmanager
-def read_all_the_time(url: str) -> Iterator[list[str]]:
-    """Ask for pages, searches and exports, one behind the other; which were answered whole."""
+def reading(url: str) -> Iterator[list[str]]:
+    """Request pages, searches and exports one after another; yield the completed ones."""
     read: list[str] = []
     is_over = threading.Event()
 
@@ -61,12 +60,17 @@ def read_all_the_time(url: str) -> Iterator[list[str]]:
         thread.join()
 
 
+def start_page(broker: BrokerProcess) -> str:
+    with urllib.request.urlopen(broker.admin[0], timeout=WAIT_S) as page:
+        return str(page.read(), "utf-8")
+
+
 def wal_of(broker: BrokerProcess) -> int:
     return (broker.data / "phpmq.db-wal").stat().st_size
 
 
 def write(broker: BrokerProcess, size: int = WRITTEN) -> int:
-    """Store so many bytes; give the largest WAL that was seen."""
+    """Store ``size`` bytes; return the largest size of the WAL."""
     most = 0
     with SocketClient(broker.port) as peer:
         for _ in range(size // (PIECE * len(BODY))):
@@ -76,7 +80,7 @@ def write(broker: BrokerProcess, size: int = WRITTEN) -> int:
 
 
 def wait_for_wal_below(broker: BrokerProcess, limit: int) -> float:
-    """Wait until the WAL was cut back; how long that took."""
+    """Wait until the WAL is truncated; return the seconds."""
     began = time.monotonic()
     while wal_of(broker) > limit:
         assert time.monotonic() - began < 30, f"the WAL still has {wal_of(broker):,} bytes"
@@ -87,7 +91,7 @@ def wait_for_wal_below(broker: BrokerProcess, limit: int) -> float:
 def test_pages_and_exports_do_not_hold_up_checkpoints(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    with running(tmp_path / "data") as broker, read_all_the_time(broker.admin[0]) as read:
+    with broker_of(tmp_path / "data") as broker, reading(broker.admin[0]) as read:
         most = write(broker)
     figure(
         f"{WRITTEN // MIB:,} MiB written beside {len(read)} pages and exports: "
@@ -97,36 +101,34 @@ def test_pages_and_exports_do_not_hold_up_checkpoints(
     assert most < 2 * LIMIT
 
 
-def test_wal_shows_a_reader_of_ours_that_keeps_its_transaction(
+def test_wal_size_reveals_a_reader_that_keeps_its_transaction(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    with running(tmp_path / "data", "KeepsItsTransactions") as broker:
-        urllib.request.urlopen(broker.admin[0], timeout=WAIT_S).close()
-        most = write(broker, 4 * LIMIT)
+    with broker_of(tmp_path / "data", "KeepsItsTransactions") as broker:
+        start_page(broker)
+        most = write(broker, 3 * LIMIT)
     figure(f"mutant KeepsItsTransactions: a WAL of {most / MIB:.1f} MiB")
     assert most > 2 * LIMIT
 
 
-def test_reader_of_others_is_told_of_and_the_wal_recovers_after_it(
+def test_foreign_reader_is_reported_and_the_wal_recovers_after_it(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    with running(tmp_path / "data") as broker:
+    with broker_of(tmp_path / "data") as broker:
         uri = f"{(broker.data / 'phpmq.db').as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as stranger:
             stranger.execute("BEGIN")
             before = stranger.execute("SELECT count(*) FROM message").fetchone()
             most = write(broker)
             assert stranger.execute("SELECT count(*) FROM message").fetchone() == before
-            with urllib.request.urlopen(broker.admin[0], timeout=WAIT_S) as page:
-                assert "A reader may be preventing truncation" in page.read().decode()
+            assert WARNING in start_page(broker)
             gauge = AdminApi(broker.admin[0]).metrics()['phpmq_db_bytes{file="wal"}']
         took_s = wait_for_wal_below(broker, LIMIT)
-        with urllib.request.urlopen(broker.admin[0], timeout=WAIT_S) as page:
-            assert "A reader may be preventing truncation" not in page.read().decode()
+        assert WARNING not in start_page(broker)
         with SocketClient(broker.port) as peer:
             assert peer.confirm("large", b"later") is None
     figure(
         f"{WRITTEN // MIB:,} MiB written beside a stranger's transaction: a WAL of "
-        f"{most / MIB:.1f} MiB, told of in the admin, cut back {took_s:.1f} s after it ended"
+        f"{most / MIB:.1f} MiB, reported in the admin, truncated {took_s:.1f} s after it ended"
     )
     assert gauge > 2 * LIMIT

@@ -1,4 +1,4 @@
-"""A message that ends its consumer's connection dies in the end; its neighbours do not."""
+"""A message that ends its consumer's connection is dead-lettered; other messages are not."""
 
 import time
 from collections.abc import Callable
@@ -8,30 +8,30 @@ from typing import Any
 import pytest
 
 from tests.faults.ledger import read_only
-from tests.faults.mutants import program_of
-from tests.support.fork_server import BrokerProcess
+from tests.faults.mutants import mutant_process
+from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.socket_client import SocketClient
 
 pytestmark = pytest.mark.faults
 
-PATIENCE_S = 5.0  # with what is not dispatched by then
+DISPATCH_S = 5.0  # time limit
 MOST = 20  # deliveries, by default
 POISON = b"poison"
 GOOD = [b"good %d" % number for number in range(30)]
 
 
-def work_off(broker: BrokerProcess) -> tuple[int, float]:
-    """Consume with programs that die of the poison; give the connections, and how late it was."""
+def consume_all(broker: BrokerProcess) -> tuple[int, float]:
+    """Consume with workers that crash on the poison; return the connections and milliseconds."""
     with SocketClient(broker.port) as publisher:
         publisher.store("work", *GOOD[:10], POISON, *GOOD[10:])
     done: list[bytes] = []
     connections, began = 0, time.perf_counter()
     while len(done) < len(GOOD):
         connections += 1
-        assert connections <= 2 * MOST, f"{POISON!r} comes again and again"
+        assert connections <= 2 * MOST, f"{POISON!r} is redelivered without end"
         with SocketClient(broker.port) as peer:
             peer.consume("work", 10)
-            peer.socket.settimeout(PATIENCE_S)
+            peer.socket.settimeout(DISPATCH_S)
             while len(done) < len(GOOD):
                 (dispatch,) = peer.dispatches(1)
                 if dispatch.content == POISON:
@@ -46,8 +46,8 @@ def work_off(broker: BrokerProcess) -> tuple[int, float]:
     return connections, took_ms
 
 
-def lives(broker: BrokerProcess) -> dict[bytes, tuple[Any, ...]]:
-    """Give outcome, reason, deliveries and charged of all that is settled in the queue."""
+def settlements(broker: BrokerProcess) -> dict[bytes, tuple[Any, ...]]:
+    """Return outcome, reason, deliveries and charged deliveries by settled content."""
     with read_only(broker.data) as database:
         rows = database.execute(
             "SELECT content, outcome, reason, deliveries, charged FROM history "
@@ -57,9 +57,9 @@ def lives(broker: BrokerProcess) -> dict[bytes, tuple[Any, ...]]:
 
 
 def judge(broker: BrokerProcess) -> tuple[int, float]:
-    """Work it off, and look what was charged."""
-    connections, took_ms = work_off(broker)
-    ends = lives(broker)
+    """Consume everything, and check the charged deliveries."""
+    connections, took_ms = consume_all(broker)
+    ends = settlements(broker)
     assert ends.pop(POISON) == (4, "max_deliveries", MOST, MOST)  # dead
     charged = {content: end for content, end in ends.items() if end[0] != 2 or end[-1]}
     assert charged == {}, "neighbours that were charged, or not acknowledged"
@@ -69,14 +69,10 @@ def judge(broker: BrokerProcess) -> tuple[int, float]:
     return connections, took_ms
 
 
-def broker_in(folder: Path, mutant: str = "") -> BrokerProcess:
-    return BrokerProcess(folder / "data", program=program_of(mutant))
-
-
 def test_poison_dies_and_its_neighbours_are_charged_nothing(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    with broker_in(tmp_path) as broker:
+    with broker_process(tmp_path / "data") as broker:
         connections, took_ms = judge(broker)
     figure(
         f"poison: dead after {MOST} deliveries, which ended {connections - 1} connections; "
@@ -88,7 +84,7 @@ def test_neighbours_show_a_broker_that_charges_all_that_was_held(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     with (
-        broker_in(tmp_path, "ChargesAllThatWasHeld") as broker,
+        mutant_process(tmp_path / "data", "ChargesAllThatWasHeld") as broker,
         pytest.raises((AssertionError, TimeoutError)) as found,
     ):
         judge(broker)

@@ -1,6 +1,6 @@
-"""A broker that gets no more memory: it refuses, or it ends and is started again; never in between.
+"""A broker that gets no more memory rejects work or exits; it is never half alive.
 
-``RLIMIT_AS`` stands for the limit of a container that is set too low.
+``RLIMIT_AS`` simulates a container whose memory limit is too low.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.ledger import Crowd, Ledger, Load, is_drained
-from tests.faults.mutants import program_of
+from tests.faults.mutants import mutant_process
 from tests.support.fork_server import BrokerProcess
 from tests.support.latency_probe import MIB
 from tests.support.seed import SEED
@@ -23,12 +23,12 @@ from tests.support.socket_client import SocketClient
 
 pytestmark = pytest.mark.faults
 
-ROOM = (2 * MIB, 16 * MIB, 40 * MIB)  # beyond what it has at rest
+ROOM = (2 * MIB, 16 * MIB, 40 * MIB)  # beyond the idle size
 RECEIPTS = 2_000
 FAIL_STOP = 74
-LIVES = 12  # of the mutant; about each second one shows it
-END_S = 10  # who does not work has ended by then
-LOAD_S = 20  # and the load of a second or two is over, one way or the other
+LIVES = 12  # of the mutant; about each second one reveals it
+END_S = 10  # time limit for a broker to reply or exit
+LOAD_S = 20  # time limit for a load that takes a second or two
 
 
 def address_space(pid: int) -> int:
@@ -38,7 +38,7 @@ def address_space(pid: int) -> int:
 
 
 def press(broker: BrokerProcess) -> None:
-    """Send large messages on many connections, until each is refused or taken."""
+    """Send large messages on many connections, until each is rejected or stored."""
     with ExitStack() as stack, suppress(OSError, AssertionError):
         for number in range(12):
             peer = stack.enter_context(SocketClient(broker.port))
@@ -47,7 +47,7 @@ def press(broker: BrokerProcess) -> None:
 
 @contextmanager
 def short_of_memory(pid: int, room: int) -> Iterator[None]:
-    """Let a process take no more than ``room`` beyond what it has."""
+    """Limit the address space of a process to ``room`` beyond its present size."""
     free = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     resource.prlimit(pid, resource.RLIMIT_AS, (address_space(pid) + room, free[1]))
     yield
@@ -56,15 +56,15 @@ def short_of_memory(pid: int, room: int) -> Iterator[None]:
 
 
 async def load(broker: BrokerProcess, ledger: Ledger) -> None:
-    """Have a crowd and large messages come together; return when all have left."""
+    """Load the broker with a crowd and large messages; return when all have disconnected."""
     crowd = Crowd(ledger, broker.port)
     pressing = threading.Thread(target=press, args=(broker,))
     pressing.start()
     working = asyncio.create_task(crowd.work(RECEIPTS, crowd.leave))
     while not (await asyncio.wait({working}, timeout=0.1))[0]:
         if any(client.ended.done() for client in crowd.clients):
-            crowd.leave()  # without one of them the others would wait for ever
-    with suppress(OSError):  # it was gone before all had come
+            crowd.leave()  # the others might wait without end
+    with suppress(OSError):  # the broker exited before all were connected
         await working
     for client in crowd.clients:
         await client.ended
@@ -72,7 +72,7 @@ async def load(broker: BrokerProcess, ledger: Ledger) -> None:
 
 
 def is_at_work(broker: BrokerProcess) -> bool:
-    """Tell whether it does all that a broker does."""
+    """Return whether the broker stores, dispatches and acknowledges."""
     try:
         with SocketClient(broker.port) as peer:
             peer.socket.settimeout(END_S)
@@ -86,11 +86,11 @@ def is_at_work(broker: BrokerProcess) -> bool:
 
 
 async def live_short(folder: Path, room: int, mutant: str = "") -> tuple[Ledger, bool, int]:
-    """Load a broker without memory, and see what it did by what the next one finds.
+    """Load a broker without memory, then restart it and compare.
 
-    Returns the books, whether it was still at work, and its exit code.
+    Returns the ledger, whether the broker still worked, and its exit code.
     """
-    broker = BrokerProcess(folder / "data", program=program_of(mutant))
+    broker = mutant_process(folder / "data", mutant)
     ledger = Ledger(random.Random(SEED))
     broker.start()
     process = broker.process
@@ -118,8 +118,8 @@ async def test_broker_without_memory_loses_nothing(
 ) -> None:
     ledger, is_alive, code = await live_short(tmp_path, room)
     figure(
-        f"{room // MIB} MiB of room: {'went on' if is_alive else 'fail-stop'}, exit code {code}; "
-        f"{len(ledger.confirmed):,} confirmed, {len(ledger.offences)} lost"
+        f"{room // MIB} MiB of room: {'kept running' if is_alive else 'fail-stop'}, "
+        f"exit code {code}; {len(ledger.confirmed):,} confirmed, {len(ledger.offences)} lost"
     )
     assert ledger.offences == []
     assert code == (0 if is_alive else FAIL_STOP)
@@ -129,7 +129,7 @@ async def test_broker_without_memory_loses_nothing(
 async def test_clients_show_a_broker_that_is_half_alive(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    """What meets the shortage is by chance, so it gets more than one life."""
+    """The allocation that fails is random, so several lives are tried."""
     for life in range(LIVES):
         folder = tmp_path / str(life)
         folder.mkdir()
