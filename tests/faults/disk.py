@@ -169,19 +169,12 @@ class Disk:
         naming.apply(self._names)
         self._namings.append(naming)
 
-    def _write(self, record: Record) -> None:
-        self._change(record, record.content)
-
-    def _change(self, record: Record, content: bytes | None, *, only_grows: bool = False) -> None:
+    def _change(self, record: Record) -> None:
         _, file = self._handles[record.owner]
         assert file is not None
+        content = record.content if record.kind is Kind.WRITTEN else None
+        only_grows = record.kind is Kind.ALLOCATED
         file.pending.append(_Change(self._number, record.offset, content, only_grows))
-
-    def _truncate(self, record: Record) -> None:
-        self._change(record, None)
-
-    def _allocate(self, record: Record) -> None:
-        self._change(record, None, only_grows=True)
 
     def _begin_sync(self, record: Record) -> None:
         self._syncing[record.owner] = self._number
@@ -219,9 +212,9 @@ class Disk:
 
 _TAKEN: Final[dict[Kind, Callable[[Disk, Record], None]]] = {
     Kind.OPENED: Disk._open,
-    Kind.WRITTEN: Disk._write,
-    Kind.TRUNCATED: Disk._truncate,
-    Kind.ALLOCATED: Disk._allocate,
+    Kind.WRITTEN: Disk._change,
+    Kind.TRUNCATED: Disk._change,
+    Kind.ALLOCATED: Disk._change,
     Kind.SYNC_BEGUN: Disk._begin_sync,
     Kind.SYNC_ENDED: Disk._end_sync,
     Kind.SYNC_FAILED: Disk._fail_sync,

@@ -14,14 +14,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from phpmq_lite.model import State
 from phpmq_lite.protocol.frames import Dispatch
 from tests.faults.ledger import read_only, seq_of
+from tests.faults.mutants import mutant_process
 from tests.faults.shim import Shim
 from tests.faults.shimmed_broker import shimmed_broker
-from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess
 from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
 
 SIZE: Final = 96 << 20  # twice the ballast, and the files of a new broker
@@ -37,23 +38,8 @@ _BLOCK: Final = 4096
 _KEY: Final = 8  # bytes of a key, at the beginning of each body
 
 
-class Disk(Protocol):
-    """A small disk with the data folder on it."""
-
-    data: Path
-
-    def broker(self, *flags: str, mutant: str = "") -> BrokerProcess:
-        """Return a broker on it; ``mutant`` names one with a defect."""
-
-    def fill(self) -> None:
-        """Use up the free space, to the last block."""
-
-    def grow(self) -> None:
-        """Make room."""
-
-
 class Tmpfs:
-    """A file system in memory."""
+    """A small file system in memory."""
 
     def __init__(self, folder: Path) -> None:
         self.data = folder / "data"
@@ -61,10 +47,11 @@ class Tmpfs:
         self._fill = folder / "foreign"
 
     def broker(self, *flags: str, mutant: str = "") -> BrokerProcess:
-        assert not mutant
-        return broker_process(self.data, *flags)
+        """Return a broker on this disk; ``mutant`` names one with a defect."""
+        return mutant_process(self.data, mutant, *flags)
 
     def fill(self) -> None:
+        """Use up the free space, to the last block."""
         with self._fill.open("wb") as file:
             size, step = 0, SIZE
             while step >= _BLOCK:
@@ -75,6 +62,7 @@ class Tmpfs:
                     step //= 2
 
     def grow(self) -> None:
+        """Make room."""
         self._fill.unlink(missing_ok=True)
         _mount("-o", f"remount,size={2 * SIZE}", self._folder)
 
@@ -88,13 +76,19 @@ class Quota:
         self.data = self.shim.data
 
     def broker(self, *flags: str, mutant: str = "") -> BrokerProcess:
+        """Return a broker on this disk; ``mutant`` names one with a defect."""
         return shimmed_broker(self.shim, *flags, mutant=mutant)
 
     def fill(self) -> None:
+        """Use up the free space."""
         self.shim.quota_bytes = self.shim.used_bytes
 
     def grow(self) -> None:
+        """Make room."""
         self.shim.quota_bytes = 2 * max(SIZE, self.shim.quota_bytes or 0)
+
+
+Disk = Tmpfs | Quota
 
 
 def _mount(*arguments: str | Path) -> None:
@@ -135,6 +129,11 @@ class Story:
         """Connect a producer and a consumer."""
         with SocketClient(self.broker.port) as one, SocketClient(self.broker.port) as other:
             yield one, other
+
+    @property
+    def admin(self) -> AdminApi:
+        """The HTTP API of the broker."""
+        return AdminApi(self.broker.admin[0])
 
     def publish(self, peer: SocketClient, size: int = 1_000) -> bool:
         """Publish; return whether the message was confirmed."""
@@ -274,8 +273,3 @@ def story_on(
         flags += ["--set", each]
     with disk.broker(*flags, mutant=mutant) as broker:
         yield Story(broker, disk, silence_s)
-
-
-def admin_of(story: Story) -> AdminApi:
-    """Return the HTTP API of the broker."""
-    return AdminApi(story.broker.admin[0])

@@ -21,9 +21,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Final
@@ -56,8 +56,8 @@ class Case:
     op: Op
     error: int
     is_sticky: bool
-    nth: int
     is_new: bool  # whether the folder is new; otherwise a broker was killed in it
+    nth: int = 0
 
     def __str__(self) -> str:
         where = "new" if self.is_new else "killed"
@@ -224,7 +224,7 @@ class Killed:
     """A folder whose broker was killed, and the log of its life."""
 
     def __init__(self, folder: Path) -> None:
-        trial = Trial(folder, Case(Op.SYNC, errno.EIO, False, 0, True), None, "")
+        trial = Trial(folder, Case(Op.SYNC, errno.EIO, False, True), None, "")
         self.data, self.log = trial.shim.data, trial.log
         trial.shim.record(self.log)
         trial.broker.start()
@@ -263,24 +263,6 @@ def _documented(outcome: Outcome) -> set[int]:
     return {0, 74} if case.is_sticky else {74}  # read-only: it waits for a limited time
 
 
-@dataclass(frozen=True)
-class Kindred:
-    """Cases that differ only in the number of the call."""
-
-    op: Op
-    error: int
-    is_sticky: bool
-    is_new: bool
-
-    def case(self, nth: int) -> Case:
-        """Return the case of the ``nth`` call."""
-        return Case(self.op, self.error, self.is_sticky, nth, self.is_new)
-
-    def is_beyond(self, outcome: Outcome) -> bool:
-        """Return whether later calls can be skipped: there is none, or none in the start."""
-        return not outcome.failed or (self.is_new and not outcome.is_in_start)
-
-
 class Trials:
     """Runs cases, some in parallel, in ``folder``."""
 
@@ -313,34 +295,32 @@ class Trials:
     ) -> None:
         """Try ``number`` cases of each kind, or all of them if it is 0."""
         for each in product(ops, errors, (False, True), (False, True)):
-            kindred = Kindred(*each)
+            case = Case(*each)
             if number:
-                self.try_some(kindred, number, rng)
+                self._try_some(case, number, rng)
             else:
-                self.try_all(kindred)
+                self._try_all(case)
             if sys.stderr.isatty():
-                print(f"{kindred.case(0)}: {len(self.outcomes)} lives so far", file=sys.stderr)
+                print(f"{case}: {len(self.outcomes)} lives so far", file=sys.stderr)
 
-    def try_all(self, kindred: Kindred) -> None:
-        """Try every n until a life has no failure."""
-        first = 1
-        while True:
-            found = self.run(kindred.case(nth) for nth in range(first, first + AT_ONCE))
-            if any(map(kindred.is_beyond, found)):
+    def _try_all(self, case: Case) -> None:
+        """Try every n until a life has no failure, or none in the start of a new folder."""
+        for first in count(1, AT_ONCE):
+            found = self.run(replace(case, nth=nth) for nth in range(first, first + AT_ONCE))
+            if any(not one.failed or (case.is_new and not one.is_in_start) for one in found):
                 return
-            first += AT_ONCE
 
-    def try_some(self, kindred: Kindred, number: int, rng: random.Random) -> None:
+    def _try_some(self, case: Case, number: int, rng: random.Random) -> None:
         """Try ``number`` of the calls of a life without faults."""
-        calls = self.calls(is_new=kindred.is_new)[kindred.op]
-        step = calls / number
-        self.run(kindred.case(1 + int(step * (at + rng.random()))) for at in range(number))
+        step = self.calls(is_new=case.is_new)[case.op] / number
+        numbers = (1 + int(step * (at + rng.random())) for at in range(number))
+        self.run(replace(case, nth=nth) for nth in numbers)
 
     @cache  # noqa: B019 - few objects
     def calls(self, *, is_new: bool) -> dict[Op, int]:
         """Count the calls of a life without faults."""
         folder = Path(mkdtemp(dir=self.folder))
-        trial = Trial(folder, Case(Op.SYNC, errno.EIO, False, 0, is_new), self.killed, "")
+        trial = Trial(folder, Case(Op.SYNC, errno.EIO, False, is_new), self.killed, "")
         outcome = trial.run()
         assert outcome.offences == [], outcome
         return trial.calls_to_ready if is_new else trial.shim.counts()
@@ -352,12 +332,12 @@ class Trials:
             of = [each for each in self.outcomes if (each.case.op, each.case.error) == (op, error)]
             hit = [each for each in of if each.failed]
             codes = Counter(f"{each.phase} {each.code}" for each in hit)
-            told = ", ".join(f"{number} x {text}" for text, number in sorted(codes.items()))
+            exits = ", ".join(f"{number} x {text}" for text, number in sorted(codes.items()))
             bad = sum(bool(each.offences) for each in of)
             yield (
                 f"I/O errors, {op.name} {errno.errorcode[error]}: {len(hit)} lives with a failure, "
                 f"up to call {max((each.case.nth for each in hit), default=0)}; "
-                f"ended in the {told}; {bad} with a broken promise"
+                f"ended in the {exits}; {bad} with a broken promise"
             )
         ends = Counter(_end_of(each) for each in self.outcomes if each.failed)
         for (what, name, phase, code), number in sorted(ends.items()):

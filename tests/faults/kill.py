@@ -199,7 +199,7 @@ class Lives:
     # -- the end
 
     async def repeat(self, end: Callable[[int], Awaitable[None]], times: int) -> "Lives":
-        """Call ``end`` so often, or until a mutant is found; then compare everything."""
+        """Call ``end`` repeatedly, or until a mutant is found; then compare everything."""
         for number in range(times):
             await end(number)
             if self.mutant and self.ledger.offences:

@@ -72,11 +72,28 @@ class _Layout(ctypes.Structure):
     )
 
 
+class _Field:
+    """An integer of the control file."""
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, shim: "Shim", _owner: type) -> int:
+        return int(getattr(shim._layout, self._name))
+
+    def __set__(self, shim: "Shim", value: int) -> None:
+        setattr(shim._layout, self._name, value)
+
+
 class Shim:
     """The control file, in ``folder``, of a broker with the data folder ``data``.
 
     ``data`` need not exist yet.  Attributes may be set at any time.
     """
+
+    delay_sync_ms = _Field()  # additional duration of each fsync
+    is_read_only = _Field()  # every change of a file fails with EROFS, as after a remount
+    clock_offset_ms = _Field()  # of the broker's wall clock; its steady clocks are unchanged
 
     def __init__(self, folder: Path, data: Path | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -156,15 +173,6 @@ class Shim:
         return {op: int(self._layout.counts[op]) for op in Op}
 
     @property
-    def delay_sync_ms(self) -> int:
-        """Additional duration of each fsync."""
-        return int(self._layout.delay_sync_ms)
-
-    @delay_sync_ms.setter
-    def delay_sync_ms(self, value: int) -> None:
-        self._layout.delay_sync_ms = value
-
-    @property
     def quota_bytes(self) -> int | None:
         """Maximum size of the folder, in blocks of 4 KiB; writes beyond it fail with ENOSPC."""
         value = int(self._layout.quota_bytes)
@@ -173,24 +181,6 @@ class Shim:
     @quota_bytes.setter
     def quota_bytes(self, value: int | None) -> None:
         self._layout.quota_bytes = _NO_LIMIT if value is None else value
-
-    @property
-    def is_read_only(self) -> bool:
-        """Whether every change of a file fails with EROFS, as after a remount."""
-        return bool(self._layout.is_read_only)
-
-    @is_read_only.setter
-    def is_read_only(self, value: bool) -> None:
-        self._layout.is_read_only = value
-
-    @property
-    def clock_offset_ms(self) -> int:
-        """Offset of the broker's wall clock; its steady clocks are unchanged."""
-        return int(self._layout.clock_offset_ms)
-
-    @clock_offset_ms.setter
-    def clock_offset_ms(self, value: int) -> None:
-        self._layout.clock_offset_ms = value
 
     @property
     def used_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Backups under load: each opens, is whole, and has all that was confirmed before it began.
+"""Backups under load: each opens, is whole, and has all messages confirmed before it began.
 
 ``python -m tests.faults.backups --backups 20`` makes more.
 """
@@ -31,7 +31,6 @@ def test_backups_under_load_have_all_that_was_confirmed(
 def test_harness_finds_copies_of_the_database_alone(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    """A fault test that cannot fail is worth nothing."""
     found = backups.run(tmp_path, SEED, 2, backups.copied)
     lines = backups.figures(found, SEED)
     figure(f"mutant, the .db file alone: {lines[1:]}")

@@ -79,7 +79,7 @@ class Round:
         timer = threading.Timer(self.rng.uniform(0.0, 0.25), process.kill)
         asked = {"token": token, "action": self.action}
         timer.start()
-        with suppress(OSError, HTTPException):  # killed ahead of the answer
+        with suppress(OSError, HTTPException):  # killed before the response
             AdminApi(broker.admin[0]).post(
                 "/api/v1/bulk", asked | ({"target": "mail"} if self.action == "move" else {})
             )

@@ -1,4 +1,4 @@
-"""The wall clock is set, live and over a restart; deadlines, keys and dispatched TTLs are right.
+"""The wall clock is set, live and over a restart: deadlines, keys and dispatched TTLs are correct.
 
 ``python -m tests.faults.clock --rounds 5`` does it more often.
 """

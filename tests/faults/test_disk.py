@@ -1,4 +1,4 @@
-"""The disks that ``disk.py`` makes are those that a real folder could have been."""
+"""The disks that ``disk.py`` recreates could be those of a real folder."""
 
 import os
 import random
@@ -32,7 +32,7 @@ _STEPS = st.lists(
 
 @dataclass
 class _Folder:
-    """A real folder, and a ``Disk`` that is told the same."""
+    """A real folder, and a ``Disk`` with the same changes."""
 
     path: Path
     disk: Disk = field(default_factory=Disk)
@@ -86,6 +86,11 @@ class _Folder:
             (self.path / name).unlink()
             self.log(Kind.UNLINKED, 0, 0, 0, name.encode())
 
+    def sync_all(self) -> None:
+        for name in list(self.files):
+            self.do("sync", name)
+        self.do("sync names")
+
     @property
     def files(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in self.path.iterdir()}
@@ -101,26 +106,22 @@ def test_disk_is_the_folder_when_all_is_kept_or_synced(
             folder.do(str(what), *rest)
         rng = random.Random(seed)
         assert folder.disk.left(Policy.KEPT, rng) == folder.files
-        for name in list(folder.files):
-            folder.do("sync", name)
-        folder.do("sync names")
+        folder.sync_all()
         assert folder.disk.pending == 0
         for policy in Policy:
             assert folder.disk.left(policy, rng) == folder.files
 
 
 @given(_STEPS, _STEPS, st.integers(0, 1_000))
-def test_disk_keeps_what_was_synced(
+def test_disk_keeps_synced_changes(
     before: list[tuple[object, ...]], steps: list[tuple[object, ...]], seed: int
 ) -> None:
-    """Dropped: all is as it was.  Otherwise each sector is an old one or a written one."""
+    """With the policy DROPPED, later changes are lost."""
     with TemporaryDirectory() as path:
         folder = _Folder(Path(path))
         for what, *rest in before:
             folder.do(str(what), *rest)
-        for name in list(folder.files):
-            folder.do("sync", name)
-        folder.do("sync names")
+        folder.sync_all()
         synced = folder.files
         for what, *rest in steps:
             if "sync" not in str(what):
@@ -136,8 +137,7 @@ def test_disk_tears_between_sectors_only(policy: Policy) -> None:
         with TemporaryDirectory() as path:
             folder = _Folder(Path(path))
             folder.do("write", "one", 0, old)
-            folder.do("sync", "one")
-            folder.do("sync names")
+            folder.sync_all()
             folder.do("write", "one", SECTOR // 2, new)
             seen.add(folder.disk.left(policy, random.Random(seed))["one"])
     whole = old[: SECTOR // 2] + new + old[SECTOR // 2 * 7 :]
@@ -150,7 +150,7 @@ def test_disk_tears_between_sectors_only(policy: Policy) -> None:
     assert len(seen) == (5 if policy is Policy.TORN else 16)
 
 
-def test_write_that_comes_while_a_sync_runs_is_not_synced() -> None:
+def test_write_during_a_sync_is_not_synced() -> None:
     disk = Disk()
     for record in (
         Record(Kind.OPENED, (1, 1), 1, 0, b"one"),
@@ -166,8 +166,8 @@ def test_write_that_comes_while_a_sync_runs_is_not_synced() -> None:
     assert disk.left(Policy.DROPPED, random.Random(1)) == {"one": b"before"}
 
 
-def test_sync_behind_a_failed_one_saves_only_what_came_after_it() -> None:
-    """The system takes the pages of a failed sync for written, and never writes them again."""
+def test_sync_after_a_failed_one_saves_only_later_writes() -> None:
+    """The system considers the pages of a failed sync written, and never writes them again."""
     disk = Disk()
     for kind, offset, content in (
         (Kind.OPENED, 0, b"one"),

@@ -19,7 +19,6 @@ from tests.faults.full_disk import (
     Disk,
     Quota,
     Story,
-    admin_of,
     story_on,
     tmpfs,
 )
@@ -53,7 +52,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 def assert_degraded(story: Story, silent: SocketClient, code: str, setting: str) -> None:
     """Check the admin and the replies to other clients."""
-    admin = admin_of(story)
+    admin = story.admin
     with urlopen(f"{admin.url}/readyz") as answer:
         assert answer.read().startswith(b"degraded\n")
     with pytest.raises(HTTPError) as refused:
@@ -112,11 +111,10 @@ def assert_stored_and_resumed(story: Story, lost: list[str], reason: str) -> Non
 
 def wait_for_body(story: Story, content: bytes) -> None:
     """Wait until a message published without a key is in the queue."""
-    admin = admin_of(story)
     until = time.monotonic() + 20
     while time.monotonic() < until:
         # By its size: retries have published hundreds of messages after it.
-        if admin.get(f"/api/v1/messages?q=queue:orders%20size:{len(content)}")["items"]:
+        if story.admin.get(f"/api/v1/messages?q=queue:orders%20size:{len(content)}")["items"]:
             return
         time.sleep(0.05)
     raise AssertionError("a publish was not read although there is room")

@@ -1,6 +1,7 @@
-"""Clients that mean harm or know no better: the others notice nothing, and each bound holds.
+"""Hostile or defective clients do not disturb others, and each limit holds.
 
-The lines of ``docs/operate/security.md`` 11 about clients that ``test_limits.py`` does not cover.
+These are the lines of ``docs/operate/security.md`` about clients, without those that
+``test_limits.py`` covers.
 """
 
 import socket
@@ -48,7 +49,7 @@ def ignored(admin: AdminApi, reason: str) -> float:
 def test_consumer_that_never_acknowledges_holds_at_most_its_credit(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    """In messages, and in bytes; what is beyond is for others."""
+    """In messages and in bytes; other consumers get the rest."""
     admin = AdminApi(broker.admin[0])
     with SocketClient(broker.port) as greedy, SocketClient(broker.port) as other:
         other.store("small", *(b"%d" % number for number in range(3 * CREDIT)))
@@ -74,7 +75,7 @@ def test_consumer_that_never_acknowledges_holds_at_most_its_credit(
 def test_acknowledgements_of_what_others_hold_are_ignored_and_counted(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    """Twenty times each id that another consumer holds, and as many that nobody ever had."""
+    """Twenty times each id that another consumer holds, and as many ids that do not exist."""
     admin, times = AdminApi(broker.admin[0]), 20
     with SocketClient(broker.port) as owner, SocketClient(broker.port) as thief:
         owner.store("work", *(b"%d" % number for number in range(200)))
@@ -101,7 +102,7 @@ def test_acknowledgements_of_what_others_hold_are_ignored_and_counted(
 def test_connections_that_trickle_are_closed_and_pages_answer_meanwhile(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    """Each has begun a message and sends a byte of it now and then, for as long as it may."""
+    """Each has begun a message and sends one byte of it at a time."""
     took_ms: list[float] = []
     with ExitStack() as stack:
         open_ones = {}
@@ -132,7 +133,7 @@ def test_connections_that_trickle_are_closed_and_pages_answer_meanwhile(
 def test_flood_of_queue_names_ends_at_the_limit(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    """With a key it is refused; without one the connection is closed.  Old queues go on."""
+    """With a key it is rejected; without one the connection is closed.  Old queues work."""
     with SocketClient(broker.port) as peer, SocketClient(broker.port) as flood:
         assert peer.confirm("old", b"first") is None
         reasons = [flood.confirm(f"made-{number}", b"") for number in range(2 * QUEUES)]
@@ -152,10 +153,10 @@ def test_flood_of_queue_names_ends_at_the_limit(
     assert closed == 50
 
 
-def test_flood_of_connections_disturbs_nobody(
+def test_flood_of_connections_disturbs_no_client(
     broker: BrokerProcess, figure: Callable[[str], None]
 ) -> None:
-    """Each speaks half a word, or another language, and leaves."""
+    """Each sends a partial frame or another protocol, and disconnects."""
     words = (b"", b"H01", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", b"\0" * 64)
     is_over, opened = threading.Event(), 0
 

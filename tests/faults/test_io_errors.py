@@ -1,7 +1,7 @@
-"""A write or an fsync fails: no wrong reply, nothing lost, the exit code as documented (F4, F6).
+"""A write or an fsync fails: no wrong reply, nothing lost, the exit code as documented.
 
 ``python -m tests.faults.io_errors`` tries every call; here are some of each kind.
-``PHPMQ_SEED=…`` repeats the choices of a run.
+``PHPMQ_SEED=…`` repeats the random choices of a run.
 """
 
 import errno
@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_broker_keeps_its_word_when_a_call_fails(
+def test_broker_keeps_its_promises_when_a_call_fails(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     """docs/operate/reliability.md, A write or an fsync that fails."""
@@ -39,8 +39,8 @@ def test_broker_keeps_its_word_when_a_call_fails(
     assert [outcome for outcome in trials.outcomes if outcome.offences] == [], f"seed {SEED}"
 
 
-def test_start_that_cannot_read_does_not_call_it_damage(tmp_path: Path) -> None:
-    """Nothing is known to be wrong with the files: the memory beside them could not be had."""
+def test_start_that_cannot_read_does_not_report_damage(tmp_path: Path) -> None:
+    """The files may be intact: only the shared memory beside them could not be created."""
     shim = Shim(tmp_path)
     shim.data.mkdir(mode=0o700)
     with sqlite3.connect(tmp_path / "made.db", isolation_level=None) as connection:
@@ -58,19 +58,19 @@ def test_start_that_cannot_read_does_not_call_it_damage(tmp_path: Path) -> None:
 
 
 def test_broker_that_cannot_seal_its_database_stops_cleanly(tmp_path: Path) -> None:
-    """The next start looks at the structure instead."""
+    """The next start checks the structure instead."""
     shim = Shim(tmp_path)
     broker = shimmed_broker(shim)
     broker.start()
-    shim.fail(Op.WRITE, 2, errno.EIO, name=".meta.json")  # behind the one that tells of the stop
+    shim.fail(Op.WRITE, 2, errno.EIO, name=".meta.json")  # after the one that records the stop
     assert broker.terminate() == 0
     assert shim.failed == 1
     assert "not_sealed" in broker.log.read_text()
 
 
 @pytest.mark.parametrize(("op", "name"), [(Op.UNLINK, "control.sock"), (Op.TRUNCATE, "lock")])
-def test_stop_is_clean_though_it_cannot_clear_up(tmp_path: Path, op: Op, name: str) -> None:
-    """What stays is as after a kill, which the next start does not mind."""
+def test_stop_is_clean_although_it_cannot_clean_up(tmp_path: Path, op: Op, name: str) -> None:
+    """Leftover files are as after a kill, and the next start accepts them."""
     shim = Shim(tmp_path)
     broker = shimmed_broker(shim)
     broker.start()
@@ -82,10 +82,7 @@ def test_stop_is_clean_though_it_cannot_clear_up(tmp_path: Path, op: Op, name: s
 def test_failing_calls_find_a_broker_that_carries_on(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    """A fault test that cannot fail is worth nothing.
-
-    Which call fails, and what the cut then leaves, is by chance: few lives may all be lucky.
-    """
+    """Which call fails, and what a cut leaves, is random: several seeds are tried."""
     trials = Trials(tmp_path, "CarriesOn")
     lives: set[str] = set()
     for seed in range(SEED, SEED + 6):

@@ -1,7 +1,8 @@
-"""A power cut at any moment: what was confirmed is there, what was ended stays ended (F1).
+"""A power cut at any moment: confirmed messages are there, and stored ends are not undone.
 
 ``PHPMQ_POINTS=1000 python -m pytest tests/faults/test_power.py`` cuts more often, and so does
-``python -m tests.faults.power --points 1000``; ``PHPMQ_SEED=…`` repeats the choices of a run.
+``python -m tests.faults.power --points 1000``; ``PHPMQ_SEED=…`` repeats the random choices of a
+run.
 """
 
 import os
@@ -25,7 +26,7 @@ pytestmark = [
 POINTS = int(os.environ.get("PHPMQ_POINTS", "60"))
 SERVED = 2  # disks of a recording on which the broker itself is started
 MUTANT_POINTS = 16
-EXPECTED = {  # what each mutant breaks
+EXPECTED = {  # the promise that each mutant breaks
     "SyncsLess": power_ledger.LOST,
     "ConfirmsBeforeCommit": power_ledger.LOST,
     "DispatchesBeforeCommit": power_ledger.UNSTORED,
@@ -38,7 +39,7 @@ EXPECTED = {  # what each mutant breaks
 @pytest.mark.timeout(120 + POINTS)
 @pytest.mark.sample("12")
 @pytest.mark.parametrize("points", sorted({12, POINTS}))
-async def test_broker_keeps_its_word_over_a_power_cut(
+async def test_broker_keeps_its_promises_over_a_power_cut(
     tmp_path: Path, points: int, figure: Callable[[str], None]
 ) -> None:
     """docs/operate/reliability.md, A power cut."""
@@ -60,9 +61,8 @@ async def test_broker_keeps_its_word_over_a_power_cut(
 async def test_power_cut_finds_a_broker_that(
     tmp_path: Path, mutant: str, figure: Callable[[str], None]
 ) -> None:
-    """A fault test that cannot fail is worth nothing."""
     tally, rng = Tally(), random.Random(SEED)
-    for number in range(3):  # a lucky one may get through the first
+    for number in range(3):  # the first may miss the defect
         logs = await record(tmp_path / str(number), rng, mutant, lives=1)
         cut(logs, MUTANT_POINTS, rng, tally)
         if EXPECTED[mutant] in tally.examples:
@@ -81,10 +81,10 @@ def test_each_mutant_is_tried() -> None:
 
 
 @pytest.mark.slow
-async def test_power_cut_finds_a_start_that_gives_numbers_again(
+async def test_power_cut_finds_a_start_that_reuses_numbers(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
-    """The next number is stored; what is alive does not tell it."""
+    """The next number is stored, because alive messages do not determine it."""
     kinds: tuple[type[Store], ...] = (Store, mutants.NumbersAnewStore)
     logs = await record(tmp_path, random.Random(SEED), lives=1)
     found = []

@@ -1,6 +1,6 @@
-"""A disk whose fsync takes 200 ms: the loop lives, nothing times out, all that is confirmed stands.
+"""A disk whose fsync takes 200 ms: the loop responds, nothing times out, nothing is lost.
 
-The disk turns slow in the middle of the work, as real ones do.
+The disk becomes slow during the work, as real ones do.
 """
 
 import random
@@ -24,14 +24,14 @@ from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
 pytestmark = pytest.mark.faults
 
 DELAY_MS = 200
-LIVES_MS = 100.0  # half of the answers of a loop that waits for the disk take longer
+LIVES_MS = 100.0  # half of the responses of a loop that waits for the disk take longer
 ALONE = 15
 CROWD = 3_000
 
 
 @contextmanager
 def broker_on(data: Path, mutant: str = "") -> Iterator[tuple[BrokerProcess, Shim]]:
-    """Run a broker whose disk can turn slow; what a consumer holds goes back after a second."""
+    """Run a broker whose disk can become slow, with an acknowledgement timeout of a second."""
     shim = Shim(data.parent, data)
     flags = "--admin", "127.0.0.1:0", "--set", "queues.ack_timeout_s=1"
     with shimmed_broker(shim, *flags, mutant=mutant) as broker:
@@ -39,7 +39,7 @@ def broker_on(data: Path, mutant: str = "") -> Iterator[tuple[BrokerProcess, Shi
 
 
 def ask(url: str) -> float:
-    """Get a page; how long it took, in ms."""
+    """Request a page; return the milliseconds."""
     began = time.perf_counter()
     with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
         assert answer.read()
@@ -48,15 +48,15 @@ def ask(url: str) -> float:
 
 @contextmanager
 def asked(url: str) -> Iterator[list[float]]:
-    """Ask for a page again and again; how long each took, in ms."""
+    """Request a page repeatedly; yield the list of milliseconds."""
     took_ms: list[float] = []
     is_over = threading.Event()
 
-    def go_on() -> None:
+    def poll() -> None:
         while not is_over.wait(0.02):
             took_ms.append(ask(url))
 
-    thread = threading.Thread(target=go_on)
+    thread = threading.Thread(target=poll)
     thread.start()
     try:
         yield took_ms
@@ -66,9 +66,9 @@ def asked(url: str) -> Iterator[list[float]]:
 
 
 def confirm_alone(broker: BrokerProcess, shim: Shim) -> tuple[Latencies, Latencies]:
-    """Have one publisher wait for each receipt, on a fast disk and then on a slow one.
+    """Wait for each receipt, on a fast disk and then on a slow one.
 
-    Returns the times of the health's answers, each asked for while the disk works, and of a page's.
+    Returns the response times of health checks, each sent during an fsync, and of a page.
     """
     url = broker.admin[0].rstrip("/")
     health_ms: list[float] = []
@@ -87,7 +87,7 @@ def confirm_alone(broker: BrokerProcess, shim: Shim) -> tuple[Latencies, Latenci
 
 
 @pytest.mark.slow
-async def test_loop_lives_while_the_disk_is_slow(
+async def test_loop_responds_while_the_disk_is_slow(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     ledger = Ledger(random.Random(SEED))
@@ -112,7 +112,7 @@ async def test_loop_lives_while_the_disk_is_slow(
     assert health.p50 < LIVES_MS
 
 
-def test_health_shows_a_broker_that_waits_in_its_loop(
+def test_health_checks_reveal_a_broker_that_waits_in_its_loop(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     with broker_on(tmp_path / "data", "WaitsForTheDiskInTheLoop") as (broker, shim):
