@@ -138,15 +138,10 @@ async def _work(shim: Shim, crowd: Crowd) -> None:
 
 async def _checkpoint(shim: Shim) -> None:
     database = shim.data / DATABASE
-    await asyncio.to_thread(_await_change, database, database.stat().st_mtime_ns)
-
-
-def _await_change(path: Path, before_ns: int) -> None:
-    until = time.monotonic() + 20
-    while path.stat().st_mtime_ns == before_ns:
-        if time.monotonic() > until:
-            raise TimeoutError(f"nothing was written to {path}")
-        time.sleep(0.05)
+    before_ns = database.stat().st_mtime_ns
+    async with asyncio.timeout(20):
+        while database.stat().st_mtime_ns == before_ns:  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(0.05)
 
 
 def records_of(logs: Iterable[Path]) -> Iterator[Record]:

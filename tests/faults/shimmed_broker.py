@@ -11,9 +11,10 @@ from typing import Final, TextIO
 import pytest
 
 from tests.faults.mutants import program_of
-from tests.faults.shim import Shim, library
+from tests.faults.shim import IS_AVAILABLE, Shim, library
 from tests.support import fork_server
 
+NEEDS_SHIM: Final = pytest.mark.skipif(not IS_AVAILABLE, reason="the shim needs Linux and gcc")
 _preloaded: Final = forkserver.ForkServer()
 _preloaded.set_forkserver_preload([*fork_server.PRELOADED, "tests.faults.mutants"])
 _lock: Final = threading.Lock()

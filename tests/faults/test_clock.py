@@ -3,7 +3,6 @@
 ``python -m tests.faults.clock --rounds 5`` does it more often.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.faults.clock import HOUR_MS, Trial
+from tests.faults.shimmed_broker import NEEDS_SHIM
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.skipif(sys.platform != "linux", reason="needs the preloaded library"),
-]
+pytestmark = [pytest.mark.faults, NEEDS_SHIM]
 
 
 @pytest.mark.slow
-def test_nothing_expires_early_or_sticks_when_the_clock_is_set(
+def test_no_message_expires_early_or_gets_stuck_when_the_clock_is_set(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     """docs/operate/reliability.md, The clock."""

@@ -1,4 +1,4 @@
-"""A broker from outside against a ledger; see ``end_to_end.py``, which searches longer."""
+"""A short run of ``end_to_end.py``, which compares a broker with a ledger from outside."""
 
 import subprocess
 import sys
@@ -6,12 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.faults.shim import IS_AVAILABLE
+from tests.faults.shimmed_broker import NEEDS_SHIM
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.skipif(not IS_AVAILABLE, reason="the shim needs Linux and gcc"),
-]
+pytestmark = [pytest.mark.faults, NEEDS_SHIM]
 
 
 @pytest.mark.slow

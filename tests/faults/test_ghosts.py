@@ -1,4 +1,4 @@
-"""Consumers that have gone get and charge nothing, and a stop charges nothing.
+"""Disconnected consumers get and charge nothing, and a stop charges nothing.
 
 ``python -m tests.faults.ghosts`` does 1,000 rounds and 20 restarts.
 """
@@ -14,9 +14,7 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.mark.slow
-def test_nothing_is_charged_that_reached_no_open_socket(
-    figure: Callable[[str], None],
-) -> None:
+def test_only_deliveries_to_open_sockets_are_charged(figure: Callable[[str], None]) -> None:
     began = time.perf_counter()
     figures = ghosts.run(ghosts.SHORT_ROUNDS, ghosts.SHORT_STOPS, seed=1)
     figure(ghosts.describe(figures, time.perf_counter() - began))

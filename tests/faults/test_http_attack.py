@@ -1,4 +1,4 @@
-"""The attacks on the memory of HTTP, once; ``python -m tests.faults.http_attack`` is the whole."""
+"""A short run of ``http_attack.py``, which attacks the memory of a broker over HTTP."""
 
 import sys
 from collections.abc import Callable
@@ -16,7 +16,7 @@ pytestmark = [
 
 
 @pytest.mark.slow
-async def test_attack_over_http_kills_nobody_and_the_others_go_on(
+async def test_broker_serves_other_users_during_an_attack_over_http(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     result = await http_attack.besiege(tmp_path, loads=1, seconds=1.0)

@@ -16,14 +16,11 @@ import pytest
 from phpmq_lite.broker_process import StartFailedError
 from phpmq_lite.storage.data_folder import DATABASE
 from tests.faults.io_errors import Trials
-from tests.faults.shim import IS_AVAILABLE, Op, Shim
-from tests.faults.shimmed_broker import shimmed_broker
+from tests.faults.shim import Op, Shim
+from tests.faults.shimmed_broker import NEEDS_SHIM, shimmed_broker
 from tests.support.seed import SEED
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.skipif(not IS_AVAILABLE, reason="the shim needs Linux and gcc"),
-]
+pytestmark = [pytest.mark.faults, NEEDS_SHIM]
 
 
 @pytest.mark.slow

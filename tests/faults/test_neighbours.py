@@ -1,6 +1,6 @@
-"""A tenant beside each adversary, for a moment: the results are compared, the factor is printed.
+"""A tenant beside each adversary for two seconds: the results are compared.
 
-``python -m tests.faults.neighbours`` judges the factor, over a minute and on a quiet machine.
+``python -m tests.faults.neighbours`` also compares latencies, over a minute and on a quiet machine.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,7 @@ def alone() -> Run:
     return run(None, MESSAGES)
 
 
-def test_tenant_alone_gets_what_it_asks_for(alone: Run) -> None:
-    """What the other runs are compared with is no failure."""
+def test_tenant_alone_gets_the_expected_results(alone: Run) -> None:
     results = alone.results
     assert results.errors == []
     assert results.receipts == {"": MESSAGES}
@@ -53,8 +52,8 @@ def test_adversary_changes_no_result(
         {"alive": []},
     ],
 )
-def test_difference_is_told(changed: dict[str, Any]) -> None:
+def test_difference_is_reported(changed: dict[str, Any]) -> None:
     results = Results(order=[0, 1], alive=[("tenant.dlq", 2)])
     assert differences(results, results) == []
-    (told,) = differences(results, replace(results, **changed))
-    assert told.startswith(f"{next(iter(changed))}: ")
+    (difference,) = differences(results, replace(results, **changed))
+    assert difference.startswith(f"{next(iter(changed))}: ")

@@ -15,13 +15,10 @@ import pytest
 from phpmq_lite.storage.write.store import Store
 from tests.faults import mutants, power_ledger
 from tests.faults.power import POINTS_OF_A_RUN, Tally, cut, record
-from tests.faults.shim import IS_AVAILABLE
+from tests.faults.shimmed_broker import NEEDS_SHIM
 from tests.support.seed import SEED
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.skipif(not IS_AVAILABLE, reason="the shim needs Linux and gcc"),
-]
+pytestmark = [pytest.mark.faults, NEEDS_SHIM]
 
 POINTS = int(os.environ.get("PHPMQ_POINTS", "60"))
 SERVED = 2  # disks of a recording on which the broker itself is started

@@ -1,4 +1,4 @@
-"""The shim does what it says to a program that is not a broker."""
+"""The shim applied to programs that are not brokers."""
 
 import errno
 import os
@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.shim import IS_AVAILABLE, Kind, Op, Shim, read_log
+from tests.faults.shim import Kind, Op, Shim, read_log
+from tests.faults.shimmed_broker import NEEDS_SHIM
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.skipif(not IS_AVAILABLE, reason="the shim needs Linux and gcc"),
-]
+pytestmark = [pytest.mark.faults, NEEDS_SHIM]
 
 _PROGRAM = """
 import os, shutil, socket, sqlite3, sys, time
@@ -42,7 +40,7 @@ def shim(tmp_path: Path) -> Shim:
 
 
 def _run(shim: Shim, body: str) -> list[str]:
-    """Run a program with the shim below it; give what it printed, by lines."""
+    """Run a program with the shim; return its output in lines."""
     command = [sys.executable, "-c", _PROGRAM + body, str(shim.data)]
     done = subprocess.run(command, env=shim.env(), capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
@@ -105,7 +103,7 @@ print(tried(lambda: os.fsync(fd)), os.path.getsize(folder + "/one"))
     assert shim.counts()[Op.WRITE] == 4
 
 
-def test_only_files_of_a_name_fail(shim: Shim) -> None:
+def test_only_files_with_the_name_fail(shim: Shim) -> None:
     shim.fail(Op.SYNC, 1, errno.EIO, is_sticky=True, name="-wal")
     assert _run(
         shim, "print(*(tried(lambda: os.fsync(new(name))) for name in ('a.db', 'a.db-wal')))"
@@ -113,7 +111,7 @@ def test_only_files_of_a_name_fail(shim: Shim) -> None:
 
 
 def test_quota_is_a_full_disk(shim: Shim) -> None:
-    """Blocks that a file has can be written; what does not fit is cut off, then refused."""
+    """Allocated blocks can be rewritten; a write that does not fit is cut, the next one fails."""
     shim.quota_bytes = 3 * 4096
     lines = _run(
         shim,
@@ -132,7 +130,7 @@ print(tried(lambda: database.execute("CREATE TABLE big AS SELECT zeroblob(10000)
     assert lines == ["10000 2288", "-28 1 -28", "0 12288", "-28", "2 1", "SQLITE_FULL"]
 
 
-def test_read_only_refuses_changes(shim: Shim) -> None:
+def test_read_only_folder_rejects_changes(shim: Shim) -> None:
     (shim.data / "one").write_bytes(b"x")
     shim.is_read_only = True
     assert _run(
@@ -146,11 +144,11 @@ print(open(folder + "/one").read())
 
 
 @pytest.mark.parametrize("offset_ms", [-86_400_000, -1, 3_600_999])
-def test_wall_clock_alone_is_turned(shim: Shim, offset_ms: int) -> None:
+def test_only_the_wall_clock_is_set(shim: Shim, offset_ms: int) -> None:
     shim.clock_offset_ms = offset_ms
     before_ms, steady_s = time.time() * 1_000, time.monotonic()
-    told, steady = _run(shim, "print(time.time() * 1_000)\nprint(time.monotonic())")
-    assert 0 <= float(told) - offset_ms - before_ms < 60_000
+    wall, steady = _run(shim, "print(time.time() * 1_000)\nprint(time.monotonic())")
+    assert 0 <= float(wall) - offset_ms - before_ms < 60_000
     assert 0 <= float(steady) - steady_s < 60
 
 
@@ -163,7 +161,7 @@ def test_sync_takes_longer(shim: Shim) -> None:
     assert float(seconds) >= 0.1
 
 
-def test_nothing_happens_elsewhere(shim: Shim, tmp_path: Path) -> None:
+def test_other_folders_are_unaffected(shim: Shim, tmp_path: Path) -> None:
     shim.is_read_only = True
     shim.fail(Op.WRITE, 1, errno.EIO, is_sticky=True)
     _run(shim, f"open({os.fspath(tmp_path / 'data-2')!r}, 'w').write('x')")

@@ -23,7 +23,7 @@ PAGES = (
 
 
 def opens(pid: int, database: Path) -> Counter[bool]:
-    """Count how a process has the database open: writable or not."""
+    """Count the descriptors of the database in a process, by whether they are writable."""
     found: Counter[bool] = Counter()
     folder = Path(f"/proc/{pid}")
     for link in (folder / "fd").iterdir():
@@ -31,7 +31,7 @@ def opens(pid: int, database: Path) -> Counter[bool]:
             if link.readlink() != database:
                 continue
             text = (folder / "fdinfo" / link.name).read_text(encoding="ascii")
-        except FileNotFoundError:  # closed meanwhile
+        except FileNotFoundError:  # just closed
             continue
         flags = next(line.split()[1] for line in text.splitlines() if line.startswith("flags"))
         found[int(flags, 8) & os.O_ACCMODE != os.O_RDONLY] += 1
@@ -56,7 +56,7 @@ def test_database_is_open_for_writing_once(tmp_path: Path, figure: Callable[[str
                 peer.consume("orders", 5)
                 peer.ack(*peer.dispatches(5))
             most |= opens(broker.pid, database)
-        # What the test can see: a second writer of its own.
+        # The test detects a second writer, here its own.
         with closing(sqlite3.connect(database)) as other:
             other.execute("SELECT count(*) FROM message").fetchone()
             assert opens(os.getpid(), database)[True] == 1
