@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sqlite3
 import sys
-from collections.abc import AsyncIterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,26 @@ import pytest_asyncio
 
 from phpmq_lite.admin.resources import arrow_export
 from phpmq_lite.client import connect
-from phpmq_lite.export import exports as module
 from phpmq_lite.installation import install_command
 from phpmq_lite.model import checksum
-from tests.support.export_site import ROWS, ExportSite, large_site, site_on
+from tests.support.export_site import FAST_PROGRAM, ExportSite, site_on
+from tests.support.fork_server import broker_process
 from tests.support.http_users import BrokerFixture, wait_until
 from tests.support.settled_folder import (
     HISTORY_ID,
     QUEUES,
     ShortStreamError,
     execute_in_process,
+    is_running,
     read_counted,
     remove_history_upto,
     settled_folder,
 )
 
-reading = pytest.mark.asyncio(loop_scope="module")  # with ``shared``
+ROWS = 50_000
+WHOLE = f"lo=0&hi={ROWS}&body=1"  # 40 MiB in 5 slices, more than pipes and sockets hold
+
+reading = pytest.mark.asyncio(loop_scope="module")  # with ``shared`` and ``large``
 
 
 @pytest.fixture
@@ -44,17 +49,46 @@ async def site(tmp_path: Path) -> AsyncIterator[ExportSite]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ExportSite]:
-    """A site for all tests that only read; its export process starts once."""
+    """Run a site for all tests that leave its history as it is; its export process starts once."""
     async with site_on(tmp_path_factory.mktemp("shared") / "data", 1_000) as made:
         yield made
 
 
+@pytest_asyncio.fixture(loop_scope="module")
+async def broken(shared: ExportSite) -> AsyncIterator[ExportSite]:
+    """Return ``shared`` for a test of broken export processes."""
+    yield shared
+    shared.exports.program, shared.exports.stalled_s = FAST_PROGRAM, 30
+
+
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder that is made once; tests that read it leave it as it is."""
+def large_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a stopped data folder of ``ROWS`` rows; the tests copy it."""
     data = tmp_path_factory.mktemp("large") / "data"
-    settled_folder(data, ROWS)
+    settled_folder(data, ROWS, size=600)
     return data
+
+
+@pytest.fixture
+def large_copy(large_data: Path, tmp_path: Path) -> Path:
+    """Return a data folder of ``ROWS`` rows for one test."""
+    return shutil.copytree(large_data, tmp_path / "data")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def large_site(
+    large_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ExportSite]:
+    data = shutil.copytree(large_data, tmp_path_factory.mktemp("running") / "data")
+    async with site_on(data) as made:
+        yield made
+
+
+@pytest.fixture
+def large(large_site: ExportSite) -> ExportSite:
+    """Return a site of ``ROWS`` rows that has counted no end of an export yet."""
+    large_site.exports.ends.clear()
+    return large_site
 
 
 # -- what comes
@@ -263,70 +297,107 @@ async def test_claims_come_the_same_at_each_reading_until_they_are_acknowledged(
 # -- what breaks
 
 
-@pytest.mark.parametrize("how", ["short", "failing", "leaving", "stalling"])
-async def test_stream_that_is_not_whole_breaks_the_connection(site: ExportSite, how: str) -> None:
-    site.odd(how)
-    site.exports.stalled_s = 3 if how == "stalling" else 30
-    with pytest.raises(aiohttp.ClientPayloadError):
-        await site.read("lo=0&hi=10")
-    await wait_until(lambda: not site.exports.pids)
-    site.exports.program, site.exports.stalled_s = module.PROGRAM, 30
-    assert (await site.read("lo=0&hi=10")).num_rows == 10
+@reading
+async def test_incomplete_stream_breaks_the_connection(broken: ExportSite) -> None:
+    for how in ("short", "failing", "leaving", "stalling"):  # twice the limit of exports
+        broken.break_exports(how)
+        broken.exports.stalled_s = 3 if how == "stalling" else 30
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await broken.read("lo=0&hi=10")
+        await wait_until(lambda: not broken.exports.pids)
+    broken.exports.program, broken.exports.stalled_s = FAST_PROGRAM, 30
+    assert (await broken.read("lo=0&hi=10")).num_rows == 10
 
 
-async def test_short_stream_with_a_clean_end_is_an_error_to_who_counts(site: ExportSite) -> None:
-    """What Arrow's own reader takes for whole: nothing but the count tells."""
-    site.odd("lying")
-    async with site.session.get(site.url("lo=0&hi=10")) as response:
+@reading
+async def test_only_the_row_count_reveals_a_short_stream_with_a_clean_end(
+    broken: ExportSite,
+) -> None:
+    broken.break_exports("lying")
+    async with broken.session.get(broken.url("lo=0&hi=10")) as response:
         assert pa.ipc.open_stream(await response.read()).read_all().num_rows == 5
     with pytest.raises(ShortStreamError, match="5 rows came, 10 were announced"):
-        await site.read("lo=0&hi=10")
+        await broken.read("lo=0&hi=10")
 
 
+@reading
 @pytest.mark.parametrize("how", ["dying", "silent", "babbling"])
-async def test_process_that_does_not_begin_is_a_problem(site: ExportSite, how: str) -> None:
-    site.odd(how)
-    site.exports.stalled_s = 1 if how == "silent" else 30
-    status, told = await site.get("lo=0&hi=10")
+async def test_process_that_does_not_begin_is_a_problem(broken: ExportSite, how: str) -> None:
+    broken.break_exports(how)
+    broken.exports.stalled_s = 1 if how == "silent" else 30
+    status, told = await broken.get("lo=0&hi=10")
     assert (status, told["code"]) == (503, "storage")
-    await wait_until(lambda: not site.exports.pids)
+    await wait_until(lambda: not broken.exports.pids)
 
 
-async def test_rows_that_leave_in_the_middle_break_the_connection(tmp_path: Path) -> None:
-    async with (
-        site_on(tmp_path / "data", ROWS) as site,
-        site.session.get(site.url(f"lo=0&hi={ROWS}")) as response,
-    ):
+async def test_rows_removed_during_an_export_break_the_connection(large_copy: Path) -> None:
+    async with site_on(large_copy) as site, site.session.get(site.url(WHOLE)) as response:
         assert response.status == 200
         remove_history_upto(site.database, ROWS - 1_000)  # far ahead of what fits on the way here
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.read()
 
 
-async def test_killed_process_breaks_the_connection(large: Path) -> None:
-    async with large_site(large) as site:
-        async with site.session.get(site.url(f"lo=0&hi={ROWS}")) as response:
-            [pid] = site.exports.pids
-            os.kill(pid, signal.SIGKILL)
-            with pytest.raises(aiohttp.ClientPayloadError):
-                await response.read()
-        assert (await site.read()).num_rows == ROWS
-        assert pid not in site.exports.pids
+@reading
+async def test_third_export_is_asked_to_come_again(large: ExportSite) -> None:
+    url = large.url(WHOLE)
+    async with large.session.get(url) as first, large.session.get(url) as second:
+        async with large.session.get(url) as third:
+            assert (third.status, third.headers["Retry-After"]) == (503, "1")
+            told = await third.json()
+            assert (told["code"], told["status"]) == ("busy", 503)
+        assert len(large.exports.pids) == 2
+        async with large.session.get(f"{large.broker.admin_url.rstrip('/')}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        assert {'phpmq_exports_total{end="busy"} 1.0', "phpmq_exports_running 2.0"} <= {*lines}
+        for response in (first, second):
+            table = pa.ipc.open_stream(await response.read()).read_all()
+            assert table.num_rows == ROWS
+    assert (await large.read(WHOLE)).num_rows == ROWS
+    assert len(large.exports.pids) == 2  # the same ones
+    assert large.exports.ends == {"busy": 1, "whole": 3}
 
 
-async def test_messages_that_pass_slow_an_export_down(site: ExportSite) -> None:
-    """The reasons of pauses; ``tests/unit/export/test_exports.py`` covers the rest."""
-    before = site.exports._pace._passed()
-    await site.read()
-    assert site.exports._pace._passed() == before
-    async with connect(site.broker.host, site.broker.port) as client:
-        await client.publish("q", b"x")
-    assert site.exports._pace._passed() > before
+@reading
+async def test_reader_that_leaves_frees_its_place(large: ExportSite) -> None:
+    for _ in range(3):
+        async with large.session.get(large.url(WHOLE)) as response:
+            assert len(await response.content.readexactly(1_000)) == 1_000
+            response.close()
+    await wait_until(lambda: not large.exports.running)
+    assert large.exports.ends == {"left": 3}
+    assert (await large.read(WHOLE)).num_rows == ROWS
 
 
+@reading
+async def test_killed_process_breaks_the_connection(large: ExportSite) -> None:
+    await large.read("lo=0&hi=5")
+    async with large.session.get(large.url(WHOLE)) as response:
+        [pid] = large.exports.pids
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+    assert (await large.read(WHOLE)).num_rows == ROWS
+    assert pid not in large.exports.pids
+
+
+@reading
+@pytest.mark.parametrize("bound", ["STALLED_S", "WHOLE_S"])
+async def test_reader_that_takes_too_long_loses_its_connection(
+    large: ExportSite, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(arrow_export, bound, 0.3)
+    async with large.session.get(large.url(WHOLE)) as response:
+        await wait_until(lambda: not large.exports.running)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+        assert large.exports.ends == {"stalled": 1}
+
+
+@reading
 @pytest.mark.slow
 async def test_pauses_do_not_count_for_how_long_an_export_may_take(
-    large: Path, monkeypatch: pytest.MonkeyPatch
+    large: ExportSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow:
         async def pause(self) -> float:
@@ -334,63 +405,28 @@ async def test_pauses_do_not_count_for_how_long_an_export_may_take(
             return 0.3
 
     monkeypatch.setattr(arrow_export, "WHOLE_S", 5.0)  # the export alone takes 1 s, under load 2
-    async with large_site(large) as site:
-        monkeypatch.setattr(site.exports, "_pace", Slow())
-        assert (await site.read()).num_rows == ROWS  # about 25 pieces, so 7 s of pauses
+    monkeypatch.setattr(large.exports, "_pace", Slow())
+    assert (await large.read(WHOLE)).num_rows == ROWS  # about 40 pieces, so 12 s of pauses
 
 
-async def test_process_killed_between_two_exports_is_replaced(site: ExportSite) -> None:
-    await site.read("lo=0&hi=5")
-    [pid] = site.exports.pids
+@reading
+async def test_idle_process_that_was_killed_is_replaced(shared: ExportSite) -> None:
+    await shared.read("lo=0&hi=5")
+    [pid] = shared.exports.pids
     os.kill(pid, signal.SIGKILL)
-    assert (await site.read("lo=0&hi=5")).num_rows == 5
-    assert site.exports.pids != [pid]
+    assert (await shared.read("lo=0&hi=5")).num_rows == 5
+    assert shared.exports.pids != [pid]
 
 
-async def test_reader_that_leaves_frees_its_place(large: Path) -> None:
-    async with large_site(large) as site:
-        for _ in range(3):
-            async with site.session.get(site.url(f"lo=0&hi={ROWS}")) as response:
-                assert len(await response.content.readexactly(1_000)) == 1_000
-                response.close()
-        await wait_until(lambda: not site.exports.running)
-        assert site.exports.ends == {"left": 3}
-        assert (await site.read()).num_rows == ROWS
-
-
-@pytest.mark.parametrize("bound", ["STALLED_S", "WHOLE_S"])
-async def test_reader_that_takes_too_long_loses_its_connection(
-    large: Path, monkeypatch: pytest.MonkeyPatch, bound: str
-) -> None:
-    monkeypatch.setattr(arrow_export, bound, 0.3)
-    async with (
-        large_site(large) as site,
-        site.session.get(site.url(f"lo=0&hi={ROWS}")) as response,
-    ):
-        await wait_until(lambda: not site.exports.running)
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await response.read()
-        assert site.exports.ends == {"stalled": 1}
-
-
-async def test_third_export_is_asked_to_come_again(large: Path) -> None:
-    async with large_site(large) as site:
-        url = site.url(f"lo=0&hi={ROWS}")
-        async with site.session.get(url) as first, site.session.get(url) as second:
-            async with site.session.get(url) as third:
-                assert (third.status, third.headers["Retry-After"]) == (503, "1")
-                told = await third.json()
-                assert (told["code"], told["status"]) == ("busy", 503)
-            assert len(site.exports.pids) == 2
-            async with site.session.get(f"{site.broker.admin_url.rstrip('/')}/metrics") as response:
-                lines = (await response.text()).splitlines()
-            assert {'phpmq_exports_total{end="busy"} 1.0', "phpmq_exports_running 2.0"} <= {*lines}
-            for response in (first, second):
-                table = pa.ipc.open_stream(await response.read()).read_all()
-                assert table.num_rows == ROWS
-        assert (await site.read()).num_rows == ROWS
-        assert len(site.exports.pids) == 2  # the same ones
-        assert site.exports.ends == {"busy": 1, "whole": 3}
+@reading
+async def test_messages_that_pass_slow_an_export_down(shared: ExportSite) -> None:
+    """The reasons of pauses; ``tests/unit/export/test_exports.py`` covers the rest."""
+    before = shared.exports._pace._passed()
+    await shared.read("lo=0&hi=5")
+    assert shared.exports._pace._passed() == before
+    async with connect(shared.broker.host, shared.broker.port) as client:
+        await client.publish("q", b"x")
+    assert shared.exports._pace._passed() > before
 
 
 async def test_extra_that_is_not_installed_is_named(
@@ -454,3 +490,54 @@ async def test_many_rows_agree_with_sqlite(tmp_path: Path) -> None:
         counts = pc.value_counts(table["queue"]).to_pylist()
         found = {row["values"]: row["counts"] for row in counts}
         assert [(n, found[QUEUES[n - 1]]) for n in (1, 2, 3)] == _rows(site.database, text)
+
+
+# -- how export processes end
+
+
+async def test_idle_process_ends(site: ExportSite) -> None:
+    site.exports._idle_s = 0
+    await site.read("lo=0&hi=5")
+    await wait_until(lambda: not site.exports.pids)
+
+
+async def test_processes_end_with_the_broker(large_copy: Path) -> None:
+    async with aiohttp.ClientSession(read_bufsize=1 << 16) as session:
+        async with site_on(large_copy) as site:
+            response = await session.get(site.url(WHOLE))
+            pids = site.exports.pids
+            assert len(pids) == 1
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+    assert not any(map(is_running, pids))
+    assert not (large_copy / "phpmq.db-wal").exists()  # nobody held the database when it closed
+
+
+@pytest.mark.sample("True")
+@pytest.mark.parametrize("is_busy", [False, True])
+async def test_no_process_is_left_when_the_broker_is_killed(
+    large_copy: Path, is_busy: bool
+) -> None:
+    flags = ("--admin", "127.0.0.1:0", "--set", "history.days=36500")
+    with broker_process(large_copy, *flags) as broker:
+        url = f"{broker.admin[0].rstrip('/')}/api/v1/pipeline/history/arrow?"
+        async with aiohttp.ClientSession() as session:
+            if is_busy:
+                response = await session.get(f"{url}{WHOLE}")
+            else:
+                await read_counted(session, f"{url}lo=0&hi=5")
+            children = _children(broker.pid)
+            assert len(children) == 1
+            broker.kill()
+            if is_busy:
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await response.read()
+        await wait_until(lambda: not any(map(is_running, children)))
+
+
+def _children(pid: int) -> Sequence[int]:
+    found: list[int] = []
+    for tasks in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):
+            found += map(int, (tasks / "children").read_text("ascii").split())
+    return found

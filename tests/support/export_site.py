@@ -1,4 +1,4 @@
-"""A broker with a history, and a program that reads it as Arrow."""
+"""A broker with a history, and an HTTP client that reads it as Arrow."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -9,18 +9,25 @@ from typing import Any
 
 import aiohttp
 
-from phpmq_lite.export.exports import ExportProcesses
+from phpmq_lite.export.exports import PROGRAM, ExportProcesses
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.settled_folder import read_counted, settled_folder
 
-ROWS = 100_000  # some 25 MiB: more than all pipes and sockets on the way hold
 BROKEN_EXPORT = Path(__file__).with_name("broken_export.py")
 FOREVER = {"days": 36_500}
+# The product's program without its low priority, which makes it wait for other tests.
+FAST_PROGRAM = (
+    *PROGRAM[:3],
+    "import sys; sys.path.append(sys.argv[1]);"
+    " from phpmq_lite.export import child_process; child_process.NICE = 0;"
+    " sys.exit(child_process.main(sys.argv[2]))",
+    *PROGRAM[4:],
+)
 
 
 @dataclass
 class ExportSite:
-    """A broker with a history, and a program that reads it."""
+    """A broker with a history, and an HTTP client that reads it."""
 
     broker: RunningBroker
     session: aiohttp.ClientSession
@@ -38,31 +45,30 @@ class ExportSite:
     def url(self, query: str, of: str = "history/arrow") -> str:
         return f"{self.broker.admin_url.rstrip('/')}/api/v1/pipeline/{of}?{query}"
 
-    async def read(self, query: str = f"lo=0&hi={ROWS}") -> Any:
+    async def read(self, query: str) -> Any:
         return await read_counted(self.session, self.url(query))
 
     async def get(self, query: str, of: str = "history/arrow", **headers: str) -> tuple[int, Any]:
-        """Ask for what is answered with JSON."""
+        """Return the status and the JSON document of a response."""
         async with self.session.get(self.url(query, of), headers=headers) as response:
             return response.status, await response.json()
 
-    def odd(self, how: str) -> None:
-        """Have another program in the place of the export process."""
+    def break_exports(self, how: str) -> None:
+        """Use ``broken_export.py`` for the next exports."""
+        self.exports._end_idle()
         self.exports.program = (sys.executable, str(BROKEN_EXPORT), how)
 
 
 @asynccontextmanager
-async def site_on(data: Path, rows: int, **sections: Any) -> AsyncIterator[ExportSite]:
-    settled_folder(data, rows)
+async def site_on(data: Path, rows: int = 0, **sections: Any) -> AsyncIterator[ExportSite]:
+    """Run a broker on a new history of ``rows`` rows, or on the existing one."""
+    if rows:
+        settled_folder(data, rows)
     sections = {"history": FOREVER} | sections
-    async with running_service(data, **sections) as broker, aiohttp.ClientSession() as session:
-        yield ExportSite(broker, session)
-
-
-@asynccontextmanager
-async def large_site(data: Path) -> AsyncIterator[ExportSite]:
     async with (
-        running_service(data, history=FOREVER) as broker,
+        running_service(data, **sections) as broker,
         aiohttp.ClientSession(read_bufsize=1 << 16) as session,
     ):
-        yield ExportSite(broker, session)
+        site = ExportSite(broker, session)
+        site.exports.program = FAST_PROGRAM
+        yield site
