@@ -135,6 +135,7 @@ class Database:
         self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self.connection.close)  # CPython 3.13 warns about one left open
         self.connection.execute("PRAGMA journal_mode = WAL")
+        self.connection.execute("PRAGMA synchronous = OFF")
         for script in sorted(migrations_folder().glob("*.sql")):
             self.connection.executescript(script.read_text(encoding="utf-8"))
         self._next = 1
