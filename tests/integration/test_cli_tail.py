@@ -1,17 +1,18 @@
-"""``tail`` against a broker whose streams end soon, or that has no place for one."""
+"""``tail`` against a broker whose streams end after a short time or are all in use."""
 
 import asyncio
 import json
+import os
 import signal
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 from phpmq_lite.admin.monitoring import live_feeds
+from tests.support.fork_server import ForkedProcess
 from tests.support.http_site import HttpSite, running_site
 
 
@@ -22,63 +23,72 @@ async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
         yield made
 
 
-@asynccontextmanager
-async def tail(tmp_path: Path, queue: str) -> AsyncIterator[Process]:
-    """Run the command in a process of its own."""
-    given = ["-m", "phpmq_lite", "queue", "tail", queue, "--kind", "publish"]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *given, "--data", str(tmp_path / "data"), stdout=PIPE, stderr=PIPE
-    )
+class Tail:
+    """A running ``tail`` command."""
+
+    def __init__(self, process: ForkedProcess, stderr: Path) -> None:
+        self.process = process
+        self._stderr = stderr
+
+    async def next_id(self) -> str:
+        """Return the message id of the next row."""
+        assert self.process.stdout is not None
+        return str(json.loads(await asyncio.to_thread(self.process.stdout.readline))["message"])
+
+    async def ended(self) -> tuple[int, str]:
+        """Wait for the end; return the exit code and the messages on stderr."""
+        code = await asyncio.to_thread(self.process.wait, 20)
+        return code, self._stderr.read_text()
+
+
+@contextmanager
+def tail(tmp_path: Path, queue: str) -> Iterator[Tail]:
+    given = ["phpmq_lite", "queue", "tail", queue, "--kind", "publish"]
+    path = tmp_path / "stderr"
+    with path.open("w") as stderr:
+        process = ForkedProcess(
+            [*given, "--data", str(tmp_path / "data")], stdout=PIPE, stderr=stderr
+        )
     try:
-        yield process
+        yield Tail(process, path)
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        process.kill()
+        process.wait(20)
+        assert process.stdout is not None
+        process.stdout.close()
 
 
-async def publish_until_shown(site: HttpSite, process: Process) -> list[str]:
-    """Publish until the first row is shown: it looks now.  Gives the ids from that one on."""
-    assert process.stdout is not None
-    first = asyncio.create_task(process.stdout.readline())
+async def publish_until_shown(site: HttpSite, command: Tail) -> list[str]:
+    """Publish until the command shows a row; return the ids from this one on."""
+    first = asyncio.create_task(command.next_id())
     ids = []
     while not first.done():
         ids += await site.publish("orders", "x")
         await asyncio.sleep(0.1)
-    return ids[ids.index(json.loads(await first)["message"]) :]
+    return ids[ids.index(await first) :]
 
 
 async def check_all_shown(site: HttpSite, tmp_path: Path, count: int) -> str:
-    """Publish so many, a few at a time; each must be shown once.  Gives what else was said."""
-    async with tail(tmp_path, "orders") as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        ids = await publish_until_shown(site, process)
+    """Publish ``count`` messages; check that each is shown once, and return the stderr."""
+    with tail(tmp_path, "orders") as command:
+        ids = await publish_until_shown(site, command)
         for at in range(count):
             ids += await site.publish("orders", f"{at}")
             await asyncio.sleep(0.05)
         async with asyncio.timeout(20):
-            shown = [json.loads(await process.stdout.readline()) for _ in ids[1:]]
-        assert [row["message"] for row in shown] == ids[1:]
-        process.kill()
-        return (await process.stderr.read()).decode()
+            assert [await command.next_id() for _ in ids[1:]] == ids[1:]
+        command.process.kill()
+        return (await command.ended())[1]
 
 
-async def ended(process: Process) -> tuple[int | None, str]:
-    """Give how it ended, and what it said."""
-    async with asyncio.timeout(20):
-        _, said = await process.communicate()
-    return process.returncode, said.decode()
-
-
-async def test_tail_goes_on_in_the_next_stream_without_a_gap(
+async def test_tail_continues_in_the_next_stream_without_a_gap(
     site: HttpSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_feeds, "STREAM_S", 0.5)
     assert await check_all_shown(site, tmp_path, 40) == ""
 
 
-async def test_tail_without_a_place_for_its_stream_looks_once_a_second(
+async def test_tail_without_a_free_stream_polls_once_a_second(
     site: HttpSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_feeds, "STREAMS_OF_CONTROL", 0)
@@ -87,32 +97,32 @@ async def test_tail_without_a_place_for_its_stream_looks_once_a_second(
 
 
 @pytest.mark.usefixtures("site")
-async def test_tail_of_no_queue_is_not_found(tmp_path: Path) -> None:
-    async with tail(tmp_path, "nowhere") as process:
-        assert await ended(process) == (3, "Error: There is no queue 'nowhere'.\n")
+async def test_tail_of_an_unknown_queue_is_an_error(tmp_path: Path) -> None:
+    with tail(tmp_path, "nowhere") as command:
+        assert await command.ended() == (3, "Error: There is no queue 'nowhere'.\n")
 
 
 async def test_tail_ends_with_an_error_when_the_queue_is_removed(
     site: HttpSite, tmp_path: Path
 ) -> None:
-    async with tail(tmp_path, "orders") as process:
-        await publish_until_shown(site, process)
+    with tail(tmp_path, "orders") as command:
+        await publish_until_shown(site, command)
         await site.ok("POST", "/queues/orders/purge")
         await site.ok("DELETE", "/queues/orders")
-        assert await ended(process) == (3, "Error: There is no queue 'orders'.\n")
+        assert await command.ended() == (3, "Error: There is no queue 'orders'.\n")
 
 
-async def test_tail_is_ended_with_ctrl_c(site: HttpSite, tmp_path: Path) -> None:
-    async with tail(tmp_path, "orders") as process:
-        await publish_until_shown(site, process)
-        process.send_signal(signal.SIGINT)
-        assert await ended(process) == (0, "")
+async def test_ctrl_c_ends_tail(site: HttpSite, tmp_path: Path) -> None:
+    with tail(tmp_path, "orders") as command:
+        await publish_until_shown(site, command)
+        os.kill(command.process.pid, signal.SIGINT)
+        assert await command.ended() == (0, "")
 
 
 async def test_tail_ends_with_an_error_when_the_broker_stops(tmp_path: Path) -> None:
     async with running_site(tmp_path / "data") as site:
         await site.ok("PUT", "/queues/orders")
-        async with tail(tmp_path, "orders") as process:
-            await publish_until_shown(site, process)
+        with tail(tmp_path, "orders") as command:
+            await publish_until_shown(site, command)
             site.broker.service.stop()
-            assert await ended(process) == (1, "Error: the broker is stopping\n")
+            assert await command.ended() == (1, "Error: the broker is stopping\n")
