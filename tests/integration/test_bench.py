@@ -1,4 +1,4 @@
-"""``bench`` starts a broker or measures a running one; no file and no process remains."""
+"""``bench`` starts a broker or measures a running one, and leaves no file and no process."""
 
 import errno
 import json
@@ -61,7 +61,7 @@ def test_bench_writes_a_table_to_paste(tmp_path: Path) -> None:
     assert max(map(len, lines[4:])) <= 80  # the tables; a processor may have a long name
 
 
-def test_bench_takes_its_messages_out_of_a_broker_that_runs(tmp_path: Path) -> None:
+def test_bench_removes_its_messages_from_a_running_broker(tmp_path: Path) -> None:
     with isolated_broker(tmp_path / "data") as broker:
         url = "phpmq://{}:{}".format(*broker.address)
         arguments = ("--url", url, "--workloads", "publish", "--data", str(tmp_path))
@@ -76,6 +76,7 @@ def test_bench_takes_its_messages_out_of_a_broker_that_runs(tmp_path: Path) -> N
     assert [ready for name, ready in queues.items() if name.startswith("bench.publish.")] == [0]
 
 
+@pytest.mark.slow
 def test_bench_writes_a_markdown_report(tmp_path: Path) -> None:
     arguments = ("--workloads", "publish,flow", "--size", "100000", "--data", str(tmp_path))
     code, stdout, stderr = invoke(*arguments, "-o", "markdown")
@@ -91,7 +92,7 @@ def test_bench_writes_a_markdown_report(tmp_path: Path) -> None:
 
 @pytest.mark.sample("5000")
 @pytest.mark.parametrize("left", [0, 5_000])
-def test_drain_takes_what_it_is_told_and_leaves_the_rest(tmp_path: Path, left: int) -> None:
+def test_drain_takes_the_given_number_and_leaves_the_rest(tmp_path: Path, left: int) -> None:
     with isolated_broker(tmp_path / "data") as broker:
         run_together(
             {"fill": BenchJob(traffic.publish_number, (broker.address, "few", 32, 1_000 + left))},
@@ -108,11 +109,11 @@ def test_drain_takes_what_it_is_told_and_leaves_the_rest(tmp_path: Path, left: i
 
 @pytest.fixture
 def long_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    # A shell's background jobs ignore Ctrl-C, and hand that on to the tests and to what they start.
-    heeding = ["env", "--default-signal=INT"]
+    # A shell's background jobs ignore SIGINT, and so do the tests and the processes they start.
+    with_sigint = ["env", "--default-signal=INT"]
     command = [sys.executable, "-m", "phpmq_lite", "bench", "--seconds", "2", "--data", "."]
     with subprocess.Popen(
-        [*heeding, *command],
+        [*with_sigint, *command],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
@@ -174,7 +175,11 @@ def test_benchmark_reports(
     ("options", "expected"),
     [
         ("--messages 1000000000000", "a backlog of 1,000,000,000,000 messages needs about 1,012"),
-        ("--messages 1000 --connections 100000000", "100,000,000 connections need 100,000,200"),
+        pytest.param(
+            "--messages 1000 --connections 100000000",
+            "100,000,000 connections need 100,000,200",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_footprint_names_the_resource_that_is_missing(
@@ -212,42 +217,35 @@ def test_curves_are_measured_drawn_and_kept(tmp_path: Path) -> None:
     assert [path for path in tmp_path.iterdir() if path != out] == []
 
 
-def test_broker_process_tells_why_it_did_not_start(tmp_path: Path) -> None:
-    with isolated_broker(tmp_path / "data") as first:
-        second = isolated_broker(first.data)
-        with (
-            pytest.raises(
-                StartRefusedError,
-                match=r"the broker did not start \(exit code 1\): (?s:.)*is in use",
-            ),
-            second,
-        ):
-            pass
-
-
-def test_broker_process_serves_again_after_a_kill(tmp_path: Path) -> None:
+def test_broker_process_reports_a_failed_start_and_serves_again_after_a_kill(
+    tmp_path: Path,
+) -> None:
     broker = isolated_broker(tmp_path / "data")
+    message = r"the broker did not start \(exit code 1\): (?s:.)*is in use"
     with broker:
+        second = isolated_broker(broker.data)
+        with pytest.raises(StartRefusedError, match=message), second:
+            pass
         broker.kill()
     with broker:
         assert broker.address[1] > 0
 
 
-def test_run_tells_which_job_failed() -> None:
+def test_run_names_the_job_that_failed() -> None:
     with pytest.raises(ClientError, match=r"producer: .*refused"):
-        run_together({"producer": BenchJob(_connect_to_nobody)}, 10)
+        run_together({"producer": BenchJob(_refuse_connection)}, 10)
 
 
 def test_run_ends_jobs_that_take_too_long() -> None:
     with pytest.raises(ClientError, match="waiter: did not finish within 0 s"):
-        run_together({"waiter": BenchJob(_wait_for_ever)}, 0.3)
+        run_together({"waiter": BenchJob(_wait_forever)}, 0.3)
 
 
-def _connect_to_nobody() -> Generator[None, None, None]:
+def _refuse_connection() -> Generator[None, None, None]:
     yield
     raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 
 
-def _wait_for_ever() -> Generator[None, None, None]:
+def _wait_forever() -> Generator[None, None, None]:
     yield
     signal.pause()
