@@ -1,11 +1,10 @@
-"""Every page and every list of a real broker: they stand, come as data, and change nothing."""
+"""Every page and list of a real broker: it renders, has other formats, and changes nothing."""
 
 import json
 import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from phpmq_lite.admin.base.urls import encode_name
 from tests.support.full_broker import PAGES, READING, STREAM, FullBroker
@@ -24,31 +23,27 @@ API_LISTS = (
     "/api/v1/dead", "/api/v1/dead/groups", "/api/v1/history", "/api/v1/traces/7b3f-1",
     "/api/v1/audit", "/api/v1/config",
 )  # fmt: skip
-# Lead to another page, or to a file that is not there.
+# Redirect, or return a file that does not exist.
 ELSEWHERE = {"login", "setup", "search", "backup-download", "docs-root", "docs-moved"}
 OTHER_STATE = {"message-release-form": 1, "message-restore-form": 2, "message-redrive-form": 3}
-ODD = (
-    "limit=0", "limit=201", "limit=x", "limit=9999999999999999999999", "cursor=x", "cursor=%00",
-    "state=dead", "sort=x", "has=x", "format=xml", "tab=x", "view=x", "span=x", "ids=a",
-    "ids=99999999999999999999", "outcome=ready", "confirm=all", "q=%22", "q=%00", "next=//evil",
-    "topic=x", "topic=queue:", "after=x", "until=x", "token=x", "action=x", "id=x", "level=x",
-    "after_offset=-1", "actor=%ff",
+# In rounds of different parameters.
+BAD_VALUES = (
+    ("limit=0", "cursor=x", "state=dead", "sort=x", "q=%22", "action=x", "confirm=all"),
+    ("limit=201", "cursor=%00", "has=x", "tab=x", "q=%00", "next=//evil", "actor=%ff"),
+    ("limit=x", "view=x", "span=x", "ids=a", "topic=x", "after=x", "level=x"),
+    (
+        "limit=9999999999999999999999", "ids=99999999999999999999", "topic=queue:", "outcome=ready",
+        "until=x", "token=x",
+    ),
+    ("format=xml", "id=x", "after_offset=-1"),
 )  # fmt: skip
-COUNTING = {  # what the broker writes by itself, and when somebody was seen
+UNCOMPARED = {  # tables that the broker updates by itself, or whenever a user is seen
     "audit", "rollup", "counter", "start", "session", "token", "sqlite_sequence", "history_place",
     "history_number", "trace_place",
 }  # fmt: skip
 
 
-def everything(filled: FullBroker) -> dict[str, list[tuple[Any, ...]]]:
-    """Give all rows, but of what counts along by itself."""
-    names = filled.home.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")
-    return {
-        name: filled.home.rows(f"SELECT * FROM {name}") for (name,) in names if name not in COUNTING
-    }
-
-
-async def test_every_page_stands(filled: FullBroker) -> None:
+async def test_every_page_renders(filled: FullBroker) -> None:
     wrong = {}
     for route in PAGES:
         known = filled.message_ids[OTHER_STATE.get(route.name, 0)]
@@ -98,43 +93,45 @@ async def test_list_has_other_formats_at_the_same_address(filled: FullBroker) ->
         assert (path, answer.status) == (path, 422)
 
 
-async def test_odd_query_is_never_our_fault(filled: FullBroker) -> None:
-    wrong, count = [], 0
+async def test_bad_parameter_is_never_a_server_error(filled: FullBroker) -> None:
+    """A route that accepts a whole round ignores these parameters or has processed each."""
+    wrong = []
     for route in READING:
-        for query in ODD:
-            if route.name == STREAM and query.startswith("ids"):
-                continue
-            count += 1
-            answer = await filled.me.get(f"{filled.path(route)}?{query}")
-            if answer.status >= 500:
-                wrong.append((route.name, query, answer.status))
+        path = filled.path(route)
+        for bad in BAD_VALUES:
+            values = [each for each in bad if route.name != STREAM or not each.startswith("ids")]
+            status = (await filled.me.get(f"{path}?{'&'.join(values)}")).status
+            if 400 <= status < 500:  # for one of them, so the others may not have been read
+                statuses = [(await filled.me.get(f"{path}?{each}")).status for each in values]
+                status = max(statuses)
+            if status >= 500:
+                wrong.append((route.name, bad, status))
     assert wrong == []
-    print(f"{count} odd queries, none our fault")  # noqa: T201
 
 
-async def test_odd_place_in_a_path_is_never_our_fault(filled: FullBroker) -> None:
+async def test_bad_path_parameter_is_never_a_server_error(filled: FullBroker) -> None:
     huge, arabic = "9" * 23, "%d9%a1"
-    odd = ("%00", "~", "~~", ".%2f..", "-1", "0", huge, "%ff", arabic, "x" * 999)
+    bad = ("%00", "~", "~~", ".%2f..", "-1", "0", huge, "%ff", arabic, "x" * 999)
     wrong = []
     for route in READING:
         if "{" not in route.path:
             continue
-        for piece in odd:
+        for piece in bad:
             answer = await filled.me.get(re.sub(r"\{\w+\}", piece, route.path))
             if answer.status >= 500:
                 wrong.append((route.name, piece, answer.status))
     assert wrong == []
 
 
-async def test_looking_changes_nothing(filled: FullBroker) -> None:
-    before = everything(filled)
+async def test_reading_changes_nothing(filled: FullBroker) -> None:
+    before = filled.home.tables(UNCOMPARED)
     rows = filled.home.rows("SELECT count(*) FROM audit")
     for _ in range(3):
         for route in [route for route in READING if route.audit is None]:
             for known in filled.message_ids:
                 if "{id}" in route.path or known == filled.message_ids[0]:
                     await filled.me.get(filled.path(route, id=known))
-    assert everything(filled) == before
+    assert filled.home.tables(UNCOMPARED) == before
     assert filled.home.rows("SELECT count(*) FROM audit") == rows
 
 
@@ -162,7 +159,7 @@ async def test_queue_page_leads_through_all_messages(tmp_path: Path) -> None:
         assert seen == published
 
 
-async def test_message_page_shows_who_held_it_and_that_it_came_back(tmp_path: Path) -> None:
+async def test_message_page_shows_the_consumer_and_the_return(tmp_path: Path) -> None:
     async with running_site(tmp_path) as site:
         [known] = await site.publish("orders", '{"order_id":1042}')
         async with site.client() as client, client.consume("orders", credit=1) as deliveries:
@@ -176,7 +173,7 @@ async def test_message_page_shows_who_held_it_and_that_it_came_back(tmp_path: Pa
         assert "Returned to its position" in text
 
 
-async def test_body_that_is_damaged_or_gone_says_so(tmp_path: Path) -> None:
+async def test_page_reports_a_damaged_or_removed_body(tmp_path: Path) -> None:
     async with running_site(tmp_path) as site:
         bad, gone = await site.publish("orders", "spoiled", "removed")
         with closing(sqlite3.connect(tmp_path / "phpmq.db", isolation_level=None)) as database:
