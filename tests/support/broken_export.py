@@ -1,8 +1,8 @@
-"""Export processes that misbehave: ``python broken_export.py HOW DATABASE``.
+"""Broken export processes: ``python broken_export.py HOW DATABASE``.
 
-Each announces ten rows.  ``short`` sends five and a final frame with five; ``lying``, with ten.
-``failing`` reports an error after five rows, ``leaving`` exits there, ``stalling`` hangs there;
-``silent`` sends nothing; ``babbling`` sends invalid frames; ``dying`` exits immediately.
+Each announces ten rows.  ``short`` sends five and reports five at a clean end; ``lying`` reports
+ten.  ``failing`` reports an error in the middle, ``leaving`` ends there, and ``stalling`` waits
+there; ``silent`` never begins, ``babbling`` sends an invalid frame, and ``dying`` ends at once.
 """
 
 import sys

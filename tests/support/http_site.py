@@ -1,4 +1,4 @@
-"""The pages and the API of a real broker, as a browser without scripts and a program use them."""
+"""A real broker with a browser without scripts, a program, and clients of its protocol."""
 
 import asyncio
 import json
@@ -16,21 +16,22 @@ from yarl import URL
 
 from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.client.async_client import Client, connect
-from phpmq_lite.testing import RunningBroker, running_service
+from phpmq_lite.testing import RunningBroker
+from tests.support.http_users import prepared_service
 
 Fields = Mapping[str, str | Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Page:
-    """What a browser got."""
+    """A response, as a browser sees it."""
 
     status: int
     text: str
     location: str | None = None
 
     def fields(self, action: str) -> dict[str, str]:
-        """Give the hidden fields of the form that posts to an address."""
+        """Return the hidden fields of the form that posts to ``action``."""
         for form in re.findall(r"<form\b.*?</form>", self.text, flags=re.S):
             if f'action="{action}"' in unescape(form):
                 found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', form)
@@ -38,7 +39,7 @@ class Page:
         raise AssertionError(f"no form posts to {action}")
 
     def undo(self) -> str:
-        """Give where the Undo button of the note posts to."""
+        """Return the address that the Undo button posts to."""
         found = re.search(r'action="(/undo/[\w-]+)"', self.text)
         assert found is not None, "no Undo on this page"
         return found[1]
@@ -53,7 +54,7 @@ class Download(NamedTuple):
 
 
 class HttpSite:
-    """One browser, one program, one client of the wire."""
+    """A broker, a browser with cookies, and a program without."""
 
     def __init__(
         self, broker: RunningBroker, browser: aiohttp.ClientSession, program: aiohttp.ClientSession
@@ -67,7 +68,7 @@ class HttpSite:
     # -- as a browser
 
     async def get(self, path: str) -> Page:
-        """Look at a page."""
+        """Request a page."""
         async with self._browser.get(URL(self.url + path, encoded=True)) as response:
             return Page(response.status, await response.text())
 
@@ -84,7 +85,7 @@ class HttpSite:
             return Download(response.status, response.headers, await response.read())
 
     async def post(self, path: str, fields: Fields | None = None, **more: str) -> Page:
-        """Press a button: the fields as given, with the token of this session; does not follow."""
+        """Submit a form with the CSRF token of this session; a redirect is not followed."""
         data = aiohttp.FormData()
         given: dict[str, str | Sequence[str]] = {"csrf": await self.csrf()} | dict(fields or {})
         for name, value in (given | more).items():
@@ -93,7 +94,7 @@ class HttpSite:
         return await self._send(path, data)
 
     async def upload(self, path: str, content: bytes, **fields: str) -> Page:
-        """Send a form with a file."""
+        """Submit a form with a file."""
         data = aiohttp.FormData(default_to_multipart=True)
         for name, value in ({"csrf": await self.csrf()} | fields).items():
             data.add_field(name, value)
@@ -108,14 +109,14 @@ class HttpSite:
             return Page(response.status, await response.text(), response.headers.get("Location"))
 
     async def submit(self, path: str, fields: Fields | None = None, **more: str) -> Page:
-        """Press a button and follow: the page that a person sees then."""
+        """Submit a form and return the page that it redirects to."""
         done = await self.post(path, fields, **more)
         assert done.status == 303, f"{done.status}: {error_of(done.text)}"
         assert done.location is not None
         return await self.get(done.location)
 
     async def csrf(self) -> str:
-        """Read the token of this session out of a form."""
+        """Return the CSRF token of this session."""
         page = await self.get("/publish")
         found = re.search(r'name="csrf" value="([^"]+)"', page.text)
         assert found is not None, page.text[:2_000]
@@ -126,7 +127,7 @@ class HttpSite:
     async def api(
         self, method: str, path: str, body: Any = None, **headers: str
     ) -> tuple[int, Any]:
-        """Call the API; gives status and document."""
+        """Call the API and return the status and the document."""
         sent: dict[str, Any] = {"headers": headers}
         if method != "GET":
             sent["json"] = {} if body is None else body
@@ -137,7 +138,7 @@ class HttpSite:
             return response.status, json.loads(text) if text else None
 
     async def ok(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
-        """Call the API; it has to work."""
+        """Call the API and return the document; it must succeed."""
         status, data = await self.api(method, path, body, **headers)
         assert status < 300, (status, data)
         return data
@@ -154,11 +155,11 @@ class HttpSite:
         return ids
 
     async def publish_many(self, queue: str, count: int, start: int = 0) -> list[str]:
-        """Store that many messages, numbered."""
+        """Store ``count`` numbered messages and return their ids."""
         return await self.publish(queue, *(f"m{at}" for at in range(start, start + count)))
 
     async def contents(self, queue: str) -> list[str]:
-        """Give the bodies of a queue in order, by looking."""
+        """Return the bodies of a queue in order, without consuming them."""
         found: list[str] = []
         cursor: str | None = ""
         while cursor is not None:
@@ -169,17 +170,17 @@ class HttpSite:
         return found
 
     async def ready(self, queue: str) -> int:
-        """Give how many messages are ready."""
+        """Return the number of ready messages."""
         status, data = await self.api("GET", f"/queues/{encode_name(queue)}")
         return int(data["ready"]) if status == 200 else 0
 
     async def select(self, text: str) -> dict[str, Any]:
-        """Freeze what matches."""
+        """Create a selection of the matching messages."""
         made: dict[str, Any] = await self.ok("POST", "/selections", {"q": text})
         return made
 
     async def bulk(self, text: str, action: str, **options: Any) -> dict[str, Any]:
-        """Freeze, act, and wait until it is over."""
+        """Select messages, apply an action, and return the finished job."""
         made = await self.select(text)
         if made["to_confirm"]:
             options.setdefault("confirm", made["to_confirm"][0])
@@ -187,22 +188,22 @@ class HttpSite:
         return await self.finished(job["job"])
 
     async def finished(self, number: int) -> dict[str, Any]:
-        """Wait until bulk work is over."""
+        """Wait until a bulk job has finished and return it."""
         async with asyncio.timeout(60):
-            while True:  # each look waits for an answer, so this does not spin
+            while True:  # each request waits for its response, so this does not spin
                 job: dict[str, Any] = await self.ok("GET", f"/bulk/{number}")
                 if job["state"] != "running":
                     return job
 
     async def audit(self, action: str = "") -> list[dict[str, Any]]:
-        """Give the rows of the audit, newest first."""
+        """Return the rows of the audit log, newest first."""
         page = await self.ok("GET", f"/audit?action={action}")
         rows: list[dict[str, Any]] = page["items"]
         return rows
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """Connect on the wire."""
+        """Connect a client of the message protocol."""
         async with connect(self.broker.host, self.broker.port) as made:
             yield made
 
@@ -214,7 +215,7 @@ def _message(content: str | bytes) -> dict[str, Any]:
 
 
 def error_of(text: str) -> str:
-    """Give what a page says went wrong."""
+    """Return the error messages of a page."""
     found = re.findall(r'<p class="(?:field-error|inset bad)[^>]*>(.*?)</p>', text, flags=re.S)
     trouble = re.search(r"<h1 id=\"trouble-title\">.*?</section>", text, flags=re.S)
     return " / ".join(found) or (trouble[0] if trouble else text[:1_000])
@@ -222,9 +223,9 @@ def error_of(text: str) -> str:
 
 @asynccontextmanager
 async def running_site(data: Path, **sections: Any) -> AsyncIterator[HttpSite]:
-    """Run a broker with its pages."""
+    """Run a broker with its admin interface."""
     async with (
-        running_service(data, **sections) as broker,
+        prepared_service(data, **sections) as broker,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser,
         aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as program,
     ):
@@ -232,6 +233,6 @@ async def running_site(data: Path, **sections: Any) -> AsyncIterator[HttpSite]:
 
 
 def note_of(text: str) -> str:
-    """Give what the note on a page says."""
+    """Return the text of the note on a page."""
     found = re.search(r'<div class="note".*?<p>(.*?)</p>', text, flags=re.S)
     return unescape(found[1]) if found else ""

@@ -1,4 +1,4 @@
-"""A browser's side of live streams, for the tests: events as they come, over real HTTP."""
+"""A browser that reads pages and live event streams over HTTP."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ SOON_S: Final = 20.0  # only a defect takes that long
 
 
 async def poll_until(ask: Callable[[], Awaitable[T]], is_good: Callable[[T], object] = bool) -> T:
-    """Ask again and again until the answer is good; give it."""
+    """Call ``ask`` until ``is_good`` accepts its result, and return that."""
     async with asyncio.timeout(SOON_S):
         while True:
             answer = await ask()
@@ -30,18 +30,18 @@ async def poll_until(ask: Callable[[], Awaitable[T]], is_good: Callable[[T], obj
 
 
 class EventStream:
-    """An open stream: ``next`` gives name, id and data of each event."""
+    """An open stream of events."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
 
     @property
     def status(self) -> int:
-        """204 where there was no place."""
+        """The HTTP status; 204 if too many streams are open."""
         return self.response.status
 
     async def next(self) -> tuple[str, str, dict[str, Any]]:
-        """Read one event; comments are passed over."""
+        """Return name, id and data of the next event; comments are skipped."""
         fields: dict[str, str] = {}
         async with asyncio.timeout(SOON_S):
             while True:
@@ -57,7 +57,7 @@ class EventStream:
                     return fields.get("event", "message"), fields.get("id", ""), data
 
     async def data_with(self, member: str) -> dict[str, Any]:
-        """Read on to the first event that has a member."""
+        """Return the data of the next event that has ``member``."""
         while True:
             _, _, data = await self.next()
             if member in data:
@@ -65,7 +65,7 @@ class EventStream:
 
 
 class LivePages:
-    """A browser, as far as HTTP goes: one cookie jar."""
+    """A browser with one cookie jar."""
 
     def __init__(self, broker: RunningBroker, session: aiohttp.ClientSession) -> None:
         self.base = broker.admin_url.rstrip("/")
@@ -75,18 +75,18 @@ class LivePages:
         return URL(self.base + path, encoded=True)
 
     async def get(self, path: str) -> tuple[int, str]:
-        """Ask for a page."""
+        """Request a page and return its status and text."""
         async with self.session.get(self.url(path)) as response:
             return response.status, await response.text()
 
     async def json(self, path: str) -> Any:
-        """Ask the API."""
+        """Return a document of the API."""
         async with self.session.get(self.url("/api/v1" + path)) as response:
             assert response.status == 200, await response.text()
             return await response.json()
 
     async def clients(self, query: str = "") -> list[dict[str, Any]]:
-        """Give the connections that are open, or what the query asks for."""
+        """Return the open connections, or those that match the query."""
         items: list[dict[str, Any]] = (await self.json("/clients" + query))["items"]
         return items
 
@@ -94,7 +94,7 @@ class LivePages:
     async def events(
         self, topic: str, query: str = "", **headers: str
     ) -> AsyncIterator[EventStream]:
-        """Open a stream."""
+        """Open a stream of events."""
         url = self.url(f"/api/v1/events?topic={topic}{query}")
         none = aiohttp.ClientTimeout(total=None)
         async with self.session.get(url, headers=headers, timeout=none) as response:
@@ -103,21 +103,21 @@ class LivePages:
 
 @asynccontextmanager
 async def pages(broker: RunningBroker) -> AsyncIterator[LivePages]:
-    """Be a browser for a while."""
+    """Open a browser."""
     jar = aiohttp.CookieJar(unsafe=True)  # cookies for an address
     async with aiohttp.ClientSession(cookie_jar=jar) as session:
         yield LivePages(broker, session)
 
 
 async def taps(broker: RunningBroker) -> int:
-    """Count who listens to the engine."""
+    """Return the number of taps on the engine."""
     engine = broker.service.handle.engine
     assert engine is not None
     return len(engine.taps)
 
 
 async def publish_staged(broker: RunningBroker, *rows: tuple[str, bytes]) -> None:
-    """Publish rows of queue and body at once, as Spark's sink does: a token a task."""
+    """Publish rows of queue and body at once, with a token per task, like Spark's sink."""
     engine = broker.service.handle.engine
     assert engine is not None
     entry = AuditEntry("local", "http", "127.0.0.1", "pipeline.publish")
