@@ -1,4 +1,4 @@
-"""Who comes in: a real broker over real HTTP (docs/operate/security.md 1 to 6 and 10)."""
+"""Users, sessions, tokens and rights over HTTP (docs/operate/security.md 1 to 6 and 10)."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ OTHER = "another password here"
 # -- without users
 
 
-async def test_loopback_without_users_needs_no_login_and_can_plant_nobody(tmp_path: Path) -> None:
+async def test_loopback_without_users_needs_no_login_but_creates_no_user(tmp_path: Path) -> None:
     async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as me:
         assert (await me.get("/queues")).status == 200
         user = {"name": "eve", "password": PASSWORD, "role": "admin"}
@@ -81,7 +81,7 @@ async def test_setup_makes_the_first_admin_with_the_token_of_the_file(tmp_path: 
             assert (await stranger.post("/setup", token=token, **form)).status == 404
 
 
-async def test_login_can_be_asked_for_without_users(tmp_path: Path) -> None:
+async def test_login_can_be_required_without_users(tmp_path: Path) -> None:
     always = broker_fixture(tmp_path / "data", admin={"login": "always"})
     async with always as home, HttpUser(home.url) as me:
         assert (await me.get("/queues")).location == "/login?next=/queues"
@@ -89,7 +89,7 @@ async def test_login_can_be_asked_for_without_users(tmp_path: Path) -> None:
         assert (await me.get("/metrics")).status == 401
 
 
-async def test_proxy_on_this_machine_makes_nobody_local(tmp_path: Path) -> None:
+async def test_request_through_a_local_proxy_is_not_local(tmp_path: Path) -> None:
     async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as me:
         for name in ("X-Forwarded-For", "Forwarded", "Via"):
             assert (await me.request("GET", "/", {name: "192.0.2.1"})).status == 303
@@ -136,7 +136,7 @@ async def test_cookie_is_new_at_login_and_hidden_from_scripts(home: BrokerFixtur
             assert (await fixed.get("/")).status == 303
 
 
-async def test_logout_ends_the_session_also_for_who_copied_the_cookie(home: BrokerFixture) -> None:
+async def test_logout_ends_the_session_for_a_copied_cookie_too(home: BrokerFixture) -> None:
     async with HttpUser(home.url) as me:
         await me.log_in("anna")
         [(name, cookie)] = me.cookies().items()
@@ -163,7 +163,7 @@ async def test_change_of_a_user_ends_their_sessions(
         assert answer.status == 303
 
 
-async def test_own_password_changes_and_this_session_goes_on(home: BrokerFixture) -> None:
+async def test_changing_ones_password_keeps_only_this_session(home: BrokerFixture) -> None:
     async with HttpUser(home.url) as me, HttpUser(home.url) as other:
         await me.log_in("anna")
         await other.log_in("anna")
@@ -225,10 +225,10 @@ async def test_hundred_tries_hash_at_most_ten_and_make_one_row(
     assert hashed <= 10
     rows = [row for row in home.audit() if row[2] == "session.login"]
     assert rows[0] == ("nobody", "ui", "session.login", "anna", 1, "wrong_password")
-    assert len(rows) <= 2  # two where a minute ended meanwhile
+    assert len(rows) <= 2  # two if a minute ended meanwhile
     assert context.auth.refused_logins.total == 100
     assert home.broker.service._context is context
-    async with HttpUser(home.url) as owner:  # no account is locked, but this address waits
+    async with HttpUser(home.url) as owner:  # no account is locked, but this address must wait
         assert (await owner.log_in("anna")).status == 429
 
 
@@ -239,13 +239,13 @@ async def test_unknown_user_is_hashed_too(home: BrokerFixture) -> None:
     async with HttpUser(home.url) as me:
         assert (await me.log_in("nobody-here")).status == 401
     assert context.auth.passwords.count == before + 1
-    assert home.audit()[-1][3] == ""  # what was typed as a name may have been a password
+    assert home.audit()[-1][3] == ""  # the typed name may have been a password
 
 
 async def test_old_hash_is_renewed_at_the_next_login(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(argon2, "PasswordHasher", PasswordHasher)  # at its real cost
+    monkeypatch.setattr(argon2, "PasswordHasher", PasswordHasher)  # at the real cost
     async with broker_fixture(tmp_path / "data") as home:
         await home.add_user("anna")
         context = home.broker.service._context
@@ -302,7 +302,7 @@ async def test_users_are_made_changed_and_removed_on_their_pages(home: BrokerFix
     "name",
     ["", "local", "Control", "a" * 65, "a b", "a\nb", "<script>", "\u202eevil", "-x", "../x"],
 )
-async def test_odd_names_are_refused(home: BrokerFixture, name: str) -> None:
+async def test_invalid_names_are_rejected(home: BrokerFixture, name: str) -> None:
     async with HttpUser(home.url) as me:
         await me.log_in("anna")
         user = {"name": name, "password": PASSWORD, "role": "viewer"}
@@ -344,7 +344,7 @@ async def test_token_ends_at_its_time(home: BrokerFixture) -> None:
         assert (await program.get("/api/v1/queues")).status == 401
 
 
-async def test_token_outdoes_a_cookie_that_comes_along(home: BrokerFixture) -> None:
+async def test_token_takes_precedence_over_a_cookie(home: BrokerFixture) -> None:
     secret = await home.token("ci", "viewer")
     async with HttpUser(home.url) as me:
         await me.log_in("anna")
@@ -445,7 +445,7 @@ async def test_user_is_removed_once(home: BrokerFixture) -> None:
         assert (await robot.get("/readyz")).status == 200
 
 
-async def test_browser_with_an_odd_name_logs_in_and_changes_the_password(
+async def test_browser_with_an_invalid_user_agent_logs_in_and_changes_the_password(
     home: BrokerFixture,
 ) -> None:
     odd = {"User-Agent": "odd \udcff"}  # a byte that is not UTF-8
@@ -488,7 +488,7 @@ async def test_form_in_an_unknown_charset_is_refused(home: BrokerFixture) -> Non
 
 
 async def test_metrics_need_a_viewer_or_a_token_for_them_alone(home: BrokerFixture) -> None:
-    """Any program of the machine could read the names and figures of all queues."""
+    """Otherwise, any local program could read the names and figures of all queues."""
     secret = await home.token("prometheus", "metrics")
     async with HttpUser(home.url) as stranger, HttpUser(home.url, secret) as scraper:
         assert (await stranger.get("/metrics")).status == 401
@@ -525,7 +525,7 @@ def password_file(folder: Path, text: str = PASSWORD + "\n", mode: int = 0o600) 
     return file
 
 
-async def test_first_password_comes_from_a_file_and_counts_once(tmp_path: Path) -> None:
+async def test_first_password_is_read_from_a_file_once(tmp_path: Path) -> None:
     data, file = tmp_path / "data", password_file(tmp_path)
     admin = {"initial_password_file": file}
     async with broker_fixture(data, admin=admin) as home, HttpUser(home.url) as me:
@@ -579,7 +579,7 @@ async def test_plain_http_on_an_address_of_the_network_works(tmp_path: Path) -> 
     file = password_file(tmp_path)
     admin = {"listen": [f"{address}:0"], "plaintext": True, "initial_password_file": file}
     async with broker_fixture(tmp_path / "data", admin=admin) as home, HttpUser(home.url) as me:
-        assert (await me.get("/")).status == 303  # browsers send no Sec-Fetch-Site there
+        assert (await me.get("/")).status == 303  # over plain HTTP, browsers send no Sec-Fetch-Site
         assert (await me.log_in("admin")).status == 303
         assert "Unencrypted HTTP" in (await me.get("/")).text
         answer = await me.post("/test-message")

@@ -1,4 +1,4 @@
-"""The buttons and forms of the pages, pressed without scripts, on a real broker."""
+"""The buttons and forms of the pages, used without scripts, on a real broker."""
 
 import asyncio
 import re
@@ -27,13 +27,13 @@ async def test_message_is_requeued_and_back_on_the_page_it_came_from(site: HttpS
 
 
 @pytest.mark.parametrize("where", ["//evil.example", "https://evil.example", "/\\evil", "x"])
-async def test_next_leads_to_no_other_site(site: HttpSite, where: str) -> None:
+async def test_next_does_not_redirect_to_another_site(site: HttpSite, where: str) -> None:
     ids = await site.publish("orders", "a")
     done = await site.post(f"/messages/{ids[0]}/requeue", next=where)
     assert done.location == f"/messages/{ids[0]}"
 
 
-async def test_message_is_deleted_after_a_question_and_comes_back(site: HttpSite) -> None:
+async def test_message_is_deleted_after_a_confirmation_and_restored(site: HttpSite) -> None:
     ids = await site.publish("orders", "a", "b")
     asked = await site.get(f"/messages/{ids[0]}/delete?next=/queues/orders")
     fields = asked.fields(f"/messages/{ids[0]}/delete")
@@ -46,7 +46,7 @@ async def test_message_is_deleted_after_a_question_and_comes_back(site: HttpSite
     assert await site.contents("orders") == ["a", "b"]
 
 
-async def test_message_is_moved_to_a_queue_that_is_made_on_purpose(site: HttpSite) -> None:
+async def test_message_is_moved_to_a_new_queue_only_if_requested(site: HttpSite) -> None:
     ids = await site.publish("orders", "a")
     path = f"/messages/{ids[0]}/move"
     assert "Target queue" in (await site.get(path)).text
@@ -57,7 +57,7 @@ async def test_message_is_moved_to_a_queue_that_is_made_on_purpose(site: HttpSit
     assert await site.contents("mail") == ["a"]
 
 
-async def test_held_message_is_released_or_deleted_on_purpose(site: HttpSite) -> None:
+async def test_dispatched_message_is_released_and_deleted_only_if_requested(site: HttpSite) -> None:
     ids = await site.publish("orders", "a")
     async with site.client() as client, client.consume("orders", credit=1) as consumer:
         await anext(consumer)
@@ -110,7 +110,7 @@ async def test_form_of_another_session_is_refused(site: HttpSite) -> None:
 # -- rows ticked on a list
 
 
-async def test_ticked_messages_are_deleted_and_undone(site: HttpSite) -> None:
+async def test_selected_messages_are_deleted_and_undone(site: HttpSite) -> None:
     ids = await site.publish_many("orders", 5)
     page = await site.submit(
         "/messages/act", {"id": ids[1:4]}, action="delete", next="/queues/orders"
@@ -122,14 +122,14 @@ async def test_ticked_messages_are_deleted_and_undone(site: HttpSite) -> None:
     assert [row["count"] for row in await site.audit("message.delete")] == [3]
 
 
-async def test_ticked_messages_say_why_some_were_passed_over(site: HttpSite) -> None:
+async def test_selected_messages_are_skipped_with_a_reason(site: HttpSite) -> None:
     ids = await site.publish_many("orders", 3)
     await site.ok("POST", f"/messages/{ids[0]}/delete")
     page = await site.submit("/messages/act", {"id": ids}, action="requeue", next="/queues/orders")
     assert note_of(page.text) == "2 messages requeued. Skipped: 1 already settled."
 
 
-async def test_ticked_messages_ask_where_to_move(site: HttpSite) -> None:
+async def test_move_of_selected_messages_asks_for_the_target(site: HttpSite) -> None:
     ids = await site.publish_many("orders", 3)
     asked = await site.post("/messages/act", {"id": ids[:2]}, action="move", next="/queues/orders")
     assert asked.status == 200
@@ -151,13 +151,13 @@ async def test_ticked_messages_ask_where_to_move(site: HttpSite) -> None:
         ("/queues/act", {"action": "x", "queue": "a"}),
     ],
 )
-async def test_odd_form_of_a_list_is_refused(
+async def test_invalid_form_of_a_list_is_rejected(
     site: HttpSite, path: str, fields: dict[str, str]
 ) -> None:
     assert (await site.post(path, fields)).status == 422
 
 
-async def test_ticked_messages_in_production_are_previewed(tmp_path: Path) -> None:
+async def test_action_on_selected_messages_is_previewed_in_production(tmp_path: Path) -> None:
     async with running_site(tmp_path / "data", ui={"environment": "production"}) as site:
         ids = await site.publish_many("orders", 2)
         page = await site.submit(
@@ -177,7 +177,7 @@ async def _preview(site: HttpSite, query: str, action: str, back: str = "/queues
     return made.location
 
 
-async def test_preview_says_exactly_what_will_happen(site: HttpSite) -> None:
+async def test_preview_shows_what_will_happen(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     await site.publish("mail", "<i>x</i>")
     page = await site.get(await _preview(site, "state:ready", "delete"))
@@ -186,7 +186,7 @@ async def test_preview_says_exactly_what_will_happen(site: HttpSite) -> None:
     assert "<i>x</i>" not in page.text
 
 
-async def test_preview_applies_to_what_it_showed_and_comes_back(site: HttpSite) -> None:
+async def test_preview_applies_to_the_shown_messages_and_is_undone(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     where = await _preview(site, "queue:orders", "delete")
     page = await site.get(where)
@@ -216,7 +216,7 @@ async def test_preview_has_a_form_for_each_action(site: HttpSite, action: str) -
     assert f"{3 - fits} of these messages are in another state and will be skipped" in page.text
 
 
-async def test_preview_of_nothing_says_so(site: HttpSite) -> None:
+async def test_preview_reports_an_empty_selection(site: HttpSite) -> None:
     await site.publish("orders", "a")
     page = await site.get(await _preview(site, "queue:orders text", "delete"))
     assert "No matching messages" in page.text
@@ -228,7 +228,7 @@ async def test_selection_of_another_token_is_gone(site: HttpSite) -> None:
     assert "Select the messages again" in page.text
 
 
-async def test_typed_name_is_asked_for_above_the_count(tmp_path: Path) -> None:
+async def test_queue_name_must_be_typed_above_the_count(tmp_path: Path) -> None:
     async with running_site(tmp_path / "data", ui={"confirm_count": 2}) as site:
         await site.publish_many("orders", 3)
         where = await _preview(site, "queue:orders", "delete")
@@ -262,7 +262,7 @@ async def test_long_work_shows_its_progress_and_is_cancelled(site: HttpSite) -> 
 # -- a whole queue
 
 
-async def test_purge_takes_what_was_there_when_the_form_was_opened(site: HttpSite) -> None:
+async def test_purge_deletes_only_messages_from_before_the_form_was_opened(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     asked = await site.get("/queues/orders/purge")
     fields = asked.fields("/queues/orders/purge")
@@ -276,7 +276,7 @@ async def test_purge_takes_what_was_there_when_the_form_was_opened(site: HttpSit
     assert (row["target"], row["count"], row["reason"]) == ("orders", 3, "test")
 
 
-async def test_whole_queue_can_be_looked_at_first(site: HttpSite) -> None:
+async def test_whole_queue_can_be_previewed(site: HttpSite) -> None:
     await site.publish_many("a *", 3)
     asked = await site.get(f"/queues/{encode_name('a *')}/purge")
     page = await site.submit("/selections", asked.fields("/selections"))
@@ -300,7 +300,7 @@ async def test_purge_of_a_hostile_queue_takes_its_escaped_name(site: HttpSite) -
         assert await site.ready(name) == 0, name
 
 
-async def test_purge_takes_held_messages_on_purpose(site: HttpSite) -> None:
+async def test_purge_deletes_dispatched_messages_only_if_requested(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     async with site.client() as client, client.consume("orders", credit=1) as consumer:
         await anext(consumer)
@@ -321,7 +321,7 @@ async def test_all_of_a_queue_is_moved_in_order(site: HttpSite) -> None:
     assert (await site.post("/queues/orders/move", target="")).status == 422
 
 
-async def test_dead_letters_go_back(site: HttpSite) -> None:
+async def test_dead_letters_are_redriven(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     async with site.client() as client, client.consume("orders", credit=3) as consumer:
         for _ in range(3):
@@ -363,7 +363,7 @@ async def test_empty_queue_is_removed(site: HttpSite) -> None:
 # -- ticked queues
 
 
-async def test_ticked_queues_are_paused_purged_and_removed(site: HttpSite) -> None:
+async def test_selected_queues_are_paused_purged_and_removed(site: HttpSite) -> None:
     for name in ("a", "b *?", "c"):
         await site.publish(name, "x")
     ticked = {"queue": ["a", "b *?"]}

@@ -1,4 +1,4 @@
-"""What a program can do to messages and queues, on a real broker."""
+"""Actions on messages and queues through the API of a real broker."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ async def test_array_is_stored_whole_and_the_cursor_waits_behind_it(site: HttpSi
     assert done["cursor"]
 
 
-async def test_repeated_key_stores_nothing_and_gives_the_first_ids(site: HttpSite) -> None:
+async def test_repeated_key_stores_nothing_and_returns_the_first_ids(site: HttpSite) -> None:
     messages = [{"content": "a"}, {"content": "b"}, {"content": "c"}]
     path, key = "/queues/orders/messages", {"Idempotency-Key": "order-1042"}
     first = await site.ok("POST", path, messages, **key)
@@ -127,7 +127,7 @@ async def test_redrive_and_its_undo(site: HttpSite) -> None:
 
 
 async def _kill(site: HttpSite, queue: str, *contents: str) -> None:
-    """Publish messages and have a consumer give them up."""
+    """Publish messages and dead-letter them as a consumer."""
     await site.publish(queue, *contents)
     async with site.client() as client, client.consume(queue, credit=10) as consumer:
         for _ in contents:
@@ -138,7 +138,7 @@ async def _kill(site: HttpSite, queue: str, *contents: str) -> None:
             pass
 
 
-async def test_release_takes_a_message_back_from_its_holder(site: HttpSite) -> None:
+async def test_release_takes_a_message_back_from_its_consumer(site: HttpSite) -> None:
     ids = await site.publish("orders", "a", "b")
     async with site.client() as client, client.consume("orders", credit=1) as consumer:
         await anext(consumer)
@@ -153,7 +153,7 @@ async def test_release_takes_a_message_back_from_its_holder(site: HttpSite) -> N
     assert await site.contents("orders") == ["a", "b"]
 
 
-async def test_delete_of_a_held_message_has_to_say_so(site: HttpSite) -> None:
+async def test_delete_of_a_dispatched_message_must_be_explicit(site: HttpSite) -> None:
     ids = await site.publish("orders", "a")
     async with site.client() as client, client.consume("orders", credit=1) as consumer:
         await anext(consumer)
@@ -177,7 +177,7 @@ async def test_edit_makes_a_new_message_tied_to_the_old(site: HttpSite) -> None:
     assert await site.contents("orders") == ["a"]
 
 
-async def test_erase_takes_the_body_only(site: HttpSite) -> None:
+async def test_erase_removes_only_the_body(site: HttpSite) -> None:
     ids = await site.publish("orders", "secret")
     status, problem = await site.api("POST", f"/messages/{ids[0]}/erase")
     assert (status, problem["code"]) == (409, "not_settled")
@@ -238,7 +238,7 @@ async def test_queue_is_made_set_and_removed(site: HttpSite) -> None:
 @pytest.mark.parametrize(
     "changes", [{"max_deliveries": -1}, {"on_expire": "away"}, {"color": 1}, {"link": "ftp://x"}]
 )
-async def test_odd_settings_are_refused(site: HttpSite, changes: dict[str, object]) -> None:
+async def test_invalid_settings_are_rejected(site: HttpSite, changes: dict[str, object]) -> None:
     await site.ok("PUT", "/queues/orders")
     assert (await site.api("PATCH", "/queues/orders", changes))[0] == 422
 
@@ -256,7 +256,7 @@ async def test_purge_takes_the_oldest_or_all(site: HttpSite) -> None:
     assert await site.ok("POST", "/queues/orders/purge") == {"settled": 3}
 
 
-async def test_definitions_are_given_and_brought_back(tmp_path: Path) -> None:
+async def test_definitions_are_exported_and_imported(tmp_path: Path) -> None:
     async with running_site(tmp_path / "one") as site:
         await site.ok("PUT", "/queues/plain")
         await site.ok("PUT", "/queues/orders")
@@ -330,7 +330,7 @@ async def test_import_keeps_the_order_of_each_queue(site: HttpSite) -> None:
     for name, policy in (("judged", "observe"), ("plain", "opaque")):
         await site.ok("PUT", f"/queues/{name}")
         await site.ok("PATCH", f"/queues/{name}", {"payload_policy": policy})
-    sizes = [10, 300_000, 20, 200_000, 30]  # large ones are judged outside the batch
+    sizes = [10, 300_000, 20, 200_000, 30]  # large ones are validated outside the batch
     lines = [
         {"queue": name, "content": json.dumps({"at": at, "fill": "x" * size})}
         for at, size in enumerate(sizes)
@@ -392,7 +392,7 @@ async def test_limited_operator_acts_on_their_queues_only(site: HttpSite) -> Non
     assert await site.ready("mail") == 1
 
 
-async def test_undo_and_selection_are_for_who_made_them(site: HttpSite) -> None:
+async def test_undo_and_selection_belong_to_their_creator(site: HttpSite) -> None:
     await site.publish_many("orders", 2)
     one, other = await token(site, "operator"), await token(site, "operator", "*")
     made = await site.ok("POST", "/selections", {"q": "queue:orders"}, **one)
@@ -433,12 +433,12 @@ async def bury(site: HttpSite, queue: str, count: int) -> list[str]:
             (await anext(consumer)).dead_letter()
         async with asyncio.timeout(10):
             while await site.ready(f"{queue}.dlq") < count:
-                pass  # each look waits for an answer, so this does not spin
+                pass  # each request waits for its response, so this does not spin
     page = await site.ok("GET", f"/queues/{queue}.dlq/messages")
     return [item["id"] for item in page["items"]]
 
 
-async def test_records_go_back_to_queues_of_who_redrives_only(site: HttpSite) -> None:
+async def test_redrive_needs_rights_on_the_target_queues(site: HttpSite) -> None:
     ids = await bury(site, "orders", 3)
     limited = await token(site, "operator", "orders.dlq")
     status, answer = await site.api("POST", f"/messages/{ids[0]}/redrive", **limited)
@@ -516,7 +516,7 @@ def _template(queue: str, name: str) -> dict[str, str]:
 async def test_limited_user_uses_templates_and_views_of_their_queues_only(
     tmp_path: Path,
 ) -> None:
-    """A template holds a body, so that of a foreign queue must not be read, changed or removed."""
+    """A template contains a body, so a foreign one must not be read, changed or removed."""
     async with broker_fixture(tmp_path / "data") as home:
         await home.add_user("ann")
         await home.add_user("bob", "operator", "orders*")

@@ -1,4 +1,4 @@
-"""The audit on a real database: pages of it, and how it is bounded.  Then the whole broker."""
+"""Pages and retention of the audit log in a real database, and in a whole broker."""
 
 import json
 import re
@@ -21,7 +21,7 @@ FOREVER = RetentionBounds(age_ms=10**15)
 
 
 class Rows:
-    """A database with rows of the audit."""
+    """A database with audit rows."""
 
     def __init__(self, path: Path) -> None:
         self.database = Database(path)
@@ -104,7 +104,7 @@ async def test_rare_row_behind_many_others_is_found_across_slices(
     assert [row.audit_id for row in up.rows] == list(range(23, 3, -1))
 
 
-async def test_search_that_takes_too_long_says_where_to_go_on(
+async def test_slow_search_returns_where_to_continue(
     rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_module, "_SLICE", 10)
@@ -122,7 +122,7 @@ async def test_search_that_takes_too_long_says_where_to_go_on(
     assert ([row.audit_id for row in page.rows], hops) == ([1], 4)
 
 
-async def test_newest_row_about_a_thing(rows: Rows) -> None:
+async def test_newest_row_about_a_target(rows: Rows) -> None:
     rows.add(actor="bert")
     rows.add(actor="anna")
     rows.add(target="mail")
@@ -150,8 +150,8 @@ async def test_many_rows_leave_in_bounded_slices(rows: Rows) -> None:
     assert rows.trim(FOREVER) == 1_500
 
 
-async def test_row_that_is_kept_by_a_wrong_clock_keeps_those_behind_it(rows: Rows) -> None:
-    """Only the front leaves: numbers stay without gaps, whatever the clock did."""
+async def test_row_kept_by_a_wrong_clock_keeps_later_rows(rows: Rows) -> None:
+    """Only the oldest rows are removed, so the numbers have no gaps, whatever the clock did."""
     rows.add(at_ms=NOW_MS)
     rows.add(at_ms=0)
     assert rows.trim(FOREVER) == 0
@@ -195,7 +195,7 @@ async def test_hostile_names_are_shown_as_text(site: HttpSite) -> None:
     assert [row["target"] for row in await site.audit()] == [name]
 
 
-async def test_list_comes_in_every_format_and_goes_on_by_cursor(site: HttpSite) -> None:
+async def test_list_has_every_format_and_continues_at_a_cursor(site: HttpSite) -> None:
     for _ in range(5):
         await site.api("POST", "/queues/nothing/purge")
     first = await site.ok("GET", "/audit?limit=3")
@@ -207,7 +207,7 @@ async def test_list_comes_in_every_format_and_goes_on_by_cursor(site: HttpSite) 
     assert len((await site.get("/audit?format=csv")).text.splitlines()) == 6
 
 
-async def test_looking_leaves_no_row(site: HttpSite) -> None:
+async def test_reading_leaves_no_row(site: HttpSite) -> None:
     for path in ("/", "/queues", "/audit", "/system", "/metrics", "/api/v1/queues"):
         assert (path, (await site.get(path)).status) == (path, 200)
     assert await site.audit() == []

@@ -1,4 +1,4 @@
-"""Everything below a sub-path, behind a proxy that passes it on and behind one that strips it."""
+"""A base path behind a proxy that passes it on, and behind one that strips it."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.support.full_broker import PAGES, FullBroker, full_broker
 from tests.unit.admin.cases import HOSTILE
 
 BASE = "/team/mq"
-PARTS = {  # further views of a page
+PARTS = {  # other views of a page
     "queue": ("?tab=dead", "?tab=history", "?tab=consumers", "?tab=charts", "?tab=settings"),
     "message": ("?view=hex", "?q=queue:orders"),
     "clients": ("?state=closed",),
@@ -34,7 +34,7 @@ async def filled(tmp_path: Path) -> AsyncIterator[FullBroker]:
 
 
 def strays(text: str) -> list[str]:
-    """Give the attributes of a page that hold an address of ours outside the base path."""
+    """Return the attributes of a page that contain a local address outside the base path."""
     found = re.findall(r'\s([\w-]+)="(/[^"]*)"', text)
     return [
         f"{name}={value}"
@@ -44,7 +44,7 @@ def strays(text: str) -> list[str]:
 
 
 def texts(data: Any) -> Iterator[str]:
-    """Give every text in a document."""
+    """Yield every string in a document."""
     if isinstance(data, dict):
         for value in data.values():
             yield from texts(value)
@@ -72,7 +72,7 @@ async def test_every_address_on_every_page_begins_with_the_base_path(filled: Ful
     assert count > 500
 
 
-async def test_pages_of_who_is_nobody_stay_below_it(filled: FullBroker) -> None:
+async def test_pages_without_a_login_stay_below_it(filled: FullBroker) -> None:
     await filled.me.post("/logout")
     for path in ("/login", "/setup", "/queues", "/nowhere"):
         answer = await filled.me.get(path)
@@ -89,7 +89,7 @@ async def test_queue_of_any_name_is_reached_below_it(filled: FullBroker, name: s
     assert (answer.status, strays(answer.text)) == (200, [])
 
 
-async def test_what_a_stream_brings_has_no_other_address(filled: FullBroker) -> None:
+async def test_stream_contains_no_other_address(filled: FullBroker) -> None:
     arguments = {"queue": "orders", "tail": "orders"}
     arguments |= {"client": filled.places["client"], "bulk": filled.places["job"]}
     refused = json.loads((await filled.me.get("/api/v1/live?topic=x")).text)

@@ -1,4 +1,4 @@
-"""A broker on a real file: what a restart brings back, pages, damage, and dead letters as rows."""
+"""A broker on a real file: restarts, pages, damage, and the rows of dead letters."""
 
 import pytest
 
@@ -21,10 +21,10 @@ def test_held_messages_are_ready_again_in_their_place_after_a_restart(make: Make
     again = driver.consume()
     assert [d.body for d in again.take()] == [b"a", b"b", b"c", b"d", b"e"]
     assert driver.states()[:3] == [(1, 1, 2), (2, 1, 2), (3, 1, 2)]
-    assert driver.rows("SELECT sum(charged) FROM message") == [(0,)]  # a restart charges nobody
+    assert driver.rows("SELECT sum(charged) FROM message") == [(0,)]  # a restart is no attempt
 
 
-def test_queues_count_with_who_made_them_after_a_restart(make: MakeDriver) -> None:
+def test_queues_count_for_their_creators_after_a_restart(make: MakeDriver) -> None:
     driver = make(Limits(queues=4))
     driver.publish(b"a", queue="mails")
     run_operation(driver, "create_queue", "late")
@@ -36,7 +36,7 @@ def test_queues_count_with_who_made_them_after_a_restart(make: MakeDriver) -> No
 
 
 def test_acknowledgement_from_before_a_restart_still_counts(make: MakeDriver) -> None:
-    """README, Wire: 004 acts on a message held by no live connection."""
+    """README, Wire: 004 settles a message that no live connection holds."""
     driver = make()
     worker = driver.consume()
     driver.publish(b"a")
@@ -48,7 +48,7 @@ def test_acknowledgement_from_before_a_restart_still_counts(make: MakeDriver) ->
     assert driver.live() == (0, 0)
 
 
-def test_number_is_never_given_twice(make: MakeDriver) -> None:
+def test_number_is_never_assigned_twice(make: MakeDriver) -> None:
     driver = make()
     worker = driver.consume()
     for seq in range(1, 4):
@@ -77,7 +77,7 @@ def test_deadline_survives_a_restart_and_the_scale_it_is_on(make: MakeDriver) ->
     assert [d.body for d in driver.consume().take()] == [b"b"]
 
 
-def test_deadline_that_passed_while_nobody_ran_is_kept(make: MakeDriver) -> None:
+def test_deadline_that_passed_while_the_broker_was_stopped_is_kept(make: MakeDriver) -> None:
     driver = make()
     driver.publish(b"a", ttl_s=10)
     driver.clock.advance(3_600)
@@ -210,7 +210,7 @@ def damage(driver: Driver, seq: int) -> None:
 
 
 def test_damaged_message_is_settled_and_never_delivered(make: MakeDriver) -> None:
-    """Settled as dead, reason crc, no record, body kept."""
+    """It is settled as dead with reason crc; it has no record and keeps its body."""
     driver = make()
     driver.publish(b"aa", b"bb", b"cc")
     damage(driver, 2)
@@ -307,7 +307,7 @@ def test_history_tells_all_charged_deliveries_of_a_poison_message(make: MakeDriv
 
 
 def test_message_that_came_too_late_was_never_delivered(make: MakeDriver) -> None:
-    """The clock is looked at once more before sending."""
+    """The clock is read again before sending."""
     driver = make()
     worker = driver.consume()
     driver.commit_takes_s = 1.0

@@ -1,4 +1,4 @@
-"""Reading a real database: every row as stored, in order, within limits, and nothing changed."""
+"""Reading a real database: every row as stored, in order, and within limits."""
 
 import hashlib
 import re
@@ -47,7 +47,7 @@ async def test_reader_finds_the_oldest_ready_by_position(
     database: Database, reader: MessageReader
 ) -> None:
     database.message(1, state=1, published_at=10)
-    database.message(1, published_at=30, position=900)  # requeued: behind the next
+    database.message(1, published_at=30, position=900)  # requeued, so after the next
     database.message(1, published_at=20)
     database.message(2, state=1)
     assert await reader.oldest_ready([1, 2, 3]) == {1: 20}
@@ -64,7 +64,7 @@ async def test_reader_pages_through_a_queue_in_both_directions(
     assert await reader.messages(1, before=second[0].position, limit=4) == first
 
 
-async def test_reader_gives_one_state_only(database: Database, reader: MessageReader) -> None:
+async def test_reader_filters_by_state(database: Database, reader: MessageReader) -> None:
     for at in range(6):
         database.message(1, state=at % 2)
     assert seqs(await reader.messages(1, state=State.READY)) == [1, 3, 5]
@@ -72,7 +72,7 @@ async def test_reader_gives_one_state_only(database: Database, reader: MessageRe
     assert seqs(await reader.messages(1, state=State.DISPATCHED, before=6, limit=1)) == [4]
 
 
-async def test_reader_never_gives_more_than_a_page(
+async def test_reader_never_returns_more_than_a_page(
     database: Database, reader: MessageReader
 ) -> None:
     for _ in range(messages.PAGE_ROWS + 5):
@@ -90,7 +90,7 @@ async def test_row_has_the_names_of_the_clients(database: Database, reader: Mess
     )  # fmt: skip
 
 
-async def test_deadline_is_given_in_wall_time(database: Database, reader: MessageReader) -> None:
+async def test_deadline_is_in_wall_time(database: Database, reader: MessageReader) -> None:
     database.set_counter("clock_step_ms", 3_600_000)
     database.message(1, deadline_ms=NOW_MS)
     (row,) = await reader.messages(1)
@@ -205,9 +205,7 @@ async def test_events_come_in_order(database: Database, reader: MessageReader) -
 # -- dead letters and history
 
 
-async def test_dead_letters_are_grouped_by_what_they_died_of(
-    database: Database, reader: MessageReader
-) -> None:
+async def test_dead_letters_are_grouped_by_cause(database: Database, reader: MessageReader) -> None:
     database.queue("orders.dlq", 3)
     database.queue("empty.dlq", 4, live=0)
     block = b'{"a":1,"dead_letter":{"reason":"failed","error":"Key %d is gone"}}'
@@ -234,7 +232,7 @@ async def test_dead_letters_are_grouped_by_what_they_died_of(
     ) == DeadLetterPage([], 0, 0)
 
 
-async def test_group_counts_what_died_again_after_a_redrive(
+async def test_group_counts_messages_that_died_again_after_a_redrive(
     database: Database, reader: MessageReader
 ) -> None:
     database.queue("orders.dlq", 3)
@@ -247,7 +245,7 @@ async def test_group_counts_what_died_again_after_a_redrive(
     assert (group.origin, group.records, group.died_again) == ("orders", 1, 1)
 
 
-async def test_dead_letters_of_many_are_looked_at_in_part(
+async def test_grouping_of_many_dead_letters_is_limited(
     database: Database, reader: MessageReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letter_groups, "_SLICE", 20)
@@ -300,7 +298,7 @@ async def test_history_filters_in_both_directions(
     placed: int,
 ) -> None:
     monkeypatch.setattr(messages, "_HISTORY_SLICE", 3)
-    last = (1 << 16) - 20  # offset before: half of them are in the next block of places
+    last = (1 << 16) - 20  # half of the rows are in the next block of places
     database.first_offset = last + 1
     for at in range(40):
         database.settled(1 + at % 3 % 2, outcome=2 + at % 7 % 4, settled_at=NOW_MS + at)
@@ -330,10 +328,10 @@ async def test_history_filters_in_both_directions(
     assert found == expected
 
 
-async def test_history_says_how_far_it_looked_when_time_runs_out(
+async def test_history_returns_how_far_it_searched_when_time_runs_out(
     database: Database, reader: MessageReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all queues, what was acked has no index: rows are looked at in slices."""
+    """Acknowledged rows of all queues have no index, so they are scanned in slices."""
     monkeypatch.setattr(messages, "_HISTORY_SLICE", 2)
     monkeypatch.setattr(messages, "_HISTORY_LIMIT_S", -1.0)
     for _ in range(9):
@@ -344,12 +342,12 @@ async def test_history_says_how_far_it_looked_when_time_runs_out(
     assert found.searched_to == 6
 
 
-async def test_trash_has_what_can_be_restored(
+async def test_trash_contains_restorable_messages(
     database: Database, reader: MessageReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deleted = [database.settled(1 + at % 2, outcome=5) for at in range(6)]
     database.settled(1, outcome=4)
-    database.settled(1, None, outcome=5)  # its body is gone
+    database.settled(1, None, outcome=5)  # without its body
     restored = database.message(1)
     database.event(deleted[0], "restore", restored)
     database.event(restored, "restore", deleted[0])
@@ -372,7 +370,7 @@ async def test_trash_has_what_can_be_restored(
 # -- several at once
 
 
-async def test_rows_and_bodies_are_given_by_number(
+async def test_rows_and_bodies_are_read_by_number(
     database: Database, reader: MessageReader
 ) -> None:
     database.message(1, b"a")
@@ -450,7 +448,7 @@ async def test_read_is_stopped_when_it_takes_too_long(database: Database) -> Non
     await readers.close()
 
 
-async def test_reader_says_so_when_there_is_no_database(tmp_path: Path) -> None:
+async def test_reader_reports_a_missing_database(tmp_path: Path) -> None:
     readers = Readers(tmp_path / "missing.db")
     with pytest.raises(StorageError, match=r"missing\.db"):
         await MessageReader(readers).history()
@@ -471,7 +469,7 @@ WITH_INDEX = re.compile(r"-- name: (\w+)\n(?:--.*\n)*?-- index: ([\w ]+)")
 
 
 def parameters(name: str) -> dict[str, object]:
-    """Give a statement something for each of its parameters."""
+    """Return a value for each parameter of a statement."""
     names = re.findall(r":(\w+)", STATEMENTS[name])
     return PARAMETERS | {key: 1 for key in names if key not in PARAMETERS}
 

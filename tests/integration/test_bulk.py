@@ -1,11 +1,11 @@
-"""Bulk work on a real broker: frozen, in slices, with progress, cancel, rate and undo."""
+"""Bulk jobs on a real broker: selections, slices, progress, cancel, rate and undo."""
 
 from pathlib import Path
 
 from tests.support.http_site import HttpSite, running_site
 
 
-async def test_selection_says_what_was_selected(site: HttpSite) -> None:
+async def test_selection_describes_the_selected_messages(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     await site.publish("mail", "x")
     made = await site.select("state:ready")
@@ -16,7 +16,7 @@ async def test_selection_says_what_was_selected(site: HttpSite) -> None:
     assert made["to_confirm"] == []
 
 
-async def test_selection_is_given_again_to_who_made_it(site: HttpSite) -> None:
+async def test_selection_can_be_read_again(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
     made = await site.select("queue:orders")
     await site.publish_many("orders", 1)
@@ -25,7 +25,7 @@ async def test_selection_is_given_again_to_who_made_it(site: HttpSite) -> None:
     assert (status, answer["code"]) == (410, "selection_expired")
 
 
-async def test_selection_without_a_state_has_what_is_alive(site: HttpSite) -> None:
+async def test_selection_without_a_state_contains_live_messages(site: HttpSite) -> None:
     ids = await site.publish_many("orders", 3)
     await site.ok("POST", f"/messages/{ids[0]}/delete")
     made = await site.select("queue:orders")
@@ -55,7 +55,7 @@ async def test_undo_brings_order_back(site: HttpSite) -> None:
     assert (row["count"], row["result"], row["reason"]) == (1_200, "done", "a flood")
 
 
-async def test_what_left_meanwhile_is_passed_over_with_its_reason(site: HttpSite) -> None:
+async def test_messages_that_left_meanwhile_are_skipped_with_a_reason(site: HttpSite) -> None:
     ids = await site.publish_many("orders", 4)
     made = await site.select("queue:orders")
     await site.ok("POST", f"/messages/{ids[0]}/delete")
@@ -114,7 +114,7 @@ async def test_move_needs_a_target_that_exists(site: HttpSite) -> None:
     assert job["done"] == 2
 
 
-async def test_cancelled_work_is_taken_back_as_far_as_it_came(site: HttpSite) -> None:
+async def test_cancelled_job_is_undone_as_far_as_it_came(site: HttpSite) -> None:
     await site.publish_many("orders", 50)
     before = await site.contents("orders")
     made = await site.select("queue:orders")
@@ -136,10 +136,10 @@ async def test_rate_is_kept(site: HttpSite) -> None:
     await site.publish_many("orders", 30)
     job = await site.bulk("queue:orders", "requeue", rate=20)
     assert job["done"] == 30
-    assert job["ended_at"] - job["started_at"] >= 900  # 20 at once, the others a second later
+    assert job["ended_at"] - job["started_at"] >= 900  # 20 at once, and the others a second later
 
 
-async def test_refusal_in_the_middle_stops_and_says_why(site: HttpSite) -> None:
+async def test_refusal_in_the_middle_stops_the_job_with_a_reason(site: HttpSite) -> None:
     await site.publish_many("orders", 20)
     await site.ok("PUT", "/queues/mail")
     made = await site.select("queue:orders")
@@ -152,7 +152,7 @@ async def test_refusal_in_the_middle_stops_and_says_why(site: HttpSite) -> None:
     assert await site.ready("orders") + await site.ready("mail") == 20
 
 
-async def test_restore_of_many(site: HttpSite) -> None:
+async def test_many_messages_are_restored(site: HttpSite) -> None:
     await site.publish_many("orders", 10)
     before = await site.contents("orders")
     await site.bulk("queue:orders", "delete")
@@ -163,7 +163,7 @@ async def test_restore_of_many(site: HttpSite) -> None:
     assert await site.contents("orders") == before
 
 
-async def test_work_of_before_a_restart_is_told_from_the_audit(tmp_path: Path) -> None:
+async def test_interrupted_job_is_shown_from_the_audit_after_a_restart(tmp_path: Path) -> None:
     async with running_site(tmp_path / "data") as site:
         await site.publish_many("orders", 50)
         made = await site.select("queue:orders")
@@ -177,14 +177,14 @@ async def test_work_of_before_a_restart_is_told_from_the_audit(tmp_path: Path) -
         assert f"Interrupted, {found['done']} of 50" in page.text
 
 
-async def test_redrive_at_a_rate_goes_on_in_the_background(site: HttpSite) -> None:
+async def test_redrive_at_a_rate_continues_in_the_background(site: HttpSite) -> None:
     await site.ok("PUT", "/queues/orders.dlq")
     answer = await site.ok("POST", "/dead/orders/redrive", {"rate": 5})
     assert answer["redriven"] == 0
     assert (await site.finished(answer["job"]))["state"] == "done"
 
 
-async def test_unknown_work_is_not_found(site: HttpSite) -> None:
+async def test_unknown_job_is_not_found(site: HttpSite) -> None:
     for path in ("/bulk/99", "/bulk/x"):
         assert (await site.api("GET", path))[0] == 404
         assert (await site.api("POST", f"{path}/cancel"))[0] == 404

@@ -21,7 +21,7 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
 
 
 def size_after(driver: Driver, body: int, *, is_idle: bool) -> int:
-    """Publish as much as makes the log that long, have it looked after, and give what is left."""
+    """Publish until the log has this size, run maintenance, and return the remaining size."""
     driver.publish(bytes(body))
     driver.store.wal_bytes = LONG_WAL_BYTES
     upkeep = WriterMaintenance(

@@ -1,4 +1,4 @@
-"""Claims on a real file: numbers, order, what a restart keeps, and operators in between."""
+"""Claims on a real file: numbers, order, restarts, and concurrent operator actions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -57,7 +57,7 @@ def test_claims_are_numbered_in_the_order_of_the_queue(make: MakeDriver) -> None
     assert claim(driver, 3) == 5
 
 
-def test_what_is_claimed_already_is_answered_before_anything_new(make: MakeDriver) -> None:
+def test_existing_claims_are_returned_before_new_ones(make: MakeDriver) -> None:
     driver = make()
     publish(driver, 1, 2, 3, 4)
     assert claim(driver, 2, after=0) == 2
@@ -91,7 +91,7 @@ def test_acknowledged_claims_settle_once(make: MakeDriver) -> None:
     assert driver.rows("SELECT count(*) FROM claim") == [(0,)]
 
 
-def test_claims_survive_a_restart_and_what_connections_held_does_not(make: MakeDriver) -> None:
+def test_claims_survive_a_restart_and_dispatches_do_not(make: MakeDriver) -> None:
     driver = make()
     driver.consume(1)
     publish(driver, 1, 2, 3)
@@ -118,10 +118,10 @@ def test_claimed_message_neither_expires_nor_times_out(make: MakeDriver) -> None
     driver.step()
     assert claimed(driver) == [(1, b"1")]
     assert run_operation(driver, "release_claims", "s") == 1
-    assert driver.outcomes() == [(1, 1, 3, None)]  # judged when it comes back
+    assert driver.outcomes() == [(1, 1, 3, None)]  # validated when it returns
 
 
-def test_what_is_due_is_not_claimed(make: MakeDriver) -> None:
+def test_expired_messages_are_not_claimed(make: MakeDriver) -> None:
     driver = make()
     publish(driver, 1, ttl_s=3)
     publish(driver, 2)
@@ -131,7 +131,7 @@ def test_what_is_due_is_not_claimed(make: MakeDriver) -> None:
     assert driver.outcomes() == [(1, 1, 3, None)]
 
 
-def test_connection_cannot_touch_what_is_claimed(make: MakeDriver) -> None:
+def test_connection_cannot_settle_claimed_messages(make: MakeDriver) -> None:
     driver = make()
     publish(driver, 1, 2, 3)
     claim(driver)
@@ -154,7 +154,7 @@ def test_released_claims_go_back_to_their_place(make: MakeDriver) -> None:
     assert (figures(driver), claimed(driver)) == ((3, 1), [])
     [held] = worker.take()
     assert held.body == b"4"
-    assert claim(driver, 1, after=0) == 4  # the numbers are not given again
+    assert claim(driver, 1, after=0) == 4  # the numbers are not assigned again
     assert claimed(driver) == [(4, b"1")]
     assert driver.rows("SELECT deliveries, charged FROM message WHERE seq = 1") == [(2, 0)]
     worker.acknowledge("orders", held.message_id)
@@ -162,7 +162,7 @@ def test_released_claims_go_back_to_their_place(make: MakeDriver) -> None:
     assert consume_all(driver, worker) == [b"2", b"3"]
 
 
-def test_forgotten_subscription_begins_anew(make: MakeDriver) -> None:
+def test_forgotten_subscription_starts_again(make: MakeDriver) -> None:
     driver = make()
     publish(driver, 1)
     claim(driver)
@@ -173,7 +173,7 @@ def test_forgotten_subscription_begins_anew(make: MakeDriver) -> None:
     assert claim(driver) == 1
 
 
-def test_paused_queue_gives_nothing_new_but_what_was_claimed(make: MakeDriver) -> None:
+def test_paused_queue_returns_only_existing_claims(make: MakeDriver) -> None:
     driver = make()
     publish(driver, 1, 2, 3)
     claim(driver, 2)
@@ -183,7 +183,7 @@ def test_paused_queue_gives_nothing_new_but_what_was_claimed(make: MakeDriver) -
 
 
 def test_window_and_claims_share_a_queue(make: MakeDriver) -> None:
-    """Each message goes to one of them, whatever is in memory."""
+    """Each message goes to one of them, whether it is in memory or not."""
     driver = make(Limits(window=3))
     worker = driver.consume(1)
     publish(driver, *range(10))
@@ -207,7 +207,7 @@ def test_two_subscriptions_share_a_queue(make: MakeDriver) -> None:
 
 
 def test_message_that_came_back_is_claimed_before_later_ones(make: MakeDriver) -> None:
-    """What is remembered of the front of the queue must not hide it."""
+    """The remembered front of the queue must not hide it."""
     driver = make()
     worker = driver.consume(2)
     publish(driver, *range(8))
@@ -218,7 +218,7 @@ def test_message_that_came_back_is_claimed_before_later_ones(make: MakeDriver) -
     assert claimed(driver)[3:] == [(4, b"0"), (5, b"1")]
 
 
-def test_message_that_comes_back_while_a_claim_goes_on_is_claimed_next(make: MakeDriver) -> None:
+def test_message_that_returns_during_a_claim_is_claimed_next(make: MakeDriver) -> None:
     driver = make()
     worker = driver.consume(2)
     publish(driver, *range(8))
@@ -231,7 +231,7 @@ def test_message_that_comes_back_while_a_claim_goes_on_is_claimed_next(make: Mak
 
 
 @pytest.mark.parametrize("verb", ["purge", "delete", "requeue", "release"])
-def test_operator_takes_what_is_claimed_and_leaves_a_gap(make: MakeDriver, verb: str) -> None:
+def test_operator_can_take_claimed_messages_and_leaves_a_gap(make: MakeDriver, verb: str) -> None:
     driver = make()
     publish(driver, 1, 2, 3)
     claim(driver)
@@ -247,7 +247,7 @@ def test_operator_takes_what_is_claimed_and_leaves_a_gap(make: MakeDriver, verb:
     assert driver.rows("SELECT count(*) FROM claim") == [(0,)]
 
 
-def test_operator_who_takes_only_what_is_ready_leaves_claims_alone(make: MakeDriver) -> None:
+def test_operator_action_on_ready_messages_leaves_claims_alone(make: MakeDriver) -> None:
     driver = make()
     publish(driver, 1, 2, 3)
     claim(driver, 2)
@@ -266,7 +266,7 @@ def test_operator_who_takes_only_what_is_ready_leaves_claims_alone(make: MakeDri
 def test_kill_in_the_middle_leaves_nothing_half_done(
     make: MakeDriver, verb: str, turns: int
 ) -> None:
-    """Each commit is a state from which the same command, repeated, ends as if never broken."""
+    """After each commit, repeating the command has the result of an uninterrupted one."""
     driver = make()
     publish(driver, *range(7))
     if verb != "claim":

@@ -30,7 +30,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def queue(request: pytest.FixtureRequest) -> str:
-    """The name of a queue that only this test uses."""
+    """Return the name of a queue that only this test uses."""
     return f"cli.{request.node.name}"[:200]
 
 
@@ -60,7 +60,7 @@ def counts(run: Run, queue: str) -> tuple[object, object, object]:
     return row["ready"], row["dispatched"], row["dead"]
 
 
-def test_what_was_published_is_consumed(run: Run, queue: str, broker: BrokerProcess) -> None:
+def test_published_messages_are_consumed(run: Run, queue: str, broker: BrokerProcess) -> None:
     published = run("publish", queue, "--body", "hellö")
     assert (published.exit_code, published.stdout) == (0, "")
     assert published.stderr == f"1 message stored in {queue} by the broker on {broker.phpmq[0]}\n"
@@ -94,7 +94,7 @@ def test_publish_repeats(run: Run, queue: str) -> None:
     assert counts(run, queue) == (2500, 0, 0)
 
 
-def test_publish_gives_a_time_to_live(run: Run, queue: str) -> None:
+def test_publish_sets_a_time_to_live(run: Run, queue: str) -> None:
     run("publish", queue, "--body", "x", "--ttl", "1h")
     row = json.loads(run("consume", queue, "-n", "1", "--format", "json").stdout)
     assert 3_590 <= row["ttl_s"] <= 3_600
@@ -118,7 +118,7 @@ def test_publish_refuses_content_above_the_limit(run: Run, queue: str, tmp_path:
     assert refused.stderr == "Error: content is 4 bytes; the limit is 3\n"
 
 
-def test_publish_says_that_nobody_answers(tmp_path: Path) -> None:
+def test_publish_reports_a_broker_that_does_not_answer(tmp_path: Path) -> None:
     where = f"unix:{tmp_path}/no.sock"
     result = CliRunner().invoke(root_command, ["publish", "q", "--body", "x", "--url", where])
     assert result.exit_code == 1
@@ -142,7 +142,7 @@ def test_consume_refuses_a_queue_that_does_not_exist(
     assert typo in run("queue", "list", "-o", "jsonl").stdout
 
 
-def test_consume_takes_no_more_than_asked_for(run: Run, queue: str) -> None:
+def test_consume_stops_at_its_limit(run: Run, queue: str) -> None:
     run("publish", queue, "--lines", input="".join(f"{i}\n" for i in range(250)))
     taken = run("consume", queue, "-n", "150", "--format", "json").stdout.splitlines()
     assert [json.loads(line)["content"] for line in taken] == [str(i) for i in range(150)]
@@ -151,7 +151,7 @@ def test_consume_takes_no_more_than_asked_for(run: Run, queue: str) -> None:
     assert json.loads(page.stdout)["content"] == "150"
 
 
-def test_consume_without_ack_gives_back(run: Run, queue: str) -> None:
+def test_consume_without_ack_returns_the_messages(run: Run, queue: str) -> None:
     run("publish", queue, "--lines", input="a\nb\n")
     for _ in range(2):
         assert run("consume", queue, "-n", "2", "--no-ack").stdout == "a\nb\n"
@@ -165,9 +165,7 @@ def test_consume_exits_with_5_when_too_little_came(run: Run, queue: str) -> None
     assert counts(run, queue) == (0, 0, 0)
 
 
-def test_consume_ends_well_after_the_timeout_when_no_number_was_asked_for(
-    run: Run, queue: str
-) -> None:
+def test_consume_without_a_limit_succeeds_after_the_timeout(run: Run, queue: str) -> None:
     run("publish", queue, "--body", "x")
     result = run("consume", queue, "--timeout", "0.1")
     assert (result.exit_code, result.stdout) == (0, "x\n")
@@ -196,7 +194,7 @@ def test_exec_gets_the_content_and_acknowledges(run: Run, queue: str, tmp_path: 
     assert counts(run, queue) == (0, 0, 0)
 
 
-def test_exec_requeues_what_failed(run: Run, queue: str) -> None:
+def test_exec_requeues_failed_messages(run: Run, queue: str) -> None:
     run("publish", queue, "--lines", input="a\nb\n")
     result = run("consume", queue, "-n", "1", "--exec", "false")
     assert result.exit_code == 1
@@ -204,7 +202,7 @@ def test_exec_requeues_what_failed(run: Run, queue: str) -> None:
     assert run("consume", queue, "-n", "2").stdout == "b\na\n"
 
 
-def test_exec_that_cannot_run_gives_back(run: Run, queue: str) -> None:
+def test_exec_that_cannot_run_returns_the_message(run: Run, queue: str) -> None:
     run("publish", queue, "--body", "a")
     result = run("consume", queue, "-n", "1", "--exec", "/no/such/program")
     assert result.exit_code == 1
@@ -223,7 +221,7 @@ def test_queues_are_listed_in_every_format(run: Run, queue: str) -> None:
     assert queue in table
 
 
-def test_list_goes_on_over_pages(run: Run, queue: str) -> None:
+def test_list_continues_over_pages(run: Run, queue: str) -> None:
     for i in range(3):
         run("publish", f"{queue}.{i}", "--body", "x")
     with pytest.MonkeyPatch.context() as patch:
@@ -273,7 +271,7 @@ def test_node_may_be_an_address(broker: BrokerProcess, run: Run, queue: str) -> 
     assert queue in [json.loads(line)["name"] for line in result.stdout.splitlines()]
 
 
-def test_nobody_answers_when_no_broker_runs(tmp_path: Path) -> None:
+def test_commands_report_that_no_broker_runs(tmp_path: Path) -> None:
     result = CliRunner().invoke(root_command, ["queue", "list", "--data", str(tmp_path)])
     assert result.exit_code == 1
     assert result.stderr.startswith(f"Error: no broker answers on {tmp_path}/control.sock: No such")
@@ -330,7 +328,7 @@ def test_consume_without_end_stops_well_when_interrupted(
             os.kill(process.pid, signal.SIGINT)
             _, err = process.communicate(timeout=30)
         finally:
-            process.kill()  # else it would wait forever, and the next tests with it
+            process.kill()  # otherwise it would wait forever, and so would the next tests
     assert process.returncode == 0
     assert err == f"1 message consumed from {queue}\n".encode()
     assert counts(run, queue) == (0, 0, 0)
@@ -340,7 +338,7 @@ def test_tls_files_are_the_authority_and_the_certificate_of_the_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = CertificateAuthority(tmp_path)
-    usage = ("-addext", "keyUsage=critical,keyCertSign")  # Python 3.13 requires it of authorities
+    usage = ("-addext", "keyUsage=critical,keyCertSign")  # Python 3.13 requires it for authorities
     root, _ = authority.make("root", "-addext", "basicConstraints=critical,CA:TRUE", *usage)
     leaf = ("-addext", "basicConstraints=CA:FALSE")
     server, client = (authority.make(name, *leaf, issuer="root") for name in ("server", "client"))

@@ -1,4 +1,4 @@
-"""Work on many messages from the command line: what is asked first, and that it is followed."""
+"""Bulk jobs from the command line: previews, confirmations and progress."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def queue(request: pytest.FixtureRequest) -> str:
-    """A queue of this test alone."""
+    """Return the name of a queue that only this test uses."""
     return f"b.{request.node.name}"[:200]
 
 
@@ -29,7 +29,7 @@ def run(broker: BrokerProcess) -> RunCommand:
 
 
 def selected(run: RunCommand, queue: str, count: int) -> str:
-    """Publish and select so many; give the token."""
+    """Publish and select ``count`` messages; return the token."""
     run("publish", queue, "--body", "x", "--count", str(count))
     return run("message", "delete", "--query", f"queue:{queue}", "--dry-run").stdout.strip()
 
@@ -38,7 +38,7 @@ def ready(run: RunCommand, queue: str) -> object:
     return json.loads(run("queue", "show", queue, "-o", "json").stdout)["ready"]
 
 
-def test_many_that_were_looked_at_are_acted_on_when_it_is_confirmed(
+def test_previewed_action_on_many_messages_needs_a_confirmation(
     run: RunCommand, queue: str
 ) -> None:
     token = selected(run, queue, 5)
@@ -49,7 +49,7 @@ def test_many_that_were_looked_at_are_acted_on_when_it_is_confirmed(
     assert (job["state"], job["done"]) == ("done", 5)
 
 
-def test_few_that_were_looked_at_need_no_more(run: RunCommand, queue: str) -> None:
+def test_previewed_action_on_few_needs_no_confirmation(run: RunCommand, queue: str) -> None:
     job = json.loads(run("message", "delete", "--selection", selected(run, queue, 2)).stdout)
     assert (job["state"], job["done"]) == ("done", 2)
 
@@ -87,7 +87,7 @@ def test_password_that_is_not_utf_8_is_one_line(run: RunCommand, tmp_path: Path)
     assert result.stderr == f"Error: the password in {path} is not valid UTF-8\n"
 
 
-def test_list_in_which_nothing_matches_says_so(run: RunCommand, queue: str) -> None:
+def test_list_without_matches_says_so(run: RunCommand, queue: str) -> None:
     run("queue", "create", queue)
     assert run("queue", "list", "zzz", "-o", "table").stderr == "no queue matches 'zzz'\n"
 

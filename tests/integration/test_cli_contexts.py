@@ -1,4 +1,4 @@
-"""Contexts: stored in a file of this user, and used by the commands."""
+"""Contexts: stored in a file of the user, and used by the commands."""
 
 import json
 import subprocess
@@ -186,7 +186,7 @@ def test_listener_of_a_context_is_checked_and_whole() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that commands run in."""
+    """Run commands in an empty folder."""
     path = tmp_path / "here"
     path.mkdir()
     monkeypatch.chdir(path)
@@ -197,7 +197,7 @@ ASKING = (["queue", "list"], ["publish", "q", "--body", "x"], ["consume", "q", "
 
 
 @pytest.mark.parametrize("arguments", ASKING)
-def test_every_command_looks_for_the_broker_in_one_order(
+def test_every_command_searches_for_the_broker_in_the_same_order(
     folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     monkeypatch.setattr(settings.loading, "SYSTEM_FILE", folder / "none.toml")
@@ -234,7 +234,7 @@ def test_commands_read_the_address_of_the_admin_from_config_toml(
 
 
 def test_publish_and_consume_learn_the_listener_from_the_broker(tmp_path: Path) -> None:
-    """By its folder, by its admin, and by a context; over TCP and over a Unix socket."""
+    """They use its folder, its admin address or a context, over TCP and over a Unix socket."""
     data = tmp_path / "data"
     with broker_process(data, "--admin", "127.0.0.1:0") as broker:
         admin = broker.admin[0]
@@ -247,8 +247,8 @@ def test_publish_and_consume_learn_the_listener_from_the_broker(tmp_path: Path) 
             assert (taken.stdout, taken.exit_code) == ("x\n", 0)
 
 
-def test_broker_and_commands_read_what_init_wrote(folder: Path) -> None:
-    """Its folder, its admin and its only listener, a Unix socket, are in ./config.toml alone."""
+def test_broker_and_commands_read_the_file_from_init(folder: Path) -> None:
+    """Only ./config.toml has the folder, the admin address and the only listener, a Unix socket."""
     flags = ["--data", "store", "--listen", "unix:mq.sock", "--legacy-listen", "none"]
     written = CliRunner().invoke(root_command, ["config", "init", *flags, "--admin", "none"])
     assert written.stderr.endswith("  phpmq-lite doctor\n  phpmq-lite serve\n")

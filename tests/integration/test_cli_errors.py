@@ -1,4 +1,4 @@
-"""Error messages name the value and the remedy in our own words."""
+"""Error messages name the value and the remedy, without text of libraries."""
 
 import json
 import re
@@ -92,9 +92,9 @@ def test_unknown_option_is_named_by_every_command(path: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("path", ASKING, ids=" ".join)
-def test_broker_that_is_down_is_named_with_what_to_do(path: tuple[str, ...]) -> None:
+def test_broker_that_is_down_is_named_with_a_remedy(path: tuple[str, ...]) -> None:
     result = ask(*whole(path), "--url", "http://127.0.0.1:9")
-    if path == ("user", "set-password"):  # without a terminal it wants more before it asks
+    if path == ("user", "set-password"):  # a terminal is required otherwise
         assert "--password-file is required" in result.stderr
     elif path == ("message", "import"):  # of no lines
         assert result.exit_code == 0
@@ -145,7 +145,7 @@ def test_bad_value_is_named_in_our_words(
     assert result.exit_code == code
 
 
-def test_content_given_as_data_is_pointed_to_body() -> None:
+def test_content_passed_as_data_gets_a_hint_to_body() -> None:
     result = ask("publish", "q", "--data", '{"id": 1}')
     assert 'the folder {"id": 1} does not exist; to pass content, use --body' in result.stderr
     assert result.exit_code == 2

@@ -27,7 +27,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def queue(request: pytest.FixtureRequest) -> str:
-    """The name of a queue that only this test uses."""
+    """Return the name of a queue that only this test uses."""
     return f"g.{request.node.name}"[:200]
 
 
@@ -47,7 +47,7 @@ def fill(run: RunCommand, queue: str, count: int = 3) -> list[str]:
     return [row["id"] for row in rows(run("message", "list", queue))]
 
 
-def test_queue_is_made_set_shown_and_removed(run: RunCommand, queue: str) -> None:
+def test_queue_is_created_configured_shown_and_deleted(run: RunCommand, queue: str) -> None:
     run("queue", "create", queue)
     run("queue", "set", queue, "max_messages=2", "note=of the tests")
     shown = json.loads(run("queue", "show", queue, "-o", "json").stdout)
@@ -72,7 +72,7 @@ def test_messages_are_requeued_moved_deleted_and_restored(run: RunCommand, queue
     assert run("message", "show", answer["new_id"], "--body").stdout == '{"n": 2}'
 
 
-def test_bulk_is_previewed_then_applied_to_what_was_seen(run: RunCommand, queue: str) -> None:
+def test_bulk_action_applies_to_the_previewed_messages(run: RunCommand, queue: str) -> None:
     fill(run, queue)
     preview = run("message", "delete", "--query", f"queue:{queue}", "--dry-run")
     token = preview.stdout.strip()
@@ -122,7 +122,7 @@ def test_dead_letters_of_a_queue_that_names_another_place_are_redriven(
     run("dead-letter", "redrive", "nothing", code=3)
 
 
-def test_expect_finds_what_was_published_after_a_cursor(run: RunCommand, queue: str) -> None:
+def test_wait_finds_messages_published_after_a_cursor(run: RunCommand, queue: str) -> None:
     run("publish", queue, "--body", '{"n": 1}')
     after = run("message", "wait", queue, "--cursor").stdout.strip()
     run("publish", queue, "--body", '{"n": 2}')
@@ -163,7 +163,7 @@ def test_import_stores_nothing_where_a_late_line_is_wrong(
     assert [row["name"] for row in rows(run("queue", "list", queue))] == []
 
 
-def test_import_says_where_an_export_seems_cut_off(run: RunCommand, queue: str) -> None:
+def test_import_reports_an_incomplete_export(run: RunCommand, queue: str) -> None:
     fill(run, queue)
     lines = run("message", "export", f"queue:{queue}").stdout.splitlines()[:-1]
     result = run("message", "import", "-", "--dry-run", input="\n".join(lines))
@@ -171,7 +171,7 @@ def test_import_says_where_an_export_seems_cut_off(run: RunCommand, queue: str) 
     assert "3 messages checked: all valid" in result.stderr
 
 
-def test_import_that_is_cut_off_says_what_is_stored(run: RunCommand, queue: str) -> None:
+def test_interrupted_import_reports_what_is_stored(run: RunCommand, queue: str) -> None:
     run("queue", "create", queue)
     run("queue", "set", queue, "max_messages=500")
     good = json.dumps({"content": "x", "queue": queue})
@@ -208,7 +208,7 @@ def test_check_ends_with_the_code_of_its_level(
     assert result.stdout.startswith(words)
 
 
-def test_check_of_the_disk_says_how_much_is_free(run: RunCommand) -> None:
+def test_disk_check_shows_the_free_space(run: RunCommand) -> None:
     assert "% of the disk is free" in run("check", "disk", "-w", "0", "-c", "0").stdout
 
 
@@ -241,7 +241,7 @@ def test_top_prints_the_queues_once(run: RunCommand, queue: str) -> None:
     assert "ready ·" in run("queue", "top", "--once").stdout
 
 
-def test_tail_shows_what_happens(broker: BrokerProcess, run: RunCommand, queue: str) -> None:
+def test_tail_shows_events(broker: BrokerProcess, run: RunCommand, queue: str) -> None:
     run("queue", "create", queue)
     command = [
         sys.executable,
@@ -259,7 +259,7 @@ def test_tail_shows_what_happens(broker: BrokerProcess, run: RunCommand, queue: 
         [*command, "--data", str(broker.data)], stdout=subprocess.PIPE, text=True
     ) as tail:
         try:
-            while tail.poll() is None:  # until it has begun to look
+            while tail.poll() is None:  # until it has started to poll
                 run("publish", queue, "--body", "x")
             shown = [json.loads(line) for line in tail.stdout or ()]
         finally:
@@ -281,9 +281,7 @@ def test_tail_shows_what_happens(broker: BrokerProcess, run: RunCommand, queue: 
         ("[ab]c", "ac"),
     ],
 )
-def test_expect_looks_at_the_queue_of_this_name_alone(
-    run: RunCommand, name: str, other: str
-) -> None:
+def test_wait_reads_only_the_queue_of_this_name(run: RunCommand, name: str, other: str) -> None:
     after = run("message", "wait", "--cursor", "--", name).stdout.strip()
     run("publish", "--body", "other", "--", other)
     run("publish", "--body", "mine", "--", name)
@@ -352,7 +350,7 @@ def test_only_a_selection_of_records_is_deleted(run: RunCommand, queue: str) -> 
     assert (alive(run, queue), alive(run, f"{queue}.dlq")) == (ids, [])
 
 
-def test_counts_say_how_many_records_were_looked_at(
+def test_counts_include_the_number_of_scanned_records(
     run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = {"queue": "a.dlq", "origin": "a", "urn": None, "reason": "failed", "cause": "x"}
@@ -373,7 +371,7 @@ def test_counts_say_how_many_records_were_looked_at(
 
 
 @pytest.mark.parametrize("mark", ["\0", '"', "ä", "\\", "x"])
-def test_largest_body_comes_back_whatever_is_in_it(run: RunCommand, mark: str) -> None:
+def test_largest_body_is_returned_whatever_it_contains(run: RunCommand, mark: str) -> None:
     queue = f"large.{ord(mark)}"
     content = mark * (MAX_CONTENT // len(mark.encode()))
     run("message", "import", "-", input=json.dumps({"queue": queue, "content": content}))
@@ -390,7 +388,7 @@ def test_many_bodies_in_other_letters_are_sent_in_small_requests(run: RunCommand
     assert "600 messages stored" in run("message", "import", "-", input="\n".join(lines)).stderr
 
 
-def test_import_that_is_cut_off_says_with_which_line_to_go_on(run: RunCommand) -> None:
+def test_interrupted_import_reports_the_line_to_continue_with(run: RunCommand) -> None:
     run("queue", "create", "full")
     run("queue", "set", "full", "max_messages=300")
     lines = [
@@ -418,7 +416,7 @@ def test_line_whose_content_was_gone_is_left_out(run: RunCommand) -> None:
     assert "1 message stored" in result.stderr
 
 
-def test_import_without_a_broker_says_what_is_not_known() -> None:
+def test_import_without_a_broker_reports_what_is_unknown() -> None:
     line = json.dumps({"queue": "a", "content": "x"})
     result = CliRunner().invoke(
         root_command, ["message", "import", "-", "--url", "http://127.0.0.1:9"], input=f"\n{line}"

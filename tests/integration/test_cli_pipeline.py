@@ -1,4 +1,4 @@
-"""The pipeline's commands that start no Spark, against a real broker."""
+"""The pipeline commands that do not start Spark, against a real broker."""
 
 import json
 import zipfile
@@ -18,7 +18,7 @@ Doctor = Callable[..., tuple[int, dict[str, dict[str, str]]]]
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker that asks for a token: it has a user."""
+    """Run a broker that requires a token, because it has a user."""
     data = tmp_path_factory.mktemp("pipeline") / "data"
     with broker_process(data, "--admin", "127.0.0.1:0") as running:
         added = CliRunner().invoke(
@@ -42,7 +42,7 @@ def token_file(broker: BrokerProcess, folder: Path, role: str) -> Path:
 
 @pytest.fixture
 def doctor(broker: BrokerProcess, tmp_path: Path) -> Doctor:
-    """Run the doctor; gives the exit code and the findings by name."""
+    """Run the doctor; return the exit code and the findings by name."""
 
     def call(*arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
         where = ["--url", broker.admin[0], "--out", str(tmp_path / "out"), "-o", "jsonl"]
@@ -74,7 +74,7 @@ def test_doctor_tells_viewer_from_operator(
     assert (found["broker"]["state"], found["role"]["found"]) == ("ok", "operator")
 
 
-def test_doctor_finds_that_nobody_answers(doctor: Doctor) -> None:
+def test_doctor_finds_a_broker_that_does_not_answer(doctor: Doctor) -> None:
     code, found = doctor("--url", "http://127.0.0.1:1")
     assert code == 1
     assert found["broker"]["state"] == "bad"

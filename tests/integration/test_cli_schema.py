@@ -59,7 +59,7 @@ def test_wrong_folder_ends_with_1_and_names_file_and_pointer(run: Run, folder: P
     assert (row["file"], row["pointer"]) == ("order.json", "/properties/n/type")
 
 
-def test_words_that_are_not_looked_at_are_told(run: Run, folder: Path) -> None:
+def test_ignored_keywords_are_reported(run: Run, folder: Path) -> None:
     write(folder / "order.json", ORDER | {"maxProperties": 3})
     found = rows(run("schema", "check", folder))
     assert [(row["result"], row["pointer"]) for row in found] == [
@@ -128,7 +128,7 @@ def test_two_folders_are_compared(run: Run, folder: Path, tmp_path: Path) -> Non
     run("schema", "compare", folder, new / "order.json", code=2)
 
 
-def test_what_is_no_schema_is_not_compared(run: Run, tmp_path: Path) -> None:
+def test_invalid_schema_is_not_compared(run: Run, tmp_path: Path) -> None:
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     write(old, ORDER)
     write(new, {"properties": {"a": 1}})
@@ -147,7 +147,7 @@ def test_envelope_is_made_right(run: Run) -> None:
     assert rows(run("envelope", "check", "-", input=made.stdout_bytes)) == []
 
 
-def test_envelope_takes_up_a_trace_and_reads_its_data_from_a_pipe(run: Run) -> None:
+def test_envelope_continues_a_trace_and_reads_its_data_from_a_pipe(run: Run) -> None:
     trace = "7b3f1c2a-0000-4000-8000-000000000001"
     made = run("envelope", "create", URN, "-", "--trace-id", trace, input='{"n": 1}')
     assert decode(made.stdout_bytes)["trace_id"] == trace
@@ -162,7 +162,7 @@ def test_envelope_takes_up_a_trace_and_reads_its_data_from_a_pipe(run: Run) -> N
         ("NaN", "NaN"),
     ],
 )
-def test_envelope_is_not_made_of_what_is_no_object(run: Run, data: str, words: str) -> None:
+def test_envelope_data_must_be_an_object(run: Run, data: str, words: str) -> None:
     result = run("envelope", "create", URN, data, code=1)
     assert words in result.stderr
     assert result.stdout == ""
@@ -206,14 +206,14 @@ def test_lint_hints_at_the_convention_with_exit_code_0(run: Run, urn: str) -> No
     assert rows(run("envelope", "check", "-", "--consumer", input=made)) == []
 
 
-def test_lint_looks_at_the_payload_too(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_lint_checks_the_payload_too(run: Run, folder: Path, tmp_path: Path) -> None:
     file = envelope_file(run, tmp_path / "e.json", '{"order_id": "1"}')
     run("envelope", "check", file)
     [row] = rows(run("envelope", "check", file, "--schemas", folder, code=1))
     assert (row["layer"], row["reason"]) == ("B", "schema_mismatch")
 
 
-def test_lint_reads_an_empty_list_as_it_is_told(run: Run) -> None:
+def test_lint_reads_an_empty_list_as_configured(run: Run) -> None:
     made = decode(run("envelope", "create", URN, "{}").stdout_bytes)
     made["data"] = []
     content = json.dumps(made)
@@ -231,7 +231,7 @@ def test_envelope_is_shown(run: Run, tmp_path: Path) -> None:
     assert all(words in table for words in ("meta.queue", URN, '"order_id": 1'))
 
 
-def test_what_is_no_envelope_is_shown_as_that(run: Run) -> None:
+def test_invalid_envelope_is_shown_as_invalid(run: Run) -> None:
     result = run("envelope", "show", "-", "-o", "json", code=1, input=b'\xff{"a"')
     assert json.loads(result.stdout)["envelope"] is None
     assert "poison" in json.loads(result.stdout)["verdict"]

@@ -1,4 +1,4 @@
-"""Both clients against a peer on a real socket that answers, refuses, and vanishes."""
+"""Both clients against a peer on a real socket that replies, rejects, and disconnects."""
 
 import asyncio
 import errno
@@ -107,7 +107,7 @@ def blocking_client_of(broker: ScriptedBroker, timeout_s: float = 60) -> Blockin
 
 
 def dispatch_on_consume(*bodies: bytes) -> Script:
-    """Script: each window is filled with these bodies, ids in order."""
+    """Return a script that fills each window with these bodies, with ids in order."""
 
     def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
         if isinstance(frame, Consume) and frame.count:
@@ -158,7 +158,7 @@ async def test_lost_receipt_stores_nothing_twice(broker: ScriptedBroker, client:
     assert len(broker.peers) == 4
 
 
-async def test_publish_many_goes_on_over_cuts(broker: ScriptedBroker, client: Any) -> None:
+async def test_publish_many_resumes_after_disconnects(broker: ScriptedBroker, client: Any) -> None:
     broker.script = broker.vanishing(each=700)
     bodies = [b"%d" % number for number in range(3_000)]
     async with client:
@@ -193,7 +193,7 @@ async def test_one_connection_consumes_several_queues(broker: ScriptedBroker, cl
     assert len(broker.peers) == 1
 
 
-async def test_consumer_comes_back_after_a_cut(broker: ScriptedBroker, client: Any) -> None:
+async def test_consumer_reconnects_after_a_disconnect(broker: ScriptedBroker, client: Any) -> None:
     fill = dispatch_on_consume(b"a", b"b")
 
     def cut_at_first_end(peer: ScriptedPeer, frame: ClientFrame) -> None:
@@ -234,7 +234,7 @@ async def test_callback_gets_each_message_in_turn(broker: ScriptedBroker, client
 async def test_closing_waits_until_the_broker_has_read_all(
     broker: ScriptedBroker, client: Any
 ) -> None:
-    """Closing both ways at once would answer the broker's next byte with a reset."""
+    """Closing both directions at once would reset the connection at the broker's next byte."""
     broker.keeps_open = True
     await client.open()
     await client.publish_confirmed("orders", b"body")
@@ -242,7 +242,7 @@ async def test_closing_waits_until_the_broker_has_read_all(
     await broker.peer.write_after_close(IDS, until=closing)
 
 
-async def test_client_fails_at_once_when_nobody_listens(
+async def test_client_fails_at_once_when_the_port_is_closed(
     broker: ScriptedBroker, client: Any
 ) -> None:
     await broker.stop()
@@ -270,7 +270,7 @@ async def test_everything_fails_when_there_is_no_way_back(
 async def test_publish_is_given_up_when_it_ends_every_connection(
     broker: ScriptedBroker, client: Any
 ) -> None:
-    """As one does that is longer than the broker's limit."""
+    """A message above the broker's limit does that."""
     broker.script = lambda peer, frame: peer.cut()
     async with client:
         with pytest.raises(ConnectionLostError, match="10 connections"):
@@ -288,7 +288,7 @@ async def test_client_ends_when_the_peer_does_not_speak_phpmq(
     assert len(broker.peers) == 1
 
 
-async def test_client_says_what_to_raise_for_a_long_message(
+async def test_client_names_the_limit_to_raise_for_a_long_message(
     broker: ScriptedBroker, connect_any: Connect
 ) -> None:
     broker.script = dispatch_on_consume(b"x" * 11)
@@ -297,7 +297,7 @@ async def test_client_says_what_to_raise_for_a_long_message(
             await anext(client.consume("orders"))
 
 
-async def test_what_is_not_allowed_is_not_sent(broker: ScriptedBroker, client: Any) -> None:
+async def test_invalid_messages_are_not_sent(broker: ScriptedBroker, client: Any) -> None:
     async with client:
         with pytest.raises(LocalProtocolError):
             await client.publish("", b"body")
@@ -343,7 +343,7 @@ async def test_client_speaks_tls(tmp_path: Path, connect_any: Connect) -> None:
 
 
 def storing_and_vanishing(broker: ScriptedBroker, cuts: int) -> Script:
-    """Script: the first ``cuts`` connections store a publish and end before its receipt."""
+    """Return a script that ends the first ``cuts`` connections before the receipt of a publish."""
 
     def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
         if len(broker.peers) <= cuts and isinstance(frame, Publish) and frame.key is not None:
@@ -369,7 +369,7 @@ async def test_client_sends_everything_before_it_closes(broker: ScriptedBroker) 
 async def test_client_closes_where_the_broker_was_quicker(
     broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection is gone, and the loop has not told it yet."""
+    """The connection has ended, but the event loop has not reported it yet."""
     async with client_of(broker) as client:
         await client.publish("orders", b"body")
         link = client._connection
@@ -384,7 +384,7 @@ async def test_client_closes_where_the_broker_was_quicker(
 
 
 async def test_confirmed_publishes_share_the_connection(broker: ScriptedBroker) -> None:
-    """Receipts in the opposite order find their publishes."""
+    """Receipts in the opposite order are matched to their publishes."""
     waiting: list[Publish] = []
 
     def answer_backwards(peer: ScriptedPeer, frame: ClientFrame) -> None:
@@ -404,7 +404,7 @@ async def test_confirmed_publishes_share_the_connection(broker: ScriptedBroker) 
 
 
 async def test_unanswered_publish_is_repeated_under_its_key(broker: ScriptedBroker) -> None:
-    """Stored, but the receipt is lost: the repetition stores nothing."""
+    """The message is stored but its receipt is lost, so the repetition stores nothing."""
     broker.script = storing_and_vanishing(broker, cuts=3)
     async with client_of(broker) as client, asyncio.TaskGroup() as tasks:
         for number in range(20):
@@ -462,7 +462,7 @@ async def test_cancelled_publish_is_not_repeated(broker: ScriptedBroker) -> None
         assert len(client.session.pending) == 0
 
 
-async def test_consumer_gives_back_when_its_loop_is_left(broker: ScriptedBroker) -> None:
+async def test_leaving_the_loop_of_a_consumer_returns_its_messages(broker: ScriptedBroker) -> None:
     async with client_of(broker) as client:
         for _ in range(2):  # at once again, too
             broker_side = asyncio.create_task(broker.next(Consume))
@@ -476,7 +476,7 @@ async def test_consumer_gives_back_when_its_loop_is_left(broker: ScriptedBroker)
             assert await broker.next(Consume) == Consume("orders", 0)
 
 
-async def test_consumer_comes_back_and_late_end_is_sent_first(broker: ScriptedBroker) -> None:
+async def test_consumer_reconnects_and_acknowledges_late_first(broker: ScriptedBroker) -> None:
     async with client_of(broker) as client, client.consume("orders", credit=2) as deliveries:
         await broker.next(Consume)
         broker.peer.dispatch("orders", b"done", IDS[0])
@@ -523,7 +523,7 @@ async def test_waiting_calls_fail_when_there_is_no_way_back(broker: ScriptedBrok
 
 
 async def test_large_writes_do_not_starve_large_reads(broker: ScriptedBroker) -> None:
-    """Both sides have more to send than sockets hold: somebody must read."""
+    """Both sides have more to send than sockets hold, so one of them must read."""
 
     def echo(peer: ScriptedPeer, frame: ClientFrame) -> None:
         if isinstance(frame, Publish):
@@ -567,7 +567,7 @@ async def test_client_times_out_when_the_broker_is_silent(broker: ScriptedBroker
     await asyncio.to_thread(run)
 
 
-async def test_client_gives_up_when_the_broker_does_not_come_back(broker: ScriptedBroker) -> None:
+async def test_client_gives_up_when_the_broker_does_not_return(broker: ScriptedBroker) -> None:
     client = blocking_client_of(broker, timeout_s=0.05)
     await asyncio.to_thread(client.open)
     await broker.arrived.wait()

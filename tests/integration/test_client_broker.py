@@ -63,7 +63,7 @@ async def test_requeued_message_comes_last_and_dead_letter_gets_a_record(
             assert b"b" in (await anext(records)).body
 
 
-async def test_message_comes_back_in_its_place_when_a_consumer_leaves(
+async def test_message_returns_to_its_position_when_a_consumer_leaves(
     broker: RunningBroker,
 ) -> None:
     async with connect(broker.host, broker.port) as client:
@@ -76,7 +76,7 @@ async def test_message_comes_back_in_its_place_when_a_consumer_leaves(
 
 
 async def test_finished_work_does_not_come_again_after_a_cut(broker: RunningBroker) -> None:
-    """The late end goes ahead of the window, and nobody holds the message then."""
+    """The late acknowledgement precedes the window, when no client holds the message."""
     backoff = Backoff(0, 0)
     async with connect(broker.host, broker.port, backoff=backoff) as client:
         await client.publish_many("orders", [b"a", b"b"])

@@ -1,4 +1,4 @@
-"""The page of clients: figures, labels, who they are, disconnect, the protocol inspector."""
+"""The page of clients: figures, labels, processes, disconnect, and the protocol inspector."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ async def browser(broker: RunningBroker) -> AsyncIterator[LivePages]:
 
 @pytest.fixture
 async def worker(broker: RunningBroker) -> AsyncIterator[Client]:
-    """A client that has published, so the broker knows it."""
+    """Connect a client that has published, so the broker knows it."""
     async with connect(broker.host, broker.port, reconnect=False) as client:
         await client.publish_confirmed("mail", b"hello")
         yield client
@@ -52,7 +52,7 @@ async def client_number(browser: LivePages) -> int:
 
 
 async def posted(browser: LivePages, path: str, **fields: str) -> tuple[int, str]:
-    """Send a form of our own pages."""
+    """Submit a form with its CSRF token."""
     _, text = await browser.get("/clients/" + str(await client_number(browser)))
     found = re.search(r'name="csrf" value="(\w+)"', text)
     assert found is not None
@@ -65,7 +65,7 @@ async def posted(browser: LivePages, path: str, **fields: str) -> tuple[int, str
 
 
 async def frames_of(browser: LivePages, number: int, count: int) -> list[dict[str, Any]]:
-    """Give the frames of a connection once there are so many."""
+    """Return the frames of a connection once there are ``count``."""
 
     async def ask() -> list[dict[str, Any]]:
         frames: list[dict[str, Any]] = (await browser.json(f"/clients/{number}/frames"))["frames"]
@@ -77,7 +77,7 @@ async def frames_of(browser: LivePages, number: int, count: int) -> list[dict[st
 # -- who is there
 
 
-async def test_client_is_listed_with_what_it_does(browser: LivePages, worker: Client) -> None:
+async def test_client_is_listed_with_its_figures(browser: LivePages, worker: Client) -> None:
     async with worker.consume("mail", credit=7) as deliveries:
         await anext(deliveries)
         number = await client_number(browser)
@@ -123,13 +123,13 @@ async def test_ended_client_is_listed_with_the_reason(
     assert "closed by the peer" in page
 
 
-async def test_nobody_connected_says_where_the_broker_listens(
+async def test_empty_client_list_names_the_listeners(
     broker: RunningBroker, browser: LivePages
 ) -> None:
     _, page = await browser.get("/clients")
     assert f"127.0.0.1:{broker.port}" in page
     assert "docker run -p" in page
-    assert "PhpmqListener" not in page  # in the header neither
+    assert "PhpmqListener" not in page  # nor in the header
 
 
 @pytest.mark.parametrize("number", ["999", "x", "0", "9" * 30])
@@ -182,13 +182,11 @@ async def test_frame_is_escaped_and_its_text_keeps_line_feeds(browser: LivePages
 
 
 @pytest.mark.parametrize("query", ["frame=" + "0" * 4_001, "encoding=utf-7"])
-async def test_frame_that_cannot_be_asked_for_is_refused(browser: LivePages, query: str) -> None:
+async def test_invalid_frame_is_rejected(browser: LivePages, query: str) -> None:
     assert (await browser.get(f"/frame?{query}"))[0] == 422
 
 
-async def test_label_of_a_network_is_shown_and_taken_away(
-    browser: LivePages, worker: Client
-) -> None:
+async def test_label_of_a_network_is_shown_and_removed(browser: LivePages, worker: Client) -> None:
     status, _ = await posted(browser, "/clients/label", name="127.0.0.0/8", label="lab <1>")
     assert status == 303
     _, page = await browser.get("/clients")
@@ -223,7 +221,7 @@ async def test_process_of_a_unix_peer_is_found(
 # -- disconnect
 
 
-async def test_disconnect_says_what_follows_and_gives_back(
+async def test_disconnect_explains_itself_and_returns_the_messages(
     broker: RunningBroker, browser: LivePages, worker: Client
 ) -> None:
     async with worker.consume("mail") as deliveries:
@@ -238,7 +236,7 @@ async def test_disconnect_says_what_follows_and_gives_back(
 
 
 async def disconnected(broker: RunningBroker, number: int) -> tuple[int, Any]:
-    """Disconnect as a program on this machine does: JSON, no cookie."""
+    """Disconnect a client like a local program, with JSON and without a cookie."""
     async with pages(broker) as program:
         url = program.url(f"/api/v1/clients/{number}")
         async with program.session.delete(url, json={}) as answer:
@@ -314,7 +312,7 @@ async def test_stream_of_a_client_brings_its_frames(browser: LivePages, worker: 
     )
 
 
-async def test_wrong_byte_is_kept_when_nobody_watched(
+async def test_invalid_byte_is_kept_without_an_inspector(
     broker: RunningBroker, browser: LivePages
 ) -> None:
     reader, writer = await asyncio.open_connection(broker.host, broker.port)
@@ -334,8 +332,8 @@ async def test_wrong_byte_is_kept_when_nobody_watched(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel who the peer is")
-async def test_peer_that_has_just_left_is_nobody() -> None:
-    """The core still has a connection whose socket is closed: it is asked within a batch."""
+async def test_peer_that_has_just_left_has_no_process() -> None:
+    """Within a batch, the broker still has a connection whose socket is closed."""
     here, there = socket.socketpair()
     with there:
         reader, writer = await asyncio.open_unix_connection(sock=here)
@@ -360,13 +358,13 @@ LINE = " 0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 0000000
 
 
 def test_file_that_is_closed_meanwhile_hides_nothing(tmp_path: Path) -> None:
-    """It is listed, and cannot be read: what stands behind it is looked at all the same."""
+    """It is listed but cannot be read; the files after it are still checked."""
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "tcp").write_text(f"{HEAD}\n{LINE}\n")
     files = tmp_path / "42" / "fd"
     files.mkdir(parents=True)
     for number in range(64):
-        (files / str(number)).touch()  # no link: reading it fails, as of one that is closed
+        (files / str(number)).touch()  # no link, so reading it fails, as for a closed file
     (files / "64").symlink_to("socket:[777]")
     (tmp_path / "42" / "cmdline").write_bytes(b"server\0-p\0")
     assert find_listener(0x1F90, tmp_path) == PeerProcess(42, "server")

@@ -1,4 +1,4 @@
-"""A clock that is far ahead at a start; and history that was settled by a wrong clock."""
+"""A clock that is far ahead at a start, and history that was settled by a wrong clock."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ AWAY_DAYS = 20
 
 
 def age(data: Path, days: int = AWAY_DAYS) -> None:
-    """Have a stopped broker's database be that many days old, from before a boot."""
+    """Make a stopped broker's database ``days`` days old, from before the last boot."""
     with closing(sqlite3.connect(data / "phpmq.db", isolation_level=None)) as connection:
         for table, column in (("message", "deadline_ms"), ("message", "published_at")):
             connection.execute(f"UPDATE {table} SET {column} = {column} - ?", (days * DAY_MS,))
@@ -52,7 +52,7 @@ async def in_doubt(data: Path) -> AsyncIterator[BrokerFixture]:
 
 
 async def ready(home: BrokerFixture) -> list[str]:
-    """Give what is ready, in words."""
+    """Return the ready messages as text."""
     found = await home.control("GET", "/messages?q=state:ready")
     return [item["preview"] for item in reversed(found["items"])]
 
@@ -90,7 +90,7 @@ async def test_operator_keeps_the_deadlines(tmp_path: Path) -> None:
 
 
 async def test_operator_lets_the_time_count(tmp_path: Path) -> None:
-    """For what was there before; what came since keeps its deadline, also over a restart."""
+    """It counts for earlier messages; later ones keep their deadlines, even after a restart."""
     data = tmp_path / "data"
     async with in_doubt(data) as home:
         message = {"content": "since", "ttl_s": 86_400}
@@ -109,7 +109,7 @@ async def test_operator_lets_the_time_count(tmp_path: Path) -> None:
     assert days == [10, 1]
 
 
-async def test_what_is_given_back_right_behind_the_decision_is_counted_once(
+async def test_message_returned_right_after_the_decision_is_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disable_timers(monkeypatch)
@@ -140,7 +140,7 @@ async def test_what_is_given_back_right_behind_the_decision_is_counted_once(
 
 
 def settled(driver: Driver, *walls_ms: int) -> None:
-    """Settle a message at each of these times of the wall clock."""
+    """Settle a message at each of these wall clock times."""
     for number, wall_ms in enumerate(walls_ms, 1):
         driver.store.execute(
             'INSERT INTO history ("offset", seq, token, queue_id, outcome, settled_at, position,'
@@ -167,7 +167,7 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
 
 
 def test_history_is_not_removed_because_the_clock_was_set_a_year_ahead(driver: Driver) -> None:
-    """Nor does what was settled in that minute stay for a year, and hold up the rest."""
+    """Nor do the rows of that minute stay for a year and delay the rest."""
     connection, bounds = driver.store.connection, RetentionBounds()
     year = 365 * DAY_MS
     note_clock(connection, at(0))
@@ -208,7 +208,7 @@ def test_clock_that_stays_where_it_is_makes_one_row(driver: Driver) -> None:
 
 
 def test_clock_is_noted_later_while_a_stranger_has_the_lock(driver: Driver) -> None:
-    """As all else that is known not to be stored: the broker does not end of it."""
+    """Like any failure known to have stored nothing, this does not end the broker."""
     driver.store.set_lock_wait(False)
     with closing(sqlite3.connect(driver.path, isolation_level=None)) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
@@ -225,7 +225,7 @@ class Hands:
     """Sets the clocks of the broker in this process."""
 
     def __init__(self) -> None:
-        self.wall_ms = self.running_ms = 0  # added to what they show
+        self.wall_ms = self.running_ms = 0  # added to the real time
 
     def read(self) -> tuple[int, int]:
         wall_ms, running_ms = read_clocks()
@@ -239,7 +239,7 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
     return made
 
 
-async def test_jump_is_stored_and_told_at_once_also_while_nothing_happens(
+async def test_jump_is_stored_and_reported_at_once_even_while_idle(
     tmp_path: Path, hands: Hands
 ) -> None:
     async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as browser:
@@ -260,7 +260,7 @@ async def test_jump_is_stored_and_told_at_once_also_while_nothing_happens(
 async def test_time_that_the_process_stood_still_is_no_acknowledgement_timeout(
     tmp_path: Path, hands: Hands
 ) -> None:
-    """Acknowledgements that lie in the sockets are read first."""
+    """Acknowledgements that wait in the sockets are read first."""
     queues = {"ack_timeout_s": 60, "max_deliveries": 0}
     async with broker_fixture(tmp_path / "data", queues=queues) as home:
         await home.control("POST", "/queues/orders/messages", {"content": "{}"})

@@ -29,7 +29,7 @@ PAGE = 4_096
 
 
 def seqs(path: Path) -> list[int]:
-    """Read what is committed."""
+    """Return the committed rows."""
     with closing(sqlite3.connect(path)) as reader:
         return [row[0] for row in reader.execute("SELECT seq FROM message ORDER BY seq")]
 
@@ -43,7 +43,7 @@ def is_whole(path: Path) -> bool:
 
 
 def large(*numbers: int) -> Batch:
-    """Make a batch with new messages of some pages each."""
+    """Return a batch of new messages that take several pages each."""
     batch = batch_of_new(*numbers)
     for at in range(1, len(batch.bodies), 2):
         batch.bodies[at] = bytes([at % 256]) * 3 * PAGE
@@ -63,10 +63,10 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("cache_pages", [10, 2_000])  # written before the COMMIT, or by it
-def test_batch_that_finds_no_room_leaves_nothing_behind(
+def test_batch_without_disk_space_leaves_nothing_behind(
     small: Path, tmp_path: Path, cache_pages: int, figure: Callable[[str], None]
 ) -> None:
-    """Wherever the room ends: not for a reader, not after a crash; and it is stored once more."""
+    """Wherever the space ends, readers and restarts see nothing, and a retry stores it once."""
     copy = tmp_path / "copy"
     full = 0
     for pages in range(0, 60, 3):  # that are free
@@ -99,7 +99,7 @@ def test_batch_that_finds_no_room_leaves_nothing_behind(
 
 
 def fill(file: int, folder: Path, left_pages: int) -> None:
-    """Take all room but some pages."""
+    """Use all space except a number of pages."""
     found = os.statvfs(folder)
     os.posix_fallocate(file, 0, (found.f_bavail - left_pages) * found.f_frsize)
 
@@ -119,7 +119,7 @@ def connection_of(one: Writer) -> sqlite3.Connection:
 
 @pytest.mark.parametrize(
     "commands", [1, MANY_COMMANDS, 5_001]
-)  # in the loop, in both, in the thread
+)  # in the event loop, in both, in the thread
 async def test_batch_waits_for_room_and_is_stored_unchanged(opened: Writer, commands: int) -> None:
     connection = connection_of(opened)
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
@@ -144,7 +144,7 @@ async def test_batch_waits_for_room_and_is_stored_unchanged(opened: Writer, comm
 
 
 async def test_migration_waits_for_room(tmp_path: Path) -> None:
-    """As all that a start stores: it goes on by itself, and stops nobody meanwhile."""
+    """Like all writes of a start, it is retried, and blocks nothing else meanwhile."""
     one = Writer(tmp_path / "phpmq.db")
     await one.open(1 << 20)
     connection = connection_of(one)
@@ -166,7 +166,7 @@ async def test_migration_waits_for_room(tmp_path: Path) -> None:
 async def test_close_does_not_wait_for_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log stays, and the next start reads it."""
+    """The log remains, and the next start reads it."""
     ends: list[object] = []
     one = Writer(make_database(tmp_path), on_fatal=ends.append)
     await one.open(1 << 20)
@@ -188,7 +188,7 @@ def fail(code: int) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have SQLite wait for a lock for 20 ms."""
+    """Make SQLite wait only 20 ms for a lock."""
     monkeypatch.setitem(stores._PRAGMAS, "busy_timeout", 20)
 
 
@@ -214,7 +214,7 @@ async def test_batch_is_kept_while_a_stranger_has_the_lock(opened: Writer) -> No
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_stranger_who_keeps_the_lock_ends_the_broker(
+async def test_lock_that_is_never_released_ends_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spaces, "MAX_TROUBLE_S", 0.0)
@@ -235,7 +235,7 @@ async def test_stranger_who_keeps_the_lock_ends_the_broker(
 
 
 async def test_nothing_is_written_after_a_failure_of_unknown_outcome(tmp_path: Path) -> None:
-    """An fsync is never repeated: it would tell of pages that the kernel has given up."""
+    """An fsync is never retried: it would succeed for pages that the kernel has dropped."""
     ends: list[tuple[object, int]] = []
     one = Writer(
         make_database(tmp_path),

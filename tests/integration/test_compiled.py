@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def imported(module: str) -> set[str]:
-    """Name what a module imports of the two cores, as paths below the package."""
+    """Return the imports of a module from the two cores, as paths below the package."""
     found = set()
     for node in ast.walk(ast.parse((PACKAGE / module).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -41,12 +41,12 @@ def imported(module: str) -> set[str]:
     return {name for name in found if name.startswith(CORES) and (PACKAGE / name).is_file()}
 
 
-def test_what_compiled_modules_import_of_the_cores_is_compiled_too() -> None:
-    """Else each call between them goes through the interpreter."""
+def test_core_modules_imported_by_compiled_ones_are_compiled_too() -> None:
+    """Otherwise, each call between them goes through the interpreter."""
     assert {name for module in MODULES for name in imported(module)} - set(MODULES) == set()
 
 
-def test_what_a_property_returns_is_never_called_in_place() -> None:
+def test_result_of_a_property_is_never_called_directly() -> None:
     """``it.property(argument)`` becomes ``it.property``: mypyc 2.4.1 leaves out the call."""
     nodes = compiled_nodes()
     properties = {
@@ -63,8 +63,8 @@ def test_what_a_property_returns_is_never_called_in_place() -> None:
     assert properties & called == set()
 
 
-def test_what_has_an_effect_is_never_called_within_a_slice() -> None:
-    """It is called twice by mypyc 2.4.1, unless a list, tuple, str or bytes is cut."""
+def test_slice_bounds_have_no_side_effects() -> None:
+    """Mypyc 2.4.1 calls it twice, unless a list, tuple, str or bytes is sliced."""
     bounds = [
         bound
         for node in compiled_nodes()
@@ -97,7 +97,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install it into a folder; what it depends on is here already."""
+    """Install it into a folder; its dependencies are installed already."""
     folder = tmp_path_factory.mktemp("site")
     options = ["--no-deps", "--no-index", "--no-compile", "--quiet", "--target", str(folder)]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheel)], check=True)
@@ -106,11 +106,11 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def python(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Python:
-    """Run Python so that it imports what was installed there; give its output.
+    """Run Python with the installed package and return its output.
 
     Brokers that this test starts import it too.
     """
-    monkeypatch.chdir(tmp_path)  # not the checkout: ``-m`` looks into the current folder first
+    monkeypatch.chdir(tmp_path)  # not the checkout: ``-m`` searches the current folder first
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
 
     def run(*arguments: str) -> str:
@@ -147,7 +147,7 @@ def test_every_module_of_the_list_is_the_compiled_one(python: Python) -> None:
 def test_protocol_and_states_are_as_in_python(
     site: Path, python: Python, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tests that ask most of what is compiled, in a process that imports it."""
+    """Run the most demanding tests of the compiled modules in a process that imports them."""
     monkeypatch.setenv("HYPOTHESIS_PROFILE", "brief")
     files = [
         "conformance/test_wire.py", "properties/test_protocol.py",
@@ -182,7 +182,7 @@ def metrics(broker: BrokerProcess) -> str:
 
 
 async def consume(client: Client, count: int, queue: str = "orders") -> list[bytes]:
-    """Take so many messages, in their order, and acknowledge them."""
+    """Receive ``count`` messages in order and acknowledge them."""
     taken: list[bytes] = []
     async with client.consume(queue) as deliveries:
         async for delivery in deliveries:

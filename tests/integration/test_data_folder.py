@@ -51,8 +51,8 @@ def make_database(folder: DataFolder) -> None:
 # -- lock
 
 
-def test_broker_waits_for_who_only_looks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A doctor or a question of another command takes a moment: no reason to refuse a start."""
+def test_broker_waits_for_other_lock_holders(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``doctor`` and other commands hold the lock only briefly, so the start waits."""
     DataFolder.open(path).close()
     looks = ExitStack()
     looks.enter_context(prevent_start(path))
@@ -121,7 +121,7 @@ def test_nothing_is_open_to_others_under_umask_000(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_what_was_open_to_others_is_closed(path: Path) -> None:
+def test_permissive_modes_are_tightened(path: Path) -> None:
     path.mkdir()
     for name in ("lock", "phpmq.db", "last_error.json"):
         (path / name).touch()
@@ -226,7 +226,7 @@ def test_lost_database_is_refused_when_meta_json_cannot_be_read(path: Path) -> N
         DataFolder.open(path)
 
 
-def test_lost_meta_json_is_made_again_from_what_is_there(path: Path) -> None:
+def test_lost_meta_json_is_recreated(path: Path) -> None:
     folder = DataFolder.open(path)
     make_database(folder)
     folder.meta_file.unlink()
@@ -294,7 +294,7 @@ def test_meta_stays_whole_when_writing_fails(path: Path, monkeypatch: pytest.Mon
             folder.record(has_messages=True)
     assert folder.meta_file.read_bytes() == before
     assert not folder.meta.has_messages
-    folder.record(has_messages=True)  # what was left of the first try is no obstacle
+    folder.record(has_messages=True)  # the remains of the first attempt are no obstacle
     assert json.loads(folder.meta_file.read_bytes())["has_messages"] is True
     folder.close()
 

@@ -40,7 +40,7 @@ of_both = pytest.mark.parametrize("name", FILES)
 
 
 def assert_stopped(broker: BrokerProcess, file: Path, disturb: Disturb) -> None:
-    """It has ended as by a fail-stop, and what lies there is as it was put there."""
+    """Check that the broker has stopped and has left the new file unchanged."""
     assert broker.process is not None
     assert broker.process.wait(30) == 74
     if disturb is replace:
@@ -68,8 +68,8 @@ def test_broker_confirms_nothing_once_its_file_is_another_one(
         assert_stopped(broker, file, disturb)
 
 
-def test_broker_does_not_confirm_again_what_lies_in_a_lost_file(tmp_path: Path) -> None:
-    """Nothing is stored for the second receipt of a key."""
+def test_broker_does_not_confirm_a_repeated_key_of_a_lost_file(tmp_path: Path) -> None:
+    """The second receipt of a key would confirm a message that is lost."""
     with broker_process(tmp_path / "data", "--admin", "none") as broker:
         with SocketClient(broker.port) as peer:
             assert peer.confirm("orders", b"a", key=b"a") is None

@@ -1,4 +1,4 @@
-"""Groups of dead letters, and what the search of each finds."""
+"""Groups of dead letters and the results of their queries."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ ERRORS = (
 )  # fmt: skip
 
 
-async def test_search_of_a_group_finds_its_records(tmp_path: Path) -> None:
+async def test_query_of_a_group_finds_its_records(tmp_path: Path) -> None:
     database = Database(tmp_path / "phpmq.db")
     database.queue("orders.dlq", 3)
     bodies = [json.dumps({"dead_letter": {"reason": "failed", "error": it}}) for it in ERRORS]

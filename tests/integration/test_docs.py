@@ -1,4 +1,4 @@
-"""The routes of the documentation: who may read it, where addresses lead, what is sent."""
+"""The routes of the documentation: access, redirects and headers."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.docs.test_docs_at_broker import MOVED
 from tests.support.http_users import HttpUser, broker_fixture
 
 
-async def test_limited_viewer_reads_the_docs_and_nobody_has_to_log_in(tmp_path: Path) -> None:
+async def test_docs_need_no_login(tmp_path: Path) -> None:
     async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as viewer:
         await home.add_user("anna", "admin")
         await home.add_user("vera", "viewer", "mine*")
@@ -113,7 +113,7 @@ def test_command_shows_a_page_without_a_broker_and_suggests_one_for_a_typo() -> 
     )  # fmt: skip
 
 
-def test_command_says_what_to_open_if_no_browser_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_prints_the_address_if_no_browser_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(click, "launch", lambda _: 1)
     monkeypatch.setattr(AdminClient, "get", lambda *_: {})
     found = CliRunner().invoke(root_command, ["docs", "--url", "http://mq.example"])

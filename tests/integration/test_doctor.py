@@ -1,4 +1,4 @@
-"""``doctor`` on real folders, ports and certificates, none of which it changes."""
+"""``doctor`` checks real folders, ports and certificates without changing them."""
 
 import json
 import os
@@ -75,14 +75,14 @@ def broker(data: Path) -> Iterator[BrokerProcess]:
         yield it
 
 
-def test_new_machine_is_well_and_nothing_is_made(data: Path) -> None:
+def test_new_machine_is_healthy_and_nothing_is_created(data: Path) -> None:
     found = visit(*NOWHERE, data=data)
     assert (found.code, found.bad) == (0, [])
     assert found.the("data folder") == ("ok", f"{data} does not exist yet")
     assert not data.exists()
 
 
-def test_broker_that_runs_is_asked(broker: BrokerProcess, data: Path) -> None:
+def test_running_broker_is_queried(broker: BrokerProcess, data: Path) -> None:
     found = visit("--set", f"tcp.listen={broker.phpmq[0]}", *NOWHERE[2:], data=data)
     assert (found.code, found.bad) == (0, [])
     assert found.the("data folder") == ("ok", f"{data}, in use by pid {broker.pid}")
@@ -91,7 +91,7 @@ def test_broker_that_runs_is_asked(broker: BrokerProcess, data: Path) -> None:
     assert "database" not in found.rows
 
 
-def test_broker_of_other_settings_is_noticed(broker: BrokerProcess, data: Path) -> None:
+def test_broker_with_other_settings_is_noticed(broker: BrokerProcess, data: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
@@ -111,7 +111,7 @@ def test_stopped_broker_leaves_a_healthy_folder(broker: BrokerProcess, data: Pat
     assert contents(data) == before
 
 
-def test_killed_broker_is_told_and_its_files_stay(broker: BrokerProcess, data: Path) -> None:
+def test_killed_broker_is_reported_and_its_files_stay(broker: BrokerProcess, data: Path) -> None:
     broker.kill()
     before = contents(data)
     assert str(data / f"{DATABASE}-shm") in before
@@ -160,7 +160,7 @@ def test_database_of_a_newer_version_is_found(broker: BrokerProcess, data: Path)
     assert found.the("database")[1].startswith("the database has schema version 999")
 
 
-def test_copies_of_damaged_files_are_named(broker: BrokerProcess, data: Path) -> None:
+def test_copies_of_damaged_files_are_listed(broker: BrokerProcess, data: Path) -> None:
     broker.terminate()
     (data / "damaged-20260101T000000Z").mkdir()
     assert visit(*NOWHERE, data=data).the("left over") == (
@@ -169,7 +169,7 @@ def test_copies_of_damaged_files_are_named(broker: BrokerProcess, data: Path) ->
     )
 
 
-def test_taken_port_is_named_with_who_has_it(data: Path) -> None:
+def test_used_port_is_named_with_its_process(data: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         found = visit(*NOWHERE[2:], "--set", f"tcp.listen=127.0.0.1:{port}", data=data)
@@ -178,18 +178,18 @@ def test_taken_port_is_named_with_who_has_it(data: Path) -> None:
     assert text.startswith(f"tcp.listen 127.0.0.1:{port} is in use by pid {os.getpid()}, ")
 
 
-def test_unix_socket_of_somebody_else_is_found(data: Path, tmp_path: Path) -> None:
+def test_unix_socket_of_another_program_is_found(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "mq.sock"
     flags = (*NOWHERE[2:], "--set", f"tcp.listen=unix:{path}")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
         assert visit(*flags, data=data).bad == ["listeners"]
-    assert path.exists()  # stale now, and a start replaces it
+    assert path.exists()  # stale now, so a start replaces it
     assert visit(*flags, data=data).bad == []
 
 
-def test_unix_socket_of_somebody_who_is_slow_is_found(data: Path, tmp_path: Path) -> None:
+def test_unix_socket_of_a_slow_program_is_found(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "taken.sock"
     with (
         closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as other,
@@ -197,12 +197,12 @@ def test_unix_socket_of_somebody_who_is_slow_is_found(data: Path, tmp_path: Path
     ):
         other.bind(str(path))
         other.listen(0)
-        first.connect(str(path))  # another one would wait
+        first.connect(str(path))  # a second connection would wait
         found = visit(*NOWHERE, "--set", f"tcp.listen=unix:{path}", data=data)
     assert "is in use by another program" in found.the("listeners")[1]
 
 
-def test_refused_settings_are_told_and_the_rest_is_looked_at(data: Path, tmp_path: Path) -> None:
+def test_invalid_settings_are_reported_and_the_rest_is_checked(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("[limits]\ncredits = 5\n")
     found = visit("--config", str(path), data=data)
@@ -214,7 +214,7 @@ def test_refused_settings_are_told_and_the_rest_is_looked_at(data: Path, tmp_pat
     assert found.the("data folder")[0] == "ok"
 
 
-def test_variable_that_is_no_setting_is_told(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_variable_is_reported(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHPMQ_PORT", "tcp://10.0.0.1:9100")
     _, stranger = visit(*NOWHERE, data=data).rows["settings"]
     assert (stranger["state"], stranger["found"].split()[0]) == ("warn", "PHPMQ_PORT")
@@ -241,7 +241,7 @@ def test_data_folder_too_deep_for_a_socket_is_bad(tmp_path: Path) -> None:
 def test_killed_broker_of_an_empty_log_starts_after_a_visit(
     broker: BrokerProcess, data: Path
 ) -> None:
-    """Killed after it had truncated its log; without the log, the start would report a loss."""
+    """The broker was killed after truncating its log; without a log, a start reports a loss."""
     broker.terminate()
     with closing(DataFolder.open(data)) as at:
         at.seal(None)
@@ -252,7 +252,7 @@ def test_killed_broker_of_an_empty_log_starts_after_a_visit(
     assert contents(data) == before
 
 
-def test_certificates_are_looked_at(data: Path, tmp_path: Path) -> None:
+def test_certificates_are_checked(data: Path, tmp_path: Path) -> None:
     authority = CertificateAuthority(tmp_path)
     cert, key = authority.make("server")
     old, old_key = authority.make_dated("past", "20200101000000Z", "20210101000000Z")
@@ -275,7 +275,7 @@ def test_key_of_another_certificate_is_bad(data: Path, tmp_path: Path) -> None:
     assert "cannot be used" in found.the("TLS")[1]
 
 
-def test_who_holds_a_folder_is_seen_without_taking_it(tmp_path: Path) -> None:
+def test_lock_holder_is_found_without_taking_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "held"
     assert locking_pid(path) is None
     folder = DataFolder.open(path)
@@ -288,7 +288,7 @@ def test_who_holds_a_folder_is_seen_without_taking_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("created_at", ["null", '"today"', "[]"])
-def test_what_makes_no_sense_is_no_reason_to_fail(data: Path, created_at: str) -> None:
+def test_invalid_metadata_is_tolerated(data: Path, created_at: str) -> None:
     DataFolder.open(data).close()
     data.joinpath("meta.json").write_text(f'{{"created_at": {created_at}}}')
     assert read_meta(data).created_at == 0
@@ -311,10 +311,8 @@ def test_database_whose_first_write_was_cut_off_is_new(data: Path) -> None:
     assert visit(*NOWHERE, data=data).the("database") == ("ok", "none yet")
 
 
-def test_part_that_cannot_be_looked_at_is_a_finding(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For example a broker of another version, whose figures have other names."""
+def test_check_that_fails_is_a_finding(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, a broker of another version has figures with other names."""
 
     def fail(*_: object) -> None:
         raise KeyError("storing_stopped")

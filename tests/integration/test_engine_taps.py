@@ -1,4 +1,4 @@
-"""Who looks along with the engine sees each batch that was stored, before anybody is told."""
+"""A tap of the engine sees each stored batch before any client is notified."""
 
 from collections.abc import Callable
 from pathlib import Path

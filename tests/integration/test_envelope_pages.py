@@ -1,4 +1,4 @@
-"""Envelopes on pages and in the API of a real broker: card, badges, search, trace, quarantine."""
+"""Envelopes on the pages and in the API: card, badges, search, trace, quarantine."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def record(content: str, **changes: Any) -> str:
 
 
 async def require(site: HttpSite, queue: str, **settings: Any) -> None:
-    """Make a queue that takes envelopes only."""
+    """Create a queue that accepts only envelopes."""
     await site.ok("PUT", f"/queues/{queue}")
     await site.ok("PATCH", f"/queues/{queue}", {"payload_policy": "envelope"} | settings)
 
@@ -219,7 +219,7 @@ async def test_queue_that_requires_envelopes_says_so_and_what_it_refused(site: H
     groups = (await site.ok("GET", "/dead/groups"))["items"]
     assert {(group["queue"], group["origin"]) for group in groups} == {("bad.ones", "strict")}
     assert sum(group["count"] for group in groups) == 3
-    for group in groups:  # the search of a group finds it
+    for group in groups:  # the query of a group finds it
         assert len(await found(site, group["q"])) == group["count"]
 
 

@@ -1,4 +1,4 @@
-"""What one batch may do for contents: all of it is bounded, whatever clients publish."""
+"""The work of one batch on contents is bounded, whatever clients publish."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ Make = Callable[..., Driver]
 
 
 class Counting(BabelQueueInspector):
-    """Counts the bytes that are judged or made into records."""
+    """Counts the bytes that are validated or made into records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def counted(driver: Driver) -> int:
 
 
 def most_in_a_turn(driver: Driver) -> int:
-    """Go on until nothing is left; return the most bytes that the core looked at in one turn."""
+    """Run until idle; return the largest number of bytes that one turn inspected."""
     most = 0
     while driver.is_busy:
         aside, driver._aside = driver._aside, []
@@ -208,7 +208,7 @@ def record_about(message_id: bytes, padding: int = 0) -> bytes:
 
 
 def taken(driver: Driver) -> tuple[Client, Delivery]:
-    """Publish one to ``orders`` and have a worker get it."""
+    """Publish a message to ``orders`` and dispatch it to a worker."""
     worker = driver.connect()
     worker.consume("orders", 1)
     driver.publish(body())
@@ -256,7 +256,7 @@ def test_record_in_its_own_queue_counts_among_many(make: Make) -> None:
 
 
 def quarantined(driver: Driver, *contents: bytes) -> None:
-    """Have contents die of the verdict, and let everything through then."""
+    """Dead-letter contents by their verdict, and then accept everything."""
     driver.ask("create_queue", "orders")
     driver.step()
     driver.ask("configure", "orders", {"payload_policy": "envelope"})
@@ -284,7 +284,7 @@ def test_records_of_any_size_are_read_ahead_and_go_back_in_order(
         asked = driver.ask(
             "act_on_messages", Action.REDRIVE, seqs, ActionOptions(), audit="dead.redrive"
         )
-    assert most_in_a_turn(driver) <= 3 * INLINE_BYTES  # as it is read, judged, made a record
+    assert most_in_a_turn(driver) <= 3 * INLINE_BYTES  # read, validated and made a record
     if is_sweep:
         assert asked.answer == len(contents)
     else:

@@ -1,4 +1,4 @@
-"""Envelopes through core and store on a real file: index, quarantine, records, redrive."""
+"""Envelopes in broker and store on a real file: index, quarantine, records, redrive."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ ALL_FOUR = "urn, trace_id, meta_id, attempts"
 
 @pytest.fixture
 def make(make: MakeDriver) -> MakeDriver:
-    """Make a driver that knows envelopes, by the settings of its queues."""
+    """Return a driver that inspects envelopes according to the settings of its queues."""
     return lambda **settings: make(None, QueueSettings(**settings), BabelQueueInspector())
 
 
@@ -201,7 +201,7 @@ def test_record_of_a_worker_stays_the_only_one(make: MakeDriver, crash: str) -> 
         worker.publish("orders.dlq", worker_record(held), 0, key)
     worker.dead_letter("orders", held.message_id)
     if crash == "after":
-        driver.turn()  # the command is known, the death is not stored
+        driver.turn()  # the command arrived, but the dead letter is not stored
         driver.kill_and_restart()
         worker = driver.consume()
         [held] = worker.take()
@@ -216,7 +216,7 @@ def test_record_of_a_worker_stays_the_only_one(make: MakeDriver, crash: str) -> 
 
 
 def test_record_of_a_worker_is_found_where_its_message_returned(make: MakeDriver) -> None:
-    """Who wrote it is gone, and another one has the message: it expires there."""
+    """Its writer has disconnected, and the message expires at another worker."""
     driver = make(on_expire="dead_letter")
     driver.publish(body(), ttl_s=60)
     worker = driver.consume()
@@ -234,10 +234,10 @@ def test_record_of_a_worker_is_found_where_its_message_returned(make: MakeDriver
 @pytest.mark.parametrize(
     ("named", "goal", "policy"),
     [
-        ("errors", "orders.dlq", "observe"),  # the worker knows nothing of the setting
+        ("errors", "orders.dlq", "observe"),  # the worker does not know the setting
         ("errors", "errors", "observe"),
         ("errors", "graves", "observe"),
-        (None, "graves", "observe"),  # no queue orders.dlq is there at all
+        (None, "graves", "observe"),  # the queue orders.dlq does not exist
         (None, "graves", "envelope"),
         (None, "mails.dlq", "observe"),
     ],
@@ -261,14 +261,14 @@ def test_record_of_a_worker_is_found_in_whatever_queue_it_is(
 
 
 def test_record_in_another_queue_is_noted_by_who_had_its_message_alone(make: MakeDriver) -> None:
-    """Who knows the whole id plants nothing, and who writes many hides none that is true."""
+    """Knowing the whole id is not enough to forge a record, and many records hide no real one."""
     driver = make()
     driver.publish(body())
     worker = driver.consume()
     [held] = worker.take()
     stranger = driver.connect()
     stranger.publish("graves", worker_record(held))
-    stranger.publish("mails.dlq", worker_record(held))  # tied for who looks at it, no more
+    stranger.publish("mails.dlq", worker_record(held))  # linked for readers only
     worker.publish("graves", worker_record(held, detail="true"))
     for _ in range(20):
         stranger.publish("mails.dlq", worker_record(held))
@@ -357,7 +357,7 @@ def test_circle_is_refused_and_nothing_stored(make: MakeDriver) -> None:
 
 
 def publish(driver: Driver, *bodies: bytes) -> Published:
-    """Publish under one key, as the HTTP API does."""
+    """Publish under one key, like the HTTP API."""
     question = driver.ask("publish", "orders", [(body, None) for body in bodies], key=b"k")
     driver.step()
     assert isinstance(question.answer, Published)

@@ -144,7 +144,7 @@ async def test_hostile_name_is_itself_in_the_api_and_escaped_on_pages(filled: Fu
     for path in ("/", "/queues", "/messages?q=state:ready", "/publish"):
         text = (await filled.me.get(path)).text
         assert "<script>alert" not in text
-        assert "\u202e" not in re.sub(r' value="[^"]*"', "", text)  # sent back, never shown
+        assert "\u202e" not in re.sub(r' value="[^"]*"', "", text)  # returned in forms, never shown
 
 
 async def test_queue_page_leads_through_all_messages(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ async def test_message_page_shows_the_consumer_and_the_return(tmp_path: Path) ->
             await anext(deliveries)
             holder = (await site.ok("GET", "/clients"))["items"][0]
             text = ""
-            while "Dispatched" not in text:  # it was sent ahead of the record of it
+            while "Dispatched" not in text:  # it is sent before its event is stored
                 text = (await site.get(f"/messages/{known}")).text
             assert holder["address"] in text
         text = (await site.get(f"/messages/{known}")).text

@@ -1,4 +1,4 @@
-"""The examples, and those of the documents through ``nc``, as a person would try them."""
+"""The examples, and those of the documentation through ``nc``, used as by a person."""
 
 import json
 import os
@@ -46,14 +46,14 @@ def queue() -> str:
 
 @dataclass(frozen=True)
 class Style:
-    """How the examples are written down."""
+    """A notation of the examples."""
 
     name: str
     digits: int
     line: str
 
     def write(self, header: str, *packets: tuple[str, str]) -> bytes:
-        """Write a message; no line break after its last content."""
+        """Return a message without a line break after its last content."""
         parts = [header]
         for kind, content in packets:
             parts += [f"P{kind}{len(content.encode()):0{self.digits}}", content]
@@ -71,7 +71,7 @@ all_styles = pytest.mark.parametrize("style", STYLES, ids=lambda style: str(styl
 
 
 class Netcat:
-    """The real ``nc`` with somebody at its keyboard."""
+    """A running ``nc`` with the test at its keyboard."""
 
     def __init__(self, port: int) -> None:
         self._process = subprocess.Popen(
@@ -89,22 +89,22 @@ class Netcat:
         self._process.communicate()
 
     def paste(self, data: bytes) -> None:
-        """Put bytes on its standard input."""
+        """Write bytes to its standard input."""
         self._stdin.write(data)
         self._stdin.flush()
 
     def shows(self, number: int) -> bytes:
-        """Wait until it has shown so many bytes more."""
+        """Return the next ``number`` bytes that it shows."""
         return self._stdout.read(number)
 
     def end(self) -> bytes:
-        """End the input; give what it still shows before it ends by itself."""
+        """End the input; return the remaining output until it ends by itself."""
         rest, _ = self._process.communicate(timeout=20)
         return bytes(rest)
 
 
 def dispatch_of(style: Style, queue: str, content: str, message_id: str, ttl: int) -> bytes:
-    """Write the dispatch that mirrors a style; in line framing a break ends it too."""
+    """Return the dispatch in a style; in line framing, it ends with a line break."""
     return (
         style.write(
             "H0100304", ("01", queue), ("02", content), ("03", message_id), ("05", f"{ttl}")
@@ -114,7 +114,7 @@ def dispatch_of(style: Style, queue: str, content: str, message_id: str, ttl: in
 
 
 def read_dispatch(nc: Netcat, style: Style, queue: str, content: str, *ttls: int) -> str:
-    """Wait for a dispatch, compare every byte of it but the id; give the id.
+    """Wait for a dispatch, compare every byte except the id, and return the id.
 
     ``ttls`` are the seconds that may be left: a second may end between two steps of a test.
     """
@@ -128,7 +128,7 @@ def read_dispatch(nc: Netcat, style: Style, queue: str, content: str, *ttls: int
 
 
 def wrapper(queue: str, message_id: str, failed_at: int = 10**12) -> str:
-    """Give the record of "Hello World", which is no envelope and takes no block."""
+    """Return the record of "Hello World", which is not an envelope."""
     block = {
         "reason": "failed", "error": None, "exception": None, "failed_at": failed_at,
         "original_queue": queue, "attempts": 0, "lang": "python", "detail": "client",
@@ -165,7 +165,7 @@ def consume(style: Style, queue: str, credit: int = 1) -> bytes:
 @needs_nc
 @all_styles
 def test_netcat_publishes(broker: BrokerProcess, style: Style, queue: str) -> None:
-    """The older revision's publish, pasted, then the end of the input."""
+    """A publish of the older revision, followed by the end of the input."""
     with Netcat(broker.port) as nc:
         nc.paste(style.write("H0100102", ("01", queue), ("02", "Hello World")))
         assert nc.end() == b""
@@ -259,7 +259,7 @@ def test_netcat_shows_nothing_after_garbage(broker: BrokerProcess) -> None:
 
 
 def php(script: str | Path, *arguments: str) -> str:
-    """Run a script of ``examples/php``; give what it prints."""
+    """Run a script of ``examples/php`` and return its output."""
     path = ROOT / "examples" / "php" / script
     done = subprocess.run(
         ["php", str(path), *arguments], capture_output=True, text=True, timeout=60, check=False
@@ -289,7 +289,7 @@ def test_php_consumer_gets_what_a_php_publisher_sent(
 def test_php_consumer_of_the_older_revision_gets_what_others_publish(
     broker: BrokerProcess, queue: str
 ) -> None:
-    """Both ports lead to the same queues; a TTL is not shown to who does not know it."""
+    """Both ports lead to the same queues; the older revision receives no TTL."""
     with SocketClient(broker.port) as peer:
         assert peer.confirm(queue, b"from elsewhere", ttl_s=60) is None
     assert php("consume.php", broker.phpmq[1], queue) == "from elsewhere\n"
@@ -335,7 +335,7 @@ def test_php_consumer_waits_for_a_message_that_comes_later(
 def test_programs_with_the_published_client_use_the_older_listener(
     broker: BrokerProcess, admin: AdminApi, queue: str, tmp_path: Path
 ) -> None:
-    """A double has the names and the bytes of the client; the rest is the example's."""
+    """A double has the names and the bytes of the client; the rest is from the example."""
     shutil.copytree(ROOT / "examples/php/published", tmp_path, dirs_exist_ok=True)
     (tmp_path / "vendor").mkdir()
     shutil.copy(ROOT / "tests/docs/published_client.php", tmp_path / "vendor/autoload.php")

@@ -1,4 +1,4 @@
-"""The history as Arrow over HTTP from a real broker: whole and counted, or visibly broken."""
+"""The history as Arrow over HTTP from a real broker: complete, or visibly broken."""
 
 import asyncio
 import os
@@ -125,14 +125,14 @@ async def test_queues_come_by_name_and_by_pattern(shared: ExportSite) -> None:
 
 
 @reading
-async def test_head_counts_and_gives_nothing(shared: ExportSite) -> None:
+async def test_head_returns_only_the_count(shared: ExportSite) -> None:
     for _ in range(3):
         async with shared.session.head(shared.url("lo=0&hi=1000&queue=mail")) as response:
             assert (response.status, response.headers["X-Row-Count"]) == (200, "334")
     assert len(shared.exports.pids) == 1
 
 
-async def test_bounds_say_where_the_history_stands(site: ExportSite) -> None:
+async def test_bounds_describe_the_history(site: ExportSite) -> None:
     status, told = await site.get("", "history/bounds")
     assert status == 200
     expected = {"history_id": HISTORY_ID, "lo": 0, "hi": 1_000, "lo_deleted": 0}
@@ -183,15 +183,15 @@ async def test_page_of_another_site_notes_no_reader(
         ("lo=1001&hi=2000", 409, "gap"),
     ],
 )
-async def test_what_cannot_be_given_is_a_problem(
+async def test_invalid_range_is_a_problem(
     shared: ExportSite, query: str, status: int, code: str
 ) -> None:
     answered, told = await shared.get(query)
     assert (answered, told["code"]) == (status, code)
-    assert (await shared.read("lo=0&hi=5")).num_rows == 5  # the process goes on
+    assert (await shared.read("lo=0&hi=5")).num_rows == 5  # the process continues
 
 
-async def test_gap_is_told_or_left_out(site: ExportSite) -> None:
+async def test_gap_is_an_error_or_skipped(site: ExportSite) -> None:
     remove_history_upto(site.database, 100)
     status, told = await site.get("lo=50&hi=200")
     assert (status, told["code"]) == (409, "gap")
@@ -220,7 +220,7 @@ def _rows(database: Path, text: str) -> list[tuple[Any, ...]]:
 # -- who may
 
 
-async def test_reader_sees_the_queues_that_are_theirs(site: ExportSite) -> None:
+async def test_reader_sees_only_permitted_queues(site: ExportSite) -> None:
     home = BrokerFixture(site.broker)
     await home.add_user("anna")
     secret = await home.token("narrow", "viewer", "orders*")
@@ -333,13 +333,13 @@ async def test_process_that_does_not_begin_is_a_problem(broken: ExportSite, how:
 async def test_rows_removed_during_an_export_break_the_connection(large_copy: Path) -> None:
     async with site_on(large_copy) as site, site.session.get(site.url(WHOLE)) as response:
         assert response.status == 200
-        remove_history_upto(site.database, ROWS - 1_000)  # far ahead of what fits on the way here
+        remove_history_upto(site.database, ROWS - 1_000)  # far ahead of the buffered rows
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.read()
 
 
 @reading
-async def test_third_export_is_asked_to_come_again(large: ExportSite) -> None:
+async def test_third_export_is_asked_to_retry(large: ExportSite) -> None:
     url = large.url(WHOLE)
     async with large.session.get(url) as first, large.session.get(url) as second:
         async with large.session.get(url) as third:
@@ -419,8 +419,8 @@ async def test_idle_process_that_was_killed_is_replaced(shared: ExportSite) -> N
 
 
 @reading
-async def test_messages_that_pass_slow_an_export_down(shared: ExportSite) -> None:
-    """The reasons of pauses; ``tests/unit/export/test_exports.py`` covers the rest."""
+async def test_message_traffic_slows_an_export_down(shared: ExportSite) -> None:
+    """This tests when it pauses; ``tests/unit/export/test_exports.py`` covers the rest."""
     before = shared.exports._pace._passed()
     await shared.read("lo=0&hi=5")
     assert shared.exports._pace._passed() == before
@@ -429,9 +429,7 @@ async def test_messages_that_pass_slow_an_export_down(shared: ExportSite) -> Non
     assert shared.exports._pace._passed() > before
 
 
-async def test_extra_that_is_not_installed_is_named(
-    site: ExportSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_missing_extra_is_named(site: ExportSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     status, told = await site.get("lo=0&hi=10")
     assert (status, told["code"]) == (501, "no_arrow")
@@ -444,7 +442,7 @@ async def test_extra_that_is_not_installed_is_named(
 
 
 async def test_export_while_messages_pass_is_exact(site: ExportSite) -> None:
-    """Rows settle and others leave while ranges are read; each range has what the table has."""
+    """Rows are added and removed while ranges are read; each range equals the table."""
     total, exports = 3_000, 0
 
     async def publish() -> None:
@@ -510,7 +508,7 @@ async def test_processes_end_with_the_broker(large_copy: Path) -> None:
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.read()
     assert not any(map(is_running, pids))
-    assert not (large_copy / "phpmq.db-wal").exists()  # nobody held the database when it closed
+    assert not (large_copy / "phpmq.db-wal").exists()  # no process had it open at the end
 
 
 @pytest.mark.sample("True")
