@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.core_and_store import MakeDriver, drivers_in
+from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.full_broker import FullBroker, full_broker
 from tests.support.http_site import HttpSite, running_site
 from tests.support.http_users import BrokerFixture, broker_fixture
@@ -38,6 +39,20 @@ async def filled(tmp_path: Path) -> AsyncIterator[FullBroker]:
     """Run a broker with something on each page."""
     async with full_broker(tmp_path / "data") as filled:
         yield filled
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """Run a broker process with an admin listener for the tests of one file."""
+    data = tmp_path_factory.mktemp("broker") / "data"
+    with broker_process(data, "--admin", "127.0.0.1:0") as broker:
+        yield broker
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """Return the name of a queue that no other test uses."""
+    return f"queue.{request.node.name}"[:200]
 
 
 @pytest.fixture

@@ -7,11 +7,16 @@ from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.write import store as stores
 from tests.support.core_and_store import Driver, MakeDriver, run_operation
 
+
+@pytest.fixture
+def driver(make: MakeDriver) -> Driver:
+    return make()
+
+
 # -- restart
 
 
-def test_held_messages_are_ready_again_in_their_place_after_a_restart(make: MakeDriver) -> None:
-    driver = make()
+def test_held_messages_are_ready_again_in_their_place_after_a_restart(driver: Driver) -> None:
     worker = driver.consume(3)
     driver.publish(b"a", b"b", b"c", b"d", b"e")
     assert driver.states()[:3] == [(1, 1, 1), (2, 1, 1), (3, 1, 1)]
@@ -35,9 +40,8 @@ def test_queues_count_for_their_creators_after_a_restart(make: MakeDriver) -> No
     assert +driver.core.state.registry.created == created
 
 
-def test_acknowledgement_from_before_a_restart_still_counts(make: MakeDriver) -> None:
+def test_acknowledgement_from_before_a_restart_still_counts(driver: Driver) -> None:
     """README, Wire: 004 settles a message that no live connection holds."""
-    driver = make()
     worker = driver.consume()
     driver.publish(b"a")
     [held] = worker.take()
@@ -48,8 +52,7 @@ def test_acknowledgement_from_before_a_restart_still_counts(make: MakeDriver) ->
     assert driver.live() == (0, 0)
 
 
-def test_number_is_never_assigned_twice(make: MakeDriver) -> None:
-    driver = make()
+def test_number_is_never_assigned_twice(driver: Driver) -> None:
     worker = driver.consume()
     for seq in range(1, 4):
         driver.publish(b"a")
@@ -61,8 +64,7 @@ def test_number_is_never_assigned_twice(make: MakeDriver) -> None:
         worker = driver.consume()
 
 
-def test_deadline_survives_a_restart_and_the_scale_it_is_on(make: MakeDriver) -> None:
-    driver = make()
+def test_deadline_survives_a_restart_and_the_scale_it_is_on(driver: Driver) -> None:
     driver.publish(b"a", ttl_s=10)
     driver.publish(b"b")
     driver.kill_and_restart()
@@ -77,8 +79,7 @@ def test_deadline_survives_a_restart_and_the_scale_it_is_on(make: MakeDriver) ->
     assert [d.body for d in driver.consume().take()] == [b"b"]
 
 
-def test_deadline_that_passed_while_the_broker_was_stopped_is_kept(make: MakeDriver) -> None:
-    driver = make()
+def test_deadline_that_passed_while_the_broker_was_stopped_is_kept(driver: Driver) -> None:
     driver.publish(b"a", ttl_s=10)
     driver.clock.advance(3_600)
     driver.kill_and_restart()
@@ -119,8 +120,7 @@ def test_youngest_keys_are_known_after_a_restart(
     assert driver.live() == (5, 5)
 
 
-def test_settings_of_a_queue_survive_a_restart(make: MakeDriver) -> None:
-    driver = make()
+def test_settings_of_a_queue_survive_a_restart(driver: Driver) -> None:
     driver.publish(b"a")
     changes = {
         "on_expire": "dead_letter", "max_deliveries": 7, "ack_timeout_s": 5, "default_ttl_s": 9,
@@ -141,8 +141,7 @@ def test_settings_of_a_queue_survive_a_restart(make: MakeDriver) -> None:
     assert driver.core.state.queues["orders"].settings == QueueSettings()
 
 
-def test_connections_are_closed_in_their_rows_at_the_next_start(make: MakeDriver) -> None:
-    driver = make()
+def test_connections_are_closed_in_their_rows_at_the_next_start(driver: Driver) -> None:
     driver.connect().disconnect()
     driver.connect()
     driver.step()
@@ -209,9 +208,8 @@ def damage(driver: Driver, seq: int) -> None:
     driver.store.execute("UPDATE body SET content = CAST('zz' AS BLOB) WHERE seq = ?", (seq,))
 
 
-def test_damaged_message_is_settled_and_never_delivered(make: MakeDriver) -> None:
+def test_damaged_message_is_settled_and_never_delivered(driver: Driver) -> None:
     """It is settled as dead with reason crc; it has no record and keeps its body."""
-    driver = make()
     driver.publish(b"aa", b"bb", b"cc")
     damage(driver, 2)
     worker = driver.consume()
@@ -222,24 +220,21 @@ def test_damaged_message_is_settled_and_never_delivered(make: MakeDriver) -> Non
     assert driver.live() == (2, 4)
 
 
-def test_body_in_the_wrong_row_is_damage(make: MakeDriver) -> None:
-    driver = make()
+def test_body_in_the_wrong_row_is_damage(driver: Driver) -> None:
     driver.publish(b"aa", b"bb")
     driver.store.execute("UPDATE body SET content = iif(seq = 1, x'6262', x'6161')")
     assert driver.consume().take() == []
     assert [row[2:] for row in driver.outcomes()] == [(4, "crc"), (4, "crc")]
 
 
-def test_message_whose_body_is_missing_is_settled(make: MakeDriver) -> None:
-    driver = make()
+def test_message_whose_body_is_missing_is_settled(driver: Driver) -> None:
     driver.publish(b"aa", b"bb")
     driver.store.execute("DELETE FROM body WHERE seq = 1")
     assert [d.body for d in driver.consume().take()] == [b"bb"]
     assert driver.outcomes() == [(1, 1, 4, "crc")]
 
 
-def test_damage_is_found_when_a_message_comes_again(make: MakeDriver) -> None:
-    driver = make()
+def test_damage_is_found_when_a_message_comes_again(driver: Driver) -> None:
     worker = driver.consume()
     driver.publish(b"aa")
     assert len(worker.take()) == 1
@@ -250,8 +245,7 @@ def test_damage_is_found_when_a_message_comes_again(make: MakeDriver) -> None:
     assert driver.outcomes() == [(1, 1, 4, "crc")]
 
 
-def test_damaged_dead_letter_leaves_no_record(make: MakeDriver) -> None:
-    driver = make()
+def test_damaged_dead_letter_leaves_no_record(driver: Driver) -> None:
     worker = driver.consume()
     driver.publish(b"aa")
     damage(driver, 1)
@@ -261,8 +255,7 @@ def test_damaged_dead_letter_leaves_no_record(make: MakeDriver) -> None:
     assert driver.rows("SELECT count(*) FROM message") == [(0,)]
 
 
-def test_damaged_record_is_not_redriven(make: MakeDriver) -> None:
-    driver = make()
+def test_damaged_record_is_not_redriven(driver: Driver) -> None:
     worker = driver.consume()
     driver.publish(b"aa")
     worker.dead_letter("orders", worker.got[0].message_id)
@@ -277,8 +270,7 @@ def test_damaged_record_is_not_redriven(make: MakeDriver) -> None:
 # -- dead letters on disk
 
 
-def test_dead_letter_and_its_record_are_rows_that_tell_of_each_other(make: MakeDriver) -> None:
-    driver = make()
+def test_dead_letter_and_its_record_are_rows_that_tell_of_each_other(driver: Driver) -> None:
     worker = driver.consume()
     driver.publish(b"body", ttl_s=60)
     worker.dead_letter("orders", worker.got[0].message_id)
@@ -294,7 +286,7 @@ def test_dead_letter_and_its_record_are_rows_that_tell_of_each_other(make: MakeD
     assert record.body == b"body"
 
 
-def test_history_tells_all_charged_deliveries_of_a_poison_message(make: MakeDriver) -> None:
+def test_history_counts_all_charged_deliveries_of_a_poison_message(make: MakeDriver) -> None:
     driver = make(defaults=QueueSettings(max_deliveries=2))
     driver.publish(b"a")
     for _ in range(2):
@@ -306,9 +298,8 @@ def test_history_tells_all_charged_deliveries_of_a_poison_message(make: MakeDriv
     assert rows == [(4, "max_deliveries", 2, 2)]
 
 
-def test_message_that_came_too_late_was_never_delivered(make: MakeDriver) -> None:
+def test_message_that_came_too_late_was_never_delivered(driver: Driver) -> None:
     """The clock is read again before sending."""
-    driver = make()
     worker = driver.consume()
     driver.commit_takes_s = 1.0
     driver.publish(b"late", ttl_s=1)

@@ -40,6 +40,12 @@ def seqs(rows: list[MessageRow]) -> list[int]:
     return [row.seq for row in rows]
 
 
+async def read_row(reader: MessageReader, message_id: str) -> MessageRow:
+    row = await reader.message(message_id)
+    assert row is not None
+    return row
+
+
 # -- queues
 
 
@@ -97,7 +103,9 @@ async def test_deadline_is_in_wall_time(database: Database, reader: MessageReade
     assert row.deadline_at == NOW_MS + 3_600_000
 
 
-async def test_reader_counts_what_expires_soon(database: Database, reader: MessageReader) -> None:
+async def test_reader_counts_soon_expiring_messages(
+    database: Database, reader: MessageReader
+) -> None:
     for deadline_ms in (None, NOW_MS + 5, NOW_MS + 3, NOW_MS + 900_000):
         database.message(1, deadline_ms=deadline_ms)
     database.message(2, deadline_ms=NOW_MS, state=1)
@@ -119,13 +127,10 @@ async def test_message_is_found_alive_and_settled(
 ) -> None:
     alive = database.message(1)
     settled = database.settled(1, outcome=4, reason="client")
-    found = [await reader.message(alive), await reader.message(settled)]
-    assert [(row.message_id, row.is_alive) for row in found if row is not None] == [
-        (alive, True),
-        (settled, False),
-    ]
-    assert found[1] is not None
-    assert (found[1].offset, State(found[1].state), found[1].reason) == (1, State.DEAD, "client")
+    live, dead = await read_row(reader, alive), await read_row(reader, settled)
+    assert (live.message_id, live.is_alive) == (alive, True)
+    assert (dead.message_id, dead.is_alive) == (settled, False)
+    assert (dead.offset, State(dead.state), dead.reason) == (1, State.DEAD, "client")
 
 
 async def test_message_is_not_found_by_its_number_alone(
@@ -146,8 +151,7 @@ async def test_record_names_the_message_it_is_about(
     record = database.message(
         2, source_seq=int(origin[:16], 16), source_queue_id=1, source_reason="client"
     )
-    row = await reader.message(record)
-    assert row is not None
+    row = await read_row(reader, record)
     assert (row.source_id, row.source_queue, row.source_reason) == (origin, "orders", "client")
 
 
@@ -155,8 +159,7 @@ async def test_large_body_is_cut_and_downloaded_whole(
     database: Database, reader: MessageReader
 ) -> None:
     content = bytes(range(256)) * 2_000
-    row = await reader.message(database.message(1, content))
-    assert row is not None
+    row = await read_row(reader, database.message(1, content))
     head, whole = await reader.body(row), await reader.whole_body(row)
     assert head is not None
     assert whole is not None
@@ -168,25 +171,22 @@ async def test_large_body_is_cut_and_downloaded_whole(
 
 async def test_body_up_to_the_limit_is_whole(database: Database, reader: MessageReader) -> None:
     for size in (0, messages.BODY_WHOLE_BYTES):
-        row = await reader.message(database.message(1, b"x" * size))
-        assert row is not None
+        row = await read_row(reader, database.message(1, b"x" * size))
         body = await reader.body(row)
         assert body is not None
         assert (len(body.content), body.is_whole) == (size, True)
 
 
 async def test_damaged_body_is_noticed(database: Database, reader: MessageReader) -> None:
-    row = await reader.message(database.message(1, b"good"))
+    row = await read_row(reader, database.message(1, b"good"))
     database.connection.execute("UPDATE body SET content = x'00'")
-    assert row is not None
     body = await reader.body(row)
     assert body is not None
     assert body.is_damaged
 
 
 async def test_body_that_has_left_is_none(database: Database, reader: MessageReader) -> None:
-    row = await reader.message(database.settled(1, None))
-    assert row is not None
+    row = await read_row(reader, database.settled(1, None))
     assert await reader.body(row) is None
     assert await reader.whole_body(row) is None
 
@@ -367,7 +367,7 @@ async def test_trash_contains_restorable_messages(
     assert [row.message_id for row in page.rows] == [deleted[5]]
 
 
-# -- several at once
+# -- several messages
 
 
 async def test_rows_and_bodies_are_read_by_number(
@@ -394,8 +394,7 @@ async def test_links_name_the_other_messages(database: Database, reader: Message
 
 async def test_parts_of_a_body_are_read_alone(database: Database, reader: MessageReader) -> None:
     content = bytes(range(256)) * 10_000
-    row = await reader.message(database.message(1, content))
-    assert row is not None
+    row = await read_row(reader, database.message(1, content))
     part = await reader.body_part(row, 1_000_000, 300)
     assert part is not None
     assert (part.size, part.content) == (len(content), content[1_000_000:1_000_300])
@@ -409,12 +408,9 @@ async def test_parts_of_a_body_are_read_alone(database: Database, reader: Messag
 async def test_sha256_of_large_bodies_comes_with_the_download(
     database: Database, reader: MessageReader
 ) -> None:
-    large = await reader.message(database.message(1, b"x" * (messages.SHA256_BYTES + 1)))
-    empty = await reader.message(database.message(1, b""))
-    gone = await reader.message(database.settled(1, None, size=5))
-    assert large is not None
-    assert empty is not None
-    assert gone is not None
+    large = await read_row(reader, database.message(1, b"x" * (messages.SHA256_BYTES + 1)))
+    empty = await read_row(reader, database.message(1, b""))
+    gone = await read_row(reader, database.settled(1, None, size=5))
     assert await reader.sha256(large) is None
     assert await reader.sha256(empty) == hashlib.sha256().hexdigest()
     assert await reader.sha256(gone) is None

@@ -32,6 +32,14 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def folder(path: Path) -> Iterator[DataFolder]:
+    """Open a new data folder; the test may close it."""
+    folder = DataFolder.open(path)
+    yield folder
+    folder.close()
+
+
+@pytest.fixture
 def open_umask() -> Iterator[None]:
     before = os.umask(0)
     yield
@@ -106,8 +114,7 @@ def test_lock_is_free_when_the_start_was_refused(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_nothing_is_open_to_others_under_umask_000(path: Path) -> None:
-    folder = DataFolder.open(path)
+def test_nothing_is_open_to_others_under_umask_000(folder: DataFolder, path: Path) -> None:
     with closing(sqlite3.connect(folder.database)) as connection:
         connection.execute("PRAGMA journal_mode=WAL").fetchall()
         connection.execute("CREATE TABLE t (n)")
@@ -117,7 +124,6 @@ def test_nothing_is_open_to_others_under_umask_000(path: Path) -> None:
     names = {"lock", "meta.json", "last_error.json", "phpmq.db", "phpmq.db-wal", "phpmq.db-shm"}
     assert found == dict.fromkeys(names, 0o600)
     assert mode(path) == 0o700
-    folder.close()
 
 
 @pytest.mark.usefixtures("open_umask")
@@ -176,11 +182,10 @@ def test_any_file_system_is_taken_when_the_system_does_not_tell(
     DataFolder.open(path).close()
 
 
-# -- a database that should be there
+# -- lost databases
 
 
-def test_new_folder_has_an_empty_database(path: Path) -> None:
-    folder = DataFolder.open(path)
+def test_new_folder_has_an_empty_database(folder: DataFolder, path: Path) -> None:
     assert folder.database == path / "phpmq.db"
     assert folder.control_socket == path / "control.sock"
     assert folder.database.stat().st_size == 0
@@ -190,8 +195,7 @@ def test_new_folder_has_an_empty_database(path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ["missing", "empty"])
-def test_lost_database_is_refused_beside_a_wal(path: Path, state: str) -> None:
-    folder = DataFolder.open(path)
+def test_lost_database_is_refused_beside_a_wal(folder: DataFolder, path: Path, state: str) -> None:
     folder.wal.write_bytes(b"frames")
     if state == "missing":
         folder.database.unlink()
@@ -203,8 +207,9 @@ def test_lost_database_is_refused_beside_a_wal(path: Path, state: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["missing", "empty"])
-def test_lost_database_is_refused_when_there_were_messages(path: Path, state: str) -> None:
-    folder = DataFolder.open(path)
+def test_lost_database_is_refused_when_there_were_messages(
+    folder: DataFolder, path: Path, state: str
+) -> None:
     make_database(folder)
     folder.record(has_messages=True)
     folder.database.unlink()
@@ -217,8 +222,9 @@ def test_lost_database_is_refused_when_there_were_messages(path: Path, state: st
         DataFolder.open(path)
 
 
-def test_lost_database_is_refused_when_meta_json_cannot_be_read(path: Path) -> None:
-    folder = DataFolder.open(path)
+def test_lost_database_is_refused_when_meta_json_cannot_be_read(
+    folder: DataFolder, path: Path
+) -> None:
     folder.meta_file.write_bytes(b"{")
     folder.database.unlink()
     folder.close()
@@ -226,8 +232,7 @@ def test_lost_database_is_refused_when_meta_json_cannot_be_read(path: Path) -> N
         DataFolder.open(path)
 
 
-def test_lost_meta_json_is_recreated(path: Path) -> None:
-    folder = DataFolder.open(path)
+def test_lost_meta_json_is_recreated(folder: DataFolder, path: Path) -> None:
     make_database(folder)
     folder.meta_file.unlink()
     folder.close()
@@ -237,16 +242,14 @@ def test_lost_meta_json_is_recreated(path: Path) -> None:
     again.close()
 
 
-def test_foreign_file_in_place_of_the_database_is_refused(path: Path) -> None:
-    folder = DataFolder.open(path)
+def test_foreign_file_in_place_of_the_database_is_refused(folder: DataFolder, path: Path) -> None:
     folder.database.write_bytes(b"no database at all")
     folder.close()
     with pytest.raises(DataDamagedError, match="is not an SQLite database"):
         DataFolder.open(path)
 
 
-def test_first_write_that_was_cut_off_is_left_to_sqlite(path: Path) -> None:
-    folder = DataFolder.open(path)
+def test_first_write_that_was_cut_off_is_left_to_sqlite(folder: DataFolder, path: Path) -> None:
     folder.database.write_bytes(bytes(4_096))
     (path / "phpmq.db-journal").write_bytes(b"a hot journal")
     folder.close()
@@ -256,8 +259,7 @@ def test_first_write_that_was_cut_off_is_left_to_sqlite(path: Path) -> None:
 # -- meta.json and last_error.json
 
 
-def test_meta_is_kept(path: Path) -> None:
-    folder = DataFolder.open(path)
+def test_meta_is_kept(folder: DataFolder, path: Path) -> None:
     created_at = folder.meta.created_at
     assert folder.meta == data_folder.DataFolderMetadata(created_at)
     make_database(folder)
@@ -272,17 +274,16 @@ def test_meta_is_kept(path: Path) -> None:
     again.close()
 
 
-def test_meta_is_written_only_when_it_changed(path: Path) -> None:
-    folder = DataFolder.open(path)
+def test_meta_is_written_only_when_it_changed(folder: DataFolder) -> None:
     folder.record(has_messages=True)
     before = folder.meta_file.stat().st_ino
     folder.record(has_messages=True)
     assert folder.meta_file.stat().st_ino == before
-    folder.close()
 
 
-def test_meta_stays_whole_when_writing_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = DataFolder.open(path)
+def test_meta_stays_whole_when_writing_fails(
+    folder: DataFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = folder.meta_file.read_bytes()
 
     def fail(_: int) -> None:
@@ -296,11 +297,9 @@ def test_meta_stays_whole_when_writing_fails(path: Path, monkeypatch: pytest.Mon
     assert not folder.meta.has_messages
     folder.record(has_messages=True)  # the remains of the first attempt are no obstacle
     assert json.loads(folder.meta_file.read_bytes())["has_messages"] is True
-    folder.close()
 
 
-def test_last_error_tells_the_code_of_sqlite(path: Path) -> None:
-    folder = DataFolder.open(path)
+def test_last_error_contains_the_code_of_sqlite(folder: DataFolder) -> None:
     assert folder.read_last_error() is None
     with closing(sqlite3.connect(":memory:")) as connection:
         try:
@@ -317,11 +316,8 @@ def test_last_error_tells_the_code_of_sqlite(path: Path) -> None:
         "sqlite_errorname": "SQLITE_ERROR",
         "pid": os.getpid(),
     }
-    folder.close()
 
 
-def test_last_error_raises_nothing_when_the_disk_is_gone(path: Path) -> None:
-    folder = DataFolder.open(path)
+def test_last_error_raises_nothing_when_the_disk_is_gone(folder: DataFolder, path: Path) -> None:
     folder.path = path / "gone"
     assert not folder.write_last_error(RuntimeError("x"), 1)
-    folder.close()

@@ -53,6 +53,11 @@ def make(tmp_path: Path) -> Iterator[Make]:
         driver.close()
 
 
+@pytest.fixture
+def driver(make: Make) -> Driver:
+    return make()
+
+
 def padded(size: int) -> bytes:
     return body(x='"%s"' % ("x" * size))
 
@@ -76,9 +81,16 @@ def most_in_a_turn(driver: Driver) -> int:
 
 
 def live(driver: Driver) -> dict[str, int]:
-    """Return how many messages are alive, by queue; none is left out."""
+    """Return the number of live messages per queue, without empty queues."""
     queues = driver.core.state.queues.values()
     return {queue.name: queue.row.live_count for queue in queues if queue.row.live_count}
+
+
+def create(driver: Driver, queue: str, **settings: Any) -> None:
+    """Create a queue with these settings."""
+    driver.ask("create_queue", queue)
+    driver.step()
+    driver.ask("configure", queue, settings)
 
 
 # -- the allowance of a batch
@@ -112,7 +124,7 @@ def test_verdicts_on_a_list_are_bounded_in_a_batch(make: Make) -> None:
     assert live(driver) == {"orders": 20}
 
 
-def test_large_one_that_nobody_had_and_is_in_memory_dies_in_the_thread_too(make: Make) -> None:
+def test_large_message_in_memory_is_dead_lettered_in_the_thread(make: Make) -> None:
     driver = make(on_expire="dead_letter")
     worker = driver.connect()
     worker.consume("orders", 1)
@@ -126,7 +138,7 @@ def test_large_one_that_nobody_had_and_is_in_memory_dies_in_the_thread_too(make:
     assert live(driver) == {"orders": 1, "orders.dlq": 1}
 
 
-def test_forced_publish_of_a_large_one_is_judged_ahead(make: Make) -> None:
+def test_forced_publish_of_a_large_message_is_validated_first(make: Make) -> None:
     driver = make(payload_policy="envelope", max_messages=1)
     client = driver.connect()
     client.publish("orders", body())
@@ -145,12 +157,12 @@ def test_forced_publish_of_a_large_one_is_judged_ahead(make: Make) -> None:
     assert len(core.finish().created) == 1
 
 
-# -- many that wait for their record
+# -- pending dead letters
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "size"), [(1_100, 66_000), (80, 1_000_000)])
-def test_nothing_goes_round_while_many_are_dying(make: Make, number: int, size: int) -> None:
+def test_batches_stop_while_dead_letters_are_pending(make: Make, number: int, size: int) -> None:
     driver = make(Limits(batch_bytes=1 << 30), on_expire="dead_letter")
     for at in range(0, number, 10):
         driver.ask("publish", "orders", [(b"x" * size, 5)] * min(10, number - at))
@@ -178,8 +190,7 @@ def test_nothing_goes_round_while_many_are_dying(make: Make, number: int, size: 
 # -- the order of a connection
 
 
-def test_receipt_behind_a_large_dead_letter_waits_until_that_is_stored(make: Make) -> None:
-    driver = make()
+def test_receipt_after_a_large_dead_letter_waits_until_that_is_stored(driver: Driver) -> None:
     worker = driver.connect()
     worker.consume("orders", 2)
     driver.publish(padded(100_000), padded(100_000))
@@ -199,7 +210,7 @@ def test_receipt_behind_a_large_dead_letter_waits_until_that_is_stored(make: Mak
     assert live(driver) == {"orders.dlq": 2, "other": 1}
 
 
-# -- records that clients wrote
+# -- records from clients
 
 
 def record_about(message_id: bytes, padding: int = 0) -> bytes:
@@ -218,9 +229,8 @@ def taken(driver: Driver) -> tuple[Client, Delivery]:
 
 @pytest.mark.parametrize(("number", "size", "loaded"), [(100, 200_000, 8), (8, 3_000_000, 5)])
 def test_records_that_name_a_message_are_loaded_within_bounds(
-    make: Make, number: int, size: int, loaded: int
+    driver: Driver, number: int, size: int, loaded: int
 ) -> None:
-    driver = make()
     worker, delivery = taken(driver)
     fake = record_about(delivery.message_id[:16] + b"f" * 16, size)
     client = driver.connect()
@@ -233,8 +243,7 @@ def test_records_that_name_a_message_are_loaded_within_bounds(
     assert [len(records) for records in found.records.values()] == [loaded]
 
 
-def test_record_in_another_queue_than_its_own_does_not_count(make: Make) -> None:
-    driver = make()
+def test_record_in_another_queue_than_its_own_does_not_count(driver: Driver) -> None:
     worker, delivery = taken(driver)
     driver.publish(record_about(delivery.message_id), queue="foreign.dlq")
     worker.dead_letter("orders", delivery.message_id)
@@ -242,8 +251,7 @@ def test_record_in_another_queue_than_its_own_does_not_count(make: Make) -> None
     assert live(driver) == {"foreign.dlq": 1, "orders.dlq": 1}
 
 
-def test_record_in_its_own_queue_counts_among_many(make: Make) -> None:
-    driver = make()
+def test_record_in_its_own_queue_counts_among_many(driver: Driver) -> None:
     worker, delivery = taken(driver)
     fake = record_about(delivery.message_id[:16] + b"f" * 16)
     driver.publish(*[fake] * 20, record_about(delivery.message_id), fake, queue="orders.dlq")
@@ -252,14 +260,12 @@ def test_record_in_its_own_queue_counts_among_many(make: Make) -> None:
     assert live(driver) == {"orders.dlq": 22}
 
 
-# -- the way back
+# -- redrive
 
 
 def quarantined(driver: Driver, *contents: bytes) -> None:
     """Dead-letter contents by their verdict, and then accept everything."""
-    driver.ask("create_queue", "orders")
-    driver.step()
-    driver.ask("configure", "orders", {"payload_policy": "envelope"})
+    create(driver, "orders", payload_policy="envelope")
     driver.ask("publish", "orders", [(content, None) for content in contents])
     driver.step()
     assert live(driver) == {"orders.dlq": len(contents)}
@@ -270,10 +276,9 @@ BAD = [body(data="null", x='"%s"' % ("x" * size)) for size in (10, 900_000, 60_0
 
 @pytest.mark.parametrize("policy", ["observe", "envelope"])
 @pytest.mark.parametrize("is_sweep", [True, False])
-def test_records_of_any_size_are_read_ahead_and_go_back_in_order(
-    make: Make, policy: str, is_sweep: bool
+def test_records_of_any_size_are_redriven_in_order(
+    driver: Driver, policy: str, is_sweep: bool
 ) -> None:
-    driver = make()
     contents = [*BAD, *[body(data="null", x='"%s"' % ("y" * 60_000))] * 10]
     quarantined(driver, *contents)
     driver.ask("configure", "orders", {"payload_policy": policy})
@@ -298,10 +303,9 @@ def test_records_of_any_size_are_read_ahead_and_go_back_in_order(
         assert live(driver) == {"orders.dlq": len(contents)}
 
 
-def test_queue_that_is_configured_while_records_are_read_judges_by_its_new_settings(
-    make: Make,
+def test_queue_configured_while_records_are_read_applies_its_new_settings(
+    driver: Driver,
 ) -> None:
-    driver = make()
     quarantined(driver, BAD[1])
     driver.ask("configure", "orders", {"payload_policy": "observe"})
     driver.ask("redrive", "orders.dlq")
@@ -335,14 +339,11 @@ def dead_in_retry(driver: Driver) -> None:
         ({"dead_letter_queue": "failed"}, {"dead_letter_queue": "own"}, "own"),
     ],
 )
-def test_who_dies_in_retry_has_its_record_with_those_of_its_home(
-    make: Make, settings: dict[str, str], retry: dict[str, str], name: str
+def test_dead_letter_of_a_retry_queue_has_its_record_with_the_main_queue(
+    driver: Driver, settings: dict[str, str], retry: dict[str, str], name: str
 ) -> None:
-    driver = make()
-    for queue, changes in (("orders", settings), ("orders.retry", retry)):
-        driver.ask("create_queue", queue)
-        driver.step()
-        driver.ask("configure", queue, changes)
+    create(driver, "orders", **settings)
+    create(driver, "orders.retry", **retry)
     dead_in_retry(driver)
     assert live(driver) == {name: 1}
     driver.ask("redrive", name)
@@ -350,8 +351,7 @@ def test_who_dies_in_retry_has_its_record_with_those_of_its_home(
     assert live(driver) == {"orders": 1}
 
 
-def test_who_died_in_retry_stays_until_its_home_is_there(make: Make) -> None:
-    driver = make()
+def test_dead_letter_of_a_retry_queue_stays_until_the_main_queue_exists(driver: Driver) -> None:
     dead_in_retry(driver)
     driver.ask("redrive", "orders.dlq")
     driver.step()
@@ -362,20 +362,17 @@ def test_who_died_in_retry_stays_until_its_home_is_there(make: Make) -> None:
     assert live(driver) == {"orders": 1}
 
 
-# -- who waits for a dead-letter queue
+# -- waiting for a dead-letter queue
 
 
 @pytest.mark.parametrize(
     "changes", [{"payload_policy": "observe"}, {"dead_letter_queue": "orders.failed"}]
 )
-def test_publisher_waits_no_longer_for_a_dead_letter_queue_that_it_needs_no_more(
-    make: Make, changes: dict[str, str]
+def test_publisher_stops_waiting_for_a_dead_letter_queue_it_no_longer_needs(
+    driver: Driver, changes: dict[str, str]
 ) -> None:
-    driver = make()
-    for name in ("orders", "orders.dlq"):
-        driver.ask("create_queue", name)
-    driver.step()
-    driver.ask("configure", "orders", {"payload_policy": "envelope"})
+    create(driver, "orders", payload_policy="envelope")
+    create(driver, "orders.dlq")
     driver.ask("pause", "orders.dlq", "publishing", True)
     client = driver.connect()
     client.publish("orders", b"bad")
@@ -390,14 +387,11 @@ def test_publisher_waits_no_longer_for_a_dead_letter_queue_that_it_needs_no_more
     assert sum(live(driver).values()) == 1
 
 
-# -- what dead-letter queues take
+# -- dead-letter queues
 
 
-def test_dead_letter_queue_judges_nothing_whatever_it_is_told(make: Make) -> None:
-    driver = make()
-    driver.ask("create_queue", "orders.dlq")
-    driver.step()
-    driver.ask("configure", "orders.dlq", {"payload_policy": "envelope"})
+def test_dead_letter_queue_validates_nothing(driver: Driver) -> None:
+    create(driver, "orders.dlq", payload_policy="envelope")
     driver.publish(padded(1_000), queue="orders.dlq")
     assert counted(driver) == 0
     assert driver.core.state.queues["orders.dlq"].settings.payload_policy == "observe"
@@ -412,22 +406,18 @@ def test_dead_letter_queue_judges_nothing_whatever_it_is_told(make: Make) -> Non
         ({"max_bytes": 100}, 1, True),
     ],
 )
-def test_list_with_bad_ones_is_refused_where_their_records_have_no_room_together(
-    make: Make, limit: dict[str, int], number: int, is_taken: bool
+def test_list_is_rejected_if_the_records_of_its_bad_messages_do_not_fit(
+    driver: Driver, limit: dict[str, int], number: int, is_taken: bool
 ) -> None:
-    driver = make()
-    for name in ("orders", "orders.dlq"):
-        driver.ask("create_queue", name)
-    driver.step()
-    driver.ask("configure", "orders", {"payload_policy": "envelope"})
-    driver.ask("configure", "orders.dlq", limit)
+    create(driver, "orders", payload_policy="envelope")
+    create(driver, "orders.dlq", **limit)
     asked = driver.ask("publish", "orders", [(b"bad", None)] * number + [(body(), None)])
     driver.step()
     assert isinstance(asked.answer, RefusedError) is not is_taken
     assert live(driver) == ({"orders": 1, "orders.dlq": number} if is_taken else {})
 
 
-def test_list_that_is_judged_ahead_makes_no_queue_that_it_may_not_make(make: Make) -> None:
+def test_list_validated_in_background_creates_no_queue(make: Make) -> None:
     driver = make(payload_policy="envelope")
     driver.ask("create_queue", "orders")
     driver.step()

@@ -12,7 +12,7 @@ from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import State
 from phpmq_lite.queue_settings import QueueSettings
-from tests.support.core_and_store import Delivery, Driver, MakeDriver
+from tests.support.core_and_store import Client, Delivery, Driver, MakeDriver
 from tests.support.envelope_cases import CASES, Case, body, record_of
 
 URN = "urn:babel:orders:created"
@@ -28,6 +28,11 @@ def make(make: MakeDriver) -> MakeDriver:
     return lambda **settings: make(None, QueueSettings(**settings), BabelQueueInspector())
 
 
+@pytest.fixture
+def driver(make: MakeDriver) -> Driver:
+    return make()
+
+
 def content(driver: Driver, seq: int) -> bytes:
     [(found,)] = driver.rows("SELECT content FROM body WHERE seq = ?", seq)
     assert isinstance(found, bytes)
@@ -37,6 +42,13 @@ def content(driver: Driver, seq: int) -> bytes:
 def block(driver: Driver, seq: int) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(content(driver, seq))["dead_letter"]
     return found
+
+
+def dispatched(driver: Driver) -> tuple[Client, Delivery]:
+    """Return a new worker and the only message that it holds."""
+    worker = driver.consume()
+    [held] = worker.take()
+    return worker, held
 
 
 def worker_record(held: Delivery, **changes: Any) -> bytes:
@@ -51,8 +63,7 @@ def worker_record(held: Delivery, **changes: Any) -> bytes:
 # -- the index
 
 
-def test_index_lies_in_the_live_row_and_in_the_history(make: MakeDriver) -> None:
-    driver = make()
+def test_index_is_in_the_live_row_and_in_the_history(driver: Driver) -> None:
     worker = driver.consume()
     driver.publish(body(), b"plain", body(attempts="7"))
     live = f"SELECT {ALL_FOUR} FROM message ORDER BY seq"
@@ -65,7 +76,7 @@ def test_index_lies_in_the_live_row_and_in_the_history(make: MakeDriver) -> None
     ]  # fmt: skip
 
 
-def test_what_is_not_indexed_costs_an_opaque_queue_nothing(make: MakeDriver) -> None:
+def test_opaque_queue_has_no_index(make: MakeDriver) -> None:
     driver = make(payload_policy="opaque")
     driver.publish(body())
     assert driver.rows(f"SELECT {ALL_FOUR} FROM message") == [(None,) * 4]
@@ -75,9 +86,7 @@ def test_what_is_not_indexed_costs_an_opaque_queue_nothing(make: MakeDriver) -> 
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.reason], ids=lambda case: str(case.name))
-def test_bad_content_is_in_history_and_quarantine_in_one_transaction(
-    make: MakeDriver, case: Case
-) -> None:
+def test_bad_content_is_quarantined_in_one_transaction(make: MakeDriver, case: Case) -> None:
     driver = make(payload_policy="envelope")
     worker = driver.consume()
     client = driver.connect()
@@ -106,7 +115,7 @@ def test_bad_content_is_in_history_and_quarantine_in_one_transaction(
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if not c.reason], ids=lambda c: str(c.name))
-def test_right_content_reaches_its_consumer_byte_for_byte(make: MakeDriver, case: Case) -> None:
+def test_valid_content_reaches_its_consumer_unchanged(make: MakeDriver, case: Case) -> None:
     driver = make(payload_policy="envelope")
     worker = driver.consume()
     driver.publish(case.content)
@@ -131,7 +140,7 @@ def test_quarantine_that_is_not_committed_leaves_nothing(make: MakeDriver) -> No
     assert driver.states() == driver.outcomes() == []
 
 
-def test_empty_list_of_php_is_taken_as_the_queue_says(make: MakeDriver) -> None:
+def test_empty_list_of_php_is_accepted_as_configured(make: MakeDriver) -> None:
     php = body(data="[]", meta='{"lang":"php","schema_version":1}')
     driver = make(payload_policy="envelope")
     driver.publish(php)
@@ -142,7 +151,7 @@ def test_empty_list_of_php_is_taken_as_the_queue_says(make: MakeDriver) -> None:
     assert driver.outcomes() == [(1, 2, State.DEAD, "poison")]
 
 
-# -- what dies later
+# -- dead letters
 
 
 @pytest.mark.parametrize("how", ["client", "max_deliveries", "expired"])
@@ -153,8 +162,7 @@ def test_death_of_any_cause_leaves_a_record_with_its_block(make: MakeDriver, how
         driver.clock.advance(60)
         driver.step()
     else:
-        worker = driver.consume()
-        [held] = worker.take()
+        worker, held = dispatched(driver)
         if how == "client":
             worker.dead_letter("orders", held.message_id)
         else:
@@ -167,12 +175,10 @@ def test_death_of_any_cause_leaves_a_record_with_its_block(make: MakeDriver, how
     assert driver.rows("SELECT trace_id FROM message") == [(TRACE,)]
 
 
-def test_bare_006_of_another_version_names_it(make: MakeDriver) -> None:
-    driver = make()
+def test_bare_006_of_another_version_names_it(driver: Driver) -> None:
     newer = body(meta='{"schema_version":2}')
     driver.publish(newer)
-    worker = driver.consume()
-    [held] = worker.take()
+    worker, held = dispatched(driver)
     worker.dead_letter("orders", held.message_id)
     driver.step()
     assert driver.outcomes() == [(1, 1, State.DEAD, "unsupported_schema_version")]
@@ -180,31 +186,26 @@ def test_bare_006_of_another_version_names_it(make: MakeDriver) -> None:
 
 
 @pytest.mark.parametrize("crash", ["none", "before", "between", "after"])
-def test_record_of_a_worker_stays_the_only_one(make: MakeDriver, crash: str) -> None:
-    driver = make()
+def test_record_of_a_worker_stays_the_only_one(driver: Driver, crash: str) -> None:
     driver.publish(body())
-    worker = driver.consume()
-    [held] = worker.take()
+    worker, held = dispatched(driver)
     key = held.message_id + b":dead"
     if crash == "before":
         worker.publish("orders.dlq", worker_record(held), 0, key)
         driver.decide()  # never stored
         driver.kill_and_restart()
-        worker = driver.consume()
-        [held] = worker.take()
+        worker, held = dispatched(driver)
     worker.publish("orders.dlq", worker_record(held), 0, key)
     driver.step()
     if crash == "between":
         driver.kill_and_restart()
-        worker = driver.consume()
-        [held] = worker.take()
+        worker, held = dispatched(driver)
         worker.publish("orders.dlq", worker_record(held), 0, key)
     worker.dead_letter("orders", held.message_id)
     if crash == "after":
         driver.turn()  # the command arrived, but the dead letter is not stored
         driver.kill_and_restart()
-        worker = driver.consume()
-        [held] = worker.take()
+        worker, held = dispatched(driver)
         worker.publish("orders.dlq", worker_record(held), 0, key)
         worker.dead_letter("orders", held.message_id)
     driver.step()
@@ -219,8 +220,7 @@ def test_record_of_a_worker_is_found_where_its_message_returned(make: MakeDriver
     """Its writer has disconnected, and the message expires at another worker."""
     driver = make(on_expire="dead_letter")
     driver.publish(body(), ttl_s=60)
-    worker = driver.consume()
-    [held] = worker.take()
+    worker, held = dispatched(driver)
     worker.publish("orders.dlq", worker_record(held))
     driver.step()
     worker.disconnect()
@@ -242,14 +242,13 @@ def test_record_of_a_worker_is_found_where_its_message_returned(make: MakeDriver
         (None, "mails.dlq", "observe"),
     ],
 )
-def test_record_of_a_worker_is_found_in_whatever_queue_it_is(
+def test_record_of_a_worker_is_found_in_any_queue(
     make: MakeDriver, named: str | None, goal: str, policy: str
 ) -> None:
     driver = make(payload_policy=policy)
     driver.publish(body())
     driver.ask("configure", "orders", {"dead_letter_queue": named})
-    worker = driver.consume()
-    [held] = worker.take()
+    worker, held = dispatched(driver)
     worker.publish(goal, worker_record(held), 0, held.message_id + b":dead")
     driver.step()
     worker.dead_letter("orders", held.message_id)
@@ -260,12 +259,10 @@ def test_record_of_a_worker_is_found_in_whatever_queue_it_is(
     ) == [(goal, 1, "max_attempts")]
 
 
-def test_record_in_another_queue_is_noted_by_who_had_its_message_alone(make: MakeDriver) -> None:
+def test_record_in_another_queue_counts_only_from_the_consumer(driver: Driver) -> None:
     """Knowing the whole id is not enough to forge a record, and many records hide no real one."""
-    driver = make()
     driver.publish(body())
-    worker = driver.consume()
-    [held] = worker.take()
+    worker, held = dispatched(driver)
     stranger = driver.connect()
     stranger.publish("graves", worker_record(held))
     stranger.publish("mails.dlq", worker_record(held))  # linked for readers only
@@ -282,11 +279,9 @@ def test_record_in_another_queue_is_noted_by_who_had_its_message_alone(make: Mak
 
 
 @pytest.mark.parametrize("by", ["a stranger", "its worker, of another id"])
-def test_forged_record_elsewhere_suppresses_no_dead_letter(make: MakeDriver, by: str) -> None:
-    driver = make()
+def test_forged_record_elsewhere_suppresses_no_dead_letter(driver: Driver, by: str) -> None:
     driver.publish(body())
-    worker = driver.consume()
-    [held] = worker.take()
+    worker, held = dispatched(driver)
     if by == "a stranger":
         writer, forged = driver.connect(), worker_record(held)
     else:
@@ -300,10 +295,10 @@ def test_forged_record_elsewhere_suppresses_no_dead_letter(make: MakeDriver, by:
     assert block(driver, 4)["detail"] == "client"
 
 
-# -- the way back
+# -- redrive
 
 
-def test_redrive_gives_back_what_was_published(make: MakeDriver) -> None:
+def test_redrive_restores_the_published_content(make: MakeDriver) -> None:
     driver = make(payload_policy="envelope")
     driver.publish(b"\xff", body(data=None, attempts="3"))
     driver.ask("configure", "orders", {"payload_policy": "observe"})
@@ -334,15 +329,13 @@ def test_named_dead_letter_queue_is_one_after_a_restart_too(make: MakeDriver) ->
     driver.kill_and_restart()
     failed = driver.core.state.queues["orders.failed"]
     assert (failed.is_dead_letter_queue, failed.settings.max_deliveries) == (True, 0)
-    worker = driver.consume()
-    [held] = worker.take()
+    worker, held = dispatched(driver)
     worker.dead_letter("orders", held.message_id)
     driver.step()
     assert driver.live("orders.failed")[0] == 2
 
 
-def test_circle_is_refused_and_nothing_stored(make: MakeDriver) -> None:
-    driver = make()
+def test_cycle_is_rejected_and_nothing_is_stored(driver: Driver) -> None:
     driver.publish(body())
     driver.publish(body(), queue="mails")
     driver.ask("configure", "orders", {"dead_letter_queue": "mails"})
@@ -353,7 +346,7 @@ def test_circle_is_refused_and_nothing_stored(make: MakeDriver) -> None:
     assert driver.rows("SELECT settings FROM queue ORDER BY queue_id")[1] == ("{}",)
 
 
-# -- the same key again
+# -- repeated keys
 
 
 def publish(driver: Driver, *bodies: bytes) -> Published:
@@ -365,7 +358,7 @@ def publish(driver: Driver, *bodies: bytes) -> Published:
 
 
 @pytest.mark.parametrize("bodies", [[b"bad"], [b"bad", b"bad"], [b"bad", body(), b"bad", body()]])
-def test_key_again_gives_the_first_answer_where_messages_were_quarantined(
+def test_repeated_key_returns_the_first_reply_with_quarantined_messages(
     make: MakeDriver, bodies: list[bytes]
 ) -> None:
     driver = make(payload_policy="envelope")
@@ -376,7 +369,7 @@ def test_key_again_gives_the_first_answer_where_messages_were_quarantined(
     assert list(first.quarantined.values()) == ["poison"] * bodies.count(b"bad")
 
 
-def test_key_again_names_the_record_of_what_the_history_has_given_up(
+def test_repeated_key_names_the_record_of_a_message_that_left_the_history(
     make: MakeDriver,
 ) -> None:
     driver = make(payload_policy="envelope")
