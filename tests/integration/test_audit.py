@@ -93,7 +93,7 @@ async def test_filter_by_each_column(rows: Rows) -> None:
     assert await rows.ids(AuditFilter(upto=NOW_MS + 10, actor="bert")) == [1]
 
 
-async def test_rare_row_behind_many_others_is_found_across_slices(
+async def test_rare_row_among_many_is_found_across_slices(
     rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_module, "_SLICE", 7)

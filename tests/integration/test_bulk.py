@@ -21,8 +21,7 @@ async def test_selection_can_be_read_again(site: HttpSite) -> None:
     made = await site.select("queue:orders")
     await site.publish_many("orders", 1)
     assert await site.ok("GET", f"/selections/{made['token']}") == made
-    status, answer = await site.api("GET", "/selections/unknown")
-    assert (status, answer["code"]) == (410, "selection_expired")
+    assert await site.refusal("GET", "/selections/unknown") == (410, "selection_expired")
 
 
 async def test_selection_without_a_state_contains_live_messages(site: HttpSite) -> None:
@@ -88,8 +87,8 @@ async def test_many_need_their_count_or_queue_typed(tmp_path: Path) -> None:
         assert made["to_confirm"] == ["orders", "3"]
         asked = {"token": made["token"], "action": "delete"}
         for confirm in (None, "2"):
-            status, problem = await site.api("POST", "/bulk", asked | {"confirm": confirm})
-            assert (status, problem["code"]) == (422, "not_confirmed")
+            refused = await site.refusal("POST", "/bulk", asked | {"confirm": confirm})
+            assert refused == (422, "not_confirmed")
         assert (await site.ok("POST", "/bulk", asked | {"confirm": "3"}))["done"] == 3
 
 

@@ -20,6 +20,11 @@ def make(make: MakeDriver, request: pytest.FixtureRequest) -> Iterator[MakeDrive
         yield make
 
 
+@pytest.fixture
+def driver(make: MakeDriver) -> Driver:
+    return make()
+
+
 def claim(
     driver: Driver, count: int = 100, *, name: str = "s", size: int = 1 << 20, **options: Any
 ) -> Any:
@@ -45,8 +50,7 @@ def figures(driver: Driver) -> tuple[int, int]:
     return queue.row.live_count - queue.held, queue.held
 
 
-def test_claims_are_numbered_in_the_order_of_the_queue(make: MakeDriver) -> None:
-    driver = make()
+def test_claims_are_numbered_in_the_order_of_the_queue(driver: Driver) -> None:
     publish(driver, 1, 2, 3, 4, 5)
     assert claim(driver, 3) == 3
     assert claimed(driver) == [(1, b"1"), (2, b"2"), (3, b"3")]
@@ -57,8 +61,7 @@ def test_claims_are_numbered_in_the_order_of_the_queue(make: MakeDriver) -> None
     assert claim(driver, 3) == 5
 
 
-def test_existing_claims_are_returned_before_new_ones(make: MakeDriver) -> None:
-    driver = make()
+def test_existing_claims_are_returned_before_new_ones(driver: Driver) -> None:
     publish(driver, 1, 2, 3, 4)
     assert claim(driver, 2, after=0) == 2
     assert claim(driver, 2, after=0) == 2
@@ -68,15 +71,13 @@ def test_existing_claims_are_returned_before_new_ones(make: MakeDriver) -> None:
     assert claim(driver, 2, after=5) == "unknown_claims"
 
 
-def test_claim_is_bounded_by_bytes_but_one_message_always_goes(make: MakeDriver) -> None:
-    driver = make()
+def test_claim_is_bounded_by_bytes_but_one_message_always_goes(driver: Driver) -> None:
     driver.publish(b"a" * 10, b"b" * 10, b"c" * 5)
     assert claim(driver, size=20) == 2
     assert claim(driver, size=1) == 3
 
 
-def test_acknowledged_claims_settle_once(make: MakeDriver) -> None:
-    driver = make()
+def test_acknowledged_claims_settle_once(driver: Driver) -> None:
     publish(driver, 1, 2, 3, 4)
     claim(driver, 4)
     assert run_operation(driver, "ack_claims", "s", 3) == 3
@@ -91,8 +92,7 @@ def test_acknowledged_claims_settle_once(make: MakeDriver) -> None:
     assert driver.rows("SELECT count(*) FROM claim") == [(0,)]
 
 
-def test_claims_survive_a_restart_and_dispatches_do_not(make: MakeDriver) -> None:
-    driver = make()
+def test_claims_survive_a_restart_and_dispatches_do_not(driver: Driver) -> None:
     driver.consume(1)
     publish(driver, 1, 2, 3)
     assert claim(driver, 1) == 1
@@ -121,8 +121,7 @@ def test_claimed_message_neither_expires_nor_times_out(make: MakeDriver) -> None
     assert driver.outcomes() == [(1, 1, 3, None)]  # validated when it returns
 
 
-def test_expired_messages_are_not_claimed(make: MakeDriver) -> None:
-    driver = make()
+def test_expired_messages_are_not_claimed(driver: Driver) -> None:
     publish(driver, 1, ttl_s=3)
     publish(driver, 2)
     driver.clock.advance(3)
@@ -131,8 +130,7 @@ def test_expired_messages_are_not_claimed(make: MakeDriver) -> None:
     assert driver.outcomes() == [(1, 1, 3, None)]
 
 
-def test_connection_cannot_settle_claimed_messages(make: MakeDriver) -> None:
-    driver = make()
+def test_connection_cannot_settle_claimed_messages(driver: Driver) -> None:
     publish(driver, 1, 2, 3)
     claim(driver)
     stranger = driver.connect()
@@ -162,8 +160,7 @@ def test_released_claims_go_back_to_their_place(make: MakeDriver) -> None:
     assert consume_all(driver, worker) == [b"2", b"3"]
 
 
-def test_forgotten_subscription_starts_again(make: MakeDriver) -> None:
-    driver = make()
+def test_forgotten_subscription_starts_again(driver: Driver) -> None:
     publish(driver, 1)
     claim(driver)
     assert run_operation(driver, "release_claims", "s", forget=True) == 1
@@ -173,8 +170,7 @@ def test_forgotten_subscription_starts_again(make: MakeDriver) -> None:
     assert claim(driver) == 1
 
 
-def test_paused_queue_returns_only_existing_claims(make: MakeDriver) -> None:
-    driver = make()
+def test_paused_queue_returns_only_existing_claims(driver: Driver) -> None:
     publish(driver, 1, 2, 3)
     claim(driver, 2)
     run_operation(driver, "pause", "orders", "delivery", True)
@@ -192,8 +188,7 @@ def test_window_and_claims_share_a_queue(make: MakeDriver) -> None:
     assert sorted(got) == [b"%d" % n for n in range(10)]
 
 
-def test_two_subscriptions_share_a_queue(make: MakeDriver) -> None:
-    driver = make()
+def test_two_subscriptions_share_a_queue(driver: Driver) -> None:
     publish(driver, *range(10))
     questions = [driver.ask("claim", name, "orders", 3, 1 << 20) for name in "abab"]
     driver.step()
@@ -206,9 +201,8 @@ def test_two_subscriptions_share_a_queue(make: MakeDriver) -> None:
     assert [claim(driver, name=name) for name in "ab"][1] + len(claimed(driver, "a")) == 10
 
 
-def test_message_that_came_back_is_claimed_before_later_ones(make: MakeDriver) -> None:
+def test_returned_message_is_claimed_before_later_ones(driver: Driver) -> None:
     """The remembered front of the queue must not hide it."""
-    driver = make()
     worker = driver.consume(2)
     publish(driver, *range(8))
     assert claim(driver, 3) == 3
@@ -218,8 +212,7 @@ def test_message_that_came_back_is_claimed_before_later_ones(make: MakeDriver) -
     assert claimed(driver)[3:] == [(4, b"0"), (5, b"1")]
 
 
-def test_message_that_returns_during_a_claim_is_claimed_next(make: MakeDriver) -> None:
-    driver = make()
+def test_message_that_returns_during_a_claim_is_claimed_next(driver: Driver) -> None:
     worker = driver.consume(2)
     publish(driver, *range(8))
     driver.ask("claim", "s", "orders", 5, 1 << 20)
@@ -231,8 +224,7 @@ def test_message_that_returns_during_a_claim_is_claimed_next(make: MakeDriver) -
 
 
 @pytest.mark.parametrize("verb", ["purge", "delete", "requeue", "release"])
-def test_operator_can_take_claimed_messages_and_leaves_a_gap(make: MakeDriver, verb: str) -> None:
-    driver = make()
+def test_operator_can_take_claimed_messages_and_leaves_a_gap(driver: Driver, verb: str) -> None:
     publish(driver, 1, 2, 3)
     claim(driver)
     if verb == "purge":
@@ -247,8 +239,7 @@ def test_operator_can_take_claimed_messages_and_leaves_a_gap(make: MakeDriver, v
     assert driver.rows("SELECT count(*) FROM claim") == [(0,)]
 
 
-def test_operator_action_on_ready_messages_leaves_claims_alone(make: MakeDriver) -> None:
-    driver = make()
+def test_operator_action_on_ready_messages_leaves_claims_alone(driver: Driver) -> None:
     publish(driver, 1, 2, 3)
     claim(driver, 2)
     assert run_operation(driver, "purge", "orders") == 1
@@ -263,11 +254,8 @@ def test_operator_action_on_ready_messages_leaves_claims_alone(make: MakeDriver)
 
 @pytest.mark.parametrize("turns", range(4))
 @pytest.mark.parametrize("verb", ["claim", "ack_claims", "release_claims"])
-def test_kill_in_the_middle_leaves_nothing_half_done(
-    make: MakeDriver, verb: str, turns: int
-) -> None:
+def test_kill_in_the_middle_leaves_nothing_half_done(driver: Driver, verb: str, turns: int) -> None:
     """After each commit, repeating the command has the result of an uninterrupted one."""
-    driver = make()
     publish(driver, *range(7))
     if verb != "claim":
         claim(driver, 6)
@@ -289,8 +277,7 @@ def test_kill_in_the_middle_leaves_nothing_half_done(
     assert (claimed(driver), figures(driver)) == ([], (1 if verb == "ack_claims" else 7, 0))
 
 
-def test_commands_of_one_subscription_follow_one_another(make: MakeDriver) -> None:
-    driver = make()
+def test_commands_of_one_subscription_follow_one_another(driver: Driver) -> None:
     publish(driver, *range(6))
     first = driver.ask("claim", "s", "orders", 4, 1 << 20)
     ack = driver.ask("ack_claims", "s", 0)
@@ -300,8 +287,7 @@ def test_commands_of_one_subscription_follow_one_another(make: MakeDriver) -> No
     assert [q.answer for q in (first, ack, again, last)] == [4, 0, 4, 4]
 
 
-def test_subscription_is_of_one_queue_until_that_is_removed(make: MakeDriver) -> None:
-    driver = make()
+def test_subscription_is_of_one_queue_until_that_is_removed(driver: Driver) -> None:
     publish(driver, 1)
     claim(driver)
     run_operation(driver, "create_queue", "mails")
@@ -314,8 +300,7 @@ def test_subscription_is_of_one_queue_until_that_is_removed(make: MakeDriver) ->
     assert driver.rows("SELECT queue_id FROM subscription") == [(2,)]
 
 
-def test_only_unusual_commands_of_a_subscription_are_in_the_audit(make: MakeDriver) -> None:
-    driver = make()
+def test_only_unusual_commands_of_a_subscription_are_in_the_audit(driver: Driver) -> None:
     publish(driver, 1, 2)
     claim(driver, 1)
     claim(driver, 1)
@@ -332,8 +317,7 @@ def note_reader(driver: Driver, name: str, offset: int) -> Any:
     return question.answer.code if question.is_answered else None
 
 
-def test_history_has_an_identity_and_readers_their_offsets(make: MakeDriver) -> None:
-    driver = make()
+def test_history_has_an_identity_and_readers_their_offsets(driver: Driver) -> None:
     [(made,)] = driver.rows("SELECT value FROM meta WHERE name = 'history_id'")
     assert len(bytes.fromhex(made)) == 16
     assert note_reader(driver, "archive", 5) is None
@@ -346,8 +330,7 @@ def test_history_has_an_identity_and_readers_their_offsets(make: MakeDriver) -> 
     assert driver.rows("SELECT * FROM reader") == [("archive", 3, wall_ms)]
 
 
-def test_readers_that_were_heard_of_long_ago_are_forgotten(make: MakeDriver) -> None:
-    driver = make()
+def test_readers_that_were_heard_of_long_ago_are_forgotten(driver: Driver) -> None:
     with patch.object(queue_operations, "READERS", 2):
         for name in ("a", "b", "a", "c"):
             note_reader(driver, name, 1)

@@ -267,7 +267,7 @@ async def test_everything_fails_when_there_is_no_way_back(
             client.consume("mails")
 
 
-async def test_publish_is_given_up_when_it_ends_every_connection(
+async def test_publish_fails_if_it_ends_every_connection(
     broker: ScriptedBroker, client: Any
 ) -> None:
     """A message above the broker's limit does that."""

@@ -183,7 +183,7 @@ def fail(code: int) -> None:
     raise error
 
 
-# -- a stranger
+# -- another program
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ async def test_lock_that_is_never_released_ends_the_broker(
     assert seqs(one.path) == []
 
 
-# -- what is not known
+# -- unknown outcomes
 
 
 async def test_nothing_is_written_after_a_failure_of_unknown_outcome(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ async def test_nothing_is_written_after_a_failure_of_unknown_outcome(tmp_path: P
     assert seqs(one.path) == []
 
 
-async def test_failure_behind_a_commit_is_never_taken_for_a_batch_that_is_not_stored(
+async def test_failure_after_a_commit_has_an_unknown_outcome(
     opened: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Store, "_load", lambda *_: fail(sqlite3.SQLITE_BUSY))

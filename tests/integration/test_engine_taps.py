@@ -63,6 +63,6 @@ async def test_tap_that_fails_does_not_stop_the_broker(tmp_path: Path) -> None:
         assert len(seen) == 1
 
 
-async def test_nobody_looks_before_there_is_an_engine() -> None:
+async def test_tap_is_refused_before_there_is_an_engine() -> None:
     with pytest.raises(RefusedError, match="not ready"):
         BrokerHandle(ConnectionCounters()).tap(lambda _batch: None)

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import pytest
-
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record
 from tests.support.http_site import HttpSite, error_of, running_site
 
@@ -37,14 +35,13 @@ def record(content: str, **changes: Any) -> str:
 
 async def require(site: HttpSite, queue: str, **settings: Any) -> None:
     """Create a queue that accepts only envelopes."""
-    await site.ok("PUT", f"/queues/{queue}")
-    await site.ok("PATCH", f"/queues/{queue}", {"payload_policy": "envelope"} | settings)
+    await site.create_queue(queue, payload_policy="envelope", **settings)
 
 
 # -- the card
 
 
-async def test_card_says_what_is_wrong_on_page_and_in_the_api(site: HttpSite) -> None:
+async def test_card_shows_problems_on_the_page_and_in_the_api(site: HttpSite) -> None:
     right, wrong, plain = await site.publish(
         "shop", envelope(), envelope(attempts=True), '{"order_id": 1}'
     )
@@ -78,45 +75,44 @@ async def test_card_of_a_record_has_its_block_and_where_it_goes(site: HttpSite) 
     assert (block["reason"], block["detail"], block["attempts"]) == ("failed", "max_deliveries", 3)
 
 
-async def test_card_tells_an_envelope_that_lies_elsewhere(site: HttpSite) -> None:
+async def test_card_shows_that_an_envelope_names_another_queue(site: HttpSite) -> None:
     [away] = await site.publish("mail", envelope())
     assert "<code>meta.queue</code> names" in (await site.get(f"/messages/{away}")).text
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        '{"job":' * 400, "[" * 100_000, '{"job":"u","meta":{"created_at":' + "9" * 9_000 + "}}",
-        r'{"job":"\ud800","trace_id":"\udfff","meta":{"id":"\ud800","lang":"\ud800"},"attempts":0}',
-        '{"job":"u","trace_id":"t","dead_letter":{"reason":"\\ud800","original_queue":"\\udfff",'
-        '"failed_at":1,"attempts":1}}',
-        '{"job":"u","data":"' + "x" * 300_000 + '"}',
-        '{"job":"u",' + ",".join(f'"attempts":"{n}"' for n in range(5_000)) + "}",
-        '{"job":"\u202e<script>alert(1)</script>","trace_id":"\u202e/../\\"><b>","attempts":0}',
-        '{"job":"u","meta":{"queue":{"a":[1]},"lang":true,"schema_version":1e400}}',
-        '{"raw":"x","dead_letter":{"reason":"r","original_queue":"..","failed_at":9e9,"attempts":1}}',
-        '{"job":"u","dead_letter":{"reason":"r","original_queue":"a/b","failed_at":' + "9" * 18
-        + ',"attempts":-5}}',
-    ],
-    ids=range(11),
-)  # fmt: skip
-async def test_hostile_bodies_are_shown_safely(site: HttpSite, body: str) -> None:
+HOSTILE_BODIES = [
+    '{"job":' * 400, "[" * 100_000, '{"job":"u","meta":{"created_at":' + "9" * 9_000 + "}}",
+    r'{"job":"\ud800","trace_id":"\udfff","meta":{"id":"\ud800","lang":"\ud800"},"attempts":0}',
+    '{"job":"u","trace_id":"t","dead_letter":{"reason":"\\ud800","original_queue":"\\udfff",'
+    '"failed_at":1,"attempts":1}}',
+    '{"job":"u","data":"' + "x" * 300_000 + '"}',
+    '{"job":"u",' + ",".join(f'"attempts":"{n}"' for n in range(5_000)) + "}",
+    '{"job":"\u202e<script>alert(1)</script>","trace_id":"\u202e/../\\"><b>","attempts":0}',
+    '{"job":"u","meta":{"queue":{"a":[1]},"lang":true,"schema_version":1e400}}',
+    '{"raw":"x","dead_letter":{"reason":"r","original_queue":"..","failed_at":9e9,"attempts":1}}',
+    '{"job":"u","dead_letter":{"reason":"r","original_queue":"a/b","failed_at":' + "9" * 18
+    + ',"attempts":-5}}',
+]  # fmt: skip
+
+
+async def test_hostile_bodies_are_shown_safely(site: HttpSite) -> None:
     await require(site, "strict")
-    for queue in ("shop", "strict"):
-        [message_id] = await site.publish(queue, body)
-        page = await site.get(f"/messages/{message_id}")
-        assert page.status == 200
-        assert "<script>alert" not in page.text
-        assert "\u202e" not in page.text
-        assert len(page.text) < 3 << 20
-        assert (await site.api("GET", f"/messages/{message_id}"))[0] == 200
+    for number, body in enumerate(HOSTILE_BODIES):
+        for queue in ("shop", "strict"):
+            [message_id] = await site.publish(queue, body)
+            page = await site.get(f"/messages/{message_id}")
+            assert (number, page.status) == (number, 200)
+            assert "<script>alert" not in page.text
+            assert "\u202e" not in page.text
+            assert len(page.text) < 3 << 20
+            assert (await site.api("GET", f"/messages/{message_id}"))[0] == 200
     for path in ("/messages", "/queues/shop", "/history", "/dead", "/", "/queues/strict?tab=dead"):
         page = await site.get(path)
         assert page.status == 200
         assert "\u202e" not in re.sub('<input type="hidden"[^>]*>', "", page.text)
 
 
-async def test_envelope_above_a_mebibyte_is_not_judged_by_a_page(site: HttpSite) -> None:
+async def test_envelope_above_a_mebibyte_is_not_validated_by_a_page(site: HttpSite) -> None:
     async with site.client() as client:
         await client.publish_confirmed("shop", envelope(data={"x": "y" * (1 << 20)}).encode())
     [item] = (await site.ok("GET", "/queues/shop/messages"))["items"]
@@ -152,7 +148,7 @@ async def found(site: HttpSite, q: str) -> set[str]:
     return {item["id"] for item in (await site.ok("GET", f"/messages?q={quote(q)}"))["items"]}
 
 
-async def test_search_finds_by_what_is_indexed(site: HttpSite) -> None:
+async def test_search_finds_by_indexed_fields(site: HttpSite) -> None:
     first, second, other = await site.publish(
         "shop", envelope(), envelope(attempts=4), envelope(meta_id="other", attempts=-1)
     )
@@ -204,7 +200,7 @@ async def test_trace_puts_retries_together_over_queues(site: HttpSite) -> None:
 # -- quarantine
 
 
-async def test_queue_that_requires_envelopes_says_so_and_what_it_refused(site: HttpSite) -> None:
+async def test_queue_that_requires_envelopes_shows_quarantined_messages(site: HttpSite) -> None:
     await require(site, "strict", dead_letter_queue="bad.ones")
     await site.publish("strict", envelope(), envelope(attempts=True), envelope(meta=None), "{}")
     text = (await site.get("/queues/strict")).text
@@ -223,7 +219,7 @@ async def test_queue_that_requires_envelopes_says_so_and_what_it_refused(site: H
         assert len(await found(site, group["q"])) == group["count"]
 
 
-async def test_card_of_a_quarantined_message_says_what_a_redrive_would_meet(site: HttpSite) -> None:
+async def test_card_of_a_quarantined_message_predicts_its_redrive(site: HttpSite) -> None:
     await require(site, "strict")
     await site.publish("strict", envelope(attempts=True))
     [item] = (await site.ok("GET", "/queues/strict.dlq/messages"))["items"]
@@ -243,7 +239,7 @@ async def test_redrive_of_a_group_shows_its_plan_first(site: HttpSite) -> None:
     assert await site.ready("strict.dlq") == before == 3
 
 
-async def test_metrics_count_what_was_quarantined(site: HttpSite) -> None:
+async def test_metrics_count_quarantined_messages(site: HttpSite) -> None:
     await require(site, "strict")
     await site.publish("strict", envelope(attempts=True), envelope(meta=None))
     text = (await site.get("/metrics")).text
@@ -262,7 +258,7 @@ async def test_consumer_of_a_retry_queue_is_pointed_out(site: HttpSite) -> None:
 # -- publishing
 
 
-async def test_envelope_is_made_judged_and_then_sent(site: HttpSite) -> None:
+async def test_envelope_is_created_validated_and_then_sent(site: HttpSite) -> None:
     await require(site, "strict")
     form = {"queue": "strict", "urn": "urn:babel:cart:done", "data": '{"cart": 7}', "kind": "json"}
     made = await site.post("/publish", form | {"do": "envelope"})
@@ -276,7 +272,7 @@ async def test_envelope_is_made_judged_and_then_sent(site: HttpSite) -> None:
     sent = await site.submit(
         "/publish", {"queue": "strict", "body": body, "kind": "json", "anyway": "yes"}
     )
-    assert "1 were quarantined: poison 1" in sent.text or "quarantined: poison" in sent.text
+    assert "quarantined: poison" in sent.text
     assert await site.ready("strict.dlq") == 1
 
 
@@ -291,8 +287,7 @@ async def test_data_that_a_schema_does_not_allow_is_sent_only_after_a_confirmati
     async with running_site(tmp_path / "data", envelopes={"schemas": folder}) as site:
         await site.ok("PUT", "/queues/observed")
         for name, mode in (("warned", "warn"), ("refused", "quarantine")):
-            await require(site, name)
-            await site.ok("PATCH", f"/queues/{name}", {"schema_mode": mode})
+            await require(site, name, schema_mode=mode)
         for name in ("observed", "warned", "refused"):
             form = {"queue": name, "body": envelope(job="urn:babel:cart:done"), "kind": "json"}
             page = await site.post("/publish", form)
@@ -304,7 +299,7 @@ async def test_data_that_a_schema_does_not_allow_is_sent_only_after_a_confirmati
             assert await site.ready(name if name != "refused" else "refused.dlq") == 1
 
 
-async def test_check_judges_what_looks_like_an_envelope(site: HttpSite) -> None:
+async def test_check_validates_only_envelopes(site: HttpSite) -> None:
     form = {"queue": "any", "kind": "json", "do": "check"}
     wrong = await site.post("/publish", form | {"body": envelope(meta=None)})
     assert "missing_meta" in wrong.text

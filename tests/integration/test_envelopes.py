@@ -37,6 +37,20 @@ async def bodies(site: HttpSite, queue: str, count: int) -> list[bytes]:
     return got
 
 
+def note_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that collects the kinds of threads that validate large contents."""
+    threads: list[str] = []
+    validate = BabelQueueInspector.validate
+
+    def note(self: Any, content: bytes, settings: Any) -> Any:
+        if len(content) > BACKGROUND_BYTES:
+            threads.append(threading.current_thread().name.partition("_")[0])
+        return validate(self, content, settings)
+
+    monkeypatch.setattr(BabelQueueInspector, "validate", note)
+    return threads
+
+
 async def test_bad_content_is_receipted_and_no_consumer_sees_it(site: HttpSite) -> None:
     async with site.client() as client:
         for content in (b"bad", body(data=None), body()):
@@ -59,20 +73,10 @@ async def test_search_finds_the_detail_of_a_verdict(site: HttpSite) -> None:
     ]
 
 
-async def test_large_content_is_judged_in_a_thread_and_keeps_its_place(
+async def test_large_content_is_validated_in_a_thread_and_keeps_its_place(
     site: HttpSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads = []
-    intake = site.broker.service.handle.engine.core.state.inspector  # type: ignore[union-attr]
-    assert isinstance(intake, BabelQueueInspector)
-    judge = BabelQueueInspector.validate
-
-    def note(self: Any, content: bytes, settings: Any) -> Any:
-        if len(content) > BACKGROUND_BYTES:
-            threads.append(threading.current_thread().name)
-        return judge(self, content, settings)
-
-    monkeypatch.setattr(BabelQueueInspector, "validate", note)
+    threads = note_threads(monkeypatch)
     contents = [body(attempts="1"), LARGE, body(attempts="2"), LARGE_BAD, LARGE, body(attempts="3")]
     async with site.client() as client:
         await client.publish_many("orders", contents)
@@ -82,7 +86,7 @@ async def test_large_content_is_judged_in_a_thread_and_keeps_its_place(
         json.loads(r)["dead_letter"]["detail"] for r in await bodies(site, "orders.dlq", 1)
     ] == ["missing_trace_id"]
     assert len(threads) == 3
-    assert {name.partition("_")[0] for name in threads} == {"background"}
+    assert set(threads) == {"background"}
 
 
 async def test_publisher_that_leaves_after_a_large_content_has_all_stored(site: HttpSite) -> None:
@@ -92,7 +96,7 @@ async def test_publisher_that_leaves_after_a_large_content_has_all_stored(site: 
     assert await bodies(site, "orders", 2) == [LARGE, body()]
 
 
-async def test_http_says_what_was_quarantined(site: HttpSite) -> None:
+async def test_http_reports_quarantined_messages(site: HttpSite) -> None:
     asked = [{"content": c.decode()} for c in (body(), b"bad", LARGE_BAD)]
     status, made = await site.api("POST", "/queues/orders/messages", asked)
     assert status == 201
@@ -101,7 +105,7 @@ async def test_http_says_what_was_quarantined(site: HttpSite) -> None:
     assert await bodies(site, "orders", 1) == [body()]
 
 
-async def test_plan_warns_of_poison_and_redrive_takes_what_matches(site: HttpSite) -> None:
+async def test_plan_warns_of_poison_and_redrive_takes_matching_messages(site: HttpSite) -> None:
     async with site.client() as client:
         await client.publish_many("orders", [b"bad", body(data=None)])
     status, made = await site.api("POST", "/dead/orders/redrive", {"dry_run": True})
@@ -205,20 +209,13 @@ async def test_receipt_waits_for_the_record_of_a_large_dead_letter_before_it(
         assert live(site, "orders.dlq") == 1
 
 
-async def test_large_content_that_is_forced_into_a_full_queue_is_judged_in_the_thread(
+async def test_large_content_forced_into_a_full_queue_is_validated_in_a_thread(
     site: HttpSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads = []
-    judge = BabelQueueInspector.validate
-
-    def note(self: Any, content: bytes, settings: Any) -> Any:
-        threads.append(threading.current_thread().name.partition("_")[0])
-        return judge(self, content, settings)
-
-    await site.api("PUT", "/queues/orders", {"max_messages": 1})
+    await site.create_queue("orders", max_messages=1)
     async with site.client() as client, client.consume("other") as _:
         await client.publish_confirmed("orders", body())
-        monkeypatch.setattr(BabelQueueInspector, "validate", note)
+        threads = note_threads(monkeypatch)
         await client.publish("orders", LARGE)
         for _ in range(250):
             if live(site, "orders") == 2:

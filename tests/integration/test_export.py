@@ -91,11 +91,11 @@ def large(large_site: ExportSite) -> ExportSite:
     return large_site
 
 
-# -- what comes
+# -- responses
 
 
 @reading
-async def test_range_comes_whole_with_its_count_ahead(shared: ExportSite) -> None:
+async def test_range_is_complete_and_its_count_comes_first(shared: ExportSite) -> None:
     async with shared.session.get(shared.url("lo=10&hi=9999999&body=1")) as response:
         assert response.status == 200
         assert response.headers["Content-Type"] == "application/vnd.apache.arrow.stream"
@@ -186,8 +186,7 @@ async def test_page_of_another_site_notes_no_reader(
 async def test_invalid_range_is_a_problem(
     shared: ExportSite, query: str, status: int, code: str
 ) -> None:
-    answered, told = await shared.get(query)
-    assert (answered, told["code"]) == (status, code)
+    assert await shared.refusal(query) == (status, code)
     assert (await shared.read("lo=0&hi=5")).num_rows == 5  # the process continues
 
 
@@ -217,7 +216,7 @@ def _rows(database: Path, text: str) -> list[tuple[Any, ...]]:
         return connection.execute(text).fetchall()
 
 
-# -- who may
+# -- permissions
 
 
 async def test_reader_sees_only_permitted_queues(site: ExportSite) -> None:
@@ -235,12 +234,10 @@ async def test_reader_sees_only_permitted_queues(site: ExportSite) -> None:
         table = await read_counted(program, site.url("lo=0&hi=1000&pattern=*a*"))
         assert table.num_rows == 0
         narrow = ExportSite(site.broker, program)
-        status, told = await narrow.get("lo=0&hi=9&queue=mail")
-        assert (status, told["code"]) == (403, "foreign_queue")
+        assert await narrow.refusal("lo=0&hi=9&queue=mail") == (403, "foreign_queue")
         status, told = await narrow.get("queues=1", "history/bounds")
         assert (status, told["queues"]) == (200, ["orders", "orders.eu"])
-        status, told = await narrow.get("lo=0&hi=9&subscription=s", "claims/arrow")
-        assert (status, told["code"]) == (403, "role")
+        assert await narrow.refusal("lo=0&hi=9&subscription=s", "claims/arrow") == (403, "role")
 
 
 async def test_claims_are_for_operators_of_their_queue(site: ExportSite) -> None:
@@ -286,15 +283,14 @@ async def test_claims_come_the_same_at_each_reading_until_they_are_acknowledged(
     asked = {"subscription": "nightly", "upto": 2}
     async with site.session.post(f"{claims}/ack", json=asked, headers=headers) as response:
         assert response.status == 200
-    status, told = await site.get("lo=0&hi=3&subscription=nightly", "claims/arrow")
-    assert (status, told["code"]) == (409, "gap")
+    assert await site.refusal("lo=0&hi=3&subscription=nightly", "claims/arrow") == (409, "gap")
     url = site.url("lo=2&hi=3&subscription=nightly", "claims/arrow")
     assert (await read_counted(site.session, url))["claim"].to_pylist() == [3]
-    status, told = await site.get("lo=0&hi=3&subscription=weekly", "claims/arrow")
-    assert (status, told["code"]) == (404, "unknown_subscription")
+    refused = await site.refusal("lo=0&hi=3&subscription=weekly", "claims/arrow")
+    assert refused == (404, "unknown_subscription")
 
 
-# -- what breaks
+# -- failures
 
 
 @reading
@@ -325,8 +321,7 @@ async def test_only_the_row_count_reveals_a_short_stream_with_a_clean_end(
 async def test_process_that_does_not_begin_is_a_problem(broken: ExportSite, how: str) -> None:
     broken.break_exports(how)
     broken.exports.stalled_s = 1 if how == "silent" else 30
-    status, told = await broken.get("lo=0&hi=10")
-    assert (status, told["code"]) == (503, "storage")
+    assert await broken.refusal("lo=0&hi=10") == (503, "storage")
     await wait_until(lambda: not broken.exports.pids)
 
 

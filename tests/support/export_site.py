@@ -53,6 +53,11 @@ class ExportSite:
         async with self.session.get(self.url(query, of), headers=headers) as response:
             return response.status, await response.json()
 
+    async def refusal(self, query: str, of: str = "history/arrow") -> tuple[int, str]:
+        """Return the status and the code of a problem."""
+        status, problem = await self.get(query, of)
+        return status, problem["code"]
+
     def break_exports(self, how: str) -> None:
         """Use ``broken_export.py`` for the next exports."""
         self.exports._end_idle()

@@ -6,7 +6,6 @@ import re
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,32 +16,9 @@ from yarl import URL
 from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.client.async_client import Client, connect
 from phpmq_lite.testing import RunningBroker
-from tests.support.http_users import prepared_service
+from tests.support.http_users import HttpReply, prepared_service
 
 Fields = Mapping[str, str | Sequence[str]]
-
-
-@dataclass(frozen=True)
-class Page:
-    """A response, as a browser sees it."""
-
-    status: int
-    text: str
-    location: str | None = None
-
-    def fields(self, action: str) -> dict[str, str]:
-        """Return the hidden fields of the form that posts to ``action``."""
-        for form in re.findall(r"<form\b.*?</form>", self.text, flags=re.S):
-            if f'action="{action}"' in unescape(form):
-                found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', form)
-                return {name: unescape(value) for name, value in found}
-        raise AssertionError(f"no form posts to {action}")
-
-    def undo(self) -> str:
-        """Return the address that the Undo button posts to."""
-        found = re.search(r'action="(/undo/[\w-]+)"', self.text)
-        assert found is not None, "no Undo on this page"
-        return found[1]
 
 
 class Download(NamedTuple):
@@ -67,10 +43,10 @@ class HttpSite:
 
     # -- as a browser
 
-    async def get(self, path: str) -> Page:
+    async def get(self, path: str) -> HttpReply:
         """Request a page."""
         async with self._browser.get(URL(self.url + path, encoded=True)) as response:
-            return Page(response.status, await response.text())
+            return HttpReply(response.status, await response.text(), response.headers)
 
     async def text(self, path: str, status: int = 200) -> str:
         """Return the text of a page, which must have this status."""
@@ -84,7 +60,7 @@ class HttpSite:
         async with self._browser.get(url, allow_redirects=False) as response:
             return Download(response.status, response.headers, await response.read())
 
-    async def post(self, path: str, fields: Fields | None = None, **more: str) -> Page:
+    async def post(self, path: str, fields: Fields | None = None, **more: str) -> HttpReply:
         """Submit a form with the CSRF token of this session; a redirect is not followed."""
         data = aiohttp.FormData()
         given: dict[str, str | Sequence[str]] = {"csrf": await self.csrf()} | dict(fields or {})
@@ -93,7 +69,7 @@ class HttpSite:
                 data.add_field(name, one)
         return await self._send(path, data)
 
-    async def upload(self, path: str, content: bytes, **fields: str) -> Page:
+    async def upload(self, path: str, content: bytes, **fields: str) -> HttpReply:
         """Submit a form with a file."""
         data = aiohttp.FormData(default_to_multipart=True)
         for name, value in ({"csrf": await self.csrf()} | fields).items():
@@ -101,14 +77,14 @@ class HttpSite:
         data.add_field("file", content, filename="body.bin")
         return await self._send(path, data)
 
-    async def _send(self, path: str, data: aiohttp.FormData) -> Page:
+    async def _send(self, path: str, data: aiohttp.FormData) -> HttpReply:
         async with self._browser.post(
             URL(self.url + path, encoded=True), data=data, headers={"Origin": self.url},
             allow_redirects=False,
         ) as response:  # fmt: skip
-            return Page(response.status, await response.text(), response.headers.get("Location"))
+            return HttpReply(response.status, await response.text(), response.headers)
 
-    async def submit(self, path: str, fields: Fields | None = None, **more: str) -> Page:
+    async def submit(self, path: str, fields: Fields | None = None, **more: str) -> HttpReply:
         """Submit a form and return the page that it redirects to."""
         done = await self.post(path, fields, **more)
         assert done.status == 303, f"{done.status}: {error_of(done.text)}"
@@ -143,6 +119,19 @@ class HttpSite:
         assert status < 300, (status, data)
         return data
 
+    async def refusal(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> tuple[int, str]:
+        """Call the API and return the status and the code of the problem."""
+        status, problem = await self.api(method, path, body, **headers)
+        return status, problem["code"]
+
+    async def create_queue(self, name: str, **settings: Any) -> None:
+        """Create a queue with these settings."""
+        path = f"/queues/{encode_name(name)}"
+        await self.ok("PUT", path)
+        await self.ok("PATCH", path, settings)
+
     async def publish(
         self, queue: str, *contents: str | bytes, ttl_s: int | None = None
     ) -> list[str]:
@@ -157,6 +146,18 @@ class HttpSite:
     async def publish_many(self, queue: str, count: int, start: int = 0) -> list[str]:
         """Store ``count`` numbered messages and return their ids."""
         return await self.publish(queue, *(f"m{at}" for at in range(start, start + count)))
+
+    async def dead_letter(self, queue: str, *contents: str) -> list[str]:
+        """Publish messages, dead-letter them as a consumer, and return the ids of their records."""
+        await self.publish(queue, *contents)
+        async with self.client() as client, client.consume(queue, credit=10) as consumer:
+            for _ in contents:
+                (await anext(consumer)).dead_letter()
+        async with asyncio.timeout(10):
+            while await self.ready(f"{queue}.dlq") < len(contents):
+                pass  # each request waits for its response, so this does not spin
+        page = await self.ok("GET", f"/queues/{queue}.dlq/messages")
+        return [item["id"] for item in page["items"]]
 
     async def contents(self, queue: str) -> list[str]:
         """Return the bodies of a queue in order, without consuming them."""

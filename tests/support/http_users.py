@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 import aiohttp
 from yarl import URL
 
+from phpmq_lite.admin.base.context import Context
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.core_and_store import empty_database
@@ -30,6 +31,20 @@ class HttpReply(NamedTuple):
     @property
     def location(self) -> str | None:
         return self.headers.get("Location")  # type: ignore[no-any-return]
+
+    def fields(self, action: str) -> dict[str, str]:
+        """Return the hidden fields of the form that posts to ``action``."""
+        for form in re.findall(r"<form\b.*?</form>", self.text, flags=re.S):
+            if f'action="{action}"' in unescape(form):
+                found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', form)
+                return {name: unescape(value) for name, value in found}
+        raise AssertionError(f"no form posts to {action}")
+
+    def undo(self) -> str:
+        """Return the address that the Undo button posts to."""
+        found = re.search(r'action="(/undo/[\w-]+)"', self.text)
+        assert found is not None, "no Undo on this page"
+        return found[1]
 
 
 class HttpUser:
@@ -118,6 +133,13 @@ class BrokerFixture:
         self.broker = broker
         self.url = broker.admin_url.rstrip("/")
         self.data = broker.data
+
+    @property
+    def context(self) -> Context:
+        """The shared objects of the admin application."""
+        context = self.broker.service._context
+        assert context is not None
+        return context
 
     async def control(self, method: str, path: str, body: Any = None) -> Any:
         """Call the API over the control socket, like the command line."""
