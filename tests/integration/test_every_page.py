@@ -3,15 +3,21 @@
 import json
 import re
 import sqlite3
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+import pytest_asyncio
+
 from phpmq_lite.admin.base.urls import encode_name
-from tests.support.full_broker import PAGES, READING, STREAM, FullBroker
+from tests.support.full_broker import PAGES, READING, STREAM, FullBroker, full_broker
 from tests.support.http_site import running_site
 from tests.support.http_users import visible_text
 from tests.unit.admin.cases import HOSTILE, NOW_MS
 from tests.unit.admin.insights.cases import summary
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # with ``filled``
 
 LISTS = (
     "/", "/queues", "/queues/orders", "/queues/orders?tab=dead", "/queues/orders?tab=history",
@@ -41,6 +47,13 @@ UNCOMPARED = {  # tables that the broker updates by itself, or whenever a user i
     "audit", "rollup", "counter", "start", "session", "token", "sqlite_sequence", "history_place",
     "history_number", "trace_place",
 }  # fmt: skip
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def filled(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FullBroker]:
+    """Run a broker for all tests that only read."""
+    async with full_broker(tmp_path_factory.mktemp("filled") / "data") as filled:
+        yield filled
 
 
 async def test_every_page_renders(filled: FullBroker) -> None:
