@@ -164,28 +164,18 @@ def consume(style: Style, queue: str, credit: int = 1) -> bytes:
 
 @needs_nc
 @all_styles
-def test_netcat_publishes(broker: BrokerProcess, style: Style, queue: str) -> None:
-    """A publish of the older revision, followed by the end of the input."""
+@pytest.mark.parametrize("ttl", [None, 3600])
+def test_netcat_publishes(broker: BrokerProcess, style: Style, queue: str, ttl: int | None) -> None:
+    """A publish of either revision, followed by the end of the input."""
+    older = style.write("H0100102", ("01", queue), ("02", "Hello World"))
     with Netcat(broker.port) as nc:
-        nc.paste(style.write("H0100102", ("01", queue), ("02", "Hello World")))
-        assert nc.end() == b""
-    with SocketClient(broker.port) as peer:
-        peer.consume(queue, 1)
-        (dispatch,) = peer.dispatches(1)
-    assert (dispatch.content, dispatch.ttl_s) == (b"Hello World", 0)
-
-
-@needs_nc
-@all_styles
-def test_netcat_publishes_with_ttl(broker: BrokerProcess, style: Style, queue: str) -> None:
-    with Netcat(broker.port) as nc:
-        nc.paste(hello(style, queue))
+        nc.paste(older if ttl is None else hello(style, queue, ttl=ttl))
         assert nc.end() == b""
     with SocketClient(broker.port) as peer:
         peer.consume(queue, 1)
         (dispatch,) = peer.dispatches(1)
     assert dispatch.content == b"Hello World"
-    assert dispatch.ttl_s in (3600, 3599)
+    assert dispatch.ttl_s in ((0,) if ttl is None else (3600, 3599))
 
 
 @needs_nc
@@ -272,7 +262,7 @@ def php(script: str | Path, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("listener", "ttl", "shown"), [(0, ["60"], "  (60 s left)"), (1, [], ""), (0, [], "")]
 )
-def test_php_consumer_gets_what_a_php_publisher_sent(
+def test_php_consumer_receives_from_a_php_publisher(
     broker: BrokerProcess, admin: AdminApi, queue: str, listener: int, ttl: list[str], shown: str
 ) -> None:
     """The older revision on its port, the newer on the other."""
@@ -286,7 +276,7 @@ def test_php_consumer_gets_what_a_php_publisher_sent(
 
 
 @needs_php
-def test_php_consumer_of_the_older_revision_gets_what_others_publish(
+def test_php_consumer_of_the_older_revision_receives_from_others(
     broker: BrokerProcess, queue: str
 ) -> None:
     """Both ports lead to the same queues; the older revision receives no TTL."""
