@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,36 +16,14 @@ from click.testing import CliRunner, Result
 from phpmq_lite.cli import broker_connection
 from phpmq_lite.cli.main import root_command
 from tests.support.certificates import CertificateAuthority
-from tests.support.fork_server import BrokerProcess, broker_process
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("cli") / "data", "--admin", "127.0.0.1:0") as it:
-        yield it
-
-
-@pytest.fixture
-def queue(request: pytest.FixtureRequest) -> str:
-    """Return the name of a queue that only this test uses."""
-    return f"cli.{request.node.name}"[:200]
+from tests.support.cli_runner import RunCommand as Run
+from tests.support.cli_runner import cli_runner, invoke
+from tests.support.fork_server import BrokerProcess, ForkedProcess, broker_process
 
 
 @pytest.fixture
 def run(broker: BrokerProcess) -> Run:
-    """Run a command against the broker; the flags that find it are added."""
-
-    def call(*arguments: str, input: str | bytes | None = None) -> Result:
-        where = ["--data", str(broker.data)]
-        if arguments[0] in ("publish", "consume"):
-            where = ["--url", f"phpmq://{broker.phpmq[0]}"]
-        return CliRunner().invoke(
-            root_command, [*arguments, *where], input=input, catch_exceptions=False
-        )
-
-    return call
+    return cli_runner(broker)
 
 
 def listed(run: Run, queue: str) -> dict[str, object]:
@@ -62,10 +39,10 @@ def counts(run: Run, queue: str) -> tuple[object, object, object]:
 
 def test_published_messages_are_consumed(run: Run, queue: str, broker: BrokerProcess) -> None:
     published = run("publish", queue, "--body", "hellö")
-    assert (published.exit_code, published.stdout) == (0, "")
+    assert published.stdout == ""
     assert published.stderr == f"1 message stored in {queue} by the broker on {broker.phpmq[0]}\n"
     consumed = run("consume", queue, "-n", "1")
-    assert (consumed.exit_code, consumed.stdout) == (0, "hellö\n")
+    assert consumed.stdout == "hellö\n"
     assert counts(run, queue) == (0, 0, 0)
 
 
@@ -73,13 +50,13 @@ def test_publish_reads_a_file_byte_by_byte(run: Run, queue: str, tmp_path: Path)
     content = bytes(range(256)) * 5_000
     path = tmp_path / "body"
     path.write_bytes(content)
-    assert run("publish", queue, str(path)).exit_code == 0
+    run("publish", queue, str(path))
     assert run("consume", queue, "-n", "1").stdout_bytes == content + b"\n"
 
 
 @pytest.mark.parametrize("source", [[], ["-"]])
 def test_publish_reads_standard_input(run: Run, queue: str, source: list[str]) -> None:
-    assert run("publish", queue, *source, input=b"a\nb\n").exit_code == 0
+    run("publish", queue, *source, input=b"a\nb\n")
     assert run("consume", queue, "-n", "1").stdout_bytes == b"a\nb\n\n"
 
 
@@ -90,7 +67,7 @@ def test_publish_makes_a_message_of_each_line(run: Run, queue: str, broker: Brok
 
 
 def test_publish_repeats(run: Run, queue: str) -> None:
-    assert run("publish", queue, "--body", "x", "--count", "2500").exit_code == 0
+    run("publish", queue, "--body", "x", "--count", "2500")
     assert counts(run, queue) == (2500, 0, 0)
 
 
@@ -100,28 +77,25 @@ def test_publish_sets_a_time_to_live(run: Run, queue: str) -> None:
     assert 3_590 <= row["ttl_s"] <= 3_600
 
 
-def test_publish_tells_why_it_was_refused(run: Run, queue: str) -> None:
+def test_publish_reports_why_it_was_refused(run: Run, queue: str) -> None:
     run("publish", queue, "--body", "x")
     run("queue", "pause", queue, "--side", "publishing")
-    refused = run("publish", queue, "--body", "y")
-    assert refused.exit_code == 4
+    refused = run("publish", queue, "--body", "y", code=4)
     assert refused.stderr.startswith("Error: publish refused: ")
     run("queue", "resume", queue, "--side", "publishing")
-    assert run("publish", queue, "--body", "y").exit_code == 0
+    run("publish", queue, "--body", "y")
 
 
 def test_publish_refuses_content_above_the_limit(run: Run, queue: str, tmp_path: Path) -> None:
     config = tmp_path / "limits.toml"
     config.write_text("[limits]\nmax_content = 3\n")
-    refused = run("publish", queue, "--config", str(config), "--body", "four")
-    assert refused.exit_code == 1
+    refused = run("publish", queue, "--config", str(config), "--body", "four", code=1)
     assert refused.stderr == "Error: content is 4 bytes; the limit is 3\n"
 
 
 def test_publish_reports_a_broker_that_does_not_answer(tmp_path: Path) -> None:
     where = f"unix:{tmp_path}/no.sock"
-    result = CliRunner().invoke(root_command, ["publish", "q", "--body", "x", "--url", where])
-    assert result.exit_code == 1
+    result = invoke("publish", "q", "--body", "x", "--url", where, code=1)
     assert result.stderr.startswith(f"Error: cannot connect to {where}: ")
 
 
@@ -131,8 +105,7 @@ def test_consume_refuses_a_queue_that_does_not_exist(
     run("publish", queue, "--body", "x")
     here = ["--data", str(broker.data)]
     typo = queue.replace("consume", "comsume")
-    refused = CliRunner().invoke(root_command, ["consume", typo, "-n", "1", *here])
-    assert refused.exit_code == 3
+    refused = invoke("consume", typo, "-n", "1", *here, code=3)
     assert f"there is no queue {typo!r}; did you mean {queue!r}" in refused.stderr
     assert typo not in run("queue", "list", "-o", "jsonl").stdout
     taken = CliRunner().invoke(root_command, ["consume", queue, "-n", "1", *here])
@@ -160,15 +133,15 @@ def test_consume_without_ack_returns_the_messages(run: Run, queue: str) -> None:
 
 def test_consume_exits_with_5_when_too_little_came(run: Run, queue: str) -> None:
     run("publish", queue, "--body", "x")
-    result = run("consume", queue, "-n", "2", "--timeout", "0.1")
-    assert (result.exit_code, result.stdout) == (5, "x\n")
+    result = run("consume", queue, "-n", "2", "--timeout", "0.1", code=5)
+    assert result.stdout == "x\n"
     assert counts(run, queue) == (0, 0, 0)
 
 
 def test_consume_without_a_limit_succeeds_after_the_timeout(run: Run, queue: str) -> None:
     run("publish", queue, "--body", "x")
     result = run("consume", queue, "--timeout", "0.1")
-    assert (result.exit_code, result.stdout) == (0, "x\n")
+    assert result.stdout == "x\n"
 
 
 def test_consume_shows_bytes_as_base64_in_json(run: Run, queue: str) -> None:
@@ -187,8 +160,7 @@ def test_exec_gets_the_content_and_acknowledges(run: Run, queue: str, tmp_path: 
         "    sys.stdin.read() + os.environ['MESSAGE_QUEUE'] + os.environ['MESSAGE_TTL_S'])\n"
     )
     run("publish", queue, "--lines", input="a\nb\n")
-    result = run("consume", queue, "-n", "2", "--exec", f"{sys.executable} {script}")
-    assert result.exit_code == 0
+    run("consume", queue, "-n", "2", "--exec", f"{sys.executable} {script}")
     kept = sorted(path.read_text() for path in tmp_path.iterdir() if path != script)
     assert kept == [f"a{queue}0", f"b{queue}0"]
     assert counts(run, queue) == (0, 0, 0)
@@ -196,16 +168,14 @@ def test_exec_gets_the_content_and_acknowledges(run: Run, queue: str, tmp_path: 
 
 def test_exec_requeues_failed_messages(run: Run, queue: str) -> None:
     run("publish", queue, "--lines", input="a\nb\n")
-    result = run("consume", queue, "-n", "1", "--exec", "false")
-    assert result.exit_code == 1
+    result = run("consume", queue, "-n", "1", "--exec", "false", code=1)
     assert result.stderr.endswith("Error: --exec failed: 1 message requeued\n")
     assert run("consume", queue, "-n", "2").stdout == "b\na\n"
 
 
 def test_exec_that_cannot_run_returns_the_message(run: Run, queue: str) -> None:
     run("publish", queue, "--body", "a")
-    result = run("consume", queue, "-n", "1", "--exec", "/no/such/program")
-    assert result.exit_code == 1
+    result = run("consume", queue, "-n", "1", "--exec", "/no/such/program", code=1)
     assert result.stderr == "Error: /no/such/program: No such file or directory\n"
     assert run("consume", queue, "-n", "1").stdout == "a\n"
 
@@ -231,20 +201,20 @@ def test_list_continues_over_pages(run: Run, queue: str) -> None:
     assert len(names) == len(set(names))
 
 
-def test_purge_deletes_and_tells_how_many(run: Run, queue: str) -> None:
+def test_purge_deletes_and_counts_messages(run: Run, queue: str) -> None:
     run("publish", queue, "--body", "x", "--count", "3")
     result = run("queue", "purge", queue, "--yes")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "3 messages deleted\n")
+    assert (result.stdout, result.stderr) == ("", "3 messages deleted\n")
     assert counts(run, queue) == (0, 0, 0)
 
 
 def test_purge_of_an_unknown_queue_exits_with_3(run: Run, queue: str) -> None:
-    assert run("queue", "purge", queue, "--yes").exit_code == 3
+    run("queue", "purge", queue, "--yes", code=3)
 
 
 def test_purge_asks_first(run: Run, queue: str) -> None:
     run("publish", queue, "--body", "x")
-    assert run("queue", "purge", queue).exit_code == 2
+    run("queue", "purge", queue, code=2)
     assert counts(run, queue) == (1, 0, 0)
 
 
@@ -259,9 +229,9 @@ def test_dead_letters_are_listed_and_redriven(run: Run, broker: BrokerProcess, q
     row = next(row for row in rows if row["origin"] == queue)
     assert (row["queue"], row["count"]) == (f"{queue}.dlq", 2)
     result = run("dead-letter", "redrive", queue, "-n", "1")
-    assert (result.exit_code, result.stderr) == (0, "1 message redriven\n")
+    assert result.stderr == "1 message redriven\n"
     assert counts(run, queue) == (1, 0, 1)
-    assert run("dead-letter", "redrive", f"{queue}.dlq").exit_code == 0
+    run("dead-letter", "redrive", f"{queue}.dlq")
     assert run("consume", queue, "-n", "2").stdout == "a\nb\n"
 
 
@@ -272,8 +242,7 @@ def test_node_may_be_an_address(broker: BrokerProcess, run: Run, queue: str) -> 
 
 
 def test_commands_report_that_no_broker_runs(tmp_path: Path) -> None:
-    result = CliRunner().invoke(root_command, ["queue", "list", "--data", str(tmp_path)])
-    assert result.exit_code == 1
+    result = invoke("queue", "list", "--data", str(tmp_path), code=1)
     assert result.stderr.startswith(f"Error: no broker answers on {tmp_path}/control.sock: No such")
 
 
@@ -282,23 +251,17 @@ def test_socket_is_private(broker: BrokerProcess) -> None:
 
 
 def test_migrate_is_refused_while_the_broker_runs(run: Run) -> None:
-    result = run("database", "migrate")
-    assert result.exit_code == 1
-    assert "in use" in result.stderr
+    assert "in use" in run("database", "migrate", code=1).stderr
 
 
 def test_migrate_of_no_database_exits_with_3(tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        root_command, ["database", "migrate", "--data", str(tmp_path / "no")]
-    )
-    assert result.exit_code == 3
+    invoke("database", "migrate", "--data", str(tmp_path / "no"), code=3)
     assert not (tmp_path / "no").exists()
 
 
-def test_serve_refuses_wrong_settings_with_78(tmp_path: Path) -> None:
+def test_serve_rejects_invalid_settings_with_78(tmp_path: Path) -> None:
     arguments = ["serve", "--data", str(tmp_path / "d"), "--listen", "0.0.0.0:0"]
-    result = CliRunner().invoke(root_command, arguments)
-    assert result.exit_code == 78
+    result = invoke(*arguments, code=78)
     assert result.stderr.startswith("Error: tcp.listen 0.0.0.0:0 ")
     assert not (tmp_path / "d").exists()
 
@@ -308,29 +271,32 @@ def test_serve_ends_with_0_on_sigterm_and_leaves_nothing_to_migrate(tmp_path: Pa
     with broker_process(data, "--admin", "none") as broker:
         assert broker.admin == []
         assert broker.terminate() == 0
-    result = CliRunner().invoke(root_command, ["database", "migrate", "--data", str(data)])
-    assert (result.exit_code, result.stdout) == (0, "")
+    result = invoke("database", "migrate", "--data", data)
+    assert result.stdout == ""
     assert result.stderr == "no migrations are pending\n"
     with broker_process(data, "--admin", "none") as broker:
         assert broker.terminate() == 0
 
 
 def test_consume_without_end_stops_well_when_interrupted(
-    run: Run, broker: BrokerProcess, queue: str
+    run: Run, broker: BrokerProcess, queue: str, tmp_path: Path
 ) -> None:
     run("publish", queue, "--body", "x")
     where = ["--url", f"phpmq://{broker.phpmq[0]}"]
-    command = [sys.executable, "-m", "phpmq_lite", "consume", queue, *where]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
+    path = tmp_path / "stderr"
+    with path.open("w") as stderr:
+        process = ForkedProcess(
+            ["phpmq_lite", "consume", queue, *where], stdout=subprocess.PIPE, stderr=stderr
+        )
+    assert process.stdout is not None
+    with process.stdout:
         try:
-            assert process.stdout.readline() == b"x\n"
+            assert process.stdout.readline() == "x\n"
             os.kill(process.pid, signal.SIGINT)
-            _, err = process.communicate(timeout=30)
+            assert process.wait(30) == 0
         finally:
             process.kill()  # otherwise it would wait forever, and so would the next tests
-    assert process.returncode == 0
-    assert err == f"1 message consumed from {queue}\n".encode()
+    assert path.read_text() == f"1 message consumed from {queue}\n"
     assert counts(run, queue) == (0, 0, 0)
 
 

@@ -18,12 +18,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
-def queue(request: pytest.FixtureRequest) -> str:
-    """Return the name of a queue that only this test uses."""
-    return f"b.{request.node.name}"[:200]
-
-
-@pytest.fixture
 def run(broker: BrokerProcess) -> RunCommand:
     return cli_runner(broker)
 
@@ -110,7 +104,9 @@ def test_unknown_token_is_not_found(run: RunCommand) -> None:
     )
 
 
-@pytest.mark.parametrize("flags", [("--rate", "10/s"), ("--rate", "10/s", "--query", "origin:b*")])
+@pytest.mark.parametrize(
+    "flags", [("--rate", "10/s"), ("--rate", "10/s", "--query", "origin:queue*")]
+)
 def test_redrive_ends_when_all_are_published_again(
     run: RunCommand, queue: str, flags: tuple[str, ...]
 ) -> None:

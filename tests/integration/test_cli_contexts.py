@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ from click.testing import CliRunner, Result
 from phpmq_lite import envelopes, settings
 from phpmq_lite.cli import admin_client, broker_connection, contexts, worker
 from phpmq_lite.cli.main import root_command
-from tests.support.fork_server import broker_process
+from tests.support.cli_runner import invoke
+from tests.support.fork_server import ForkedProcess, broker_process
 
 
 @pytest.fixture(autouse=True)
@@ -59,28 +59,27 @@ def test_command_goes_to_the_broker_of_the_context() -> None:
     assert "no broker answers on http://127.0.0.1:9" in result.stderr
 
 
-def test_address_without_a_scheme_is_a_wrong_use() -> None:
+def test_address_without_a_scheme_is_a_usage_error() -> None:
     for arguments in (
         ["context", "create", "x", "--url", "mq:9601"],
         ["queue", "list", "--url", "mq:9601"],
     ):
-        result = CliRunner().invoke(root_command, arguments)
-        assert result.exit_code == 2
+        result = invoke(*arguments, code=2)
         assert "'mq:9601' has no scheme; use http://mq:9601" in result.stderr
     assert contexts.current_context() is None
 
 
 @pytest.mark.parametrize("url", ["ftp://mq", "http://", "http://mq:x", "http://[::1"])
-def test_address_of_no_admin_is_a_wrong_use(url: str) -> None:
+def test_invalid_admin_address_is_a_usage_error(url: str) -> None:
     result = run("create", "x", "--url", url)
     assert result.exit_code == 2
     assert "use http://HOST:PORT" in result.stderr
 
 
-def test_context_without_a_scheme_that_is_remembered_is_a_wrong_use() -> None:
+def test_stored_context_without_a_scheme_is_a_usage_error() -> None:
     contexts.save_contexts("x", {"x": contexts.BrokerContext("x", url="mq:9601")})
-    result = CliRunner().invoke(root_command, ["queue", "list"])
-    assert (result.exit_code, "use http://mq:9601" in result.stderr) == (2, True)
+    result = invoke("queue", "list", code=2)
+    assert "use http://mq:9601" in result.stderr
 
 
 @pytest.mark.parametrize("in_use", [False, True])
@@ -90,30 +89,25 @@ def test_token_file_does_not_go_with_a_data_folder(tmp_path: Path, in_use: bool)
     if in_use:
         run("create", "here", "--data", str(tmp_path))
     where = [] if in_use else ["--data", str(tmp_path)]
-    result = CliRunner().invoke(root_command, ["queue", "list", "--token-file", str(path), *where])
-    assert result.exit_code == 2
+    result = invoke("queue", "list", "--token-file", str(path), *where, code=2)
     assert "--token-file requires --url" in result.stderr
 
 
-def test_token_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "mode", "code", "message"),
+    [
+        ("utf-16", 0o600, 1, "is not valid UTF-8; a token is plain text\n"),
+        ("ascii", 0o644, 4, "is readable by other users"),
+    ],
+)
+def test_token_file_must_be_private_text(
+    tmp_path: Path, encoding: str, mode: int, code: int, message: str
+) -> None:
     path = tmp_path / "token"
-    path.write_text("phpmq_x", encoding="utf-16")
-    path.chmod(0o600)
-    arguments = ["queue", "list", "--url", "http://127.0.0.1:9", "--token-file", str(path)]
-    result = CliRunner().invoke(root_command, arguments)
-    assert (result.exit_code, result.stderr) == (
-        1, f"Error: {path} is not valid UTF-8; a token is plain text\n"
-    )  # fmt: skip
-
-
-def test_token_file_must_be_private(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text("phpmq_x")
-    path.chmod(0o644)
-    arguments = ["queue", "list", "--url", "http://127.0.0.1:9", "--token-file", str(path)]
-    result = CliRunner().invoke(root_command, arguments)
-    assert result.exit_code == 4
-    assert "is readable by other users" in result.stderr
+    path.write_text("phpmq_x", encoding=encoding)
+    path.chmod(mode)
+    where = ("--url", "http://127.0.0.1:9", "--token-file", path)
+    assert f"{path} {message}" in invoke("queue", "list", *where, code=code).stderr
 
 
 @pytest.mark.parametrize(
@@ -203,8 +197,7 @@ def test_every_command_searches_for_the_broker_in_the_same_order(
     monkeypatch.setattr(settings.loading, "SYSTEM_FILE", folder / "none.toml")
 
     def asked() -> str:
-        result = CliRunner().invoke(root_command, arguments)
-        assert result.exit_code == 1
+        result = invoke(*arguments, code=1)
         return result.stderr
 
     monkeypatch.setattr(
@@ -252,10 +245,10 @@ def test_broker_and_commands_read_the_file_from_init(folder: Path) -> None:
     flags = ["--data", "store", "--listen", "unix:mq.sock", "--legacy-listen", "none"]
     written = CliRunner().invoke(root_command, ["config", "init", *flags, "--admin", "none"])
     assert written.stderr.endswith("  phpmq-lite doctor\n  phpmq-lite serve\n")
-    serve = [sys.executable, "-m", "phpmq_lite", "serve"]
-    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as broker:
+    broker = ForkedProcess(["phpmq_lite", "serve"], stdout=subprocess.PIPE, stderr=2)
+    assert broker.stdout is not None
+    with broker.stdout:
         try:
-            assert broker.stdout is not None
             assert broker.stdout.readline() == "listening phpmq unix:mq.sock\n"
             stored = CliRunner().invoke(root_command, ["publish", "q", "--body", "x"])
             where = f"unix:{folder}/mq.sock"
@@ -265,12 +258,12 @@ def test_broker_and_commands_read_the_file_from_init(folder: Path) -> None:
             assert (folder / "store" / "phpmq.db").exists()
         finally:
             broker.terminate()
+            broker.wait(30)
 
 
 def test_config_toml_of_another_program_is_named(folder: Path) -> None:
     (folder / "config.toml").write_text("baseURL = 'https://example.org'\n")
-    result = CliRunner().invoke(root_command, ["queue", "list"])
-    assert result.exit_code == 78
+    result = invoke("queue", "list", code=78)
     assert "baseURL in config.toml is not a setting" in result.stderr
     assert "select yours with --config" in result.stderr
 
@@ -284,8 +277,7 @@ def test_publish_asks_for_a_token_where_there_are_users(tmp_path: Path) -> None:
             input="a long password", catch_exceptions=False,
         )  # fmt: skip
         publish = ["publish", "q", "--body", "x", *url]
-        refused = CliRunner().invoke(root_command, publish)
-        assert refused.exit_code == 4
+        refused = invoke(*publish, code=4)
         assert "requires a login: pass an API token with --token-file FILE" in refused.stderr
         made = CliRunner().invoke(root_command, ["token", "create", "t", "--role", "viewer", *here])
         token = tmp_path / "token"

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from phpmq_lite import settings
 from phpmq_lite.cli.errors import RENAMED
 from phpmq_lite.cli.main import COMMANDS, SECTIONS, root_command
-from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess
 
 RAW = re.compile(  # phrases of Python, pydantic, aiohttp and OpenSSL for programmers
     r"\[Errno|Traceback|pydantic|ValidationError|Input should|Extra inputs|String should"
@@ -55,12 +55,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(settings.loading, "SYSTEM_FILE", tmp_path / "none.toml")
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("msg") / "data", "--admin", "127.0.0.1:0") as it:
-        yield it
 
 
 def ask(*arguments: str) -> Result:
@@ -110,7 +104,7 @@ BAD_VALUES = [
     (["backup", "list", "--set", "tcp.open=perhaps"], 78, "it must be true or false"),
     (["backup", "list", "--set", "tcp.allow=x"], 78, "it must be a network, such as 10.0.0.0/8"),
     (["queue", "list", "--config", __file__], 78, "is not valid TOML"),
-    (["queue", "list", "--url", "https://127.0.0.1:{admin}"], 1, "it does not speak TLS"),
+    (["queue", "list", "--url", "https://127.0.0.1:{admin}"], 1, "the server does not speak TLS"),
     (["queue", "list", "--url", "http://127.0.0.1:{phpmq}"], 1, "does not respond like"),
     (["queue", "list", "--url", "http://127.0.0.1:{admin}/no"], 3, "--url may not be"),
     (["queue", "list", "--url", "http://nowhere.invalid"], 1, "no broker answers on http://nowhere"),

@@ -2,18 +2,16 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from phpmq_lite.cli.admin_client import AdminClient
-from phpmq_lite.cli.main import root_command
-from tests.support.cli_runner import RunCommand, cli_runner
-from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.cli_runner import RunCommand, cli_runner, invoke
+from tests.support.fork_server import BrokerProcess, ForkedProcess, broker_process
 
 MAX_CONTENT = 256 << 10
 
@@ -23,12 +21,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     flags = ("--admin", "127.0.0.1:0", "--set", f"limits.max_content={MAX_CONTENT}")
     with broker_process(tmp_path_factory.mktemp("cli") / "data", *flags) as it:
         yield it
-
-
-@pytest.fixture
-def queue(request: pytest.FixtureRequest) -> str:
-    """Return the name of a queue that only this test uses."""
-    return f"g.{request.node.name}"[:200]
 
 
 @pytest.fixture
@@ -154,7 +146,7 @@ def test_export_is_imported_as_it_was(run: RunCommand, queue: str, tmp_path: Pat
     ],
 )
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
-def test_import_stores_nothing_where_a_late_line_is_wrong(
+def test_import_stores_nothing_if_a_late_line_is_invalid(
     run: RunCommand, queue: str, wrong: dict[str, Any], told: str, flags: tuple[str, ...]
 ) -> None:
     good = json.dumps({"content": "x", "queue": queue})
@@ -243,28 +235,15 @@ def test_top_prints_the_queues_once(run: RunCommand, queue: str) -> None:
 
 def test_tail_shows_events(broker: BrokerProcess, run: RunCommand, queue: str) -> None:
     run("queue", "create", queue)
-    command = [
-        sys.executable,
-        "-m",
-        "phpmq_lite",
-        "queue",
-        "tail",
-        queue,
-        "-n",
-        "2",
-        "--kind",
-        "publish",
-    ]
-    with subprocess.Popen(
-        [*command, "--data", str(broker.data)], stdout=subprocess.PIPE, text=True
-    ) as tail:
-        try:
-            while tail.poll() is None:  # until it has started to poll
-                run("publish", queue, "--body", "x")
-            shown = [json.loads(line) for line in tail.stdout or ()]
-        finally:
-            tail.kill()
-    assert [row["kind"] for row in shown] == ["publish", "publish"]
+    command = ["phpmq_lite", "queue", "tail", queue, "-n", "2", "--kind", "publish"]
+    tail = ForkedProcess([*command, "--data", str(broker.data)], stdout=subprocess.PIPE, stderr=2)
+    try:
+        while tail.poll() is None:  # until it has started to poll
+            run("publish", queue, "--body", "x")
+        shown = tail.communicate()[0].splitlines()
+    finally:
+        tail.kill()
+    assert [json.loads(line)["kind"] for line in shown] == ["publish", "publish"]
 
 
 @pytest.mark.parametrize(
@@ -418,9 +397,8 @@ def test_line_whose_content_was_gone_is_left_out(run: RunCommand) -> None:
 
 def test_import_without_a_broker_reports_what_is_unknown() -> None:
     line = json.dumps({"queue": "a", "content": "x"})
-    result = CliRunner().invoke(
-        root_command, ["message", "import", "-", "--url", "http://127.0.0.1:9"], input=f"\n{line}"
+    result = invoke(
+        "message", "import", "-", "--url", "http://127.0.0.1:9", input=f"\n{line}", code=1
     )
-    assert result.exit_code == 1
     told = "0 messages stored; the next 1, from line 2 onwards, may or may not be stored"
     assert told in result.stderr

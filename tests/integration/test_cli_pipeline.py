@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.cli.main import root_command
+from tests.support.cli_runner import invoke
 from tests.support.fork_server import BrokerProcess, broker_process
 
 Run = Callable[..., Result]
@@ -21,19 +22,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """Run a broker that requires a token, because it has a user."""
     data = tmp_path_factory.mktemp("pipeline") / "data"
     with broker_process(data, "--admin", "127.0.0.1:0") as running:
-        added = CliRunner().invoke(
-            root_command,
-            ["user", "create", "anna", "--password-file", "-", "--data", str(data)],
-            input="a long password for anna\n",
-        )
-        assert added.exit_code == 0, added.output
+        create = ["user", "create", "anna", "--password-file", "-", "--data", data]
+        invoke(*create, input="a long password for anna\n")
         yield running
 
 
 def token_file(broker: BrokerProcess, folder: Path, role: str) -> Path:
     arguments = ["token", "create", f"{role}-{folder.name}", "--role", role, "--data"]
-    made = CliRunner().invoke(root_command, [*arguments, str(broker.data)])
-    assert made.exit_code == 0, made.output
+    made = invoke(*arguments, str(broker.data))
     path = folder / role
     path.touch(mode=0o600)
     path.write_text(made.stdout.split()[-1])
@@ -64,9 +60,7 @@ def test_doctor_asks_for_a_token_where_the_broker_does(doctor: Doctor) -> None:
     assert found["results"]["state"] == "ok"
 
 
-def test_doctor_tells_viewer_from_operator(
-    doctor: Doctor, broker: BrokerProcess, tmp_path: Path
-) -> None:
+def test_doctor_shows_the_role(doctor: Doctor, broker: BrokerProcess, tmp_path: Path) -> None:
     _, found = doctor("--token-file", str(token_file(broker, tmp_path, "viewer")))
     assert (found["broker"]["state"], found["role"]["found"]) == ("ok", "viewer")
     assert found["export"]["state"] == "ok"
@@ -74,35 +68,30 @@ def test_doctor_tells_viewer_from_operator(
     assert (found["broker"]["state"], found["role"]["found"]) == ("ok", "operator")
 
 
-def test_doctor_finds_a_broker_that_does_not_answer(doctor: Doctor) -> None:
-    code, found = doctor("--url", "http://127.0.0.1:1")
-    assert code == 1
-    assert found["broker"]["state"] == "bad"
-    assert "phpmq-lite serve" in found["broker"]["hint"]
+@pytest.mark.parametrize(
+    ("flag", "value", "check", "hint"),
+    [
+        ("--url", "http://127.0.0.1:1", "broker", "phpmq-lite serve"),
+        ("--out", "/dev/null/below", "results", ""),
+        ("--master", "spark://127.0.0.1:1", "master", ""),
+    ],
+)
+def test_doctor_finds_unreachable_and_unwritable_places(
+    doctor: Doctor, flag: str, value: str, check: str, hint: str
+) -> None:
+    code, found = doctor(flag, value)
+    assert (code, found[check]["state"]) == (1, "bad")
+    assert hint in found[check]["hint"]
 
 
-def test_doctor_finds_that_results_cannot_be_written(doctor: Doctor, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    code, found = doctor("--out", str(tmp_path / "file" / "below"))
-    assert code == 1
-    assert found["results"]["state"] == "bad"
-
-
-def test_doctor_finds_a_master_that_does_not_listen(doctor: Doctor) -> None:
-    code, found = doctor("--master", "spark://127.0.0.1:1")
-    assert code == 1
-    assert found["master"]["state"] == "bad"
-
-
-def test_doctor_tells_a_database_from_another_file(doctor: Doctor, tmp_path: Path) -> None:
+def test_doctor_rejects_a_file_that_is_not_a_database(doctor: Doctor, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no database")
     arguments = ["pipeline", "doctor", "-o", "jsonl", "--out", str(tmp_path / "out"), "--path"]
-    done = CliRunner().invoke(root_command, [*arguments, str(tmp_path / "notes.txt")])
-    assert done.exit_code == 1
+    done = invoke(*arguments, str(tmp_path / "notes.txt"), code=1)
     assert "not an SQLite database" in done.stdout
 
 
-def test_status_asks_the_broker_where_no_summary_lies_here(
+def test_status_queries_the_broker_without_a_local_summary(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
     token = token_file(broker, tmp_path, "viewer")
@@ -116,8 +105,7 @@ def test_status_asks_the_broker_where_no_summary_lies_here(
 
 
 def test_package_names_the_zip_that_it_built(tmp_path: Path) -> None:
-    done = CliRunner().invoke(root_command, ["pipeline", "package", "--to", str(tmp_path)])
-    assert done.exit_code == 0
+    done = invoke("pipeline", "package", "--to", str(tmp_path))
     path = Path(done.stdout.strip())
     assert path.parent == tmp_path
     assert "phpmq_lite/spark/source.py" in zipfile.ZipFile(path).namelist()

@@ -74,7 +74,7 @@ async def frames_of(browser: LivePages, number: int, count: int) -> list[dict[st
     return await poll_until(ask, lambda frames: len(frames) >= count)
 
 
-# -- who is there
+# -- connected clients
 
 
 async def test_client_is_listed_with_its_figures(browser: LivePages, worker: Client) -> None:
@@ -198,22 +198,16 @@ async def test_label_of_a_network_is_shown_and_removed(browser: LivePages, worke
     assert status == 422, text
 
 
-async def test_process_of_a_peer_on_this_machine_is_found(
-    browser: LivePages, worker: Client
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+async def test_process_of_a_local_peer_is_found(
+    broker: RunningBroker, browser: LivePages, tmp_path: Path, kind: str
 ) -> None:
-    number = await client_number(browser)
-    _, page = await browser.get(f"/clients/{number}")
-    assert str(os.getpid()) not in page.split("Show the client's process")[0]
-    _, page = await browser.get(f"/clients/{number}?process=1")
-    assert f"<dd>{os.getpid()} <code" in page
-
-
-async def test_process_of_a_unix_peer_is_found(
-    broker: RunningBroker, browser: LivePages, tmp_path: Path
-) -> None:
-    async with connect(f"unix:{tmp_path / 'phpmq.sock'}") as client:
-        await client.publish_confirmed("mail", b"x")
+    socket_path = f"unix:{tmp_path / 'phpmq.sock'}"
+    async with connect(*((broker.host, broker.port) if kind == "tcp" else (socket_path,))) as peer:
+        await peer.publish_confirmed("mail", b"x")
         number = await client_number(browser)
+        _, page = await browser.get(f"/clients/{number}")
+        assert str(os.getpid()) not in page.split("Show the client's process")[0]
         _, page = await browser.get(f"/clients/{number}?process=1")
         assert f"<dd>{os.getpid()} <code" in page
 
@@ -352,8 +346,6 @@ async def test_peer_that_has_just_left_has_no_process() -> None:
 
 
 HEAD = "  sl  local_address rem_address   st"
-
-
 LINE = " 0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 777 1"
 
 

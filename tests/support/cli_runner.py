@@ -24,3 +24,11 @@ def cli_runner(broker: BrokerProcess) -> RunCommand:
         return result
 
     return call
+
+
+def invoke(*arguments: object, code: int = 0, input: str | bytes | None = None) -> Result:
+    """Run a command, check its exit code, and return its result."""
+    line = [str(each) for each in arguments]
+    result = CliRunner().invoke(root_command, line, input=input, catch_exceptions=False)
+    assert result.exit_code == code, result.output + result.stderr
+    return result
