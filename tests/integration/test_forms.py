@@ -1,4 +1,4 @@
-"""The forms and links of every page: saved unchanged they change nothing; none ends in a 403."""
+"""Forms and links of every page: saving unchanged changes nothing, and none is forbidden."""
 
 import re
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.admin.routes import ROUTES
 from tests.browser.tour import MORE, NO_PAGES
-from tests.integration.test_every_page import OTHER_STATE, everything
+from tests.integration.test_every_page import COUNTING, OTHER_STATE
 from tests.support.full_broker import PAGES, FullBroker
 from tests.support.http_users import HttpUser
 
 TEMPLATES: Final = Path(__file__).parents[2] / "templates"
-# Filters that write for people; a form would send back what they made of a value.
+# Filters that format a value for display; a form would send the formatted value back.
 DISPLAY: Final = ("visible", "lines", "number", "size", "duration", "capitalize", "tojson")
 VALUE: Final = re.compile(
     r"""(?:<(?:input|option|button)\b[^>]*?\bvalue="([^"]*)"|<textarea\b(?:{.*?}|[^>])*>(.*?)</textarea>)""",
@@ -26,17 +26,17 @@ VALUE: Final = re.compile(
 )
 # Forms that save what they show.
 SAVES: Final = {"queue-settings", "user-rights", "client-label"}
-# Forms with a field that is filled in, but that do something else than save it.
+# Forms with a prefilled field that do something other than save it.
 ACTIONS: Final = {
     "publish-send": "publishes a message", "message-edit": "publishes a message",
-    "schemas-check": "compares and stores nothing", "view-save": "makes a view",
-    "users": "a search", "user-add": "makes a user, with the least role",
-    "token-add": "makes a token, with the least role", "selection-apply": "acts on messages",
+    "schemas-check": "compares and stores nothing", "view-save": "creates a view",
+    "users": "a search", "user-add": "creates a user, with the least role",
+    "token-add": "creates a token, with the least role", "selection-apply": "acts on messages",
     "message-requeue": "acts on a message", "message-move": "acts on a message",
     "message-redrive": "acts on a message", "message-restore": "acts on a message",
     "queue-move": "acts on messages", "queue-redrive": "acts on messages",
 }  # fmt: skip
-# Forms that would end the walk: the session, or the broker.
+# Forms that would end the session or the broker, and with it the test.
 ENDING: Final = {"logout", "system-drain", "session-end", "account-end", "account-password"}
 ODD_NOTE: Final = "\n  Runbook:\n\tstep 1 \u202e\u200b é \\n\n"
 
@@ -48,8 +48,8 @@ class Form:
     method: str
     action: str
     fields: list[tuple[str, str]] = field(default_factory=list)
-    shown: list[str] = field(default_factory=list)  # names of fields to fill in that have a value
-    buttons: list[str] = field(default_factory=list)  # actions that buttons have instead
+    shown: list[str] = field(default_factory=list)  # names of prefilled fields
+    buttons: list[str] = field(default_factory=list)  # actions of buttons that override the form's
 
 
 class Reader(HTMLParser):
@@ -119,7 +119,7 @@ class Reader(HTMLParser):
 
 
 def route_of(method: str, address: str) -> Route | None:
-    """Return the route that an address of a page leads to, None where it leads elsewhere."""
+    """Return the route of an address, or None if it is not one of ours."""
     path = address.partition("?")[0].partition("#")[0]
     for route in ROUTES:
         pattern = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(route.path))
@@ -129,7 +129,7 @@ def route_of(method: str, address: str) -> Route | None:
 
 
 def addresses(filled: FullBroker) -> Iterator[str]:
-    """Yield the addresses of all pages, with the parts that each has."""
+    """Yield the addresses of all pages and of their tabs and views."""
     for route in PAGES:
         if route.name in NO_PAGES:
             continue
@@ -140,6 +140,11 @@ def addresses(filled: FullBroker) -> Iterator[str]:
                 yield path + more
         if route.name in OTHER_STATE:
             yield filled.path(route, id=filled.message_ids[OTHER_STATE[route.name]])
+
+
+def is_worth_following(route: Route, link: str) -> bool:
+    """Return whether a page may differ by user: documentation and other formats do not."""
+    return route.name != "docs-page" and "format=" not in link
 
 
 def test_no_display_filter_reaches_a_form_value() -> None:
@@ -167,9 +172,9 @@ async def test_every_form_saved_unchanged_changes_nothing(filled: FullBroker) ->
     labelled = await filled.me.post("/clients/label", name="127.0.0.1", label='mail "1" \u200b')
     assert labelled.status == 303
     saved: set[str] = set()
-    asked = [*addresses(filled), "/queues/mail?tab=settings", "/queues/orders.dlq?tab=settings"]
-    before = everything(filled)
-    for address in asked:
+    paths = [*addresses(filled), "/queues/mail?tab=settings", "/queues/orders.dlq?tab=settings"]
+    before = filled.home.tables(COUNTING)
+    for address in paths:
         page = await filled.me.get(address)
         for form in Reader(page.text).forms if page.status == 200 else ():
             route = route_of(form.method, form.action)
@@ -183,26 +188,28 @@ async def test_every_form_saved_unchanged_changes_nothing(filled: FullBroker) ->
                 "POST", form.action, {"Origin": filled.me.origin}, data=form.fields
             )
             assert answer.status == 303, (address, form.action, answer.text[-2_000:])
-            assert everything(filled) == before, (address, form.action)
+            assert filled.home.tables(COUNTING) == before, (address, form.action)
     assert saved == SAVES
 
 
+@pytest.mark.sample("viewer", "operator of orders")
 @pytest.mark.parametrize(
     ("role", "globs"),
     [("viewer", ()), ("operator", ()), ("viewer", ("orders*",)), ("operator", ("orders*",)),
      ("admin", ("orders*",))],
+    ids=["viewer", "operator", "viewer of orders", "operator of orders", "admin of orders"],
 )  # fmt: skip
 async def test_nobody_is_offered_what_they_may_not_do(
     filled: FullBroker, role: str, globs: tuple[str, ...]
 ) -> None:
     await filled.home.add_user("carl", role, *globs)
     wrong: set[str] = set()
-    seen: dict[str, str] = {}  # address, with the page that leads to it
+    seen: dict[str, str] = {}  # address -> page that links to it
     forms: dict[str, tuple[str, Form]] = {}
     async with HttpUser(filled.me.base, Origin=filled.me.origin) as carl:
         assert (await carl.log_in("carl")).status == 303
-        given = list(addresses(filled))
-        for address in given:  # and what these lead to
+        pending = list(addresses(filled))
+        for address in pending:  # grows by the links that are found
             is_offered = address in seen
             page = await carl.get(address)
             if is_offered and page.status == 403:
@@ -211,22 +218,22 @@ async def test_nobody_is_offered_what_they_may_not_do(
                 continue
             read = Reader(page.text)
             for link in {one.partition("#")[0] for one in read.links} - set(seen):
-                leads = route_of("GET", link)
-                if leads is not None and not Role(role).may(leads.role):
+                target = route_of("GET", link)
+                if target is not None and not Role(role).may(target.role):
                     wrong.add(f"{address}: {link}")
-                elif leads is not None and not is_offered and "format=" not in link:
+                elif target is not None and not is_offered and is_worth_following(target, link):
                     seen[link] = address
-                    given.append(link)
+                    pending.append(link)
             for form in read.forms:
                 for action in [form.action, *form.buttons]:
                     forms.setdefault(f"{form.method} {action}", (address, form))
-        for target, (address, form) in forms.items():
-            method, _, action = target.partition(" ")
+        for request, (address, form) in forms.items():
+            method, _, action = request.partition(" ")
             route = route_of(method, action)
             if route is None or route.name in ENDING:
                 continue
             more = {"data" if method == "POST" else "params": form.fields}
             answer = await carl.request(method, action, {"Origin": carl.origin}, **more)
             if answer.status == 403:
-                wrong.add(f"{address}: {target}")
+                wrong.add(f"{address}: {request}")
     assert sorted(wrong) == []

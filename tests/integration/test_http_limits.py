@@ -1,4 +1,4 @@
-"""What a request may cost: a body by the table of routes, memory by one budget."""
+"""Limits of HTTP requests: body size per route, shared memory, connections, slow clients."""
 
 import asyncio
 import io
@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
+from ipaddress import ip_network
 from pathlib import Path
 from unittest.mock import Mock
 from urllib.parse import urlsplit
@@ -35,17 +36,16 @@ MAX_CONTENT = 8 * MIB
 FORM = "application/x-www-form-urlencoded"
 
 
-async def headers_of(filled: FullBroker, route: Route) -> dict[str, str]:
+def headers_of(filled: FullBroker, route: Route, csrf: str) -> dict[str, str]:
     """Return the headers that our pages and scripts send with a body."""
     kind = route.media if route.is_api else FORM
-    csrf = await filled.me.csrf()
     return {"Origin": filled.me.origin, "X-CSRF-Token": csrf, "Content-Type": kind}
 
 
-# -- bodies, by the table
+# -- size of a body
 
 
-def test_every_route_has_a_limit_and_a_stranger_a_small_one() -> None:
+def test_every_route_has_a_limit_and_a_public_one_the_smallest() -> None:
     for route in ROUTES:
         limit = route.body_limit(MAX_CONTENT)
         assert 0 < limit <= 64 * MIB, route.name
@@ -58,12 +58,12 @@ def test_every_route_has_a_limit_and_a_stranger_a_small_one() -> None:
 
 
 async def test_body_announced_above_the_limit_is_refused_unread(filled: FullBroker) -> None:
-    """Only its head is sent, so an answer means that nobody waited for the body."""
-    parts, wrong = urlsplit(filled.home.url), []
+    """Only the head is sent, so an answer shows that the broker did not wait for the body."""
+    parts, csrf, wrong = urlsplit(filled.home.url), await filled.me.csrf(), []
     cookies = "; ".join(f"{name}={value}" for name, value in filled.me.cookies().items())
     for route in ROUTES:
         limit = route.body_limit(MAX_CONTENT)
-        known = await headers_of(filled, route) | {"Host": parts.netloc, "Cookie": cookies}
+        known = headers_of(filled, route, csrf) | {"Host": parts.netloc, "Cookie": cookies}
         known |= {"Content-Length": str(limit + 1), "Expect": "100-continue"}
         lines = "".join(f"{name}: {value}\r\n" for name, value in known.items())
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
@@ -78,30 +78,32 @@ async def test_body_announced_above_the_limit_is_refused_unread(filled: FullBrok
 
 
 async def test_body_that_grows_above_the_limit_is_refused(filled: FullBroker) -> None:
-    """It comes in chunks, without a length."""
+    """The body is sent in chunks, without a length."""
 
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield b"a=b&" * 4_096
 
+    csrf = await filled.me.csrf()
     for route in WRITING:
         if route.role is Role.PUBLIC or route.name in ("users-add", "api-user-add", "queue-pause"):
-            known = await headers_of(filled, route)
+            known = headers_of(filled, route, csrf)
             try:
                 answer = await filled.me.request(
                     route.method, filled.path(route), known, data=endless()
                 )
-            except aiohttp.ClientError:  # the answer came, and then the end
+            except aiohttp.ClientError:  # the connection was closed after the answer
                 continue
             assert (route.name, answer.status) == (route.name, 413)
 
 
 async def test_login_reads_no_more_than_its_form(filled: FullBroker) -> None:
     [route] = [route for route in ROUTES if route.name == "log-in"]
-    known = await headers_of(filled, route)
-    csrf = f"csrf={known['X-CSRF-Token']}&name=anna&password="
+    csrf = await filled.me.csrf()
+    known = headers_of(filled, route, csrf)
+    form = f"csrf={csrf}&name=anna&password="
     for size, status in ((LOGIN_BYTES, 401), (LOGIN_BYTES + 1, 413)):
-        body = csrf.encode().ljust(size, b"x")
+        body = form.encode().ljust(size, b"x")
         answer = await filled.me.request("POST", "/login", known, data=body)
         assert (size, answer.status) == (size, status)
 
@@ -116,7 +118,7 @@ async def test_login_reads_no_more_than_its_form(filled: FullBroker) -> None:
     ids=["many", "long value", "long name", "nul", "no colon", "length", "base64", "nested"],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/login", "/publish"])
-async def test_odd_head_of_a_part_is_the_mistake_of_who_sent_it(
+async def test_malformed_head_of_a_part_is_a_client_error(
     filled: FullBroker, path: str, part: bytes
 ) -> None:
     body = b"--b\r\n" + part + b'Content-Disposition: form-data; name="csrf"\r\n\r\nx\r\n--b--\r\n'
@@ -131,31 +133,31 @@ async def test_form_of_too_many_fields_is_refused(filled: FullBroker) -> None:
     assert (answer.status, "1000 fields" in answer.text) == (413, True)
 
 
-def test_nothing_but_the_one_reader_reads_a_body() -> None:
+def test_only_one_module_reads_bodies() -> None:
     found = []
     for file in Path(phpmq_lite.admin.__path__[0]).rglob("*.py"):
         text = file.read_text(encoding="utf-8")
         wrong = r"request\.(post|read|json|text|multipart|release)\(|request\.content\b|FileField"
         found += [(file.name, what[0]) for what in re.finditer(wrong, text)]
     assert sorted(set(found)) == [
-        ("connection_limits.py", "request.content"),  # whether all of it has come
+        ("connection_limits.py", "request.content"),  # checks whether the body is complete
         ("request_body.py", "request.content"),
     ]
 
 
-# -- memory, by one budget
+# -- memory, one budget for all requests
 
 
 @pytest.fixture
 async def tight(tmp_path: Path) -> AsyncIterator[BrokerFixture]:
-    """A broker with little memory for HTTP, and one user for all: the worst case."""
+    """Run a broker with little memory for HTTP and one user for all: the worst case."""
     limits = {"http_memory": 32 * MIB}
     async with broker_fixture(tmp_path / "data", limits=limits) as home:
         yield home
 
 
-def begun(home: BrokerFixture, request: bytes) -> socket.socket:
-    """Open a connection that reads nothing, and send what goes."""
+def send_without_reading(home: BrokerFixture, request: bytes) -> socket.socket:
+    """Open a connection that reads nothing, and send the start of a request."""
     parts = urlsplit(home.url)
     own = socket.socket()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
@@ -166,18 +168,18 @@ def begun(home: BrokerFixture, request: bytes) -> socket.socket:
     return own
 
 
-async def publish(who: HttpUser, body: object) -> HttpReply:
+async def publish(user: HttpUser, body: object) -> HttpReply:
     """Publish over HTTP."""
     kind = {"Content-Type": "application/json"}
     sent = io.BytesIO(json.dumps(body).encode())
-    return await who.request("POST", "/api/v1/queues/mine/messages", kind, data=sent)
+    return await user.request("POST", "/api/v1/queues/mine/messages", kind, data=sent)
 
 
 async def fill(own: socket.socket, body: memoryview) -> None:
-    """Send a body as far as it is taken."""
+    """Send a body until the broker stops reading or closes the connection."""
     try:
         await asyncio.get_running_loop().sock_sendall(own, body)
-    except OSError:  # it was refused
+    except OSError:
         return
 
 
@@ -191,11 +193,11 @@ async def test_large_requests_pass_stuck_ones_of_the_same_user(
     body = memoryview(b'{"content": "' + b"a" * (10 * MIB))
     refused = 0
     with ExitStack() as stack:
-        stuck = [stack.enter_context(begun(tight, head)) for _ in range(20)]
+        stuck = [stack.enter_context(send_without_reading(tight, head)) for _ in range(20)]
         sending = [asyncio.create_task(fill(own, body)) for own in stuck]
         async with HttpUser(tight.url) as me:
             answer = await publish(me, {"content": "x" * MAX_CONTENT})
-            while answer.status in (429, 503):  # as long as others send as fast
+            while answer.status in (429, 503):  # other uploads use the memory
                 assert answer.headers["Retry-After"]
                 refused += 1
                 answer = await publish(me, {"content": "x" * MAX_CONTENT})
@@ -214,21 +216,21 @@ async def test_large_requests_pass_stuck_ones_of_the_same_user(
     )
 
 
-async def test_download_passes_those_that_nobody_reads(tight: BrokerFixture) -> None:
+async def test_download_is_served_while_others_are_stuck(tight: BrokerFixture) -> None:
     async with HttpUser(tight.url) as me:
         made = json.loads((await publish(me, {"content": "x" * MAX_CONTENT})).text)
     path = f"/api/v1/messages/{made['ids'][0]}/body?download"
     request = f"GET {path} HTTP/1.1\r\nHost: HOST\r\n\r\n".encode()
     with ExitStack() as stack:
         for _ in range(20):
-            stack.enter_context(begun(tight, request))
+            stack.enter_context(send_without_reading(tight, request))
         async with HttpUser(tight.url) as me:
             for _ in range(3):
                 answer = await me.get(path)
                 assert (answer.status, len(answer.text)) == (200, MAX_CONTENT)
 
 
-async def test_flood_of_values_is_refused_and_the_next_request_is_taken(
+async def test_flood_of_values_is_refused_and_the_next_request_is_served(
     tight: BrokerFixture,
 ) -> None:
     async with HttpUser(tight.url) as me:
@@ -246,7 +248,7 @@ async def test_flood_of_values_is_refused_and_the_next_request_is_taken(
         assert (await me.call("POST", "/queues/a/messages", {"content": "x"})).status == 201
 
 
-async def test_memory_is_given_back_whatever_ends_a_request(tight: BrokerFixture) -> None:
+async def test_memory_is_returned_however_a_request_ends(tight: BrokerFixture) -> None:
     async with HttpUser(tight.url) as me:
         large = "x" * (4 * MIB)
         for body in ({"content": large}, {"content": large, "odd": 1}, [large], {"content": 5}):
@@ -256,19 +258,13 @@ async def test_memory_is_given_back_whatever_ends_a_request(tight: BrokerFixture
     assert 'phpmq_limit{limit="http_memory"} 3.3554432e+07' in text
 
 
-# -- how many connections, and how slow
+# -- number of connections, and slow clients
 
 
 WAIT_S = 20
-
-
-Come = Callable[[], Awaitable["Visitor"]]
-
-
+Connect = Callable[[], Awaitable["HttpConnection"]]
 GET = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-
-
-POST = (  # without its type it is refused unread
+POST = (  # without a content type it would be refused unread
     b"POST /api/v1/queues/orders/messages HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n"
 )
@@ -281,35 +277,35 @@ async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
         yield running
 
 
-def doors_of(broker: RunningBroker) -> ConnectionLimits:
+def limits_of(broker: RunningBroker) -> ConnectionLimits:
     context = broker.service._context
     assert context is not None
     return context.connection_limits
 
 
 @pytest.fixture
-async def come(broker: RunningBroker) -> AsyncIterator[Come]:
-    """Connect; all are closed at the end."""
+async def connect(broker: RunningBroker) -> AsyncIterator[Connect]:
+    """Return a function that connects; all connections are closed at the end."""
     port = int(broker.admin_url.rstrip("/").rpartition(":")[2])
-    visitors: list[Visitor] = []
+    connections: list[HttpConnection] = []
 
-    async def connect() -> Visitor:
-        visitors.append(Visitor(*await asyncio.open_connection("127.0.0.1", port)))
-        return visitors[-1]
+    async def connect() -> HttpConnection:
+        connections.append(HttpConnection(*await asyncio.open_connection("127.0.0.1", port)))
+        return connections[-1]
 
     yield connect
-    for visitor in visitors:
-        visitor.writer.transport.abort()
+    for connection in connections:
+        connection.writer.transport.abort()
 
 
-class Visitor:
+class HttpConnection:
     """A connection to the admin."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     async def ask(self) -> bytes:
-        """Ask, and give the first line of the answer; empty where it was turned away."""
+        """Send a request; return the status line, empty if the connection is closed instead."""
         try:
             self.writer.write(GET)
             async with asyncio.timeout(WAIT_S):
@@ -331,92 +327,93 @@ class Visitor:
             return b""
 
 
-async def test_connections_past_the_limit_are_refused_and_places_come_free(
-    broker: RunningBroker, come: Come
+async def test_connections_above_the_limit_are_refused_until_one_closes(
+    broker: RunningBroker, connect: Connect
 ) -> None:
-    inside = [await come() for _ in range(5)]
-    for visitor in inside:
-        assert b"200" in await visitor.ask()
-    assert await (await come()).ask() == b""
-    assert b"200" in await inside[0].ask(), "who is in goes on"
-    inside[0].writer.close()
-    doors = doors_of(broker)
-    await wait_until(lambda: len(doors.open) < 5)
-    assert b"200" in await (await come()).ask()
-    assert doors.gate.refused.total() == 1
+    served = [await connect() for _ in range(5)]
+    for connection in served:
+        assert b"200" in await connection.ask()
+    assert await (await connect()).ask() == b""
+    assert b"200" in await served[0].ask()
+    served[0].writer.close()
+    limits = limits_of(broker)
+    await wait_until(lambda: len(limits.open) < 5)
+    assert b"200" in await (await connect()).ask()
+    assert limits.gate.refused.total() == 1
 
 
-async def test_control_socket_lets_in_though_all_places_are_taken(
-    broker: RunningBroker, come: Come
+async def test_control_socket_accepts_connections_at_the_limit(
+    broker: RunningBroker, connect: Connect
 ) -> None:
-    """Only the account of the broker reaches it: nobody else can shut it out."""
-    inside = [await come() for _ in range(5)]
-    for visitor in inside:
-        assert b"200" in await visitor.ask()
-    visitor = Visitor(*await asyncio.open_unix_connection(broker.data / "control.sock"))
-    assert b"200" in await visitor.ask()
-    visitor.writer.close()
-    doors = doors_of(broker)
-    await wait_until(lambda: len(doors.open) == 5)
-    assert doors.gate.connections == 5
+    """Only the broker's user can open it, so other users cannot exhaust its connections."""
+    for _ in range(5):
+        assert b"200" in await (await connect()).ask()
+    control = HttpConnection(*await asyncio.open_unix_connection(broker.data / "control.sock"))
+    assert b"200" in await control.ask()
+    control.writer.close()
+    limits = limits_of(broker)
+    await wait_until(lambda: len(limits.open) == 5)
+    assert limits.gate.connections == 5
 
 
-async def test_slow_peers_are_ended_with_a_reason(broker: RunningBroker, come: Come) -> None:
-    doors, loop = doors_of(broker), asyncio.get_running_loop()
-    silent, head, body, idle = [await come() for _ in range(4)]
+async def test_slow_clients_are_disconnected_and_counted_by_reason(
+    broker: RunningBroker, connect: Connect
+) -> None:
+    limits, loop = limits_of(broker), asyncio.get_running_loop()
+    silent, head, body, idle = [await connect() for _ in range(4)]
     head.writer.write(GET[:-2])
     body.writer.write(POST + b"{")
     assert b"200" in await idle.ask()
-    await wait_until(lambda: sum(door.has_begun for door in doors.open) == 2)
-    assert len(doors.open) == 4
-    doors.close_slow(loop.time() + 5)
-    assert doors.ended.total() == 0
-    doors.close_slow(loop.time() + 25)
-    assert doors.ended == {HEAD: 2}
+    await wait_until(lambda: sum(each.has_begun for each in limits.open) == 2)
+    assert len(limits.open) == 4
+    limits.close_slow(loop.time() + 5)
+    assert limits.ended.total() == 0
+    limits.close_slow(loop.time() + 25)
+    assert limits.ended == {HEAD: 2}
     assert (await head.rest()).startswith(b"HTTP/1.1 408 ")
     assert await silent.rest() == b""
-    doors.close_slow(loop.time() + 60)
-    assert doors.ended == {HEAD: 2, BODY: 1}
+    limits.close_slow(loop.time() + 60)
+    assert limits.ended == {HEAD: 2, BODY: 1}
     assert b"408" in await body.rest()
-    assert b"200" in await idle.ask(), "between two requests it may be silent"
+    assert b"200" in await idle.ask()  # between two requests it may be silent
 
 
-async def test_peer_that_does_not_read_its_answer_is_ended(
-    broker: RunningBroker, come: Come
+async def test_client_that_does_not_read_its_answer_is_disconnected(
+    broker: RunningBroker, connect: Connect
 ) -> None:
-    doors, loop = doors_of(broker), asyncio.get_running_loop()
-    doors.timeouts = SlowClientTimeouts(answer_s=1.0)
-    visitor = await come()
+    limits, loop = limits_of(broker), asyncio.get_running_loop()
+    limits.timeouts = SlowClientTimeouts(answer_s=1.0)
+    connection = await connect()
     page = b"GET /static/x/app.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    visitor.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    visitor.writer.write(page * 2_000)
+    connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    connection.writer.write(page * 2_000)
     async with asyncio.timeout(WAIT_S):
         at = loop.time()
-        while not doors.ended:
+        while not limits.ended:
             at += 0.7
-            doors.close_slow(at)
+            limits.close_slow(at)
             await asyncio.sleep(0.01)
-    assert set(doors.ended) == {ANSWER}
+    assert set(limits.ended) == {ANSWER}
 
 
-def refused_door(doors: ConnectionLimits) -> tuple[LimitedConnection, Mock, Mock]:
-    """Return a connection whose request was refused before its body came, and its two ends."""
+def refused_connection(limits: ConnectionLimits) -> tuple[LimitedConnection, Mock, Mock]:
+    """Return a connection with a refused request, its protocol and its transport."""
     inner = Mock()
     transport = Mock(**{"is_closing.return_value": False, "get_extra_info.return_value": None})
-    door = LimitedConnection(doors, inner)
-    door.connection_made(transport)
-    door.take(Mock(**{"content.is_eof.return_value": False}))
-    door.finish()
-    return door, inner, transport
+    connection = LimitedConnection(limits, inner)
+    connection.connection_made(transport)
+    connection.take(Mock(**{"content.is_eof.return_value": False}))
+    connection.finish()
+    return connection, inner, transport
 
 
 async def test_refused_bodies_are_read_one_connection_at_a_time() -> None:
-    """Read as fast as they came, those of 95 connections held up the loop by 60 ms at a time."""
-    doors = ConnectionLimits(Admission(9, 9, 9))
-    refused = [refused_door(doors) for _ in range(3)]
+    """Reading the bodies of 95 connections at full speed blocked the loop for 60 ms at a time."""
+    limits = ConnectionLimits(Admission(9, 9, 9))
+    refused = [refused_connection(limits) for _ in range(3)]
     for part in (b"the ", b"rest"):
-        for door, _, _ in refused:
-            door.data_received(part)
+        for connection, _, _ in refused:
+            connection.data_received(part)
     assert all(transport.pause_reading.called for _, _, transport in refused)
     assert not any(inner.data_received.called for _, inner, _ in refused)
     counts: list[int] = []
@@ -430,33 +427,31 @@ async def test_refused_bodies_are_read_one_connection_at_a_time() -> None:
         inner.data_received.assert_called_once_with(b"the rest")
 
 
-async def test_next_request_does_not_overtake_the_rest_of_a_refused_one() -> None:
-    """A client may send it at once, and aiohttp may begin to read again before it is our turn."""
-    door, inner, _ = refused_door(ConnectionLimits(Admission(9, 9, 9)))
-    door.data_received(b"rest, POST 1 ")
-    door.take(Mock(**{"content.is_eof.return_value": False}))
-    door.data_received(b"body")
+async def test_next_request_does_not_overtake_a_refused_body() -> None:
+    """A client may send it at once, and aiohttp may resume reading before our turn comes."""
+    connection, inner, _ = refused_connection(ConnectionLimits(Admission(9, 9, 9)))
+    connection.data_received(b"rest, POST 1 ")
+    connection.take(Mock(**{"content.is_eof.return_value": False}))
+    connection.data_received(b"body")
     async with asyncio.timeout(WAIT_S):
-        while not inner.data_received.called:  # noqa: ASYNC110 - nothing tells
+        while not inner.data_received.called:  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0)
     inner.data_received.assert_called_once_with(b"rest, POST 1 body")
 
 
-async def test_request_after_a_refused_one_is_answered(come: Come) -> None:
-    visitor = await come()
+async def test_request_after_a_refused_one_is_answered(connect: Connect) -> None:
+    connection = await connect()
     refused = POST.replace(b"application/json", b"text/plain") + b"123456789"
     for request, status in ((refused, b"415"), (refused, b"415"), (GET + b"\r\n", b"200")):
-        visitor.writer.write(request)
-        head = await asyncio.wait_for(visitor.reader.readuntil(b"\r\n\r\n"), WAIT_S)
+        connection.writer.write(request)
+        head = await asyncio.wait_for(connection.reader.readuntil(b"\r\n\r\n"), WAIT_S)
         assert head.split(b" ")[1] == status
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        await visitor.reader.readexactly(length)
+        await connection.reader.readexactly(length)
 
 
-def test_trusted_proxy_is_not_one_address() -> None:
-    from ipaddress import ip_network
-
-    doors = ConnectionLimits(Admission(5, 1, 5), [ip_network("10.0.0.0/8")])
-    assert [doors.name_of(host) for host in ("10.1.2.3", "192.0.2.1", None)] == [
+def test_connections_of_a_trusted_proxy_are_not_counted_as_one_address() -> None:
+    limits = ConnectionLimits(Admission(5, 1, 5), [ip_network("10.0.0.0/8")])
+    assert [limits.name_of(host) for host in ("10.1.2.3", "192.0.2.1", None)] == [
         None, "192.0.2.1", None,
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The pages that look at messages, on a real broker: hostile and large bodies, lives, exports."""
+"""Message pages of a real broker: hostile and large bodies, lifecycles, search, export."""
 
 import hashlib
 import io
@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 from base64 import b64encode
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,18 +23,16 @@ MIB = 1 << 20
 
 
 def dump(data: Path) -> list[str]:
-    """Give every row of every table, but those that count along by themselves."""
-    connection = sqlite3.connect(f"file:{data / 'phpmq.db'}?mode=ro", uri=True)
-    try:
+    """Return the rows of all tables except those that change without requests."""
+    with closing(sqlite3.connect(f"file:{data / 'phpmq.db'}?mode=ro", uri=True)) as connection:
         return [
             line for line in connection.iterdump()
             if not re.match(r'INSERT INTO "?(counter|rollup|history_[np]\w+|sqlite_\w+)', line)
         ]  # fmt: skip
-    finally:
-        connection.close()
 
 
 # -- bodies
+
 
 HOSTILE = {
     "random": bytes(range(256)) * 4,
@@ -46,7 +45,7 @@ HOSTILE = {
     "nul": b'{"a":"b"}\x00',
     "empty": b"",
     "long line": b'"' + b"x" * 300_000 + b'"',
-    "many": b"[" + b",".join([b"{}"] * 60_000) + b"]",
+    "many": b"[" + b",".join([b"{}"] * 25_000) + b"]",
 }
 
 
@@ -69,7 +68,7 @@ async def test_body_of_any_kind_is_shown_in_every_view(site: HttpSite, name: str
         assert "<script>alert" not in await site.text(path) or "api" in path or "csv" in path
 
 
-async def test_bytes_open_in_hex_and_json_as_a_tree(site: HttpSite) -> None:
+async def test_binary_body_opens_as_hex_and_json_as_a_tree(site: HttpSite) -> None:
     binary, tree = await site.publish("orders", b"\xff\x00A", b'{"a":{"b":[1,2]}}')
     text = await site.text(f"/messages/{binary}")
     assert "00000000  ff 00 41" in text
@@ -79,7 +78,7 @@ async def test_bytes_open_in_hex_and_json_as_a_tree(site: HttpSite) -> None:
     assert hashlib.sha256(b'{"a":{"b":[1,2]}}').hexdigest() in text
 
 
-async def test_body_of_50_mib_is_never_read_whole_for_a_page(
+async def test_large_body_is_never_read_whole_for_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
@@ -91,8 +90,8 @@ async def test_body_of_50_mib_is_never_read_whole_for_a_page(
         return content
 
     monkeypatch.setattr(_Reader, "body_part", note)
-    async with running_site(tmp_path / "data", limits={"max_content": 51 * MIB}) as site:
-        body = b'{"data":"' + b"x" * (50 * MIB) + b'"}'
+    async with running_site(tmp_path / "data", limits={"max_content": 11 * MIB}) as site:
+        body = b'{"data":"' + b"x" * (10 * MIB) + b'"}'
         sent = io.BytesIO(json.dumps({"content": body.decode()}).encode())
         address = f"{site.url}/api/v1/queues/big/messages"
         headers = {"Content-Type": "application/json"}
@@ -103,19 +102,19 @@ async def test_body_of_50_mib_is_never_read_whole_for_a_page(
             [message_id] = (await response.json())["ids"]
         for path in ("", "?view=hex", "?view=raw"):
             text = await site.text(f"/messages/{message_id}{path}")
-            assert "Showing the first 64 KiB of 50 MiB" in text
+            assert "Showing the first 64 KiB of 10 MiB" in text
             assert "included in the download" in text
             assert len(text) < 8 * HEX_BYTES
         for path in ("/messages", "/messages?q=queue:big"):
-            assert "50 MiB" in await site.text(path)
+            assert "10 MiB" in await site.text(path)
         assert max(taken) == 64 * 1024
         assert sum(taken) < MIB
 
 
-# -- lives
+# -- lifecycles
 
 
-async def test_life_goes_on_across_delete_and_restore(site: HttpSite) -> None:
+async def test_lifecycle_continues_across_delete_and_restore(site: HttpSite) -> None:
     [old] = await site.publish("orders", b'{"a":1}')
     await site.ok("POST", f"/messages/{old}/delete")
     text = await site.text(f"/messages/{old}")
@@ -132,7 +131,7 @@ async def test_life_goes_on_across_delete_and_restore(site: HttpSite) -> None:
     assert "Restored as" in await site.text(f"/messages/{old}")
 
 
-async def test_unknown_and_gone_messages_say_so(site: HttpSite) -> None:
+async def test_unknown_and_removed_messages_have_their_own_status(site: HttpSite) -> None:
     [known] = await site.publish("orders", b"a")
     await site.text("/messages/" + "f" * 32, 404)
     await site.text(f"/messages/{known[:16]}{'0' * 16}", 410)
@@ -146,7 +145,7 @@ async def test_search_page_has_chips_and_neighbours(site: HttpSite) -> None:
     ids = await site.publish("orders", *(b'{"data":{"n":%d}}' % at for at in range(5)))
     text = await site.text("/messages?q=queue:orders+-%22zzz%22")
     assert [message_id for message_id in ids if message_id in text] == ids
-    assert 'href="/messages?q=queue%3Aorders"' in text  # without the second term
+    assert 'href="/messages?q=queue%3Aorders"' in text  # link that drops the second term
     text = await site.text(f"/messages/{ids[2]}?q=queue:orders")
     assert f"/messages/{ids[1]}?q=" in text
     assert f"/messages/{ids[3]}?q=" in text
@@ -155,7 +154,7 @@ async def test_search_page_has_chips_and_neighbours(site: HttpSite) -> None:
     assert (found["complete"], found["next"]) == (True, None)
 
 
-async def test_search_goes_through_pages_by_its_cursor(site: HttpSite) -> None:
+async def test_search_is_paged_by_cursor(site: HttpSite) -> None:
     ids = await site.publish("orders", *(b"%d" % at for at in range(7)))
     seen, cursor = [], ""
     while True:
@@ -169,7 +168,7 @@ async def test_search_goes_through_pages_by_its_cursor(site: HttpSite) -> None:
     await site.text(f"/api/v1/messages?q=x&cursor={first['next']}", 422)  # of another search
 
 
-async def test_wrong_search_is_explained_beside_the_field(site: HttpSite) -> None:
+async def test_invalid_search_is_explained_next_to_the_field(site: HttpSite) -> None:
     text = await site.text("/messages?q=colour:red", 422)
     assert "no qualifier" in text
     assert 'value="colour:red"' in text
@@ -179,7 +178,7 @@ async def test_wrong_search_is_explained_beside_the_field(site: HttpSite) -> Non
     assert problem["field"] == "q"
 
 
-async def test_search_field_of_the_header_leads_on(site: HttpSite) -> None:
+async def test_search_field_of_the_header_redirects(site: HttpSite) -> None:
     [message_id] = await site.publish("orders", b"a")
     for path, end in (
         (f"/search?q={message_id}", f"/messages/{message_id}"),
@@ -191,7 +190,7 @@ async def test_search_field_of_the_header_leads_on(site: HttpSite) -> None:
         assert (response.status, response.headers["Location"]) == (303, end)
 
 
-async def test_words_of_a_search_are_completed(site: HttpSite) -> None:
+async def test_search_terms_are_completed(site: HttpSite) -> None:
     await site.publish("orders.new", b'{"data":{"order_id":1,"deep":{"er":2}}}')
     for typed, expected in (
         ("que", ["queue:"]),
@@ -232,7 +231,7 @@ async def test_dead_letters_are_grouped_by_cause(site: HttpSite) -> None:
         (None, 1),
         ("Key * <b>is</b> gone", 3),
     ]
-    for item in found["items"]:  # its search finds its records
+    for item in found["items"]:  # the search of a group finds its records
         matches = await site.ok("GET", f"/messages?q={quote(item['q'])}")
         assert len(matches["items"]) == item["count"]
     text = await site.text("/dead")
@@ -242,7 +241,7 @@ async def test_dead_letters_are_grouped_by_cause(site: HttpSite) -> None:
 # -- export and import
 
 
-async def test_export_goes_back_in_as_it_came_out(site: HttpSite) -> None:
+async def test_exported_messages_are_imported_unchanged(site: HttpSite) -> None:
     bodies = [b'{"a":1}', b"\xff\x00", "é\u202e".encode(), b""]
     await site.publish("orders", *bodies)
     response = await site.download("/api/v1/export?q=queue:orders")
@@ -260,42 +259,37 @@ async def test_export_goes_back_in_as_it_came_out(site: HttpSite) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "status"),
+    "line",
     [
-        ({"queue": "", "content": "a"}, 422),
-        ({"queue": "a\x01", "content": "a"}, 422),
-        ({"queue": "new", "content": "*", "encoding": "base64"}, 422),
-        ({"queue": "new", "content": "a", "ttl_s": -1}, 422),
-        ({"queue": "new"}, 422),
-        ("text", 422),
-        ({"complete": False}, 422),
+        {"queue": "", "content": "a"}, {"queue": "a\x01", "content": "a"},
+        {"queue": "new", "content": "*", "encoding": "base64"},
+        {"queue": "new", "content": "a", "ttl_s": -1}, {"queue": "new"}, "text",
+        {"complete": False},
     ],
-)
-async def test_import_stores_nothing_where_one_message_is_wrong(
-    site: HttpSite, line: Any, status: int
-) -> None:
+)  # fmt: skip
+async def test_import_stores_nothing_if_one_message_is_invalid(site: HttpSite, line: Any) -> None:
     sent = {"messages": [{"queue": "new", "content": "a"}, line]}
-    answered, problem = await site.api("POST", "/import", sent)
-    assert answered == status
+    status, problem = await site.api("POST", "/import", sent)
+    assert status == 422
     assert problem["field"].startswith("2")
     assert (await site.ok("GET", "/queues"))["items"] == []
 
 
-async def test_import_keeps_to_the_largest_content(tmp_path: Path) -> None:
+async def test_import_enforces_the_content_limit(tmp_path: Path) -> None:
     async with running_site(tmp_path / "data", limits={"max_content": 65_536}) as site:
         for size, status in ((65_536, 201), (65_537, 413)):
             sent = {"messages": [{"queue": "new", "content": "x" * size}]}
             assert (await site.api("POST", "/import", sent))[0] == status
 
 
-async def test_csv_takes_no_cell_for_a_formula(site: HttpSite) -> None:
+async def test_csv_escapes_formulas(site: HttpSite) -> None:
     await site.publish("orders", b"=1+1")
     text = await site.text("/api/v1/export?format=csv")
     assert text.splitlines()[0].startswith("id,queue,state,content")
     assert ",'=1+1,utf-8," in text
 
 
-async def test_export_that_breaks_does_not_end_politely(
+async def test_failed_export_breaks_off_the_response(
     site: HttpSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await site.publish("orders", *(b"%d" % at for at in range(150)))
@@ -315,10 +309,10 @@ async def test_export_that_breaks_does_not_end_politely(
             await site.text(f"/api/v1/export?format={format_}")
 
 
-# -- looking changes nothing
+# -- viewing changes nothing
 
 
-async def test_a_thousand_looks_change_no_row(site: HttpSite) -> None:
+async def test_viewing_pages_changes_no_row(site: HttpSite) -> None:
     ids = await site.publish("orders", *(b'{"a":%d}' % at for at in range(20)))
     await site.publish("orders.dlq", b'{"dead_letter":{"error":"x"}}')
     await site.ok("POST", f"/messages/{ids[0]}/delete")
@@ -328,6 +322,6 @@ async def test_a_thousand_looks_change_no_row(site: HttpSite) -> None:
         "/api/v1/messages?q=a", "/api/v1/export", "/api/v1/dead/groups", "/api/v1/history",
     ]  # fmt: skip
     before = dump(site.broker.data)
-    for path in paths * (1_000 // len(paths)):
+    for path in paths * 5:
         await site.text(path)
     assert dump(site.broker.data) == before
