@@ -16,7 +16,7 @@ from phpmq_lite.admin.base.route import Role
 from phpmq_lite.admin.monitoring.feed_viewers import feed_key
 from phpmq_lite.admin.monitoring.live_feeds import WAITS
 from phpmq_lite.admin.resources.wait import WaitPosition
-from phpmq_lite.client import connect
+from phpmq_lite.client.async_client import Client, connect
 from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.live_pages import (
@@ -44,16 +44,30 @@ async def browser(broker: RunningBroker) -> AsyncIterator[LivePages]:
         yield browser
 
 
+@pytest.fixture
+async def client(broker: RunningBroker) -> AsyncIterator[Client]:
+    async with connect(broker.host, broker.port) as client:
+        yield client
+
+
 async def publish(broker: RunningBroker, *bodies: bytes, queue: str = ORDERS) -> None:
     async with connect(broker.host, broker.port) as client:
         for body in bodies:
             await client.publish_confirmed(queue, body)
 
 
+async def last_of(stream: EventStream) -> dict[str, Any]:
+    """Read up to the event that ends a stream; return its data."""
+    while True:
+        name, _, data = await stream.next()
+        if name == "bye":
+            return data
+
+
 # -- streams
 
 
-async def test_stream_shows_all_at_first_and_then_only_what_changed(
+async def test_stream_sends_everything_first_and_then_only_changes(
     broker: RunningBroker, browser: LivePages
 ) -> None:
     await publish(broker, b"one")
@@ -72,7 +86,7 @@ async def test_stream_shows_all_at_first_and_then_only_what_changed(
                 break
 
 
-async def test_stream_goes_on_where_the_browser_was(
+async def test_stream_resumes_after_the_last_event_of_the_browser(
     broker: RunningBroker, browser: LivePages
 ) -> None:
     await publish(broker, b"one")
@@ -84,7 +98,7 @@ async def test_stream_goes_on_where_the_browser_was(
             assert "1.dispatched" not in first.get("shown", {})
 
 
-async def test_streams_of_all_topics_answer(broker: RunningBroker, browser: LivePages) -> None:
+async def test_every_topic_has_a_stream(broker: RunningBroker, browser: LivePages) -> None:
     await publish(broker, b"one")
     for topic in ("overview", "queues", "clients"):
         async with browser.events(topic) as stream:
@@ -92,7 +106,7 @@ async def test_streams_of_all_topics_answer(broker: RunningBroker, browser: Live
             assert data["says"]
 
 
-async def test_unknown_topic_is_refused_with_the_list(browser: LivePages) -> None:
+async def test_unknown_topic_is_refused_with_the_valid_ones(browser: LivePages) -> None:
     for topic in ("nothing", "queue", "overview:x", "queue:"):
         status, text = await browser.get(f"/api/v1/events?topic={topic}")
         assert status == 422
@@ -108,11 +122,11 @@ async def test_new_rows_are_counted_not_shown(broker: RunningBroker, browser: Li
         assert (await stream.data_with("new"))["new"] == 1
 
 
-async def test_fifth_stream_of_a_session_gets_no_place_and_polls(
+async def test_fifth_stream_of_a_session_is_refused_and_polls(
     broker: RunningBroker, browser: LivePages
 ) -> None:
     await publish(broker, b"one")
-    await browser.get("/publish")  # a page with a form: now there is a session
+    await browser.get("/publish")  # a page with a form starts a session
     async with AsyncExitStack() as stack:
         for _ in range(4):
             stream = await stack.enter_async_context(browser.events("queues"))
@@ -122,26 +136,19 @@ async def test_fifth_stream_of_a_session_gets_no_place_and_polls(
         first = await browser.json("/live?topic=queue:orders")
         assert first["shown"]["1.ready"] == "1"
         await publish(broker, b"two")
-        changed = await polled(browser, first["id"], "1.ready")
+        changed = await poll_until(
+            lambda: browser.json(f"/live?topic=queue:orders&after={first['id']}"),
+            lambda data: "1.ready" in data.get("shown", {}),
+        )
         assert changed["shown"]["1.ready"] == "2"
         assert "1.dispatched" not in changed["shown"]
-    await has_streams(broker, 0)
+    await wait_for_streams(broker, 0)
     async with browser.events("queues") as stream:
         assert stream.status == 200
 
 
-async def polled(browser: LivePages, id_: str, field: str) -> dict[str, Any]:
-    """Poll until a field has changed; a feed is evaluated once a second."""
-
-    async def ask() -> dict[str, Any]:
-        data: dict[str, Any] = await browser.json(f"/live?topic=queue:orders&after={id_}")
-        return data
-
-    return await poll_until(ask, lambda data: field in data.get("shown", {}))
-
-
-async def has_streams(broker: RunningBroker, count: int) -> None:
-    """Wait until the broker has noticed who has left."""
+async def wait_for_streams(broker: RunningBroker, count: int) -> None:
+    """Wait until the broker counts this number of open streams."""
     async with pages(broker) as other:
         await poll_until(
             lambda: other.get("/metrics"),
@@ -149,7 +156,9 @@ async def has_streams(broker: RunningBroker, count: int) -> None:
         )
 
 
-async def test_control_socket_has_streams_of_its_own(broker: RunningBroker) -> None:
+async def test_streams_of_the_control_socket_have_no_limit_per_session(
+    broker: RunningBroker,
+) -> None:
     connector = aiohttp.UnixConnector(str(broker.data / "control.sock"))
     async with aiohttp.ClientSession(connector=connector) as session, AsyncExitStack() as stack:
         for _ in range(6):
@@ -159,7 +168,7 @@ async def test_control_socket_has_streams_of_its_own(broker: RunningBroker) -> N
             await EventStream(response).next()
 
 
-async def test_poll_of_a_queue_that_is_not_there_says_so(browser: LivePages) -> None:
+async def test_poll_of_a_missing_queue_is_not_found(browser: LivePages) -> None:
     assert (await browser.get("/api/v1/live?topic=queue:nothing"))[0] == 404
 
 
@@ -169,7 +178,7 @@ async def test_stop_with_twenty_open_streams_is_quick(tmp_path: Path) -> None:
         broker = await running.__aenter__()
         await publish(broker, b"one")
         streams = []
-        for _ in range(20):  # each a browser of its own
+        for _ in range(20):  # one browser each
             browser = await stack.enter_async_context(pages(broker))
             await browser.get("/publish")
             streams.append(await stack.enter_async_context(browser.events("queues")))
@@ -178,21 +187,18 @@ async def test_stop_with_twenty_open_streams_is_quick(tmp_path: Path) -> None:
         began_s = time.monotonic()
         stopping = asyncio.create_task(running.__aexit__(None, None, None))
         for stream in streams:
-            name, _, data = await stream.next()
-            while name != "bye":
-                name, _, data = await stream.next()
-            assert data == {"reason": "stopping"}
+            assert await last_of(stream) == {"reason": "stopping"}
         await stopping
         assert time.monotonic() - began_s < 2
 
 
-async def test_stop_ends_waits(tmp_path: Path) -> None:
+async def test_stop_answers_waits(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         running = running_service(tmp_path / "data")
         broker = await running.__aenter__()
         browser = await stack.enter_async_context(pages(broker))
         waiting = asyncio.create_task(waited(browser, "timeout=60"))
-        await has_waits(broker, 1)
+        await wait_for_waits(broker, 1)
         began_s = time.monotonic()
         await running.__aexit__(None, None, None)
         assert (await waiting)[0] == 204
@@ -203,14 +209,14 @@ async def test_stop_ends_waits(tmp_path: Path) -> None:
 
 
 async def waited(browser: LivePages, query: str) -> tuple[int, str, dict[str, Any]]:
-    """Wait; gives status, cursor and the message."""
+    """Wait for a message; return the status, the cursor and the message."""
     async with browser.session.get(browser.url(f"/api/v1/wait?{query}")) as response:
         found = await response.json() if response.status == 200 else {}
         return response.status, response.headers.get("X-Cursor", ""), found
 
 
-async def has_waits(broker: RunningBroker, count: int) -> None:
-    """Wait until so many wait."""
+async def wait_for_waits(broker: RunningBroker, count: int) -> None:
+    """Wait until the broker serves at least ``count`` waits."""
     await poll_until(lambda: taps(broker), lambda found: found >= count)
 
 
@@ -220,7 +226,7 @@ async def test_wait_answers_when_the_message_is_published(
     _, cursor, _ = await waited(browser, "")
     query = f"q=queue:orders&after={cursor}&timeout=30"
     waiting = asyncio.create_task(waited(browser, query))
-    await has_waits(broker, 1)
+    await wait_for_waits(broker, 1)
     await publish(broker, b"other", queue="mail")
     await publish(broker, b"mine")
     status, cursor, found = await waiting
@@ -231,7 +237,7 @@ async def test_wait_answers_when_the_message_is_published(
 async def test_wait_answers_when_spark_publishes(broker: RunningBroker, browser: LivePages) -> None:
     _, cursor, _ = await waited(browser, "")
     waiting = asyncio.create_task(waited(browser, f"q=queue:orders&after={cursor}&timeout=30"))
-    await has_waits(broker, 1)
+    await wait_for_waits(broker, 1)
     await publish_staged(broker, ("mail", b"other"), (ORDERS, b"mine"))
     async with asyncio.timeout(SOON_S):
         status, _, found = await waiting
@@ -249,7 +255,7 @@ async def test_wait_misses_nothing_between_cursor_and_wait(
     assert status == 204
 
 
-async def test_wait_finds_each_of_many_messages_once_while_they_come(
+async def test_wait_finds_each_of_many_messages_once_while_they_arrive(
     broker: RunningBroker, browser: LivePages
 ) -> None:
     _, cursor, _ = await waited(browser, "")
@@ -274,19 +280,19 @@ async def test_wait_answers_when_the_message_is_settled(
     waiting = asyncio.create_task(
         waited(browser, f"q=queue:orders&until=settled&after={before.text}&timeout=30")
     )
-    await has_waits(broker, 1)
+    await wait_for_waits(broker, 1)
     async with connect(broker.host, broker.port) as client, client.consume(ORDERS) as deliveries:
         (await anext(deliveries)).ack()
         status, _, found = await waiting
     assert (status, found["state"], found["preview"]) == (200, "acked", "job")
 
 
-async def test_wait_ends_empty_after_its_time(browser: LivePages) -> None:
+async def test_wait_ends_empty_after_its_timeout(browser: LivePages) -> None:
     assert (await waited(browser, "q=nothing&timeout=0.2"))[0] == 204
 
 
 @pytest.mark.parametrize("query", ["timeout=61", "until=never", "after=x", "q=state:odd", "nix=1"])
-async def test_wait_refuses_what_it_cannot_read(browser: LivePages, query: str) -> None:
+async def test_wait_refuses_an_invalid_query(browser: LivePages, query: str) -> None:
     assert (await browser.get(f"/api/v1/wait?{query}"))[0] == 422
 
 
@@ -298,7 +304,7 @@ async def test_waits_have_a_limit(broker: RunningBroker) -> None:
             asyncio.create_task(waited(browsers[number % 3], f"after={cursor}&timeout=60"))
             for number in range(WAITS)
         ]
-        await has_waits(broker, WAITS)
+        await wait_for_waits(broker, WAITS)
         async with browsers[3].session.get(browsers[3].url("/api/v1/wait")) as response:
             assert response.status == 429
             assert int(response.headers["Retry-After"]) > 0
@@ -313,7 +319,7 @@ HOSTILE = "<script>alert(1)</script>\u202e"
 
 
 async def rows_until(stream: EventStream, *kinds: str) -> list[dict[str, Any]]:
-    """Read rows until each of these kinds was there."""
+    """Read rows until each of these kinds has come."""
     rows: list[dict[str, Any]] = []
     async with asyncio.timeout(SOON_S):
         while not set(kinds) <= {row["kind"] for row in rows}:
@@ -322,27 +328,24 @@ async def rows_until(stream: EventStream, *kinds: str) -> list[dict[str, Any]]:
     return rows
 
 
-async def test_tail_shows_each_kind_once(broker: RunningBroker, browser: LivePages) -> None:
-    async with connect(broker.host, broker.port) as client:
-        await client.publish_confirmed("orders", b"first")
-        async with browser.events("tail:orders") as stream:
-            await stream.next()
-            await client.publish_confirmed("orders", HOSTILE.encode())
-            async with client.consume("orders", credit=1) as deliveries:
-                (await anext(deliveries)).ack()
-                (await anext(deliveries)).requeue(ttl_s=600)
-                (await anext(deliveries)).dead_letter()
-                rows = await rows_until(stream, "publish", "ack", "requeue", "dead")
+@pytest.fixture
+async def tail(broker: RunningBroker, browser: LivePages) -> AsyncIterator[EventStream]:
+    """Open the tail of a queue with one message."""
+    await publish(broker, b"first")
+    async with browser.events("tail:orders") as stream:
+        await stream.next()
+        yield stream
+
+
+async def test_tail_shows_each_kind_once(client: Client, tail: EventStream) -> None:
+    await client.publish_confirmed("orders", HOSTILE.encode())
+    async with client.consume("orders", credit=1) as deliveries:
+        (await anext(deliveries)).ack()
+        (await anext(deliveries)).requeue(ttl_s=600)
+        (await anext(deliveries)).dead_letter()
+        rows = await rows_until(tail, "publish", "ack", "requeue", "dead")
     kinds = [row["kind"] for row in rows]
-    assert sorted(kinds) == [
-        "ack",
-        "dead",
-        "dispatch",
-        "dispatch",
-        "dispatch",
-        "publish",
-        "requeue",
-    ]
+    assert sorted(kinds) == ["ack", "dead", *["dispatch"] * 3, "publish", "requeue"]
     assert kinds.index("publish") < kinds.index("requeue") < kinds.index("dead")
     published = next(row for row in rows if row["kind"] == "publish")
     assert published["preview"] == "<script>alert(1)</script>\\u202e"
@@ -350,81 +353,59 @@ async def test_tail_shows_each_kind_once(broker: RunningBroker, browser: LivePag
     assert published["link"] == f"/messages/{published['message']}"
 
 
-async def test_tail_shows_what_comes_back_and_what_is_deleted(
-    broker: RunningBroker, browser: LivePages
+async def test_tail_shows_returned_and_deleted_messages(
+    broker: RunningBroker, browser: LivePages, tail: EventStream
 ) -> None:
-    async with connect(broker.host, broker.port) as client:
-        await client.publish_confirmed("orders", b"first")
-        async with browser.events("tail:orders") as stream:
-            await stream.next()
-            async with connect(broker.host, broker.port) as other, other.consume("orders") as got:
-                await anext(got)
-            rows = await rows_until(stream, "dispatch", "return")
-            url = browser.url("/api/v1/queues/orders/purge")
-            async with browser.session.post(url, json={}) as answer:
-                assert answer.status == 200, await answer.text()
-            rows += await rows_until(stream, "delete")
+    async with connect(broker.host, broker.port) as client, client.consume("orders") as deliveries:
+        await anext(deliveries)
+    rows = await rows_until(tail, "dispatch", "return")
+    url = browser.url("/api/v1/queues/orders/purge")
+    async with browser.session.post(url, json={}) as answer:
+        assert answer.status == 200, await answer.text()
+    rows += await rows_until(tail, "delete")
     assert [row["kind"] for row in rows] == ["dispatch", "return", "delete"]
 
 
-async def test_tail_shows_what_expires(broker: RunningBroker, browser: LivePages) -> None:
-    async with connect(broker.host, broker.port) as client:
-        await client.publish_confirmed("orders", b"kept")
-        async with browser.events("tail:orders") as stream:
-            await stream.next()
-            await client.publish_confirmed("orders", b"short", ttl_s=1)
-            rows = await rows_until(stream, "expire")
+async def test_tail_shows_expired_messages(client: Client, tail: EventStream) -> None:
+    await client.publish_confirmed("orders", b"short", ttl_s=1)
+    rows = await rows_until(tail, "expire")
     assert [row["kind"] for row in rows] == ["publish", "expire"]
 
 
-async def test_tail_takes_a_filter_of_kinds_and_text(
-    broker: RunningBroker, browser: LivePages
-) -> None:
-    async with connect(broker.host, broker.port) as client:
-        await client.publish_confirmed("orders", b"first")
-        async with browser.events("tail:orders", "&kind=publish&kind=ack&q=needle") as stream:
-            await stream.next()
-            await client.publish_confirmed("orders", b"hay")
-            await client.publish_confirmed("orders", b"a needle here")
-            rows = await rows_until(stream, "publish")
+async def test_tail_filters_by_kind_and_text(broker: RunningBroker, browser: LivePages) -> None:
+    await publish(broker, b"first")
+    async with browser.events("tail:orders", "&kind=publish&kind=ack&q=needle") as stream:
+        await stream.next()
+        await publish(broker, b"hay", b"a needle here")
+        rows = await rows_until(stream, "publish")
     assert [row["preview"] for row in rows] == ["a needle here"]
 
 
-async def test_tail_of_a_busy_queue_says_how_much_it_left_out(
-    broker: RunningBroker, browser: LivePages
-) -> None:
+async def test_tail_of_a_busy_queue_counts_omitted_rows(client: Client, tail: EventStream) -> None:
     count = 3_000
-    async with connect(broker.host, broker.port) as client:
-        await client.publish_confirmed("orders", b"first")
-        async with browser.events("tail:orders") as stream:
-            await stream.next()
-            await client.publish_many("orders", [b"%d" % number for number in range(count)])
-            seen = 0
-            async with asyncio.timeout(SOON_S):
-                while seen < count:
-                    _, _, data = await stream.next()
-                    assert len(data.get("rows", [])) <= 200
-                    seen += len(data.get("rows", [])) + data.get("missed", 0)
+    await client.publish_many("orders", [b"%d" % number for number in range(count)])
+    seen = 0
+    async with asyncio.timeout(SOON_S):
+        while seen < count:
+            _, _, data = await tail.next()
+            assert len(data.get("rows", [])) <= 200
+            seen += len(data.get("rows", [])) + data.get("missed", 0)
     assert seen == count
 
 
-async def test_tail_shows_the_last_of_what_spark_publishes_and_counts_the_rest(
-    broker: RunningBroker, browser: LivePages
+async def test_tail_shows_the_last_messages_published_by_spark_and_counts_the_rest(
+    broker: RunningBroker, tail: EventStream
 ) -> None:
-    async with connect(broker.host, broker.port) as client:
-        await client.publish_confirmed("orders", b"first")
     rows = [("orders" if n % 3 else "mail", b"%d" % n) for n in range(2_402)]
     count = sum(queue == "orders" for queue, _ in rows)
-    async with browser.events("tail:orders") as stream:
-        await stream.next()
-        await publish_staged(broker, *rows)
-        seen: list[dict[str, Any]] = []
-        missed = 0
-        async with asyncio.timeout(SOON_S):
-            while len(seen) + missed < count:
-                _, _, data = await stream.next()
-                seen += data.get("rows", [])
-                missed += data.get("missed", 0)
+    await publish_staged(broker, *rows)
+    seen: list[dict[str, Any]] = []
+    missed = 0
+    async with asyncio.timeout(SOON_S):
+        while len(seen) + missed < count:
+            _, _, data = await tail.next()
+            seen += data.get("rows", [])
+            missed += data.get("missed", 0)
     assert {row["kind"] for row in seen} == {"publish"}
     assert [row["preview"] for row in seen] == [
         str(n) for n in range(2_302, 2_402) if n % 3
@@ -432,28 +413,24 @@ async def test_tail_shows_the_last_of_what_spark_publishes_and_counts_the_rest(
     assert len(seen) + missed == count
 
 
-async def test_tail_costs_nothing_when_nobody_looks(
+async def test_tail_stops_listening_without_viewers(
     broker: RunningBroker, browser: LivePages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("phpmq_lite.admin.resources.tail.IDLE_S", 2.0)
-    async with connect(broker.host, broker.port) as client:
-        await client.publish_confirmed("orders", b"first")
+    await publish(broker, b"first")
     assert await taps(broker) == 0
     assert (await browser.get("/queues/orders/tail"))[0] == 200
     assert await taps(broker) == 1
     await poll_until(lambda: taps(broker), lambda count: count == 0)
 
 
-async def test_page_shows_the_past_without_a_script(
-    broker: RunningBroker, browser: LivePages
-) -> None:
-    async with connect(broker.host, broker.port) as client:
-        await client.publish_confirmed("orders", b"gone <b>")
-        await client.publish_confirmed("orders", b"waiting")
-        async with client.consume("orders", credit=1) as deliveries:
-            (await anext(deliveries)).ack()
-            (await anext(deliveries)).requeue()
-            await anext(deliveries)
+async def test_page_shows_past_events_without_scripts(browser: LivePages, client: Client) -> None:
+    await client.publish_confirmed("orders", b"gone <b>")
+    await client.publish_confirmed("orders", b"waiting")
+    async with client.consume("orders", credit=1) as deliveries:
+        (await anext(deliveries)).ack()
+        (await anext(deliveries)).requeue()
+        await anext(deliveries)
     status, text = await browser.get("/queues/orders/tail")
     assert status == 200
     assert "gone &lt;b&gt;" in text
@@ -465,45 +442,37 @@ async def test_page_shows_the_past_without_a_script(
     assert '<li class="publish"' not in filtered
 
 
-async def test_page_and_stream_give_a_row_the_same_id(
-    broker: RunningBroker, browser: LivePages
+async def test_rows_have_the_same_id_on_page_and_stream(
+    browser: LivePages, client: Client, tail: EventStream
 ) -> None:
-    async with connect(broker.host, broker.port) as client:
-        await client.publish_confirmed("orders", b"first")
-        async with browser.events("tail:orders") as stream:
-            await stream.next()
-            await client.publish_confirmed("orders", b"second")
-            async with client.consume("orders", credit=2) as deliveries:
-                (await anext(deliveries)).ack()
-                (await anext(deliveries)).ack()
-                rows = await rows_until(stream, "publish", "dispatch", "ack")
-        _, text = await browser.get("/queues/orders/tail")
+    await client.publish_confirmed("orders", b"second")
+    async with client.consume("orders", credit=2) as deliveries:
+        (await anext(deliveries)).ack()
+        (await anext(deliveries)).ack()
+        rows = await rows_until(tail, "publish", "dispatch", "ack")
+    _, text = await browser.get("/queues/orders/tail")
     for row in rows:
         assert f'data-row="{row["id"]}"' in text
 
 
 @pytest.mark.parametrize("path", ["/queues/nothing/tail", "/api/v1/live?topic=tail:nothing"])
-async def test_tail_of_no_queue_is_not_there(browser: LivePages, path: str) -> None:
+async def test_tail_of_a_missing_queue_is_not_found(browser: LivePages, path: str) -> None:
     assert (await browser.get(path))[0] == 404
 
 
-async def test_tail_refuses_a_kind_that_there_is_not(
-    broker: RunningBroker, browser: LivePages
-) -> None:
-    async with connect(broker.host, broker.port) as client:
-        await client.publish_confirmed("orders", b"first")
+async def test_tail_refuses_an_unknown_kind(broker: RunningBroker, browser: LivePages) -> None:
+    await publish(broker, b"first")
     assert (await browser.get("/queues/orders/tail?kind=odd"))[0] == 422
 
 
-# -- what a user with some queues sees
+# -- a user with access to some queues
 
 
 @pytest.fixture
 async def two_queues(tmp_path: Path) -> AsyncIterator[RunningBroker]:
     async with running_service(tmp_path / "data") as two_queues:
-        async with connect(two_queues.host, two_queues.port) as client:
-            await client.publish_confirmed("mail", b"for everybody")
-            await client.publish_confirmed("secret", b"for few")
+        await publish(two_queues, b"for everybody", queue="mail")
+        await publish(two_queues, b"for few", queue="secret")
         yield two_queues
 
 
@@ -518,7 +487,7 @@ async def control(two_queues: RunningBroker) -> AsyncIterator[aiohttp.ClientSess
 async def limited(
     two_queues: RunningBroker, role: str = "viewer", name: str = "limited"
 ) -> AsyncIterator[LivePages]:
-    """A program whose token is for the queues ``mail*`` only."""
+    """Run a program whose token is limited to the queues ``mail*``."""
     async with control(two_queues) as session:
         asked = {"name": f"{name}-{role}", "role": role, "queues": ["mail*"]}
         async with session.post("/api/v1/tokens", json=asked) as answer:
@@ -528,17 +497,18 @@ async def limited(
         yield LivePages(two_queues, session)
 
 
-async def test_topics_of_other_queues_are_not_there(two_queues: RunningBroker) -> None:
+async def test_topics_of_other_queues_are_not_found(two_queues: RunningBroker) -> None:
     async with limited(two_queues) as program:
         for topic in ("queue:secret", "tail:secret"):
             assert (await program.get(f"/api/v1/live?topic={topic}"))[0] == 404
         assert (await program.get("/api/v1/live?topic=queue:mail"))[0] == 200
         async with program.events("tail:secret") as stream:
-            name, _, data = await stream.next()
-        assert (name, data) == ("bye", {"reason": "gone"})
+            assert (await stream.next())[::2] == ("bye", {"reason": "gone"})
 
 
-async def test_who_sees_less_shares_no_feed_with_who_sees_all(two_queues: RunningBroker) -> None:
+async def test_limited_user_does_not_share_a_feed_with_an_unlimited_one(
+    two_queues: RunningBroker,
+) -> None:
     async with limited(two_queues) as program, pages(two_queues) as browser:
         everything = await browser.json("/live?topic=queues&ids=1,2")
         less = await program.json("/live?topic=queues&ids=1,2")
@@ -548,20 +518,12 @@ async def test_who_sees_less_shares_no_feed_with_who_sees_all(two_queues: Runnin
 
 async def test_wait_finds_nothing_of_other_queues(two_queues: RunningBroker) -> None:
     async with limited(two_queues) as program:
-        async with program.session.get(program.url("/api/v1/wait")) as answer:
-            cursor = answer.headers["X-Cursor"]
-        url = program.url(f"/api/v1/wait?after={cursor}&timeout=30")
-
-        async def wait() -> Any:
-            async with program.session.get(url) as answer:
-                return await answer.json()
-
-        waiting = asyncio.create_task(wait())
-        await poll_until(lambda: taps(two_queues), bool)
-        async with connect(two_queues.host, two_queues.port) as client:
-            await client.publish_confirmed("secret", b"for few again")
-            await client.publish_confirmed("mail2", b"a new queue of ours")
-        assert (await waiting)["preview"] == "a new queue of ours"
+        _, cursor, _ = await waited(program, "")
+        waiting = asyncio.create_task(waited(program, f"after={cursor}&timeout=30"))
+        await wait_for_waits(two_queues, 1)
+        await publish(two_queues, b"for few again", queue="secret")
+        await publish(two_queues, b"a new queue of ours", queue="mail2")
+        assert (await waiting)[2]["preview"] == "a new queue of ours"
 
 
 async def frames_of(program: LivePages, number: int) -> list[dict[str, Any]]:
@@ -587,7 +549,7 @@ async def test_frames_and_messages_of_other_queues_are_hidden(two_queues: Runnin
     assert b"hush".hex() not in str(seen)
 
 
-async def test_viewer_asks_neither_for_the_process_nor_to_disconnect(
+async def test_viewer_can_neither_look_up_the_process_nor_disconnect_it(
     two_queues: RunningBroker,
 ) -> None:
     async with limited(two_queues) as program, connect(two_queues.host, two_queues.port) as client:
@@ -611,14 +573,7 @@ async def test_stream_ends_when_its_token_is_revoked(two_queues: RunningBroker) 
         assert await last_of(stream) == {"reason": "gone"}
 
 
-async def last_of(stream: EventStream) -> dict[str, Any]:
-    while True:
-        name, _, data = await stream.next()
-        if name == "bye":
-            return data
-
-
-async def test_bulk_work_is_shown_to_who_does_it(two_queues: RunningBroker) -> None:
+async def test_bulk_job_is_shown_only_to_its_user(two_queues: RunningBroker) -> None:
     async with (
         limited(two_queues, "operator") as one,
         limited(two_queues, "operator", "b") as other,
@@ -633,7 +588,7 @@ async def test_bulk_work_is_shown_to_who_does_it(two_queues: RunningBroker) -> N
         assert "shown" not in await other.json(topic)
 
 
-def test_viewers_of_the_same_queues_share_what_is_not_about_them() -> None:
+def test_viewers_of_the_same_queues_share_a_feed() -> None:
     def key(name: str, *queues: str) -> Hashable:
         request = make_mocked_request("GET", "/api/v1/live")
         set_identity(request, Identity(name, Role.OPERATOR, "token", queues))
