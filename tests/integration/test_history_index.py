@@ -1,4 +1,4 @@
-"""The history index of settled messages is filled in slices while pages of queues are read."""
+"""The history index is filled in slices while history pages are read."""
 
 import itertools
 import signal
@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from phpmq_lite.admin.base.search_query import parse_search
 from phpmq_lite.errors import OutcomeUnknownError
-from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import ClockReading, State
-from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.read.search import Search
@@ -29,6 +27,7 @@ from phpmq_lite.storage.write.maintenance import WriterMaintenance
 from phpmq_lite.storage.write.retention import RetentionBounds, remove_expired
 from phpmq_lite.storage.write.store import Store
 from phpmq_lite.testing import FakeClock
+from tests.support.core_and_store import empty_database
 
 INSERT = (
     "INSERT INTO history (seq, token, queue_id, position, outcome, settled_at, published_at, "
@@ -41,10 +40,11 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if not path.exists():
+            path.write_bytes(empty_database())
         self.connection = sqlite3.connect(path, isolation_level=None)
         self.execute = self.connection.execute
         self.execute("PRAGMA journal_mode=WAL").fetchall()
-        migrate(self.connection, migrations_folder())
 
     def settle(self, queue_id: int, outcome: int) -> int:
         """Settle one message; return its offset."""
@@ -56,15 +56,15 @@ class Ledger:
         return int(found.lastrowid or 0)
 
     def fill(self, rows: int, queues: int = 7) -> None:
-        """Settle many, as acked, in turns of the queues."""
+        """Store acked messages, distributed evenly over the queues."""
         self.execute(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
             f"{INSERT} SELECT i, i, i % ?, i, 2, 0, 0, 1, 0, 0, 0 FROM n",
             (rows, queues),
         )
 
-    def upto(self) -> int:
-        """Tell how far the places go, after comparing them with the rows."""
+    def indexed_upto(self) -> int:
+        """Return the last indexed offset, after comparing the index with the rows."""
         found = self.execute("SELECT value FROM counter WHERE name = 'placed_upto'").fetchone()
         upto = int(found[0]) if found else 0
         rows = 'SELECT queue_id, outcome, "offset" FROM history WHERE "offset" <= ? ORDER BY 1,2,3'
@@ -87,10 +87,10 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     made.connection.close()
 
 
-# -- when, and how many
+# -- schedule and slices
 
 
-def test_few_rows_wait_for_more_or_for_some_seconds(ledger: Ledger) -> None:
+def test_few_rows_wait_for_more_or_for_a_timeout(ledger: Ledger) -> None:
     places = HistoryIndexer(timer=lambda: 0.0)
     assert places.run(ledger.connection, 1_000, is_idle=False) == 0  # none there
     ledger.fill(MAX_ROWS - 1)
@@ -102,63 +102,58 @@ def test_few_rows_wait_for_more_or_for_some_seconds(ledger: Ledger) -> None:
     assert places.run(ledger.connection, 1_001 + WAIT_MS, is_idle=False) == 1
     ledger.settle(1, 4)
     assert places.run(ledger.connection, 1_002 + WAIT_MS, is_idle=True) == 1
-    assert ledger.upto() == MAX_ROWS + 2
+    assert ledger.indexed_upto() == MAX_ROWS + 2
 
 
-def test_long_tail_is_placed_in_slices(ledger: Ledger) -> None:
+def test_long_tail_is_indexed_in_slices(ledger: Ledger) -> None:
     ledger.fill(MAX_ROWS * 2 + 5)
     places = HistoryIndexer(timer=lambda: 0.0)
     taken = [(places.run(ledger.connection, 0, is_idle=True), places.has_more) for _ in range(4)]
     assert taken == [(MAX_ROWS, True), (MAX_ROWS, False), (5, False), (0, False)]
-    assert ledger.upto() == MAX_ROWS * 2 + 5
+    assert ledger.indexed_upto() == MAX_ROWS * 2 + 5
 
 
-def test_slices_follow_the_time_that_they_take(ledger: Ledger) -> None:
+def test_slice_size_adapts_to_the_time_a_slice_takes(ledger: Ledger) -> None:
     ledger.fill(MAX_ROWS * 4)
     took_s = iter([1.0, 1.0, 1.0, 1.0, 0.0, 0.02, 0.0])
     clock = itertools.chain.from_iterable((0.0, seconds) for seconds in took_s)
     places = HistoryIndexer(timer=lambda: next(clock))
     taken = [places.run(ledger.connection, 0, is_idle=True) for _ in range(7)]
-    assert taken == [
-        MAX_ROWS,
-        MAX_ROWS // 2,
-        MAX_ROWS // 4,
-        MAX_ROWS // 8,
-        MIN_ROWS,
-        MIN_ROWS * 2,
-        MIN_ROWS * 2,
-    ]
-    ledger.upto()
+    halves = [MAX_ROWS >> halvings for halvings in range(4)]
+    assert taken == [*halves, MIN_ROWS, MIN_ROWS * 2, MIN_ROWS * 2]
+    ledger.indexed_upto()
 
 
-def test_rows_that_left_before_they_had_a_place_are_passed_over(ledger: Ledger) -> None:
+def test_rows_removed_before_they_are_indexed_are_skipped(ledger: Ledger) -> None:
     ledger.fill(3)
     ledger.execute('UPDATE history SET "offset" = "offset" + 1000000 WHERE "offset" = 3')
     ledger.execute('DELETE FROM history WHERE "offset" < 3')
     assert ledger.settle(1, 2) == 1_000_004
     assert HistoryIndexer().run(ledger.connection, 0, is_idle=True) == 2
-    assert ledger.upto() == 1_000_004
+    assert ledger.indexed_upto() == 1_000_004
 
 
-def test_upkeep_places_whatever_retention_does(ledger: Ledger) -> None:
+def test_maintenance_indexes_while_retention_is_idle(ledger: Ledger) -> None:
     store = Store(ledger.connection)
-    upkeep = WriterMaintenance(
+    maintenance = WriterMaintenance(
         ledger.path, RetentionBounds(age_ms=1 << 60), 64 << 20, FakeClock().counters
     )
-    upkeep._indexer = HistoryIndexer(timer=lambda: 0.0)  # however slow the machine is
+    maintenance._indexer = HistoryIndexer(
+        timer=lambda: 0.0
+    )  # independent of the speed of the machine
     ledger.fill(MAX_ROWS * 2 + 5)
-    assert upkeep(store, ClockReading(1, 1), False)
-    assert not upkeep(store, ClockReading(1, 1), False)
-    assert ledger.upto() == MAX_ROWS * 2
+    assert maintenance(store, ClockReading(1, 1), False)
+    assert not maintenance(store, ClockReading(1, 1), False)
+    assert ledger.indexed_upto() == MAX_ROWS * 2
     ledger.settle(1, 2)
-    assert not upkeep(store, ClockReading(1, 2), False)
-    assert ledger.upto() == MAX_ROWS * 2
-    assert not upkeep(store, ClockReading(1, 3), True)
-    assert ledger.upto() == MAX_ROWS * 2 + 6
+    assert not maintenance(store, ClockReading(1, 2), False)
+    assert ledger.indexed_upto() == MAX_ROWS * 2
+    assert not maintenance(store, ClockReading(1, 3), True)
+    assert ledger.indexed_upto() == MAX_ROWS * 2 + 6
     assert store.wal_bytes > 0
 
 
-def test_removed_queue_stays_while_the_history_names_it(ledger: Ledger) -> None:
+def test_removed_queue_is_kept_while_the_history_refers_to_it(ledger: Ledger) -> None:
     for queue_id in (1, 2, 3):
         ledger.execute(
             "INSERT INTO queue (queue_id, name, created_at, settings) "
@@ -175,20 +170,20 @@ def test_removed_queue_stays_while_the_history_names_it(ledger: Ledger) -> None:
 # -- failures
 
 
-def test_full_disk_leaves_the_rows_in_the_tail(ledger: Ledger) -> None:
+def test_full_disk_leaves_the_rows_unindexed(ledger: Ledger) -> None:
     ledger.fill(MAX_ROWS)
     (pages,) = ledger.execute("PRAGMA page_count").fetchone()
     ledger.execute(f"PRAGMA max_page_count={pages + 3}").fetchall()
     assert HistoryIndexer().run(ledger.connection, 0, is_idle=True) == 0
     assert not ledger.connection.in_transaction
-    assert ledger.upto() == 0
+    assert ledger.indexed_upto() == 0
     ledger.execute("PRAGMA max_page_count=1000000").fetchall()
     assert HistoryIndexer().run(ledger.connection, 0, is_idle=True) == MAX_ROWS
 
 
 @pytest.mark.parametrize("queues", [10, 5_000])
 def test_slice_of_many_queues_writes_few_pages(ledger: Ledger, queues: int) -> None:
-    """However many queues there are: a page takes many rows of what is placed at once."""
+    """A page takes many of the rows that a slice indexes, whatever the number of queues."""
     ledger.fill(1 << 17, queues)
     places = HistoryIndexer(timer=lambda: 0.0)
     written = []
@@ -201,7 +196,7 @@ def test_slice_of_many_queues_writes_few_pages(ledger: Ledger, queues: int) -> N
     assert 50 < max(written) < 700, written
 
 
-def test_any_other_error_leaves_the_outcome_open(ledger: Ledger) -> None:
+def test_other_error_means_an_unknown_outcome(ledger: Ledger) -> None:
     ledger.settle(1, 2)
     ledger.execute("INSERT INTO history_place VALUES (0, 1, 2, 1)")
     with pytest.raises(OutcomeUnknownError, match="SQLITE_CONSTRAINT"):
@@ -224,7 +219,7 @@ HistoryIndexer().run(connection, 0, is_idle=True)
 
 
 @pytest.mark.parametrize(
-    ("at", "placed"),
+    ("statement", "indexed"),
     [
         ("INSERT INTO history_place", 0),
         ("INSERT INTO history_number", 0),
@@ -233,24 +228,22 @@ HistoryIndexer().run(connection, 0, is_idle=True)
         ("COMMIT", MAX_ROWS),
     ],
 )
-def test_kill_in_the_middle_leaves_a_whole_slice_or_none(
-    tmp_path: Path, at: str, placed: int
-) -> None:
+def test_kill_leaves_a_whole_slice_or_none(tmp_path: Path, statement: str, indexed: int) -> None:
     ledger = Ledger(tmp_path / "phpmq.db")
     ledger.fill(MAX_ROWS + 50)
     ledger.connection.close()
-    done = subprocess.run([sys.executable, "-c", KILLED, str(ledger.path), at], check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(ledger.path), statement], check=False)
     assert done.returncode == -signal.SIGKILL
     ledger = Ledger(tmp_path / "phpmq.db")
-    assert ledger.upto() == placed
+    assert ledger.indexed_upto() == indexed
     places = HistoryIndexer()
     while places.run(ledger.connection, 0, is_idle=True):
         pass
-    assert ledger.upto() == MAX_ROWS + 50
+    assert ledger.indexed_upto() == MAX_ROWS + 50
     ledger.connection.close()
 
 
-# -- pages beside a plain list
+# -- pages compared with a plain list
 
 SETTLE = st.tuples(st.just("settle"), st.integers(1, 3), st.integers(2, 5))
 TURN = st.one_of(
@@ -270,7 +263,7 @@ TURN = st.one_of(
     limit=st.integers(1, 7),
     bounds=st.tuples(st.none() | st.integers(1, 50), st.none() | st.integers(1, 70)),
 )
-async def test_pages_of_a_queue_are_those_of_a_plain_filter(
+async def test_history_pages_equal_a_plain_filter(
     before: list[tuple[str, int, int]],
     placed: int,
     between: list[list[tuple[str, int, int]]],
@@ -280,7 +273,7 @@ async def test_pages_of_a_queue_are_those_of_a_plain_filter(
     limit: int,
     bounds: tuple[int | None, int | None],
 ) -> None:
-    """Rows settle, get their place and leave between two pages, in any order."""
+    """Between two pages, rows settle, are indexed and removed in any order."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger(Path(folder) / "phpmq.db")
         ledger.execute("PRAGMA synchronous=OFF")
@@ -295,7 +288,7 @@ async def test_pages_of_a_queue_are_those_of_a_plain_filter(
                 act(ledger, turn)
             place = 0 if is_newer else 1 << 40
             while True:
-                expected = plain(ledger, asked, place, is_newer=is_newer)
+                expected = plain_filter(ledger, asked, place, is_newer=is_newer)
                 asked["after" if is_newer else "before"] = place
                 found = await MessageReader(readers).history(**asked)
                 offsets = [row.offset or 0 for row in found.rows]
@@ -307,7 +300,7 @@ async def test_pages_of_a_queue_are_those_of_a_plain_filter(
                 place = max(offsets) if is_newer else min(offsets)
                 for turn in next(turns, []):
                     act(ledger, turn)
-                ledger.upto()
+                ledger.indexed_upto()
         finally:
             await readers.close()
             ledger.connection.close()
@@ -327,7 +320,7 @@ def act(ledger: Ledger, turn: tuple[str, int, int]) -> None:
         )
 
 
-def plain(ledger: Ledger, asked: dict[str, Any], place: int, *, is_newer: bool) -> list[int]:
+def plain_filter(ledger: Ledger, asked: dict[str, Any], place: int, *, is_newer: bool) -> list[int]:
     rows = ledger.execute('SELECT "offset", queue_id, outcome, settled_at FROM history').fetchall()
     found = [
         offset
@@ -342,7 +335,7 @@ def plain(ledger: Ledger, asked: dict[str, Any], place: int, *, is_newer: bool) 
 
 
 async def search_agrees(readers: Readers, ledger: Ledger, queue_id: int) -> None:
-    """Compare what searches of the same queue find, by offset and by number."""
+    """Compare searches of the queue, ordered by offset and by number, with the rows."""
     ledger.execute("INSERT OR IGNORE INTO queue (queue_id, name, created_at) VALUES (1, 'a', 0), "
                    "(2, 'b', 0), (3, 'c', 0)")  # fmt: skip
     ledger.execute(load("batch")["set_counter"], ("next_number", 1_000))

@@ -1,19 +1,21 @@
-"""Backups and the scrub of a running broker: by HTTP, by the clock."""
+"""Scheduled backups and scrubs of a running broker."""
 
 import asyncio
 import errno
+import io
 import json
 import sqlite3
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from phpmq_lite import testing
+from phpmq_lite import logs, testing
 from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
 from phpmq_lite.server import maintenance
@@ -33,8 +35,14 @@ from tests.support.http_users import HttpUser, broker_fixture, wait_until
 WAIT_S = 30
 
 
+@pytest.fixture(autouse=True)
+def _plain_log(log_stream: io.StringIO) -> None:
+    """Log as the broker does: by default structlog spends 0.2 s on rendering a traceback."""
+    logs.configure(stream=log_stream)
+
+
 def last_round(data: Path) -> ScrubRound:
-    """Wait for the end of a round."""
+    """Wait for the end of a scrub; return its result."""
     ends = time.monotonic() + WAIT_S
     while (last := read_state(data).last) is None:
         assert time.monotonic() < ends
@@ -43,12 +51,12 @@ def last_round(data: Path) -> ScrubRound:
 
 
 def until_failed(data: Path) -> dict[str, Any]:
-    """Wait until a backup has failed."""
+    """Wait until a backup has failed; return the status of the backups."""
     ends = time.monotonic() + WAIT_S
-    while not (told := AdminClient(data / "control.sock").get("/backups"))["error"]:
+    while not (status := AdminClient(data / "control.sock").get("/backups"))["error"]:
         assert time.monotonic() < ends
         time.sleep(0.02)
-    return dict(told)
+    return dict(status)
 
 
 def maintenance_of(running: testing.RunningBroker) -> Maintenance:
@@ -63,53 +71,46 @@ def page(running: testing.RunningBroker, path: str) -> str:
         return str(answer.read().decode())
 
 
-# -- by the clock
+# -- schedule
 
 
-async def test_backups_are_made_by_the_clock_and_the_oldest_go(tmp_path: Path) -> None:
+async def test_scheduled_backups_replace_the_oldest(tmp_path: Path) -> None:
     driver = Driver(tmp_path)
-    told: list[object] = []
-    made = asyncio.Event()
-
-    def tell(result: object) -> None:
-        told.append(result)
-        if len(told) == 3:
-            made.set()
-
+    results: list[object] = []
     backups = BackupSchedule(
-        driver.path, tmp_path / "backups", keep=lambda: 2, every_h=1e-6, tell=tell
+        driver.path, tmp_path / "backups", keep=lambda: 2, every_h=1e-6, tell=results.append
     )
-    running = asyncio.create_task(backups.run())
-    await asyncio.wait_for(made.wait(), WAIT_S)
-    running.cancel()
-    await asyncio.wait({running})
+    await run_until(backups, lambda: len(results) >= 3)
     assert len(await backups.all()) == 2
     assert backups.last_manifest is not None
     driver.close()
 
 
-async def test_backups_go_on_when_one_has_a_time_in_the_future(
-    tmp_path: Path,
-) -> None:
-    driver = Driver(tmp_path)
-    ahead = BackupMaker(driver.path, tmp_path / "backups", "").run().folder / "manifest.json"
-    told = json.loads(ahead.read_bytes())
-    ahead.write_text(json.dumps(told | {"made_at": 4_070_908_800_000}))
-    made = asyncio.Event()
-    backups = BackupSchedule(
-        driver.path, tmp_path / "backups", keep=lambda: 9, every_h=24, tell=lambda _: made.set()
-    )
+async def run_until(backups: BackupSchedule, is_done: Callable[[], bool]) -> None:
+    """Run the schedule until the condition holds."""
     running = asyncio.create_task(backups.run())
-    await asyncio.wait_for(made.wait(), WAIT_S)
+    await asyncio.wait_for(wait_until(is_done), WAIT_S)
     running.cancel()
     await asyncio.wait({running})
+
+
+async def test_backups_continue_when_one_has_a_time_in_the_future(tmp_path: Path) -> None:
+    driver = Driver(tmp_path)
+    ahead = BackupMaker(driver.path, tmp_path / "backups", "").run().folder / "manifest.json"
+    manifest = json.loads(ahead.read_bytes())
+    ahead.write_text(json.dumps(manifest | {"made_at": 4_070_908_800_000}))
+    results: list[object] = []
+    backups = BackupSchedule(
+        driver.path, tmp_path / "backups", keep=lambda: 9, every_h=24, tell=results.append
+    )
+    await run_until(backups, lambda: bool(results))
     assert backups.last_manifest is not None
     assert backups.last_id == backups.last_manifest.id
     assert backups.last_manifest.made_at < 4_070_908_800_000
     driver.close()
 
 
-async def test_there_is_one_backup_at_a_time_and_a_failed_one_is_told(tmp_path: Path) -> None:
+async def test_one_backup_runs_at_a_time_and_a_failure_is_reported(tmp_path: Path) -> None:
     backups = BackupSchedule(tmp_path / "nothing.db", tmp_path / "backups", keep=lambda: 2)
     task = backups.start()
     with pytest.raises(RefusedError, match="in progress"):
@@ -119,10 +120,10 @@ async def test_there_is_one_backup_at_a_time_and_a_failed_one_is_told(tmp_path: 
     assert backups.last_manifest is None
 
 
-async def test_backup_counts_although_old_ones_cannot_be_removed(
+async def test_backup_is_valid_although_old_ones_cannot_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the next one would be due at once, again and again, until the disk is full."""
+    """Otherwise the next one would be due at once, until the disk is full."""
 
     def fail(*_given: object) -> None:
         raise PermissionError(errno.EACCES, "not yours")
@@ -136,33 +137,33 @@ async def test_backup_counts_although_old_ones_cannot_be_removed(
     driver.close()
 
 
-async def test_broker_goes_on_when_the_backup_folder_cannot_be_used(tmp_path: Path) -> None:
+async def test_broker_continues_when_the_backup_folder_cannot_be_used(tmp_path: Path) -> None:
     folder = tmp_path / "backups"
     folder.write_text("a file")
     async with testing.running_service(
-        tmp_path / "data", backups={"folder": folder, "every_h": 1e-6}
+        tmp_path / "data", backups={"folder": folder, "every_h": 1e-4}
     ) as running:
-        told = await asyncio.to_thread(until_failed, running.data)
+        status = await asyncio.to_thread(until_failed, running.data)
         pages = [await asyncio.to_thread(page, running, path) for path in ("system/backups", "")]
-    assert str(folder) in told["error"]
+    assert str(folder) in status["error"]
     assert all("cannot make a backup" in text for text in pages)
 
 
-async def test_backup_under_way_does_not_hold_up_a_stop(
+async def test_running_backup_does_not_delay_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began = threading.Event()
+    started = threading.Event()
 
     def copy(making: BackupMaker, _copy: Path) -> None:
         with making._open("file::memory:") as connection:
-            began.set()
+            started.set()
             endless = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) "
             connection.execute(endless + "SELECT count(*) FROM n")
 
     monkeypatch.setattr(BackupMaker, "_copy", copy)
     async with asyncio.timeout(WAIT_S):
         async with testing.running_service(tmp_path / "data", backups={"every_h": 1e-6}):
-            await asyncio.to_thread(began.wait, WAIT_S)
+            await asyncio.to_thread(started.wait, WAIT_S)
     assert list((tmp_path / "data" / "backups").iterdir()) == []
 
 
@@ -180,7 +181,7 @@ async def test_scrub_resumes_after_a_stop(tmp_path: Path, monkeypatch: pytest.Mo
 async def test_scrub_reports_no_damage_when_it_cannot_open_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where there are no descriptors left; the next round may."""
+    """The broker may have run out of descriptors; the next scrub may succeed."""
 
     def fail(_scrub: Scrub) -> list[str]:
         raise StorageError("unable to open database file")
@@ -193,36 +194,36 @@ async def test_scrub_reports_no_damage_when_it_cannot_open_the_database(
         assert scrub.state.problem_count == 0
 
 
-async def test_structure_check_ends_when_too_much_is_written_meanwhile(
+async def test_structure_check_ends_when_the_log_grows_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it reads the write-ahead log cannot be cut; the bodies are looked at all the same."""
+    """The write-ahead log cannot be truncated during the check; bodies are checked anyway."""
     endless = (
         "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
     )
-    looked = threading.Event()
+    started = threading.Event()
 
-    def look_for_ever(connection: sqlite3.Connection) -> list[str]:
-        looked.set()
+    def check_without_end(connection: sqlite3.Connection) -> list[str]:
+        started.set()
         connection.execute(endless)
         return []
 
-    monkeypatch.setattr("phpmq_lite.storage.integrity.scrub.integrity_problems", look_for_ever)
+    monkeypatch.setattr("phpmq_lite.storage.integrity.scrub.integrity_problems", check_without_end)
     monkeypatch.setattr(maintenance, "LOG_BYTES", 0)
     monkeypatch.setattr(maintenance, "_LOG_CHECK_S", 0.01)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 0}) as running:
         scrub = maintenance_of(running).scrub
         await scrub.start()
-        assert await asyncio.to_thread(looked.wait, WAIT_S)
+        assert await asyncio.to_thread(started.wait, WAIT_S)
         with (running.data / "phpmq.db-wal").open("ab") as log:
-            log.write(bytes(1))  # behind the last frame, as one that is not whole
+            log.write(bytes(1))  # an incomplete frame after the last one
         await wait_until(lambda: not scrub.is_working)
-        assert scrub.state.structure_at == 0  # it is due still
+        assert scrub.state.structure_at == 0  # still due
         assert scrub.state.problem_count == 0
         assert scrub.state.last is not None
 
 
-def test_scrub_that_meets_a_damaged_page_says_so(tmp_path: Path) -> None:
+def test_scrub_reports_a_damaged_page(tmp_path: Path) -> None:
     driver = Driver(tmp_path)
     driver.publish(b"one")
     driver.close()
@@ -233,10 +234,10 @@ def test_scrub_that_meets_a_damaged_page_says_so(tmp_path: Path) -> None:
         Scrub(driver.path).check("alive", 0, 1)
 
 
-# -- what it reads
+# -- reading
 
 
-def test_scrub_reads_in_slices_and_finds_what_is_damaged(tmp_path: Path) -> None:
+def test_scrub_reads_in_slices_and_finds_damaged_bodies(tmp_path: Path) -> None:
     driver = Driver(tmp_path)
     driver.publish(*(b"%d" % n for n in range(9)))
     worker = driver.consume(4)
@@ -258,7 +259,7 @@ def test_scrub_reads_in_slices_and_finds_what_is_damaged(tmp_path: Path) -> None
     driver.close()
 
 
-def test_state_that_cannot_be_read_counts_for_nothing(tmp_path: Path) -> None:
+def test_unreadable_state_is_ignored(tmp_path: Path) -> None:
     assert read_state(tmp_path) == ScrubState()
     state = ScrubState(ScrubRound(1, 2, 1, 3), ScrubRound(named=[4]), 5, ["page 7"])
     write_state(tmp_path, state)
@@ -268,7 +269,7 @@ def test_state_that_cannot_be_read_counts_for_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "changes",
     [
         {"now": []}, {"now": {"began_at": "soon"}}, {"last": {"ended_at": None}},
         {"last": {"named": 7}}, {"structure_at": 1e400}, {"structure": "all"},
@@ -276,13 +277,13 @@ def test_state_that_cannot_be_read_counts_for_nothing(tmp_path: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_state_of_odd_types_counts_for_nothing(tmp_path: Path, told: dict[str, object]) -> None:
-    whole = asdict(ScrubState(ScrubRound(1), ScrubRound(2, 3), 4))
-    (tmp_path / "scrub.json").write_text(json.dumps(whole | told))
+def test_state_of_wrong_types_is_ignored(tmp_path: Path, changes: dict[str, object]) -> None:
+    state = asdict(ScrubState(ScrubRound(1), ScrubRound(2, 3), 4))
+    (tmp_path / "scrub.json").write_text(json.dumps(state | changes))
     assert read_state(tmp_path) == ScrubState()
 
 
-# -- when it works again
+# -- retries
 
 
 @pytest.fixture
@@ -293,54 +294,54 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("error", [DataDamagedError("page 7"), TypeError("odd")], ids=repr)
-async def test_scheduled_round_waits_for_its_next_time_after_an_error(
+async def test_scheduled_scrub_waits_for_its_next_time_after_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Else a damaged page would be met every minute for ever; nor does it end the broker."""
-    looks = []
+    """Otherwise a damaged page would be read every minute; the broker continues."""
+    checks = []
 
-    def look(_scrub: Scrub, *_given: object) -> None:
-        looks.append(1)
+    def check(_scrub: Scrub, *_given: object) -> None:
+        checks.append(1)
         raise error
 
-    monkeypatch.setattr(Scrub, "check", look)
+    monkeypatch.setattr(Scrub, "check", check)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 24}) as running:
         scrub = maintenance_of(running).scrub
-        await wait_until(lambda: bool(looks) and not scrub.is_working)
-        await asyncio.sleep(0.1)  # in which it would have begun many times
-        assert len(looks) == 1
+        await wait_until(lambda: bool(checks) and not scrub.is_working)
+        await asyncio.sleep(0.1)  # long enough for many attempts
+        assert len(checks) == 1
         assert read_state(running.data).tried_at > 0
         await scrub.start()
-        await wait_until(lambda: len(looks) == 2)
+        await wait_until(lambda: len(checks) == 2)
 
 
 @pytest.mark.usefixtures("soon")
-async def test_scheduled_round_waits_for_its_next_time_after_a_stop(
+async def test_scheduled_scrub_waits_for_its_next_time_after_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = []
+    checks = []
 
-    def look(_scrub: Scrub, *_given: object) -> ScrubSlice:
-        looks.append(1)
+    def check(_scrub: Scrub, *_given: object) -> ScrubSlice:
+        checks.append(1)
         return ScrubSlice(0, is_end=False)
 
-    monkeypatch.setattr(Scrub, "check", look)
+    monkeypatch.setattr(Scrub, "check", check)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 24}) as running:
         scrub = maintenance_of(running).scrub
         for is_requested in (False, True):
-            seen, tried_at = len(looks), scrub.state.tried_at
+            seen, tried_at = len(checks), scrub.state.tried_at
             if is_requested:
                 await scrub.start()
-            await wait_until(lambda seen=seen: len(looks) > seen)  # type: ignore[misc]
+            await wait_until(lambda seen=seen: len(checks) > seen)  # type: ignore[misc]
             await scrub.stop()
             await wait_until(lambda: not scrub.is_working)
-            seen = len(looks)
+            seen = len(checks)
             await asyncio.sleep(0.1)
-            assert len(looks) == seen
+            assert len(checks) == seen
             assert (scrub.state.tried_at == tried_at) == is_requested
 
 
-async def test_broker_goes_on_when_maintenance_raises_an_unexpected_error(
+async def test_broker_continues_when_maintenance_raises_an_unexpected_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
@@ -349,7 +350,7 @@ async def test_broker_goes_on_when_maintenance_raises_an_unexpected_error(
         calls.append(1)
         raise TypeError("odd")
 
-    monkeypatch.setattr(maintenance, "RETRY_S", 0.01)
+    monkeypatch.setattr(maintenance, "RETRY_S", 0.05)
     monkeypatch.setattr("phpmq_lite.server.maintenance.read_state", fail)
     monkeypatch.setattr("phpmq_lite.storage.backup.backups.list_backups", fail)
     async with testing.running_service(tmp_path / "data") as running:
@@ -364,15 +365,15 @@ async def test_unexpected_error_of_a_backup_is_shown(
         raise ZeroDivisionError
 
     monkeypatch.setattr(BackupMaker, "run", fail)
-    async with testing.running_service(tmp_path / "data", backups={"every_h": 1e-6}) as running:
-        told = await asyncio.to_thread(until_failed, running.data)
-    assert told["error"] == "the backup failed: ZeroDivisionError()"
+    async with testing.running_service(tmp_path / "data", backups={"every_h": 1e-4}) as running:
+        status = await asyncio.to_thread(until_failed, running.data)
+    assert status["error"] == "the backup failed: ZeroDivisionError()"
 
 
-# -- what is noted, and who sees what
+# -- audit and access
 
 
-async def test_backup_does_not_begin_when_its_audit_row_is_refused(tmp_path: Path) -> None:
+async def test_backup_does_not_start_when_its_audit_row_is_refused(tmp_path: Path) -> None:
     driver = Driver(tmp_path)
     backups = BackupSchedule(driver.path, tmp_path / "backups", keep=lambda: 2)
     held = asyncio.Event()
@@ -393,7 +394,7 @@ async def test_backup_does_not_begin_when_its_audit_row_is_refused(tmp_path: Pat
     driver.close()
 
 
-async def test_scrub_neither_begins_nor_ends_when_its_audit_row_is_refused(
+async def test_scrub_neither_starts_nor_stops_when_its_audit_row_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Scrub, "check", lambda *_given: ScrubSlice(0, is_end=False))
@@ -410,10 +411,10 @@ async def test_scrub_neither_begins_nor_ends_when_its_audit_row_is_refused(
         await wait_until(lambda: scrub.state.is_under_way)
         with pytest.raises(RefusedError, match="nothing can be stored"):
             await scrub.stop(refuse)
-        seen = scrub.state.now.began_at
+        began_at = scrub.state.now.began_at
         with pytest.raises(RefusedError, match="scrub is already running"):
             await scrub.start(refuse)
-        assert scrub.state.now.began_at == seen
+        assert scrub.state.now.began_at == began_at
         await scrub.stop()
         await wait_until(lambda: not scrub.is_working)
 
