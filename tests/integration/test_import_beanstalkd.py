@@ -20,17 +20,11 @@ from tests.support.beanstalkd import (
     needs_beanstalkd,
     wait_until,
 )
-from tests.support.fork_server import BrokerProcess, ForkedProcess, broker_process
-from tests.support.socket_client import AdminApi, take_all
+from tests.support.fork_server import BrokerProcess, ForkedProcess
+from tests.support.socket_client import AdminApi, take_all, take_contents
 
 pytestmark = needs_beanstalkd
 _numbers = count(1)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("import") / "data", "--admin", "127.0.0.1:0") as it:
-        yield it
 
 
 @pytest.fixture
@@ -43,7 +37,7 @@ def source(tmp_path: Path) -> Iterator[BeanstalkdServer]:
 
 @pytest.fixture
 def tube() -> str:
-    """A tube, and so a queue, of this test alone."""
+    """Return the name of a tube, and so of a queue, that no other test uses."""
     return f"tube-{next(_numbers)}"
 
 
@@ -53,13 +47,8 @@ def run(broker: BrokerProcess, source: BeanstalkdServer, *flags: str) -> Result:
     return CliRunner().invoke(root_command, line, catch_exceptions=False)
 
 
-def take(broker: BrokerProcess, queue: str) -> list[tuple[bytes, int]]:
-    """Take what a queue has: bodies and seconds left."""
-    return [(dispatch.content, dispatch.ttl_s or 0) for dispatch in take_all(broker, queue)]
-
-
 def fill(source: BeanstalkdServer, tube: str) -> None:
-    """Put two ready jobs of one priority round one of a higher, one delayed, one buried."""
+    """Put a ready job of high priority between two others, a delayed and a buried one."""
     source.put(tube, b"second")
     source.put(tube, b"first", priority=1)
     source.put(tube, b"third \r\n\x00\xff")
@@ -69,12 +58,12 @@ def fill(source: BeanstalkdServer, tube: str) -> None:
 
 
 def assert_all_arrived(broker: BrokerProcess, queue: str) -> None:
-    """Look for what ``fill`` has put, each once and in the order of the priorities."""
-    assert [body for body, _ in take(broker, queue)] == [b"first", b"second", b"third \r\n\x00\xff"]
-    ((later, left_s),) = take(broker, f"{queue}.retry")
-    assert later == b"later"
-    assert 3_500 < left_s <= 3_600
-    ((record, _),) = take(broker, f"{queue}.dlq")
+    """Take the jobs of ``fill``, each once and in order of priority."""
+    assert take_contents(broker, queue) == [b"first", b"second", b"third \r\n\x00\xff"]
+    (later,) = take_all(broker, f"{queue}.retry")
+    assert later.content == b"later"
+    assert 3_500 < (later.ttl_s or 0) <= 3_600
+    (record,) = take_contents(broker, f"{queue}.dlq")
     block = read_block(record)
     assert block is not None
     assert redrive_content(record) == b"broken"  # what a redrive publishes
@@ -82,14 +71,14 @@ def assert_all_arrived(broker: BrokerProcess, queue: str) -> None:
 
 
 def states(source: BeanstalkdServer) -> dict[str, int]:
-    """Count the jobs of beanstalkd by state."""
+    """Return the number of jobs in beanstalkd by state."""
     stats = source.server.ask([b"stats"])[0].body.decode()
     lines = [line.partition(": ") for line in stats.splitlines()]
     found = {name.removeprefix("current-jobs-"): int(n) for name, _, n in lines if "-jobs-" in name}
     return {state: found[state] for state in ("ready", "delayed", "buried", "reserved")}
 
 
-def test_copy_arrives_by_priority_and_leaves_beanstalkd_as_it_was(
+def test_copy_arrives_by_priority_and_leaves_beanstalkd_unchanged(
     broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
     fill(source, tube)
@@ -119,10 +108,10 @@ def test_move_empties_beanstalkd(
     assert sum(states(source).values()) == 0
 
 
-def test_delay_is_over_where_the_job_belongs(
+def test_delayed_job_arrives_in_the_queue_of_its_tube(
     broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
-    """The shortest delay: a second in ``.retry``, then the queue of the tube has it."""
+    """The shortest delay is a second in ``.retry``."""
     source.put(tube, b"soon", delay_s=1)
     with (
         connect_blocking(broker.phpmq[0]) as client,
@@ -143,7 +132,7 @@ def test_second_copy_stores_nothing_twice(
     assert_all_arrived(broker, tube)
 
 
-def test_job_that_a_worker_has_stays_with_it(
+def test_reserved_job_stays_with_its_worker(
     broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
     (held, free) = source.put(tube, b"held", b"free")
@@ -154,19 +143,19 @@ def test_job_that_a_worker_has_stays_with_it(
         "1 deleted from beanstalkd; 1 left\n"
         "1 skipped: reserved by a worker; run the import again later\n1 stored\n"
     )
-    assert [body for body, _ in take(broker, tube)] == [b"free"]
+    assert take_contents(broker, tube) == [b"free"]
     assert source.server.ask([b"delete %d" % held, b"delete %d" % free])[0].words == [b"DELETED"]
 
 
-def test_chosen_tube_goes_to_the_queue_of_another_name(
+def test_selected_tube_is_moved_to_a_mapped_queue(
     broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
     source.put(tube, b"wanted")
     source.put("other", b"left")
     done = run(broker, source, "--move", "--tube", tube, "--map", f"{tube}={tube}.new")
     assert done.exit_code == 0
-    assert [body for body, _ in take(broker, f"{tube}.new")] == [b"wanted"]
-    assert (take(broker, tube), take(broker, "other")) == ([], [])
+    assert take_contents(broker, f"{tube}.new") == [b"wanted"]
+    assert (take_all(broker, tube), take_all(broker, "other")) == ([], [])
     assert states(source)["ready"] == 1
 
 
@@ -189,10 +178,10 @@ def test_dry_run_shows_everything_and_changes_nothing(
     assert states(source) == before
 
 
-def test_journal_leaves_out_what_an_earlier_run_stored(
+def test_journal_skips_jobs_stored_by_an_earlier_run(
     broker: BrokerProcess, source: BeanstalkdServer, tube: str, tmp_path: Path
 ) -> None:
-    """And a move deletes that, too."""
+    """A move deletes them, too."""
     journal = ["--journal", str(tmp_path / "journal")]
     source.put(tube, b"old")
     assert run(broker, source, *journal).exit_code == 0
@@ -200,48 +189,48 @@ def test_journal_leaves_out_what_an_earlier_run_stored(
     assert run(broker, source, *journal, "--dry-run").stderr.endswith("1 would be published\n")
     done = run(broker, source, *journal, "--move")
     assert done.stderr == "2 deleted from beanstalkd; 0 left\n1 stored\n"
-    assert [body for body, _ in take(broker, tube)] == [b"old", b"new"]
+    assert take_contents(broker, tube) == [b"old", b"new"]
 
 
-def test_copy_under_another_name_is_none_for_the_move(
+def test_move_ignores_a_copy_to_another_queue(
     broker: BrokerProcess, source: BeanstalkdServer, tube: str, tmp_path: Path
 ) -> None:
-    """A move that took the rehearsal for done would delete jobs that their queue never had."""
+    """Otherwise the move would delete jobs that their own queue never received."""
     journal = ["--journal", str(tmp_path / "journal")]
     source.put(tube, b"wanted")
     assert run(broker, source, *journal, "--map", f"{tube}={tube}.rehearsal").exit_code == 0
     assert run(broker, source, *journal, "--move").exit_code == 0
-    assert [body for body, _ in take(broker, tube)] == [b"wanted"]
+    assert take_contents(broker, tube) == [b"wanted"]
 
 
-def test_binlog_that_was_read_again_leaves_no_job_out(
+def test_all_jobs_are_moved_after_beanstalkd_reread_its_binlog(
     broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
-    """After a restart ids go on and its counters do not: ``total-jobs`` is 0."""
+    """After a restart ids continue, but counters do not: ``total-jobs`` is 0."""
     ids = source.put(tube, *[b"%d" % number for number in range(50)])
     source.server.delete(ids[1:-1])
     source.stop()
     source.start()
     assert run(broker, source, "--move").exit_code == 0
-    assert [body for body, _ in take(broker, tube)] == [b"0", b"49"]
+    assert take_contents(broker, tube) == [b"0", b"49"]
 
 
-def test_beanstalkd_that_drains_is_moved_too(
+def test_draining_beanstalkd_is_moved(
     broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
-    """It takes no job, so that nobody learns the newest id."""
+    """It accepts no job, so the import cannot learn the newest id."""
     ids = source.put(tube, *[b"%d" % number for number in range(50)])
     source.server.delete(ids[:-1])
     source.process.send_signal(signal.SIGUSR1)
     wait_until(lambda: source.server.ask([b"put 1 0 1 0\r\n"])[0].words == [b"DRAINING"])
     assert run(broker, source, "--move").exit_code == 0
-    assert [body for body, _ in take(broker, tube)] == [b"49"]
+    assert take_contents(broker, tube) == [b"49"]
 
 
-def test_ids_of_a_new_beanstalkd_are_no_repetition(
+def test_job_ids_of_another_beanstalkd_are_not_duplicates(
     broker: BrokerProcess, source: BeanstalkdServer, tube: str, tmp_path: Path
 ) -> None:
-    """The same id in the same tube, and with ``--move`` it would be lost."""
+    """Otherwise a move would lose a job with the same id in the same tube."""
     assert source.put(tube, b"same") == [1]
     assert run(broker, source, "--move").exit_code == 0
     folder = tmp_path / "another"
@@ -249,10 +238,10 @@ def test_ids_of_a_new_beanstalkd_are_no_repetition(
     with beanstalkd_process(folder) as another:
         assert another.put(tube, b"same") == [1]
         assert run(broker, another, "--move").exit_code == 0
-    assert [body for body, _ in take(broker, tube)] == [b"same", b"same"]
+    assert take_contents(broker, tube) == [b"same", b"same"]
 
 
-def test_job_that_cannot_be_stored_stays_ready_and_the_rest_goes_on(
+def test_job_that_cannot_be_stored_stays_ready_and_the_rest_is_moved(
     broker: BrokerProcess, source: BeanstalkdServer, tube: str, tmp_path: Path
 ) -> None:
     source.put(tube, b"x" * 2_000, b"small")
@@ -262,11 +251,11 @@ def test_job_that_cannot_be_stored_stays_ready_and_the_rest_goes_on(
     assert done.exit_code == 1
     assert f"job 1 of tube {tube}: " in done.stderr
     assert done.stderr.endswith("1 stored\nError: messages that could not be stored: 1\n")
-    assert [body for body, _ in take(broker, tube)] == [b"small"]
+    assert take_contents(broker, tube) == [b"small"]
     wait_until(lambda: states(source) == {"ready": 1, "delayed": 0, "buried": 0, "reserved": 0})
 
 
-def test_queue_that_takes_nothing_is_told_in_ten_lines(
+def test_at_most_ten_refusals_are_listed(
     broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
     source.put(tube, *[b"%d" % number for number in range(300)])
@@ -298,10 +287,10 @@ def test_jobs_of_an_older_beanstalkd_are_moved_without_a_reservation(
     assert_all_arrived(broker, tube)
 
 
-def test_beanstalkd_that_goes_away_is_an_error_and_what_it_had_is_moved_later(
+def test_lost_beanstalkd_is_an_error_and_its_jobs_are_moved_later(
     broker: BrokerProcess, source: BeanstalkdServer, tube: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stored here, and not deleted there when it went: such a job comes twice."""
+    """A job that was stored but not yet deleted is imported twice."""
     source.put(tube, b"once or twice")
 
     delete = BeanstalkdClient.delete
@@ -317,10 +306,10 @@ def test_beanstalkd_that_goes_away_is_an_error_and_what_it_had_is_moved_later(
     assert done.stderr.startswith("Error: beanstalkd")
     source.start()
     assert run(broker, source, "--move").exit_code == 0
-    assert [body for body, _ in take(broker, tube)] == [b"once or twice"] * 2
+    assert take_contents(broker, tube) == [b"once or twice"] * 2
 
 
-def test_move_that_is_killed_loses_nothing_and_is_gone_on_with(
+def test_killed_move_loses_nothing_and_can_be_continued(
     broker: BrokerProcess, source: BeanstalkdServer, tube: str, tmp_path: Path
 ) -> None:
     jobs = 8_000
@@ -345,7 +334,7 @@ def test_move_that_is_killed_loses_nothing_and_is_gone_on_with(
     done = run(broker, source, "--move")
     assert done.exit_code == 0
     assert sum(states(source).values()) == 0
-    assert [body for body, _ in take(broker, tube)] == bodies
+    assert take_contents(broker, tube) == bodies
 
 
 @pytest.mark.parametrize(
@@ -357,7 +346,7 @@ def test_move_that_is_killed_loses_nothing_and_is_gone_on_with(
         (["--url", "phpmq://127.0.0.1:1"], 1, "127.0.0.1:1"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_missing_tube_mapping_or_broker_is_named(
     broker: BrokerProcess,
     source: BeanstalkdServer,
     tube: str,
@@ -372,7 +361,7 @@ def test_what_is_missing_is_named(
     assert states(source)["ready"] == 1
 
 
-def test_address_of_no_beanstalkd_is_named(broker: BrokerProcess) -> None:
+def test_wrong_address_of_beanstalkd_is_named(broker: BrokerProcess) -> None:
     for address, message in (
         ("127.0.0.1:1", "beanstalkd at 127.0.0.1:1: "),
         (broker.phpmq[0], "beanstalkd closed the connection"),

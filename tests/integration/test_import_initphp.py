@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,8 +14,8 @@ from phpmq_lite.cli.main import root_command
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.dead_letter_record import read_block
-from tests.support.fork_server import BrokerProcess, broker_process
-from tests.support.socket_client import take_all
+from tests.support.fork_server import BrokerProcess
+from tests.support.socket_client import take_all, take_contents
 from tests.unit.importers.test_initphp import JOBS, JOBS_FAILED
 
 URN = "urn:babel:orders:created"
@@ -24,18 +23,6 @@ BLOCK = (
     b',"dead_letter":{"reason":"failed","error":"Payment gateway timeout","exception":"Gateway",'
     b'"failed_at":1749132730000,"original_queue":"orders","attempts":3,"lang":"php"}}'
 )
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("import") / "data", "--admin", "127.0.0.1:0") as it:
-        yield it
-
-
-@pytest.fixture
-def queue(request: pytest.FixtureRequest) -> str:
-    """A queue of this test alone."""
-    return f"import.{request.node.name}"[:200]
 
 
 @pytest.fixture
@@ -48,7 +35,7 @@ def database(tmp_path: Path) -> Path:
 
 
 def at(seconds: float = 0) -> str:
-    """Give a moment as PHP writes it."""
+    """Return the time in ``seconds`` from now, as PHP formats it."""
     return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -65,7 +52,7 @@ def insert(database: Path, table: str, **columns: Any) -> None:
 
 
 def fill(database: Path, queue: str) -> list[bytes]:
-    """Make two jobs, one to be retried, one that a worker has, and two failed ones."""
+    """Insert two ready jobs, a delayed, a reserved and two failed ones; return the bodies."""
     bodies = [payload(number, attempts=number % 3) for number in range(6)]
     ready = at(-600)
     for body in bodies[:2]:
@@ -95,12 +82,7 @@ def run(broker: BrokerProcess, database: Path, *flags: str) -> Result:
     return CliRunner().invoke(root_command, [*where, *flags], catch_exceptions=False)
 
 
-def take(broker: BrokerProcess, queue: str) -> list[tuple[bytes, int]]:
-    """Take what a queue has: bodies and seconds left."""
-    return [(dispatch.content, dispatch.ttl_s or 0) for dispatch in take_all(broker, queue)]
-
-
-def test_jobs_keep_bytes_attempts_and_delay_and_failed_ones_their_error(
+def test_jobs_keep_body_attempts_and_delay_and_failed_ones_their_error(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:
     bodies = fill(database, queue)
@@ -110,11 +92,13 @@ def test_jobs_keep_bytes_attempts_and_delay_and_failed_ones_their_error(
     assert done.stderr == (
         "1 skipped: reserved by a worker; run the import again later\n5 stored\n"
     )
-    assert take(broker, queue) == [(bodies[0], 0), (bodies[1], 0)]
-    ((retried, left_s),) = take(broker, f"{queue}.retry")
-    assert retried == bodies[2]
-    assert 3_500 < left_s <= 3_600
-    (first, _), (second, _) = take(broker, f"{queue}.dlq")
+    assert [(job.content, job.ttl_s or 0) for job in take_all(broker, queue)] == [
+        (bodies[0], 0), (bodies[1], 0)
+    ]  # fmt: skip
+    (retried,) = take_all(broker, f"{queue}.retry")
+    assert retried.content == bodies[2]
+    assert 3_500 < (retried.ttl_s or 0) <= 3_600
+    first, second = take_contents(broker, f"{queue}.dlq")
     assert first == bodies[4]
     block = read_block(second)
     assert block is not None
@@ -127,12 +111,12 @@ def test_second_run_stores_nothing_twice(broker: BrokerProcess, database: Path, 
     bodies = fill(database, queue)
     for _ in range(3):
         assert run(broker, database, "--retry-after", "0s").exit_code == 0
-    assert [body for body, _ in take(broker, queue)] == [bodies[0], bodies[1], bodies[3]]
-    assert [body for body, _ in take(broker, f"{queue}.retry")] == [bodies[2]]
-    assert len(take(broker, f"{queue}.dlq")) == 2
+    assert take_contents(broker, queue) == [bodies[0], bodies[1], bodies[3]]
+    assert take_contents(broker, f"{queue}.retry") == [bodies[2]]
+    assert len(take_all(broker, f"{queue}.dlq")) == 2
 
 
-def test_released_job_whose_delay_is_over_comes_back_to_its_queue(
+def test_released_job_returns_to_its_queue_after_its_delay(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:
     body = payload(1, attempts=1)
@@ -147,7 +131,7 @@ def test_released_job_whose_delay_is_over_comes_back_to_its_queue(
     assert delivery.body == body
 
 
-def test_dry_run_shows_everything_and_connects_to_nobody(
+def test_dry_run_shows_everything_and_does_not_connect(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:
     fill(database, queue)
@@ -160,10 +144,10 @@ def test_dry_run_shows_everything_and_connects_to_nobody(
     assert shown == [("jobs", "", 4), ("jobs", ".retry", 1), ("jobs_failed", ".dlq", 2)]
     assert [row["held"] for row in rows] == [1, 0, 0]
     assert rows[0]["reasons"] == {"poison": 1}
-    assert take(broker, queue) == []
+    assert take_all(broker, queue) == []
 
 
-def test_journal_leaves_out_what_an_earlier_run_stored(
+def test_journal_skips_jobs_stored_by_an_earlier_run(
     broker: BrokerProcess, database: Path, queue: str, tmp_path: Path
 ) -> None:
     fill(database, queue)
@@ -188,10 +172,12 @@ def test_import_of_many_jobs_keeps_their_order(
             [(queue, payload(number).decode()) for number in range(1_700)],
         )
     assert run(broker, database, "--no-failed").stderr == "1,700 stored\n"
-    assert [json.loads(body)["data"]["n"] for body, _ in take(broker, queue)] == list(range(1_700))
+    assert [json.loads(body)["data"]["n"] for body in take_contents(broker, queue)] == list(
+        range(1_700)
+    )
 
 
-def test_row_that_cannot_be_stored_is_named_and_the_rest_goes_on(
+def test_row_that_cannot_be_stored_is_named_and_the_rest_is_imported(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:
     for name in (queue, "a" * 300, queue):
@@ -210,7 +196,7 @@ def test_row_that_cannot_be_stored_is_named_and_the_rest_goes_on(
         (["--failed-table", "dead"], "there is no table 'dead'"),
     ],
 )
-def test_what_is_missing_is_one_line(
+def test_missing_table_or_column_is_reported_in_one_line(
     broker: BrokerProcess, database: Path, flags: list[str], message: str
 ) -> None:
     done = run(broker, database, *flags)
@@ -219,7 +205,7 @@ def test_what_is_missing_is_one_line(
     assert done.stderr.count("\n") == 1
 
 
-def test_storage_unavailable_where_the_second_table_is_missing(
+def test_nothing_is_imported_if_the_second_table_is_missing(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:
     insert(database, "jobs", queue=queue, payload=payload(1).decode(), available_at=at(-600))
@@ -231,7 +217,7 @@ def test_storage_unavailable_where_the_second_table_is_missing(
         "Error: there is no table 'jobs_failed'; found: jobs. Use --failed-table or --no-failed\n"
     )
     assert run(broker, database, "--no-failed").stderr == "1 stored\n"
-    assert len(take(broker, queue)) == 1
+    assert len(take_all(broker, queue)) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
-"""The outbox on disk and a relay in a process of its own, against a real broker."""
+"""The outbox on disk and a relay in a separate process, against a real broker."""
 
 import json
 import signal
 import sqlite3
-import subprocess
-import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -17,22 +14,10 @@ from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes.outbox import Outbox, create_tables
 from tests.support.fork_server import BrokerProcess, ForkedProcess, broker_process
 from tests.support.killed_relay import PLACES
-from tests.support.socket_client import take_all
+from tests.support.socket_client import take_contents
 
 URN = "urn:babel:orders:created"
 ROWS = 60
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("outbox") / "data", "--admin", "127.0.0.1:0") as it:
-        yield it
-
-
-@pytest.fixture
-def queue(request: pytest.FixtureRequest) -> str:
-    """A queue of this test alone."""
-    return f"outbox.{request.node.name}"[:200]
 
 
 @pytest.fixture
@@ -45,7 +30,7 @@ def database(tmp_path: Path) -> Path:
 
 
 def sell(database: Path, queue: str, *numbers: int) -> None:
-    """Do business: each sale and its envelope in one transaction."""
+    """Store each sale and its envelope in one transaction."""
     with closing(sqlite3.connect(database)) as connection:
         outbox = Outbox(connection, queue=queue)
         for number in numbers:
@@ -64,8 +49,8 @@ def relay(broker: BrokerProcess, database: Path, *flags: str) -> Result:
 
 
 def stored(broker: BrokerProcess, queue: str) -> list[int]:
-    """Take what the broker has; give ``data.n`` of each, in order."""
-    return [json.loads(dispatch.content)["data"]["n"] for dispatch in take_all(broker, queue)]
+    """Consume the messages of a queue; return ``data.n`` of each, in order."""
+    return [json.loads(content)["data"]["n"] for content in take_contents(broker, queue)]
 
 
 def bodies(database: Path) -> list[bytes]:
@@ -73,7 +58,7 @@ def bodies(database: Path) -> list[bytes]:
         return [row[0] for row in connection.execute("SELECT body FROM phpmq_outbox ORDER BY seq")]
 
 
-def test_relay_sends_what_was_committed_byte_for_byte(
+def test_relay_publishes_committed_rows_byte_for_byte(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:
     sell(database, queue, 1, 2)
@@ -86,7 +71,7 @@ def test_relay_sends_what_was_committed_byte_for_byte(
     assert relay(broker, database).stderr == "0 published\n"
 
 
-def test_row_that_is_not_allowed_stays_and_status_shows_it(
+def test_refused_row_stays_and_status_shows_it(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:
     sell(database, queue, 1, 2, 3)
@@ -105,7 +90,7 @@ def test_row_that_is_not_allowed_stays_and_status_shows_it(
 def test_row_without_a_queue_is_named_and_fails(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:
-    """A row that another program wrote: our writers refuse it."""
+    """Another program wrote the row; our writers refuse it."""
     sell(database, queue, 1, 2)
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE phpmq_outbox SET queue = '' WHERE seq = 1")
@@ -124,7 +109,7 @@ def test_paused_queue_keeps_its_rows_and_its_order(
 ) -> None:
     other = f"{queue}.other"
     sell(database, queue, 1)
-    assert relay(broker, database).exit_code == 0  # makes the queue
+    assert relay(broker, database).exit_code == 0  # creates the queue
     pause = ["queue", "pause", queue, "--side", "publishing", "--data", str(broker.data)]
     assert CliRunner().invoke(root_command, pause).exit_code == 0
     sell(database, queue, 2, 3)
@@ -142,19 +127,26 @@ def test_paused_queue_keeps_its_rows_and_its_order(
 def killed(
     broker: BrokerProcess, database: Path, place: str, times: int, *, is_mutant: bool = False
 ) -> int:
-    """Run a relay that is killed at a place; give its exit code."""
-    arguments = [
-        "tests.support.killed_relay", place, str(times),
-        *(["mutant"] if is_mutant else []), "--", "outbox", "relay", "--once",
-        "--url", f"phpmq://{broker.phpmq[0]}",
-        "--database", str(database),
-    ]  # fmt: skip
-    with database.with_name("killed.log").open("a", encoding="utf-8") as log:
-        return ForkedProcess(arguments, stderr=log).wait(60)
+    """Run a relay that is killed at a place; return its exit code."""
+    program = ["tests.support.killed_relay", place, str(times), *(["mutant"] if is_mutant else [])]
+    flags = [*program, "--", "outbox", "relay", "--once"]
+    return start_relay(broker, database, *flags).wait(60)
+
+
+def start_relay(broker: BrokerProcess, database: Path, *arguments: str) -> ForkedProcess:
+    """Start a process that relays; it appends its messages to a log."""
+    where = ["--url", f"phpmq://{broker.phpmq[0]}", "--database", str(database)]
+    with log_of(database).open("a", encoding="utf-8") as log:
+        return ForkedProcess([*arguments, *where], stderr=log)
+
+
+def log_of(database: Path) -> Path:
+    """Return the file of the messages of the relays."""
+    return database.with_name("relay.log")
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_relay_killed_anywhere_sends_each_row_once_and_in_order(
+def test_killed_relay_publishes_each_row_once_and_in_order(
     broker: BrokerProcess, database: Path, queue: str, place: str
 ) -> None:
     sell(database, queue, *range(ROWS))
@@ -165,40 +157,38 @@ def test_relay_killed_anywhere_sends_each_row_once_and_in_order(
 
 
 @pytest.mark.parametrize("place", ["half sent", "sent", "answered"])
-def test_kill_finds_a_relay_with_other_keys_each_time(
+def test_kill_detects_a_relay_with_other_keys_each_time(
     broker: BrokerProcess, database: Path, queue: str, place: str
 ) -> None:
-    """A test that cannot fail is worth nothing."""
+    """The test above fails for a relay without stable keys."""
     sell(database, queue, *range(ROWS))
     assert killed(broker, database, place, 1, is_mutant=True) == -signal.SIGKILL
     assert relay(broker, database).exit_code == 0
     assert len(stored(broker, queue)) > ROWS
 
 
-def test_two_relays_at_once_send_each_row_once_and_in_order(
+def test_two_relays_at_once_publish_each_row_once_and_in_order(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:
     queues = [f"{queue}.{number}" for number in range(3)]
     for name in queues:
         sell(database, name, *range(40))
-    command = [
-        sys.executable, "-m", "tests.support.killed_relay", "nowhere", "1", "--",
-        "outbox", "relay", "--interval", "0.01",
-        "--url", f"phpmq://{broker.phpmq[0]}", "--database", str(database),
-    ]  # fmt: skip
-    relays = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    program = ["tests.support.killed_relay", "nowhere", "1", "--"]
+    command = [*program, "outbox", "relay", "--interval", "0.01"]
+    relays = [start_relay(broker, database, *command) for _ in range(2)]
     try:
         assert [stored_when_complete(broker, name, 40) for name in queues] == [list(range(40))] * 3
     finally:
         for process in relays:
             process.terminate()
-        said = [process.communicate(timeout=30)[1] for process in relays]
-    assert [process.returncode for process in relays] == [0, 0]
-    assert sum(int(text.split()[0]) for text in said) == 120
+        codes = [process.wait(30) for process in relays]
+    assert codes == [0, 0]
+    lines = log_of(database).read_text(encoding="utf-8").splitlines()
+    assert sum(int(line.split()[0]) for line in lines) == 120
 
 
 def stored_when_complete(broker: BrokerProcess, queue: str, count: int) -> list[int]:
-    """Wait for so many messages, and a moment for one too many."""
+    """Wait for ``count`` messages, and for another second in case of duplicates."""
     with connect_blocking(broker.phpmq[0]) as client:
         found: list[int] = []
         with client.consume(queue, timeout_s=30.0) as deliveries:
@@ -212,13 +202,10 @@ def stored_when_complete(broker: BrokerProcess, queue: str, count: int) -> list[
     return found
 
 
-def test_relay_goes_on_when_the_broker_comes_back(tmp_path: Path, database: Path) -> None:
+def test_relay_continues_when_the_broker_returns(tmp_path: Path, database: Path) -> None:
     with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
-        command = [
-            sys.executable, "-m", "phpmq_lite", "outbox", "relay", "--interval", "0.01",
-            "--url", f"phpmq://{broker.phpmq[0]}", "--database", str(database),
-        ]  # fmt: skip
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        command = ["phpmq_lite", "outbox", "relay", "--interval", "0.01"]
+        process = start_relay(broker, database, *command)
         try:
             sell(database, "orders", 1)
             first = stored_when_complete(broker, "orders", 1)
@@ -228,12 +215,12 @@ def test_relay_goes_on_when_the_broker_comes_back(tmp_path: Path, database: Path
             second = stored_when_complete(broker, "orders", 2)
         finally:
             process.terminate()
-            _, said = process.communicate(timeout=60)
+            code = process.wait(60)
     assert (first, second) == ([1], [2, 3])
-    assert (process.returncode, said) == (0, "3 published\n")
+    assert (code, log_of(database).read_text(encoding="utf-8")) == (0, "3 published\n")
 
 
-def test_missing_table_is_named_and_can_be_made(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_missing_table_is_named_and_can_be_created(broker: BrokerProcess, tmp_path: Path) -> None:
     path = tmp_path / "empty.sqlite"
     sqlite3.connect(path).close()
     path.touch()
@@ -247,7 +234,9 @@ def test_missing_table_is_named_and_can_be_made(broker: BrokerProcess, tmp_path:
     assert run("status", "--database", str(path), "-o", "table").stderr == "no rows are waiting\n"
 
 
-def test_file_that_is_no_database_is_one_line(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_reported_in_one_line(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("Dear broker, " * 100)
     done = relay(broker, path)
@@ -255,7 +244,7 @@ def test_file_that_is_no_database_is_one_line(broker: BrokerProcess, tmp_path: P
 
 
 @pytest.mark.parametrize("table", ["a b", "a;b"])
-def test_strange_name_of_a_table_is_a_usage_error(
+def test_invalid_table_name_is_a_usage_error(
     broker: BrokerProcess, database: Path, table: str
 ) -> None:
     assert relay(broker, database, "--table", table).exit_code == 2

@@ -257,3 +257,8 @@ def take_all(broker: BrokerProcess, queue: str) -> list[Dispatch]:
             peer.ack(taken[-1])
         peer.barrier()
     return taken
+
+
+def take_contents(broker: BrokerProcess, queue: str) -> list[bytes]:
+    """Consume the ready messages of a queue; return their contents."""
+    return [dispatch.content for dispatch in take_all(broker, queue)]
