@@ -1,4 +1,4 @@
-"""What is answered while the broker starts and while it drains; the engine is made up."""
+"""Answers while the broker starts and while it drains, with a fake engine."""
 
 import re
 from collections.abc import AsyncIterator
@@ -17,15 +17,15 @@ from tests.unit.admin.cases import Database, FakeEngine, broker_status
 
 
 class Admin:
-    """Pages without a broker."""
+    """The admin without a broker."""
 
-    def __init__(self, client: TestClient[web.Request, web.Application]) -> None:
-        self.client = client
+    def __init__(self) -> None:
+        self.client: TestClient[web.Request, web.Application]
         self.engine = FakeEngine()
         self.is_ready = True
 
     async def get(self, path: str, method: str = "GET") -> tuple[int, str]:
-        """Ask for a page; it has the security headers in any case."""
+        """Request a page, which must have the security headers."""
         async with self.client.request(method, path, allow_redirects=False) as response:
             assert [name for name in HEADERS if name not in response.headers] == []
             return response.status, await response.text()
@@ -35,15 +35,13 @@ class Admin:
 async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
     Database(tmp_path / "phpmq.db").connection.close()
     readers = Readers(tmp_path / "phpmq.db")
-    made: Admin
+    admin = Admin()
     app = create_app(
-        engine := FakeEngine(), readers, Settings(data=tmp_path), version="0.1.0",
-        is_ready=lambda: made.is_ready,
+        admin.engine, readers, Settings(data=tmp_path), version="0.1.0",
+        is_ready=lambda: admin.is_ready,
     )  # fmt: skip
-    async with TestClient(TestServer(app)) as client:
-        made = Admin(client)
-        made.engine = engine
-        yield made
+    async with TestClient(TestServer(app)) as admin.client:
+        yield admin
     await readers.close()
 
 

@@ -1,4 +1,4 @@
-"""What connections and threads leave behind in memory: a broker that works for months shows it."""
+"""Connections and threads leave no memory behind, which a broker would accumulate."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ from tests.support.fork_server import broker_process
 from tests.support.http_users import wait_until
 from tests.support.socket_client import WAIT_S, SocketClient
 
-HEAP_BYTES: Final = 64 << 20  # of glibc: what it reserves for a heap, and where one begins
+HEAP_BYTES: Final = 64 << 20  # glibc reserves heaps of this size, aligned to it
 
 
 @pytest.fixture
@@ -38,20 +38,20 @@ def consume_and_leave(port: int) -> None:
         peer.ack(*peer.dispatches(5))
 
 
-def vanish(port: int) -> None:
+def reset_connection(port: int) -> None:
     peer = SocketClient(port)
     peer.store("orders", b"{}")
     peer.reset()
 
 
-def break_the_grammar(port: int) -> None:
+def send_garbage(port: int) -> None:
     with SocketClient(port) as peer:
         peer.store("orders", b"{}")
         peer.send(b"garbage")
         peer.rest()
 
 
-def say_no_more(port: int) -> None:
+def half_close(port: int) -> None:
     with SocketClient(port) as peer:
         peer.barrier()
         peer.half_close()
@@ -59,22 +59,22 @@ def say_no_more(port: int) -> None:
 
 
 @pytest.mark.usefixtures("_no_garbage_collector")
-@pytest.mark.parametrize("use", [consume_and_leave, vanish, break_the_grammar, say_no_more])
-async def test_connection_that_has_ended_is_freed_at_once(
+@pytest.mark.parametrize("use", [consume_and_leave, reset_connection, send_garbage, half_close])
+async def test_closed_connection_is_freed_at_once(
     tmp_path: Path, use: Callable[[int], None]
 ) -> None:
-    """Without waiting for the garbage collector, which seldom looks at what is old."""
+    """It does not wait for the garbage collector, which rarely visits old objects."""
     async with running_service(tmp_path / "data") as running:
         opened = _watch_sessions(running)
         await asyncio.to_thread(use, running.port)
         (session,) = opened
-        await asyncio.to_thread(say_no_more, running.port)  # the engine keeps its last batch
+        await asyncio.to_thread(half_close, running.port)  # the engine keeps its last batch
         async with asyncio.timeout(WAIT_S):
             await wait_until(lambda: session() is None)
 
 
 def _watch_sessions(running: RunningBroker) -> list["ref[object]"]:
-    """Give references to the sessions, as they are opened from now on."""
+    """Return a list that receives weak references to new sessions."""
     engine = running.service.handle.engine
     assert engine is not None
     opened: list[ref[object]] = []
@@ -89,26 +89,24 @@ def _watch_sessions(running: RunningBroker) -> list["ref[object]"]:
 
 
 def burst() -> None:
-    """Print what a trim gives back of memory that lies free between pieces that stay; in bytes."""
+    """Print the bytes that a trim returns of free memory between blocks in use."""
     process.limit_malloc()
-    pieces = [b"x" * 100_000 for _ in range(600)]
-    kept = pieces[::10]
-    del pieces
+    blocks = [b"x" * 100_000 for _ in range(600)]
+    used = blocks[::10]
+    del blocks
     before = resident_bytes(os.getpid())
     process.trim_malloc()
-    print(before - resident_bytes(os.getpid()), len(kept))  # noqa: T201 - read by the test
+    print(before - resident_bytes(os.getpid()), len(used))  # noqa: T201 - read by the test
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
-def test_trim_gives_back_what_a_burst_has_left_free() -> None:
+def test_trim_returns_memory_that_a_burst_left_free() -> None:
     program = [sys.executable, "-c", f"from {__name__} import burst; burst()"]
-    given_back, _ = subprocess.run(
-        program, capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert int(given_back) > 40_000_000
+    returned, _ = subprocess.run(program, capture_output=True, text=True, check=True).stdout.split()
+    assert int(returned) > 40_000_000
 
 
-async def test_broker_trims_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_broker_trims_regularly(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
     monkeypatch.setattr(process, "TRIM_S", 0.0)
     monkeypatch.setattr(process, "trim_malloc", lambda: trims.append(1))

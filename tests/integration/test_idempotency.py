@@ -1,4 +1,4 @@
-"""Claims in a file that several processes and threads use at once."""
+"""Idempotency claims in a file that several processes and threads share."""
 
 import multiprocessing
 import os
@@ -18,7 +18,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def claim_all(path: Path, results: "multiprocessing.queues.Queue[tuple[str, str]]") -> None:
-    """Claim every key; remember each that is ours."""
+    """Claim every key; remember the keys that this process runs."""
     claims = SqliteIdempotencyStore(path)
     for number in range(KEYS):
         answer = claims.claim(str(number))
@@ -71,7 +71,7 @@ def test_store_made_before_a_fork_works_in_both_processes(tmp_path: Path) -> Non
         assert claims.claim("c") is IdempotencyDecision.RUN
 
 
-def test_claims_last_over_a_crash_of_their_process(tmp_path: Path) -> None:
+def test_claims_survive_a_crash_of_their_process(tmp_path: Path) -> None:
     path = tmp_path / "claims.sqlite"
     pid = os.fork()
     if pid == 0:
@@ -79,7 +79,7 @@ def test_claims_last_over_a_crash_of_their_process(tmp_path: Path) -> None:
         claims.claim("done")
         claims.remember("done")
         claims.claim("begun")
-        os._exit(0)  # nothing is closed
+        os._exit(0)  # closes nothing
     os.waitpid(pid, 0)
     with closing(SqliteIdempotencyStore(path)) as claims:
         assert claims.claim("done") is IdempotencyDecision.DONE
@@ -94,5 +94,5 @@ def test_failed_commit_leaves_nothing_open(tmp_path: Path) -> None:
             other.execute("DROP TABLE claim")
         with pytest.raises(sqlite3.OperationalError, match="no such table"):
             claims.claim("a")
-        claims.close()  # opened again, it makes the table
+        claims.close()  # the next claim opens the file again and creates the table
         assert claims.claim("a") is IdempotencyDecision.RUN

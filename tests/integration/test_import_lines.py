@@ -1,4 +1,4 @@
-"""JSON lines by HTTP: an export goes back as it came, and no page of another site can send one."""
+"""JSON lines over HTTP: exports are imported unchanged, and other sites cannot send any."""
 
 import aiohttp
 import pytest
@@ -20,7 +20,7 @@ async def sent(
         return answer.status, await answer.text()
 
 
-async def test_export_is_imported_as_it_is(site: HttpSite) -> None:
+async def test_export_is_imported_unchanged(site: HttpSite) -> None:
     await site.publish("orders", "one", "two", "three")
     async with (
         aiohttp.ClientSession() as program,
@@ -32,7 +32,7 @@ async def test_export_is_imported_as_it_is(site: HttpSite) -> None:
     assert sorted(await site.contents("orders")) == sorted(["one", "two", "three"] * 2)
 
 
-async def test_export_that_was_cut_off_and_a_line_that_is_none_store_nothing(
+async def test_incomplete_export_and_invalid_line_store_nothing(
     site: HttpSite,
 ) -> None:
     line = b'{"queue": "orders", "content": "one"}\n'
@@ -49,7 +49,7 @@ async def test_export_that_was_cut_off_and_a_line_that_is_none_store_nothing(
 @pytest.mark.parametrize(
     "media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
 )
-async def test_what_a_form_can_send_is_no_json_lines(site: HttpSite, media: str) -> None:
+async def test_content_types_of_forms_are_refused(site: HttpSite, media: str) -> None:
     status, text = await sent(site, "/import", b'{"queue": "orders", "content": "x"}', media)
     assert (status, f"application/json or {LINES}" in text) == (415, True)
 
@@ -59,7 +59,7 @@ async def test_page_of_another_site_cannot_send_lines(site: HttpSite) -> None:
     status, text = await sent(site, "/import", line, LINES, Origin="http://evil.example")
     assert (status, "foreign_origin" in text) == (403, True)
     async with (
-        aiohttp.ClientSession() as browser,  # asks first, as for all that no form can send
+        aiohttp.ClientSession() as browser,  # sends a preflight request
         browser.options(
             f"{site.url}/api/v1/import",
             headers={
@@ -73,6 +73,6 @@ async def test_page_of_another_site_cannot_send_lines(site: HttpSite) -> None:
         assert answer.status >= 400
 
 
-async def test_no_other_call_takes_lines(site: HttpSite) -> None:
+async def test_other_routes_refuse_lines(site: HttpSite) -> None:
     status, _ = await sent(site, "/queues/orders/messages", b'{"content": "x"}', LINES)
     assert status == 415

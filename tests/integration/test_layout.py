@@ -1,4 +1,4 @@
-"""A message that is dispatched and settled in one batch has the same history as one of two."""
+"""Messages dispatched and settled in one batch have the same history as in two batches."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -22,11 +22,11 @@ HISTORY = """SELECT "offset", seq, outcome, reason, position, ttl_s, deadline_ms
 
 
 class Batches:
-    """A core with its store, whose batches end when the test says."""
+    """A core with its store, whose batches are ended by the test."""
 
     def __init__(self, store: Store, is_split: bool) -> None:
         self.store = store
-        self.is_split = is_split  # where a batch may end or go on, it ends
+        self.is_split = is_split  # ends the batch instead of continuing it
         self.core = Broker(store.recover(ClockReading(0, 0), 0, 10), Limits(), QueueSettings())
         self.clock = FakeClock()
         self.loaded: LoadedRows | None = None
@@ -38,13 +38,13 @@ class Batches:
         return self.core.connect(FakePeer(), "tcp", "127.0.0.1:1")
 
     def end(self) -> None:
-        """End the batch; the next one begins 7 ms later."""
+        """Commit the batch; the next one starts 7 ms later."""
         self.loaded = self.store.commit(self.core.finish())
         self.clock.advance(0.007)
         self.core.begin(self.clock.now(), self.loaded)
 
-    def go_on(self) -> None:
-        """Let 7 ms pass, in the same batch if it may be."""
+    def advance(self) -> None:
+        """Let 7 ms pass, in the same batch unless batches are split."""
         if self.is_split:
             self.end()
             return
@@ -66,14 +66,14 @@ def once(batches: Batches) -> None:
         batches.core.publish(batches.publisher, "orders", b"body", ttl_s, None)
     batches.end()
     batches.consume(10)
-    batches.end()  # the page comes
-    batches.go_on()
+    batches.end()  # the page is loaded
+    batches.advance()
     batches.acknowledge(3, 1)
     batches.end()
 
 
 def again(batches: Batches) -> None:
-    """The second time; the third is dispatched for the first time with it."""
+    """Dispatch one message again, together with a new one."""
     once(batches)
     batches.core.publish(batches.publisher, "orders", b"other", 0, None)
     batches.end()
@@ -82,7 +82,7 @@ def again(batches: Batches) -> None:
     batches.consume(10)
     batches.end()
     batches.end()
-    batches.go_on()
+    batches.advance()
     batches.acknowledge(2, 4)
     batches.end()
 
@@ -102,12 +102,12 @@ def run(folder: Path, story: Callable[[Batches], None], *, is_split: bool) -> li
 
 
 def in_two_steps(batches: Batches) -> None:
-    """The first ones are held from a batch before, the others leave in that of their end."""
+    """Settle two messages held since an earlier batch, then two dispatched in this one."""
     for _ in range(4):
         batches.core.publish(batches.publisher, "orders", b"body", 0, None)
     batches.end()
     batches.consume(2)
-    batches.end()  # the page comes
+    batches.end()  # the page is loaded
     batches.end()
     batches.acknowledge(1, 2)
     batches.core.dispatch()
@@ -115,13 +115,13 @@ def in_two_steps(batches: Batches) -> None:
     batches.end()
 
 
-def test_history_has_the_order_of_the_ends(tmp_path: Path) -> None:
+def test_history_is_ordered_by_acknowledgement(tmp_path: Path) -> None:
     rows = run(tmp_path / "one", in_two_steps, is_split=False)
     assert [row[1] for row in rows] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("story", [once, again])
-def test_history_of_one_batch_is_that_of_two(
+def test_history_of_one_batch_equals_that_of_two(
     tmp_path: Path, story: Callable[[Batches], None]
 ) -> None:
     together = run(tmp_path / "one", story, is_split=False)

@@ -1,4 +1,4 @@
-"""One message in flight: which pages a commit writes, and where counts and numbers are then."""
+"""With one message in flight: the pages a commit writes, and its counts and numbers."""
 
 import sqlite3
 from collections import Counter
@@ -31,7 +31,7 @@ def commits(database: Path) -> Iterator[list[int]]:
 
 
 def one_by_one(driver: Driver, count: int) -> None:
-    """Publish, with the acknowledgement of the message before in the same batch."""
+    """Publish messages; each batch also acknowledges the previous message."""
     client = driver.clients[0]
     for _ in range(count):
         if client.got:
@@ -43,7 +43,7 @@ def one_by_one(driver: Driver, count: int) -> None:
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[Driver]:
-    """Make a broker with a consumer of one message at a time."""
+    """Run a broker with a consumer of one message at a time."""
     made = Driver(tmp_path)
     made.connect().consume("orders", 1)
     made.turn()
@@ -60,11 +60,11 @@ def test_lone_commit_writes_one_page_of_each_table_and_no_counter(driver: Driver
     assert median(map(len, written)) == len(PAGES)
     roots = dict(driver.rows("SELECT rootpage, name FROM sqlite_schema"))
     found = Counter(roots[page] for pages in written for page in pages if page in roots)
-    # The others have grown beyond their roots, whose pages are written now and then.
+    # The other tables have grown beyond their root pages, which are written less often.
     assert {name for name, count in found.items() if count == MESSAGES} <= PAGES
 
 
-def test_kill_leaves_right_counts_and_gives_no_number_twice(driver: Driver) -> None:
+def test_kill_leaves_correct_counts_and_reuses_no_number(driver: Driver) -> None:
     one_by_one(driver, 10)
     number = driver.core.state.next_number
     assert driver.rows("SELECT value FROM counter WHERE name = 'next_number'") == []
@@ -74,7 +74,7 @@ def test_kill_leaves_right_counts_and_gives_no_number_twice(driver: Driver) -> N
     assert (row.live_count, row.live_bytes) == (1, 256)
 
 
-def test_number_of_a_requeue_is_not_given_again(driver: Driver) -> None:
+def test_number_of_a_requeue_is_not_reused(driver: Driver) -> None:
     one_by_one(driver, 1)
     client = driver.clients[0]
     client.requeue("orders", client.got.pop().message_id)
@@ -84,16 +84,16 @@ def test_number_of_a_requeue_is_not_given_again(driver: Driver) -> None:
     assert (number, driver.core.state.next_number) == (3, 3)
 
 
-def test_counts_are_stored_only_where_they_differ(driver: Driver) -> None:
-    said = "UPDATE queue SET live_count"
+def test_counts_are_stored_only_if_they_change(driver: Driver) -> None:
+    update = "UPDATE queue SET live_count"
     texts: list[str] = []
     one_by_one(driver, 1)
     driver.store.connection.set_trace_callback(texts.append)
     one_by_one(driver, 2)
-    assert [text for text in texts if text.startswith(said)] == []
+    assert [text for text in texts if text.startswith(update)] == []
     driver.clients[0].publish("orders", b"more")
     driver.turn()
-    assert len([text for text in texts if text.startswith(said)]) == 1
+    assert len([text for text in texts if text.startswith(update)]) == 1
     assert driver.rows("SELECT live_count, live_bytes FROM queue") == [(2, 260)]
 
 
@@ -128,7 +128,7 @@ def totals(connection: sqlite3.Connection) -> dict[str, int]:
     return dict(connection.execute("SELECT name, value FROM counter"))
 
 
-def test_history_and_keys_of_the_first_schema_stay_as_they_were(old: sqlite3.Connection) -> None:
+def test_history_and_keys_of_the_first_schema_are_kept(old: sqlite3.Connection) -> None:
     before = old.execute("SELECT * FROM history").fetchall()
     keys = old.execute("SELECT * FROM receipt").fetchall()
     migrate(old, migrations_folder())
@@ -150,7 +150,7 @@ def test_history_and_keys_of_the_first_schema_stay_as_they_were(old: sqlite3.Con
     assert old.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_offsets_begin_anew_where_nothing_of_the_first_schema_is_left(
+def test_offsets_restart_if_nothing_of_the_first_schema_is_left(
     old: sqlite3.Connection,
 ) -> None:
     old.execute("DELETE FROM history")
@@ -158,8 +158,8 @@ def test_offsets_begin_anew_where_nothing_of_the_first_schema_is_left(
     assert totals(old) == {"next_number": 9}
 
 
-def test_front_of_the_first_schema_stands_behind_no_row_to_come(old: sqlite3.Connection) -> None:
-    """Of one kind the newest have left: their offsets come again, and must not be passed over."""
+def test_lowest_offset_of_the_first_schema_precedes_every_new_row(old: sqlite3.Connection) -> None:
+    """Offsets of removed newest rows are assigned again and must not be skipped."""
     old.execute('DELETE FROM history WHERE "offset" = 3')
     old.execute("UPDATE counter SET value = 4 WHERE name = 'history_lo'")
     migrate(old, migrations_folder())

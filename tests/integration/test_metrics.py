@@ -1,4 +1,4 @@
-"""Metrics of the whole broker: they follow what happens, and they never fall."""
+"""Metrics of a real broker: they count what happens, and counters never decrease."""
 
 import asyncio
 from pathlib import Path
@@ -24,7 +24,7 @@ async def scrape(site: HttpSite) -> Samples:
     return found
 
 
-async def test_counts_follow_what_happens(site: HttpSite) -> None:
+async def test_metrics_count_what_happens(site: HttpSite) -> None:
     await site.ok("POST", "/queues/orders/messages", [{"content": "a"}] * 3)
     async with site.client() as client:
         for key in (b"one", b"two", b"two"):
@@ -59,7 +59,7 @@ async def test_counts_follow_what_happens(site: HttpSite) -> None:
     assert found["phpmq_history_rows",] == 5
 
 
-async def test_counters_do_not_fall_when_queue_and_client_leave(tmp_path: Path) -> None:
+async def test_counters_do_not_decrease_when_queue_and_client_leave(tmp_path: Path) -> None:
     async with running_site(tmp_path / "data", metrics={"max_queues": 2}) as site:
         async with site.client() as client:
             for queue in ("a", "b", "c", "d"):
@@ -70,15 +70,15 @@ async def test_counters_do_not_fall_when_queue_and_client_leave(tmp_path: Path) 
             await site.ok("POST", f"/queues/{queue}/purge")
             await site.ok("DELETE", f"/queues/{queue}")
         after = await scrape(site)
-    fallen = {
+    decreased = {
         key: (count, after.get(key))
         for key, count in before.items()
         if key[0].endswith(("_total", "_bucket", "_count")) and after.get(key, -1) < count
     }
-    assert fallen == {}
+    assert decreased == {}
 
 
-async def test_label_is_dropped_when_new_queues_need_the_place(tmp_path: Path) -> None:
+async def test_label_of_a_removed_queue_is_replaced(tmp_path: Path) -> None:
     async with running_site(tmp_path / "data", metrics={"max_queues": 1}) as site:
         await site.ok("POST", "/queues/a/messages", {"content": "x"})
         await scrape(site)
@@ -91,7 +91,7 @@ async def test_label_is_dropped_when_new_queues_need_the_place(tmp_path: Path) -
     assert labels == {"b"}
 
 
-async def test_two_scrapes_at_once_give_the_same(site: HttpSite) -> None:
+async def test_concurrent_scrapes_agree(site: HttpSite) -> None:
     for queue in "abc":
         await site.ok("POST", f"/queues/{queue}/messages", {"content": "x"})
     first, second = await asyncio.gather(scrape(site), scrape(site))
@@ -102,7 +102,7 @@ async def test_two_scrapes_at_once_give_the_same(site: HttpSite) -> None:
 
 
 @pytest.mark.parametrize("format_", ["application/openmetrics-text", "text/plain", "*/*"])
-async def test_format_is_the_same_whatever_is_accepted(tmp_path: Path, format_: str) -> None:
+async def test_format_does_not_depend_on_the_accept_header(tmp_path: Path, format_: str) -> None:
     async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as scraper:
         response = await scraper.get("/metrics", Accept=format_)
         assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")

@@ -1,4 +1,4 @@
-"""Migrations on real SQLite files: order, one transaction each, copies, and what is refused."""
+"""Migrations on real SQLite files: order, transactions, copies and refusals."""
 
 import hashlib
 import sqlite3
@@ -22,7 +22,7 @@ END;
 """
 
 
-class Place:
+class MigrationFolder:
     """A folder of migrations beside a database."""
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +36,7 @@ class Place:
         connection.execute("PRAGMA journal_mode=WAL").fetchall()
         return connection
 
-    def give(self, *texts: str) -> None:
+    def write(self, *texts: str) -> None:
         for number, text in enumerate(texts, start=1):
             (self.folder / f"{number:04d}_step.sql").write_text(text, encoding="utf-8")
 
@@ -50,17 +50,17 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
+def place(tmp_path: Path) -> Iterator[MigrationFolder]:
+    made = MigrationFolder(tmp_path)
     yield made
     made.connection.close()
 
 
-# -- applied
+# -- applying
 
 
-def test_new_database_gets_all_in_order(place: Place) -> None:
-    place.give(FIRST, SECOND, THIRD)
+def test_new_database_is_migrated_in_order(place: MigrationFolder) -> None:
+    place.write(FIRST, SECOND, THIRD)
     seen: list[str] = []
     applied = migrate(place.connection, place.folder, before=lambda each: seen.append(each.name))
     assert applied == seen == ["0001_step", "0002_step", "0003_step"]
@@ -69,8 +69,8 @@ def test_new_database_gets_all_in_order(place: Place) -> None:
     assert list(place.path.glob("before-migration-*")) == []  # there was nothing to copy
 
 
-def test_applied_migrations_are_noted(place: Place) -> None:
-    place.give(FIRST)
+def test_applied_migrations_are_recorded(place: MigrationFolder) -> None:
+    place.write(FIRST)
     migrate(place.connection, place.folder)
     ((number, name, sha256, applied_at),) = place.connection.execute("SELECT * FROM migration")
     assert (number, name) == (1, "0001_step")
@@ -78,16 +78,16 @@ def test_applied_migrations_are_noted(place: Place) -> None:
     assert applied_at > 1_700_000_000_000
 
 
-def test_migrated_database_gets_nothing(place: Place) -> None:
-    place.give(FIRST, SECOND)
+def test_migrated_database_is_unchanged(place: MigrationFolder) -> None:
+    place.write(FIRST, SECOND)
     migrate(place.connection, place.folder)
     assert pending(place.connection, place.folder) == []
     assert migrate(place.connection, place.folder) == []
     assert place.connection.execute("SELECT x FROM a").fetchall() == [(2,)]
 
 
-def test_pending_are_told_without_a_change(place: Place) -> None:
-    place.give(FIRST, SECOND)
+def test_pending_migrations_are_listed_without_a_change(place: MigrationFolder) -> None:
+    place.write(FIRST, SECOND)
     assert pending(place.connection, place.folder) == [
         Migration(1, "0001_step", FIRST),
         Migration(2, "0002_step", SECOND),
@@ -95,7 +95,7 @@ def test_pending_are_told_without_a_change(place: Place) -> None:
     assert place.schema() == []
 
 
-def test_our_own_migrations_make_the_schema(place: Place) -> None:
+def test_own_migrations_create_the_schema(place: MigrationFolder) -> None:
     names = [path.stem for path in sorted(migrations_folder().glob("*.sql"))]
     assert migrate(place.connection, migrations_folder()) == names
     tables = {row[0] for row in place.connection.execute(
@@ -116,10 +116,10 @@ def test_our_own_migrations_make_the_schema(place: Place) -> None:
 # -- the copy
 
 
-def test_database_is_copied_before_it_is_changed(place: Place) -> None:
-    place.give(FIRST)
+def test_database_is_copied_before_it_is_changed(place: MigrationFolder) -> None:
+    place.write(FIRST)
     migrate(place.connection, place.folder)
-    place.give(FIRST, SECOND, THIRD)
+    place.write(FIRST, SECOND, THIRD)
     migrate(place.connection, place.folder)
     (copy,) = place.path.glob("before-migration-*")
     assert copy.name == "before-migration-0002.db"
@@ -131,10 +131,10 @@ def test_database_is_copied_before_it_is_changed(place: Place) -> None:
         assert migrate(old, place.folder) == ["0002_step", "0003_step"]
 
 
-def test_copy_replaces_that_of_an_earlier_try(place: Place) -> None:
-    place.give(FIRST)
+def test_copy_replaces_that_of_an_earlier_attempt(place: MigrationFolder) -> None:
+    place.write(FIRST)
     migrate(place.connection, place.folder)
-    place.give(FIRST, "SELECT nonsense;")
+    place.write(FIRST, "SELECT nonsense;")
     (place.path / ".before-migration-0002.db.new").write_bytes(b"left by a crash")
     for value in (10, 20):
         place.connection.execute("UPDATE a SET x = ?", (value,))
@@ -144,10 +144,10 @@ def test_copy_replaces_that_of_an_earlier_try(place: Place) -> None:
             assert old.execute("SELECT x FROM a").fetchall() == [(value,)]
 
 
-def test_nothing_is_changed_when_the_copy_fails(place: Place) -> None:
-    place.give(FIRST)
+def test_nothing_is_changed_when_the_copy_fails(place: MigrationFolder) -> None:
+    place.write(FIRST)
     migrate(place.connection, place.folder)
-    place.give(FIRST, SECOND)
+    place.write(FIRST, SECOND)
     (place.path / "before-migration-0002.db").mkdir()
     with pytest.raises(StartRefusedError, match="cannot copy the database"):
         migrate(place.connection, place.folder)
@@ -155,11 +155,11 @@ def test_nothing_is_changed_when_the_copy_fails(place: Place) -> None:
     assert list(place.path.glob(".before*")) == []
 
 
-def test_database_in_memory_is_migrated_without_a_copy(place: Place) -> None:
-    place.give(FIRST)
+def test_database_in_memory_is_migrated_without_a_copy(place: MigrationFolder) -> None:
+    place.write(FIRST)
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         migrate(connection, place.folder)
-        place.give(FIRST, SECOND)
+        place.write(FIRST, SECOND)
         assert migrate(connection, place.folder) == ["0002_step"]
 
 
@@ -180,46 +180,50 @@ def test_database_in_memory_is_migrated_without_a_copy(place: Place) -> None:
         "CREATE TABLE migration (y);",  # ours
     ],
 )
-def test_failed_migration_leaves_nothing_and_the_ones_before_stay(place: Place, bad: str) -> None:
-    place.give(FIRST)
+def test_failed_migration_is_rolled_back_and_earlier_ones_are_kept(
+    place: MigrationFolder, bad: str
+) -> None:
+    place.write(FIRST)
     migrate(place.connection, place.folder)
-    place.give(FIRST, SECOND, bad)
+    place.write(FIRST, SECOND, bad)
     with pytest.raises(StartRefusedError, match="migration 0003_step failed and was rolled back"):
         migrate(place.connection, place.folder)
     assert place.version() == 2
     assert not place.connection.in_transaction
     assert place.connection.execute("SELECT * FROM a").fetchall() == [(2, ";")]
-    place.give(FIRST, SECOND, THIRD)
+    place.write(FIRST, SECOND, THIRD)
     assert migrate(place.connection, place.folder) == ["0003_step"]
 
 
-def test_newer_database_is_refused_with_both_versions(place: Place) -> None:
-    place.give(FIRST, SECOND, THIRD)
+def test_newer_database_is_refused_with_both_versions(place: MigrationFolder) -> None:
+    place.write(FIRST, SECOND, THIRD)
     migrate(place.connection, place.folder)
     (place.folder / "0003_step.sql").unlink()
-    with pytest.raises(StartRefusedError, match=r"schema version 3, .* only up to 2"):
+    with pytest.raises(StartRefusedError, match=r"schema version 3, .* versions only up to 2"):
         pending(place.connection, place.folder)
 
 
-def test_changed_migration_is_noticed(place: Place) -> None:
-    place.give(FIRST, SECOND)
+def test_changed_migration_is_refused(place: MigrationFolder) -> None:
+    place.write(FIRST, SECOND)
     migrate(place.connection, place.folder)
-    place.give(FIRST + "-- better\n", SECOND, THIRD)
+    place.write(FIRST + "-- better\n", SECOND, THIRD)
     with pytest.raises(StartRefusedError, match="migration 0001_step differs"):
         migrate(place.connection, place.folder)
     assert place.version() == 2
 
 
 @pytest.mark.parametrize("setup", ["CREATE TABLE other (x)", "PRAGMA user_version = 1"])
-def test_foreign_database_is_refused(place: Place, setup: str) -> None:
-    place.give(FIRST)
+def test_foreign_database_is_refused(place: MigrationFolder, setup: str) -> None:
+    place.write(FIRST)
     place.connection.execute(setup)
     with pytest.raises(StartRefusedError, match="was not created by phpmq-lite"):
         migrate(place.connection, place.folder)
 
 
-def test_damaged_file_is_told_from_a_bad_migration(place: Place, tmp_path: Path) -> None:
-    place.give(FIRST)
+def test_damaged_file_is_distinguished_from_a_bad_migration(
+    place: MigrationFolder, tmp_path: Path
+) -> None:
+    place.write(FIRST)
     damaged = tmp_path / "damaged.db"
     damaged.write_bytes(b"SQLite format 3\0" + b"\xff" * 5_000)
     with (
@@ -233,7 +237,7 @@ def test_damaged_file_is_told_from_a_bad_migration(place: Place, tmp_path: Path)
     "names",
     [[], ["0002_a.sql"], ["0001_a.sql", "0003_b.sql"], ["0001_a.sql", "0001_b.sql"], ["first.sql"]],
 )
-def test_numbers_must_be_whole(place: Place, names: list[str]) -> None:
+def test_numbers_must_be_complete_and_unique(place: MigrationFolder, names: list[str]) -> None:
     for name in names:
         (place.folder / name).write_text(FIRST, encoding="utf-8")
     with pytest.raises(StartRefusedError):

@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 MINUTE_MS = 60_000
@@ -29,9 +31,8 @@ def _times(base: float) -> dict[str, float]:
     }
 
 
-def _steps(key: str, end_ms: int, length_ms: int, count: int) -> list[dict[str, Any]]:
-    """Return steps up to now that rise and fall; one queue pauses in between."""
-    made = []
+def _steps(key: str, end_ms: int, length_ms: int, count: int) -> Iterator[dict[str, Any]]:
+    """Yield steps from now backwards, in waves; one queue is silent for a while."""
     for at in range(count):
         at_ms = (end_ms // length_ms - at) * length_ms
         wave = 1 + math.sin(at / count * 12)
@@ -40,8 +41,7 @@ def _steps(key: str, end_ms: int, length_ms: int, count: int) -> list[dict[str, 
                 continue
             messages = round(wave * 90 / (number + 1))
             if messages:
-                made.append({key: at_ms} | step(queue, messages, **_times(12 * wave + number)))
-    return made
+                yield {key: at_ms} | step(queue, messages, **_times(12 * wave + number))
 
 
 def summary(now_ms: int, history_id: str | None = HISTORY, **changes: Any) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def summary(now_ms: int, history_id: str | None = HISTORY, **changes: Any) -> di
             {"at_ms": now_ms - 90_000, "lo": 10, "hi": 70, "rows": 60, "batch": "b-00000001"},
             {"at_ms": now_ms - 99_000_000, "lo": 4, "hi": 9, "rows": None, "batch": "b-00000000"},
         ],
-        "last24h": _steps("minute", now_ms, MINUTE_MS, 1_440)[:1_600],
-        "last30d": _steps("hour", now_ms, HOUR_MS, 720)[:1_300],
+        "last24h": list(islice(_steps("minute", now_ms, MINUTE_MS, 1_440), 1_600)),
+        "last30d": list(islice(_steps("hour", now_ms, HOUR_MS, 720), 1_300)),
         "urns": [
             {"queue": "orders", "urn": "urn:babel:orders:created", "acked": 51_210,
              "failed": {"failed": 310, "unknown_urn": 2}, "attempts": {"0": 50_100, "1": 1_422},
