@@ -51,7 +51,7 @@ def on_both_loops(test: AsyncTest) -> Callable[..., None]:
 
 
 class Echo(asyncio.Protocol):
-    """Sends back what comes; remembers what the listener made of it."""
+    """Send data back; remember how the listener created the session."""
 
     made: "list[Echo]"
 
@@ -78,7 +78,7 @@ class Echo(asyncio.Protocol):
 
 
 class Opened:
-    """Open listeners and the connections that came."""
+    """Open listeners and their connections."""
 
     def __init__(self, tcp: TcpSettings, gate: Admission | None) -> None:
         self.made: list[Echo] = []
@@ -112,7 +112,7 @@ async def listening(
 
 
 async def echoed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """Send a word, return what comes back, and close."""
+    """Send a word, return the echo, and close."""
     try:
         writer.write(b"hello")
         return await reader.readexactly(5)
@@ -155,8 +155,8 @@ async def test_connection_is_kept_alive_and_not_delayed() -> None:
 @on_both_loops
 @pytest.mark.parametrize("how", ["close", "reset", "half_close"])
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
-async def test_end_of_a_peer_is_seen_before_it_is_read(family: int, how: str) -> None:
-    """What the peer sent before its end still waits to be read."""
+async def test_end_of_a_connection_is_detected_before_it_is_read(family: int, how: str) -> None:
+    """Data sent before the end is still unread."""
     with socketpair(family) as (ours, theirs):
         detector = EndDetector(ours.fileno())
         theirs.sendall(b"unread")
@@ -183,7 +183,7 @@ def socketpair(family: int) -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-async def test_client_comes_over_ipv6() -> None:
+async def test_client_connects_over_ipv6() -> None:
     async with listening("[::1]:0") as opened:
         assert opened.listeners.addresses == [f"[::1]:{opened.port()}"]
         assert await echoed(*await asyncio.open_connection("::1", opened.port())) == b"hello"
@@ -191,7 +191,7 @@ async def test_client_comes_over_ipv6() -> None:
 
 
 @on_both_loops
-async def test_all_addresses_of_both_versions_share_a_port() -> None:
+async def test_wildcards_of_both_ip_versions_share_a_port() -> None:
     async with listening("0.0.0.0:0") as opened:
         port = opened.port()
         async with listening(f"[::]:{port}") as other:
@@ -202,7 +202,7 @@ async def test_all_addresses_of_both_versions_share_a_port() -> None:
 
 
 @on_both_loops
-async def test_name_stands_for_all_its_addresses() -> None:
+async def test_host_name_opens_all_its_addresses() -> None:
     async with listening("localhost:0") as opened:
         for address in opened.listeners.addresses:
             host, _, port = address.rpartition(":")
@@ -211,13 +211,13 @@ async def test_name_stands_for_all_its_addresses() -> None:
 
 
 @on_both_loops
-async def test_none_opens_nothing() -> None:
+async def test_none_opens_no_listener() -> None:
     async with listening("none", legacy=("none",)) as opened:
         assert opened.listeners.addresses == []
 
 
 @on_both_loops
-async def test_port_in_use_is_refused_and_nothing_stays_open(tmp_path: Path) -> None:
+async def test_port_in_use_is_refused_and_no_listener_stays_open(tmp_path: Path) -> None:
     async with listening("127.0.0.1:0") as opened:
         address = opened.listeners.addresses[0]
         unix = tmp_path / "a.sock"
@@ -264,7 +264,7 @@ async def test_connections_outlive_the_listeners() -> None:
 
 
 @on_both_loops
-async def test_listener_goes_on_when_a_session_cannot_be_made() -> None:
+async def test_listener_continues_when_a_session_cannot_be_created() -> None:
     async with listening("127.0.0.1:0") as opened:
         working, opened.listeners._factory = opened.listeners._factory, cast(Any, None)
         reader, writer = await asyncio.open_connection("127.0.0.1", opened.port())
@@ -275,7 +275,9 @@ async def test_listener_goes_on_when_a_session_cannot_be_made() -> None:
 
 
 @on_both_loops
-async def test_listener_goes_on_when_descriptors_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listener_continues_after_running_out_of_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     failed = asyncio.Event()
 
     def is_quiet(_: str) -> bool:
@@ -303,7 +305,7 @@ async def test_listener_goes_on_when_descriptors_ran_out(monkeypatch: pytest.Mon
 
 
 @on_both_loops
-async def test_client_comes_over_a_unix_socket_of_the_owner(tmp_path: Path) -> None:
+async def test_client_connects_over_a_unix_socket_of_the_owner(tmp_path: Path) -> None:
     path = tmp_path / "a b.sock"
     before = os.umask(0)
     try:
@@ -318,7 +320,7 @@ async def test_client_comes_over_a_unix_socket_of_the_owner(tmp_path: Path) -> N
 
 
 @on_both_loops
-async def test_socket_that_a_killed_broker_left_is_replaced(tmp_path: Path) -> None:
+async def test_socket_left_by_a_killed_broker_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
@@ -328,7 +330,7 @@ async def test_socket_that_a_killed_broker_left_is_replaced(tmp_path: Path) -> N
 
 
 @on_both_loops
-async def test_socket_that_somebody_answers_on_is_in_use(tmp_path: Path) -> None:
+async def test_socket_with_a_listener_is_in_use(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     async with listening(f"unix:{path}") as opened:
         other = Listeners(TcpSettings(listen=[f"unix:{path}"], legacy_listen=[]), opened.make)
@@ -338,7 +340,7 @@ async def test_socket_that_somebody_answers_on_is_in_use(tmp_path: Path) -> None
 
 
 @on_both_loops
-async def test_file_in_place_of_a_socket_is_left_alone(tmp_path: Path) -> None:
+async def test_file_at_the_path_of_a_socket_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
     with pytest.raises(StartRefusedError, match="is not a socket"):
@@ -348,7 +350,7 @@ async def test_file_in_place_of_a_socket_is_left_alone(tmp_path: Path) -> None:
 
 
 @on_both_loops
-async def test_socket_that_another_broker_made_meanwhile_is_left_alone(tmp_path: Path) -> None:
+async def test_file_that_replaced_the_socket_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     async with listening(f"unix:{path}"):
         path.unlink()
@@ -389,7 +391,7 @@ async def connect_tls(
 
 
 @on_both_loops
-async def test_client_comes_over_tls(server: Certificate) -> None:
+async def test_client_connects_over_tls(server: Certificate) -> None:
     async with listening("127.0.0.1:0", **tls_settings(server)) as opened:
         assert await echoed(*await connect_tls(opened, client_context(server[0]))) == b"hello"
         assert (opened.made[0].kind, opened.made[0].host) == ("tls", "127.0.0.1")
@@ -411,7 +413,7 @@ async def test_tls_below_1_2_is_refused(server: Certificate) -> None:
 
 
 @on_both_loops
-async def test_plain_text_to_tls_is_closed_and_makes_session_failed(server: Certificate) -> None:
+async def test_plain_text_to_tls_is_closed_without_a_session(server: Certificate) -> None:
     gate = Admission(10, 10, 10)
     async with listening("127.0.0.1:0", gate=gate, **tls_settings(server)) as opened:
         reader, writer = await asyncio.open_connection("127.0.0.1", opened.port())
@@ -438,13 +440,13 @@ async def test_client_needs_a_certificate_of_the_authority(
 
 
 @on_both_loops
-async def test_place_is_kept_during_a_handshake(server: Certificate) -> None:
-    """Who never finishes a handshake takes a place like others, and only its own."""
+async def test_unfinished_handshake_counts_as_a_connection(server: Certificate) -> None:
+    """A client that never finishes its handshake uses up only its own limit."""
     gate = Admission(10, 10, 2)
     async with listening("127.0.0.1:0", gate=gate, **tls_settings(server)) as opened:
         silent = [await asyncio.open_connection("127.0.0.1", opened.port()) for _ in range(2)]
         reader, writer = await asyncio.open_connection("127.0.0.1", opened.port())
-        assert await reader.read() == b""  # turned away ahead of any handshake
+        assert await reader.read() == b""  # refused before the handshake
         assert gate.refused == {TOO_MANY_OF_ADDRESS: 1}
         assert gate.connections == 2
         for stream in (writer, *(pair[1] for pair in silent)):
@@ -457,7 +459,7 @@ async def test_place_is_kept_during_a_handshake(server: Certificate) -> None:
 
 
 @on_both_loops
-async def test_foreign_network_is_refused_ahead_of_tls(server: Certificate) -> None:
+async def test_foreign_network_is_refused_before_tls(server: Certificate) -> None:
     gate = Admission(10, 10, 10, [ip_network("10.0.0.0/8")])
     async with listening("127.0.0.1:0", gate=gate, **tls_settings(server)) as opened:
         with pytest.raises((ssl.SSLError, ConnectionError)):
@@ -467,9 +469,7 @@ async def test_foreign_network_is_refused_ahead_of_tls(server: Certificate) -> N
 
 
 @on_both_loops
-async def test_handshake_that_never_ends_is_ended(
-    server: Certificate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_handshake_times_out(server: Certificate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phpmq_lite.server.listeners.HANDSHAKE_S", 0.05)
     gate = Admission(10, 10, 10)
     async with listening("127.0.0.1:0", gate=gate, **tls_settings(server)) as opened:
@@ -481,7 +481,7 @@ async def test_handshake_that_never_ends_is_ended(
 
 
 @on_both_loops
-async def test_close_ends_unfinished_handshakes(server: Certificate) -> None:
+async def test_close_aborts_unfinished_handshakes(server: Certificate) -> None:
     gate = Admission(10, 10, 1)
     async with listening("127.0.0.1:0", gate=gate, **tls_settings(server)) as opened:
         reader, writer = await asyncio.open_connection("127.0.0.1", opened.port())

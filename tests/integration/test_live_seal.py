@@ -1,4 +1,4 @@
-"""The database is sealed between two checkpoints, too, so damage is found after a crash."""
+"""The database is sealed between checkpoints, so damage is detected after a crash."""
 
 import shutil
 import signal
@@ -28,49 +28,45 @@ def folder(tmp_path: Path) -> Iterator[DataFolder]:
 
 
 @pytest.fixture
-def resting(folder: DataFolder) -> Iterator[LiveSeal]:
-    resting = LiveSeal(folder.database)
-    yield resting
-    resting.close()
+def live_seal(folder: DataFolder) -> Iterator[LiveSeal]:
+    with closing(LiveSeal(folder.database)) as live_seal:
+        yield live_seal
 
 
-def wait_for_seal(resting: LiveSeal) -> None:
-    assert resting._thread is not None
-    resting._thread.join()
+def wait_for_seal(live_seal: LiveSeal) -> None:
+    assert live_seal._thread is not None
+    live_seal._thread.join()
 
 
 def test_database_is_sealed_until_the_next_checkpoint(
-    folder: DataFolder, resting: LiveSeal
+    folder: DataFolder, live_seal: LiveSeal
 ) -> None:
-    resting.renew()
-    wait_for_seal(resting)
+    live_seal.renew()
+    wait_for_seal(live_seal)
     assert seal.read_seal(folder.path) == checksum_of(folder.database)
-    resting.erase()
+    live_seal.erase()
     assert seal.read_seal(folder.path) is None
 
 
-def test_broker_that_gets_no_thread_works_without_a_seal(
-    folder: DataFolder, resting: LiveSeal, monkeypatch: pytest.MonkeyPatch
+def test_seal_is_skipped_when_no_thread_can_be_started(
+    folder: DataFolder, live_seal: LiveSeal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        resting.renew()
+        live_seal.renew()
     assert seal.read_seal(folder.path) is None
-    resting.renew()
-    wait_for_seal(resting)
+    live_seal.renew()
+    wait_for_seal(live_seal)
     assert seal.read_seal(folder.path) == checksum_of(folder.database)
 
 
-def test_checkpoint_that_comes_meanwhile_leaves_no_seal(
-    folder: DataFolder, resting: LiveSeal
-) -> None:
-    """Whenever it comes: what was read may be of two states of the file."""
-    read, go_on = threading.Event(), threading.Event()
-
-    file = resting._database
+def test_checkpoint_during_sealing_leaves_no_seal(folder: DataFolder, live_seal: LiveSeal) -> None:
+    """The thread may have read parts of two states of the file."""
+    read, resume = threading.Event(), threading.Event()
+    file = live_seal._database
 
     class Slow:
         fileno, seek, close = file.fileno, file.seek, file.close
@@ -79,28 +75,28 @@ def test_checkpoint_that_comes_meanwhile_leaves_no_seal(
             data = file.read(size)
             assert data is not None
             read.set()
-            go_on.wait()
+            resume.wait()
             return data
 
-    resting._database = Slow()  # type: ignore[assignment]
-    resting.renew()
+    live_seal._database = Slow()  # type: ignore[assignment]
+    live_seal.renew()
     read.wait()
-    resting.erase()
-    go_on.set()
-    wait_for_seal(resting)
+    live_seal.erase()
+    resume.set()
+    wait_for_seal(live_seal)
     assert seal.read_seal(folder.path) is None
 
 
-def test_sealing_takes_a_small_part_of_the_time(folder: DataFolder, resting: LiveSeal) -> None:
-    resting.renew()
-    wait_for_seal(resting)
-    first = resting._thread
-    resting.renew()
-    assert resting._thread is first
+def test_database_is_sealed_at_intervals_only(folder: DataFolder, live_seal: LiveSeal) -> None:
+    live_seal.renew()
+    wait_for_seal(live_seal)
+    first = live_seal._thread
+    live_seal.renew()
+    assert live_seal._thread is first
 
 
 def crash_between_checkpoints(broker: BrokerProcess) -> None:
-    """Kill a broker that has rested, and has work in its log since."""
+    """Kill a broker that has sealed its database and written to its log since."""
     process = broker.process
     assert process is not None
     database, wal = broker.data / DATABASE, broker.data / f"{DATABASE}-wal"
@@ -108,7 +104,7 @@ def crash_between_checkpoints(broker: BrokerProcess) -> None:
         peer.store("orders", *[b"one"] * 100)
         while True:
             while seal.read_seal(broker.data) is None:
-                time.sleep(0.01)  # it tells nobody
+                time.sleep(0.01)
             before = database.stat().st_mtime_ns
             peer.store("orders", b"one more")
             process.send_signal(signal.SIGSTOP)
@@ -138,6 +134,6 @@ def test_any_flipped_bit_of_the_database_is_refused_after_a_crash(tmp_path: Path
             ):
                 check_files(folder)
             shutil.rmtree(broken)
-        broker.start()  # as it is, it is whole
+        broker.start()  # the original is undamaged
         with SocketClient(broker.port) as peer:
             peer.barrier()

@@ -1,10 +1,10 @@
-"""Backups and the scrub of a running broker, by command."""
+"""Commands for backups and the scrub."""
 
 import json
 import shutil
 import sqlite3
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,9 @@ from click.testing import CliRunner, Result
 
 from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.cli.main import root_command
+from tests.support.cli_runner import RunCommand, cli_runner
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.socket_client import SocketClient
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +30,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
-def run(broker: BrokerProcess) -> Run:
-    def call(*arguments: str, code: int = 0) -> Result:
-        line = [*arguments, "--data", str(broker.data)]
-        result = CliRunner().invoke(root_command, line, catch_exceptions=False)
-        assert result.exit_code == code, result.output + result.stderr
-        return result
-
-    return call
+def run(broker: BrokerProcess) -> RunCommand:
+    return cli_runner(broker)
 
 
 def rows(result: Result) -> list[dict[str, Any]]:
@@ -54,8 +47,8 @@ def metrics(broker: BrokerProcess) -> dict[str, float]:
     }
 
 
-def test_backup_of_a_running_broker_is_made_listed_checked_and_drilled(
-    run: Run, broker: BrokerProcess, tmp_path: Path
+def test_backup_of_a_running_broker_is_created_listed_verified_and_tested(
+    run: RunCommand, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     [made] = rows(run("backup", "create"))
     assert (made["messages"], made["settled"]) == (5, 0)
@@ -73,15 +66,15 @@ def test_backup_of_a_running_broker_is_made_listed_checked_and_drilled(
     assert [row["result"] for row in audit if row["action"] == "backup.make"] == ["done", "done"]
 
 
-def test_backup_of_a_clock_that_was_ahead_is_not_taken_for_the_new_one(
-    run: Run, tmp_path: Path
+def test_backup_dated_in_the_future_is_not_taken_for_the_new_one(
+    run: RunCommand, tmp_path: Path
 ) -> None:
     [made] = rows(run("backup", "create"))
     ahead = Path(made["path"]).with_name("20990101T000000Z")
     shutil.copytree(made["path"], ahead)
-    told = json.loads((ahead / "manifest.json").read_bytes())
-    told |= {"id": ahead.name, "made_at": 4_070_908_800_000}
-    (ahead / "manifest.json").write_text(json.dumps(told))
+    manifest = json.loads((ahead / "manifest.json").read_bytes())
+    manifest |= {"id": ahead.name, "made_at": 4_070_908_800_000}
+    (ahead / "manifest.json").write_text(json.dumps(manifest))
     try:
         [copy] = rows(run("backup", "create", "--copy-to", str(tmp_path / "elsewhere")))
         [new] = rows(run("backup", "create"))
@@ -95,20 +88,22 @@ def test_backup_of_a_clock_that_was_ahead_is_not_taken_for_the_new_one(
     assert "dated in the future: 20990101T000000Z" in shown
 
 
-def test_rows_of_a_backup_have_the_same_members_whoever_made_it(run: Run, tmp_path: Path) -> None:
+def test_backup_rows_have_the_same_fields_from_broker_and_command(
+    run: RunCommand, tmp_path: Path
+) -> None:
     [by_broker] = rows(run("backup", "create"))
     [copied] = rows(run("backup", "create", "--copy-to", str(tmp_path / "elsewhere")))
     assert list(by_broker) == list(copied)
     assert by_broker["schema_version"] == copied["schema_version"]
 
 
-def test_commands_for_a_stopped_broker_refuse_a_running_one(run: Run) -> None:
+def test_commands_for_a_stopped_broker_refuse_a_running_one(run: RunCommand) -> None:
     assert "is in use" in run("database", "verify", code=1).stderr
     [made] = rows(run("backup", "create"))
     assert "is in use" in run("backup", "restore", made["id"], "--yes", code=1).stderr
 
 
-def test_scrub_finds_a_damaged_body_and_settles_it(run: Run, broker: BrokerProcess) -> None:
+def test_scrub_dead_letters_a_damaged_body(run: RunCommand, broker: BrokerProcess) -> None:
     assert rows(run("database", "scrub"))[0]["bodies"] == 5
     with closing(sqlite3.connect(broker.data / "phpmq.db")) as stranger, stranger:
         stranger.execute("UPDATE body SET content = x'00' WHERE seq = 2")
@@ -117,14 +112,16 @@ def test_scrub_finds_a_damaged_body_and_settles_it(run: Run, broker: BrokerProce
     assert metrics(broker)["phpmq_damage_found"] == 1
     [dead] = AdminClient(broker.data / "control.sock").get("/messages", q="reason:crc")["items"]
     assert (dead["state"], dead["queue"]) == ("dead", "orders")
-    assert rows(run("database", "scrub"))[0]["bad_alive"] == 0  # once it is settled it is known
+    assert (
+        rows(run("database", "scrub"))[0]["bad_alive"] == 0
+    )  # settled damage is not reported again
     assert metrics(broker)["phpmq_damage_found"] == 0
     with SocketClient(broker.port) as peer:
         peer.consume("orders", 10)
         assert peer.bodies(4) == [b"order 0", b"order 2", b"order 3", b"order 4"]
 
 
-def test_scrub_that_is_not_under_way_cannot_be_stopped(run: Run) -> None:
+def test_scrub_that_is_not_running_cannot_be_stopped(run: RunCommand) -> None:
     assert "No scrub is running" in run("database", "scrub", "--stop", code=4).stderr
 
 
@@ -135,28 +132,21 @@ def test_stopped_broker_is_verified_backed_up_and_restored(tmp_path: Path) -> No
             peer.publish("orders", b"mine", key=b"1")
             peer.receipt()
         it.terminate()
-
-    def call(*arguments: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(
-            root_command, [*arguments, "--data", str(data)], catch_exceptions=False
-        )
-        assert result.exit_code == code, result.output + result.stderr
-        return result
-
-    assert {row["result"] for row in rows(call("database", "verify"))} == {"ok"}
-    [made] = rows(call("backup", "create"))
+    run = cli_runner(it)
+    assert {row["result"] for row in rows(run("database", "verify"))} == {"ok"}
+    [made] = rows(run("backup", "create"))
     assert "schema_version" in made
-    assert rows(call("backup", "list")) == [made]
+    assert rows(run("backup", "list")) == [made]
     (data / "phpmq.db").write_bytes(b"")
-    assert "empty" in call("database", "migrate", code=65).stderr
-    call("database", "verify", code=65)
-    call("backup", "restore", made["id"], "--yes")
+    assert "empty" in run("database", "migrate", code=65).stderr
+    run("database", "verify", code=65)
+    run("backup", "restore", made["id"], "--yes")
     with broker_process(data) as it, SocketClient(it.port) as peer:
         peer.consume("orders", 1)
         assert peer.bodies(1) == [b"mine"]
 
 
-def test_command_names_what_is_not_there(tmp_path: Path) -> None:
+def test_missing_folder_is_an_error(tmp_path: Path) -> None:
     for arguments, code in (
         (["backup", "restore", "20260101T000000Z"], 2),
         (["backup", "create"], 3),
@@ -166,7 +156,7 @@ def test_command_names_what_is_not_there(tmp_path: Path) -> None:
         assert CliRunner().invoke(root_command, line).exit_code == code
 
 
-def test_verify_tells_a_wrong_folder_from_a_database_that_is_lost(tmp_path: Path) -> None:
+def test_verify_distinguishes_a_wrong_folder_from_a_lost_database(tmp_path: Path) -> None:
     def verified(path: Path) -> Result:
         return CliRunner().invoke(
             root_command, ["database", "verify", str(path)], catch_exceptions=False
@@ -180,7 +170,7 @@ def test_verify_tells_a_wrong_folder_from_a_database_that_is_lost(tmp_path: Path
     assert verified(tmp_path).exit_code == 65
 
 
-def test_verify_of_what_is_no_database_says_so_in_each_line(tmp_path: Path) -> None:
+def test_verify_of_another_file_reports_an_error_in_each_row(tmp_path: Path) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("no database, whatever it is called\n" * 500)
     result = CliRunner().invoke(root_command, ["database", "verify", str(path)])
@@ -188,16 +178,16 @@ def test_verify_of_what_is_no_database_says_so_in_each_line(tmp_path: Path) -> N
     assert all(row["found"] for row in rows(result))
 
 
-def test_backup_of_an_older_broker_is_the_first_of_its_list(
+def test_backup_from_an_older_broker_is_the_first_of_its_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = {"is_running": False, "error": None, "items": [{"id": "b"}, {"id": "a"}]}
-    monkeypatch.setattr(AdminClient, "post", lambda *_: told)
+    status = {"is_running": False, "error": None, "items": [{"id": "b"}, {"id": "a"}]}
+    monkeypatch.setattr(AdminClient, "post", lambda *_: status)
     result = CliRunner().invoke(root_command, ["backup", "create", "--url", "http://127.0.0.1:9"])
     assert rows(result) == [{"id": "b"}]
 
 
-def test_download_of_a_backup_is_noted(run: Run, broker: BrokerProcess) -> None:
+def test_download_of_a_backup_is_audited(run: RunCommand, broker: BrokerProcess) -> None:
     [made] = rows(run("backup", "create"))
     address = f"{broker.admin[0]}system/backups/{made['id']}"
     with urllib.request.urlopen(address) as answer:

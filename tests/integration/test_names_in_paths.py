@@ -1,8 +1,7 @@
-"""A name in a path is what its percent signs stand for, or it is refused."""
+"""Names in paths are percent-decoded; invalid names are refused."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,12 +10,12 @@ import pytest
 
 from phpmq_lite.admin.base.search_query import queue_search
 from phpmq_lite.admin.base.urls import encode_name
-from tests.support.http_site import HttpSite, error_of, running_site
+from tests.support.http_site import HttpSite, error_of
 from tests.support.http_users import HttpUser, broker_fixture
 
 
 @pytest.mark.parametrize("segment", ["%FF", "a%C3", "%ED%A0%80", "%25%FF"])
-async def test_name_that_is_not_utf8_is_refused_and_no_queue_is_made(
+async def test_name_that_is_not_utf8_is_refused_and_creates_no_queue(
     site: HttpSite, segment: str
 ) -> None:
     for method, path in (
@@ -37,8 +36,8 @@ async def test_percent_sign_may_be_in_a_name(site: HttpSite, segment: str, name:
     assert [item["name"] for item in (await site.ok("GET", "/queues"))["items"]] == [name]
 
 
-async def test_longest_queue_has_a_dead_letter_queue_for_everybody(site: HttpSite) -> None:
-    """A record in it could be neither read nor redriven: its name has more than 255 bytes."""
+async def test_longest_queue_has_a_usable_dead_letter_queue(site: HttpSite) -> None:
+    """The name of that queue exceeds 255 bytes; its records could be neither read nor redriven."""
     queue, dead = "q" * 255, "q" * 255 + ".dlq"
     await site.publish(queue, "poison", "again")
     async with site.client() as client:
@@ -74,7 +73,7 @@ async def test_longest_queue_has_a_dead_letter_queue_for_everybody(site: HttpSit
     ],
 )  # fmt: skip
 async def test_encoded_tilde_is_part_of_the_name(site: HttpSite, segment: str, name: str) -> None:
-    """A purge of ``%7Eorders`` was one of ``orders``."""
+    """A purge of ``%7Eorders`` once purged ``orders``."""
     await site.ok("POST", "/queues/orders/messages", {"content": "kept"})
     assert (await site.ok("PUT", f"/queues/{segment}"))["is_new"]
     await site.ok("POST", f"/queues/{segment}/purge", {})
@@ -85,7 +84,7 @@ async def test_encoded_tilde_is_part_of_the_name(site: HttpSite, segment: str, n
     assert {item["target"] for item in audit if item["action"] == "queue.purge"} == {name}
 
 
-async def test_encoded_tilde_is_part_of_the_name_of_a_user_and_a_token(tmp_path: Path) -> None:
+async def test_encoded_tilde_is_part_of_user_and_token_names(tmp_path: Path) -> None:
     async with broker_fixture(tmp_path / "data") as home:
         await home.add_user("ci")
         await home.token("ci", "viewer")
@@ -100,91 +99,86 @@ async def test_encoded_tilde_is_part_of_the_name_of_a_user_and_a_token(tmp_path:
 
 
 NAME = "\nto day\nmore"
-
-
 PATH = f"/queues/{encode_name(NAME)}"
-
-
 SEARCH = str(queue_search(NAME))
 
 
 @pytest.fixture
-async def fed(tmp_path: Path) -> AsyncIterator[HttpSite]:
-    """Run a broker to which a client has published."""
-    async with running_site(tmp_path / "data") as it:
-        async with it.client() as client:
-            for body in (b"a", b"b", b"c"):
-                await client.publish(NAME, body)
-        yield it
+async def published(site: HttpSite) -> HttpSite:
+    """Publish three messages to the queue of that name."""
+    async with site.client() as client:
+        for body in (b"a", b"b", b"c"):
+            await client.publish(NAME, body)
+    return site
 
 
-async def test_it_is_shown_and_searched(fed: HttpSite) -> None:
-    assert (await fed.ok("GET", PATH))["name"] == NAME
-    assert await fed.contents(NAME) == ["a", "b", "c"]
-    found = await fed.ok("GET", f"/messages?q={quote(SEARCH)}")
+async def test_line_feed_name_is_shown_and_searched(published: HttpSite) -> None:
+    assert (await published.ok("GET", PATH))["name"] == NAME
+    assert await published.contents(NAME) == ["a", "b", "c"]
+    found = await published.ok("GET", f"/messages?q={quote(SEARCH)}")
     assert [item["queue"] for item in found["items"]] == [NAME] * 3
     for path in (PATH, "/queues", f"/messages?q={quote(SEARCH)}"):
-        page = await fed.get(path)
+        page = await published.get(path)
         assert (path, page.status) == (path, 200)
         assert "\\nto day\\nmore" in page.text
 
 
-async def test_it_is_published_to_claimed_and_drained(fed: HttpSite) -> None:
-    ids = await fed.publish(NAME, "d")
-    await fed.ok("POST", f"/messages/{ids[0]}/move", {"target": "other", "create": True})
-    assert await fed.contents("other") == ["d"]
-    await fed.ok("POST", f"/messages/{ids[0]}/move", {"target": NAME})
-    assert await fed.contents(NAME) == ["a", "b", "c", "d"]
+async def test_line_feed_queue_is_published_to_claimed_and_moved(published: HttpSite) -> None:
+    ids = await published.publish(NAME, "d")
+    await published.ok("POST", f"/messages/{ids[0]}/move", {"target": "other", "create": True})
+    assert await published.contents("other") == ["d"]
+    await published.ok("POST", f"/messages/{ids[0]}/move", {"target": NAME})
+    assert await published.contents(NAME) == ["a", "b", "c", "d"]
     asked = {"subscription": "spark", "queue": NAME, "max_messages": 1}
-    claimed = await fed.ok("POST", "/pipeline/claims/claim", asked)
-    await fed.ok("POST", "/pipeline/claims/release", {"subscription": "spark"})
+    claimed = await published.ok("POST", "/pipeline/claims/claim", asked)
+    await published.ok("POST", "/pipeline/claims/release", {"subscription": "spark"})
     assert claimed["hi"] > 0
-    job = await fed.bulk(SEARCH, "move", target="other")
-    assert (job["done"], await fed.contents("other")) == (4, ["a", "b", "c", "d"])
-    await fed.ok("DELETE", PATH)
-    assert (await fed.api("GET", PATH))[0] == 404
+    job = await published.bulk(SEARCH, "move", target="other")
+    assert (job["done"], await published.contents("other")) == (4, ["a", "b", "c", "d"])
+    await published.ok("DELETE", PATH)
+    assert (await published.api("GET", PATH))[0] == 404
 
 
-async def test_its_dead_letters_go_back_and_its_history_is_read(fed: HttpSite) -> None:
-    async with fed.client() as client, client.consume(NAME, credit=1) as consumer:
+async def test_line_feed_queue_redrives_dead_letters_and_has_a_history(published: HttpSite) -> None:
+    async with published.client() as client, client.consume(NAME, credit=1) as consumer:
         (await anext(consumer)).dead_letter()
         async with asyncio.timeout(10):
-            while not await fed.ready(f"{NAME}.dlq"):
-                pass  # each look waits for an answer, so this does not spin
-    assert (await fed.get(f"/dead?queue={quote(NAME)}")).status == 200
-    done = await fed.ok("POST", f"/dead/{encode_name(NAME)}/redrive", {"target": NAME})
+            while not await published.ready(f"{NAME}.dlq"):
+                pass  # each request waits for its response
+    assert (await published.get(f"/dead?queue={quote(NAME)}")).status == 200
+    done = await published.ok("POST", f"/dead/{encode_name(NAME)}/redrive", {"target": NAME})
     assert done["redriven"] == 1
-    assert await fed.contents(NAME) == ["b", "c", "a"]
+    assert await published.contents(NAME) == ["b", "c", "a"]
     async with aiohttp.ClientSession() as program:
         asked = {"lo": "0", "hi": "1000", "queue": NAME}
-        url = f"{fed.url}/api/v1/pipeline/history/arrow"
+        url = f"{published.url}/api/v1/pipeline/history/arrow"
         async with program.get(url, params=asked) as answer:
             assert (answer.status, answer.headers["X-Row-Count"]) == (200, "1")
 
 
-async def test_its_export_is_imported(fed: HttpSite) -> None:
+async def test_line_feed_queue_is_exported_and_imported(published: HttpSite) -> None:
     async with aiohttp.ClientSession() as program:
-        url = f"{fed.url}/api/v1"
+        url = f"{published.url}/api/v1"
         async with program.get(f"{url}/export", params={"q": SEARCH}) as answer:
             export = await answer.read()
         assert json.loads(export.splitlines()[0])["queue"] == NAME
         media = {"Content-Type": "application/x-ndjson"}
         async with program.post(f"{url}/import", data=export, headers=media) as answer:
             assert (answer.status, await answer.json()) == (201, {"stored": 3})
-    assert await fed.contents(NAME) == ["a", "b", "c"] * 2
+    assert await published.contents(NAME) == ["a", "b", "c"] * 2
 
 
-async def test_form_of_a_browser_names_it(fed: HttpSite) -> None:
-    """A browser sends a line feed of a hidden field as CR LF; no name has a CR."""
+async def test_form_of_a_browser_names_a_line_feed_queue(published: HttpSite) -> None:
+    """Browsers send a line feed in a hidden field as CR LF; names contain no CR."""
     sent = NAME.replace("\n", "\r\n")
-    page = await fed.post("/publish", {"queue": sent, "kind": "text", "body": "d"})
+    page = await published.post("/publish", {"queue": sent, "kind": "text", "body": "d"})
     assert page.status == 303, error_of(page.text)
-    assert await fed.contents(NAME) == ["a", "b", "c", "d"]
+    assert await published.contents(NAME) == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("name", ["tab\there", "cr\rhere", "nul\0here", "del\x7f", "c1\x85"])
-async def test_no_other_control_character_is_taken(fed: HttpSite, name: str) -> None:
-    status, problem = await fed.api(
+async def test_other_control_characters_are_refused(published: HttpSite, name: str) -> None:
+    status, problem = await published.api(
         "POST", f"/queues/{encode_name(name)}/messages", {"content": "a"}
     )
     assert (status, problem["code"], problem["field"]) == (422, "invalid", "queue")

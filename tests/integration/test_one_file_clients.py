@@ -1,4 +1,4 @@
-"""The one-file clients of ``examples/node`` and ``examples/go``: one story, two languages."""
+"""The one-file clients of ``examples/node`` and ``examples/go``: one scenario, two languages."""
 
 import asyncio
 import shutil
@@ -28,12 +28,12 @@ _numbers = count(1)
 
 @dataclass(frozen=True)
 class Program:
-    """A client as a command."""
+    """A client that runs as a command."""
 
     command: tuple[str, ...]
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        """Run it to its end; give what it prints."""
+        """Run the client to its end; return its output, or its errors if ``code`` is not 0."""
         done = subprocess.run(
             [*self.command, *arguments], capture_output=True, text=True, timeout=100, check=False
         )
@@ -77,7 +77,7 @@ def queue() -> str:
 
 
 def wait_until_acked(broker: BrokerProcess, queue: str) -> None:
-    """Wait until the acknowledgement of a message is stored."""
+    """Wait until an acknowledgement in the queue is stored."""
     asked = "/api/v1/messages?q=" + quote(f'queue:"{queue}" state:acked')
     ends_at = monotonic() + 30
     while not AdminApi(broker.admin[0]).get(asked)["items"]:
@@ -86,7 +86,7 @@ def wait_until_acked(broker: BrokerProcess, queue: str) -> None:
 
 
 async def ended(process: asyncio.subprocess.Process) -> str:
-    """Wait for a good end; give what it printed."""
+    """Wait for a successful end; return the output."""
     out, error = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, error.decode()
     return out.decode()
@@ -126,9 +126,7 @@ def test_client_publishes_with_a_ttl(program: Program, broker: BrokerProcess, qu
     assert program.run("consume", broker.phpmq[0], queue).startswith("short  (3")
 
 
-def test_client_says_what_the_broker_refuses(
-    program: Program, broker: BrokerProcess, queue: str
-) -> None:
+def test_client_reports_a_refusal(program: Program, broker: BrokerProcess, queue: str) -> None:
     with SocketClient(broker.port) as peer:
         assert peer.confirm(queue, b"x") is None
     AdminApi(broker.admin[0]).pause(queue, "publishing")
@@ -136,7 +134,7 @@ def test_client_says_what_the_broker_refuses(
 
 
 @pytest.mark.parametrize("wrong", ["", "q" * 256, "a\x07"])
-def test_client_refuses_a_queue_that_cannot_be(
+def test_client_refuses_an_invalid_queue_name(
     program: Program, broker: BrokerProcess, wrong: str
 ) -> None:
     for command in ("publish", "consume"):
@@ -145,7 +143,7 @@ def test_client_refuses_a_queue_that_cannot_be(
         )
 
 
-async def test_consumer_goes_on_after_a_restart_of_the_broker(
+async def test_consumer_continues_after_a_restart_of_the_broker(
     program: Program, tmp_path: Path, queue: str
 ) -> None:
     with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
@@ -161,7 +159,7 @@ async def test_consumer_goes_on_after_a_restart_of_the_broker(
         assert await ended(process) == "after\n"
 
 
-# -- a broker that does what a test says
+# -- a scripted broker
 
 
 async def test_publish_is_repeated_under_its_key_after_a_lost_connection(
@@ -185,7 +183,7 @@ async def test_publish_is_repeated_under_its_key_after_a_lost_connection(
     assert keys[0]
 
 
-async def test_message_in_pieces_is_acknowledged_and_given_back_at_the_end(
+async def test_message_in_pieces_is_acknowledged_and_credit_withdrawn(
     program: Program, scripted: ScriptedBroker, queue: str
 ) -> None:
     def dispatching(peer: ScriptedPeer, frame: ClientFrame) -> None:
@@ -218,7 +216,7 @@ async def test_requeue_has_its_three_packets(
     assert await ended(process) == "\n"
 
 
-async def test_answer_that_is_no_phpmq_is_named(program: Program, queue: str) -> None:
+async def test_foreign_protocol_is_reported(program: Program, queue: str) -> None:
     arrived = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

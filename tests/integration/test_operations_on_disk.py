@@ -1,4 +1,4 @@
-"""What operators do, on a real file: places, keys, the audit and secrets, also over a restart."""
+"""Operator actions on a real file, also after a restart: positions, keys, audit, erasure."""
 
 from typing import Any
 from unittest.mock import patch
@@ -11,7 +11,7 @@ from tests.support.core_and_store import Driver, MakeDriver, consume_all, stored
 
 
 def ask(driver: Driver, verb: str, *arguments: Any, **options: Any) -> Any:
-    """Give a command, come to rest, and return the answer."""
+    """Run a command until nothing is left to do; return the answer."""
     question = driver.ask(verb, *arguments, **options)
     driver.step()
     return question.answer
@@ -29,7 +29,7 @@ def audit(driver: Driver) -> list[tuple[Any, ...]]:
     return driver.rows("SELECT audit_id, action, count, result FROM audit ORDER BY audit_id")
 
 
-def test_what_was_deleted_comes_back_in_its_place(make: MakeDriver) -> None:
+def test_deleted_message_is_restored_at_its_position(make: MakeDriver) -> None:
     driver = make(Limits(window=2))
     driver.publish(b"a", b"b", b"c", b"d", b"e")
     before = stored_bodies(driver)
@@ -41,7 +41,7 @@ def test_what_was_deleted_comes_back_in_its_place(make: MakeDriver) -> None:
     assert consume_all(driver, worker) == before
 
 
-def test_message_is_restored_once_and_its_successor_once_too(make: MakeDriver) -> None:
+def test_message_and_its_successor_are_each_restored_once(make: MakeDriver) -> None:
     driver = make()
     driver.publish(b"a", b"b")
     act(driver, Action.DELETE, 1)
@@ -66,7 +66,7 @@ def test_requeue_and_move_are_undone_after_a_restart(make: MakeDriver) -> None:
     )  # fmt: skip
 
 
-def test_large_bodies_come_in_pages_and_all_are_restored(make: MakeDriver) -> None:
+def test_large_bodies_are_loaded_in_pages_and_all_restored(make: MakeDriver) -> None:
     driver = make()
     driver.publish(b"a" * 9, b"b" * 9, b"c" * 30, b"d")
     act(driver, Action.DELETE, 1, 2, 3, 4)
@@ -98,7 +98,7 @@ def test_released_message_goes_to_another_consumer(make: MakeDriver) -> None:
     assert driver.core.ignored == {"foreign": 1}
 
 
-def test_key_gives_the_first_ids_after_a_restart_alive_or_settled(make: MakeDriver) -> None:
+def test_key_returns_the_first_ids_after_a_restart(make: MakeDriver) -> None:
     driver = make()
     pieces = [(b"a", None), (b"b", None)]
     first = ask(driver, "publish", "orders", pieces, key=b"k")
@@ -123,7 +123,7 @@ def test_edited_message_names_its_source_alive_or_settled(make: MakeDriver) -> N
     ]  # fmt: skip
 
 
-def test_erased_secret_is_not_in_the_file_any_more(make: MakeDriver) -> None:
+def test_erased_secret_is_removed_from_the_file(make: MakeDriver) -> None:
     driver = make()
     secret = b"correct horse battery staple"
     driver.publish(secret, b"b")
@@ -135,7 +135,7 @@ def test_erased_secret_is_not_in_the_file_any_more(make: MakeDriver) -> None:
     assert act(driver, Action.RESTORE, 1).skipped == {"body gone": 1}
 
 
-def test_work_that_a_stop_cut_short_is_said_to_be_interrupted(make: MakeDriver) -> None:
+def test_operation_cut_short_by_a_stop_is_marked_interrupted(make: MakeDriver) -> None:
     driver = make()
     driver.publish(b"a", b"b", b"c")
     with patch("phpmq_lite.broker.operator.message_actions.PAGE_ROWS", 2):
@@ -150,7 +150,7 @@ def test_work_that_a_stop_cut_short_is_said_to_be_interrupted(make: MakeDriver) 
     assert audit(driver)[1:] == [(2, "message.delete", 1, "done")]
 
 
-def test_purge_leaves_what_comes_back_to_an_old_place_meanwhile(make: MakeDriver) -> None:
+def test_purge_leaves_messages_restored_meanwhile(make: MakeDriver) -> None:
     driver = make()
     driver.publish(b"a", b"b", b"c", b"d")
     act(driver, Action.DELETE, 4)
@@ -161,7 +161,7 @@ def test_purge_leaves_what_comes_back_to_an_old_place_meanwhile(make: MakeDriver
     assert (purge.answer, stored_bodies(driver)) == (3, [b"d"])
 
 
-def test_removed_queue_stays_known_as_long_as_the_history_has_it(make: MakeDriver) -> None:
+def test_removed_queue_is_kept_while_the_history_refers_to_it(make: MakeDriver) -> None:
     driver = make()
     driver.publish(b"a")
     ask(driver, "create_queue", "empty")
@@ -176,13 +176,13 @@ def test_removed_queue_stays_known_as_long_as_the_history_has_it(make: MakeDrive
     driver.publish(b"b", queue="other")
     driver.publish(b"c")
     assert driver.rows("SELECT queue_id, name, settings FROM queue") == [
-        (1, "orders", "{}"), (3, "other", "{}"),  # 2 is not given again
+        (1, "orders", "{}"), (3, "other", "{}"),  # 2 is not reused
     ]  # fmt: skip
     driver.kill_and_restart()
     assert sorted(driver.core.state.queues) == ["orders", "other"]
 
 
-def test_numbers_of_the_audit_go_on_after_a_restart(make: MakeDriver) -> None:
+def test_audit_numbers_continue_after_a_restart(make: MakeDriver) -> None:
     driver = make()
     for _ in "ab":
         ask(driver, "create_queue", "orders")
