@@ -51,20 +51,19 @@ def insert(database: Path, table: str, **columns: Any) -> None:
         connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(given.values()))
 
 
+def add_job(database: Path, queue: str, body: bytes, **columns: Any) -> None:
+    """Insert a job that is ready unless ``columns`` say otherwise."""
+    given = {"queue": queue, "payload": body.decode(), "available_at": at(-600)} | columns
+    insert(database, "jobs", **given)
+
+
 def fill(database: Path, queue: str) -> list[bytes]:
     """Insert two ready jobs, a delayed, a reserved and two failed ones; return the bodies."""
     bodies = [payload(number, attempts=number % 3) for number in range(6)]
-    ready = at(-600)
     for body in bodies[:2]:
-        insert(
-            database, "jobs", queue=queue, payload=body.decode(), available_at=ready,
-            created_at=ready,
-        )  # fmt: skip
-    insert(database, "jobs", queue=queue, payload=bodies[2].decode(), available_at=at(3_600))
-    insert(
-        database, "jobs", queue=queue, payload=bodies[3].decode(), available_at=ready,
-        reserved_at=at(),
-    )  # fmt: skip
+        add_job(database, queue, body)
+    add_job(database, queue, bodies[2], available_at=at(3_600))
+    add_job(database, queue, bodies[3], reserved_at=at())
     failed = bodies[4][:-1] + BLOCK
     for body, reason in ((failed, "failed"), (bodies[5], "invalid_data")):
         insert(
@@ -120,7 +119,7 @@ def test_released_job_returns_to_its_queue_after_its_delay(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:
     body = payload(1, attempts=1)
-    insert(database, "jobs", queue=queue, payload=body.decode(), available_at=at(-60))
+    add_job(database, queue, body, available_at=at(-60))
     with (
         connect_blocking(broker.phpmq[0]) as client,
         client.consume(queue, timeout_s=30.0) as deliveries,
@@ -135,7 +134,7 @@ def test_dry_run_shows_everything_and_does_not_connect(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:
     fill(database, queue)
-    insert(database, "jobs", queue=queue, payload="{}", available_at=at(-600))
+    add_job(database, queue, b"{}")
     done = run(broker, database, "--dry-run", "--url", "phpmq://127.0.0.1:1")
     assert done.exit_code == 0
     assert done.stderr.endswith("6 would be published\n")
@@ -153,7 +152,7 @@ def test_journal_skips_jobs_stored_by_an_earlier_run(
     fill(database, queue)
     journal = str(tmp_path / "journal")
     assert run(broker, database, "--journal", journal).exit_code == 0
-    insert(database, "jobs", queue=queue, payload=payload(9).decode(), available_at=at(-600))
+    add_job(database, queue, payload(9))
     done = run(broker, database, "--journal", journal, "--dry-run")
     assert done.stderr.endswith("1 would be published\n")
     done = run(broker, database, "--journal", journal)
@@ -181,7 +180,7 @@ def test_row_that_cannot_be_stored_is_named_and_the_rest_is_imported(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:
     for name in (queue, "a" * 300, queue):
-        insert(database, "jobs", queue=name, payload=payload(1).decode(), available_at=at(-600))
+        add_job(database, name, payload(1))
     done = run(broker, database)
     assert done.exit_code == 1
     assert "jobs row 2 for aaa" in done.stderr
@@ -208,7 +207,7 @@ def test_missing_table_or_column_is_reported_in_one_line(
 def test_nothing_is_imported_if_the_second_table_is_missing(
     broker: BrokerProcess, database: Path, queue: str
 ) -> None:
-    insert(database, "jobs", queue=queue, payload=payload(1).decode(), available_at=at(-600))
+    add_job(database, queue, payload(1))
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("DROP TABLE jobs_failed")
     done = run(broker, database)

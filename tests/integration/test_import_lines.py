@@ -32,9 +32,7 @@ async def test_export_is_imported_unchanged(site: HttpSite) -> None:
     assert sorted(await site.contents("orders")) == sorted(["one", "two", "three"] * 2)
 
 
-async def test_incomplete_export_and_invalid_line_store_nothing(
-    site: HttpSite,
-) -> None:
+async def test_incomplete_export_and_invalid_line_store_nothing(site: HttpSite) -> None:
     line = b'{"queue": "orders", "content": "one"}\n'
     for content, word in (
         (line + b'{"complete": false, "error": "gone"}\n', "is incomplete"),

@@ -150,9 +150,7 @@ def test_history_and_keys_of_the_first_schema_are_kept(old: sqlite3.Connection) 
     assert old.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_offsets_restart_if_nothing_of_the_first_schema_is_left(
-    old: sqlite3.Connection,
-) -> None:
+def test_offsets_restart_if_nothing_of_the_first_schema_is_left(old: sqlite3.Connection) -> None:
     old.execute("DELETE FROM history")
     migrate(old, migrations_folder())
     assert totals(old) == {"next_number": 9}

@@ -156,24 +156,24 @@ def test_missing_folder_is_an_error(tmp_path: Path) -> None:
         assert CliRunner().invoke(root_command, line).exit_code == code
 
 
-def test_verify_distinguishes_a_wrong_folder_from_a_lost_database(tmp_path: Path) -> None:
-    def verified(path: Path) -> Result:
-        return CliRunner().invoke(
-            root_command, ["database", "verify", str(path)], catch_exceptions=False
-        )
+def verify(path: Path) -> Result:
+    line = ["database", "verify", str(path)]
+    return CliRunner().invoke(root_command, line, catch_exceptions=False)
 
-    result = verified(tmp_path)
+
+def test_verify_distinguishes_a_wrong_folder_from_a_lost_database(tmp_path: Path) -> None:
+    result = verify(tmp_path)
     assert (result.exit_code, result.stderr) == (
         3, f"Error: there is no database in {tmp_path}\n"
     )  # fmt: skip
     (tmp_path / "meta.json").write_text('{"has_messages": true}')
-    assert verified(tmp_path).exit_code == 65
+    assert verify(tmp_path).exit_code == 65
 
 
 def test_verify_of_another_file_reports_an_error_in_each_row(tmp_path: Path) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("no database, whatever it is called\n" * 500)
-    result = CliRunner().invoke(root_command, ["database", "verify", str(path)])
+    result = verify(path)
     assert result.exit_code == 65
     assert all(row["found"] for row in rows(result))
 

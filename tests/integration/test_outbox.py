@@ -14,7 +14,7 @@ from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes.outbox import Outbox, create_tables
 from tests.support.fork_server import BrokerProcess, ForkedProcess, broker_process
 from tests.support.killed_relay import PLACES
-from tests.support.socket_client import take_contents
+from tests.support.socket_client import AdminApi, take_contents
 
 URN = "urn:babel:orders:created"
 ROWS = 60
@@ -71,37 +71,30 @@ def test_relay_publishes_committed_rows_byte_for_byte(
     assert relay(broker, database).stderr == "0 published\n"
 
 
+@pytest.mark.parametrize(
+    ("change", "name", "reason"),
+    [
+        ("body = zeroblob(9000000)", "{queue}", "content is 9000000 bytes; the limit is 8388608"),
+        ("queue = ''", "", "a queue name must have 1 to 255 bytes, not 0"),
+    ],
+    ids=["large", "no queue"],
+)
 def test_refused_row_stays_and_status_shows_it(
-    broker: BrokerProcess, database: Path, queue: str
+    broker: BrokerProcess, database: Path, queue: str, change: str, name: str, reason: str
 ) -> None:
+    """Our writers would refuse such a row; another program wrote it."""
     sell(database, queue, 1, 2, 3)
     with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("UPDATE phpmq_outbox SET body = zeroblob(9000000) WHERE seq = 2")
+        connection.execute(f"UPDATE phpmq_outbox SET {change} WHERE seq = 2")
     done = relay(broker, database)
     assert done.exit_code == 1
-    assert "content is 9000000 bytes; the limit is 8388608" in done.stderr
+    target = name.format(queue=queue)
+    assert f" for {target or 'no queue'} was not published: {reason}\n2 published\n" in done.stderr
     assert done.stderr.endswith("Error: 1 row left; `phpmq-lite outbox status` has details\n")
     assert stored(broker, queue) == [1, 3]
     (row,) = map(json.loads, run("status", "--database", str(database)).stdout.splitlines())
-    assert (row["queue"], row["waiting"], row["failing"]) == (queue, 1, 1)
-    assert row["error"] == "content is 9000000 bytes; the limit is 8388608"
-
-
-def test_row_without_a_queue_is_named_and_fails(
-    broker: BrokerProcess, database: Path, queue: str
-) -> None:
-    """Another program wrote the row; our writers refuse it."""
-    sell(database, queue, 1, 2)
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("UPDATE phpmq_outbox SET queue = '' WHERE seq = 1")
-    done = relay(broker, database)
-    assert done.exit_code == 1
-    reason = "a queue name must have 1 to 255 bytes, not 0"
-    assert f" for no queue was not published: {reason}\n1 published\n" in done.stderr
-    assert stored(broker, queue) == [2]
-    (row,) = map(json.loads, run("status", "--database", str(database)).stdout.splitlines())
-    assert (row["queue"], row["waiting"], row["failing"]) == ("", 1, 1)
-    assert row["error"] == "a queue name must have 1 to 255 bytes, not 0"
+    assert (row["queue"], row["waiting"], row["failing"]) == (target, 1, 1)
+    assert row["error"] == reason
 
 
 def test_paused_queue_keeps_its_rows_and_its_order(
@@ -110,16 +103,15 @@ def test_paused_queue_keeps_its_rows_and_its_order(
     other = f"{queue}.other"
     sell(database, queue, 1)
     assert relay(broker, database).exit_code == 0  # creates the queue
-    pause = ["queue", "pause", queue, "--side", "publishing", "--data", str(broker.data)]
-    assert CliRunner().invoke(root_command, pause).exit_code == 0
+    admin = AdminApi(broker.admin[0])
+    admin.pause(queue, "publish")
     sell(database, queue, 2, 3)
     sell(database, other, 4)
     done = relay(broker, database)
     assert done.exit_code == 1
     assert "1 published\n" in done.stderr
     assert "paused" in done.stderr
-    resume = ["queue", "resume", queue, "--side", "publishing", "--data", str(broker.data)]
-    assert CliRunner().invoke(root_command, resume).exit_code == 0
+    admin.resume(queue, "publish")
     assert relay(broker, database).exit_code == 0
     assert (stored(broker, queue), stored(broker, other)) == ([1, 2, 3], [4])
 
