@@ -108,23 +108,18 @@ async def test_login_reads_no_more_than_its_form(filled: FullBroker) -> None:
         assert (size, answer.status) == (size, status)
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
+async def test_malformed_head_of_a_part_is_a_client_error(filled: FullBroker) -> None:
+    known = {"Origin": filled.me.origin, "Content-Type": "multipart/form-data; boundary=b"}
+    rest = b'Content-Disposition: form-data; name="csrf"\r\n\r\nx\r\n--b--\r\n'
+    for part in (
         b"X-A: b\r\n" * 200, b"X-A: " + b"b" * 10_000 + b"\r\n", b"X" * 10_000 + b"\r\n",
         b"\x00: b\r\n", b"no colon\r\n", b"Content-Length: x\r\n",
         b"Content-Transfer-Encoding: base64\r\n", b"Content-Type: multipart/mixed; boundary=y\r\n",
-    ],
-    ids=["many", "long value", "long name", "nul", "no colon", "length", "base64", "nested"],
-)  # fmt: skip
-@pytest.mark.parametrize("path", ["/login", "/publish"])
-async def test_malformed_head_of_a_part_is_a_client_error(
-    filled: FullBroker, path: str, part: bytes
-) -> None:
-    body = b"--b\r\n" + part + b'Content-Disposition: form-data; name="csrf"\r\n\r\nx\r\n--b--\r\n'
-    known = {"Origin": filled.me.origin, "Content-Type": "multipart/form-data; boundary=b"}
-    answer = await filled.me.request("POST", path, known, data=body)
-    assert answer.status in (400, 403)
+    ):  # fmt: skip
+        for path in ("/login", "/publish"):
+            body = b"--b\r\n" + part + rest
+            answer = await filled.me.request("POST", path, known, data=body)
+            assert answer.status in (400, 403), (path, part[:40])
 
 
 async def test_form_of_too_many_fields_is_refused(filled: FullBroker) -> None:

@@ -19,6 +19,7 @@ from phpmq_lite.admin.base.route import Route
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.cli.main import root_command
 from tests.support.full_broker import WRITING, FullBroker, full_broker
+from tests.support.http_site import HttpSite
 from tests.support.http_users import PASSWORD, BrokerFixture, HttpReply, HttpUser, broker_fixture
 
 ELSEWHERE = (
@@ -263,16 +264,14 @@ async def test_rebound_name_gets_nothing(filled: FullBroker, figure: Callable[[s
      b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n"],
 )  # fmt: skip
 async def test_unreadable_request_gets_the_headers_too(
-    tmp_path: Path, request_bytes: bytes
+    site: HttpSite, request_bytes: bytes
 ) -> None:
-    async with broker_fixture(tmp_path / "data") as home:
-        reader, writer = await asyncio.open_connection(
-            "127.0.0.1", int(home.url.rpartition(":")[2])
-        )
-        writer.write(request_bytes)
-        answer = (await asyncio.wait_for(reader.read(), 10)).decode()
-        writer.close()
-        await writer.wait_closed()
+    port = int(site.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request_bytes)
+    answer = (await asyncio.wait_for(reader.read(), 10)).decode()
+    writer.close()
+    await writer.wait_closed()
     assert answer.startswith("HTTP/1.0 400")
     assert [name for name in HEADERS if name not in answer] == []
     assert "aiohttp" not in answer

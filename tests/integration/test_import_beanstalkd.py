@@ -337,28 +337,20 @@ def test_killed_move_loses_nothing_and_can_be_continued(
     assert take_contents(broker, tube) == bodies
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "message"),
-    [
+def test_missing_tube_mapping_or_broker_is_named(
+    broker: BrokerProcess, source: BeanstalkdServer, tube: str
+) -> None:
+    source.put(tube, b"stays")
+    for flags, code, message in (
         (["--tube", "none"], 3, "beanstalkd has no tube 'none'"),
         (["--map", "none=some"], 3, "beanstalkd has no tube 'none'"),
         (["--map", "none"], 2, "'none' is not a valid mapping; use TUBE=QUEUE"),
         (["--url", "phpmq://127.0.0.1:1"], 1, "127.0.0.1:1"),
-    ],
-)
-def test_missing_tube_mapping_or_broker_is_named(
-    broker: BrokerProcess,
-    source: BeanstalkdServer,
-    tube: str,
-    flags: list[str],
-    code: int,
-    message: str,
-) -> None:
-    source.put(tube, b"stays")
-    done = run(broker, source, *flags)
-    assert done.exit_code == code
-    assert message in done.stderr
-    assert states(source)["ready"] == 1
+    ):
+        done = run(broker, source, *flags)
+        assert (flags, done.exit_code) == (flags, code)
+        assert message in done.stderr
+        assert states(source)["ready"] == 1
 
 
 def test_wrong_address_of_beanstalkd_is_named(broker: BrokerProcess) -> None:

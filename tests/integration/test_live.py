@@ -159,10 +159,9 @@ async def wait_for_streams(broker: RunningBroker, count: int) -> None:
 async def test_streams_of_the_control_socket_have_no_limit_per_session(
     broker: RunningBroker,
 ) -> None:
-    connector = aiohttp.UnixConnector(str(broker.data / "control.sock"))
-    async with aiohttp.ClientSession(connector=connector) as session, AsyncExitStack() as stack:
+    async with control(broker) as session, AsyncExitStack() as stack:
         for _ in range(6):
-            url = "http://localhost/api/v1/events?topic=queues"
+            url = "/api/v1/events?topic=queues"
             response = await stack.enter_async_context(session.get(url))
             assert response.status == 200
             await EventStream(response).next()
