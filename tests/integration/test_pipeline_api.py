@@ -126,50 +126,49 @@ async def test_claims_leave_rows_in_the_audit_where_something_is_decided(site: H
     assert len(rows) == 4  # and the publish
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "code"),
-    [
-        ("claims/claim", {"subscription": "s"}, 422, "invalid"),
-        ("claims/claim", {"subscription": "", "queue": "orders"}, 422, "invalid"),
-        ("claims/claim", {"subscription": "s", "queue": "nowhere"}, 404, "unknown_queue"),
-        ("claims/claim", {"subscription": "s", "queue": "a\rb"}, 422, "invalid"),
-        ("claims/claim", {"subscription": "s", "queue": "orders", "max_messages": 0}, 422,
-         "invalid"),
-        ("claims/claim", {"subscription": "s", "queue": "orders", "max_messages": 100_001}, 422,
-         "invalid"),
-        ("claims/claim", {"subscription": "s", "queue": "orders", "max_bytes": "1"}, 422,
-         "invalid"),
-        ("claims/claim", {"subscription": "there", "queue": "mail"}, 409, "other_queue"),
-        ("claims/claim", {"subscription": "there", "queue": "orders", "after": 99}, 422,
-         "unknown_claims"),
-        ("claims/claim", {"subscription": "\ud800", "queue": "orders"}, 422, "invalid"),
-        ("claims/ack", {"subscription": "s", "upto": 1}, 404, "unknown_subscription"),
-        ("claims/ack", {"subscription": "there", "upto": -1}, 422, "invalid"),
-        ("claims/ack", {"subscription": "there", "upto": 1 << 63}, 422, "invalid"),
-        ("claims/ack", {"subscription": "there", "upto": 2}, 422, "unknown_claims"),
-        ("claims/release", {"subscription": "s"}, 404, "unknown_subscription"),
-        ("claims/release", {"subscription": "there", "all": True}, 422, "invalid"),
-        ("publish", {"app_id": "a", "version": -1, "tokens": []}, 422, "invalid"),
-        ("publish", {"app_id": "", "version": 1, "tokens": []}, 422, "invalid"),
-        ("publish", {"app_id": "a", "version": 1, "tokens": ["none"]}, 404, "unknown_token"),
-        ("publish", {"app_id": "a", "version": 1, "tokens": "none"}, 422, "invalid"),
-        ("unstage", {"tokens": [1]}, 422, "invalid"),
-    ],
-)  # fmt: skip
-async def test_wrong_call_is_refused_and_changes_nothing(
-    site: HttpSite, path: str, body: Any, status: int, code: str
-) -> None:
+WRONG_CALLS = [
+    ("claims/claim", {"subscription": "s"}, 422, "invalid"),
+    ("claims/claim", {"subscription": "", "queue": "orders"}, 422, "invalid"),
+    ("claims/claim", {"subscription": "s", "queue": "nowhere"}, 404, "unknown_queue"),
+    ("claims/claim", {"subscription": "s", "queue": "a\rb"}, 422, "invalid"),
+    ("claims/claim", {"subscription": "s", "queue": "orders", "max_messages": 0}, 422,
+     "invalid"),
+    ("claims/claim", {"subscription": "s", "queue": "orders", "max_messages": 100_001}, 422,
+     "invalid"),
+    ("claims/claim", {"subscription": "s", "queue": "orders", "max_bytes": "1"}, 422,
+     "invalid"),
+    ("claims/claim", {"subscription": "there", "queue": "mail"}, 409, "other_queue"),
+    ("claims/claim", {"subscription": "there", "queue": "orders", "after": 99}, 422,
+     "unknown_claims"),
+    ("claims/claim", {"subscription": "\ud800", "queue": "orders"}, 422, "invalid"),
+    ("claims/ack", {"subscription": "s", "upto": 1}, 404, "unknown_subscription"),
+    ("claims/ack", {"subscription": "there", "upto": -1}, 422, "invalid"),
+    ("claims/ack", {"subscription": "there", "upto": 1 << 63}, 422, "invalid"),
+    ("claims/ack", {"subscription": "there", "upto": 2}, 422, "unknown_claims"),
+    ("claims/release", {"subscription": "s"}, 404, "unknown_subscription"),
+    ("claims/release", {"subscription": "there", "all": True}, 422, "invalid"),
+    ("publish", {"app_id": "a", "version": -1, "tokens": []}, 422, "invalid"),
+    ("publish", {"app_id": "", "version": 1, "tokens": []}, 422, "invalid"),
+    ("publish", {"app_id": "a", "version": 1, "tokens": ["none"]}, 404, "unknown_token"),
+    ("publish", {"app_id": "a", "version": 1, "tokens": "none"}, 422, "invalid"),
+    ("unstage", {"tokens": [1]}, 422, "invalid"),
+]  # fmt: skip
+
+
+async def test_invalid_call_is_refused_and_changes_nothing(site: HttpSite) -> None:
     await site.publish_many("orders", 2)
     await site.publish_many("mail", 1)
     there = {"subscription": "there", "queue": "orders", "max_messages": 1}
     await site.ok("POST", "/pipeline/claims/claim", there)
-    before = len(await site.audit())
-    answer = await site.api("POST", f"/pipeline/{path}", body)
-    assert (answer[0], answer[1]["code"]) == (status, code), answer
-    state = await site.ok("GET", "/pipeline/claims/state?subscription=there")
-    assert (state["hi"], state["count"]) == (1, 1)
-    rows = await site.audit()
-    assert (len(rows) - before, rows[0]["result"]) == (1, code)
+    before = await site.ok("GET", "/pipeline/claims/state?subscription=there")
+    assert (before["hi"], before["count"]) == (1, 1)
+    for path, body, status, code in WRONG_CALLS:
+        rows = len(await site.audit())
+        answer = await site.api("POST", f"/pipeline/{path}", body)
+        assert (answer[0], answer[1]["code"]) == (status, code), (path, body, answer)
+        assert await site.ok("GET", "/pipeline/claims/state?subscription=there") == before
+        audit = await site.audit()
+        assert (len(audit) - rows, audit[0]["result"]) == (1, code), (path, body)
 
 
 async def test_state_of_no_subscription_is_not_found(site: HttpSite) -> None:
@@ -498,28 +497,22 @@ async def test_summary_is_replaced_whole_and_given_back(
     assert home.audit()[-1][2:] == ("pipeline.insights", "summary.json", 1, "done")
 
 
-@pytest.mark.parametrize(
-    ("raw", "status", "code"),
-    [
-        (b"", 422, "bad_summary"),
-        (b'{"version": 2, "finished_at": 1}', 422, "bad_summary"),
-        (b"{" + b" " * (2 << 20) + b"}", 413, "too_large"),
-    ],
-)
-async def test_bad_summary_is_refused_and_the_old_one_stays(
-    home: BrokerFixture, spark: HttpUser, raw: bytes, status: int, code: str
+async def test_invalid_summary_is_refused_and_the_old_one_stays(
+    home: BrokerFixture, spark: HttpUser
 ) -> None:
     kept = summary(NOW)
     await spark.call("PUT", "/pipeline/insights", kept)
-    answer = await spark.request(
-        "PUT",
-        "/api/v1/pipeline/insights",
-        {"Content-Type": "application/json"},
-        data=io.BytesIO(raw),
-    )
-    assert (answer.status, json.loads(answer.text)["code"]) == (status, code)
-    assert json.loads((await spark.get("/api/v1/pipeline/insights")).text) == shown(kept)
-    assert home.audit()[-1][2:] == ("pipeline.insights", "", 0, code)
+    for raw, status, code in (
+        (b"", 422, "bad_summary"),
+        (b'{"version": 2, "finished_at": 1}', 422, "bad_summary"),
+        (b"{" + b" " * (2 << 20) + b"}", 413, "too_large"),
+    ):
+        headers = {"Content-Type": "application/json"}
+        path = "/api/v1/pipeline/insights"
+        answer = await spark.request("PUT", path, headers, data=io.BytesIO(raw))
+        assert (answer.status, json.loads(answer.text)["code"]) == (status, code)
+        assert json.loads((await spark.get(path)).text) == shown(kept)
+        assert home.audit()[-1][2:] == ("pipeline.insights", "", 0, code)
 
 
 async def test_summary_shows_somebody_limited_their_queues_only(home: BrokerFixture) -> None:
@@ -549,7 +542,7 @@ async def test_broken_file_is_said_not_served(home: BrokerFixture, spark: HttpUs
 
 async def test_summaries_that_come_at_once_replace_one_another_whole(tmp_path: Path) -> None:
     file = SummaryFile(tmp_path)
-    made = [as_bytes(summary(NOW + at)) for at in range(20)]
+    made = [as_bytes(summary(NOW + at)) for at in range(4)]
     await asyncio.gather(*map(file.write, made))
     assert file.path.read_bytes() in made
     assert [path.name for path in file.path.parent.iterdir()] == ["summary.json"]

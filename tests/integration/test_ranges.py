@@ -98,7 +98,7 @@ def test_row_has_what_the_history_has(ranges: HistoryRanges) -> None:
 
 
 def test_slices_make_no_difference(ranges: HistoryRanges, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The types of the first slices are guessed from nothing but nulls."""
+    """The first slices have only nulls from which to infer the types."""
     whole = table_of(ranges.history(RowSelection(0, ROWS, body=True)))
     monkeypatch.setattr(module, "RANGE_SLICE", 3)
     monkeypatch.setattr(module, "PART_BYTES", 50)
@@ -109,7 +109,7 @@ def test_slices_make_no_difference(ranges: HistoryRanges, monkeypatch: pytest.Mo
     assert rows.count == ROWS
 
 
-def test_body_that_is_empty_or_gone(ranges: HistoryRanges) -> None:
+def test_empty_body_is_kept_and_missing_one_is_null(ranges: HistoryRanges) -> None:
     contents = {11: b"", 13: b"\x00\xff\x00"}
     execute_in_process(
         ranges.path,
@@ -124,7 +124,7 @@ def test_body_that_is_empty_or_gone(ranges: HistoryRanges) -> None:
     assert table["body"].to_pylist() == [b"", None, b"\x00\xff\x00", b"%040d" % 14]
 
 
-def test_body_that_is_damaged_is_not_given(ranges: HistoryRanges) -> None:
+def test_damaged_body_is_null(ranges: HistoryRanges) -> None:
     execute_in_process(
         ranges.path, f"UPDATE body SET content = x'{(b'%040d' % 13).hex()}' WHERE seq = 12"
     )
@@ -133,7 +133,7 @@ def test_body_that_is_damaged_is_not_given(ranges: HistoryRanges) -> None:
     assert table["body"].to_pylist() == [b"%040d" % 11, None, b"%040d" % 13]
 
 
-def test_no_piece_has_more_bodies_than_a_part_and_one(
+def test_batch_exceeds_the_part_size_by_at_most_one_body(
     ranges: HistoryRanges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PART_BYTES", 400)
@@ -172,7 +172,7 @@ def test_selection_holds_all_conditions(
     assert rows.count == len(found)
 
 
-def test_columns_come_in_their_order(ranges: HistoryRanges) -> None:
+def test_columns_keep_the_schema_order(ranges: HistoryRanges) -> None:
     rows = ranges.history(RowSelection(0, 3, columns=("size", "offset"), body=True))
     assert rows.schema.names == ["offset", "size", "body"]
     assert table_of(rows)["size"].to_pylist() == [40, 40, 40]
@@ -191,7 +191,7 @@ def test_columns_come_in_their_order(ranges: HistoryRanges) -> None:
         (RowSelection(0, 2, outcomes=("lost",)), "bad_value"),
     ],
 )
-def test_what_cannot_be_given_is_refused(
+def test_invalid_selection_is_refused(
     ranges: HistoryRanges, asked: RowSelection, code: str
 ) -> None:
     with pytest.raises(RefusedError) as refused:
@@ -208,7 +208,7 @@ def test_bounds_follow_retention_and_outlive_the_rows(ranges: HistoryRanges) -> 
     assert list(ranges.history(RowSelection(ROWS, ROWS))) == []
 
 
-def test_range_below_what_is_kept_is_a_gap_or_clipped(ranges: HistoryRanges) -> None:
+def test_range_of_removed_rows_is_a_gap_or_clipped(ranges: HistoryRanges) -> None:
     remove_history_upto(ranges.path, 100)
     with pytest.raises(RefusedError, match="rows up to 100 were removed") as refused:
         ranges.history(RowSelection(99, 200))
@@ -229,15 +229,11 @@ def remove_deleted_upto(path: Path, upto: int) -> None:
     )
 
 
-def test_removed_deleted_rows_are_a_gap_if_requested(
-    ranges: HistoryRanges,
-) -> None:
+def test_removed_deleted_rows_are_a_gap_if_requested(ranges: HistoryRanges) -> None:
     remove_deleted_upto(ranges.path, 100)
     bounds = ranges.bounds()
     assert (bounds.lo, bounds.lo_deleted) == (0, 100)
-    with pytest.raises(
-        RefusedError, match="rows of deleted messages up to 100 were removed"
-    ) as refused:
+    with pytest.raises(RefusedError, match="deleted messages up to 100 were removed") as refused:
         ranges.history(ALL)
     assert refused.value.code == "gap"
     with pytest.raises(RefusedError, match="begins above 99"):
@@ -250,7 +246,7 @@ def test_removed_deleted_rows_are_a_gap_if_requested(
     assert others.count == len(offsets(others)) == ROWS - 75
 
 
-def test_rows_that_leave_while_they_are_read_are_missed(
+def test_rows_removed_during_the_read_are_an_error(
     ranges: HistoryRanges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RANGE_SLICE", 50)
@@ -270,7 +266,7 @@ def test_rows_that_leave_while_they_are_read_are_missed(
         (remove_deleted_upto, 0, ROWS - 25, "of deleted messages"),
     ],
 )
-def test_rows_that_leave_while_they_are_counted_are_a_gap(
+def test_rows_removed_before_the_count_are_a_gap(
     ranges: HistoryRanges,
     remove: Callable[[Path, int], None],
     lo: int,
@@ -299,25 +295,22 @@ def test_rows_that_leave_while_they_are_counted_are_a_gap(
 def test_no_transaction_is_open_between_batches(
     ranges: HistoryRanges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader that kept one would keep the log from being written back and emptied."""
+    """An open read transaction would block checkpoints of the write-ahead log."""
     monkeypatch.setattr(module, "RANGE_SLICE", 50)
     batches = iter(ranges.history(RowSelection(0, ROWS, body=True)))
     for _ in range(3):
         next(batches)
-        told = execute_in_process(
+        answer = execute_in_process(
             ranges.path,
             "PRAGMA busy_timeout = 0",
             "INSERT OR REPLACE INTO counter VALUES ('x', random())",
             "PRAGMA wal_checkpoint(TRUNCATE)",
         )
-        assert told == "[(0, 0, 0)]"  # not busy, all of it, nothing left
+        assert answer == "[(0, 0, 0)]"  # not busy; the log is empty
 
 
 def test_lock_is_waited_for(ranges: HistoryRanges) -> None:
     """ADBC sets no busy timeout by itself."""
-    execute_in_process(
-        ranges.path, "CREATE TABLE other (x)", "DROP TABLE other"
-    )  # the schema is read anew
     program = (
         "import sqlite3, sys, time\n"
         "c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
@@ -339,17 +332,17 @@ def test_lock_is_waited_for(ranges: HistoryRanges) -> None:
         assert holder.wait() == 0
 
 
-def test_time_is_looked_up(ranges: HistoryRanges) -> None:
+def test_offset_is_found_by_time(ranges: HistoryRanges) -> None:
     remove_history_upto(ranges.path, 10)
     times = {0: 10, 11: 10, 12: 11, 150: 149, 300: 299, 301: 300, 9_999: 300}
     assert {at: ranges.offset_at(NOW_MS + at * 1_000) for at in times} == times
 
 
-def test_all_queues_are_named(ranges: HistoryRanges) -> None:
+def test_all_queues_are_listed(ranges: HistoryRanges) -> None:
     assert ranges.queues() == sorted(QUEUES)
 
 
-def test_database_that_is_not_there_or_none_is_an_error(tmp_path: Path) -> None:
+def test_missing_or_invalid_database_is_an_error(tmp_path: Path) -> None:
     for engine in ("adbc", "python"):
         with pytest.raises(StorageError, match="does not exist"):
             HistoryRanges(tmp_path / "no.db", engine=engine)
@@ -358,20 +351,20 @@ def test_database_that_is_not_there_or_none_is_an_error(tmp_path: Path) -> None:
             bad.bounds()
 
 
-def test_unreadable_name_is_no_column() -> None:
+def test_column_names_are_case_sensitive() -> None:
     assert [c.name for c in columns_of(body=True)][-1] == "body"
     with pytest.raises(RefusedError, match="column 'Offset' does not exist"):
         columns_of(["Offset"])
 
 
-def test_module_loads_without_what_it_needs_later() -> None:
-    """Spark's workers and the broker import it; neither wants the other's libraries for it."""
+def test_module_imports_optional_libraries_lazily() -> None:
+    """Spark's workers and the broker import it; neither needs the libraries of the other."""
     program = (
         "import sys, phpmq_lite.storage.arrow as r; r.columns_of();"
         "print({'pyarrow', 'aiohttp', 'aiosqlite', 'adbc_driver_sqlite'} & {*sys.modules})"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert told.stdout.strip() == "set()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()"
 
 
 # -- claims
@@ -379,7 +372,7 @@ def test_module_loads_without_what_it_needs_later() -> None:
 
 @pytest.fixture
 def claimed(ranges: HistoryRanges) -> HistoryRanges:
-    """Five claims of ``nightly`` on ``orders``; 1 is acknowledged, 4 was taken away."""
+    """Add five claims of ``nightly`` on ``orders``: 1 is acknowledged, 4 was withdrawn."""
     rows = [
         "INSERT INTO message (seq, token, queue_id, position, state, published_at, deliveries,"
         f" size, crc, urn) VALUES ({900 + n}, {n}, 1, {n}, 1, {NOW_MS + n}, 1, 3,"
@@ -397,7 +390,7 @@ def claimed(ranges: HistoryRanges) -> HistoryRanges:
     return ranges
 
 
-def test_claims_come_by_number(claimed: HistoryRanges) -> None:
+def test_claims_are_ordered_by_number(claimed: HistoryRanges) -> None:
     rows = claimed.claims("nightly", 1, 5)
     table = table_of(rows)
     assert table.schema == arrow_schema(CLAIM_COLUMNS)
@@ -414,7 +407,7 @@ def test_claims_come_by_number(claimed: HistoryRanges) -> None:
 
 @pytest.mark.parametrize("change", ["UPDATE body SET content = x'00'", "DELETE FROM body"])
 def test_claim_whose_body_is_damaged_breaks_the_range(claimed: HistoryRanges, change: str) -> None:
-    """Without its body the query would acknowledge what it never saw."""
+    """Otherwise the query would acknowledge a message that it never saw."""
     execute_in_process(claimed.path, f"{change} WHERE seq = 903")
     with pytest.raises(StorageError, match=f"message {wire_id(903, 3)} is damaged"):
         table_of(claimed.claims("nightly", 1, 5))
@@ -431,7 +424,7 @@ def test_claim_whose_body_is_damaged_breaks_the_range(claimed: HistoryRanges, ch
         ("nightly", 1, 5, ("mail*",), "foreign_queue"),
     ],
 )
-def test_claims_that_cannot_be_given_are_refused(
+def test_invalid_claim_range_is_refused(
     claimed: HistoryRanges, name: str, lo: int, hi: int, allowed: tuple[str, ...], code: str
 ) -> None:
     with pytest.raises(RefusedError) as refused:

@@ -126,7 +126,7 @@ async def test_search_by_trace_finds_what_a_plain_filter_finds_at_any_moment(
                 house.check()
                 if at % 5 == 4:
                     await search_agrees(readers, house, texts[at % 3])
-            for text in texts:
+            for text in texts[3:7]:  # other examples choose the others
                 await search_agrees(readers, house, text)
         finally:
             await readers.close()

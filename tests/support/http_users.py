@@ -168,10 +168,14 @@ class BrokerFixture:
 
     def tables(self, excluded: Collection[str] = ()) -> dict[str, list[tuple[Any, ...]]]:
         """Return all rows of all tables but those in ``excluded``."""
-        names = self.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")
-        return {
-            name: self.rows(f"SELECT * FROM {name}") for (name,) in names if name not in excluded
-        }
+        with closing(sqlite3.connect(self.data / "phpmq.db")) as connection:
+            read = connection.execute
+            names = read("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
+            return {
+                name: read(f"SELECT * FROM {name}").fetchall()
+                for (name,) in names
+                if name not in excluded
+            }
 
     def audit(self) -> list[tuple[Any, ...]]:
         """Return actor, source, action, target, count and result of all audit rows."""

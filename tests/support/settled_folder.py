@@ -10,10 +10,9 @@ from typing import Any
 import aiohttp
 import pyarrow as pa
 
-from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from phpmq_lite.storage.migrate import migrate
+from tests.support.core_and_store import empty_database
 
 HISTORY_ID = "0123456789abcdef" * 2
 NOW_MS = 1_800_000_000_000  # settled_at of offset 0; each offset adds a second
@@ -41,12 +40,12 @@ INSERT INTO body SELECT seq, CASE WHEN size THEN CAST(printf('%0*d', size, seq) 
 
 
 def settled_folder(data: Path, rows: int, *, size: int = 40) -> Path:
-    """Make a data folder whose history has the offsets 1 to ``rows``; return the database."""
+    """Create a data folder whose history has the offsets 1 to ``rows``; return the database."""
     folder = DataFolder.open(data)
     try:
+        folder.database.write_bytes(empty_database())
         with closing(sqlite3.connect(folder.database, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = WAL").fetchall()
-            migrate(connection, migrations_folder())
             connection.execute("BEGIN")
             _fill(connection, rows, size)
             connection.execute("COMMIT")
@@ -85,9 +84,9 @@ def _fill(connection: sqlite3.Connection, rows: int, size: int) -> None:
 
 
 def execute_in_process(database: Path, *statements: str) -> str:
-    """Run statements in another process; return the result of the last one.
+    """Run statements in a separate process; return the rows of the last one.
 
-    ADBC bundles its own SQLite, and two copies in one process release each other's locks.
+    ADBC brings its own SQLite, and two copies in one process release each other's locks.
     """
     program = (
         "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
@@ -111,11 +110,11 @@ def remove_history_upto(database: Path, upto: int) -> None:
 
 
 class ShortStreamError(Exception):
-    """A stream that ended normally has fewer or more rows than announced."""
+    """A complete stream has fewer or more rows than announced."""
 
 
 async def read_counted(session: aiohttp.ClientSession, url: str) -> Any:
-    """Read a range as readers should: return a ``pyarrow.Table`` of all its rows.
+    """Return the rows of a range as a ``pyarrow.Table``, checked as a client must.
 
     Raises:
         ShortStreamError: the number of rows differs from the announced one.
