@@ -1,4 +1,4 @@
-"""What users install: wheel and sdist hold migrations, templates and everything to build again."""
+"""The wheel and the sdist have migrations, templates and all that a build needs."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def build(source: Path, target: Path, kind: str) -> Path:
-    """Build one artefact with the tool that pip would use; give its path."""
+    """Build an artefact with the tool that pip would use; return its path."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(target)]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -36,7 +36,7 @@ def names_in_wheel(path: Path) -> set[str]:
 
 
 def hashes_in_wheel(path: Path) -> dict[str, str]:
-    """Give all that is in it, what it says about itself too."""
+    """Return the hashes of all files, with those of the metadata."""
     with zipfile.ZipFile(path) as wheel:
         return {name: hashlib.sha256(wheel.read(name)).hexdigest() for name in wheel.namelist()}
 
@@ -51,7 +51,7 @@ def wheel_names(wheel: Path) -> set[str]:
     return names_in_wheel(wheel)
 
 
-def test_wheel_says_what_a_package_index_shows(wheel: Path) -> None:
+def test_wheel_has_the_metadata_of_a_package_index(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         (name,) = (name for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
         found = message_from_bytes(opened.read(name))
@@ -105,7 +105,7 @@ def test_wheel_has_nothing_compiled(wheel_names: set[str]) -> None:
 
 @dataclass
 class Installed(BrokerProcess):
-    """A broker of an installation; nothing of the checkout is in its way."""
+    """A broker of an installation, without access to the checkout."""
 
     home: Path = Path()
 

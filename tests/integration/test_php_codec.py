@@ -1,4 +1,4 @@
-"""The verdict, the copies and the records of ``clients/php``, against the package's own."""
+"""The verdicts, copies and records of ``clients/php``, compared with those of Python."""
 
 import json
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def test_php_writes_the_record_of_the_table(php: PhpClient, case: Case) -> None:
     st.sampled_from(CASES),
     st.lists(st.tuples(st.integers(0, 400), st.integers(0, 12), st.sampled_from(TOKENS))),
 )
-def test_php_judges_any_bytes_as_the_broker_does(
+def test_php_and_the_broker_agree_on_any_bytes(
     php: PhpClient, case: Case, changes: list[tuple[int, int, bytes]]
 ) -> None:
     content = case.content[:2_000]
@@ -73,7 +73,7 @@ def test_php_judges_any_bytes_as_the_broker_does(
     assert (None if problem is None else problem[0]) == (None if ours is None else ours.reason)
 
 
-# -- what InitPHP's worker hands back
+# -- payloads of InitPHP's worker
 
 
 DELICATE = b'{"e":{},"l":[],"f":1.0,"n":12345678901234567890,"x":1E2,"s":"\\u2028/\\/"}'
@@ -88,7 +88,7 @@ def test_retry_changes_attempts_and_no_other_byte(php: PhpClient, urn: dict[str,
     assert php.bytes_of("carry", came, handed_back) == edit(came, attempts=b"1")
 
 
-def test_retry_of_what_a_worker_changed_is_what_it_changed(php: PhpClient) -> None:
+def test_retry_keeps_the_changes_of_a_worker(php: PhpClient) -> None:
     changed = body(data='{"step":2}', attempts="1")
     assert php.bytes_of("carry", body(), changed) == changed
 
@@ -99,7 +99,7 @@ def test_retry_counts_from_a_clamped_number(php: PhpClient) -> None:
 
 
 @pytest.mark.parametrize("came", [b"\xff", b"[1]", body()[:-1] + b',"attempts":0}'], ids=repr)
-def test_retry_of_what_cannot_be_spliced_is_the_payload(php: PhpClient, came: bytes) -> None:
+def test_retry_of_an_invalid_body_is_the_payload(php: PhpClient, came: bytes) -> None:
     assert php.bytes_of("carry", came, body(attempts="1")) == body(attempts="1")
 
 
@@ -121,8 +121,10 @@ def test_record_of_a_reason_of_initphp_names_it_as_the_detail(php: PhpClient) ->
     record = php.bytes_of("record", malformed, php.recoded(malformed, 0, block), "orders", "ab")
     assert block_of(record)["reason"] == "poison"
     assert block_of(record)["detail"] == "poison"
-    odd = php.bytes_of("record", body(), compact({"dead_letter": {"reason": "tired"}}), "q", "ab")
-    assert (block_of(odd)["reason"], block_of(odd)["detail"]) == ("failed", "tired")
+    unknown = php.bytes_of(
+        "record", body(), compact({"dead_letter": {"reason": "tired"}}), "q", "ab"
+    )
+    assert (block_of(unknown)["reason"], block_of(unknown)["detail"]) == ("failed", "tired")
 
 
 def test_record_of_a_block_of_wrong_types_takes_none_of_it(php: PhpClient) -> None:
@@ -135,7 +137,7 @@ def test_record_of_a_block_of_wrong_types_takes_none_of_it(php: PhpClient) -> No
 # -- making
 
 
-def test_made_envelope_has_nothing_to_complain_about(php: PhpClient) -> None:
+def test_made_envelope_has_no_findings(php: PhpClient) -> None:
     made = php.bytes_of("make", f" {URN} ", {"n": 1.0, "t": "Grüße ☕ /"}, "orders", "trace")
     assert [problem.reason for problem in validation.lint(made)] == ["not_uuid"]
     whole = php.bytes_of("make", URN)
@@ -146,17 +148,26 @@ def test_made_envelope_has_nothing_to_complain_about(php: PhpClient) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(" \t",), ("urn:a", [1, 2])], ids=["blank", "list"])
-def test_envelope_that_nobody_could_read_is_not_made(php: PhpClient, arguments: Any) -> None:
+def test_invalid_envelope_is_not_made(php: PhpClient, arguments: Any) -> None:
     with pytest.raises(PhpError, match="BadEnvelope: invalid envelope: poison"):
         php.call("make", *arguments)
 
 
-ODD = ["Closure", "DateTime", "ArrayObject", "Suit", "Phpmq\\BadEnvelope", "resource (stream)"]
+UNSUPPORTED = [
+    "Closure",
+    "DateTime",
+    "ArrayObject",
+    "Suit",
+    "Phpmq\\BadEnvelope",
+    "resource (stream)",
+]
 
 
-@pytest.mark.parametrize("kind", [*ODD, "INF", "NAN", "not UTF-8", "name that is not UTF-8"])
-def test_value_that_json_has_not_is_refused_with_its_pointer(php: PhpClient, kind: str) -> None:
-    """json_encode makes ``{}`` of a closure, and of an object its public members."""
+@pytest.mark.parametrize(
+    "kind", [*UNSUPPORTED, "INF", "NAN", "not UTF-8", "name that is not UTF-8"]
+)
+def test_value_without_a_json_form_is_refused_with_its_pointer(php: PhpClient, kind: str) -> None:
+    """json_encode turns a closure into ``{}`` and an object into its public members."""
     with pytest.raises(PhpError) as caught:
         php.call("makeWith", kind)
     assert caught.value.name == "BadEnvelope"

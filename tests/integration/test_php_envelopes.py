@@ -51,7 +51,7 @@ def command(script: str, *arguments: str) -> list[str]:
 
 
 def php_run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of ``examples/php``; what PHP itself has to say fails the test."""
+    """Run a script of ``examples/php``; warnings of PHP fail the test."""
     done = subprocess.run(
         command(script, *arguments), capture_output=True, text=True, timeout=60, check=False
     )
@@ -60,7 +60,7 @@ def php_run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def work(queue: str, broker: BrokerProcess, *options: str) -> tuple[list[Any], list[Any]]:
-    """Run ``worker.php`` until its queue is empty; give what it printed and its log."""
+    """Run ``worker.php`` until its queue is empty; return its output and its log."""
     done = php_run(
         "worker.php", "--stop-when-empty", "--timeout=1", *options, broker.phpmq[0], queue
     )
@@ -72,7 +72,7 @@ def work(queue: str, broker: BrokerProcess, *options: str) -> tuple[list[Any], l
 
 
 def python_works(queue: str, broker: BrokerProcess) -> list[tuple[Any, Any]]:
-    """Run the package's worker until the queue is empty; give what its handler got."""
+    """Run the package's worker until the queue is empty; return the handled messages."""
     got: list[tuple[Any, Any]] = []
     app = apps.connect(broker.phpmq[0], queue=queue)
 
@@ -158,7 +158,7 @@ def test_php_worker_handles_an_empty_list_of_php_only(broker: BrokerProcess, que
 
 
 @pytest.mark.parametrize("arguments", [["{"], ["[1]"], ["5"], ["{}", "\xff"]], ids=str)
-def test_producer_says_what_it_cannot_send(broker: BrokerProcess, arguments: list[str]) -> None:
+def test_producer_rejects_invalid_data(broker: BrokerProcess, arguments: list[str]) -> None:
     sent = [argument.encode("latin-1") for argument in arguments]
     done = subprocess.run(
         [*command("produce.php", broker.phpmq[0], "never", URN), *sent],
@@ -174,9 +174,7 @@ def test_producer_says_what_it_cannot_send(broker: BrokerProcess, arguments: lis
 # -- bytes
 
 
-def test_mebibyte_goes_through_and_comes_back_the_same(
-    broker: BrokerProcess, php: PhpClient, queue: str
-) -> None:
+def test_mebibyte_returns_unchanged(broker: BrokerProcess, php: PhpClient, queue: str) -> None:
     text = '\\u0000\\\\\\"H0100304P01☕\\u2028' * 40_000
     content = body(data=f'{{"text":"{text}","e":{{}}}}')
     assert len(content) > 1 << 20
@@ -190,9 +188,7 @@ def test_mebibyte_goes_through_and_comes_back_the_same(
     assert php.call("memory") < 64 << 20
 
 
-def test_content_that_is_no_text_is_quarantined_with_its_bytes(
-    broker: BrokerProcess, queue: str
-) -> None:
+def test_binary_content_is_quarantined_unchanged(broker: BrokerProcess, queue: str) -> None:
     contents = [bytes(range(256)) * 4096, b"", b"\r\nH0100202", b"[1]", body()[:-1], b'{"raw":"x"}']
     publish(broker, queue, *contents)
     printed, log = work(queue, broker)
@@ -208,7 +204,7 @@ def raw_of(record: dict[str, Any]) -> bytes:
     return base64.b64decode(raw) if record.get("raw_encoding") == "base64" else raw.encode()
 
 
-def test_newer_version_is_quarantined_as_it_is(broker: BrokerProcess, queue: str) -> None:
+def test_newer_version_is_quarantined_unchanged(broker: BrokerProcess, queue: str) -> None:
     content = with_meta(schema_version="2")
     publish(broker, queue, content)
     work(queue, broker)
@@ -268,7 +264,7 @@ def test_dead_letter_leaves_one_record_and_its_cause_in_the_history(
     assert ready(broker, f"{queue}.dlq") == 1
 
 
-def test_record_of_php_is_redriven_to_its_bytes(
+def test_php_record_is_redriven_unchanged(
     broker: BrokerProcess, php: PhpClient, queue: str
 ) -> None:
     content = body(data='{"e":{},"n":12345678901234567890}')
@@ -279,8 +275,8 @@ def test_record_of_php_is_redriven_to_its_bytes(
     assert drained(broker, queue) == [content]
 
 
-def test_message_of_a_worker_that_died_comes_again(broker: BrokerProcess, queue: str) -> None:
-    """It had stored its copy and not settled: the same key stores nothing twice."""
+def test_message_of_a_killed_worker_is_redelivered(broker: BrokerProcess, queue: str) -> None:
+    """It stored its copy but did not settle; the same key stores nothing twice."""
     publish(broker, queue, body())
     with PhpClient(broker.phpmq[0]) as died:
         message = died.take(queue)
@@ -300,31 +296,27 @@ def test_message_of_a_worker_that_died_comes_again(broker: BrokerProcess, queue:
 # -- waiting, restarts, other ways in
 
 
-def test_reserve_in_vain_gives_its_late_message_to_the_next_call(
-    broker: BrokerProcess, php: PhpClient, queue: str
-) -> None:
+def test_late_message_is_returned_later(broker: BrokerProcess, php: PhpClient, queue: str) -> None:
     assert php.reserve(queue, 0.01) is None
     publish(broker, queue, body())
     assert php.take(queue).body == body()
 
 
-def test_close_gives_back_what_was_dispatched_late(
-    broker: BrokerProcess, php: PhpClient, queue: str
-) -> None:
+def test_close_returns_late_messages(broker: BrokerProcess, php: PhpClient, queue: str) -> None:
     assert php.reserve(queue, 0) is None
     publish(broker, queue, body(), b"second")
     php.call("close")
     assert drained(broker, queue, 2) == [body(), b"second"]
 
 
-def test_broker_that_restarts_is_found_again(tmp_path: Path) -> None:
+def test_client_reconnects_after_a_restart_of_the_broker(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data") as broker, PhpClient(broker.phpmq[0]) as php:
         php.call("publish", body(), "orders")
         php.call("publish", body(attempts="1"), "orders")
         first = php.take("orders")
         broker.kill()
         broker.start()
-        php.call("ack", first.handle)  # nobody holds it: done, and not sent again
+        php.call("ack", first.handle)  # no longer held: done, and not sent again
         second = php.take("orders")
         assert second.body == body(attempts="1")
         broker.terminate()
@@ -336,9 +328,7 @@ def test_broker_that_restarts_is_found_again(tmp_path: Path) -> None:
         assert php.reserve("orders", 0.2) is None
 
 
-def test_sigterm_ends_the_worker_after_the_message_in_hand(
-    broker: BrokerProcess, queue: str, tmp_path: Path
-) -> None:
+def test_sigterm_ends_a_busy_worker(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
     handlers = tmp_path / "handlers.php"
     handlers.write_text(
         "<?php return ['urn:babel:orders:created' => function (array $data): void {"
@@ -372,7 +362,7 @@ def test_unix_socket_leads_to_the_same_broker(tmp_path: Path) -> None:
         assert php.take("orders").body == body()
 
 
-def test_tls_takes_the_right_certificate_only(tmp_path: Path) -> None:
+def test_tls_accepts_the_right_certificate_only(tmp_path: Path) -> None:
     """8 MB go out and back, more than fits into any buffer at once."""
     authority = CertificateAuthority(tmp_path)
     cert, key = authority.make("server")

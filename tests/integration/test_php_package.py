@@ -35,7 +35,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 def run(*command: str, folder: Path, **environment: str) -> str:
-    """Run a command to its good end; give what it prints."""
+    """Run a command, which must succeed; return its output."""
     done = subprocess.run(
         command, cwd=folder, env=os.environ | environment,
         capture_output=True, text=True, timeout=100, check=False,
@@ -61,7 +61,7 @@ def test_package_passes_its_own_tests(broker: BrokerProcess) -> None:
 
 
 @needs_composer
-def test_package_is_described_as_composer_wants_it(tmp_path: Path) -> None:
+def test_package_passes_composer_validate(tmp_path: Path) -> None:
     shutil.copytree(CLIENT, tmp_path / "php")
     composer(tmp_path / "php", "validate", "--strict", "--no-check-lock")
 
@@ -97,7 +97,7 @@ def test_project_requires_the_package_and_ends_messages_with_the_newer_classes(
     assert AdminApi(broker.admin[0]).queue("newer.dlq")["ready"] == 1
 
 
-def test_example_of_the_class_publishes_to_the_queue_of_its_envelope(
+def test_example_publishes_to_the_queue_of_its_envelope(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
     """The docblock once made an envelope for "default" and published it to "orders"."""
@@ -156,7 +156,7 @@ def test_unit_runs_the_starter_until_sigterm(broker: BrokerProcess, tmp_path: Pa
     assert len(found["items"]) == 1
 
 
-def test_starter_tries_a_failing_message_again(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_starter_retries_a_failing_message(broker: BrokerProcess, tmp_path: Path) -> None:
     folder = application(tmp_path)
     worker = (folder / "worker.php").read_text(encoding="utf-8")
     failing = re.sub("echo .*;", "throw new Exception('no mail server');", worker)

@@ -1,4 +1,4 @@
-"""What each call of ``clients/php/src/PhpmqTransport.php`` does on the wire, frame by frame."""
+"""The frames that each call of ``clients/php/src/PhpmqTransport.php`` sends."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ BODY = body()
 
 @pytest.fixture
 async def broker() -> AsyncIterator[ScriptedBroker]:
-    """A broker that dispatches one envelope to whoever consumes, and receipts what is published."""
+    """Run a broker that dispatches one envelope to each consumer and confirms publishes."""
     async with ScriptedBroker() as scripted:
         scripted.script = dispatching(scripted, ID, BODY)
         yield scripted
@@ -45,32 +45,38 @@ def dispatching(broker: ScriptedBroker, message_id: bytes, content: bytes, ttl_s
 
 
 def silent(_peer: ScriptedPeer, _frame: ClientFrame) -> None:
-    """Answer nothing."""
+    """Send no reply."""
 
 
 @asynccontextmanager
 async def php_at(broker: ScriptedBroker, **options: Any) -> AsyncIterator[PhpClient]:
     with PhpClient(f"127.0.0.1:{broker.port}", **options) as peer:
         yield peer
-        await do(peer, "close")  # while the loop runs: it waits for the broker's end
+        await do(peer, "close")  # while the loop runs, because it waits until the broker closes
 
 
 async def do(php: PhpClient, name: str, *arguments: Any) -> Any:
     return await asyncio.to_thread(php.call, name, *arguments)
 
 
+async def message(php: PhpClient, queue: str = "orders") -> Any:
+    return await asyncio.to_thread(php.take, queue)
+
+
 async def take(php: PhpClient, queue: str = "orders") -> int:
-    """Reserve a message; give the handle that the other calls take."""
-    return (await asyncio.to_thread(php.take, queue)).handle
+    """Reserve a message; return the handle that the other calls take."""
+    return int((await message(php, queue)).handle)
+
+
+def received(broker: ScriptedBroker) -> list[ClientFrame]:
+    return [broker.frames.get_nowait()[1] for _ in range(broker.frames.qsize())]
 
 
 async def frames(broker: ScriptedBroker, php: PhpClient) -> list[ClientFrame]:
-    """Close, and give all that was sent but the first 002."""
+    """Close the client; return the frames between the first and the last 002."""
     await do(php, "close")
     await broker.peer.half_closed.wait()
-    found = []
-    while not broker.frames.empty():
-        found.append(broker.frames.get_nowait()[1])
+    found = received(broker)
     assert found[0] == Consume("orders", 1)
     assert found[-1] == Consume("orders", 0)
     return found[1:-1]
@@ -79,23 +85,21 @@ async def frames(broker: ScriptedBroker, php: PhpClient) -> list[ClientFrame]:
 # -- reserve
 
 
-async def test_reserve_in_vain_leaves_its_window_and_takes_the_late_message(
-    broker: ScriptedBroker,
-) -> None:
+async def test_reserve_that_timed_out_keeps_its_window_open(broker: ScriptedBroker) -> None:
     broker.script = silent
     async with php_at(broker) as php:
         for _ in range(2):
             assert await do(php, "reserve", "orders", 0.02) is None
         broker.peer.dispatch("orders", BODY, ID)
-        late = await asyncio.to_thread(php.take, "orders")
+        late = await message(php)
         assert (late.message_id, late.body) == (ID.decode(), BODY)
         assert late.envelope == json.loads(BODY)
         await do(php, "ack", late.handle)
         assert await frames(broker, php) == [Acknowledge("orders", ID)]
 
 
-async def test_reserve_reads_a_message_that_comes_in_pieces(broker: ScriptedBroker) -> None:
-    content = bytes(range(256)) * 8 + b"H0100304P01"  # looks like frames, and is none
+async def test_reserve_reads_a_message_in_pieces(broker: ScriptedBroker) -> None:
+    content = bytes(range(256)) * 8 + b"H0100304P01"  # resembles frames
     whole: list[bytes] = []
 
     def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
@@ -110,30 +114,30 @@ async def test_reserve_reads_a_message_that_comes_in_pieces(broker: ScriptedBrok
         for start in range(0, len(rest), 301):
             broker.peer.transport.write(rest[start : start + 301])
             await asyncio.sleep(0)
-        found = await asyncio.to_thread(php.take, "orders")
+        found = await message(php)
         assert (found.body, found.ttl_s, found.envelope) == (content, 9, [])
 
 
-async def test_windows_of_two_queues_are_apart(broker: ScriptedBroker) -> None:
+async def test_windows_of_two_queues_are_separate(broker: ScriptedBroker) -> None:
     broker.script = silent
     async with php_at(broker) as php:
         assert await do(php, "reserve", "orders", 0.01) is None
-        assert await do(php, "reserve", "7", 0.01) is None  # PHP makes a number of such a key
+        assert await do(php, "reserve", "7", 0.01) is None  # PHP converts such a key to an integer
         broker.peer.dispatch("orders", b"1", ID)
         broker.peer.dispatch("7", b"2", OTHER)
-        assert (await asyncio.to_thread(php.take, "7")).body == b"2"
-        assert (await asyncio.to_thread(php.take, "orders")).body == b"1"
+        assert (await message(php, "7")).body == b"2"
+        assert (await message(php)).body == b"1"
 
 
-async def test_reserve_gives_back_what_was_left_unsettled(broker: ScriptedBroker) -> None:
-    """A worker that failed between two calls holds up nothing: 005 to the end of the queue."""
+async def test_reserve_returns_an_unsettled_message(broker: ScriptedBroker) -> None:
+    """A worker that failed between two calls blocks nothing: 005 to the end of the queue."""
     async with php_at(broker) as php:
         await take(php)
         assert await do(php, "reserve", "orders", 0.01) is None
         assert await frames(broker, php) == [Requeue("orders", ID, 0)]
 
 
-async def test_credit_lets_several_be_reserved(broker: ScriptedBroker) -> None:
+async def test_credit_allows_several_reserved_messages(broker: ScriptedBroker) -> None:
     broker.script = silent
     async with php_at(broker, credit=2) as php:
         assert await do(php, "reserve", "orders", 0.01) is None
@@ -143,11 +147,11 @@ async def test_credit_lets_several_be_reserved(broker: ScriptedBroker) -> None:
         await do(php, "ack", second)
         await do(php, "ack", first)
         await do(php, "close")
-        _, *sent, _ = [broker.frames.get_nowait()[1] for _ in range(broker.frames.qsize())]
+        _, *sent, _ = received(broker)
         assert sent == [Acknowledge("orders", OTHER), Acknowledge("orders", ID)]
 
 
-async def test_reserve_comes_back_after_a_lost_connection(broker: ScriptedBroker) -> None:
+async def test_reserve_reconnects_after_a_lost_connection(broker: ScriptedBroker) -> None:
     seen: list[ScriptedPeer] = []
 
     def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
@@ -159,11 +163,11 @@ async def test_reserve_comes_back_after_a_lost_connection(broker: ScriptedBroker
 
     broker.script = script
     async with php_at(broker) as php:
-        assert (await asyncio.to_thread(php.take, "orders")).body == BODY
+        assert (await message(php)).body == BODY
     assert len(broker.peers) == 2
 
 
-async def test_reserve_without_a_broker_says_so(unused_tcp_port: int) -> None:
+async def test_reserve_without_a_broker_is_an_error(unused_tcp_port: int) -> None:
     with (
         PhpClient(f"127.0.0.1:{unused_tcp_port}") as php,
         pytest.raises(PhpError, match=r"ConnectionLost: .*Connection refused"),
@@ -184,24 +188,20 @@ async def test_reserve_without_a_broker_says_so(unused_tcp_port: int) -> None:
     ],
     ids=["http", "publish", "long queue", "huge", "twice", "no key", "no content"],
 )
-async def test_answer_that_is_no_phpmq_ends_the_connection(
-    broker: ScriptedBroker, said: bytes
-) -> None:
+async def test_invalid_reply_ends_the_connection(broker: ScriptedBroker, said: bytes) -> None:
     broker.script = lambda peer, _frame: peer.transport.write(said)
     async with php_at(broker) as php:
-        with suppress(PhpError):  # or None, where the last connection was new when time was up
+        with suppress(PhpError):  # or None if the time ended on a new connection
             assert await do(php, "reserve", "orders", 0.3) is None
         assert len(broker.peers) > 1
         broker.script = dispatching(broker, ID, BODY)
-        assert (await asyncio.to_thread(php.take, "orders")).body == BODY
+        assert (await message(php)).body == BODY
 
 
 # -- the ends
 
 
-async def test_release_of_the_same_bytes_is_a_requeue_with_what_is_left_to_live(
-    broker: ScriptedBroker,
-) -> None:
+async def test_release_of_the_same_bytes_keeps_the_remaining_ttl(broker: ScriptedBroker) -> None:
     broker.script = dispatching(broker, ID, BODY, ttl_s=3600)
     async with php_at(broker) as php:
         await do(php, "release", await take(php), BODY, 0)
@@ -209,7 +209,7 @@ async def test_release_of_the_same_bytes_is_a_requeue_with_what_is_left_to_live(
     assert sent in [Requeue("orders", ID, 3600), Requeue("orders", ID, 3599)]
 
 
-async def test_release_later_stores_a_copy_before_it_acknowledges(broker: ScriptedBroker) -> None:
+async def test_delayed_release_stores_a_copy_before_it_acknowledges(broker: ScriptedBroker) -> None:
     """As the design says: 001 under ``<id>:<attempts>`` to ``.retry``, 007, then 004."""
     asked: list[tuple[ScriptedPeer, Publish]] = []
     is_asked = asyncio.Event()
@@ -248,7 +248,7 @@ async def test_release_at_once_with_other_bytes_keeps_its_deadline(broker: Scrip
     assert end == Acknowledge("orders", ID)
 
 
-async def test_release_later_of_the_same_bytes_copies_them(broker: ScriptedBroker) -> None:
+async def test_delayed_release_of_the_same_bytes_copies_them(broker: ScriptedBroker) -> None:
     async with php_at(broker) as php:
         await do(php, "release", await take(php), BODY, 5)
         copy = Publish("orders.retry", BODY, 5, ID + b":0")
@@ -281,32 +281,30 @@ async def test_dead_letter_that_only_the_broker_can_write_is_bare(
     async with php_at(broker) as php:
         await do(php, "deadLetter", await take(php, queue), content)
         await do(php, "close")
-    sent = [broker.frames.get_nowait()[1] for _ in range(broker.frames.qsize())]
+    sent = received(broker)
     assert sent == [Consume(queue, 1), DeadLetter(queue, ID), Consume(queue, 0)]
 
 
-async def test_longest_queue_has_a_dead_letter_queue_and_retries_at_once(
-    broker: ScriptedBroker,
-) -> None:
+async def test_longest_queue_name_has_no_retry_queue(broker: ScriptedBroker) -> None:
     """A name may have 255 bytes, and 259 with ``.dlq``; with ``.retry`` it cannot exist."""
     queue = "q" * 255
     broker.script = dispatching(broker, ID, BODY)
     for name, *more in (("deadLetter", BODY), ("release", BODY, 5)):
         async with php_at(broker) as php:
             await do(php, name, await take(php, queue), *more)
-            assert (await asyncio.to_thread(php.take, f"{queue}.dlq")).body == BODY
+            assert (await message(php, f"{queue}.dlq")).body == BODY
             await do(php, "close")
-    sent = [broker.frames.get_nowait()[1] for _ in range(broker.frames.qsize())]
+    sent = received(broker)
     published = [frame.queue for frame in sent if isinstance(frame, Publish)]
     assert published == [f"{queue}.dlq", queue]
 
 
-async def test_malformed_body_goes_whole_into_its_record(broker: ScriptedBroker) -> None:
-    """InitPHP hands back ``{"attempts":0,"dead_letter":…}`` and has lost the body."""
+async def test_malformed_body_is_stored_whole_in_its_record(broker: ScriptedBroker) -> None:
+    """InitPHP returns ``{"attempts":0,"dead_letter":…}`` without the body."""
     deep = nested(300)
     broker.script = dispatching(broker, ID, deep)
     async with php_at(broker) as php:
-        found = await asyncio.to_thread(php.take, "orders")
+        found = await message(php)
         assert found.envelope == []
         await do(php, "deadLetter", found.handle, b'{"attempts":0,"dead_letter":{"attempts":0}}')
         record, _ = await frames(broker, php)
@@ -319,14 +317,14 @@ async def test_malformed_body_goes_whole_into_its_record(broker: ScriptedBroker)
 async def test_body_that_initphp_would_hand_to_a_handler_has_an_empty_envelope(
     broker: ScriptedBroker, content: bytes
 ) -> None:
-    """Its dispatcher takes a list for data and a blank trace_id; an empty envelope it refuses."""
+    """Its dispatcher accepts a list as data and a blank trace_id, but no empty envelope."""
     broker.script = dispatching(broker, ID, content)
     async with php_at(broker) as php:
-        found = await asyncio.to_thread(php.take, "orders")
+        found = await message(php)
         assert (found.body, found.envelope) == (content, [])
 
 
-# -- what goes wrong
+# -- failures
 
 
 async def test_copy_that_is_refused_leaves_the_message_reserved(broker: ScriptedBroker) -> None:
@@ -347,9 +345,7 @@ async def test_copy_that_is_refused_leaves_the_message_reserved(broker: Scripted
     assert end == DeadLetter("orders", ID)
 
 
-async def test_connection_lost_before_the_receipt_repeats_the_copy_under_its_key(
-    broker: ScriptedBroker,
-) -> None:
+async def test_copy_without_a_receipt_is_repeated_under_its_key(broker: ScriptedBroker) -> None:
     cut: list[Publish] = []
 
     def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
@@ -372,7 +368,7 @@ async def test_connection_lost_before_the_receipt_repeats_the_copy_under_its_key
 
 
 async def test_acknowledgement_leaves_on_the_next_connection(broker: ScriptedBroker) -> None:
-    """The broker takes it: nobody holds the message after its consumer's connection ended."""
+    """The broker accepts it: the message is not held after its connection ended."""
     async with php_at(broker) as php:
         handle = await take(php)
         broker.peer.cut()
@@ -383,7 +379,7 @@ async def test_acknowledgement_leaves_on_the_next_connection(broker: ScriptedBro
     assert sent[1:] == [(broker.peers[1], Acknowledge("orders", ID))]
 
 
-async def test_publish_without_a_receipt_gives_up_in_time(broker: ScriptedBroker) -> None:
+async def test_publish_without_a_receipt_times_out(broker: ScriptedBroker) -> None:
     broker.script = silent
     async with php_at(broker, timeout=0.2) as php:
         with pytest.raises(PhpError, match=r"ConnectionLost: no receipt within 0\.2 s"):
@@ -402,9 +398,7 @@ async def test_publish_sends_its_bytes_under_a_new_key_each_time(broker: Scripte
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"hello", body(data="[1]"), body(trace_id='""')])
-async def test_what_no_consumer_could_handle_is_not_published(
-    broker: ScriptedBroker, content: bytes
-) -> None:
+async def test_invalid_envelope_is_not_published(broker: ScriptedBroker, content: bytes) -> None:
     async with php_at(broker) as php:
         with pytest.raises(PhpError, match="BadEnvelope: invalid envelope"):
             await do(php, "publish", content, "orders")
@@ -412,9 +406,7 @@ async def test_what_no_consumer_could_handle_is_not_published(
 
 
 @pytest.mark.parametrize("name", ["", "a\tb", "q" * 256, "ü" * 128, "a\x7fb", "\x85"])
-async def test_queue_that_has_no_right_name_is_refused_before_anything_is_sent(
-    broker: ScriptedBroker, name: str
-) -> None:
+async def test_invalid_queue_name_is_refused(broker: ScriptedBroker, name: str) -> None:
     async with php_at(broker) as php:
         for call in (("publish", BODY, name), ("reserve", name, 0.1)):
             with pytest.raises(PhpError, match="PhpmqException: a queue name must have 1 to 255"):
@@ -422,9 +414,7 @@ async def test_queue_that_has_no_right_name_is_refused_before_anything_is_sent(
     assert broker.peers == []
 
 
-async def test_body_above_the_limit_is_refused_before_anything_is_sent(
-    broker: ScriptedBroker,
-) -> None:
+async def test_body_above_the_limit_is_refused_before_sending(broker: ScriptedBroker) -> None:
     async with php_at(broker, maxContent=len(BODY) - 1) as php:
         with pytest.raises(PhpError, match=f"BadEnvelope: the message is {len(BODY)} bytes"):
             await do(php, "publish", BODY, "orders")

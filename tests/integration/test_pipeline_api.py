@@ -1,10 +1,10 @@
-"""Claims, staged rows and the summary over HTTP: done, refused with the bound, audited, by role."""
+"""Claims, staged rows and the summary over HTTP: results, refusals, audit and roles."""
 
 import asyncio
 import io
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def stream(*rows: tuple[str, str, int | None]) -> bytes:
 
 @asynccontextmanager
 async def program(home: BrokerFixture, role: str, *queues: str) -> AsyncIterator[HttpUser]:
-    """Make a program with a token of that role."""
+    """Return a program with a token of the role."""
     secret = await home.token(f"{role}-{len(queues)}", role, *queues)
     async with HttpUser(home.url, secret) as made:
         yield made
@@ -57,7 +57,6 @@ async def program(home: BrokerFixture, role: str, *queues: str) -> AsyncIterator
 async def stage(
     visitor: HttpUser, token: str, raw: bytes | AsyncIterator[bytes], **headers: str
 ) -> tuple[int, dict[str, Any]]:
-    """Send a stream under a token."""
     headers = {"Content-Type": arrow_export.MEDIA} | headers
     answer = await visitor.request(
         "POST", f"/api/v1/pipeline/stage?token={token}", headers, data=raw
@@ -79,6 +78,11 @@ def context_of(home: BrokerFixture) -> Context:
 async def call(visitor: HttpUser, path: str, body: Any) -> tuple[int, dict[str, Any]]:
     answer = await visitor.call("POST", f"/pipeline/{path}", body)
     return answer.status, json.loads(answer.text)
+
+
+async def refusal(reply: Awaitable[tuple[int, dict[str, Any]]]) -> tuple[int, str]:
+    status, problem = await reply
+    return status, problem["code"]
 
 
 @pytest.fixture
@@ -109,7 +113,7 @@ async def test_claims_are_numbered_acknowledged_and_released(site: HttpSite) -> 
     assert (state["count"], state["oldest_at_ms"]) == (0, None)
 
 
-async def test_claims_leave_rows_in_the_audit_where_something_is_decided(site: HttpSite) -> None:
+async def test_claims_are_audited_unless_they_repeat(site: HttpSite) -> None:
     await site.publish_many("orders", 5)
     for upto in (1, 2):
         asked = {"subscription": "s", "queue": "orders", "max_messages": 1}
@@ -171,7 +175,7 @@ async def test_invalid_call_is_refused_and_changes_nothing(site: HttpSite) -> No
         assert (len(audit) - rows, audit[0]["result"]) == (1, code), (path, body)
 
 
-async def test_state_of_no_subscription_is_not_found(site: HttpSite) -> None:
+async def test_state_of_an_unknown_subscription_is_not_found(site: HttpSite) -> None:
     assert (await site.api("GET", "/pipeline/claims/state?subscription=s"))[0] == 404
     assert (await site.api("GET", "/pipeline/claims/state"))[0] == 422
 
@@ -214,10 +218,8 @@ async def test_staged_rows_are_published_once(home: BrokerFixture, spark: HttpUs
     ) == [("mail", 1), ("orders", 2_501)]
 
 
-async def test_app_id_belongs_to_the_user_who_wrote_first(
-    home: BrokerFixture, spark: HttpUser
-) -> None:
-    """A limited operator could hide all further rows of another application."""
+async def test_app_id_belongs_to_the_first_writer(home: BrokerFixture, spark: HttpUser) -> None:
+    """Otherwise a limited operator could block all further rows of another application."""
     asked: dict[str, Any] = {"app_id": "etl", "version": 1, "tokens": []}
     assert (await call(spark, "publish", asked))[0] == 200
     poison = asked | {"version": (1 << 63) - 1}
@@ -254,30 +256,27 @@ async def test_admin_transfers_an_app_id(home: BrokerFixture, spark: HttpUser) -
             ({"app_id": "a", "owner": "nobody"}, "unknown_user"),
             ({"app_id": "a", "owner": "token none"}, "unknown_token"),
         ):
-            status, problem = await call(admin, "app-ids/transfer", wrong)
-            assert (status, problem["code"]) == (404, code)
+            assert await refusal(call(admin, "app-ids/transfer", wrong)) == (404, code)
         assert (await admin.get("/api/v1/pipeline/app-ids?cursor=x")).status == 422
     async with program(home, "admin", "new.*", "more.*") as limited:
         assert (await limited.get("/api/v1/pipeline/app-ids")).status == 403
         assert (await call(limited, "app-ids/transfer", {"app_id": "a", "owner": None}))[0] == 403
 
 
-async def test_limited_operator_touches_tokens_of_their_queues_only(
+async def test_limited_operator_needs_the_queues_of_a_token(
     home: BrokerFixture, spark: HttpUser
 ) -> None:
     await stage(spark, "t", stream(("orders", "a", None)))
     async with program(home, OPERATOR, "mail") as limited:
         assert await call(limited, "unstage", {"tokens": ["t"]}) == (200, {"unstaged": 0})
         asked = {"app_id": "mine", "version": 1, "tokens": ["t"]}
-        status, problem = await call(limited, "publish", asked)
-        assert (status, problem["code"]) == (403, "foreign_queue")
+        assert await refusal(call(limited, "publish", asked)) == (403, "foreign_queue")
     assert (await call(spark, "publish", asked | {"app_id": "own"}))[1]["published"] == 1
 
 
 async def test_token_is_staged_once_and_dropped(home: BrokerFixture, spark: HttpUser) -> None:
     await stage(spark, "t", stream(("orders", "a", None)))
-    status, problem = await stage(spark, "t", stream(("orders", "b", None)))
-    assert (status, problem["code"]) == (409, "token_staged")
+    assert await refusal(stage(spark, "t", stream(("orders", "b", None)))) == (409, "token_staged")
     assert await call(spark, "unstage", {"tokens": ["t", "nothing"]}) == (200, {"unstaged": 1})
     status, _ = await call(spark, "publish", {"app_id": "a", "version": 1, "tokens": ["t"]})
     assert status == 404
@@ -291,7 +290,7 @@ async def test_row_count_is_compared(spark: HttpUser) -> None:
     assert (await stage(spark, "t", raw, **{"X-Row-Count": "2"}))[0] == 200
 
 
-async def test_what_is_wrong_with_a_stream_leaves_nothing(
+async def test_invalid_stream_stores_nothing(
     home: BrokerFixture, spark: HttpUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_body, "body_limit", lambda _: 4_096)
@@ -319,10 +318,8 @@ async def test_what_is_wrong_with_a_stream_leaves_nothing(
 
 
 @pytest.mark.parametrize("sent", [0, 0.5, 1])
-async def test_upload_that_is_cut_leaves_nothing(
-    home: BrokerFixture, spark: HttpUser, sent: float
-) -> None:
-    """The connection goes after a part, or ahead of the last byte of what was announced."""
+async def test_cut_upload_stores_nothing(home: BrokerFixture, spark: HttpUser, sent: float) -> None:
+    """The connection ends after a part, or before the last announced byte."""
     raw = stream(*[("orders", "x" * 100, None)] * 5_000)
     _, writer = await asyncio.open_connection("127.0.0.1", URL(home.url).port)
     head = (
@@ -332,7 +329,7 @@ async def test_upload_that_is_cut_leaves_nothing(
     )
     writer.write(head.encode() + raw[: int(len(raw) * sent)])
     await writer.drain()
-    writer.close()  # both ways: what the broker may say is not read
+    writer.close()  # in both directions: the reply is not read
     await writer.wait_closed()
     await wait_until(lambda: "pipeline.stage" in [row[2] for row in home.audit()])
     assert home.audit()[-1][2:] == ("pipeline.stage", "t", 0, "cut_off")
@@ -340,7 +337,7 @@ async def test_upload_that_is_cut_leaves_nothing(
     assert (await stage(spark, "t", raw))[0] == 200
 
 
-async def test_upload_that_is_too_large_at_its_last_byte_leaves_nothing(
+async def test_upload_that_exceeds_the_limit_at_its_last_byte_stores_nothing(
     home: BrokerFixture, spark: HttpUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = stream(*[("orders", "x" * 100, None)] * 5_000)
@@ -351,18 +348,16 @@ async def test_upload_that_is_too_large_at_its_last_byte_leaves_nothing(
 
     monkeypatch.setattr(request_body, "body_limit", lambda _: len(raw) - 1)
     for sent in (raw, unannounced()):
-        status, problem = await stage(spark, "t", sent)
-        assert (status, problem["code"]) == (413, "too_large")
+        assert await refusal(stage(spark, "t", sent)) == (413, "too_large")
     assert home.rows("SELECT count(*) FROM stage") == [(0,)]
     monkeypatch.setattr(request_body, "body_limit", lambda _: len(raw))
     assert (await stage(spark, "t", raw))[0] == 200
 
 
 async def test_failure_between_slices_drops_the_token(home: BrokerFixture, spark: HttpUser) -> None:
-    """The second slice is for more queues than there may be; the first one goes too."""
+    """The second slice exceeds the limit of queues; the first is dropped too."""
     rows = [(f"q{at}", "x", None) for at in range(10_001)]
-    status, problem = await stage(spark, "t", stream(*rows))
-    assert (status, problem["code"]) == (422, "too_many_queues")
+    assert await refusal(stage(spark, "t", stream(*rows))) == (422, "too_many_queues")
     status, problem = await call(spark, "publish", {"app_id": "a", "version": 1, "tokens": ["t"]})
     assert (status, problem["code"]) == (404, "unknown_token")
 
@@ -370,7 +365,7 @@ async def test_failure_between_slices_drops_the_token(home: BrokerFixture, spark
 async def test_token_whose_first_slice_was_not_answered_is_dropped(
     spark: HttpUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be stored or not; nobody will send the rest."""
+    """It may be stored or not; the client will not send the rest."""
     raw = stream(("orders", "a", None))
     with monkeypatch.context() as hurry:
         hurry.setattr(engine, "REPLY_S", 0)
@@ -386,11 +381,10 @@ async def test_token_whose_first_slice_was_not_answered_is_dropped(
 async def test_stalled_upload_is_ended(spark: HttpUser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_body, "STALLED_S", 0.05)
 
-    status, problem = await stage(spark, "t", _endless())
-    assert (status, problem["code"]) == (408, "stalled")
+    assert await refusal(stage(spark, "t", _endless())) == (408, "stalled")
 
 
-async def test_upload_without_a_slot_is_told_to_come_again(
+async def test_upload_without_a_slot_is_asked_to_retry(
     home: BrokerFixture, spark: HttpUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "_SLOT_S", 0.05)
@@ -412,7 +406,7 @@ async def test_upload_without_a_slot_is_told_to_come_again(
     assert (await stage(spark, "t", raw))[0] == 200  # the slots are free again
 
 
-async def test_uploads_that_do_not_end_keep_no_other_from_staging(
+async def test_endless_uploads_do_not_block_others(
     home: BrokerFixture, spark: HttpUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "_SLOT_S", 0.05)
@@ -438,8 +432,7 @@ async def test_broker_without_pyarrow_names_the_extra(
 async def test_program_limited_to_queues_stages_for_those_only(home: BrokerFixture) -> None:
     async with program(home, OPERATOR, "orders*") as narrow:
         raw = stream(("orders.new", "a", None), ("mail", "b", None))
-        status, problem = await stage(narrow, "t", raw)
-        assert (status, problem["code"]) == (403, "foreign_queue")
+        assert await refusal(stage(narrow, "t", raw)) == (403, "foreign_queue")
         assert (await stage(narrow, "t", stream(("orders.new", "a", None))))[0] == 200
 
 
@@ -463,7 +456,7 @@ def shown(made: dict[str, Any]) -> Any:
     return read_summary(as_bytes(made)).model_dump(mode="json")
 
 
-async def test_summary_has_one_shape_whoever_asks(home: BrokerFixture, spark: HttpUser) -> None:
+async def test_summary_has_the_same_members_for_all(home: BrokerFixture, spark: HttpUser) -> None:
     own = [{"queue": "orders", "published": 1, "expired_never": 0}]
     made = summary(NOW, queues=own)
     made["urns"][0]["published"] = 7
@@ -481,9 +474,7 @@ async def test_summary_has_one_shape_whoever_asks(home: BrokerFixture, spark: Ht
     assert whole["last30d"][0]["at_ms"] == made["last30d"][0]["hour"]
 
 
-async def test_summary_is_replaced_whole_and_given_back(
-    home: BrokerFixture, spark: HttpUser
-) -> None:
+async def test_summary_is_replaced_and_returned(home: BrokerFixture, spark: HttpUser) -> None:
     assert (await spark.get("/api/v1/pipeline/insights")).status == 404
     for version in (summary(NOW), summary(NOW + 1, later={"unknown": 1})):
         assert (await spark.call("PUT", "/pipeline/insights", version)).status == 204
@@ -497,9 +488,7 @@ async def test_summary_is_replaced_whole_and_given_back(
     assert home.audit()[-1][2:] == ("pipeline.insights", "summary.json", 1, "done")
 
 
-async def test_invalid_summary_is_refused_and_the_old_one_stays(
-    home: BrokerFixture, spark: HttpUser
-) -> None:
+async def test_invalid_summary_is_refused(home: BrokerFixture, spark: HttpUser) -> None:
     kept = summary(NOW)
     await spark.call("PUT", "/pipeline/insights", kept)
     for raw, status, code in (
@@ -515,7 +504,7 @@ async def test_invalid_summary_is_refused_and_the_old_one_stays(
         assert home.audit()[-1][2:] == ("pipeline.insights", "", 0, code)
 
 
-async def test_summary_shows_somebody_limited_their_queues_only(home: BrokerFixture) -> None:
+async def test_limited_caller_sees_the_summary_of_their_queues_only(home: BrokerFixture) -> None:
     (home.data / "pipeline").mkdir()
     (home.data / "pipeline" / "summary.json").write_bytes(as_bytes(summary(NOW)))
     async with AsyncExitStack() as stack:
@@ -529,7 +518,7 @@ async def test_summary_shows_somebody_limited_their_queues_only(home: BrokerFixt
         assert (answer.status, json.loads(answer.text)["code"]) == (403, "foreign_queue")
 
 
-async def test_broken_file_is_said_not_served(home: BrokerFixture, spark: HttpUser) -> None:
+async def test_broken_summary_file_is_reported(home: BrokerFixture, spark: HttpUser) -> None:
     file = home.data / "pipeline" / "summary.json"
     file.parent.mkdir()
     file.write_bytes(b"x" * ((2 << 20) + 1))
@@ -540,7 +529,7 @@ async def test_broken_file_is_said_not_served(home: BrokerFixture, spark: HttpUs
     assert (await spark.get("/api/v1/pipeline/insights")).status == 503
 
 
-async def test_summaries_that_come_at_once_replace_one_another_whole(tmp_path: Path) -> None:
+async def test_concurrent_summaries_are_written_atomically(tmp_path: Path) -> None:
     file = SummaryFile(tmp_path)
     made = [as_bytes(summary(NOW + at)) for at in range(4)]
     await asyncio.gather(*map(file.write, made))
@@ -548,7 +537,7 @@ async def test_summaries_that_come_at_once_replace_one_another_whole(tmp_path: P
     assert [path.name for path in file.path.parent.iterdir()] == ["summary.json"]
 
 
-async def test_summary_that_cannot_be_stored_is_said(home: BrokerFixture, spark: HttpUser) -> None:
+async def test_unwritable_summary_is_reported(home: BrokerFixture, spark: HttpUser) -> None:
     (home.data / "pipeline").write_bytes(b"")  # no folder
     answer = await spark.call("PUT", "/pipeline/insights", summary(NOW))
     problem = json.loads(answer.text)

@@ -1,4 +1,4 @@
-"""A process that stages, publishes, claims and acknowledges is killed; what it said is on disk."""
+"""A process that stages, publishes, claims and acknowledges is killed; its replies are durable."""
 
 import signal
 import sqlite3

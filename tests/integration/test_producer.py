@@ -1,4 +1,4 @@
-"""Producers against a real broker, and against one that hangs up."""
+"""Producers with a real broker, and with one that closes connections."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ async def peer() -> AsyncIterator[ScriptedBroker]:
 
 
 async def take(client: Client, queue: str) -> list[bytes]:
-    """Take what is there: all that comes before a message which is published now."""
+    """Acknowledge and return the messages that are in the queue now."""
     await client.publish_confirmed(queue, b"last")
     found: list[bytes] = []
     async with asyncio.timeout(30), client.consume(queue) as deliveries:
@@ -69,7 +69,7 @@ async def test_envelope_published_twice_is_stored_once(broker: RunningBroker) ->
         assert await take(client, "orders") == [codec.encode(envelope)]
 
 
-async def test_trace_goes_on_over_two_hops(broker: RunningBroker) -> None:
+async def test_trace_continues_over_two_hops(broker: RunningBroker) -> None:
     async with (
         connect("127.0.0.1", broker.port) as client,
         AsyncProducer(client, queue="first") as hop,
@@ -80,7 +80,7 @@ async def test_trace_goes_on_over_two_hops(broker: RunningBroker) -> None:
             with codec.continue_trace(codec.decode(body)):
                 await hop.publish(URN, {"hop": number}, queue=there)
         (body,) = await take(client, "third")
-        assert client.is_connected  # it is not the producer's to close
+        assert client.is_connected  # the producer does not own it
     envelope = json.loads(body)
     assert (envelope["trace_id"], envelope["data"]) == ("t-0", {"hop": 2})
 
@@ -92,7 +92,7 @@ async def test_many_tasks_publish_at_once(broker: RunningBroker) -> None:
     assert {json.loads(body)["meta"]["id"] for body in bodies} == set(ids)
 
 
-async def test_nothing_is_sent_of_what_cannot_be_written(broker: RunningBroker) -> None:
+async def test_invalid_payload_is_not_sent(broker: RunningBroker) -> None:
     async with AsyncProducer(f"127.0.0.1:{broker.port}", queue="orders") as orders:
         bad: list[Any] = [float("nan"), "\ud800", object(), b"x", {1: 2}]
         for value in bad:
@@ -128,7 +128,7 @@ async def test_cut_before_the_receipt_stores_once(peer: ScriptedBroker) -> None:
 
 
 def sends(peer: ScriptedBroker, *messages: KeyedMessage, timeout_s: float = 30) -> list[str]:
-    """Send from a thread; give the outcomes by the names of their classes."""
+    """Publish from a thread; return the class names of the outcomes."""
     with connect_blocking("127.0.0.1", peer.port, backoff=Backoff(0.001, 0.001)) as client:
         outcomes = publish_each(client, messages, timeout_s)
         assert len(client.session.pending) == 0
@@ -161,7 +161,7 @@ async def test_each_message_has_its_outcome(peer: ScriptedBroker) -> None:
     assert peer.stored == {b"k1": b"1", b"k5": b"5"}
 
 
-async def test_message_that_is_hung_up_on_again_and_again_is_given_up(peer: ScriptedBroker) -> None:
+async def test_message_that_always_ends_the_connection_is_given_up(peer: ScriptedBroker) -> None:
     def hang_up(connection: ScriptedPeer, frame: ClientFrame) -> None:
         assert isinstance(frame, Publish)
         if frame.content == b"bad":
@@ -176,7 +176,7 @@ async def test_message_that_is_hung_up_on_again_and_again_is_given_up(peer: Scri
     assert b"two" not in peer.stored
 
 
-async def test_broker_that_is_gone_leaves_everything_open(peer: ScriptedBroker) -> None:
+async def test_lost_broker_leaves_all_outcomes_open(peer: ScriptedBroker) -> None:
     peer.script = lambda connection, _: connection.cut()
 
     def send() -> list[str]:

@@ -1,6 +1,6 @@
-"""A peer that reads slowly and steadily is waited for; one that has stopped is not.
+"""A slow reader is not disconnected; one that stopped reading is.
 
-The time is made up: a second for each 64 KiB that is read.
+The time is simulated: a second for each 64 KiB that is read.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ PATIENCE_S: Final = 8
 
 
 @pytest.fixture(autouse=True)
-def only_made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_limits, "_INTERVAL_S", 1e6)
     monkeypatch.setattr(watchdog, "_INTERVAL_S", 1e6)
 
 
 class SlowReader:
-    """Reads a piece a second; ``look`` has the broker see the time."""
+    """Reads a piece per second; ``look`` runs the checks of the broker at a time."""
 
     def __init__(self, port: int, look: Callable[[float], None]) -> None:
         self.socket = socket.socket()
@@ -62,7 +62,7 @@ class SlowReader:
             left -= len(data)
 
 
-def test_progress_of_no_socket_is_that_of_the_buffer() -> None:
+def test_progress_without_a_socket_is_that_of_the_buffer() -> None:
     class Transport(asyncio.Transport):
         unsent = 0
 
@@ -75,25 +75,27 @@ def test_progress_of_no_socket_is_that_of_the_buffer() -> None:
     assert seen == [False, False, False, True, False, False, True]
 
 
-async def test_slow_reader_of_an_answer_is_waited_for_until_it_stops(tmp_path: Path) -> None:
+async def test_slow_http_client_is_disconnected_only_when_it_stops_reading(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as running:
         context = running.service._context
         assert context is not None
-        doors = context.connection_limits
-        doors.timeouts = SlowClientTimeouts(head_s=1e6, answer_s=PATIENCE_S)
-        reader = SlowReader(int(running.admin_url.rstrip("/").rpartition(":")[2]), doors.close_slow)
-        await wait_until(lambda: bool(doors.open))
-        [door] = doors.open
-        door._transport.write(bytes(16 << 20))  # as an answer does
+        limits = context.connection_limits
+        limits.timeouts = SlowClientTimeouts(head_s=1e6, answer_s=PATIENCE_S)
+        reader = SlowReader(
+            int(running.admin_url.rstrip("/").rpartition(":")[2]), limits.close_slow
+        )
+        await wait_until(lambda: bool(limits.open))
+        [connection] = limits.open
+        connection._transport.write(bytes(16 << 20))  # as an answer does
         await reader.pass_s(READS, is_reading=True)
-        assert not doors.ended
+        assert not limits.ended
         await reader.pass_s(PATIENCE_S + 3, is_reading=False)
-        assert doors.ended == {ANSWER: 1}
+        assert limits.ended == {ANSWER: 1}
         reader.socket.close()
 
 
 async def choked_consumer(running: RunningBroker) -> tuple[SlowReader, Session]:
-    """Give a consumer whose messages are more than the system takes, and its session."""
+    """Return a consumer with more messages than the system buffers, and its session."""
     engine = running.service.handle.engine
     assert engine is not None
 
@@ -120,8 +122,8 @@ async def choked_consumer(running: RunningBroker) -> tuple[SlowReader, Session]:
     return reader, session
 
 
-async def test_slow_consumer_is_waited_for_until_it_stops(tmp_path: Path) -> None:
-    """Also for the rest, once its connection is to be closed."""
+async def test_slow_consumer_is_disconnected_only_when_it_stops_reading(tmp_path: Path) -> None:
+    """This also applies to the remaining data of a closing connection."""
     async with running_service(tmp_path / "data") as running:
         reader, session = await choked_consumer(running)
         await reader.pass_s(READS, is_reading=True)
@@ -137,7 +139,7 @@ async def test_slow_consumer_is_waited_for_until_it_stops(tmp_path: Path) -> Non
         reader.socket.close()
 
 
-async def test_consumer_that_does_not_read_is_ended(tmp_path: Path) -> None:
+async def test_consumer_that_does_not_read_is_disconnected(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as running:
         reader, _session = await choked_consumer(running)
         await reader.pass_s(PATIENCE_S + 3, is_reading=False)
@@ -147,7 +149,7 @@ async def test_consumer_that_does_not_read_is_ended(tmp_path: Path) -> None:
 
 
 class ClosedByUvloop:
-    """A transport, and its socket, that the watch sees right after the end."""
+    """A transport and its socket right after they were closed."""
 
     def get_extra_info(self, _name: str) -> "ClosedByUvloop":
         return self
@@ -156,6 +158,6 @@ class ClosedByUvloop:
         raise ValueError("negative file descriptor")
 
 
-def test_connection_that_is_closed_just_now_tells_nothing() -> None:
-    """It ended the broker."""
+def test_closed_connection_has_no_progress() -> None:
+    """The error once ended the broker."""
     assert acked_bytes(cast("asyncio.Transport", ClosedByUvloop())) is None

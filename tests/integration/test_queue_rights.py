@@ -28,7 +28,7 @@ FOREIGN = "vault-4711"
 SECRETS = re.compile(rf"canary-\w+|{FOREIGN}")
 PASSWORD = "correct horse battery"
 NOW = 1_790_000_000_000
-BODY = {"name": FOREIGN, "content": "{}", "queue": FOREIGN, "target": FOREIGN, "create": True}
+TEXT = {"body": "x", "kind": "text"}
 
 # The requests to each writing route about the foreign queue; {id}, {token}, … are replaced.  None:
 # the route concerns the caller or no queue, and a comment gives the reason.
@@ -46,18 +46,12 @@ ABOUT: dict[str, list[dict[str, Any]] | None] = {
     "bulk-cancel": [{}],
     "undo": [{}],
     "publish-send": [
-        {"queue": FOREIGN, "body": "x", "kind": "text", "count": "1"},
-        {
-            "queue": FOREIGN,
-            "body": "x",
-            "kind": "text",
-            "do": "save",
-            "template": "canary-template",
-        },
-        {"queue": "mine", "body": "x", "kind": "text", "do": "save", "template": "canary-template"},
+        {"queue": FOREIGN, **TEXT, "count": "1"},
+        {"queue": FOREIGN, **TEXT, "do": "save", "template": "canary-template"},
+        {"queue": "mine", **TEXT, "do": "save", "template": "canary-template"},
     ],
     "template-forget": [{"template": "canary-template"}],
-    "message-edit": [{"queue": "mine", "body": "x", "kind": "text", "count": "1"}],
+    "message-edit": [{"queue": "mine", **TEXT, "count": "1"}],
     "schemas-check": None,  # checks a document of the caller's
     "messages-act": [{"ids": "{id}", "action": each} for each in ("delete", "requeue")],
     **{

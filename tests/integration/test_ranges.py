@@ -191,9 +191,7 @@ def test_columns_keep_the_schema_order(ranges: HistoryRanges) -> None:
         (RowSelection(0, 2, outcomes=("lost",)), "bad_value"),
     ],
 )
-def test_invalid_selection_is_refused(
-    ranges: HistoryRanges, asked: RowSelection, code: str
-) -> None:
+def test_invalid_range_is_refused(ranges: HistoryRanges, asked: RowSelection, code: str) -> None:
     with pytest.raises(RefusedError) as refused:
         ranges.history(asked)
     assert refused.value.code == code

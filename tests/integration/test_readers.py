@@ -1,4 +1,4 @@
-"""Read-only connections are closed whatever happens to those who read."""
+"""Read-only connections are closed whatever happens to the readers."""
 
 import asyncio
 import sqlite3
@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def assert_all_end(before: set[threading.Thread]) -> None:
-    """Of threads that are at their end the last step may be to come."""
+    """Join the threads: an ending one may still be alive."""
     for thread in {*threading.enumerate()} - before:
         thread.join(10)
         assert not thread.is_alive(), thread
@@ -35,8 +35,8 @@ async def ask(readers: Readers) -> None:
 
 
 @pytest.mark.parametrize("turns", range(4))
-async def test_close_leaves_no_thread_of_a_read_that_is_given_up(path: Path, turns: int) -> None:
-    """However far it had come: a thread left behind answers a loop that is closed by then."""
+async def test_close_leaves_no_thread_of_a_cancelled_read(path: Path, turns: int) -> None:
+    """A remaining thread would reply to a loop that is already closed."""
     before = {*threading.enumerate()}
     readers = Readers(path, count=1)
     reading = asyncio.create_task(ask(readers))
@@ -49,7 +49,7 @@ async def test_close_leaves_no_thread_of_a_read_that_is_given_up(path: Path, tur
     assert_all_end(before)
 
 
-async def test_close_waits_for_a_read_that_begins(path: Path) -> None:
+async def test_close_waits_for_a_starting_read(path: Path) -> None:
     before = {*threading.enumerate()}
     readers = Readers(path, count=2)
     reading = [asyncio.create_task(ask(readers)) for _ in range(2)]
@@ -63,7 +63,7 @@ async def test_close_waits_for_a_read_that_begins(path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 async def test_close_interrupts_reads_that_run_or_wait(path: Path, count: int) -> None:
-    """Without that it would end in an hour: a stop would wait for the search of a stranger."""
+    """Otherwise a stop would wait up to an hour for the search of a user."""
     readers = Readers(path, count=1, limit_s=3_600)
     await ask(readers)
     reading = [asyncio.create_task(readers.run("all", ENDLESS, {})) for _ in range(count)]
@@ -86,7 +86,7 @@ async def test_close_interrupts_reads_that_run_or_wait(path: Path, count: int) -
     ],
 )
 async def test_read_stops_within_a_function(path: Path, text: str) -> None:
-    """SQLite looks at the clock between two rows only: one row is enough here."""
+    """SQLite checks the time only between two rows, and these statements have one row."""
     readers = Readers(path, count=1, limit_s=0.001)
     given = {"body": "a" * (8 << 20), "glob": f"*{HOSTILE}*", "text": HOSTILE}
     with pytest.raises(ReadTooLongError):
@@ -98,11 +98,11 @@ async def test_reads_of_one_do_not_hold_up_those_of_another(path: Path) -> None:
     readers = Readers(path, count=1)
     done: list[str] = []
 
-    async def read(who: str) -> None:
-        read_owner.set(who)
+    async def read(owner: str) -> None:
+        read_owner.set(owner)
         await ask(readers)
-        done.append(who)
+        done.append(owner)
 
-    await asyncio.gather(*(read(who) for who in [*["busy"] * 20, "other"]))
+    await asyncio.gather(*(read(owner) for owner in [*["busy"] * 20, "other"]))
     assert done.index("other") <= 2
     await readers.close()

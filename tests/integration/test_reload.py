@@ -1,4 +1,4 @@
-"""What a running broker reads anew: limits of its core, certificates of its listeners."""
+"""Settings that a running broker reloads: limits of its core, certificates of its listeners."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ def reload_settings(running: RunningBroker, **sections: Any) -> None:
     running.service.reload(EffectiveSettings(settings, sources, []))
 
 
-async def test_limit_that_is_read_anew_counts_at_once(tmp_path: Path) -> None:
+async def test_reloaded_limit_applies_at_once(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data", limits={"held": 1}) as running:
 
         def hold_all_there_is() -> None:
@@ -34,19 +34,17 @@ async def test_limit_that_is_read_anew_counts_at_once(tmp_path: Path) -> None:
                 assert peer.bodies(1) == [b"0"]
                 peer.barrier()
                 assert not peer.got
-                read_anew_in_loop(held=3)
+                reload_in_loop(held=3)
                 assert peer.bodies(2) == [b"1", b"2"]
                 peer.barrier()
                 assert not peer.got
-                read_anew_in_loop(
-                    held=2
-                )  # below what is held: nothing more goes, nothing comes back
+                reload_in_loop(held=2)  # below what is held: no dispatch, and nothing comes back
                 peer.barrier()
                 assert not peer.got
 
         loop = asyncio.get_running_loop()
 
-        def read_anew_in_loop(**limits: int) -> None:
+        def reload_in_loop(**limits: int) -> None:
             async def read() -> None:
                 reload_settings(running, limits=limits)
 
@@ -89,7 +87,7 @@ def stop_listening(port: int) -> None:
 
 
 async def serials(running: RunningBroker, trusted: ssl.SSLContext) -> set[str]:
-    """Shake hands with each listener; give the serial numbers of the certificates."""
+    """Shake hands with each listener; return the serial numbers of the certificates."""
     admin = int(running.admin_url.rstrip("/").rpartition(":")[2])
     found = set()
     for port in (running.port, running.legacy_port, admin):
@@ -102,10 +100,8 @@ async def serials(running: RunningBroker, trusted: ssl.SSLContext) -> set[str]:
     return found
 
 
-async def test_certificate_of_another_kind_of_key_takes_the_place_of_the_old(
-    tmp_path: Path,
-) -> None:
-    """OpenSSL keeps one of each kind, and would go on to give the old one to most clients."""
+async def test_certificate_with_another_type_of_key_replaces_the_old(tmp_path: Path) -> None:
+    """OpenSSL keeps one of each type, and would still present the old one to most clients."""
     authority = CertificateAuthority(tmp_path)
     pairs = authority.make("old", kind=EC), authority.make("new", kind=RSA)
     trusted = ssl.create_default_context()
@@ -127,7 +123,7 @@ async def test_certificate_of_another_kind_of_key_takes_the_place_of_the_old(
     assert not found[0] & found[1]
 
 
-async def test_authority_of_clients_is_reload_settings(tmp_path: Path) -> None:
+async def test_authority_of_clients_is_reloaded(tmp_path: Path) -> None:
     authority = CertificateAuthority(tmp_path)
     pair, one, other = (authority.make(name) for name in ("server", "one", "other"))
     ca = tmp_path / "clients.pem"
@@ -148,7 +144,7 @@ async def test_authority_of_clients_is_reload_settings(tmp_path: Path) -> None:
         await asyncio.to_thread(publish)
 
 
-async def test_certificates_are_read_anew_and_bad_ones_change_nothing(tmp_path: Path) -> None:
+async def test_certificates_are_reloaded_and_invalid_ones_change_nothing(tmp_path: Path) -> None:
     authority = CertificateAuthority(tmp_path)
     old, new, other = (authority.make(name) for name in ("old", "new", "other"))
     trusted = ssl.create_default_context()

@@ -1,12 +1,13 @@
-"""Backup, verify, seal, restore and drill on real files: what each takes, changes and refuses."""
+"""Backup, verify, seal, restore and drill on real files."""
 
 import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,7 +59,7 @@ def data(driver: Driver, tmp_path: Path) -> Path:
 # -- backup
 
 
-def test_backup_holds_everything_and_says_so(backup: Backup, driver: Driver) -> None:
+def test_backup_has_all_rows_and_counts_them(backup: Backup, driver: Driver) -> None:
     told = backup.manifest
     assert (told.queues, told.messages, told.settled, told.bodies) == (2, 3, 2, 5)
     assert (told.last_seq, told.last_offset, told.version) == (5, 2, "1.2.3")
@@ -77,7 +78,7 @@ def test_backup_is_private_and_has_no_path_of_others(backup: Backup) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "..", "a", "20260101T000000Z/..", "20260101T000000Z-", "/"])
-def test_nothing_else_is_an_id(text: str) -> None:
+def test_other_text_is_not_an_id(text: str) -> None:
     assert not backups.is_id(text)
 
 
@@ -91,22 +92,18 @@ def test_backups_are_listed_newest_first_and_the_oldest_go(driver: Driver, tmp_p
     assert sorted(path.name for path in folder.iterdir()) == sorted(made[2:])
 
 
-def test_backup_just_made_stays_though_the_clock_was_set_back(
-    driver: Driver, tmp_path: Path
-) -> None:
+def test_new_backup_stays_after_a_clock_step_back(driver: Driver, tmp_path: Path) -> None:
     folder = tmp_path / "backups"
     first, second, now = [BackupMaker(driver.path, folder, "").run() for _ in range(3)]
     for ahead, made in enumerate((first, second), start=1):
         told = asdict(made.manifest) | {"made_at": made.manifest.made_at + ahead * 10**9}
         (made.folder / "manifest.json").write_text(json.dumps(told))
     assert remove_old(folder, 2, now.manifest.id) == [first.manifest.id]
-    assert {each.manifest.id for each in list_backups(folder)} == {
-        second.manifest.id,
-        now.manifest.id,
-    }
+    left = {each.manifest.id for each in list_backups(folder)}
+    assert left == {second.manifest.id, now.manifest.id}
 
 
-def test_what_is_not_whole_is_no_backup(backup: Backup) -> None:
+def test_incomplete_folder_is_not_a_backup(backup: Backup) -> None:
     folder = backup.folder.parent
     (folder / "20200101T000000Z").mkdir()
     (folder / ".half.new").mkdir()
@@ -116,33 +113,30 @@ def test_what_is_not_whole_is_no_backup(backup: Backup) -> None:
     assert list_backups(folder) == []
 
 
+def set_free_space(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
+
+
 def test_backup_needs_twice_the_space(
     driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = driver.path.stat().st_size
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda _path: type("Usage", (), {"free": 2 * size - 1})
-    )
-    with pytest.raises(StorageFullError, match=f"{2 * size:,} are required"):
+    set_free_space(monkeypatch, 2 * size - 1)
+    with pytest.raises(StorageFullError, match=f"but {2 * size:,} are required"):
         BackupMaker(driver.path, tmp_path / "backups", "").run()
     assert list_backups(tmp_path / "backups") == []
 
 
 @pytest.mark.parametrize(("free", "is_made"), [(-1, False), (0, True)])
-def test_backup_leaves_what_publishing_needs(
+def test_backup_leaves_the_space_that_publishing_needs(
     driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, is_made: bool
 ) -> None:
-    """On the disk of the database: one made by the clock must not stop the publishers."""
+    """On the disk of the database, a scheduled backup must not stop publishers."""
     need = driver.path.stat().st_size + (reserve := 1 << 30)
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda _path: type("Usage", (), {"free": need + free})
-    )
+    set_free_space(monkeypatch, need + free)
     making = BackupMaker(driver.path, tmp_path / "backups", "", reserve=reserve)
-    with (
-        nullcontext()
-        if is_made
-        else pytest.raises(StorageFullError, match=f"{need:,} are required")
-    ):
+    refusal = pytest.raises(StorageFullError, match=f"but {need:,} are required")
+    with nullcontext() if is_made else refusal:
         making.run()
     assert len(list_backups(tmp_path / "backups")) == is_made
 
@@ -169,9 +163,7 @@ def test_backup_of_a_damaged_database_fails(data: Path, tmp_path: Path) -> None:
     assert list_backups(tmp_path / "backups") == []
 
 
-def test_backup_of_a_closed_database_leaves_no_trace_in_its_folder(
-    data: Path, tmp_path: Path
-) -> None:
+def test_backup_of_a_closed_database_leaves_no_trace(data: Path, tmp_path: Path) -> None:
     before = sorted((p.name, p.stat().st_mtime_ns) for p in data.iterdir())
     BackupMaker(data / "phpmq.db", tmp_path / "backups", "", is_open=False).run()
     assert sorted((p.name, p.stat().st_mtime_ns) for p in data.iterdir()) == before
@@ -187,8 +179,7 @@ def test_verify_finds_nothing_and_leaves_no_trace(data: Path, driver: Driver) ->
 
 
 def test_verify_reads_what_is_in_the_wal(data: Path) -> None:
-    with closing(sqlite3.connect(data / "phpmq.db", isolation_level=None)) as writer:
-        writer.execute("PRAGMA wal_autocheckpoint=0")
+    with writer_without_checkpoints(data) as writer:
         writer.execute("DELETE FROM queue")
         shutil.copytree(data, data.with_name("killed"))
     killed = data.with_name("killed")
@@ -222,8 +213,8 @@ def test_verify_finds(data: Path, sql: str, found: str) -> None:
     assert any(found in problem for problem in problems(data))
 
 
-def test_verify_knows_who_died_of_a_bad_body(data: Path) -> None:
-    """It was reported then."""
+def test_verify_accepts_a_damaged_body_that_was_dead_lettered(data: Path) -> None:
+    """It was reported at that time."""
     execute_sql(data / "phpmq.db", "UPDATE body SET content = x'ff' WHERE seq = 1")
     execute_sql(data / "phpmq.db", "UPDATE history SET reason = 'crc' WHERE seq = 1")
     assert problems(data) == []
@@ -235,17 +226,17 @@ def test_verify_refuses_the_folder_of_a_running_broker(data: Path) -> None:
 
 
 def test_verify_refuses_the_database_of_a_running_broker(data: Path) -> None:
-    """Database and WAL would be of two moments."""
+    """The database and its log would be read at different moments."""
     with closing(DataFolder.open(data)), pytest.raises(StartRefusedError, match="in use"):
         verify(data / "phpmq.db")
 
 
-def test_verify_says_that_there_is_no_database(tmp_path: Path) -> None:
+def test_verify_reports_a_missing_database(tmp_path: Path) -> None:
     with pytest.raises(DataDamagedError, match="does not exist"):
         verify(tmp_path)
 
 
-def test_verify_finds_a_wal_that_is_gone(data: Path) -> None:
+def test_verify_finds_a_missing_wal(data: Path) -> None:
     with closing(DataFolder.open(data)) as folder:
         folder.record(is_running=True)
     assert problems(data) == ["the log is missing, but the broker did not stop cleanly"]
@@ -266,26 +257,26 @@ def test_restore_puts_the_backup_in_place_and_the_rest_aside(backup: Backup, dat
         assert "every byte" in check_files(folder).checks[-1]
 
 
-def test_restored_numbers_go_on_far_above(backup: Backup, data: Path) -> None:
+def test_numbers_continue_after_a_gap(backup: Backup, data: Path) -> None:
     restore(backup.folder, data)
     assert query_value(data / "phpmq.db", "SELECT next_number FROM line") == 6 + NUMBER_GAP
 
 
-def test_restored_history_is_another_one(backup: Backup, data: Path) -> None:
+def test_restored_history_has_a_new_id(backup: Backup, data: Path) -> None:
     before = query_value(backup.database, "SELECT value FROM meta WHERE name = 'history_id'")
     restore(backup.folder, data)
     after = query_value(data / "phpmq.db", "SELECT value FROM meta WHERE name = 'history_id'")
     assert before != after
 
 
-def test_late_acknowledgement_matches_nobody_after_a_restore(
+def test_late_acknowledgement_matches_no_message_after_a_restore(
     driver: Driver, backup: Backup, data: Path, tmp_path: Path
 ) -> None:
-    """Its message came behind the backup; its number is not given to another one."""
+    """Its message came after the backup; no other message gets its number."""
     driver.consume()
-    driver.publish(b"behind the backup")
+    driver.publish(b"after the backup")
     got = (each for client in driver.clients for each in client.take())
-    late = next(each for each in got if each.body == b"behind the backup")
+    late = next(each for each in got if each.body == b"after the backup")
     restore(backup.folder, data)
     driver.store.connection.close()
     shutil.copyfile(data / "phpmq.db", driver.path)
@@ -300,17 +291,13 @@ def test_late_acknowledgement_matches_nobody_after_a_restore(
     assert driver.core.ignored.total() == 1
 
 
-def test_restore_takes_the_place_of_a_database_that_is_gone_or_broken(
-    backup: Backup, data: Path
-) -> None:
+def test_restore_replaces_a_missing_or_broken_database(backup: Backup, data: Path) -> None:
     (data / "phpmq.db").write_bytes(b"no database")
     (data / "phpmq.db-wal").write_bytes(b"of another one")
     done = restore(backup.folder, data)
     assert done.replaced_files is not None
-    assert sorted(path.name for path in done.replaced_files.iterdir()) == [
-        "phpmq.db",
-        "phpmq.db-wal",
-    ]
+    replaced = {path.name for path in done.replaced_files.iterdir()}
+    assert replaced == {"phpmq.db", "phpmq.db-wal"}
     assert problems(data) == []
     (data / "phpmq.db").unlink()
     assert restore(backup.folder, data).replaced_files is None
@@ -323,14 +310,12 @@ def test_restore_makes_a_new_folder(backup: Backup, tmp_path: Path) -> None:
 
 
 def test_restore_of_a_bare_file(backup: Backup, tmp_path: Path) -> None:
-    """As ``before-migration-NNNN.db`` is one."""
+    """``before-migration-NNNN.db`` is such a file."""
     assert restore(backup.database, tmp_path / "data").problems == []
 
 
 @pytest.mark.parametrize("file", ["phpmq.db", "manifest.json"])
-def test_restore_refuses_a_backup_that_is_not_what_was_made(
-    backup: Backup, data: Path, file: str
-) -> None:
+def test_restore_refuses_a_changed_backup(backup: Backup, data: Path, file: str) -> None:
     before = (data / "phpmq.db").read_bytes()
     flip_bit(backup.folder / file, 9_000 if file == "phpmq.db" else 0)
     with pytest.raises(DataDamagedError, match=r"SHA-256|is not a backup"):
@@ -339,9 +324,7 @@ def test_restore_refuses_a_backup_that_is_not_what_was_made(
     assert list(data.glob("replaced-*")) == []
 
 
-def test_restore_refuses_a_damaged_file_unless_the_loss_is_accepted(
-    backup: Backup, data: Path
-) -> None:
+def test_restore_refuses_a_damaged_file_by_default(backup: Backup, data: Path) -> None:
     execute_sql(backup.database, "UPDATE body SET content = x'ff' WHERE seq = 3")
     with pytest.raises(DataDamagedError, match="seq 3"):
         restore(backup.database, data)
@@ -366,10 +349,10 @@ def test_restore_refuses_a_database_that_has_a_wal(data: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("step", ["_move_aside", "replace"])
-def test_restore_that_is_cut_off_starts_no_empty_broker(
+def test_interrupted_restore_starts_no_empty_broker(
     backup: Backup, data: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was there is kept, and the restore can be repeated."""
+    """The old database is kept, and the restore can be repeated."""
     old = (data / "phpmq.db").read_bytes()
 
     def cut(*_given: object) -> None:
@@ -436,7 +419,7 @@ def test_drill_finds_a_migration_that_fails(backup: Backup, tmp_path: Path) -> N
         drill(backup.folder, later)
 
 
-# -- what is kept
+# -- the manifest
 
 
 def test_manifest_of_another_version_is_no_backup(backup: Backup) -> None:
@@ -450,12 +433,12 @@ def test_meta_without_a_seal_is_read(tmp_path: Path) -> None:
     assert read_meta(tmp_path) == DataFolderMetadata(5, has_messages=True)
 
 
-# -- who may come in after a restore
+# -- access after a restore
 
 LATER = 1 << 50  # Unix ms
 
 
-def _let_in(database: Path) -> None:
+def _add_accounts(database: Path) -> None:
     """Store two users, two tokens and two sessions as a broker does."""
     for sql in (
         "INSERT INTO user VALUES (1, 'ann', 'hash', 'admin', '[]', 7, NULL)",
@@ -470,7 +453,7 @@ def _let_in(database: Path) -> None:
 
 @pytest.fixture
 def with_accounts(data: Path, tmp_path: Path) -> Backup:
-    _let_in(data / "phpmq.db")
+    _add_accounts(data / "phpmq.db")
     _seal(data)
     return BackupMaker(data / "phpmq.db", tmp_path / "of-accounts", "", is_open=False).run()
 
@@ -481,7 +464,7 @@ def _seal(data: Path) -> None:
 
 
 def _access(data: Path) -> tuple[list[str], int, list[tuple[str, str]]]:
-    """Return the tokens that are valid, how many sessions there are, and users with passwords."""
+    """Return the valid tokens, the number of sessions, and users with passwords."""
     with closing(sqlite3.connect(data / "phpmq.db")) as connection:
         tokens = connection.execute(
             "SELECT name FROM token WHERE coalesce(expires_at, ?) >= ? ORDER BY 1", (LATER, LATER)
@@ -494,7 +477,7 @@ def _access(data: Path) -> tuple[list[str], int, list[tuple[str, str]]]:
 BOTH = [("ann", "hash"), ("bob", "hash")]
 
 
-def test_restore_revives_nothing_that_was_revoked_since(with_accounts: Backup, data: Path) -> None:
+def test_restore_keeps_revoked_access_revoked(with_accounts: Backup, data: Path) -> None:
     for sql in (
         "DELETE FROM token WHERE name = 'ops'",
         "DELETE FROM session WHERE session_id = 2",
@@ -509,17 +492,13 @@ def test_restore_revives_nothing_that_was_revoked_since(with_accounts: Backup, d
     assert problems(data) == []
 
 
-def test_restore_keeps_what_the_replaced_database_says_is_valid(
-    with_accounts: Backup, data: Path
-) -> None:
+def test_restore_keeps_access_that_is_still_valid(with_accounts: Backup, data: Path) -> None:
     done = restore(with_accounts.folder, data)
     assert _access(data) == (["ci", "ops"], 2, BOTH)
     assert done.withdrawn == WithdrawnAccess(has_proof=True)
 
 
-def test_restore_takes_the_users_of_the_replaced_database(
-    with_accounts: Backup, data: Path
-) -> None:
+def test_restore_keeps_the_current_users(with_accounts: Backup, data: Path) -> None:
     """The only admin of the backup was removed: their successor must still be able to log in."""
     execute_sql(data / "phpmq.db", "DELETE FROM user WHERE name = 'ann'")
     execute_sql(
@@ -532,7 +511,7 @@ def test_restore_takes_the_users_of_the_replaced_database(
 
 
 @pytest.mark.parametrize("harm", ["gone", "no database", "no users", "wal", "wal is missing"])
-def test_restore_ends_all_access_when_the_replaced_database_cannot_say(
+def test_restore_ends_all_access_if_the_replaced_database_is_unreadable(
     with_accounts: Backup, data: Path, harm: str
 ) -> None:
     database = data / "phpmq.db"
@@ -555,11 +534,17 @@ def test_restore_ends_all_access_when_the_replaced_database_cannot_say(
     )
 
 
-def _leave_damaged_log(data: Path) -> None:
-    """Leave a write-ahead log of two commits whose first frame is damaged."""
+@contextmanager
+def writer_without_checkpoints(data: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(data / "phpmq.db", isolation_level=None)) as writer:
         writer.execute("PRAGMA journal_mode=WAL").fetchall()
         writer.execute("PRAGMA wal_autocheckpoint=0")
+        yield writer
+
+
+def _leave_damaged_log(data: Path) -> None:
+    """Leave a write-ahead log of two commits whose first frame is damaged."""
+    with writer_without_checkpoints(data) as writer:
         writer.execute("DELETE FROM token WHERE name = 'ci'")
         writer.execute("DELETE FROM session")
         log = (data / "phpmq.db-wal").read_bytes()
@@ -568,9 +553,7 @@ def _leave_damaged_log(data: Path) -> None:
 
 
 def test_restore_reads_what_was_revoked_from_the_wal(with_accounts: Backup, data: Path) -> None:
-    with closing(sqlite3.connect(data / "phpmq.db", isolation_level=None)) as writer:
-        writer.execute("PRAGMA journal_mode=WAL").fetchall()
-        writer.execute("PRAGMA wal_autocheckpoint=0")
+    with writer_without_checkpoints(data) as writer:
         writer.execute("DELETE FROM token WHERE name = 'ci'")
         shutil.copytree(data, data.with_name("killed"))
     restore(with_accounts.folder, data.with_name("killed"))

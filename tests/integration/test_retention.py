@@ -1,4 +1,4 @@
-"""Retention on a real SQLite file: what goes, what stays, and a naive list that agrees."""
+"""Retention on a real SQLite file, compared with a naive list."""
 
 import tempfile
 from collections.abc import Iterator
@@ -30,25 +30,16 @@ def store(tmp_path: Path) -> Iterator[RetentionDatabase]:
 
 
 def test_nothing_goes_within_the_bounds(store: RetentionDatabase) -> None:
+    assert step(store.connection, RetentionBounds(), NOW) == 0
     store.fill(5)
     assert step(store.connection, RetentionBounds(), NOW) == 0
     assert store.offsets() == [1, 2, 3, 4, 5]
 
 
-def test_empty_history_has_nothing_to_give(store: RetentionDatabase) -> None:
-    assert step(store.connection, RetentionBounds(), NOW) == 0
-
-
-def test_oldest_go_when_there_are_too_many(store: RetentionDatabase) -> None:
-    store.fill(8)
-    assert step(store.connection, RetentionBounds(rows=5, deleted_share=0), NOW) == 3
-    assert store.offsets() == [4, 5, 6, 7, 8]
-    store.check()
-
-
-def test_oldest_go_when_their_bodies_are_too_large(store: RetentionDatabase) -> None:
+@pytest.mark.parametrize("bound", [{"rows": 5}, {"bytes": 550}])
+def test_oldest_rows_go_first(store: RetentionDatabase, bound: dict[str, int]) -> None:
     store.fill(8, size=100)
-    bounds = RetentionBounds(bytes=550, deleted_share=0)
+    bounds = RetentionBounds(**bound, deleted_share=0)
     assert step(store.connection, bounds, NOW) == 3
     assert store.offsets() == [4, 5, 6, 7, 8]
     store.check()
@@ -71,14 +62,14 @@ def test_places_go_with_their_rows(store: RetentionDatabase) -> None:
     assert store.number("SELECT count(*) FROM history_place") == 1
 
 
-def test_what_has_no_place_stays(store: RetentionDatabase) -> None:
+def test_rows_without_a_place_stay(store: RetentionDatabase) -> None:
     store.fill(3)
     bounds = RetentionBounds(rows=1, deleted_share=0)
     assert retention.remove_expired(store.connection, bounds, NOW).rows == 0
     assert step(store.connection, bounds, NOW) == 2
 
 
-def test_newest_row_stays_so_that_numbers_go_on_without_a_gap(store: RetentionDatabase) -> None:
+def test_newest_row_stays_so_that_offsets_have_no_gap(store: RetentionDatabase) -> None:
     store.fill(3)
     store.keep(RetentionBounds(rows=1, deleted_share=1))
     assert store.offsets() == [3]
@@ -87,7 +78,7 @@ def test_newest_row_stays_so_that_numbers_go_on_without_a_gap(store: RetentionDa
     assert store.offsets() == [5]
 
 
-def test_newest_row_stays_without_its_body_where_it_is_too_old(store: RetentionDatabase) -> None:
+def test_newest_row_stays_without_its_body_if_too_old(store: RetentionDatabase) -> None:
     store.fill(2, at=10)
     assert step(store.connection, RetentionBounds(age_ms=70), now_ms=80) == 0
     assert store.number("SELECT count(*) FROM body") == 2
@@ -109,7 +100,7 @@ def test_numbers_have_no_gap_after_a_rollback(store: RetentionDatabase) -> None:
 # -- two fronts
 
 
-def test_large_purge_pushes_no_other_history_out(store: RetentionDatabase) -> None:
+def test_large_purge_evicts_no_other_history(store: RetentionDatabase) -> None:
     store.fill(9)
     store.fill(50, outcome=DELETED)
     store.fill(9)
@@ -126,7 +117,7 @@ def test_deleted_rows_stay_while_others_go_past_them(store: RetentionDatabase) -
     assert store.counters()["history_lo"] == 5
 
 
-def test_front_is_found_again_behind_a_long_run_of_deleted_rows(store: RetentionDatabase) -> None:
+def test_front_is_found_after_a_long_run_of_deleted_rows(store: RetentionDatabase) -> None:
     store.fill(1)
     store.fill(2_500, outcome=DELETED)
     store.fill(2)
@@ -140,10 +131,8 @@ def test_front_is_found_again_behind_a_long_run_of_deleted_rows(store: Retention
 # -- the newest row
 
 
-def test_newest_row_gives_up_its_body_where_the_bound_is_passed_without_it(
-    store: RetentionDatabase,
-) -> None:
-    """Its offset stands for all before it.  Who keeps no deleted messages keeps no content."""
+def test_newest_row_loses_its_body_if_the_bound_is_zero(store: RetentionDatabase) -> None:
+    """The row keeps the offset; a share of 0 keeps no content of deleted messages."""
     store.fill(3, outcome=DELETED)
     bounds = RetentionBounds(deleted_share=0)
     assert step(store.connection, bounds, NOW) == 2
@@ -155,7 +144,7 @@ def test_newest_row_gives_up_its_body_where_the_bound_is_passed_without_it(
     assert store.offsets() == [4]
 
 
-def test_nothing_is_written_where_nothing_leaves(store: RetentionDatabase) -> None:
+def test_nothing_is_written_if_nothing_expires(store: RetentionDatabase) -> None:
     bounds = RetentionBounds(rows=5)
     store.fill(2)
     take(store.connection, bounds, NOW)
@@ -165,7 +154,7 @@ def test_nothing_is_written_where_nothing_leaves(store: RetentionDatabase) -> No
 
 
 def test_database_that_cannot_grow_frees_room_by_itself(store: RetentionDatabase) -> None:
-    """What settles without a place for it counts too: there is none until something leaves."""
+    """Rows without a place count too: places cannot be written until rows are removed."""
     bounds = RetentionBounds(rows=2_000, deleted_share=0)
     store.fill(2_000)
     store.keep(bounds)
@@ -193,24 +182,19 @@ def test_step_takes_at_most_a_slice(store: RetentionDatabase) -> None:
     assert step(store.connection, bounds, NOW, timer=lambda: next(patient)) == 0
 
 
-def test_step_ends_when_its_time_is_over(store: RetentionDatabase) -> None:
-    store.fill(500)
-    ticks = count(0.0, 0.008)  # each look at the clock takes 8 ms
-    removed = step(store.connection, RetentionBounds(rows=1), NOW, timer=lambda: next(ticks))
-    assert removed == 300
+@pytest.mark.parametrize(
+    ("rows", "size", "tick_s", "removed"),
+    [(500, 10, 0.008, 300), (500, 10, 60.0, 100), (3, 3 << 20, 60.0, 1)],
+    ids=["time is over", "slowest machine", "large bodies"],
+)
+def test_step_ends_in_time_after_at_least_one_slice(
+    store: RetentionDatabase, rows: int, size: int, tick_s: float, removed: int
+) -> None:
+    store.fill(rows, size=size)
+    ticks = count(0.0, tick_s)  # each reading of the clock takes this long
+    bounds = RetentionBounds(rows=1)
+    assert step(store.connection, bounds, NOW, timer=lambda: next(ticks)) == removed
     store.check()
-
-
-def test_step_does_a_piece_however_slow_the_machine(store: RetentionDatabase) -> None:
-    store.fill(500)
-    ticks = count(0.0, 60.0)
-    assert step(store.connection, RetentionBounds(rows=1), NOW, timer=lambda: next(ticks)) == 100
-
-
-def test_large_bodies_go_one_by_one(store: RetentionDatabase) -> None:
-    store.fill(3, size=3 << 20)
-    ticks = count(0.0, 60.0)
-    assert step(store.connection, RetentionBounds(rows=1), NOW, timer=lambda: next(ticks)) == 1
 
 
 def test_events_of_one_message_go_in_slices(store: RetentionDatabase) -> None:
@@ -242,10 +226,8 @@ def test_alive_messages_keep_body_and_events(store: RetentionDatabase) -> None:
     assert store.execute("SELECT DISTINCT seq FROM event").fetchall() == [(alive,)]
 
 
-def test_body_stays_even_when_history_has_a_row_for_an_alive_message(
-    store: RetentionDatabase,
-) -> None:
-    """It never should; if it does, the message matters more."""
+def test_body_of_a_live_message_stays_despite_a_history_row(store: RetentionDatabase) -> None:
+    """This never should happen; if it does, the message matters more."""
     seq = store.publish()
     store.tell(seq)
     store.settle(seq)
@@ -274,23 +256,22 @@ def kept_receipts(store: RetentionDatabase) -> list[int]:
     return [row[0] for row in store.execute("SELECT at_ms FROM receipt ORDER BY n")]
 
 
-def test_oldest_keys_go_when_there_are_too_many(store: RetentionDatabase) -> None:
-    receipts(store, 1, 2, 3, 4, 5)
-    assert step(store.connection, RetentionBounds(receipts=2), NOW) == 3
-    assert kept_receipts(store) == [4, 5]
-    assert step(store.connection, RetentionBounds(receipts=2), NOW) == 0
-
-
-def test_keys_go_when_a_newer_one_is_a_window_later(store: RetentionDatabase) -> None:
-    receipts(store, 100, 199, 200, 201, 700)
-    assert step(store.connection, RetentionBounds(receipt_window_ms=500), NOW) == 3
-    assert kept_receipts(store) == [201, 700]
-
-
-def test_keys_stay_whatever_the_clock_says(store: RetentionDatabase) -> None:
-    receipts(store, 100, 200)
-    assert step(store.connection, FOREVER, 10**15) == 0
-    assert kept_receipts(store) == [100, 200]
+@pytest.mark.parametrize(
+    ("bounds", "removed", "kept"),
+    [
+        (RetentionBounds(receipts=2), [1, 2, 3], [4, 5]),
+        (RetentionBounds(receipt_window_ms=500), [100, 199, 200], [201, 700]),
+        (FOREVER, [], [100, 200]),
+    ],
+    ids=["number", "window before the newest", "not the clock"],
+)
+def test_oldest_keys_go_first(
+    store: RetentionDatabase, bounds: RetentionBounds, removed: list[int], kept: list[int]
+) -> None:
+    receipts(store, *removed, *kept)
+    assert step(store.connection, bounds, 10**15) == len(removed)
+    assert kept_receipts(store) == kept
+    assert step(store.connection, bounds, 10**15) == 0
 
 
 def test_keys_go_in_slices(store: RetentionDatabase) -> None:
@@ -303,8 +284,8 @@ def test_keys_go_in_slices(store: RetentionDatabase) -> None:
     assert kept_receipts(store) == [KEYS_AT_ONCE * 2 + 9]
 
 
-def test_what_has_come_since_a_step_waits_for_the_next_second(store: RetentionDatabase) -> None:
-    """Beside each batch a few rows would leave, each time with a COMMIT of their own."""
+def test_rows_that_settle_after_a_step_wait_for_the_next_second(store: RetentionDatabase) -> None:
+    """Otherwise each batch would remove a few rows, with a separate COMMIT."""
     store.fill(120)
     receipts(store, *range(20))
     bounds = RetentionBounds(rows=100, deleted_share=0, receipts=10)
@@ -314,7 +295,7 @@ def test_what_has_come_since_a_step_waits_for_the_next_second(store: RetentionDa
 # -- errors
 
 
-def test_connections_go_once_no_history_can_name_them(store: RetentionDatabase) -> None:
+def test_connections_are_removed_when_no_history_can_name_them(store: RetentionDatabase) -> None:
     """The open ones stay, and number 0, which stands for the admin."""
     store.execute(
         "INSERT INTO client (client, kind, address, opened_at, closed_at)"
@@ -324,7 +305,7 @@ def test_connections_go_once_no_history_can_name_them(store: RetentionDatabase) 
     assert store.execute("SELECT client FROM client").fetchall() == [(0,), (2,), (3,)]
 
 
-def test_full_disk_is_known_and_nothing_is_removed(store: RetentionDatabase) -> None:
+def test_full_disk_is_reported_and_nothing_is_removed(store: RetentionDatabase) -> None:
     store.fill(300, size=2_000)
     pages = store.number("PRAGMA page_count")
     store.execute("CREATE TRIGGER t AFTER DELETE ON history BEGIN"
@@ -337,7 +318,7 @@ def test_full_disk_is_known_and_nothing_is_removed(store: RetentionDatabase) -> 
     store.check()
 
 
-def test_any_other_error_leaves_the_outcome_open(store: RetentionDatabase) -> None:
+def test_any_other_error_is_an_unknown_outcome(store: RetentionDatabase) -> None:
     store.fill(3)
     store.execute("CREATE TRIGGER t AFTER DELETE ON history BEGIN SELECT raise(ABORT, 'no'); END")
     with pytest.raises(OutcomeUnknownError, match="SQLITE_CONSTRAINT"):
@@ -390,7 +371,7 @@ def test_retention_keeps_what_a_naive_list_keeps(
 def kept_of(
     history: list[tuple[int, bool, int, int]], deleted: bool, bounds: RetentionBounds, now: int
 ) -> list[tuple[int, bool, int, int]]:
-    """Throw the oldest away until the rest is within the bounds."""
+    """Return the newest rows that are within the bounds."""
     share = int(bounds.rows * bounds.deleted_share), int(bounds.bytes * bounds.deleted_share)
     most = share if deleted else (bounds.rows - share[0], bounds.bytes - share[1])
     rest = [row for row in history if row[1] == deleted]

@@ -3,6 +3,7 @@
 import re
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,19 @@ from tests.support.http_site import HttpSite, running_site
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
 
 
+@asynccontextmanager
+async def loaded_site(data: Path) -> AsyncIterator[HttpSite]:
+    async with running_site(data) as site:
+        await loaded(site.broker)
+        yield site
+
+
 async def loaded(broker: RunningBroker) -> None:
     """Wait until the broker has read its roll-ups; if it stops earlier, it stores none."""
     await wait_until(lambda: broker.service.sampler.is_loaded)
 
 
 async def ack(site: HttpSite, queue: str, count: int) -> None:
-    """Consume and acknowledge ``count`` messages."""
     async with site.client() as client, client.consume(queue, credit=count) as deliveries:
         for _ in range(count):
             (await anext(deliveries)).ack()
@@ -53,12 +60,10 @@ def rolled_up(data: Path, queue_id: int, span_s: int = MINUTE_S) -> tuple[int, .
 
 
 async def test_rollups_agree_with_what_is_stored_over_restarts(tmp_path: Path) -> None:
-    async with running_site(tmp_path) as site:
-        await loaded(site.broker)
+    async with loaded_site(tmp_path) as site:
         await site.publish_many("orders", 30)
         await ack(site, "orders", 12)
-    async with running_site(tmp_path) as site:
-        await loaded(site.broker)
+    async with loaded_site(tmp_path) as site:
         await site.publish_many("orders", 5)
         await site.publish_many("mail", 4)
         await ack(site, "orders", 7)
@@ -73,8 +78,7 @@ async def test_rollups_agree_with_what_is_stored_over_restarts(tmp_path: Path) -
 
 async def test_histograms_count_every_message_once_over_restarts(tmp_path: Path) -> None:
     for _ in range(2):
-        async with running_site(tmp_path) as site:
-            await loaded(site.broker)
+        async with loaded_site(tmp_path) as site:
             await site.publish_many("orders", 5)
             await ack(site, "orders", 5)
     packed = read(tmp_path, "SELECT wait, hold FROM rollup WHERE queue_id = 1")
@@ -85,18 +89,16 @@ async def test_histograms_count_every_message_once_over_restarts(tmp_path: Path)
 
 async def test_restart_within_a_minute_does_not_count_it_twice(tmp_path: Path) -> None:
     """The row that the first stop wrote for the minute is replaced, not added to."""
-    async with running_site(tmp_path) as site:
-        await loaded(site.broker)
+    async with loaded_site(tmp_path) as site:
         await site.publish_many("orders", 3)
     before = rolled_up(tmp_path, 1)
-    async with running_site(tmp_path) as site:
-        await loaded(site.broker)
+    async with loaded_site(tmp_path):
+        pass
     assert rolled_up(tmp_path, 1) == before == (3, 0, 0)
 
 
 async def test_depth_at_the_end_is_that_of_the_queues(tmp_path: Path) -> None:
-    async with running_site(tmp_path) as site:
-        await loaded(site.broker)
+    async with loaded_site(tmp_path) as site:
         await site.publish_many("orders", 7)
         await site.publish_many("orders.dlq", 2)
     depths = dict(read(tmp_path, "SELECT queue_id, ready FROM rollup WHERE span_s = 60"))
@@ -104,11 +106,9 @@ async def test_depth_at_the_end_is_that_of_the_queues(tmp_path: Path) -> None:
 
 
 async def test_history_of_the_api_survives_a_restart(tmp_path: Path) -> None:
-    async with running_site(tmp_path) as site:
-        await loaded(site.broker)
+    async with loaded_site(tmp_path) as site:
         await site.publish_many("orders", 60)
-    async with running_site(tmp_path) as site:
-        await loaded(site.broker)
+    async with loaded_site(tmp_path) as site:
         for span in ("1h", "24h", "7d", "30d"):
             data = await site.ok("GET", f"/stats/history?queue=orders&span={span}")
             assert data["points"], span
@@ -121,8 +121,7 @@ async def test_history_of_the_api_survives_a_restart(tmp_path: Path) -> None:
 
 
 async def test_stats_have_the_figures_of_the_broker(tmp_path: Path) -> None:
-    async with running_site(tmp_path) as site:
-        await loaded(site.broker)
+    async with loaded_site(tmp_path) as site:
         await site.publish_many("orders", 3)
         stats = await site.ok("GET", "/stats")
         assert (stats["ready"], stats["queues"], stats["is_ready"]) == (3, 1, True)
@@ -133,7 +132,6 @@ async def test_stats_have_the_figures_of_the_broker(tmp_path: Path) -> None:
 
 
 async def settle(home: BrokerFixture, queue: str, count: int) -> None:
-    """Publish messages and delete them."""
     messages = [{"content": "{}"} for _ in range(count)]
     await home.control("POST", f"/queues/{queue}/messages", messages)
     await home.control("POST", f"/queues/{queue}/purge")

@@ -1,4 +1,4 @@
-"""No room for messages, as clients and operators see it, and settings that give room."""
+"""A full disk as clients and operators see it, and settings that free space."""
 
 import asyncio
 import io
@@ -36,12 +36,12 @@ async def post(http: aiohttp.ClientSession) -> tuple[int, Any]:
         return answer.status, await answer.json()
 
 
-async def test_start_with_too_little_room_says_why_and_which_setting_changes_it(
+async def test_start_with_too_little_space_names_the_setting(
     running: RunningBroker, http: aiohttp.ClientSession, log_stream: io.StringIO
 ) -> None:
-    status, told = await post(http)
-    assert (status, told["code"]) == (507, "disk_full")
-    assert "storage.free_bytes (1,048,576 GiB)" in told["detail"]
+    status, problem = await post(http)
+    assert (status, problem["code"]) == (507, "disk_full")
+    assert "storage.free_bytes (1,048,576 GiB)" in problem["detail"]
     assert "publishing_stopped" in log_stream.getvalue()
     async with http.get("/readyz") as answer:
         text = await answer.text()
@@ -56,7 +56,7 @@ async def test_start_with_too_little_room_says_why_and_which_setting_changes_it(
             assert "storage.free_bytes" in await answer.text()
 
 
-async def test_setting_that_is_read_anew_gives_room_at_once(
+async def test_reloaded_setting_frees_space_at_once(
     running: RunningBroker, http: aiohttp.ClientSession, log_stream: io.StringIO
 ) -> None:
     def publish() -> str | None:
@@ -82,9 +82,9 @@ async def test_database_above_its_bound_takes_no_messages(tmp_path: Path) -> Non
         running_service(tmp_path / "data", storage={"max_bytes": 4_096}) as running,
         aiohttp.ClientSession(running.admin_url) as http,
     ):
-        status, told = await post(http)
-    assert (status, told["code"]) == (507, "database_full")
-    assert "storage.max_bytes" in told["detail"]
+        status, problem = await post(http)
+    assert (status, problem["code"]) == (507, "database_full")
+    assert "storage.max_bytes" in problem["detail"]
 
 
 async def test_nothing_is_changed_while_nothing_can_be_stored(
@@ -92,10 +92,10 @@ async def test_nothing_is_changed_while_nothing_can_be_stored(
 ) -> None:
     space = running.service.handle.space
     assert space is not None
-    monkeypatch.setattr(space, "note_stored", lambda: None)  # upkeep goes on meanwhile
+    monkeypatch.setattr(space, "note_stored", lambda: None)  # maintenance runs meanwhile
     space.write_problem = "the file system is read-only"  # as the writer's thread says
-    status, told = await post(http)
-    assert (status, told["code"]) == (503, "not_writable")
+    status, problem = await post(http)
+    assert (status, problem["code"]) == (503, "not_writable")
     async with http.get("/readyz") as answer:
         assert answer.status == 503
         assert "BAD writable: the file system is read-only" in await answer.text()

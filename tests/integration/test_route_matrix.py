@@ -1,6 +1,6 @@
-"""Each route against each role, and each writing one against each way to come from elsewhere.
+"""Each route with each role, and each writing route with each kind of cross-site request.
 
-Made from the one table of routes, so a new route is in it from its first day.
+The cases come from the table of routes, so new routes are included automatically.
 """
 
 import re
@@ -18,7 +18,7 @@ from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wa
 
 WRITING = [route for route in ROUTES if route.is_writing]
 READING = [route for route in ROUTES if not route.is_writing and route.role is not Role.PUBLIC]
-# What the broker writes by itself, and what tells only when somebody was seen.
+# Tables that the broker writes by itself.
 NOT_COMPARED = {
     "audit", "rollup", "counter", "start", "history_place", "history_number", "trace_place",
     "sqlite_sequence",
@@ -39,7 +39,7 @@ FOREIGN: dict[str, dict[str, str | None]] = {
 
 @dataclass
 class Stage:
-    """A broker with something in it, and a browser for each role."""
+    """A broker with a message, and a browser for each role."""
 
     home: BrokerFixture
     people: dict[Role, HttpUser]
@@ -47,7 +47,7 @@ class Stage:
     message_id: str
 
     def path(self, route: Route) -> str:
-        """Give a path of a route that is about something that is there."""
+        """Return a path of a route whose parameters name existing objects."""
         path = route.path
         known = {"q": "orders", "id": self.message_id, "name": "viewer", "n": "1", "client": "1"}
         for name, value in known.items():
@@ -60,7 +60,7 @@ class Stage:
     async def send(
         self, role: Role, route: Route, headers: dict[str, str | None], token: str
     ) -> tuple[int, str]:
-        """Send what a page of ours would, but for ``headers`` and ``token``; give the answer."""
+        """Send a request as our pages do, except ``headers`` and ``token``; return the reply."""
         given: dict[str, str | None] = {"Origin": self.home.url, "Sec-Fetch-Site": "same-origin"}
         body: dict[str, Any] = {"data": {"csrf": token, "side": "delivery", "name": "orders"}}
         if route.is_api:
@@ -73,11 +73,11 @@ class Stage:
         return answer.status, answer.text
 
     def rows(self, after: int) -> list[tuple[str, str, str]]:
-        """Give actor, action and result of the audit rows after one."""
+        """Return actor, action and result of the audit rows after one."""
         return self.home.rows("SELECT actor, action, result FROM audit WHERE audit_id > ?", after)
 
     def last(self) -> int:
-        """Give the number of the newest audit row."""
+        """Return the number of the newest audit row."""
         return int(self.home.rows("SELECT max(audit_id) FROM audit")[0][0])
 
     def everything(self) -> dict[str, list[tuple[Any, ...]]]:
@@ -87,7 +87,7 @@ class Stage:
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    """Run a broker with three users, logged in, and nobody."""
+    """Run a broker with three users, logged in, and an anonymous visitor."""
     async with broker_fixture(tmp_path / "data") as home, AsyncExitStack() as stack:
         made = await home.control("POST", "/queues/orders/messages", {"content": "{}"})
         people = {role: await stack.enter_async_context(HttpUser(home.url)) for role in Role}
@@ -186,7 +186,7 @@ async def test_token_without_a_role_is_refused_too(stage: Stage) -> None:
     assert after == before
 
 
-async def test_wrong_input_and_refusals_of_the_core_are_one_row_each(stage: Stage) -> None:
+async def test_invalid_input_and_refusals_of_the_core_are_one_row_each(stage: Stage) -> None:
     admin = stage.people[Role.ADMIN]
     tries: dict[str, tuple[str, str, Any, int]] = {
         "unknown field": ("POST", "/queues/orders/pause", {"sied": "x"}, 422),
@@ -210,8 +210,8 @@ async def test_wrong_input_and_refusals_of_the_core_are_one_row_each(stage: Stag
         assert result != "done"
 
 
-async def test_same_request_with_everything_right_is_done_once(stage: Stage) -> None:
-    """The control: what the tests above send is refused for the one thing that is wrong with it."""
+async def test_valid_request_is_executed_once(stage: Stage) -> None:
+    """The control: the valid request succeeds, so the others fail for their single fault."""
     for name in ("queue-pause", "api-pause"):
         [route] = [route for route in WRITING if route.name == name]
         last = stage.last()
@@ -228,7 +228,7 @@ async def test_same_request_with_everything_right_is_done_once(stage: Stage) -> 
 
 
 async def test_limited_viewer_sees_nothing_of_other_queues(stage: Stage) -> None:
-    """Neither the name of a foreign queue nor what is in it, on no page and in no answer."""
+    """No page or response has the name or content of a foreign queue."""
     canary, hidden = "canary-content", "vault"
     known = []
     for body in ({"content": canary}, {"content": canary, "ttl_s": 60}):

@@ -1,4 +1,4 @@
-"""The folder of schemas on a real disk: what is refused, and what a change does."""
+"""The schema folder on a real disk: invalid content and changes."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def write_folder(folder: Path, schemas: dict[str, Any], **files: Any) -> Path:
 
 
 def write(path: Path, content: Any) -> None:
-    """Write as deployments do: a new file takes the place of the old one."""
+    """Write as deployments do: replace the old file by a new one."""
     fresh = path.with_suffix(".new")
     fresh.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     fresh.rename(path)
@@ -101,15 +101,13 @@ def test_owner_and_status_are_kept(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_manifest_is_named_with_its_place(
-    tmp_path: Path, manifest: Any, pointer: str
-) -> None:
+def test_invalid_manifest_is_reported(tmp_path: Path, manifest: Any, pointer: str) -> None:
     folder = write_folder(tmp_path / "s", {}, order=ORDER)
     write(folder / "registry.json", manifest)
     assert faults(folder) == [("registry.json", pointer)]
 
 
-def test_every_wrong_file_is_named_once(tmp_path: Path) -> None:
+def test_every_invalid_file_is_reported_once(tmp_path: Path) -> None:
     folder = write_folder(
         tmp_path / "s",
         {"a": "a.json", "b": "b.json", "b2": "b.json", "c": "gone.json", "d": "d\0.json", "e": "s"},
@@ -128,7 +126,7 @@ def test_every_wrong_file_is_named_once(tmp_path: Path) -> None:
         ActiveSchemas(folder).load()
 
 
-def test_missing_folder_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match=r"registry\.json: No such file"):
         ActiveSchemas(tmp_path / "nowhere").load()
 
@@ -155,7 +153,7 @@ def test_payloads_are_counted_by_urn(tmp_path: Path) -> None:
     assert schemas.counts("other").passed == 0
 
 
-def test_change_is_read_and_a_wrong_one_leaves_what_was(tmp_path: Path) -> None:
+def test_change_is_read_and_an_invalid_one_keeps_the_old_schemas(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "s", {URN: "order.json"}, order=ORDER)
     schemas = ActiveSchemas(folder)
     schemas.load()
@@ -165,7 +163,7 @@ def test_change_is_read_and_a_wrong_one_leaves_what_was(tmp_path: Path) -> None:
         schemas.refresh()
     assert [fault.file for fault in schemas.faults] == ["order.json"]
     assert schemas.check(URN, {}) is not None  # as before
-    assert not schemas.refresh()  # told once
+    assert not schemas.refresh()  # reported once
     write(folder / "order.json", True)
     assert schemas.refresh()
     assert schemas.faults == ()
@@ -186,24 +184,24 @@ def test_new_urn_is_known_after_the_manifest_has_changed(tmp_path: Path) -> None
     assert schemas.is_registered(URN)
 
 
-async def test_watch_reads_what_changes_and_tells(tmp_path: Path) -> None:
+async def test_watch_reads_and_reports_changes(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "s", {URN: "order.json"}, order=ORDER)
     schemas = ActiveSchemas(folder)
     schemas.load()
-    told: asyncio.Queue[RegistryError | None] = asyncio.Queue()
-    task = asyncio.create_task(schemas.watch(told.put_nowait, every_s=0.01))
+    reported: asyncio.Queue[RegistryError | None] = asyncio.Queue()
+    task = asyncio.create_task(schemas.watch(reported.put_nowait, every_s=0.01))
     try:
         async with asyncio.timeout(10):
             write(folder / "order.json", b"{")
-            assert isinstance(await told.get(), RegistryError)
+            assert isinstance(await reported.get(), RegistryError)
             write(folder / "order.json", True)
-            assert await told.get() is None
+            assert await reported.get() is None
         assert schemas.check(URN, {}) is None
     finally:
         task.cancel()
 
 
-async def test_broker_does_not_start_with_a_wrong_folder(tmp_path: Path) -> None:
+async def test_broker_does_not_start_with_an_invalid_folder(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "s", {URN: "gone.json"})
     with pytest.raises(SettingsError, match=r"envelopes\.schemas: .*gone\.json: No such file"):
         async with running_service(tmp_path / "data", envelopes={"schemas": folder}):

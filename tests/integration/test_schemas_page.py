@@ -40,7 +40,7 @@ async def site(tmp_path: Path, folder: Path) -> AsyncIterator[HttpSite]:
 
 
 def read_again(site: HttpSite) -> None:
-    """Have the folder read now, and not when the watch comes round."""
+    """Read the folder now instead of waiting for the watch."""
     with suppress(RegistryError):
         site.broker.service.schemas.refresh()
 
@@ -56,7 +56,7 @@ async def test_page_lists_urns_with_version_and_fields(site: HttpSite) -> None:
     assert 'href="/schemas"' in (await site.get("/")).text  # the rail
 
 
-async def test_page_without_a_folder_says_how_to_begin(tmp_path: Path) -> None:
+async def test_page_without_a_folder_explains_the_setting(tmp_path: Path) -> None:
     async with running_site(tmp_path / "data") as site:
         text = visible_text((await site.get("/schemas")).text)
         assert "No schema folder is set" in text
@@ -65,13 +65,13 @@ async def test_page_without_a_folder_says_how_to_begin(tmp_path: Path) -> None:
         assert (await site.ok("GET", "/schemas"))["items"] == []
 
 
-async def test_empty_folder_is_said_to_be_empty(site: HttpSite, folder: Path) -> None:
+async def test_empty_folder_is_reported(site: HttpSite, folder: Path) -> None:
     write(folder / "registry.json", {"schemas": []})
     read_again(site)
     assert "No URN has a schema yet" in visible_text((await site.get("/schemas")).text)
 
 
-async def test_wrong_change_is_told_and_what_was_stays(site: HttpSite, folder: Path) -> None:
+async def test_invalid_change_is_reported_and_not_used(site: HttpSite, folder: Path) -> None:
     write(folder / "order.json", {"properties": {"n": {"type": 1}}})
     read_again(site)
     text = visible_text((await site.get("/schemas")).text)
@@ -99,32 +99,27 @@ async def test_page_compares_a_new_version(site: HttpSite) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # by the test's client
-@pytest.mark.parametrize(
-    ("document", "status", "words"),
-    [
+async def test_invalid_schema_stays_in_the_form_with_its_error(site: HttpSite) -> None:
+    for document, status, words in (
         ("{", 422, "invalid JSON"),
         ("", 422, "invalid JSON"),
         ('{"type": "strnig"}', 422, "at /type"),
         ("1", 422, "a schema must be an object"),
         ('"' + "x" * (1 << 20) + '"', 413, "bytes"),
-    ],
-)
-async def test_page_keeps_what_is_no_schema_and_says_why(
-    site: HttpSite, document: str, status: int, words: str
-) -> None:
-    page = await site.post("/schemas/check", urn=URN, document=document)
-    assert page.status == status
-    assert words in visible_text(page.text)
-    assert 'aria-invalid="true"' in page.text
+    ):
+        page = await site.post("/schemas/check", urn=URN, document=document)
+        assert page.status == status
+        assert words in visible_text(page.text)
+        assert 'aria-invalid="true"' in page.text
 
 
-async def test_page_knows_when_the_urn_has_gone(site: HttpSite) -> None:
+async def test_check_of_an_unknown_urn_is_not_found(site: HttpSite) -> None:
     page = await site.post("/schemas/check", urn="urn:gone", document="{}")
     assert page.status == 404
     assert "No schema is registered for 'urn:gone'" in visible_text(page.text)
 
 
-async def test_list_comes_in_every_format(site: HttpSite) -> None:
+async def test_list_has_every_format(site: HttpSite) -> None:
     listed = await site.ok("GET", "/schemas")
     found = {item["urn"]: item for item in listed["items"]}
     assert found[f"{URN}.v2"]["version"] == 2
@@ -138,7 +133,7 @@ async def test_list_comes_in_every_format(site: HttpSite) -> None:
             assert URN in (await site.get(f"{path}?format={style}")).text
 
 
-async def test_api_gives_one_schema_and_compares_another(site: HttpSite) -> None:
+async def test_api_returns_a_schema_and_checks_another(site: HttpSite) -> None:
     for urn in (URN, HOSTILE):
         assert (await site.ok("GET", path_of(urn)))["urn"] == urn
     assert (await site.api("GET", path_of("urn:none")))[0] == 404
@@ -154,7 +149,7 @@ async def test_api_gives_one_schema_and_compares_another(site: HttpSite) -> None
     assert (await site.api("POST", path_of("urn:none", "/check"), {"document": {}}))[0] == 404
 
 
-async def test_queue_counts_or_quarantines_what_does_not_fit(site: HttpSite) -> None:
+async def test_queue_counts_or_quarantines_mismatches(site: HttpSite) -> None:
     wrong = encode(make(URN, {"order_id": "1"}, queue="orders")).decode()
     right = encode(make(URN, {"order_id": 1}, queue="orders")).decode()
     unknown = encode(make("urn:unknown", {"order_id": "1"}, queue="orders")).decode()
@@ -174,7 +169,7 @@ async def test_queue_counts_or_quarantines_what_does_not_fit(site: HttpSite) -> 
     assert "is a string, not an integer" in visible_text((await site.get("/schemas")).text)
 
 
-async def test_who_sees_some_queues_sees_no_counts(tmp_path: Path, folder: Path) -> None:
+async def test_user_limited_to_queues_sees_no_counts(tmp_path: Path, folder: Path) -> None:
     async with broker_fixture(tmp_path / "data", envelopes={"schemas": folder}) as home:
         await home.add_user("anna")
         await home.add_user("olga", "operator", "orders")
@@ -186,7 +181,7 @@ async def test_who_sees_some_queues_sees_no_counts(tmp_path: Path, folder: Path)
             assert answer.status == 200
 
 
-async def test_viewer_looks_and_is_shown_no_form(tmp_path: Path, folder: Path) -> None:
+async def test_viewer_sees_no_form(tmp_path: Path, folder: Path) -> None:
     async with broker_fixture(tmp_path / "data", envelopes={"schemas": folder}) as home:
         await home.add_user("anna")
         await home.add_user("vera", "viewer")

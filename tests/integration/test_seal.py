@@ -1,4 +1,4 @@
-"""What a start looks at before SQLite may write: the seal of a clean stop, and the structure."""
+"""Checks of a start before SQLite may write: the seal of a clean stop, and the structure."""
 
 import errno
 import shutil
@@ -33,7 +33,7 @@ def data(driver: Driver, tmp_path: Path) -> Path:
     return stopped_folder(driver, tmp_path / "data")
 
 
-def test_sealed_database_starts_unchanged_only(data: Path) -> None:
+def test_seal_is_checked_once(data: Path) -> None:
     with closing(DataFolder.open(data)) as folder:
         assert "every byte" in check_files(folder).checks[-1]
         assert folder.meta.seal is None  # it is about to be written
@@ -59,7 +59,7 @@ def test_any_flipped_bit_of_a_sealed_database_is_refused(data: Path) -> None:
     assert problems(data) == []
 
 
-def test_changed_database_is_taken_when_the_loss_is_accepted(data: Path) -> None:
+def test_changed_database_is_used_if_the_loss_is_accepted(data: Path) -> None:
     execute_sql(data / "phpmq.db", "UPDATE queue SET created_at = 5")
     with closing(DataFolder.open(data)) as folder:
         done = check_files(folder, accept_loss=True)
@@ -68,9 +68,7 @@ def test_changed_database_is_taken_when_the_loss_is_accepted(data: Path) -> None
     assert len(list(data.glob("damaged-*"))) == 1
 
 
-def test_database_that_the_disk_does_not_give_is_damaged(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_database_is_damaged(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_path: Path) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -103,8 +101,8 @@ def test_broken_structure_is_refused_without_a_seal(data: Path) -> None:
         check_files(folder, accept_loss=True)
 
 
-def test_letter_that_changed_in_a_statement_of_the_schema_is_refused(data: Path) -> None:
-    """SQLite finds nothing wrong with it; each batch would fail at a column that is not there."""
+def test_changed_schema_is_refused(data: Path) -> None:
+    """SQLite finds no error, but each batch would fail at a missing column."""
     content = (data / "phpmq.db").read_bytes()
     at = content.index(b"last_dispatched_at")
     with (data / "phpmq.db").open("r+b") as file:
@@ -116,10 +114,10 @@ def test_letter_that_changed_in_a_statement_of_the_schema_is_refused(data: Path)
             check_files(folder)
 
 
-def test_head_that_sqlite_does_not_know_is_refused_without_a_seal(data: Path) -> None:
+def test_invalid_header_is_refused_without_a_seal(data: Path) -> None:
     with (data / "phpmq.db").open("r+b") as file:
         file.seek(16)
-        file.write(b"\x01\x01")  # no size of a page
+        file.write(b"\x01\x01")  # an invalid page size
     with closing(DataFolder.open(data)) as folder:
         folder.seal(None)
         with pytest.raises(DataDamagedError, match="not a database"):

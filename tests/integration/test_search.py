@@ -1,4 +1,4 @@
-"""The search against a plain filter in Python, over a database with everything hostile in it."""
+"""The search, compared with a plain filter in Python over a database of hostile rows."""
 
 import json
 import random
@@ -55,7 +55,7 @@ def rows(path: Path) -> list[ReferenceRow]:
 async def search(
     path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Search]:
-    """Search in slices that are much smaller than the database, where most are placed or few."""
+    """Search in slices much smaller than the database, with most rows indexed or few."""
     monkeypatch.setattr(search_module, "_FIRST_WIDTH", 7)
     monkeypatch.setattr(
         search_module, "_MAX_TRACED", 2_000 if request.param == "along numbers" else 0
@@ -109,7 +109,7 @@ async def test_search_finds_what_a_plain_filter_finds(
 
 
 def is_in_order(query: SearchQuery, found: list[Any]) -> bool:
-    """By offset where all are settled, by position where they are of named queues, else by seq."""
+    """Return whether rows are ordered by offset if settled, by position if live, or by seq."""
     states = {row.state for row in found}
     keys = [[row.seq for row in found]]
     if not states & {0, 1}:
@@ -123,7 +123,7 @@ KINDS = [text for text in TEXTS if text and " " not in text]
 
 
 @pytest.mark.parametrize("seed", range(60))
-async def test_search_finds_what_a_plain_filter_finds_in_any_mixture(
+async def test_search_with_mixed_terms_finds_what_a_plain_filter_finds(
     search: Search, rows: list[ReferenceRow], seed: int
 ) -> None:
     made = random.Random(seed)
@@ -135,7 +135,7 @@ async def test_search_finds_what_a_plain_filter_finds_in_any_mixture(
 
 
 @pytest.mark.parametrize("text", ["", "state:ready", "state:dead", "-queue:mail", "1042"])
-async def test_search_keeps_to_the_queues_that_may_be_seen(
+async def test_search_is_limited_to_the_allowed_queues(
     search: Search, rows: list[ReferenceRow], text: str
 ) -> None:
     query, allowed = parse_search(text), frozenset({2, 3})
@@ -156,9 +156,7 @@ async def test_neighbours_are_those_of_the_list(search: Search) -> None:
         assert await search.neighbour(query, page.rows[0], is_newest_first=False) is None
 
 
-async def test_some_messages_are_matched_by_their_numbers(
-    search: Search, rows: list[ReferenceRow]
-) -> None:
+async def test_messages_are_matched_by_number(search: Search, rows: list[ReferenceRow]) -> None:
     asked = [row.seq for row in rows][::3]
     for text in ("", "state:ready", "queue:mail -1042", "state:dead"):
         query = parse_search(text)
@@ -167,15 +165,13 @@ async def test_some_messages_are_matched_by_their_numbers(
     assert await search.matches(parse_search(""), [], None) == []
 
 
-async def test_ids_are_found_in_any_state_with_both_halves(
-    search: Search, rows: list[ReferenceRow]
-) -> None:
+async def test_whole_ids_are_found_in_any_state(search: Search, rows: list[ReferenceRow]) -> None:
     ids = [wire_id(row.seq, row.token) for row in rows][:7]
     found = await search.page(ids_search([*ids, wire_id(rows[8].seq, 1)]))
     assert sorted(row.message_id for row in found.rows) == sorted(ids)
 
 
-async def test_search_goes_on_where_a_leap_takes_too_long(
+async def test_search_continues_if_a_leap_takes_too_long(
     path: Path, search: Search, rows: list[ReferenceRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = search._readers.run
@@ -194,9 +190,7 @@ async def test_search_goes_on_where_a_leap_takes_too_long(
 # -- frozen selections
 
 
-async def test_frozen_selection_says_what_is_in_it(
-    search: Search, rows: list[ReferenceRow]
-) -> None:
+async def test_frozen_selection_has_its_figures(search: Search, rows: list[ReferenceRow]) -> None:
     query = queue_search("orders", ("ready", "dispatched"))
     mine = [row for row in rows if row.queue_id == 1 and row.is_alive]
     frozen = await search.freeze(query)
@@ -221,7 +215,7 @@ async def test_frozen_selection_stops_at_its_limit(search: Search) -> None:
 # -- time
 
 
-async def test_search_answers_with_what_it_found_when_the_time_is_over(search: Search) -> None:
+async def test_search_returns_partial_results_at_its_time_limit(search: Search) -> None:
     first = await search.page(parse_search(""), limit=200, limit_s=-1.0)
     assert first.next is not None
     assert not first.is_done
@@ -237,7 +231,7 @@ async def test_search_answers_with_what_it_found_when_the_time_is_over(search: S
     assert seen == whole
 
 
-async def test_later_messages_do_not_move_the_pages(
+async def test_new_messages_do_not_move_the_pages(
     path: Path, search: Search, tmp_path: Path
 ) -> None:
     copy = tmp_path / "phpmq.db"
@@ -263,7 +257,7 @@ async def test_later_messages_do_not_move_the_pages(
 async def test_slice_that_takes_too_long_is_made_smaller(
     search: Search, rows: list[ReferenceRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A body that alone takes too long is passed over; the search goes on behind it."""
+    """A body that alone takes too long is skipped; the search continues after it."""
     run = search._readers.run
     bad = max(row.seq for row in rows) - 3
 
@@ -278,7 +272,7 @@ async def test_slice_that_takes_too_long_is_made_smaller(
     assert set(found) == {row.seq for row in rows} - {bad}
 
 
-# -- looking changes nothing, and reads along its indexes
+# -- searching changes nothing and uses the indexes
 
 
 async def test_searching_changes_nothing(path: Path, search: Search) -> None:
@@ -318,7 +312,7 @@ COMPOSED = [  # a search, the queues given to the plan, and what it must read al
 
 @pytest.mark.parametrize(("text", "queues", "index"), COMPOSED)
 @pytest.mark.parametrize("is_newest_first", [True, False])
-def test_source_reads_along_its_index(
+def test_source_uses_its_index(
     path: Path, text: str, queues: str, index: str, is_newest_first: bool
 ) -> None:
     plan = search_plan.make_plan(parse_search(text), [int(queues)] if queues else None, [], NOW_MS)
@@ -335,14 +329,14 @@ def test_source_reads_along_its_index(
     connection.close()
     assert any(index in step for step in steps), steps
     scans = [step for step in steps if re.match(r"SCAN (m|b|history_\w+)\b", step)]
-    assert [step for step in scans if "message_held" not in step] == []  # what is held is little
+    assert [step for step in scans if "message_held" not in step] == []  # few messages are held
 
 
 @pytest.mark.parametrize(
     "name", ["queue", "urn", "trace", "reason", "origin", "client", "data.x", "$.y", ""]
 )
 def test_values_are_parameters_only(name: str) -> None:
-    """No text that was typed gets into the statement."""
+    """No user input becomes part of the statement."""
     marked = "'); DROP TABLE zzyzx; --"
     query = parse_search(f'{name}:"{marked}"' if name else f'"{marked}"')
     plan = search_plan.make_plan(query, None, [], NOW_MS)
@@ -350,7 +344,7 @@ def test_values_are_parameters_only(name: str) -> None:
     assert "zzyzx" not in plan.text(is_newest_first=True)
 
 
-# -- leaps over what is of other queues
+# -- leaps over messages of other queues
 
 MESSAGES = st.lists(
     st.tuples(
@@ -384,7 +378,7 @@ def open_queues(path: Path) -> Database:
 
 
 def store(database: Database, messages: Story, first: int = FIRST) -> None:
-    """Store messages by their numbers and settle them by their lives."""
+    """Store messages in the order of their numbers; settle them in the order of their ends."""
     numbered = list(enumerate(messages, start=first))
     for seq, (queue_id, state, shift, _) in sorted(numbered, key=lambda one: one[0] + one[1][3]):
         if state < 2:
@@ -395,7 +389,7 @@ def store(database: Database, messages: Story, first: int = FIRST) -> None:
 
 
 def settle_all(database: Database) -> None:
-    """Settle what is alive, the newest first."""
+    """Settle all live messages, the newest first."""
     names = "seq, token, queue_id, position, published_at, deliveries, charged, size, crc"
     database.connection.execute(
         f'INSERT INTO history ("offset", outcome, settled_at, {names}) '
@@ -417,7 +411,7 @@ def settle_all(database: Database) -> None:
 async def test_numbers_and_leaps_change_no_page(
     messages: Story, later: Story, placed: int, text: str, limit: int
 ) -> None:
-    """Rows, figures and cursors are those of a walk over every number; a filter has the rows."""
+    """Rows, figures and cursors equal those of a scan without leaps, and of a plain filter."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         database = open_queues(Path(folder) / "phpmq.db")
         store(database, messages)
@@ -450,7 +444,7 @@ async def leaps_agree(search: Search, database: Database, query: SearchQuery, li
 
 
 @given(messages=MESSAGES, placed=st.sampled_from((0, 5, 15, 60)), data=st.data())
-def test_leap_goes_as_far_as_it_can(messages: Story, placed: int, data: st.DataObject) -> None:
+def test_leap_reaches_the_next_message(messages: Story, placed: int, data: st.DataObject) -> None:
     place = data.draw(st.integers(FIRST, FIRST + len(messages)))
     wanted = data.draw(st.lists(st.integers(1, 3), min_size=1, unique=True))
     with tempfile.TemporaryDirectory() as folder:
@@ -469,8 +463,8 @@ def test_leap_goes_as_far_as_it_can(messages: Story, placed: int, data: st.DataO
     assert offset == max(offsets, default=None)
 
 
-async def test_one_leap_passes_over_all_that_is_newer(tmp_path: Path) -> None:
-    """However many messages of another queue are in front, the reads stay as few."""
+async def test_one_leap_skips_all_newer_messages(tmp_path: Path) -> None:
+    """The number of reads does not grow with the newer messages of other queues."""
     database = open_queues(tmp_path / "phpmq.db")
     store(database, [(1, 2, 0, 0), (1, 0, 0, 0)] + [(3, 2, 0, 0)] * 400)
     index_upto(database, 300)

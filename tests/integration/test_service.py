@@ -48,7 +48,7 @@ NO_ADMIN = ("--admin", "none")
 
 
 def is_ready(url: str) -> bool:
-    """Ask ``/readyz``; False also when nobody answers any more."""
+    """Return whether ``/readyz`` reports ready; False also if nothing listens."""
     try:
         with urllib.request.urlopen(f"{url}readyz", timeout=20) as answer:
             return bool(answer.status == 200)
@@ -62,7 +62,7 @@ def is_ready(url: str) -> bool:
 
 
 def send_signal(broker: testing.BrokerProcess, number: signal.Signals = signal.SIGTERM) -> None:
-    """Send it, and return when the broker has begun to drain."""
+    """Send a signal, and wait until the broker drains."""
     assert broker.process is not None
     broker.process.send_signal(number)
     while is_ready(broker.admin[0]):
@@ -70,7 +70,7 @@ def send_signal(broker: testing.BrokerProcess, number: signal.Signals = signal.S
 
 
 def exit_code(broker: testing.BrokerProcess) -> int:
-    """Wait for the end of a process that was told to stop, or stops by itself."""
+    """Return the exit code of a process that is stopping."""
     assert broker.process is not None
     broker.process.communicate(timeout=20)
     code = int(broker.process.returncode)
@@ -78,20 +78,29 @@ def exit_code(broker: testing.BrokerProcess) -> int:
     return code
 
 
+def assert_ready(broker: testing.BrokerProcess, *bodies: bytes) -> None:
+    """Assert that exactly these messages of ``orders`` are dispatched."""
+    with SocketClient(broker.port) as consumer:
+        consumer.consume("orders", 10)
+        assert consumer.bodies(len(bodies)) == [*bodies]
+        consumer.barrier()
+        assert not consumer.got
+
+
 # -- the stop
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_broker_drains(data: Path, number: signal.Signals) -> None:
-    """What was held is acknowledged meanwhile, nothing new is dispatched, publishes are kept."""
-    with testing.broker_process(data, "--admin", "127.0.0.1:0") as broker:
+    """Held messages can be acknowledged, nothing new is dispatched, publishes are stored."""
+    with broker_process(data, "--admin", "127.0.0.1:0") as broker:
         consumer, publisher = SocketClient(broker.port), SocketClient(broker.port)
         for number_of_message in range(3):
             assert publisher.confirm("orders", b"%d" % number_of_message) is None
         consumer.consume("orders", 2)
         held = consumer.dispatches(2)
         send_signal(broker, number)
-        with suppress(ConnectionError):  # nobody is let in any more
+        with suppress(ConnectionError):  # until connections are refused
             while True:
                 connect(broker.port).close()
         assert publisher.confirm("orders", b"3") is None
@@ -106,15 +115,11 @@ def test_broker_drains(data: Path, number: signal.Signals) -> None:
         publisher.close()
         assert not data.joinpath(f"{DATABASE}-wal").exists()
         broker.start()
-        with SocketClient(broker.port) as again:
-            again.consume("orders", 10)
-            assert again.bodies(2) == [b"2", b"3"]
-            again.barrier()
-            assert not again.got
+        assert_ready(broker, b"2", b"3")
 
 
 def test_broker_stops_although_a_consumer_neither_reads_nor_acknowledges(data: Path) -> None:
-    """It waits 5 s for acknowledgements; the messages come again after the start."""
+    """It waits 5 s for acknowledgements; the messages are redelivered after the start."""
     with broker_process(data, *NO_ADMIN) as broker:
         with SocketClient(broker.port) as consumer:
             for number in range(30):  # more than the kernels and the write buffer take
@@ -138,13 +143,11 @@ def test_second_signal_stops_the_broker_at_once(data: Path) -> None:
             assert broker.terminate() == 0
         assert '"stopped"' not in broker.log.read_text(encoding="utf-8")
         broker.start()
-        with SocketClient(broker.port) as consumer:
-            consumer.consume("orders", 1)
-            assert consumer.bodies(1) == [b"held"]
+        assert_ready(broker, b"held")
 
 
 def test_broker_ends_when_the_outcome_of_a_commit_is_unknown(data: Path) -> None:
-    """Nobody is answered; exit 74; the next start reads the truth from the disk."""
+    """No client gets a reply; exit 74; the next start reads the outcome from the disk."""
     with broker_process(data, *NO_ADMIN) as broker:
         with SocketClient(broker.port) as peer:
             assert peer.confirm("orders", b"stored") is None
@@ -161,11 +164,7 @@ def test_broker_ends_when_the_outcome_of_a_commit_is_unknown(data: Path) -> None
         assert exit_code(broker) == 74
         assert "a fault" in data.joinpath("last_error.json").read_text(encoding="utf-8")
         broker.start()
-        with SocketClient(broker.port) as peer:
-            peer.consume("orders", 10)
-            assert peer.bodies(1) == [b"stored"]
-            peer.barrier()
-            assert not peer.got
+        assert_ready(broker, b"stored")
 
 
 # -- starts that are refused
@@ -180,20 +179,20 @@ def test_second_broker_on_a_data_folder_is_refused(data: Path) -> None:
             assert peer.confirm("orders", b"the first one goes on") is None
 
 
-def test_broker_is_refused_where_a_port_is_taken(tmp_path: Path) -> None:
+def test_broker_is_refused_if_a_port_is_in_use(tmp_path: Path) -> None:
     with broker_process(tmp_path / "one", *NO_ADMIN) as broker:
         words = start_error(tmp_path / "two", "--listen", broker.phpmq[0])
-        told = f"tcp.listen: port {broker.port} is already in use by "
-        by = f"(pid {broker.pid}). Choose another port with --listen, or stop that process."
+        problem = f"tcp.listen: port {broker.port} is already in use by "
+        hint = f"(pid {broker.pid}). Choose another port with --listen, or stop that process."
     assert "(exit code 1)" in words
-    assert told in words
-    assert by in words
-    assert not (tmp_path / "two").exists()  # so no command looks for a broker there
+    assert problem in words
+    assert hint in words
+    assert not (tmp_path / "two").exists()  # so no command expects a broker there
 
 
 @pytest.mark.parametrize("problem", ["port", "socket", "certificate"])
-def test_start_that_is_refused_migrates_nothing(tmp_path: Path, problem: str) -> None:
-    """An older version refuses a database of a newer one, so there would be no way back."""
+def test_refused_start_migrates_nothing(tmp_path: Path, problem: str) -> None:
+    """An older version refuses a newer database, so a migration cannot be undone."""
     data, older = tmp_path / "data", tmp_path / "migrations"
     older.mkdir()
     data.mkdir()
@@ -215,8 +214,8 @@ def test_start_that_is_refused_migrates_nothing(tmp_path: Path, problem: str) ->
         assert database.execute("PRAGMA user_version").fetchone() == (1,)
 
 
-def test_broker_is_refused_where_the_port_of_its_admin_is_taken(tmp_path: Path) -> None:
-    """Ahead of all else: no client is let in, and no database is made."""
+def test_broker_is_refused_if_its_admin_port_is_in_use(tmp_path: Path) -> None:
+    """Before all else: no client is accepted, and no database is created."""
     with broker_process(tmp_path / "one", "--admin", "127.0.0.1:0") as broker:
         address = broker.admin[0].removeprefix("http://").removesuffix("/")
         words = start_error(tmp_path / "two", "--admin", address)
@@ -284,7 +283,7 @@ def test_broker_is_ready_when_its_listeners_are_open(data: Path) -> None:
                 assert answer.status == 200
 
 
-async def test_pages_that_cannot_be_imported_let_nobody_in(
+async def test_broker_without_importable_pages_accepts_no_client(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -357,10 +356,8 @@ async def test_service_runs_in_the_process_of_a_test(data: Path) -> None:
         assert running.service.handle.status().queues[0].totals["acked"] == 0
 
 
-async def test_seal_of_a_slow_disk_does_not_hold_up_the_end_of_a_stop(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The loop has to go on: it ends the process after ten seconds."""
+async def test_database_is_sealed_in_a_thread(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop must keep running: it ends the process after ten seconds."""
     threads: list[threading.Thread] = []
     monkeypatch.setattr(
         shutdown, "seal", lambda *_given: threads.append(threading.current_thread())
@@ -379,7 +376,7 @@ async def test_second_service_on_a_data_folder_is_refused(data: Path) -> None:
 
 
 @pytest.mark.parametrize(("failure", "code"), [(None, 0), (OSError("no room"), 74)])
-def test_stop_that_cannot_be_recorded_tells_a_failure_from_a_stop(
+def test_exit_code_of_a_stop_that_cannot_be_recorded(
     data: Path, monkeypatch: pytest.MonkeyPatch, failure: OSError | None, code: int
 ) -> None:
     codes: list[int] = []
@@ -396,7 +393,7 @@ def test_stop_that_cannot_be_recorded_tells_a_failure_from_a_stop(
     assert codes == [code]
 
 
-# -- who may connect
+# -- connections
 
 
 def has_ipv6() -> bool:
@@ -467,7 +464,7 @@ def test_plain_client_of_a_tls_listener_stores_nothing(data: Path, pair: tuple[P
         assert AdminApi(broker.admin[0]).queue("orders") == {}
 
 
-def test_failed_handshakes_leave_their_places(data: Path, pair: tuple[Path, Path]) -> None:
+def test_failed_handshakes_free_their_places(data: Path, pair: tuple[Path, Path]) -> None:
     context = ssl.create_default_context(cafile=str(pair[0]))
     flags = [*tls_flags(pair), "--set", "limits.connections=2"]
     with broker_process(data, *NO_ADMIN, *flags) as broker:
@@ -475,10 +472,9 @@ def test_failed_handshakes_leave_their_places(data: Path, pair: tuple[Path, Path
             with SocketClient(broker.port) as stranger:
                 if how == "garbage":
                     stranger.publish("orders", b"{}")
-                    stranger.rest()
                 else:
                     stranger.half_close()
-                    stranger.rest()
+                stranger.rest()
         with SocketClient(broker.port, context) as peer:
             exchange(peer)
 
@@ -490,7 +486,7 @@ def test_client_without_certificate_is_refused(data: Path, pair: tuple[Path, Pat
     with broker_process(data, *NO_ADMIN, *flags) as broker:
         with SocketClient(broker.port, context) as stranger:
             stranger.publish("orders", b"{}")
-            with suppress(ssl.SSLError):  # an alert tells why, where it comes first
+            with suppress(ssl.SSLError):  # the reason, if its alert comes first
                 assert_closed_without_reply(stranger)
         context.load_cert_chain(*pair)
         with SocketClient(broker.port, context) as peer:
@@ -522,7 +518,7 @@ def test_address_that_is_not_allowed_is_refused(data: Path) -> None:
 
 
 def test_connections_are_limited(data: Path) -> None:
-    """The next one is turned away; a place that is left is taken again."""
+    """Further connections are closed; a freed place can be used again."""
     with broker_process(data, *NO_ADMIN, "--set", "limits.connections=3") as broker:
         peers = [SocketClient(broker.port) for _ in range(3)]
         for peer in peers:

@@ -1,4 +1,4 @@
-"""Every named statement: used, prepared on the migrated schema, and planned as its comment says."""
+"""Each named statement is used, valid on the migrated schema, and uses its index."""
 
 import inspect
 import re
@@ -22,7 +22,7 @@ STATEMENTS = [(path.stem, name) for path in FILES for name in load(path.stem)]
 
 
 def comments() -> dict[tuple[str, str], str]:
-    """Return what stands between the name and the text of each statement."""
+    """Return the comment of each statement."""
     found = {}
     for path in FILES:
         text = re.sub(
@@ -98,7 +98,7 @@ def test_statement_uses_the_index_that_it_names(
 @pytest.mark.parametrize("name", ["settle_messages", "delete_messages", "messages_by_seq", "bodies",
                                   "checksums", "update_messages", "dispatch_messages",
                                   "close_client", "update_queue"])  # fmt: skip
-def test_statement_of_the_hot_path_looks_rows_up_by_their_number(
+def test_statement_of_the_hot_path_searches_by_number(
     connection: sqlite3.Connection, name: str
 ) -> None:
     for text in texts("batch", name):
@@ -116,7 +116,7 @@ def test_next_page_needs_no_sorting(connection: sqlite3.Connection) -> None:
 
 
 def states_allowed(connection: sqlite3.Connection, table: str, column: str) -> set[State]:
-    """Return the states that a CHECK lets in."""
+    """Return the states that a CHECK allows."""
     [(sql,)] = connection.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (table,))
     check = re.search(rf"{column} INTEGER NOT NULL (CHECK \((?:[^()]|\([^()]*\))*\))", sql)
     assert check is not None
@@ -132,20 +132,16 @@ def states_allowed(connection: sqlite3.Connection, table: str, column: str) -> s
     return allowed
 
 
-def test_live_table_takes_the_states_that_are_alive(connection: sqlite3.Connection) -> None:
+def test_live_table_accepts_the_live_states(connection: sqlite3.Connection) -> None:
     assert states_allowed(connection, "message", "state") == ALIVE
 
 
-def test_history_takes_the_outcomes_that_the_transitions_lead_to(
-    connection: sqlite3.Connection,
-) -> None:
+def test_history_accepts_the_outcomes_of_the_transitions(connection: sqlite3.Connection) -> None:
     settled = set(TRANSITIONS.values()) - ALIVE
     assert states_allowed(connection, "history", "outcome") == settled
 
 
-def test_rows_of_a_message_are_read_in_the_order_of_its_columns(
-    connection: sqlite3.Connection,
-) -> None:
+def test_message_rows_have_the_order_of_the_columns(connection: sqlite3.Connection) -> None:
     """``Message(*row)``: the order is the contract between SQL and ``model.py``."""
     expected = list(inspect.signature(Message).parameters)
     assert expected == [row[1] for row in connection.execute("PRAGMA table_info(message)")]

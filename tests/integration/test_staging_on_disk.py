@@ -1,4 +1,4 @@
-"""Staged rows on a real file: published once, all or nothing, and whatever happens in between."""
+"""Staged rows on a real file: published once, all or nothing, despite kills and restarts."""
 
 from typing import Any
 from unittest.mock import patch
@@ -27,7 +27,7 @@ from tests.support.envelope_cases import body
 
 @pytest.fixture
 def make(make: MakeDriver) -> MakeDriver:
-    """Make a driver that knows envelopes, by its limits and the settings of its queues."""
+    """Return a function that creates a driver with envelope inspection."""
 
     def make_it(limits: Limits | None = None, **settings: Any) -> Driver:
         return make(limits, QueueSettings(**settings), BabelQueueInspector())
@@ -64,7 +64,7 @@ def publish(
 
 
 def tokens(driver: Driver) -> list[str]:
-    """Return the tokens that wait, in memory and on disk alike."""
+    """Return the staged tokens, which must be the same in memory and on disk."""
     names = [name for (name,) in driver.rows(
         "SELECT token FROM stage WHERE token IS NOT NULL ORDER BY stage_id")]  # fmt: skip
     assert list(driver.core.staging.stages) == names
@@ -77,7 +77,7 @@ def tokens(driver: Driver) -> list[str]:
     return names
 
 
-def test_staged_rows_are_published_behind_what_is_there(make: MakeDriver) -> None:
+def test_staged_rows_are_published_after_existing_messages(make: MakeDriver) -> None:
     driver = make()
     driver.publish(b"a")
     assert stage(driver, "t1", b"b", b"c") == StagingStatus(2, 2)
@@ -122,9 +122,7 @@ def test_version_is_published_once(make: MakeDriver) -> None:
     assert publish(driver, 5, "d") == StagedPublishResult(0, True, 0)
     stage(driver, "e", b"e")
     assert publish(driver, 5, "e", app_id="other") == StagedPublishResult(1, False, 0)
-    assert publish(driver, 6) == StagedPublishResult(
-        0, False, 0
-    )  # a version without rows counts too
+    assert publish(driver, 6) == StagedPublishResult(0, False, 0)  # without rows, too
     assert publish(driver, 6) == StagedPublishResult(0, True, 0)
     assert stored_bodies(driver) == [b"a", b"e"]
 
@@ -137,7 +135,7 @@ def test_kill_before_the_commit_publishes_nothing_and_keeps_the_token(make: Make
     driver.kill_and_restart()
     assert (stored_bodies(driver), tokens(driver)) == ([], ["t"])
     driver.ask("publish_staged", "app", 1, ["t"])
-    driver.record()  # stored, but nobody is told
+    driver.record()  # stored, but no reply is sent
     driver.kill_and_restart()
     assert (stored_bodies(driver), tokens(driver)) == ([b"a", b"b"], [])
     assert publish(driver, 1, "t") == StagedPublishResult(0, True, 0)
@@ -158,7 +156,7 @@ def test_rows_come_in_chunks(make: MakeDriver) -> None:
     assert (stored_bodies(driver), stored_bodies(driver, "mails")) == ([b"a"], [b"b"])
 
 
-def test_what_was_not_whole_goes_with_a_restart(make: MakeDriver) -> None:
+def test_incomplete_tokens_are_dropped_at_a_restart(make: MakeDriver) -> None:
     driver = make()
     stage(driver, "open", b"a", is_whole=False)
     stage(driver, "whole", b"b", ttl_s=9)
@@ -205,7 +203,7 @@ def test_rows_of_dropped_tokens_are_removed_in_slices(make: MakeDriver) -> None:
 
 
 def test_staged_rows_are_checkpointed_for_each_mebibyte(make: MakeDriver) -> None:
-    """A checkpoint of 60 MB of them, which nobody counted, held up the next batch by 88 ms."""
+    """An uncounted checkpoint of 60 MB of them once delayed the next batch by 88 ms."""
     driver = make()
     stage(driver, "a", *[b"x" * 1_000] * 900)
     assert driver.store.wal_bytes < LONG_WAL_BYTES
@@ -213,7 +211,7 @@ def test_staged_rows_are_checkpointed_for_each_mebibyte(make: MakeDriver) -> Non
     assert driver.store.wal_bytes >= LONG_WAL_BYTES
 
 
-def test_upkeep_removes_what_nobody_published_within_a_day(make: MakeDriver) -> None:
+def test_maintenance_removes_tokens_unpublished_for_a_day(make: MakeDriver) -> None:
     driver = make()
     upkeep = WriterMaintenance(
         driver.path, RetentionBounds(age_ms=1 << 60), 64 << 20, driver.clock.counters
@@ -229,13 +227,13 @@ def test_upkeep_removes_what_nobody_published_within_a_day(make: MakeDriver) -> 
     assert driver.rows("SELECT token FROM stage") == [("b",)]
     stage(driver, "c", b"z")
     run_operation(driver, "unstage", ["c"])
-    driver.clock.advance(1)  # it looks once a second
+    driver.clock.advance(1)  # it runs once a second
     while upkeep(driver.store, driver.clock.now(), False):
         pass
     assert driver.rows("SELECT content FROM stage_row") == [(b"y",)]
 
 
-def test_staged_rows_of_one_user_leave_room_for_those_of_another(make: MakeDriver) -> None:
+def test_staged_rows_of_a_user_leave_space_for_another(make: MakeDriver) -> None:
     driver = make()
     with patch.object(staging, "STAGED_ROWS", 8):
         assert stage(driver, "t", *[b"x"] * 8) == StagingStatus(8, 8)
@@ -271,9 +269,7 @@ def test_publish_is_bounded(make: MakeDriver, name: str, code: str) -> None:
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_publish_of_more_than_a_transaction_takes_goes_out_in_parts_and_once(
-    make: MakeDriver, is_killed: bool
-) -> None:
+def test_large_publish_is_stored_in_parts_and_once(make: MakeDriver, is_killed: bool) -> None:
     driver = make()
 
     def contents() -> list[bytes]:
@@ -295,7 +291,7 @@ def test_publish_of_more_than_a_transaction_takes_goes_out_in_parts_and_once(
         stage(driver, "next", b"next")
         assert publish(driver, 2, "next", in_parts=True) == "unfinished_version"
         driver.clock.advance(2 * DAY_S)
-        # Repeated with rows in another order, it goes on with what was staged first.
+        # Repeated with rows in another order, it resumes with the rows that were staged first.
         stage(driver, "z", b"e1", b"a0")
         again = publish(driver, 1, "z", in_parts=True)
         assert again == StagedPublishResult(4, False, 0, remaining=2, is_resumed=True)
@@ -339,8 +335,8 @@ def known(driver: Driver) -> dict[str, str | None]:
     return {app_id: one.owner for app_id, one in before.items()}
 
 
-def test_app_id_belongs_to_who_wrote_first(make: MakeDriver) -> None:
-    """Its rightful writer would publish nothing any more: each version of theirs is lower."""
+def test_app_id_belongs_to_the_first_writer(make: MakeDriver) -> None:
+    """Otherwise the owner could publish nothing more: all its versions would be lower."""
     driver = make()
     assert publish(driver, 1, app_id="ann's", writer=ANN) == StagedPublishResult(0, False, 0)
     assert publish(driver, (1 << 63) - 1, app_id="ann's", writer=BOB) == "foreign_app_id"
@@ -357,7 +353,7 @@ def test_machine_without_accounts_owns_all_app_ids(make: MakeDriver) -> None:
     assert publish(driver, 2, app_id="ann's") == StagedPublishResult(0, False, 0)
     assert known(driver) == {"ours": None, "ann's": "ann"}
     assert publish(driver, 1, app_id="ours", writer=BOB) == StagedPublishResult(0, True, 0)
-    assert known(driver) == {"ours": "bob", "ann's": "ann"}  # the first who writes with a login
+    assert known(driver) == {"ours": "bob", "ann's": "ann"}  # the first writer with a login
 
 
 def test_app_id_is_transferred(make: MakeDriver) -> None:
@@ -393,7 +389,7 @@ def test_app_id_that_was_used_in_the_last_30_days_is_never_forgotten(make: MakeD
         assert run_operation(driver, "transfer_app_id", "a", "bob") == "too_many_app_ids"
 
 
-def test_app_ids_of_one_publish_make_room_for_each_other(make: MakeDriver) -> None:
+def test_app_ids_of_single_publishes_replace_each_other(make: MakeDriver) -> None:
     """A batch write without txnAppId has a new one each time: a few are enough for repetitions."""
     driver = make()
     with patch.object(state, "SINGLE_USES", 2), patch.object(state, "APP_IDS", 1):
@@ -425,7 +421,7 @@ def test_writer_publishes_and_drops_tokens_of_their_queues_only(make: MakeDriver
     ({"max_bytes": 2}, "queue_full"),
     ({"payload_policy": "envelope"}, "queue_changed"),
 ])  # fmt: skip
-def test_queue_that_takes_not_all_takes_nothing(
+def test_queue_that_cannot_take_all_rows_takes_none(
     make: MakeDriver, settings: dict[str, Any], code: str
 ) -> None:
     driver = make()
@@ -434,16 +430,13 @@ def test_queue_that_takes_not_all_takes_nothing(
     stage(driver, "u", b"d", queue="mails")
     run_operation(driver, "configure", "orders", settings)
     assert publish(driver, 1, "u", "t") == code
-    assert (stored_bodies(driver), stored_bodies(driver, "mails"), tokens(driver)) == (
-        [b"a"],
-        [],
-        ["t", "u"],
-    )
+    assert (stored_bodies(driver), tokens(driver)) == ([b"a"], ["t", "u"])
+    assert stored_bodies(driver, "mails") == []
     run_operation(driver, "configure", "orders", dict.fromkeys(settings))
     assert publish(driver, 1, "u", "t") == StagedPublishResult(3, False, 0)
 
 
-def test_removed_queue_is_made_again(make: MakeDriver) -> None:
+def test_removed_queue_is_created_again(make: MakeDriver) -> None:
     driver = make()
     stage(driver, "t", b"a")
     run_operation(driver, "remove_queue", "orders")
@@ -452,7 +445,7 @@ def test_removed_queue_is_made_again(make: MakeDriver) -> None:
     assert (stored_bodies(driver), driver.core.state.queues["orders"].row.live_count) == ([b"a"], 1)
 
 
-def test_removed_queue_that_finds_no_room_refuses_the_publish(make: MakeDriver) -> None:
+def test_removed_queue_above_the_limit_refuses_the_publish(make: MakeDriver) -> None:
     driver = make(Limits(queues=1))
     stage(driver, "t", b"a")
     run_operation(driver, "remove_queue", "orders")
@@ -465,10 +458,7 @@ def test_too_many_queues_are_refused_as_a_whole(make: MakeDriver) -> None:
     driver = make(Limits(queues=2))
     rows = [(name, b"x", None) for name in ("a", "b", "c")]
     assert run_operation(driver, "stage", "t", rows, after=0, is_whole=True) == "too_many_queues"
-    assert (
-        run_operation(driver, "stage", "t", [("", b"x", None)], after=0, is_whole=True)
-        == "bad_name"
-    )
+    assert stage(driver, "t", b"x", queue="") == "bad_name"
     assert driver.core.state.queues == {}
 
 
@@ -497,7 +487,7 @@ def test_envelopes_are_indexed_when_they_are_staged(make: MakeDriver) -> None:
     assert rows == [("urn:babel:orders:created", 0), (None, None)]
 
 
-def test_what_is_no_envelope_is_dead_at_once(make: MakeDriver) -> None:
+def test_invalid_envelopes_are_dead_lettered_at_once(make: MakeDriver) -> None:
     driver = make()
     run_operation(driver, "create_queue", "orders")
     run_operation(driver, "configure", "orders", {"payload_policy": "envelope"})
@@ -519,7 +509,7 @@ def test_what_is_no_envelope_is_dead_at_once(make: MakeDriver) -> None:
     assert driver.core.state.queues["orders"].counters.published == 4
 
 
-def test_too_many_bad_ones_are_refused(make: MakeDriver) -> None:
+def test_too_many_invalid_rows_are_refused(make: MakeDriver) -> None:
     driver = make(payload_policy="envelope")
     stage(driver, "t", b"bad", b"worse")
     with patch.object(staging, "PUBLISH_BAD", 1):
@@ -530,7 +520,7 @@ def test_too_many_bad_ones_are_refused(make: MakeDriver) -> None:
     assert tokens(driver) == ["t"]
 
 
-def test_publish_of_bad_rows_is_done_once_though_it_takes_two_batches(make: MakeDriver) -> None:
+def test_publish_of_invalid_rows_takes_two_batches_and_is_stored_once(make: MakeDriver) -> None:
     driver = make(payload_policy="envelope")
     stage(driver, "t", b"bad", body())
     first = driver.ask("publish_staged", "app", 1, ["t"])
@@ -542,8 +532,8 @@ def test_publish_of_bad_rows_is_done_once_though_it_takes_two_batches(make: Make
     assert driver.live() == (1, len(body()))
 
 
-def test_token_that_is_staged_anew_while_its_bad_rows_are_read(make: MakeDriver) -> None:
-    """What is published is what the token has by then, and nothing of what was dropped."""
+def test_token_that_is_staged_again_while_its_invalid_rows_are_read(make: MakeDriver) -> None:
+    """The new rows of the token are published, and none of the dropped ones."""
     driver = make()
     run_operation(driver, "create_queue", "orders")
     run_operation(driver, "configure", "orders", {"payload_policy": "envelope"})
@@ -556,7 +546,7 @@ def test_token_that_is_staged_anew_while_its_bad_rows_are_read(make: MakeDriver)
     assert (stored_bodies(driver, "mails"), stored_bodies(driver, "orders.dlq")) == ([b"new"], [])
 
 
-def test_settings_that_change_while_it_is_judged_refuse_the_publish(make: MakeDriver) -> None:
+def test_settings_that_change_during_validation_refuse_the_publish(make: MakeDriver) -> None:
     driver = make(payload_policy="envelope")
     rows = [("orders", b"bad", None)]
     question = driver.ask("stage", "t", rows, after=0, is_whole=True)

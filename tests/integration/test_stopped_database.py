@@ -37,7 +37,7 @@ def nothing(wal: bytearray) -> None:
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Iterator[Path]:
-    """Give a folder as ``kill -9`` leaves it: a row is in the database, a second in the WAL."""
+    """Return a folder as ``kill -9`` leaves it: a row is in the database, another in the WAL."""
     made = tmp_path / "made.db"
     with closing(sqlite3.connect(made, isolation_level=None)) as connection:
         for text in ("PRAGMA journal_mode=WAL", "CREATE TABLE t (x)", "INSERT INTO t VALUES (1)",
@@ -52,7 +52,7 @@ def killed(tmp_path: Path) -> Iterator[Path]:
 
 
 def state(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Give each file: which one it is, and what is in it."""
+    """Return the inode and content of each file."""
     return {path.name: (path.stat().st_ino, path.read_bytes()) for path in folder.iterdir()}
 
 
@@ -60,8 +60,8 @@ def state(folder: Path) -> dict[str, tuple[int, bytes]]:
     ("spoil", "rows"),
     [(nothing, 2), (spoil_header, 1), (spoil_first_frame, 1), (cut_in_first_frame, 1), (empty, 1)],
 )
-def test_look_removes_no_log(killed: Path, spoil: Spoil, rows: int) -> None:
-    """SQLite removes a WAL in which it finds no commit as it closes, and the damage with it."""
+def test_reading_keeps_the_log(killed: Path, spoil: Spoil, rows: int) -> None:
+    """On close, SQLite removes a WAL without commits, and the evidence of damage with it."""
     wal = killed / "phpmq.db-wal"
     raw = bytearray(wal.read_bytes())
     spoil(raw)
@@ -75,7 +75,7 @@ def test_look_removes_no_log(killed: Path, spoil: Spoil, rows: int) -> None:
 
 
 def test_question_for_an_admin_leaves_a_running_broker_alone(tmp_path: Path) -> None:
-    """What is read of its log may be another one a moment later."""
+    """Its log may change at any moment, so it is not read."""
     with closing(DataFolder.open(tmp_path / "data")) as folder:
         assert has_admin(folder.database)
     assert not has_admin(folder.database)

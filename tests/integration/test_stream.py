@@ -1,4 +1,4 @@
-"""The blocking client's socket: who waits on it still hears signals."""
+"""The blocking client's socket: a waiting thread still handles signals."""
 
 import signal
 import socket

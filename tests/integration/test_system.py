@@ -34,18 +34,13 @@ async def text_of(visitor: HttpSite | HttpUser, path: str, status: int = 200) ->
 # -- the page
 
 
-async def test_page_has_versions_storage_and_limits(tmp_path: Path) -> None:
-    async with running_site(tmp_path / "data") as site:
-        text = await text_of(site, "/system")
+async def test_page_has_versions_storage_and_limits(site: HttpSite, tmp_path: Path) -> None:
+    page = (await site.get("/system")).text
+    assert ">limits.<wbr>http_<wbr>connections_<wbr>per_<wbr>address<" in page
+    text = page.replace("<wbr>", "")
     for part in (sqlite3.sqlite_version, "Write-ahead log", "limits.max_queues", "Retention",
                  "control.sock", str(tmp_path / "data")):  # fmt: skip
         assert part in text
-
-
-async def test_name_of_a_setting_breaks_between_its_words(tmp_path: Path) -> None:
-    async with running_site(tmp_path / "data") as site:
-        text = (await site.get("/system")).text
-    assert ">limits.<wbr>http_<wbr>connections_<wbr>per_<wbr>address<" in text
 
 
 async def test_settings_are_shown_with_their_source(tmp_path: Path) -> None:
@@ -63,7 +58,7 @@ async def test_settings_are_shown_with_their_source(tmp_path: Path) -> None:
 
 @pytest.fixture
 def configured(log_stream: io.StringIO) -> None:
-    """Log as the command does; afterwards all is as before."""
+    """Configure the log as the command does."""
     logs.configure(stream=log_stream)
 
 
@@ -81,7 +76,7 @@ async def test_log_is_shown_by_level_and_escaped(tmp_path: Path) -> None:
     assert "an ordinary one" not in warnings
 
 
-async def test_certificate_shows_whom_it_is_for_and_when_it_expires(tmp_path: Path) -> None:
+async def test_certificate_is_shown_with_its_expiry(tmp_path: Path) -> None:
     cert, key = CertificateAuthority(tmp_path).make("server")
     async with running_site(tmp_path / "data", tcp={"tls_cert": cert, "tls_key": key}) as site:
         text = await text_of(site, "/system")
@@ -90,7 +85,7 @@ async def test_certificate_shows_whom_it_is_for_and_when_it_expires(tmp_path: Pa
     assert str(cert) in text
 
 
-# -- settings read anew, and the access log
+# -- reloaded settings, and the access log
 
 
 async def written(process: BrokerProcess, event: str) -> dict[str, Any]:
@@ -104,7 +99,7 @@ async def written(process: BrokerProcess, event: str) -> dict[str, Any]:
             await asyncio.sleep(0.02)
 
 
-async def test_settings_are_read_anew_on_sighup(tmp_path: Path) -> None:
+async def test_settings_are_reloaded_on_sighup(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("[history]\ndays = 5\n")
     flags = ("--admin", "127.0.0.1:0", "--config", str(config), "--log-format", "json")
@@ -145,16 +140,15 @@ async def test_access_log_has_no_query(tmp_path: Path) -> None:
 # -- health
 
 
-async def test_health_tells_the_detail(tmp_path: Path) -> None:
-    async with running_site(tmp_path / "data") as site:
-        assert await text_of(site, "/livez") == "alive\n"
-        assert await text_of(site, "/startupz") == "started\n"
-        lines = (await text_of(site, "/readyz")).splitlines()
+async def test_health_has_details(site: HttpSite) -> None:
+    assert await text_of(site, "/livez") == "alive\n"
+    assert await text_of(site, "/startupz") == "started\n"
+    lines = (await text_of(site, "/readyz")).splitlines()
     assert lines[0] == "ready"
     assert {line.split()[1].rstrip(":") for line in lines[1:]} >= {"migrated", "writable", "disk"}
 
 
-async def test_stranger_gets_one_word_and_no_metrics(tmp_path: Path) -> None:
+async def test_anonymous_visitor_gets_one_word_and_no_metrics(tmp_path: Path) -> None:
     async with (
         broker_fixture(tmp_path / "data", admin={"login": "always"}) as home,
         HttpUser(home.url) as site,
@@ -167,7 +161,7 @@ async def test_stranger_gets_one_word_and_no_metrics(tmp_path: Path) -> None:
             assert "phpmq_ready" not in response.text
 
 
-async def test_broker_whose_folder_is_gone_is_not_ready(
+async def test_broker_without_its_folder_is_not_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OpenedFiles, "check", lambda _: None)  # within a second it ends the process
@@ -184,35 +178,30 @@ async def test_broker_whose_folder_is_gone_is_not_ready(
 # -- the end
 
 
-async def test_drain_ends_the_broker_and_leaves_an_audit_row(tmp_path: Path) -> None:
-    async with running_site(tmp_path / "data") as site:
-        drained = asyncio.Event()
-        site.broker.service.drain = drained.set
-        answer = await site.post("/system/drain", confirm="drain", reason="a new disk")
-        assert (answer.status, answer.location) == (303, "/system")
-        assert drained.is_set()
-        row = (await site.audit())[0]
-        assert (row["action"], row["reason"], row["result"]) == (
-            "system.drain", "a new disk", "done",
-        )  # fmt: skip
+async def test_drain_ends_the_broker_and_leaves_an_audit_row(site: HttpSite) -> None:
+    drained = asyncio.Event()
+    site.broker.service.drain = drained.set
+    answer = await site.post("/system/drain", confirm="drain", reason="a new disk")
+    assert (answer.status, answer.location) == (303, "/system")
+    assert drained.is_set()
+    row = (await site.audit())[0]
+    assert (row["action"], row["reason"], row["result"]) == (
+        "system.drain", "a new disk", "done",
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "reason", "result"),
-    [("", "why", "not_confirmed"), ("drane", "why", "not_confirmed"), ("drain", " ", "invalid")],
-)
-async def test_drain_needs_its_word_and_a_reason(
-    tmp_path: Path, name: str, reason: str, result: str
-) -> None:
-    async with running_site(tmp_path / "data") as site:
-        drained = asyncio.Event()
-        site.broker.service.drain = drained.set
-        assert (await site.post("/system/drain", confirm=name, reason=reason)).status == 422
+async def test_drain_needs_its_word_and_a_reason(site: HttpSite) -> None:
+    drained = asyncio.Event()
+    site.broker.service.drain = drained.set
+    for word, reason, result in (
+        ("", "why", "not_confirmed"), ("drane", "why", "not_confirmed"), ("drain", " ", "invalid"),
+    ):  # fmt: skip
+        assert (await site.post("/system/drain", confirm=word, reason=reason)).status == 422
         assert not drained.is_set()
-        assert [row["result"] for row in await site.audit()] == [result]
+        assert (await site.audit())[0]["result"] == result
 
 
-async def test_word_to_drain_is_the_environment_where_it_has_a_name(tmp_path: Path) -> None:
+async def test_drain_is_confirmed_with_the_environment_if_set(tmp_path: Path) -> None:
     async with running_site(tmp_path / "data", ui={"environment": "production"}) as site:
         site.broker.service.drain = lambda: None
         assert (await site.post("/system/drain", confirm="drain", reason="x")).status == 422
@@ -226,13 +215,12 @@ async def reports(site: HttpSite | HttpUser) -> str:
     return await text_of(site, "/system?tab=starts")
 
 
-async def test_first_start_reports_nothing(tmp_path: Path) -> None:
-    async with running_site(tmp_path / "data") as site:
-        assert "The broker was down" not in await text_of(site, "/")
-        assert "First startup" in await reports(site)
+async def test_first_start_reports_nothing(site: HttpSite) -> None:
+    assert "The broker was down" not in await text_of(site, "/")
+    assert "First startup" in await reports(site)
 
 
-async def test_clean_stop_is_told_and_dismissed(tmp_path: Path) -> None:
+async def test_clean_stop_is_reported_and_dismissed(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data"):
         pass
     async with running_site(tmp_path / "data") as site:
@@ -246,7 +234,7 @@ async def test_clean_stop_is_told_and_dismissed(tmp_path: Path) -> None:
         assert (await site.post("/restart/dismiss", start="99")).status == 404
 
 
-async def test_killed_broker_tells_what_it_found(tmp_path: Path) -> None:
+async def test_killed_broker_reports_its_recovery(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with broker_process(data, "--admin", "127.0.0.1:0") as process:
         async with connect("127.0.0.1", process.port) as client:
@@ -280,7 +268,7 @@ def test_start_counts_what_expired_while_it_was_down(tmp_path: Path) -> None:
     assert report.version_before is None
 
 
-def test_start_tells_of_a_wal_that_was_given_up_in_part() -> None:
+def test_start_reports_a_partly_dropped_wal() -> None:
     starting = StartRecorder("0.2.0", NOW_MS, was_clean=False)
     wal = WalScan(commits=3, frames=9, first_bad=10, commits_after=2, last_after=20)
     starting.note_files(StartupCheck(wal, ["the files"]))
@@ -290,13 +278,13 @@ def test_start_tells_of_a_wal_that_was_given_up_in_part() -> None:
     assert report.last_error == "SQLITE_IOERR: disk I/O error"
 
 
-def test_old_error_is_not_told_after_a_clean_stop() -> None:
+def test_old_error_is_not_reported_after_a_clean_stop() -> None:
     starting = StartRecorder("0.2.0", NOW_MS, was_clean=True)
     starting.note_error({"message": "long ago"})
     assert starting.report.last_error is None
 
 
-async def test_rows_of_starts_are_whole(tmp_path: Path) -> None:
+async def test_rows_of_starts_are_complete(tmp_path: Path) -> None:
     for _ in range(2):
         async with running_service(tmp_path / "data"):
             pass

@@ -8,9 +8,7 @@ import pytest
 from phpmq_lite.testing import broker_process
 
 
-def test_a_broker_that_is_down_keeps_its_port(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_broker_keeps_its_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = iter([7, 7, 8])
     monkeypatch.setattr(secrets, "randbelow", lambda _: next(asked))
     first, second = broker_process(tmp_path / "first"), broker_process(tmp_path / "second")
@@ -18,9 +16,7 @@ def test_a_broker_that_is_down_keeps_its_port(
     assert "127.0.0.1:20008" in second.command
 
 
-def test_a_port_is_given_again_behind_its_broker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_port_is_reused_after_its_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "randbelow", lambda _: 9)
     broker = broker_process(tmp_path / "first")
     del broker

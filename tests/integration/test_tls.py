@@ -186,9 +186,7 @@ async def metrics(home: BrokerFixture) -> str:
         return await response.text()
 
 
-async def test_plain_request_to_tls_is_closed(
-    tmp_path: Path, authority: CertificateAuthority
-) -> None:
+async def test_plain_request_is_closed(tmp_path: Path, authority: CertificateAuthority) -> None:
     async with broker_fixture(tmp_path / "data", admin=admin_tls(authority)) as home:
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", int(home.url.rpartition(":")[2])

@@ -1,4 +1,4 @@
-"""Messages by trace: entered behind the writer, alive and settled, while traces are searched."""
+"""The trace index: live and settled messages are added in the background during searches."""
 
 import tempfile
 from collections.abc import Iterator
@@ -27,8 +27,8 @@ TEXTS: Final = (
 COLUMNS: Final = "seq, token, queue_id, position, state, published_at, size, crc, trace_id"
 
 
-class House:
-    """A database whose messages are published, settle, get their places and leave."""
+class TraceDatabase:
+    """A database whose messages are published, settled, indexed and removed."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(empty_database())
@@ -46,19 +46,19 @@ class House:
         self.places = HistoryIndexer(timer=lambda: 0.0)
 
     def restart(self) -> None:
-        """Begin anew with what is in the file."""
+        """Reopen the file."""
         self.connection.close()
         self._open()
 
     def publish(self, trace: str | None, leap: int = 1) -> None:
-        """Store a message, ``leap`` numbers behind the last one."""
+        """Store a message, ``leap`` numbers after the last one."""
         seq = self.next = self.next + leap
         values = (seq, seq, 1 + seq % 2, seq, 0, 0, 0, 0, trace)
         self.execute(f"INSERT INTO message ({COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?)", values)
         self.execute(load("batch")["set_counter"], ("next_number", seq + 1))
 
     def settle(self, nth: int, outcome: int) -> None:
-        """Settle one of those alive, as the writer does."""
+        """Settle a live message, as the writer does."""
         alive = [seq for (seq,) in self.execute("SELECT seq FROM message ORDER BY seq")]
         if alive:
             seqs = [alive[nth % len(alive)]]
@@ -66,12 +66,12 @@ class House:
             many("batch", "delete_messages").run(self.execute, seqs)
 
     def place(self, rows: int) -> int:
-        """Take a step of the places, of so many rows."""
+        """Index up to ``rows`` rows."""
         self.places._rows = {"placed": rows, "traced": rows}
         return self.places.run(self.connection, 0, is_idle=True)
 
     def retain(self, rows: int) -> None:
-        """Let all but so many rows leave the history."""
+        """Remove all but ``rows`` rows from the history."""
         remove_expired(
             self.connection, RetentionBounds(age_ms=1 << 60, rows=rows, deleted_share=0.3), 0
         )
@@ -81,7 +81,7 @@ class House:
         return int(found[0]) if found else 0
 
     def check(self) -> None:
-        """Compare what is entered with the messages."""
+        """Compare the index with the messages."""
         alive = self.execute(
             "SELECT seq, trace_id FROM message WHERE seq <= ? AND trace_id IS NOT NULL",
             (self.counter("traced_upto"),),
@@ -96,8 +96,8 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path / "phpmq.db")
+def database(tmp_path: Path) -> Iterator[TraceDatabase]:
+    made = TraceDatabase(tmp_path / "phpmq.db")
     yield made
     made.connection.close()
 
@@ -118,25 +118,25 @@ async def test_search_by_trace_finds_what_a_plain_filter_finds_at_any_moment(
     turns: list[tuple[Any, ...]], texts: list[str]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        house = House(Path(folder) / "phpmq.db")
-        readers = Readers(house.path, count=1)
+        database = TraceDatabase(Path(folder) / "phpmq.db")
+        readers = Readers(database.path, count=1)
         try:
             for at, (name, *given) in enumerate(turns):
-                getattr(house, name)(*given)
-                house.check()
+                getattr(database, name)(*given)
+                database.check()
                 if at % 5 == 4:
-                    await search_agrees(readers, house, texts[at % 3])
+                    await search_agrees(readers, database, texts[at % 3])
             for text in texts[3:7]:  # other examples choose the others
-                await search_agrees(readers, house, text)
+                await search_agrees(readers, database, text)
         finally:
             await readers.close()
-            house.connection.close()
+            database.connection.close()
 
 
-async def search_agrees(readers: Readers, house: House, text: str) -> None:
-    """Search along few numbers, along the traces, and along neither."""
+async def search_agrees(readers: Readers, database: TraceDatabase, text: str) -> None:
+    """Compare the search with a plain filter, by few numbers, by traces, and by neither."""
     query = parse_search(text)
-    rows: list[ReferenceRow] = all_rows(house.path)
+    rows: list[ReferenceRow] = all_rows(database.path)
     expected = sorted((row.seq for row in rows if is_match(query, row)), reverse=True)
     for few, tail in ((2_000, 50_000), (0, 50_000), (0, -1)):
         with pytest.MonkeyPatch.context() as patch:
@@ -147,43 +147,43 @@ async def search_agrees(readers: Readers, house: House, text: str) -> None:
         assert [row.seq for page in found for row in page.rows] == expected
 
 
-def fill(house: House, alive: int, settled: int) -> None:
-    """Store many messages, each with a trace of its own: the first settle."""
-    house.execute(
+def fill(database: TraceDatabase, alive: int, settled: int) -> None:
+    """Store many messages, each with its own trace; settle the first ones."""
+    database.execute(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
         f"INSERT INTO message ({COLUMNS}) SELECT i, i, i % 7, i, 0, 0, 0, 0, 't' || i FROM n",
         (alive + settled,),
     )
-    house.execute(
+    database.execute(
         "INSERT INTO history (seq, token, queue_id, position, outcome, settled_at, published_at, "
         "deliveries, charged, size, crc, trace_id) SELECT seq, token, queue_id, position, 2, 0, 0, "
         "1, 0, 0, 0, trace_id FROM message WHERE seq <= ?",
         (settled,),
     )
-    house.execute("DELETE FROM message WHERE seq <= ?", (settled,))
+    database.execute("DELETE FROM message WHERE seq <= ?", (settled,))
 
 
-def test_few_messages_alive_are_not_entered(house: House) -> None:
-    fill(house, MAX_ROWS - 1, 0)
-    assert house.places.run(house.connection, 0, is_idle=True) == 0
-    house.next = MAX_ROWS
-    house.publish("a")
-    house.execute("DELETE FROM message WHERE seq BETWEEN 10 AND 20")
-    assert house.places.run(house.connection, 0, is_idle=False) == MAX_ROWS - 11
-    assert house.counter("traced_upto") == MAX_ROWS + 1
-    assert house.places.wal_bytes > 0
-    house.check()
-    assert house.places.run(house.connection, 0, is_idle=True) == 0
-    assert house.places.wal_bytes == 0
+def test_few_live_messages_are_not_indexed(database: TraceDatabase) -> None:
+    fill(database, MAX_ROWS - 1, 0)
+    assert database.places.run(database.connection, 0, is_idle=True) == 0
+    database.next = MAX_ROWS
+    database.publish("a")
+    database.execute("DELETE FROM message WHERE seq BETWEEN 10 AND 20")
+    assert database.places.run(database.connection, 0, is_idle=False) == MAX_ROWS - 11
+    assert database.counter("traced_upto") == MAX_ROWS + 1
+    assert database.places.wal_bytes > 0
+    database.check()
+    assert database.places.run(database.connection, 0, is_idle=True) == 0
+    assert database.places.wal_bytes == 0
 
 
-def test_settled_and_alive_messages_take_turns(house: House) -> None:
-    fill(house, MAX_ROWS * 2 + 5, MAX_ROWS * 2 + 5)
+def test_settled_and_live_messages_are_indexed_in_turn(database: TraceDatabase) -> None:
+    fill(database, MAX_ROWS * 2 + 5, MAX_ROWS * 2 + 5)
     taken = []
-    while rows := house.places.run(house.connection, 0, is_idle=True):
-        moved = [house.counter(name) // MAX_ROWS for name in ("placed_upto", "traced_upto")]
-        taken.append((rows, *moved, house.places.has_more))
-        house.check()
+    while rows := database.places.run(database.connection, 0, is_idle=True):
+        moved = [database.counter(name) // MAX_ROWS for name in ("placed_upto", "traced_upto")]
+        taken.append((rows, *moved, database.places.has_more))
+        database.check()
     assert taken == [
         (MAX_ROWS, 1, 0, True), (MAX_ROWS, 1, 3, True), (MAX_ROWS, 2, 3, True), (MAX_ROWS, 2, 4,
         False), (5, 2, 4, False),
@@ -191,47 +191,47 @@ def test_settled_and_alive_messages_take_turns(house: House) -> None:
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
-def test_busy_broker_enters_one_slice_of_those_alive_at_a_time(house: House, is_idle: bool) -> None:
-    fill(house, MAX_ROWS * 3, 0)
-    assert house.places.run(house.connection, 0, is_idle=is_idle) == MAX_ROWS
-    assert house.places.has_more is is_idle
-    assert house.places.run(house.connection, 0, is_idle=is_idle) == MAX_ROWS
+def test_busy_broker_indexes_one_slice_at_a_time(database: TraceDatabase, is_idle: bool) -> None:
+    fill(database, MAX_ROWS * 3, 0)
+    assert database.places.run(database.connection, 0, is_idle=is_idle) == MAX_ROWS
+    assert database.places.has_more is is_idle
+    assert database.places.run(database.connection, 0, is_idle=is_idle) == MAX_ROWS
 
 
-def test_full_disk_leaves_the_traces_in_the_tail(house: House) -> None:
-    fill(house, MAX_ROWS, 0)
-    (count,) = house.execute("PRAGMA page_count").fetchone()
-    house.execute(f"PRAGMA max_page_count={count + 3}").fetchall()
-    assert house.places.run(house.connection, 0, is_idle=True) == 0
-    assert not house.places.has_more
-    assert (house.counter("traced_upto"), house.places.wal_bytes) == (0, 0)
-    house.check()
+def test_full_disk_stops_the_indexing_of_traces(database: TraceDatabase) -> None:
+    fill(database, MAX_ROWS, 0)
+    (count,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count={count + 3}").fetchall()
+    assert database.places.run(database.connection, 0, is_idle=True) == 0
+    assert not database.places.has_more
+    assert (database.counter("traced_upto"), database.places.wal_bytes) == (0, 0)
+    database.check()
 
 
-def test_entered_rows_leave_with_the_history(house: House) -> None:
+def test_indexed_rows_are_removed_with_the_history(database: TraceDatabase) -> None:
     for trace in TRACES * 4:
-        house.publish(trace)
-    assert house.place(9) == 9
+        database.publish(trace)
+    assert database.place(9) == 9
     for _ in range(12):
-        house.settle(0, 2)
-    assert house.place(20) == 12
-    house.retain(3)
-    house.check()
-    assert house.execute("SELECT count(*) FROM history").fetchone() == (3,)
+        database.settle(0, 2)
+    assert database.place(20) == 12
+    database.retain(3)
+    database.check()
+    assert database.execute("SELECT count(*) FROM history").fetchone() == (3,)
     traced = "SELECT trace_id FROM {} WHERE trace_id IS NOT NULL ORDER BY seq"
-    left = house.execute(traced.format("trace_place")).fetchall()
-    assert left == house.execute(traced.format("history")).fetchall()
+    left = database.execute(traced.format("trace_place")).fetchall()
+    assert left == database.execute(traced.format("history")).fetchall()
 
 
-async def test_trace_of_many_blocks_is_read_in_one_look(house: House) -> None:
-    """Blocks between which there are no messages cost nothing."""
+async def test_trace_of_many_blocks_is_read_at_once(database: TraceDatabase) -> None:
+    """Gaps between blocks cost nothing."""
     for leap in (1, 16_384, 40_000, 1 << 30, 1):
-        house.publish("a", leap)
-    house.place(1)
+        database.publish("a", leap)
+    database.place(1)
     for _ in range(5):
-        house.place(1)
-    house.check()
-    readers = Readers(house.path, count=1)
+        database.place(1)
+    database.check()
+    readers = Readers(database.path, count=1)
     given = {"start": "a", "end": "b", "low": -1, "high": 1 << 62, "limit": 9}
     rows = await readers.read("search", "few_traced", **given)
     assert len(rows) == 5
@@ -240,9 +240,9 @@ async def test_trace_of_many_blocks_is_read_in_one_look(house: House) -> None:
     await readers.close()
 
 
-async def test_traces_are_not_asked_for_while_many_messages_have_no_place(house: House) -> None:
-    """As after an upgrade: they would all be read at once, without a result on the way."""
-    readers = Readers(house.path, count=1)
+async def test_incomplete_trace_index_is_not_used(database: TraceDatabase) -> None:
+    """After an upgrade they would all be read at once, without intermediate results."""
+    readers = Readers(database.path, count=1)
     read, names = readers.read, []
 
     async def noted(file: str, name: str, /, **parameters: Any) -> Any:
@@ -259,13 +259,13 @@ async def test_traces_are_not_asked_for_while_many_messages_have_no_place(house:
         patch.setattr(readers, "read", noted)
         patch.setattr(search_module, "_LONG_TAIL", 3)
         for _ in range(5):
-            house.publish("a")
+            database.publish("a")
         assert not await is_asked()
-        house.place(5)
+        database.place(5)
         assert await is_asked()
         for _ in range(5):
-            house.settle(0, 2)
+            database.settle(0, 2)
         assert not await is_asked()
-        house.place(5)
+        database.place(5)
         assert await is_asked()
     await readers.close()

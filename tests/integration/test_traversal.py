@@ -1,4 +1,4 @@
-"""Paths that mean to leave their folder: nobody gets a byte of a file that is not for everybody."""
+"""Path traversal: no request returns a byte of a private file."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,10 +25,8 @@ STRINGS: Final = [
 SECRETS: Final = (b"SQLite format 3", b"root:", b"[project]")
 
 
-async def test_traversal_strings_lead_nowhere(
-    tmp_path: Path, figure: Callable[[str], None]
-) -> None:
-    """``docs/operate/security.md`` 11.  As they are: a client library would tidy them up."""
+async def test_path_traversal_is_refused(tmp_path: Path, figure: Callable[[str], None]) -> None:
+    """``docs/operate/security.md`` 11.  Sent over a socket: client libraries normalize paths."""
     escaped, answered = [], 0
     async with broker_fixture(tmp_path / "data") as home:
         host, _, port = home.url.removeprefix("http://").partition(":")

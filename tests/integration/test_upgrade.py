@@ -1,9 +1,9 @@
-"""A database of each older version: it comes to today's schema with all that is in it."""
+"""A database of each older version is migrated to the current schema with all its rows."""
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -33,7 +33,7 @@ def columns(connection: sqlite3.Connection, schema: str, table: str) -> list[str
 
 
 def as_of(version: int, today: Path, folder: Path) -> Path:
-    """Make a database of an older version with what one of today has, as far as it has a place."""
+    """Create a database of an older version with the rows of a current one, as far as they fit."""
     steps = folder / "migrations"
     steps.mkdir()
     for path in sorted(migrations_folder().glob("*.sql"))[:version]:
@@ -57,8 +57,8 @@ def as_of(version: int, today: Path, folder: Path) -> Path:
     return path
 
 
-def tell_a_story(driver: Driver) -> None:
-    """Leave two messages alive, one settled in each way, a key, and who was there."""
+def fill(driver: Driver) -> None:
+    """Leave live messages, an acknowledged and a dead one, a publish key, and clients."""
     driver.publish(b"acked", b"dead", b"alive", b"requeued")
     worker = driver.consume(4)
     acked, dead, _, requeued = worker.take()
@@ -74,7 +74,7 @@ def test_database_of_an_older_version_keeps_everything(
     version: int, make: MakeDriver, tmp_path: Path
 ) -> None:
     driver = make()
-    tell_a_story(driver)
+    fill(driver)
     driver.store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     settled, expected = driver.outcomes(), stored_bodies(driver)
     (tmp_path / "older").mkdir()
@@ -84,27 +84,29 @@ def test_database_of_an_older_version_keeps_everything(
         fresh = driver.rows(TODAY)
         assert connection.execute(TODAY).fetchall() == fresh
     assert [check.problems for check in verify(older) if check.problems] == []
-    (tmp_path / "upgraded").mkdir()
+    with driver_on(older) as upgraded:
+        assert (upgraded.outcomes(), stored_bodies(upgraded)) == (settled, expected)
+        upgraded.connect().publish("orders", b"known", key=b"key-1")
+        upgraded.publish(b"new")
+        got = [delivery.body for delivery in upgraded.consume(10).take()]
+        assert got == [*expected, b"new"]  # the key is still known: nothing was stored twice
+        numbers = upgraded.rows("SELECT seq FROM body")
+        assert len(numbers) == len(set(numbers))
+
+
+@contextmanager
+def driver_on(database: Path) -> Iterator[Driver]:
+    """Run a broker on a copy of a migrated database."""
+    folder = database.parent / "upgraded"
+    folder.mkdir()
     with (
-        drivers_in(tmp_path / "upgraded") as start,
-        patch.object(core_and_store, "empty_database", older.read_bytes),
+        drivers_in(folder) as start,
+        patch.object(core_and_store, "empty_database", database.read_bytes),
     ):
-        upgraded = start()
-        goes_on(upgraded, settled, expected)
+        yield start()
 
 
-def goes_on(upgraded: Driver, settled: list[tuple[Any, ...]], expected: list[bytes]) -> None:
-    """Assert that a broker finds everything there, and goes on with it."""
-    assert (upgraded.outcomes(), stored_bodies(upgraded)) == (settled, expected)
-    upgraded.connect().publish("orders", b"known", key=b"key-1")
-    upgraded.publish(b"new")
-    got = [delivery.body for delivery in upgraded.consume(10).take()]
-    assert got == [*expected, b"new"]  # the key is known still: nothing was stored twice
-    numbers = upgraded.rows("SELECT seq FROM body")
-    assert len(numbers) == len(set(numbers))
-
-
-def test_app_id_from_before_it_had_an_owner_belongs_to_the_next_writer(
+def test_app_id_without_an_owner_belongs_to_the_next_writer(
     make: MakeDriver, tmp_path: Path
 ) -> None:
     driver = make()
@@ -116,11 +118,7 @@ def test_app_id_from_before_it_had_an_owner_belongs_to_the_next_writer(
     older = as_of(4, driver.path, tmp_path)
     with closing(sqlite3.connect(older, isolation_level=None)) as connection:
         migrate(connection, migrations_folder())
-    with (
-        drivers_in(tmp_path / "migrations") as start,
-        patch.object(core_and_store, "empty_database", older.read_bytes),
-    ):
-        upgraded = start()
+    with driver_on(older) as upgraded:
         found = upgraded.core.staging.app_ids.known
         assert found == {
             "stream": KnownAppId(0, None, START_MS),
@@ -132,5 +130,5 @@ def test_app_id_from_before_it_had_an_owner_belongs_to_the_next_writer(
         assert found["stream"].owner == "bob"
 
 
-def test_there_are_older_versions() -> None:
+def test_older_versions_exist() -> None:
     assert len(OLDER) >= 3

@@ -1,4 +1,4 @@
-"""WAL files that a real SQLite wrote, with flipped bits, cut tails and old frames behind."""
+"""WAL files that a real SQLite wrote, with flipped bits, cut tails and old frames."""
 
 import io
 import random
@@ -37,13 +37,13 @@ def wal_of(path: Path) -> bytes:
 
 
 def commit(connection: sqlite3.Connection, size: int) -> None:
-    """One transaction, of one frame where ``size`` is small, of many where it is not."""
+    """Commit a row of about ``size`` bytes, in one or many frames."""
     connection.execute("INSERT INTO t (x) VALUES (?)", (bytes(range(256)) * (size // 256 + 1),))
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[bytes, bytes]]:
-    """Database and WAL: twelve commits, of 1 to 16 frames; the last has many."""
+    """Return a database and its WAL of twelve commits, each of 1 to 16 frames."""
     path = tmp_path_factory.mktemp("wal") / "a.db"
     with closing(connect(path)) as connection:
         for size in (1, 1, 3_000, 1, 1, 5_000, 700, 1, 1, 1, 1, 7_000):
@@ -52,13 +52,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[bytes, byt
 
 
 def ends(wal: bytes) -> list[int]:
-    """Numbers of the frames that end a transaction, from 1."""
+    """Return the numbers of the frames that end a transaction, from 1."""
     count = (len(wal) - HEADER_BYTES) // FRAME
     return [n for n in range(1, count + 1) if wal[at(n) + 4 : at(n) + 8] != b"\0\0\0\0"]
 
 
 def at(number: int) -> int:
-    """Offset of a frame."""
+    """Return the offset of a frame."""
     return HEADER_BYTES + (number - 1) * FRAME
 
 
@@ -73,7 +73,7 @@ def flipped(wal: bytes, bit: int) -> bytes:
 
 
 def rows_seen(folder: Path, database: bytes, wal: bytes) -> int:
-    """How many rows a real SQLite finds."""
+    """Return the number of rows that a real SQLite finds."""
     path = folder / "seen.db"
     path.write_bytes(database)
     path.with_name("seen.db-wal").write_bytes(wal)
@@ -85,7 +85,7 @@ def rows_seen(folder: Path, database: bytes, wal: bytes) -> int:
 # -- whole files
 
 
-def test_whole_wal_has_all_commits(small: tuple[bytes, bytes], tmp_path: Path) -> None:
+def test_intact_wal_has_all_commits(small: tuple[bytes, bytes], tmp_path: Path) -> None:
     database, wal = small
     found = judge(wal)
     assert found == WalScan(commits=12, frames=ends(wal)[-1])
@@ -117,14 +117,14 @@ def test_every_page_size_is_read(tmp_path: Path, page_size: int) -> None:
 def test_wal_of_the_other_byte_order_is_read(small: tuple[bytes, bytes], tmp_path: Path) -> None:
     database, wal = small
     other = in_big_endian(wal)
-    assert rows_seen(tmp_path, database, other) == 12  # SQLite takes it, so it is right
+    assert rows_seen(tmp_path, database, other) == 12  # SQLite accepts it, so it is valid
     assert judge(other) == judge(wal)
     assert judge(flipped(other, at(3) * 8 + 900)).is_damaged
     assert judge(flipped(other, 3)).is_damaged  # in the header
 
 
 def in_big_endian(wal: bytes) -> bytes:
-    """The same WAL as a machine of the other byte order writes it."""
+    """Return the same WAL as a machine of the other byte order writes it."""
 
     def behind(seed: tuple[int, int], data: bytes) -> tuple[int, int]:
         first, second = seed
@@ -184,7 +184,7 @@ def test_header_that_is_damaged_loses_all_commits(small: tuple[bytes, bytes]) ->
     assert (found.first_bad, found.commits, found.commits_after) == (0, 0, 12)
 
 
-def test_bad_sector_with_two_commits_behind_is_reported(small: tuple[bytes, bytes]) -> None:
+def test_bad_sector_before_two_commits_is_reported(small: tuple[bytes, bytes]) -> None:
     _, wal = small
     last_safe = at(ends(wal)[-3]) // SECTOR
     for sector in range(last_safe):
@@ -193,12 +193,12 @@ def test_bad_sector_with_two_commits_behind_is_reported(small: tuple[bytes, byte
             assert judge(changed).is_damaged, sector
 
 
-def test_old_frames_behind_do_not_hide_damage(tmp_path: Path) -> None:
-    wal = begun_anew(tmp_path)
+def test_old_frames_do_not_hide_damage(tmp_path: Path) -> None:
+    wal = restarted_wal(tmp_path)
     assert judge(flipped(wal, at(1) * 8 + 999)).is_damaged
 
 
-# -- what a power cut leaves is normal
+# -- effects of a power cut are normal
 
 
 def test_tail_cut_anywhere_in_the_last_frame_is_normal(small: tuple[bytes, bytes]) -> None:
@@ -222,7 +222,7 @@ def test_tail_of_zeros_is_normal(small: tuple[bytes, bytes]) -> None:
 
 @given(st.data())
 def test_torn_last_transaction_is_normal(small: tuple[bytes, bytes], data: st.DataObject) -> None:
-    """Any of its sectors may be missing; before them lay zeros, old frames or anything."""
+    """Any of its sectors may be missing; the disk had zeros, old frames or anything there."""
     _, wal = small
     begin = at(ends(wal)[-2] + 1)
     old = data.draw(st.sampled_from([bytes(len(wal)), wal[begin:] * 3, old_frames(wal)]))
@@ -237,7 +237,7 @@ def test_torn_last_transaction_is_normal(small: tuple[bytes, bytes], data: st.Da
 
 
 def old_frames(wal: bytes) -> bytes:
-    """The same file a generation ago: other salts, each frame a commit of its own."""
+    """Return an older generation of the file: other salts, each frame a commit."""
     old = bytearray(wal)
     for start in range(HEADER_BYTES, len(wal), FRAME):
         old[start + 4 : start + 8] = struct.pack(">I", 77)
@@ -245,25 +245,25 @@ def old_frames(wal: bytes) -> bytes:
     return bytes(old)
 
 
-def begun_anew(folder: Path) -> bytes:
-    """A WAL that SQLite began anew: two commits of now, many of before behind them."""
-    with closing(connect(folder / "anew.db")) as connection:
+def restarted_wal(folder: Path) -> bytes:
+    """Return a WAL that SQLite restarted: two new commits before many old frames."""
+    with closing(connect(folder / "restarted.db")) as connection:
         for _ in range(20):
             commit(connection, 1_000)
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         commit(connection, 1)
         commit(connection, 1)
-        return wal_of(folder / "anew.db")
+        return wal_of(folder / "restarted.db")
 
 
-def test_old_frames_behind_are_normal(tmp_path: Path) -> None:
-    found = judge(begun_anew(tmp_path))
+def test_old_frames_are_normal(tmp_path: Path) -> None:
+    found = judge(restarted_wal(tmp_path))
     assert (found.commits, found.first_bad) == (2, found.frames + 1)
     assert not found.is_damaged
 
 
-def test_transaction_rolled_back_behind_the_last_commit_is_normal(tmp_path: Path) -> None:
-    """Its pages overflowed the cache into the WAL, with the salts of now; later commits follow."""
+def test_transaction_rolled_back_after_the_last_commit_is_normal(tmp_path: Path) -> None:
+    """Its pages overflowed the cache into the WAL with the current salts; commits follow."""
     with closing(connect(tmp_path / "a.db")) as connection:
         connection.execute("PRAGMA cache_size=5").fetchall()
         commit(connection, 1)
@@ -285,7 +285,7 @@ def test_transaction_rolled_back_behind_the_last_commit_is_normal(tmp_path: Path
 
 @pytest.fixture
 def crashed(tmp_path: Path) -> Iterator[Callable[[Callable[[bytes], bytes]], DataFolder]]:
-    """A folder as a killed broker leaves it, with its WAL changed."""
+    """Return a function that creates the folder of a killed broker, with a changed WAL."""
     opened: list[DataFolder] = []
 
     def make(change: Callable[[bytes], bytes]) -> DataFolder:
@@ -338,7 +338,7 @@ def test_guard_refuses_damage_and_keeps_a_copy(crashed: Crashed) -> None:
     assert {file.stat().st_mode & 0o777 for file in copies.iterdir()} == {0o600}
 
 
-def test_guard_keeps_one_copy_when_it_is_started_again_and_again(crashed: Crashed) -> None:
+def test_guard_keeps_one_copy_at_repeated_starts(crashed: Crashed) -> None:
     folder = crashed(damage)
     for _ in range(3):
         with pytest.raises(DataDamagedError):

@@ -1,4 +1,4 @@
-"""A worker's connection on a real broker that goes away and comes back."""
+"""A worker's connection to a real broker that stops and restarts."""
 
 import threading
 import time
@@ -42,9 +42,7 @@ def taken(link: WorkerConnection, timeout_s: float = 10.0) -> Delivery:
     raise AssertionError("nothing came")
 
 
-def test_end_that_could_not_leave_goes_first_on_the_next_connection(
-    broker: BrokerProcess, link: WorkerConnection
-) -> None:
+def test_unsent_settlement_goes_first(broker: BrokerProcess, link: WorkerConnection) -> None:
     link.publish("q", b"1")
     link.publish("q", b"2")
     held = taken(link)
@@ -56,7 +54,7 @@ def test_end_that_could_not_leave_goes_first_on_the_next_connection(
     assert taken(link).body == b"2"
 
 
-def test_publish_goes_on_when_the_broker_comes_back(
+def test_publish_continues_when_the_broker_is_back(
     broker: BrokerProcess, link: WorkerConnection
 ) -> None:
     link.publish("q", b"1", key=b"a")
@@ -83,7 +81,7 @@ def test_take_ends_in_time_while_the_broker_is_away(broker: BrokerProcess) -> No
     assert max(slept) <= 0.3
 
 
-def test_what_is_given_back_keeps_its_place(link: WorkerConnection) -> None:
+def test_returned_message_keeps_its_position(link: WorkerConnection) -> None:
     link.publish("q", b"1")
     link.publish("q", b"2")
     assert taken(link).body == b"1"

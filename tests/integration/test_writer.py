@@ -1,4 +1,4 @@
-"""The writer on a real file: pragmas, atomic batches of any size, and what is on disk when."""
+"""The writer on a real file: pragmas, atomic batches of any size, and their durability."""
 
 import asyncio
 import sqlite3
@@ -34,10 +34,9 @@ PRAGMAS = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), PRAGMAS.items())
-def test_store_sets_its_pragmas(tmp_path: Path, name: str, value: object) -> None:
+def test_store_sets_its_pragmas(tmp_path: Path) -> None:
     store = open_store(make_database(tmp_path))
-    assert store.execute(f"PRAGMA {name}").fetchone() == (value,)
+    assert {name: store.execute(f"PRAGMA {name}").fetchone()[0] for name in PRAGMAS} == PRAGMAS
     store.connection.close()
 
 
@@ -59,7 +58,7 @@ def test_store_refuses_a_start_where_a_setting_does_not_stick(
 # -- one batch, one transaction
 
 
-def test_batch_is_stored_whole_or_not_at_all(make: MakeDriver) -> None:
+def test_batch_is_atomic(make: MakeDriver) -> None:
     driver = make()
     driver.publish(b"a")
     batch = Batch(0, first_number=2)
@@ -98,10 +97,10 @@ def test_rollback_leaves_no_gap_in_the_history(make: MakeDriver) -> None:
         pytest.param(lambda b: b.opened_clients.extend([9, "tcp", "a\ud800", 0]), id="text"),
     ],
 )
-def test_batch_that_cannot_be_bound_is_no_batch_either(
+def test_batch_with_invalid_values_is_an_unknown_outcome(
     make: MakeDriver, spoil: Callable[[Batch], None]
 ) -> None:
-    """What should never enter must not leave a transaction open and memory ahead of the disk."""
+    """An invalid value must not leave a transaction open and memory ahead of the disk."""
     driver = make()
     batch = Batch(0)
     spoil(batch)
@@ -109,7 +108,7 @@ def test_batch_that_cannot_be_bound_is_no_batch_either(
         driver.store.commit(batch)
 
 
-def test_batch_without_anything_touches_nothing(make: MakeDriver) -> None:
+def test_empty_batch_writes_nothing(make: MakeDriver) -> None:
     driver = make()
     before = driver.path.stat().st_size, driver.store.wal_bytes
     assert driver.store.commit(Batch(0)) is None
@@ -146,7 +145,7 @@ def test_return_of_any_size_is_stored_row_by_row(make: MakeDriver, count: int) -
     assert charged == ([(1, 1), (count, 1)] if count > 1 else [(1, 1)])
 
 
-# -- what is on disk before anybody is told
+# -- stored before it is sent
 
 
 def test_dispatch_is_on_disk_before_it_is_sent(make: MakeDriver) -> None:
@@ -157,7 +156,7 @@ def test_dispatch_is_on_disk_before_it_is_sent(make: MakeDriver) -> None:
     send = worker.send
     seen: list[object] = []
 
-    def look_first(
+    def read_first(
         dispatches: list[Message], receipts: list[Receipt], now_ms: int
     ) -> list[Message]:
         seen.extend(
@@ -168,7 +167,7 @@ def test_dispatch_is_on_disk_before_it_is_sent(make: MakeDriver) -> None:
         seen.extend(reader.execute("SELECT key FROM receipt"))
         return send(dispatches, receipts, now_ms)
 
-    worker.send = look_first  # type: ignore[method-assign]
+    worker.send = read_first  # type: ignore[method-assign]
     worker.consume("orders", 5)
     driver.step()
     worker.publish("orders", b"a", None, b"key")
@@ -180,7 +179,7 @@ def test_dispatch_is_on_disk_before_it_is_sent(make: MakeDriver) -> None:
     reader.close()
 
 
-def test_message_that_was_not_committed_is_not_there(make: MakeDriver) -> None:
+def test_uncommitted_message_is_lost_with_the_process(make: MakeDriver) -> None:
     driver = make()
     driver.publish(b"a")
     driver.connect().publish("orders", b"b")
@@ -243,7 +242,7 @@ def test_checkpoint_empties_the_wal(make: MakeDriver) -> None:
 
 
 async def test_start_waits_for_a_reader_and_begins_with_an_empty_log(tmp_path: Path) -> None:
-    """As one that a killed broker left behind: it ends within its statement."""
+    """A killed broker may leave such a reader, which ends with its statement."""
     path = make_database(tmp_path)
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as reader:
         reader.execute("PRAGMA journal_mode=wal").fetchone()

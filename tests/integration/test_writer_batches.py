@@ -1,4 +1,4 @@
-"""Batches of the engine on their way to the writer's thread, and the quick ways past it."""
+"""Batches of the engine in the writer's thread, and their shortcuts in the loop's thread."""
 
 import asyncio
 import sqlite3
@@ -64,16 +64,13 @@ async def test_short_batch_leaves_only_its_commit_to_the_thread(opened: Writer) 
     assert rows(opened, "SELECT seq FROM message") == [(1,), (2,)]
 
 
-def told_fast(one: Writer) -> None:
-    """Have the writer take its disk for a fast one."""
+def assume_fast_disk(one: Writer) -> None:
     assert one._store is not None
     one._store.commit_s = 0.0
 
 
-async def test_few_commands_are_committed_in_the_loop_where_the_disk_is_fast(
-    opened: Writer,
-) -> None:
-    told_fast(opened)
+async def test_few_commands_are_committed_in_the_loop_on_a_fast_disk(opened: Writer) -> None:
+    assume_fast_disk(opened)
     seen = watch(opened)
     batch = batch_of_new(1, 2)
     batch.commands = FEW_COMMANDS
@@ -93,10 +90,10 @@ async def test_few_commands_are_committed_in_the_loop_where_the_disk_is_fast(
         pytest.param(lambda b: b.events.extend([1, 0, "x", None] * 201), id="rows"),
     ],
 )
-async def test_where_more_is_coming_the_commit_is_left_to_the_thread(
+async def test_larger_batch_is_committed_in_the_thread(
     opened: Writer, lengthen: Callable[[Batch], None]
 ) -> None:
-    told_fast(opened)
+    assume_fast_disk(opened)
     seen = watch(opened)
     batch = batch_of_new(1)
     lengthen(batch)
@@ -106,7 +103,7 @@ async def test_where_more_is_coming_the_commit_is_left_to_the_thread(
     assert ("COMMIT", False) in seen
 
 
-async def test_slow_disk_is_waited_for_in_the_thread(opened: Writer) -> None:
+async def test_batch_is_committed_in_the_thread_on_a_slow_disk(opened: Writer) -> None:
     assert opened._store is not None
     opened._store.commit_s = 0.01
     seen = watch(opened)
@@ -115,7 +112,7 @@ async def test_slow_disk_is_waited_for_in_the_thread(opened: Writer) -> None:
 
 
 async def test_failure_of_a_commit_in_the_loop_is_an_unknown_outcome(opened: Writer) -> None:
-    told_fast(opened)
+    assume_fast_disk(opened)
     assert opened._store is not None
     connection = opened._store.connection
 
@@ -131,8 +128,8 @@ async def test_failure_of_a_commit_in_the_loop_is_an_unknown_outcome(opened: Wri
     connection.rollback()
 
 
-async def test_work_that_somebody_gave_up_is_not_overtaken(opened: Writer) -> None:
-    told_fast(opened)
+async def test_cancelled_work_is_not_overtaken(opened: Writer) -> None:
+    assume_fast_disk(opened)
     may_end, ended = threading.Event(), threading.Event()
 
     def work(_: Store) -> None:
@@ -149,15 +146,15 @@ async def test_work_that_somebody_gave_up_is_not_overtaken(opened: Writer) -> No
 
 
 async def test_work_in_the_thread_is_not_overtaken(opened: Writer) -> None:
-    """While the thread has something, the statements of a batch wait there for their turn."""
-    told_fast(opened)
+    """While the thread is busy, the statements of a batch wait in its queue."""
+    assume_fast_disk(opened)
     seen = watch(opened)
     first = opened.start(lambda store: store.execute("SELECT 1").fetchall())
     await opened.commit(batch_of_new(1))
     assert first.done()
     assert seen[0] == ("SELECT", False)
     assert not any(is_here for _, is_here in seen)
-    told_fast(opened)  # whatever the first commit took
+    assume_fast_disk(opened)  # however long the first commit took
     await opened.commit(batch_of_new(2))
     assert seen[-1] == ("COMMIT", True)
 
@@ -171,9 +168,7 @@ async def test_work_in_the_thread_is_not_overtaken(opened: Writer) -> None:
         pytest.param(lambda b: b.claims_removed.append(1), id="several"),
     ],
 )
-async def test_long_batch_is_a_matter_of_the_thread(
-    opened: Writer, lengthen: Callable[[Batch], None]
-) -> None:
+async def test_long_batch_runs_in_thread(opened: Writer, lengthen: Callable[[Batch], None]) -> None:
     seen = watch(opened)
     batch = batch_of_new(1)
     lengthen(batch)
@@ -198,7 +193,7 @@ async def test_counts_of_many_queues_take_few_statements(opened: Writer) -> None
     assert len(seen) < 20  # several hundred queues in each
 
 
-async def test_batch_that_only_loads_is_no_transaction(opened: Writer) -> None:
+async def test_batch_that_only_loads_opens_no_transaction(opened: Writer) -> None:
     await opened.commit(batch_of_new(1))
     seen = watch(opened)
     batch = Batch(0, first_number=2)
@@ -209,8 +204,8 @@ async def test_batch_that_only_loads_is_no_transaction(opened: Writer) -> None:
     assert {word for word, _ in seen} == {"SELECT"}
 
 
-async def test_batch_waits_for_what_the_thread_has(opened: Writer) -> None:
-    """Neither in the middle of it nor ahead of it, and the loop goes on."""
+async def test_batch_waits_for_the_work_of_the_thread(opened: Writer) -> None:
+    """It neither interrupts the work nor overtakes it, and the loop is not blocked."""
     gate, order = threading.Event(), list[str]()
 
     def work(store: Store) -> None:
@@ -230,10 +225,8 @@ async def test_batch_waits_for_what_the_thread_has(opened: Writer) -> None:
 
 
 @pytest.mark.parametrize("is_delayed", [False, True])
-async def test_batch_is_stored_as_it_was_when_it_was_given(
-    opened: Writer, is_delayed: bool
-) -> None:
-    """The next one is decided on meanwhile, with the same messages and queues."""
+async def test_batch_is_stored_as_it_was_at_the_commit(opened: Writer, is_delayed: bool) -> None:
+    """The next batch changes the same messages and queues meanwhile."""
     await opened.commit(batch_of_new(1, 2))
     gate = threading.Event()
     if is_delayed:
@@ -261,7 +254,7 @@ async def test_batch_is_stored_as_it_was_when_it_was_given(
     ]
 
 
-async def test_batches_in_a_row_tell_sqlite_once_not_to_wait(opened: Writer) -> None:
+async def test_consecutive_batches_set_the_timeout_once(opened: Writer) -> None:
     await opened.commit(batch_of_new(1))
     seen = watch(opened)
     await opened.commit(batch_of_new(2))
@@ -270,8 +263,8 @@ async def test_batches_in_a_row_tell_sqlite_once_not_to_wait(opened: Writer) -> 
     ]  # fmt: skip
 
 
-async def test_what_a_batch_loads_and_other_works_wait_for_other_programs(opened: Writer) -> None:
-    """A batch alone does not: it would hold the loop."""
+async def test_loads_and_other_work_wait_for_other_programs(opened: Writer) -> None:
+    """A batch alone does not: it would block the loop."""
     timeouts: list[int] = []
 
     def note(_: object = None) -> None:
@@ -290,7 +283,7 @@ async def test_what_a_batch_loads_and_other_works_wait_for_other_programs(opened
     assert timeouts == [0, 5_000, 5_000]
 
 
-async def test_loop_goes_on_while_another_program_writes_to_the_file(opened: Writer) -> None:
+async def test_loop_is_not_blocked_while_another_program_writes(opened: Writer) -> None:
     with closing(sqlite3.connect(opened.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         stored = opened.commit(batch_of_new(1))
