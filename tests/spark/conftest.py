@@ -19,6 +19,7 @@ os.environ["SPARK_CONF_DIR"] = str(HERE / "conf")
 os.environ["JDK_JAVA_OPTIONS"] = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    " -Djdk.lang.Process.launchMechanism=VFORK"
 )
 # For every Python that those start: conf/sitecustomize.py, and no threads of NumPy that wait in
 # a loop.
