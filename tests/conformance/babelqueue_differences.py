@@ -19,7 +19,7 @@ Question = Literal["poison_cause", "envelope_violation", "accepts"]
 
 @dataclass(slots=True)
 class Answers:
-    """What both say of a body: True where they take it; a text where the package raised."""
+    """Both verdicts on a body: True if accepted; an exception's name if the package raised."""
 
     verdict: Verdict
     package: dict[Question, bool | str]
@@ -45,7 +45,7 @@ class Answers:
 
 @dataclass(slots=True, frozen=True)
 class Difference:
-    """One way in which they differ, and how it is known."""
+    """One known difference, and a predicate that recognizes it."""
 
     name: str
     questions: tuple[Question, ...]
@@ -129,7 +129,7 @@ def _asked(call: Callable[[str], Any], text: str) -> bool | str:
 
 
 def answers_of(content: bytes) -> Answers:
-    """Ask both sides; the package gets text as its own transports give it."""
+    """Return both verdicts; the package gets text decoded as its own transports decode it."""
     text = content.decode("utf-8", "surrogateescape")
     return Answers(
         validate(content),
@@ -145,7 +145,7 @@ def answers_of(content: bytes) -> Answers:
 
 @dataclass(slots=True)
 class Comparison:
-    """What came of many bodies."""
+    """Results over many bodies."""
 
     bodies: int = 0
     taken: int = 0  # by our verdict

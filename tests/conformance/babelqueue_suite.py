@@ -31,14 +31,14 @@ class Suite:
         self.version: str = self.manifest["conformance_version"]
 
     def section(self, name: str) -> Any:
-        """Give a section; one that is missing or empty fails the test."""
+        """Return a section; fail the test if it is missing or empty."""
         found = self.manifest.get(name)
         if not found:
             pytest.fail(f"the suite {self.version} has no section {name}", pytrace=False)
         return found
 
     def fixture(self, name: str) -> bytes:
-        """Give the bytes of a fixture that a case names."""
+        """Return the bytes of a fixture that a case names."""
         return (self.folder / name).read_bytes()
 
 
@@ -73,7 +73,7 @@ def _unpacked(folder: Path, cache: Path) -> Path | None:
         return None
     target = cache / f"{archives[-1].name.removesuffix('.tar.gz')}"
     if _manifest_folder(target) is None:
-        # Of its own name until it is whole: several processes of pytest may do this at once.
+        # A temporary name until it is complete: several pytest processes may do this at once.
         unfinished = cache / f"{target.name}.{os.getpid()}"
         with tarfile.open(archives[-1]) as archive:
             archive.extractall(unfinished, filter="data")

@@ -7,5 +7,5 @@ from tests.conformance.babelqueue_suite import Suite, open_suite
 
 @pytest.fixture(scope="session")
 def suite(request: pytest.FixtureRequest) -> Suite:
-    """Give BabelQueue's suite; fetched where no folder is named."""
+    """Return BabelQueue's suite; fetch it if no folder is named."""
     return open_suite(request.config.cache.mkdir("babelqueue"))

@@ -24,7 +24,7 @@ NOT_IN_PYTHON: Final = {  # (section, case): why it can be asked of no side
 }
 
 Case = Mapping[str, Any]
-Fault = str | None  # what is wrong; None: the case holds
+Fault = str | None  # the deviation; None if the case holds
 
 
 def at(document: Any, pointer: str) -> Any:
@@ -46,7 +46,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def difference(document: Any, preserved: Case, absent: list[str]) -> Fault:
-    """Say what of ``preserved`` is not there, or what of ``absent`` is."""
+    """Return a missing or changed member of ``preserved``, or a present one of ``absent``."""
     for pointer, expected in preserved.items():
         try:
             found = at(document, pointer)
@@ -64,7 +64,7 @@ def difference(document: Any, preserved: Case, absent: list[str]) -> Fault:
 
 
 def hop(side: Side, content: bytes) -> bytes:
-    """Decode, count an attempt, encode: what a retry is in words."""
+    """Decode, count an attempt and encode, as a retry does."""
     envelope = side.decode(content)
     envelope["attempts"] += 1
     return side.encode(envelope)
@@ -257,14 +257,14 @@ def cases_of(suite: Suite, name: str) -> Iterator[Case]:
 
 
 def faults(suite: Suite, section: str, side: Side) -> dict[str, str]:
-    """Ask every case of a section; give those that do not hold."""
+    """Check every case of a section; return those that do not hold."""
     found = {}
     for case in cases_of(suite, section):
         if (section, case["name"]) in NOT_IN_PYTHON:
             continue
         try:
             fault = CHECKS[section](side, suite, case)
-        except Exception as error:  # whatever a side raises is its answer
+        except Exception as error:  # an exception is an answer, too
             fault = f"{type(error).__name__}: {error}"
         if fault is not None:
             found[case["name"]] = fault
@@ -283,7 +283,7 @@ def test_package_fails_only_what_is_known(suite: Suite, section: str) -> None:
 
 
 def test_every_core_section_is_asked(suite: Suite) -> None:
-    """A newer suite with another section has to be looked at."""
+    """A newer suite with another section needs new checks."""
     core = {name for name, about in suite.section("sections").items() if about["scope"] == "core"}
     assert core == {*CHECKS, *OTHERS}
 
@@ -340,7 +340,7 @@ def test_handlers_run_once_as_the_suite_says(suite: Suite, side: str, tmp_path: 
 
 
 def test_splice_of_attempts_keeps_what_a_roundtrip_keeps(suite: Suite) -> None:
-    """The worker splices instead of encoding anew: nothing is lost, nothing is dropped either."""
+    """The worker splices instead of encoding again: no member is lost."""
     for case in cases_of(suite, "roundtrip"):
         content = suite.fixture(case["file"])
         before = json.loads(content)

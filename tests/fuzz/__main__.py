@@ -55,7 +55,7 @@ def _share(share: tuple[str, int, int]) -> Found:
 
 
 def _grow(target: Target, found: Found) -> int:
-    """Keep what is new."""
+    """Keep new inputs."""
     new = sorted(found.first.keys() - target.kept().keys())
     for outcome in new:
         target.keep(outcome, shortened(target, found.first[outcome], outcome))

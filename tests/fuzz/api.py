@@ -31,7 +31,7 @@ ROUND: Final = 20  # requests to one operation, in one round of a long run
 
 
 def operations_of(broker: BrokerProcess) -> list[Any]:
-    """Give all operations of the broker's document that answer at once."""
+    """Return the operations of the broker's document that reply at once."""
     base = broker.admin[0].rstrip("/")
     schema = schemathesis.openapi.from_url(f"{base}/api/v1/openapi.json")
     schema.config.update(base_url=f"{base}/api/v1")
@@ -92,7 +92,7 @@ class Asked:
 @click.option("--minutes", default=10.0, show_default=True)
 @click.option("--seed", type=int, help="Repeats a run; a number of chance without.")
 def main(minutes: float, seed: int | None) -> None:
-    """Ask for so long."""
+    """Send requests until the time is over."""
     seed = random.SystemRandom().randrange(1, 10**9) if seed is None else seed
     asked, rounds = Asked(), 0
     ends_s = time.monotonic() + minutes * 60

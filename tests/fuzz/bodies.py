@@ -68,7 +68,7 @@ def _as_json(content: bytes) -> Any:
 def _check_against_json(content: bytes, found: validation.Verdict) -> None:
     value = _as_json(content)
     if not isinstance(value, dict):
-        assert found.problem is not None, "what is no object for json is right"
+        assert found.problem is not None, "a body that json does not read as an object is accepted"
         assert found.problem.reason in ("poison", "too_deep")
     elif found.problem is None:
         assert type(value["attempts"]) is int
@@ -77,7 +77,7 @@ def _check_against_json(content: bytes, found: validation.Verdict) -> None:
         assert value["meta"]["schema_version"] == 1
         assert type(value["data"]) is dict or (found.is_tolerated and value["data"] == [])
         json.dumps(value["data"], allow_nan=False).encode()
-        assert _levels(value) <= validation.DEPTH_LIMIT, "what is too deep is right"
+        assert _levels(value) <= validation.DEPTH_LIMIT, "a body that is too deep is accepted"
 
 
 def _levels(value: Any) -> int:
@@ -90,7 +90,7 @@ def _levels(value: Any) -> int:
 
 
 def _check_record(content: bytes, found: validation.Verdict) -> None:
-    """See that a record says who died and why, and gives back what died."""
+    """Check that a record names the message and the reason, and returns the original body."""
     settings = QueueSettings(payload_policy="envelope")
     made = _INTAKE.make_record(content, settings, _DEATH)
     assert _INTAKE.make_record(content, QueueSettings(payload_policy="opaque"), _DEATH) == content
@@ -102,7 +102,7 @@ def _check_record(content: bytes, found: validation.Verdict) -> None:
     assert source is not None, "the record has no block"
     assert source[:2] == (_DEATH.message_id, _DEATH.reason)
     assert _INTAKE.origin_queue(made) == _DEATH.queue
-    assert isinstance(_as_json(made), dict), "the record is no JSON object"
+    assert isinstance(_as_json(made), dict), "the record is not a JSON object"
     back = _INTAKE.redrive_content(made)
     if found.problem is None:
         assert validation.validate(back).problem is None, "what was right is not right again"
@@ -125,7 +125,7 @@ def _without_attempts(content: bytes) -> bytes:
 
 
 def _outcome(content: bytes, found: validation.Verdict, *, is_quick: bool) -> str:
-    """Say which reason, at which member, or how right it is."""
+    """Return the reason and member, or the kind of a valid body."""
     problem = found.problem
     if problem is None:
         return "right-" + ("quick" if is_quick else "tolerated" if found.is_tolerated else "slow")

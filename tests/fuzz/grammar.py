@@ -115,7 +115,7 @@ class _Reader:
         return kind, self.number(content) if kind in (b"04", b"05") else content
 
     def is_wide(self, size: int) -> bool:
-        """Tell whether four more digits follow the 29: R4 and R5."""
+        """Return whether four more digits follow the 29: R4 and R5."""
         if self.is_line:
             is_wide = self.take(1) not in (b"\r", b"\n")
             self.at -= 1
@@ -150,7 +150,7 @@ def read(
     limits: WireLimits,
     width: int | None = None,
 ) -> tuple[list[Frame], End]:
-    """Give the frames of a stream, and how it ends; ``width`` pins that of compact headers."""
+    """Return the frames of a stream and how it ends; ``width`` pins that of compact headers."""
     reader = _Reader(data, limits, width)
     frames: list[Frame] = []
     try:
@@ -166,5 +166,5 @@ def read(
 
 
 def is_http(data: bytes) -> bool:
-    """Tell whether a stream begins as a request of HTTP/1 does."""
+    """Return whether a stream begins like an HTTP/1 request."""
     return _REQUEST.match(data) is not None

@@ -1,4 +1,4 @@
-"""Pieces with a defect each, to see that fuzzing finds it."""
+"""Defects that fuzzing must find."""
 
 import re
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def resynchronises(patch: pytest.MonkeyPatch) -> None:
-    """Goes on with the next frame behind an error."""
+    """Continues with the next frame after an error."""
     feed = parser.Parser.feed
 
     def feed_again(self: parser.Parser, data: bytes) -> list[Any]:
@@ -32,12 +32,12 @@ def resynchronises(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_an_error_out(patch: pytest.MonkeyPatch) -> None:
-    """Does not think of names that are not UTF-8."""
+    """Does not handle names that are not UTF-8."""
     patch.setattr(frames, "decode_queue", lambda raw: raw.decode())
 
 
 def quick_way_knows_no_limits(patch: pytest.MonkeyPatch) -> None:
-    """Takes an id of any length, where its frame is whole."""
+    """Accepts an id of any length if its frame is complete."""
 
     def id_size(_self: Any, data: bytes, pos: int) -> int:
         return max(0, fast_path.read_length(data[pos + 3 : pos + 32])) * data.startswith(
@@ -48,7 +48,7 @@ def quick_way_knows_no_limits(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_a_packet_twice(patch: pytest.MonkeyPatch) -> None:
-    """The last one counts, whole or cut: only another opinion about the grammar tells."""
+    """The last one counts, whole or cut: only a second grammar detects it."""
     check = parser.Parser._check_packet_header
 
     def check_less(self: parser.Parser, head: bytes) -> None:
@@ -90,7 +90,7 @@ def lets_browsers_in(patch: pytest.MonkeyPatch) -> None:
 
 
 def reads_reasons_strictly(patch: pytest.MonkeyPatch) -> None:
-    """Does not think of reasons that are not UTF-8."""
+    """Does not handle reasons that are not UTF-8."""
 
     def made(values: dict[int, Any]) -> Any:
         reason = values[2].decode() if 2 in values else None
@@ -105,17 +105,17 @@ def goes_too_deep(patch: pytest.MonkeyPatch) -> None:
 
 
 def is_too_quick(patch: pytest.MonkeyPatch) -> None:
-    """Leaves to msgspec what it does not refuse."""
+    """Accepts everything that msgspec accepts."""
     patch.setattr(validation, "_is_plain", lambda _content: True)
 
 
 def takes_characters_for_bytes(patch: pytest.MonkeyPatch) -> None:
-    """Splices records at the wrong place where a text is not ASCII."""
+    """Splices records at the wrong place if a text is not ASCII."""
     patch.setattr(json_edit, "_in_bytes", lambda _text, found: found)
 
 
 def passes_over_types(patch: pytest.MonkeyPatch) -> None:
-    """Does not look at the types of members."""
+    """Does not check the types of members."""
     patch.setattr(validation, "_type_problems", lambda _body: iter(()))
 
 
@@ -125,7 +125,7 @@ def counts_beyond_64_bits(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_quotes(patch: pytest.MonkeyPatch) -> None:
-    """Writes a search down in such a way that it is another one."""
+    """Formats a search so that it parses as a different one."""
     patch.setattr("phpmq_lite.storage.read.search_plan._QUOTED", re.compile(r'^"|^$'))
 
 

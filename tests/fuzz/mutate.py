@@ -1,4 +1,4 @@
-"""Changes inputs as somebody would who knows how they are put together.
+"""Mutations of inputs that use knowledge of their structure.
 
 Bits and bytes, numbers by one or by twenty digits, whole parts lost, doubled and exchanged, two
 inputs in one: a few such steps, one after the other.
@@ -21,7 +21,7 @@ _STEPS: Final = (1, 1, 1, 2, 2, 3, 6)
 
 
 def mutant(target: Target, dice: Random, data: bytes, other: bytes) -> bytes:
-    """Give ``data`` after a few steps; ``other`` is an input that it may be mixed with."""
+    """Return ``data`` after a few steps, perhaps mixed with parts of ``other``."""
     for _ in range(dice.choice(_STEPS)):
         data = dice.choice(_WAYS)(target, dice, data, other)
     return data[:LONGEST]
@@ -58,7 +58,7 @@ def _end(_target: Target, dice: Random, data: bytes, _other: bytes) -> bytes:
 
 
 def _number(_target: Target, dice: Random, data: bytes, _other: bytes) -> bytes:
-    """Change a number by one, or to an odd one; its width stays where that goes."""
+    """Change a number by one or to an edge case, with the same width if possible."""
     found = list(_NUMBER.finditer(data))
     if not found:
         return data
@@ -74,7 +74,7 @@ def _number(_target: Target, dice: Random, data: bytes, _other: bytes) -> bytes:
 
 
 def _parts(target: Target, dice: Random, data: bytes, other: bytes) -> bytes:
-    """Lose, double, exchange or lend whole parts."""
+    """Remove, double, exchange or borrow whole parts."""
     parts = target.parts.findall(data)
     lent = target.parts.findall(other)
     if not parts or not lent:

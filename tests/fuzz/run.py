@@ -13,18 +13,18 @@ from typing import Final
 from tests.fuzz.mutate import mutant
 from tests.fuzz.target import Target
 
-_POOL: Final = 2_000  # inputs that new ones are made from
+_POOL: Final = 2_000  # inputs from which new ones are derived
 
 
 @dataclass
 class Found:
-    """What a run found."""
+    """Results of a run."""
 
     inputs: int = 0
     seconds: float = 0.0
     outcomes: Counter[str] = field(default_factory=Counter)
     first: dict[str, bytes] = field(default_factory=dict)  # outcome -> its shortest input
-    uncaught: list[tuple[bytes, str]] = field(default_factory=list)  # input, and what was raised
+    uncaught: list[tuple[bytes, str]] = field(default_factory=list)  # input and exception
 
     def __str__(self) -> str:
         rate = self.inputs / self.seconds if self.seconds else 0.0
@@ -44,7 +44,7 @@ class Found:
         return self
 
     def note(self, outcome: str, data: bytes) -> bool:
-        """Count an outcome; True where it is new."""
+        """Count an outcome; return whether it is new."""
         self.outcomes[outcome] += 1
         self._note_first(outcome, data)
         return self.outcomes[outcome] == 1
@@ -55,7 +55,7 @@ class Found:
 
 
 def fuzz(target: Target, inputs: int, seed: int, most_uncaught: int = 3) -> Found:
-    """Try so many new inputs; ends early when some were found that are not caught."""
+    """Try new inputs; stop early after ``most_uncaught`` uncaught exceptions."""
     dice, found = random.Random(seed), Found()
     pool = [*target.seeds(), *target.kept().values()]
     began = time.perf_counter()
@@ -75,13 +75,13 @@ def fuzz(target: Target, inputs: int, seed: int, most_uncaught: int = 3) -> Foun
 def _try(target: Target, data: bytes, found: Found) -> bool:
     try:
         return found.note(target.check(data), data)
-    except Exception as error:  # whatever it is, nobody caught it
+    except Exception as error:  # any exception here is uncaught
         found.uncaught.append((data, f"{type(error).__name__}: {error}"))
         return False
 
 
 def shortened(target: Target, data: bytes, outcome: str | None) -> bytes:
-    """Give a shorter input with the same outcome; None: with any that is not caught."""
+    """Return a shorter input with the same outcome; None: with any uncaught exception."""
     size = len(data) // 2
     while size:
         at = 0

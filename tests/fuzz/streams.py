@@ -43,7 +43,7 @@ Side = ServerSide | ClientSide
 
 
 class Reading(NamedTuple):
-    """What became of a stream."""
+    """The outcome of a stream."""
 
     frames: list[Frame]
     code: str | None  # of the error
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
 
 
 def read(side: Side, pieces: list[bytes]) -> Reading:
-    """Give the side all pieces, and see that it keeps to its bounds meanwhile."""
+    """Feed all pieces to a side, and check its bounds after each."""
     frames: list[Frame] = []
     for piece in pieces:
         frames += side.receive(piece)
@@ -72,7 +72,7 @@ def read(side: Side, pieces: list[bytes]) -> Reading:
 
 
 def check_reading(data: bytes, made: Callable[[], Side], right: Any, width: int | None) -> Reading:
-    """See that a stream gives what it should, at any cut; ``right`` are the shapes of grammar."""
+    """Check the outcome of a stream at any cut; ``right`` are the shapes of the grammar."""
     dice = Random(crc32(data))
     whole = read(made(), [data])
     few = dice.choice((1, 5, 7, 11))  # bytes: less than any frame, so it takes the slow way
@@ -95,12 +95,12 @@ def check_reading(data: bytes, made: Callable[[], Side], right: Any, width: int 
 
 
 def check_guard(data: bytes, without: Reading) -> None:
-    """See that the guard refuses requests of HTTP, and changes nothing else."""
+    """Check that the guard refuses HTTP requests and changes nothing else."""
     dice = Random(crc32(data))
     for pieces in ([data], split_at(data, [dice.randrange(1 << 16) for _ in range(3)])):
         guarded = read(ServerSide(LIMITS), pieces)
         if not grammar.is_http(data):
-            assert guarded == without, "the guard changes what is no request"
+            assert guarded == without, "the guard changes a stream that is not a request"
         else:
             assert (guarded.frames, guarded.code is None) == ([], False), "a request is taken"
             assert guarded.code == HTTP_REQUEST or without.code is not None
@@ -154,7 +154,7 @@ def _can_say(frame: Frame, revision: str) -> bool:
 
 
 def _outcome(whole: Reading) -> str:
-    """Say in which framing, which frame was the last, and what came then."""
+    """Return the framing, the last frame, and the end."""
     last = type(whole.frames[-1]).__name__.removesuffix("Frame").lower() if whole.frames else "none"
     return f"{whole.framing}-{last}-{whole.code or ('partial' if whole.partial else 'whole')}"
 
@@ -193,7 +193,7 @@ def _fresh(shapes: dict[bytes, Any], dice: Random) -> bytes:
 
 
 def _seeds(side: str) -> list[bytes]:
-    """Give the streams of the wire cases, those that are not too long."""
+    """Return the streams of the wire cases that are not too long."""
     cases = json.loads(_WIRE_CASES.read_text(encoding="utf-8"))["cases"]
     texts = [case["bytes"] for case in cases if case["from"] == side]
     return [text.encode("latin-1") for text in texts if isinstance(text, str)]

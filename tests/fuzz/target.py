@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 CORPUS: Final = Path(__file__).parent / "corpus"
-CRASH: Final = "crash-"  # how the name of an input begins that was found and is not yet mended
+CRASH: Final = "crash-"  # prefix of the names of inputs that still fail
 LONGEST: Final = 1_000  # bytes of an input that is made here; the kept ones may be longer
 
 
@@ -30,11 +30,11 @@ class Target:
 
     @property
     def folder(self) -> Path:
-        """Where its corpus is."""
+        """Return the folder of the corpus."""
         return CORPUS / self.name
 
     def kept(self) -> dict[str, bytes]:
-        """Give the corpus: names and inputs."""
+        """Return the corpus: inputs by name."""
         return {file.name: file.read_bytes() for file in sorted(self.folder.glob("*"))}
 
     def keep(self, name: str, data: bytes) -> Path:

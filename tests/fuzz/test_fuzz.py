@@ -1,4 +1,4 @@
-"""Any bytes to what reads them: the corpus always, and some thousands of new inputs.
+"""Any bytes for each parser: the corpus, and some thousands of new inputs.
 
 ``python -m tests.fuzz parser --inputs 1000000`` tries more.
 """
@@ -17,11 +17,11 @@ from tests.fuzz.target import CRASH, Target
 SEED = int(os.environ.get("PHPMQ_SEED", "1"))
 INPUTS = {"parser": 20_000}  # the others: a quarter of it
 SAMPLE = 1_000
-MUTANT_INPUTS = 20_000  # within which a mutant has to be found
+MUTANT_INPUTS = 20_000  # a mutant must be found within these
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_kept_inputs_have_the_outcome_that_they_are_named_for(name: str) -> None:
+def test_corpus_inputs_have_the_outcomes_of_their_names(name: str) -> None:
     target = TARGETS[name]
     kept = target.kept()
     assert {known: target.check(data) for known, data in kept.items()} == {one: one for one in kept}
@@ -43,11 +43,11 @@ def test_inputs_of_any_kind_are_caught(
 @pytest.mark.parametrize(
     ("target", "defect"), MUTANTS, ids=lambda each: getattr(each, "name", None)
 )
-def test_fuzzing_finds_a_piece_that(
+def test_fuzzing_finds_a_parser_that(
     target: Target, defect: Break, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]
 ) -> None:
-    """A fault test that cannot fail is worth nothing."""
-    monkeypatch.setattr(parser, "_NAMES", {})  # which a defect must not leave to others
+    """Fuzzing finds each defect, so it can fail."""
+    monkeypatch.setattr(parser, "_NAMES", {})  # so that no defect fills the cache for later tests
     defect(monkeypatch)
     found = fuzz(target, MUTANT_INPUTS, SEED, most_uncaught=1)
     figure(

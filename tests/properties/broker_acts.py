@@ -1,4 +1,4 @@
-"""What operators do, as the naive model follows it: what was done must have been right to do.
+"""Operator actions in the naive model, which checks that each result was allowed.
 
 An action happens at the beginning of a turn, when its rows have come.  What it did is read from
 the core's own outcome; here is checked that each was allowed, and each that was not, not.
@@ -48,7 +48,7 @@ class Acts:
     audited_before: int = 0  # rows
 
     def restart(self) -> None:
-        """What was under way is not any more; its audit row says so."""
+        """Forget running actions after a restart; their audit rows show it."""
         self.under_way.clear()
         self.accepted.clear()
         rows = self.model.rows("SELECT result, count(*) FROM audit GROUP BY result")
@@ -56,10 +56,10 @@ class Acts:
         assert results.keys() <= {"done", "interrupted"}
         self.audited_before = sum(results.values())
 
-    # -- what was asked
+    # -- commands
 
     def ask(self, question: OperatorCommand, turn: Cycle) -> bool:
-        """Take note of a command; False where it was refused."""
+        """Record a command; return False if it was refused."""
         if isinstance(question.answer, RefusedError):
             self._check_refusal(question, question.answer)
             return False
@@ -76,7 +76,9 @@ class Acts:
                 self._publish(question)
             case "remove_queue":
                 [queue] = question.arguments
-                for m in self.model.of_queue(queue):  # what is still there died just before
+                for m in self.model.of_queue(
+                    queue
+                ):  # the remaining messages were dead-lettered just before
                     assert m.dying is not None
                     assert m.seq in turn.finished.settled
                 assert not any(queue in credits_of for credits_of in self.model.credit.values())
@@ -122,18 +124,18 @@ class Acts:
                 "SELECT token, publisher FROM message WHERE seq = ?1 UNION "
                 "SELECT token, publisher FROM history WHERE seq = ?1", seq,
             )  # fmt: skip
-            who = model.rows("SELECT kind, address FROM client WHERE client = ?", publisher)
-            assert who == [("ui", "anna (10.0.0.5)")]
+            publishers = model.rows("SELECT kind, address FROM client WHERE client = ?", publisher)
+            assert publishers == [("ui", "anna (10.0.0.5)")]
             deadline_ms = model._deadline(queue, ttl_s)
             model.alive[seq] = Copy(seq, token, queue, seq, body, deadline_ms, publisher)
             ids.append(model.alive[seq].message_id.decode())
         question.options["expected"] = ids
         model.ids[queue, key] = ids
 
-    # -- what was done
+    # -- results
 
     def follow(self, turn: Cycle) -> None:
-        """Take in what happened at the beginning of a turn."""
+        """Apply the results from the beginning of a turn."""
         begun = turn.begun
         touched = {*begun.settled, *begun.moved, *begun.dying}
         for under_way in self.under_way:
@@ -173,14 +175,14 @@ class Acts:
             self.places |= outcome.places
 
     def _check_skipped(self, under_way: UnderWay, seqs: set[int], outcome: ActionOutcome) -> None:
-        """Compare the reasons, but for those that depend on the order."""
+        """Compare the reasons, except those that depend on the order."""
         known = under_way.expected.total() + under_way.unclear + len(outcome.done)
         under_way.expected["gone"] += len(seqs) - known  # never asked for
         assert +(under_way.expected - outcome.skipped) == Counter()
         assert (outcome.skipped - under_way.expected).total() == under_way.unclear
 
     def _reason(self, action: Action, seq: int, options: ActionOptions) -> tuple[str | None, bool]:
-        """Return why not, None for do it; and whether that is certain."""
+        """Return the reason to skip, or None to act; and whether that is certain."""
         model = self.model
         if action in SETTLED:
             return self._reason_of_settled(action, seq, options)
@@ -320,7 +322,7 @@ class Acts:
     # -- at rest
 
     def assert_at_rest(self) -> None:
-        """All is answered, and each command has its one row in the audit."""
+        """Check that each command is answered and has one row in the audit."""
         assert self.under_way == []
         rows: dict[int, tuple[Any, ...]] = {
             row[0]: row[1:]

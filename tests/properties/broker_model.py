@@ -1,4 +1,4 @@
-"""A broker as naive as can be: lists that are searched in full, told what was done and when.
+"""A naive broker: lists that are searched in full, and follow each committed turn.
 
 It is told the commands that were done, in order, and what the core reports as done by itself:
 expired, forwarded, purged, redriven.  Of these it checks that they were right to do, and at rest
@@ -36,7 +36,7 @@ class Copy:
     deliveries: int = 0
     charged: int = 0
     is_damaged: bool = False  # its body, on disk
-    dying: str | None = None  # the reason: nobody can have it any more, on disk it is still there
+    dying: str | None = None  # the reason: it cannot be dispatched, but its row still exists
 
     @property
     def message_id(self) -> bytes:
@@ -95,12 +95,12 @@ class Model:
         return next(number for number, known in self.queue_names.items() if known == name)
 
     def is_gone(self, queue: str) -> bool:
-        """Tell whether there is no such queue, or no more."""
+        """Return whether a queue does not exist, or no longer does."""
         rows = self.rows("SELECT settings FROM queue WHERE name = ?", queue)
         return rows in ([], [('{"removed": true}',)])
 
     def of_queue(self, queue: str) -> list[Copy]:
-        """Return all that are alive there, in order."""
+        """Return the messages of a queue in order."""
         return sorted((m for m in self.alive.values() if m.queue == queue),
                       key=lambda m: m.position)  # fmt: skip
 
@@ -108,7 +108,7 @@ class Model:
         return [m for m in self.of_queue(queue) if m.is_ready]
 
     def held(self, client: Client, queue: str) -> list[Copy]:
-        """Return what a client holds of a queue, in the order it got them."""
+        """Return the messages of a queue that a client holds, in order of dispatch."""
         mine = [m for m in self.alive.values() if m.queue == queue and m.holder is client]
         return sorted(mine, key=lambda m: m.held_number)
 
@@ -140,7 +140,7 @@ class Model:
         self.number = max(self.number, *(n for (n,) in self.rows("SELECT next_number FROM line")))
 
     def restart(self) -> None:
-        """Forget what only lived in memory: nobody holds anything, nothing is dying."""
+        """Forget state in memory: no message is held or about to be dead-lettered."""
         for m in self.alive.values():
             m.holder = m.dying = None
         self.credit.clear()
@@ -149,7 +149,7 @@ class Model:
         self.ignored.clear()
         self.acts.restart()
 
-    # -- what the core does by itself
+    # -- transitions without a command
 
     def _spontaneous(self, look: BatchSnapshot) -> None:
         """Follow expiry, sweeps and burials; each must have been right to do."""
@@ -204,7 +204,7 @@ class Model:
             s for s in asked
             if m.holder is None or (verb == "purge" and s.question.options["with_dispatched"])
         ]  # fmt: skip
-        assert sweeps, f"nobody asked for a {verb} of {m}"
+        assert sweeps, f"no {verb} of {m} was requested"
         sweeps[0].done += 1  # several: their sum counts
         if verb == "redrive":
             self._redrive(m, sweeps)
@@ -302,7 +302,7 @@ class Model:
         self.choked.discard(client)
 
     def _find(self, client: Client, queue: str, message_id: bytes) -> Copy | None:
-        """Return what a client may act on; else count why not."""
+        """Return the message if a client may act on it; otherwise count the reason."""
         m = self.alive.get(int(message_id[:16], 16))
         if m is None or m.dying is not None:
             reason = "settled"
@@ -394,7 +394,7 @@ class Model:
         self.events["dead_letter"] += 1
 
     def _learn(self, seq: int, *, is_restored: bool = False) -> Copy:
-        """Read what the core made by itself: a record, a redriven or a restored message."""
+        """Read a message that the core created: a record, a redriven or a restored message."""
         [(token, queue_id, position, deadline_ms, publisher, *source, body)] = self.rows(
             "SELECT token, queue_id, position, deadline_ms, publisher, source_seq,"
             " source_queue_id, source_reason, content FROM message JOIN body USING (seq)"
@@ -411,7 +411,7 @@ class Model:
     # -- dispatches
 
     def _dispatch(self, turn: Cycle) -> None:
-        """Each goes to somebody with free credit, and is the first of its queue."""
+        """Check that each goes to a consumer with free credit and is the first of its queue."""
         clients = {client.connection.number: client for client in self.credit}
         got: dict[Client, list[int]] = {}
         for message in turn.batch.dispatched:
@@ -437,7 +437,7 @@ class Model:
     # -- at rest
 
     def _should_go(self, m: Copy, question: OperatorCommand) -> bool:
-        """Tell whether a sweep that is over should have taken what nobody else has touched."""
+        """Return whether a finished sweep should have taken the untouched messages."""
         if m.queue != question.arguments[0] or question.verb == "purge":
             return bool(m.queue == question.arguments[0])
         options = question.options
@@ -451,7 +451,7 @@ class Model:
         return options["limit"] is None and not m.is_damaged and origin not in (None, m.queue)
 
     def left_undone(self) -> Iterator[str]:
-        """Yield one sentence for each thing that should have been done by now."""
+        """Yield a sentence for each overdue transition."""
         for m in self.alive.values():
             timeout_ms = self.settings(m.queue).ack_timeout_s * 1_000
             if m.is_due(self.now_ms):

@@ -1,4 +1,4 @@
-"""What must agree after each commit: the model, the rows on disk, and the core's memory."""
+"""Checks after each commit that the model, the rows on disk and the core's memory agree."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ def assert_memory_agrees(model: Model, driver: Driver) -> None:
 
 
 def _assert_window_is_a_prefix(model: Model, queue: Queue) -> set[int]:
-    """Compare the window with the first ready messages; return what is in it."""
+    """Compare the window with the first ready messages; return its messages."""
     window = queue.window
     if window is None:
         assert not queue.consumers
@@ -109,7 +109,7 @@ def _assert_consumers_agree(model: Model, queue: Queue) -> None:
 
 
 def unserved(model: Model, driver: Driver) -> Iterator[str]:
-    """Yield one sentence for each that waits at rest although it need not."""
+    """Yield a sentence for each message that waits at rest without need."""
     limits = driver.core.limits
     for item in driver.inbox:
         assert isinstance(item, Command)

@@ -1,6 +1,6 @@
 """The broker on a real SQLite file against a naive model, at every commit.
 
-Windows, pages and caches are tiny, so that most of what happens has to go by way of the disk.
+Windows, pages and caches are tiny, so that most operations need the disk.
 """
 
 import os
@@ -34,7 +34,7 @@ from tests.support.core_and_store import Client, Cycle, Driver
 
 pytestmark = pytest.mark.timeout(1_800)  # the long profile takes its time
 
-# A real file either way; this is about what a restart reads, not about what a power cut leaves.
+# A real file in both cases: the tests restart the broker, but do not simulate a power cut.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 LIMITS = Limits(
     window=3,
@@ -66,7 +66,7 @@ then = st.sampled_from(["wait", "turn", "turn", "step"])
 
 
 class BrokerAgainstModel(RuleBasedStateMachine):
-    """Commands gather; ``then`` says whether a turn follows, or turns until all is at rest."""
+    """Commands gather; ``then`` selects whether a turn follows, or turns until all is at rest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     # -- following
 
     def follow(self, turn: Cycle) -> None:
-        """Called after each commit, before anybody is told."""
+        """Follow a commit, before its results are sent."""
         self.model.take(turn)
         assert_rows_agree(self.model, self.driver)
         assert_memory_agrees(self.model, self.driver)
@@ -129,7 +129,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
             assert Counter(self.driver.core.ignored) == self.model.ignored
 
     def wait_for_a_deadline(self, is_wanted: bool) -> None:
-        """Stop the clock right at the next deadline, should there be one."""
+        """Advance the clock to the next deadline, if there is one."""
         clock = self.driver.clock
         deadlines = [m.deadline_ms for m in self.model.alive.values() if m.deadline_ms is not None]
         if is_wanted:
@@ -243,7 +243,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     def crowd_round_one(
         self, whom: int, what: list[tuple[int, str]], is_purged: bool, is_due: bool, how: str
     ) -> None:
-        """Several want the same message at once, perhaps just when it expires."""
+        """Several clients act on the same message, perhaps just when it expires."""
         m = list(self.model.alive.values())[whom % len(self.model.alive)]
         if is_purged:
             self.driver.ask("purge", m.queue, with_dispatched=True)
@@ -308,7 +308,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
 
     @rule(queue=queues, seconds=st.sampled_from([3, 5]))
     def shorten_the_timeout(self, queue: str, seconds: int) -> None:
-        """What is held for that long already comes back."""
+        """Messages already held for that long return."""
         self.driver.clock.advance(3)
         self.driver.ask("configure", queue, {"ack_timeout_s": seconds})
         self.go_on("step")
@@ -326,7 +326,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         self.go_on(how)
 
     def some(self, action: Action, picks: list[int]) -> list[int]:
-        """Pick messages, alive or settled, and one that never was; rather what is possible."""
+        """Pick live, settled and unknown messages, preferring those that the action allows."""
         model = self.model
         seqs = [*model.alive, *model.history, 999_999]
         if action is Action.REDRIVE:
@@ -376,7 +376,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     def delete_by_mistake(
         self, queue: str, count: int, ttl_s: int | None, seconds: int, how: str
     ) -> None:
-        """Delete, and take it back."""
+        """Delete, then restore."""
         seqs = [m.seq for m in self.model.of_queue(queue)][:count]
         options = ActionOptions(ttl_s, with_dispatched=True)
         self.driver.ask("act_on_messages", Action.DELETE, seqs, options, audit="message.delete")
@@ -419,7 +419,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: self.model.alive)
     @rule(whom=picks, how=then)
     def damage(self, whom: int, how: str) -> None:
-        """A body on disk becomes zeros; what is in memory is as it was."""
+        """Overwrite a body on disk with zeros; memory keeps the original."""
         m = list(self.model.alive.values())[whom % len(self.model.alive)]
         self.driver.rows("UPDATE body SET content = zeroblob(length(content)) WHERE seq = ?", m.seq)
         m.is_damaged = True
@@ -433,7 +433,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     @precondition(has_clients)
     @rule(pick=picks, queue=queues, seconds=st.sampled_from([0.5, 2]))
     def commit_slowly(self, pick: int, queue: str, seconds: float) -> None:
-        """What is dispatched in time may be too late when it is on disk."""
+        """A message dispatched in time may have expired when the dispatch is stored."""
         self.client(pick).publish(queue, self.body(1), 1)
         self.driver.commit_takes_s = seconds
         self.go_on("turn")

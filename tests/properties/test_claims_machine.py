@@ -52,7 +52,7 @@ class Copy:
 
 
 class ClaimsAgainstModel(RuleBasedStateMachine):
-    """``alive`` is the queue in its order; what leaves it must be where the command put it."""
+    """``alive`` is the queue in order; messages that leave it must be where a command put them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
                       or m.deadline_ms > now_ms]  # fmt: skip
 
     def absorb(self) -> None:
-        """Take over what the consumer got: any ready one, as long as none is left over."""
+        """Take over the consumer's messages: any ready ones, as many as its credit allows."""
         self.expire()
         if self.worker is None:
             return
@@ -297,7 +297,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
 
     @rule(verb=st.sampled_from(["claim", "ack_claims", "release_claims"]), name=names, count=turns)
     def kill_within(self, verb: str, name: str, count: int | None) -> None:
-        """A command is cut off: what was done of it is a beginning of the whole."""
+        """Cut a command off: it has been applied to a prefix."""
         if name not in self.driver.core.subscriptions:
             return
         given: dict[str, tuple[Any, ...]] = {
@@ -374,7 +374,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         )
 
     def learn(self) -> None:
-        """Take over what is on disk, as far as it can have come from what was there."""
+        """Take over the state on disk, and check that it can follow from the previous state."""
         known = {m.body: m for m in self.alive}
         got = {m.body for m in self.alive if m.place == "worker"}
         if self.worker is not None:

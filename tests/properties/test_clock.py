@@ -91,7 +91,7 @@ class ClockAgainstTrueTime(RuleBasedStateMachine):
 
     @rule(ms=st.integers(1, 10 * DAY))
     def freeze(self, ms: int) -> None:
-        """The wall clock stands still, or the machine sleeps and nobody sets it afterwards."""
+        """The wall clock stops, or the machine sleeps and the clock is not set afterwards."""
         self.machine.running_ms += ms
         self.true_ms += ms
         self.heed()
@@ -109,7 +109,7 @@ class ClockAgainstTrueTime(RuleBasedStateMachine):
 
     @rule(away_ms=TIMES, set_ms=SETTINGS)
     def restart(self, away_ms: int, set_ms: int) -> None:
-        """However long, and however the clock is set meanwhile: without a boot it is known."""
+        """Without a boot, the elapsed time is known, however the clock is set meanwhile."""
         self.machine.pass_by(away_ms)
         self.true_ms += away_ms
         self.machine.wall_ms += set_ms

@@ -140,7 +140,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
     @precondition(lambda self: any(program.got for program in self.programs))
     @rule(whom=picks, count=st.integers(1, 4), how=then)
     def acknowledge(self, whom: int, count: int, how: str) -> None:
-        """Of what it got, the last ones; some of that may be done already."""
+        """Acknowledge its last messages; some may be settled already."""
         busy = [program for program in self.programs if program.got]
         program = busy[whom % len(busy)]
         program.acknowledge(*program.got[-count:])
@@ -148,7 +148,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
 
     @precondition(lambda self: self.house.got)
     @rule(pick=picks, whom=picks, how=then)
-    def acknowledge_what_anybody_got(self, pick: int, whom: int, how: str) -> None:
+    def acknowledge_any_dispatched_message(self, pick: int, whom: int, how: str) -> None:
         self.program(pick).acknowledge(self.house.got[-1 - whom % len(self.house.got)])
         self.go_on(how)
 
@@ -172,7 +172,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
 
     @rule(pick=picks, how=then)
     def leave(self, pick: int, how: str) -> None:
-        """One ends, and another one comes in its place."""
+        """Replace a program with a new one."""
 
         async def leave() -> None:
             at = pick % len(self.programs)
@@ -263,7 +263,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
                 assert m.holder is None or is_sent or house.engine.waiting
 
     async def drain(self) -> None:
-        """Have the last one acknowledge all that is left."""
+        """Let the last program acknowledge all remaining messages."""
         house = self.house
         await house.settle()
         for program in self.programs:

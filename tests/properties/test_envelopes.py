@@ -152,7 +152,7 @@ class Envelopes(RuleBasedStateMachine):
         self._step()
 
     @invariant()
-    def whoever_died_has_one_record(self) -> None:
+    def each_dead_letter_has_one_record(self) -> None:
         rows = self.driver.rows(
             "SELECT h.seq, h.token, h.reason FROM history AS h JOIN queue USING (queue_id)"
             " WHERE name = 'orders' AND outcome = ?", int(State.DEAD),

@@ -31,7 +31,7 @@ class ReceiptsAgainstList(RuleBasedStateMachine):
 
     @rule(queue_id=queue_ids, key=keys)
     def publish(self, queue_id: int, key: bytes) -> None:
-        """As the core does: look, and add only what is new."""
+        """Look a key up, and add it only if it is new, as the core does."""
         expected = self.known().get((queue_id, key))
         assert self.receipts.find(queue_id, key, self.now_ms) == expected
         if expected is None:

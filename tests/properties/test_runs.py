@@ -49,7 +49,7 @@ class Twin:
         self.rig.run(loaded=LoadedRows(windows=[(1, [], True), (2, [], True)]))
 
     def frames_of(self, commands: list[Any]) -> list[tuple[Connection, ClientFrame]]:
-        """Give the frames; an acknowledgement names what is held now, or nothing."""
+        """Return the frames; an acknowledgement names a held message, or none."""
         found: list[tuple[Connection, ClientFrame]] = []
         for command in commands:
             if isinstance(command, Publish):
@@ -64,7 +64,7 @@ class Twin:
         return found
 
     def run(self, commands: list[Any]) -> Batch:
-        """Give a batch its commands; those of one connection that follow each other, together."""
+        """Run a batch; consecutive commands of a connection are applied together."""
         given = self.frames_of(commands)
         core, batch = self.rig.core, self.rig.begin()
         while given:
@@ -81,7 +81,7 @@ class Twin:
         return batch
 
     def seen(self, batch: Batch) -> dict[str, Any]:
-        """What the batch stores and sends, and what is counted; tokens are random."""
+        """Return the rows, frames and counts of a batch; tokens are random."""
         state = self.rig.core.state
         return {
             "born": [

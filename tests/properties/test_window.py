@@ -1,4 +1,4 @@
-"""The window against a queue that is searched in full: always a prefix of what is ready."""
+"""The window against a queue that is searched in full: always a prefix of the ready messages."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
