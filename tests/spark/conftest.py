@@ -1,4 +1,4 @@
-"""One JVM for all tests of this folder, and a stand-in for the broker where one must fail."""
+"""One JVM for all tests of this folder, and a fake broker for tests that inject failures."""
 
 import os
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts a JVM; the first test waits for it."""
+    """Mark tests that start a JVM; the first one waits for it."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker("spark")
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Give the session that all tests share; starting it takes 7 to 12 s."""
+    """Return the session that all tests share; starting it takes 7 to 12 s."""
     folder = tmp_path_factory.mktemp("spark")
     started = session(
         "tests",
@@ -60,6 +60,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def broker() -> Iterator[FakeBroker]:
-    """Give a stand-in with an empty history."""
+    """Return a fake broker with an empty history."""
     with fake_broker() as broker:
         yield broker

@@ -49,7 +49,7 @@ POINTS: Final = {
     "consume",  # batch 1 is written, Spark has not noted it
     "append",  # the same, with a sink that appends
     "publish",  # batch 1 is published, Spark does not know
-    "publish-half",  # batch 1 is staged, nobody asked to publish it
+    "publish-half",  # batch 1 is staged, but its publish was not requested
 }
 HALTED_BATCH: Final = 1
 BATCH: Final = 100  # offsets, or messages
@@ -58,10 +58,10 @@ _PORT: Final = "PHPMQ_TESTS_HALT_PORT"  # for workers of Spark too, which inheri
 
 
 def halt(point: str) -> None:
-    """Say that a point is reached, from whatever process, and end with the driver."""
+    """Report from any process that a point is reached, and exit with the driver."""
     with socket.create_connection(("127.0.0.1", int(os.environ[_PORT]))) as line:
         line.sendall(point.encode())
-        line.recv(1)  # nobody answers
+        line.recv(1)  # there is no reply
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -163,7 +163,7 @@ class HaltingWriter(DataSourceStreamArrowWriter):
             halt(self._point)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Drop what is staged."""
+        """Drop the staged rows."""
         self._real.abort(messages, batchId)
 
 
@@ -176,12 +176,12 @@ class HaltingSource(PhpmqSource):
         return HALTING
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Give the writer that halts."""
+        """Return the writer that halts."""
         return HaltingWriter(super().streamWriter(schema, overwrite), self.options["queue"])
 
 
 def _halting(rows: DataFrame, point: str, partition: int) -> DataFrame:
-    """Give the same rows; the task of one partition has them all, and never hears so."""
+    """Return the same rows; the task of one partition reads them all and then waits."""
 
     def pass_on(given: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         yield from given
@@ -265,7 +265,7 @@ class Driver:
             halt(point)
 
     def _halt_third_table(self) -> None:
-        """Have the write of the third table halt: in its last stage, which writes the files."""
+        """Halt the write of the third table in its last stage, which writes the files."""
         real, numbers = metrics.keep_dates, count(1)
 
         def of_dates(table: DataFrame, dates: Iterable[date]) -> DataFrame:

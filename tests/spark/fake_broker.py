@@ -1,4 +1,4 @@
-"""A stand-in for the broker's side of the pipeline, with faults on demand.
+"""A fake of the broker's pipeline API, with faults on demand.
 
 It follows the HTTP contract as far as the readers and writers go, in memory, and can do what a
 real broker does only in trouble: end a stream too early but politely, break off, be busy, or lose
@@ -29,13 +29,13 @@ START_MS = 1_700_000_000_000
 
 @dataclass
 class Faults:
-    """What goes wrong next; each is used up by the request that it hits."""
+    """Number of requests that fail next, by fault; each failed request counts one down."""
 
-    busy: int = 0  # so many exports get 503
-    short: int = 0  # so many exports leave the second half of the rows out, and end well
-    broken: int = 0  # so many exports break off in the middle
-    stage: int = 0  # so many stagings are refused
-    lost_publish: int = 0  # so many publishes are done, but their answer is an error
+    busy: int = 0  # exports that get 503
+    short: int = 0  # exports that omit the second half of the rows, but end normally
+    broken: int = 0  # exports that break off in the middle
+    stage: int = 0  # stagings that are refused
+    lost_publish: int = 0  # publishes that succeed, but whose reply is an error
 
 
 @dataclass
@@ -82,7 +82,7 @@ class FakeBroker:
         """The last offset."""
         return len(self.rows)
 
-    # -- what the handler calls
+    # -- called by the handler
 
     def bounds(self, asked: dict[str, str]) -> dict[str, Any]:
         if "reader" in asked:
@@ -140,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
     broker: FakeBroker
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         path, asked = self._begin()
@@ -181,7 +181,7 @@ class Handler(BaseHTTPRequestHandler):
                 answer = broker.publish(body)
                 if broker.faults.lost_publish:
                     broker.faults.lost_publish -= 1
-                    self._problem(500, "lost", "published, but you shall not know")
+                    self._problem(500, "lost", "published, but the reply is lost")
                 else:
                     self._json(answer)
             case "/unstage":
@@ -310,12 +310,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that left early is part of the tests."""
+        """Ignore peers that disconnect early; tests cause that."""
 
 
 @contextmanager
 def fake_broker() -> Iterator[FakeBroker]:
-    """Run one on a free port of loopback."""
+    """Run a fake broker on a free port of loopback."""
     broker = FakeBroker()
     handler = type("BoundHandler", (Handler,), {"broker": broker})
     server = _Server(("127.0.0.1", 0), handler)

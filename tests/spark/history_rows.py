@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 def history_row(offset: int, **given: Any) -> Row:
-    """Make one row: published, dispatched and acked within a second, unless told otherwise."""
+    """Return a row that is published, dispatched and acked within a second by default."""
     published = given.get("published_at", START_MS + offset * 1000)
     row: Row = dict.fromkeys(COLUMNS.names)
     row |= {
@@ -50,9 +50,9 @@ def history_row(offset: int, **given: Any) -> Row:
 
 
 def history_rows(count: int, *, days: int = 4, seed: int = 5) -> list[Row]:
-    """Make rows of all outcomes over ``days``, in the order in which they were settled.
+    """Return rows of all outcomes over ``days``, in the order in which they were settled.
 
-    Some live over midnight, some are retries of others, some go backwards in time by a clock.
+    Some settle after midnight, some are retries of others, and in some the clock goes back.
     """
     dice = random.Random(seed)
     rows = [_one(seq, dice, days) for seq in range(1, count + 1)]
@@ -95,7 +95,7 @@ def _one(seq: int, dice: random.Random, days: int) -> Row:
 
 
 def _retries(row: Row, dice: random.Random) -> Iterable[Row]:
-    """Make what a worker publishes before it acknowledges a row that it failed on."""
+    """Return the retry that a worker publishes before it acknowledges the failed row."""
     if row["outcome"] != "acked" or row["meta_id"] is None or dice.random() > 0.2:
         return
     published = dice.randint(row["last_dispatched_at"], row["settled_at"])
@@ -110,23 +110,24 @@ def _retries(row: Row, dice: random.Random) -> Iterable[Row]:
 
 
 def to_sqlite(rows: Iterable[Row]) -> sqlite3.Connection:
-    """Put rows into a table ``history`` with the same columns; times are milliseconds."""
+    """Create a table ``history`` with the same columns; times are milliseconds."""
     database = sqlite3.connect(":memory:")
     database.row_factory = sqlite3.Row
     columns = ", ".join(f'"{name}"' for name in COLUMNS.names)
     database.execute(f"CREATE TABLE history ({columns})")
     places = ", ".join(f":{name}" for name in COLUMNS.names)
     database.executemany(f"INSERT INTO history VALUES ({places})", rows)
+    database.execute("CREATE INDEX retries ON history (meta_id)")
     return database
 
 
 def to_arrow(rows: Sequence[Row]) -> pa.Table:
-    """Give the rows in the types of the history."""
+    """Return the rows in the types of the history."""
     return pa.Table.from_pylist(rows, schema=COLUMNS)
 
 
 def to_parquet(rows: Sequence[Row], file: Path) -> None:
-    """Write a file that Spark reads as the history's columns, after all others of its folder.
+    """Write a file that Spark reads as the history's columns, after the others in its folder.
 
     A stream follows files by their time, and systems may give two of them the same.
     """
@@ -137,7 +138,7 @@ def to_parquet(rows: Sequence[Row], file: Path) -> None:
 
 
 def stream(spark: "SparkSession", folder: Path) -> "DataFrame":
-    """Follow a folder of such files, one file a batch."""
+    """Return a stream of such files, with one file per batch."""
     from phpmq_lite.spark.columns import history_columns
 
     reader = spark.readStream.schema(history_columns(body=True)).option("maxFilesPerTrigger", "1")

@@ -1,4 +1,4 @@
-"""Streams of the tests: run what is there, into rows that a test can look at."""
+"""Streams for tests: read the available data into rows that a test can check."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ def read(spark: SparkSession, **options: Any) -> DataFrame:
 
 
 def run(spark: SparkSession, checkpoint: Path, sink: Sink, **options: Any) -> list[dict[str, Any]]:
-    """Run a stream over what is there, to its end; return the progress of its batches."""
+    """Run a stream over the available data; return the progress of its batches."""
     query = (
         spark.readStream.format("phpmq")
         .options(**options)
@@ -30,19 +30,19 @@ def run(spark: SparkSession, checkpoint: Path, sink: Sink, **options: Any) -> li
 
 
 class Batches:
-    """A sink that keeps numbers, by batch; a batch that comes again replaces itself.
+    """A sink that keeps the values of a column by batch; a repeated batch replaces itself.
 
-    ``column``: whose values are kept.  ``fails_at``: raises in that batch, once, after keeping it.
+    ``fails_at``: raise once, after keeping that batch.
     """
 
     def __init__(self, column: str = "offset", fails_at: int | None = None) -> None:
         self.column = column
         self.fails_at = fails_at
         self.kept: dict[int, list[int]] = {}
-        self.runs: list[int] = []  # batch ids, as they came
+        self.runs: list[int] = []  # batch ids in order of arrival
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Take one batch."""
+        """Keep a batch."""
         self.runs.append(batch_id)
         self.kept[batch_id] = sorted(row[0] for row in frame.select(self.column).collect())
         if batch_id == self.fails_at:
@@ -51,11 +51,14 @@ class Batches:
 
     @property
     def all(self) -> list[int]:
-        """Everything, in the order of batches."""
+        """Return all values, in the order of batches."""
         return [value for _, values in sorted(self.kept.items()) for value in values]
 
 
-def forget_commit(checkpoint: Path, batch_id: int) -> None:
-    """Leave a checkpoint as a driver does that dies after the sink and before the commit."""
-    (checkpoint / "commits" / str(batch_id)).unlink()
-    (checkpoint / "commits" / f".{batch_id}.crc").unlink(missing_ok=True)
+def forget_commit(checkpoint: Path, batch_id: int | None = None) -> None:
+    """Remove a commit, by default the last, as if the driver had died after the sink's write."""
+    commits = checkpoint / "commits"
+    if batch_id is None:
+        batch_id = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
+    (commits / str(batch_id)).unlink()
+    (commits / f".{batch_id}.crc").unlink()

@@ -31,13 +31,13 @@ sys.path[:] = [
 
 @dataclass
 class Cluster:
-    """A master's URL, and the folder of what belongs to it."""
+    """A master's URL and the cluster's folder."""
 
     url: str
     folder: Path
 
     def executors(self) -> set[Path]:
-        """List the folders of all executors that were ever started."""
+        """Return the folders of all executors, including those that have exited."""
         return set(self.folder.glob("work/app-*/*"))
 
 
@@ -71,7 +71,7 @@ class _Daemon:
         self.log = log
 
     def wait(self, pattern: str) -> list[str]:
-        """Wait until the log has a match; fail with the log if it does not come to it."""
+        """Return the matches once the log has one; fail with the log otherwise."""
         deadline_s = time.monotonic() + START_S
         while time.monotonic() < deadline_s:
             text = self.log.read_text(encoding="utf-8", errors="replace")

@@ -36,17 +36,21 @@ Run = Callable[..., Result]
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with a history of acked messages, each an envelope that had failed."""
     data = tmp_path_factory.mktemp("commands") / "data"
     with broker_process(data, "--admin", "127.0.0.1:0") as running:
-        with connect_blocking(running.phpmq[0]) as client:
-            client.publish_many("orders", (FAILED % n for n in range(ROWS)))
-            taken(client, "orders", ROWS)
         yield running
 
 
+@pytest.fixture(scope="module")
+def history(broker: BrokerProcess) -> None:
+    """Publish and acknowledge envelopes of messages that had failed."""
+    with connect_blocking(broker.phpmq[0]) as client:
+        client.publish_many("orders", (FAILED % n for n in range(ROWS)))
+        taken(client, "orders", ROWS)
+
+
 def taken(client: BlockingClient, queue: str, count: int) -> list[bytes]:
-    """Take so many messages of a queue and acknowledge them; there must be no more."""
+    """Acknowledge the messages of a queue and return their bodies; check that it is empty then."""
     bodies = []
     with client.consume(queue, 100, 30) as deliveries:
         for _ in range(count):
@@ -65,7 +69,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def shared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
-    """The session of all tests, which nobody stops."""
+    """Return the session of all tests, with a ``stop`` that does nothing."""
     monkeypatch.setattr(spark, "stop", lambda: None)
     return spark
 
@@ -74,7 +78,7 @@ def shared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession
 def pipeline(
     shared: SparkSession, broker: BrokerProcess, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Run:
-    """Run a command of the pipeline in this process, without the summary, which takes seconds."""
+    """Return a runner of pipeline commands in this process, without the slow summary."""
     monkeypatch.setattr(insights_summary, "write_summary", lambda *given, **options: ())
 
     def run(*arguments: str) -> Result:
@@ -91,6 +95,7 @@ def command(broker: BrokerProcess, out: Path | str, *arguments: str) -> list[str
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("history")
 def test_archive_answers_in_a_line(pipeline: Run) -> None:
     """The commands after it find the bodies."""
     done = pipeline("archive", "--bodies")
@@ -160,7 +165,7 @@ def test_consume_writes_a_queue_and_leaves_it_empty(
 
 @pytest.mark.parametrize("queue", ["missing", "again"])
 def test_consume_of_nothing_is_no_error(pipeline: Run, queue: str) -> None:
-    """A queue that never was, and one that is empty; nobody has that subscription yet."""
+    """One queue does not exist and one is empty; the subscription is new."""
     done = pipeline("consume", queue, "--subscription", f"new-{queue}")
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["rows"] == 0

@@ -49,7 +49,7 @@ READ_TABLE: Final = """(table, names) => {
 
 
 def masked(text: str) -> str:
-    """Put ``…`` for what differs each time, and no spaces at the end of lines."""
+    """Replace text that differs in each run with ``…``, and strip spaces at line ends."""
 
     def mask(found: re.Match[str]) -> str:
         width = len(found[0])
@@ -76,7 +76,7 @@ class Transcript:
         self._pieces.append(f"```text\n$ {command.strip()}\n{masked(said)}".rstrip() + "\n```\n")
 
     def saw(self, path: str, lines: Iterable[str]) -> None:
-        """Note a page of the browser and what is on it."""
+        """Record a page of the browser and its text."""
         seen = masked("\n".join(lines))
         self._pieces.append(f"```text\nhttp://127.0.0.1:9101{path}\n\n{seen}\n```\n")
 
@@ -87,7 +87,7 @@ class Transcript:
 
 
 def section(title: str) -> list[Block]:
-    """Give the blocks of a section of the README."""
+    """Return the blocks of a section of the README."""
     return [block for block in blocks("README.md") if block.section == title]
 
 

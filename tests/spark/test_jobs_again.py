@@ -63,9 +63,9 @@ def _interrupted(rows: object) -> object:
 def test_batch_that_comes_again_with_fewer_rows_or_none_keeps_no_old_ones(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """What somebody released meanwhile comes under new claims: kept here, it would be there twice.
+    """Released messages return under new claims, so their old rows would be duplicates.
 
-    Dates keep what they had: there only retention takes rows, and they do not come again.
+    Dates keep their rows: only retention removes rows there, and those do not return.
     """
     files = LocalResultsFolder(tmp_path)
     files.write("checkpoint/metadata", '{"id": "0123456789"}')

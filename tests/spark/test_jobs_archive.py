@@ -3,16 +3,21 @@
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyarrow.dataset import dataset
 from pyarrow.parquet import ParquetFile
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.insights_document import PipelineJobState
 from phpmq_lite.spark.checkpoints import CommittedBatch
+from phpmq_lite.spark.columns import TIME_COLUMNS
+from phpmq_lite.spark.insights_summary import write_summary
+from phpmq_lite.spark.jobs import archive, compact, consume, metrics
 from phpmq_lite.spark.jobs.archive_gaps import read_gaps
 from phpmq_lite.spark.jobs.options import (
     ArchiveOptions,
@@ -22,7 +27,7 @@ from phpmq_lite.spark.jobs.options import (
     JobOptions,
     MetricsOptions,
 )
-from phpmq_lite.spark.results_folder import HadoopResultsFolder, LocalResultsFolder
+from phpmq_lite.spark.results_folder import HadoopResultsFolder, LocalResultsFolder, read_archive
 from phpmq_lite.spark.source_options import SourceConnection
 from tests.spark.fake_broker import FakeBroker
 from tests.spark.history_rows import (
@@ -34,15 +39,13 @@ from tests.spark.history_rows import (
     stream,
     to_parquet,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.spark.queries import forget_commit
 
 
 class Site:
     """A history as files, one a batch, and the folder of results."""
 
-    def __init__(self, spark: "SparkSession", folder: Path) -> None:
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark = spark
         self.source = folder / "source"
         self.out = folder / "out"
@@ -55,24 +58,16 @@ class Site:
         self._batches += 1
 
     def archive(self, **given: Any) -> Any:
-        from phpmq_lite.spark.jobs.archive import archive_stream
-
         options = ArchiveOptions(connection=None, out=str(self.out))
-        return archive_stream(self.spark, stream(self.spark, self.source), options, **given)
+        return archive.archive_stream(self.spark, stream(self.spark, self.source), options, **given)
 
     def metrics(self) -> Any:
-        from phpmq_lite.spark.jobs.metrics import run
-
-        return run(self.spark, MetricsOptions(connection=None, out=str(self.out)))
+        return metrics.run(self.spark, MetricsOptions(connection=None, out=str(self.out)))
 
     def compact(self) -> Any:
-        from phpmq_lite.spark.jobs.compact import run
-
-        return run(self.spark, CompactOptions(connection=None, out=str(self.out)))
+        return compact.run(self.spark, CompactOptions(connection=None, out=str(self.out)))
 
     def offsets(self) -> list[int]:
-        from phpmq_lite.spark.results_folder import read_archive
-
         rows = read_archive(self.spark, self.files).select("offset").collect()
         return sorted(row["offset"] for row in rows)
 
@@ -80,16 +75,9 @@ class Site:
         table = dataset(self.out / "metrics" / name, format="parquet", partitioning="hive")
         return sorted(str(row) for row in table.to_table().to_pylist())
 
-    def forget_last_commit(self, checkpoint: str = "checkpoints/archive") -> None:
-        """Put back to the moment between the sink's write and Spark's note of it."""
-        commits = self.out / checkpoint / "commits"
-        last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
-        (commits / str(last)).unlink()
-        (commits / f".{last}.crc").unlink()
-
 
 @pytest.fixture
-def site(spark: "SparkSession", tmp_path: Path) -> Site:
+def site(spark: SparkSession, tmp_path: Path) -> Site:
     return Site(spark, tmp_path)
 
 
@@ -107,7 +95,7 @@ def test_archive_has_each_row_once_also_when_a_batch_comes_again(site: Site) -> 
     assert site.offsets() == list(range(1, 70))
     assert site.archive().rows == 0
 
-    site.forget_last_commit()
+    forget_commit(site.out / "checkpoints/archive")
     again = site.archive()
     assert (again.rows, again.batches) == (20, 1)
     assert site.offsets() == list(range(1, 70))
@@ -117,31 +105,28 @@ def test_archive_has_each_row_once_also_when_a_batch_comes_again(site: Site) -> 
 def test_gap_that_is_accepted_is_in_the_ledger_and_the_summary(
     site: Site, broker: FakeBroker
 ) -> None:
-    from phpmq_lite.spark.insights_summary import write_summary
-    from phpmq_lite.spark.jobs.archive import run
-
     def options(fails: bool) -> ArchiveOptions:
         return ArchiveOptions(
             connection=SourceConnection(broker.url), out=str(site.out), fail_on_data_loss=fails
         )
 
     broker.settle(10)
-    assert run(site.spark, options(False)).notes == ()
+    assert archive.run(site.spark, options(False)).notes == ()
     broker.settle(80, outcome="deleted")
     broker.settle(10)
     broker.lo_deleted = 70
     with pytest.raises(StreamingQueryException, match="up to 70"):
-        run(site.spark, options(True))
+        archive.run(site.spark, options(True))
     assert read_gaps(site.files) == []
-    [told] = run(site.spark, options(False)).notes
+    [told] = archive.run(site.spark, options(False)).notes
     assert "offsets 11 to 70 lack 60 rows" in told
-    site.forget_last_commit()
-    run(site.spark, options(False))  # the batch comes again, and so does its entry
+    forget_commit(site.out / "checkpoints/archive")
+    archive.run(site.spark, options(False))  # the batch comes again, and so does its entry
     assert site.offsets() == [*range(1, 11), *range(71, 101)]
     [gap] = read_gaps(HadoopResultsFolder(site.spark, f"file://{site.out}"))
     assert (gap.lo, gap.hi, gap.rows, gap.history_id) == (10, 70, 60, broker.history_id)
     broker.settle(5)
-    assert run(site.spark, options(False)).notes == ()
+    assert archive.run(site.spark, options(False)).notes == ()
     write_summary(site.spark, JobOptions(connection=None, out=str(site.out)), [], now_ms=START_MS)
     summary = json.loads((site.out / "summary.json").read_text())
     assert [(g["lo"], g["hi"], g["rows"]) for g in summary["gaps"]] == [(10, 70, 60)]
@@ -150,9 +135,6 @@ def test_gap_that_is_accepted_is_in_the_ledger_and_the_summary(
 
 @pytest.mark.slow
 def test_times_have_statistics_and_older_archives_stay_readable(site: Site) -> None:
-    from phpmq_lite.spark.columns import TIME_COLUMNS
-    from phpmq_lite.spark.results_folder import read_archive
-
     def kinds(date: str) -> dict[str, tuple[str, bool]]:
         found = {}
         for file in sorted((site.out / "archive" / date).rglob("*.parquet")):
@@ -222,13 +204,11 @@ def test_archive_stops_between_batches_and_goes_on(site: Site) -> None:
 
 
 def test_archive_refuses_other_queues(site: Site) -> None:
-    from phpmq_lite.spark.jobs.archive import check_selection
-
     options = ArchiveOptions(connection=None, out=str(site.out), queues=("a", "b"))
-    check_selection(site.files, options)
-    check_selection(site.files, options)
+    archive.check_selection(site.files, options)
+    archive.check_selection(site.files, options)
     with pytest.raises(RefusedError, match="Use the same selection, or another folder"):
-        check_selection(site.files, ArchiveOptions(connection=None, out=str(site.out)))
+        archive.check_selection(site.files, ArchiveOptions(connection=None, out=str(site.out)))
 
 
 def test_compact_makes_one_file_of_a_closed_date(site: Site) -> None:
@@ -244,7 +224,7 @@ def test_compact_makes_one_file_of_a_closed_date(site: Site) -> None:
     assert site.compact().details["dates"] == 0
     assert site.files.names("compact") == []
 
-    site.forget_last_commit()
+    forget_commit(site.out / "checkpoints/archive")
     site.archive()
     assert site.offsets() == list(range(1, 51))
 
@@ -294,8 +274,6 @@ class Failing(LocalResultsFolder):
 
 @pytest.mark.slow
 def test_compact_survives_a_crash_at_each_step(site: Site) -> None:
-    from phpmq_lite.spark.jobs.compact import _stage, finish_swap
-
     for n in range(3):
         site.settle(days(n * 10 + 1, n * 10 + 11, 0))
     site.settle(days(31, 41, 1))
@@ -306,13 +284,13 @@ def test_compact_survives_a_crash_at_each_step(site: Site) -> None:
     while True:
         files = Failing(site.out, crashes)
         try:
-            _stage(site.spark, files, "date=2026-03-01", 1)
-            finish_swap(files)
+            compact._stage(site.spark, files, "date=2026-03-01", 1)
+            compact.finish_swap(files)
         except _CrashError:
             crashes += 1
         else:
             break
-        finish_swap(site.files)  # what the next job does first
+        compact.finish_swap(site.files)  # what the next job does first
         assert site.offsets() == list(range(1, 41))
         assert site.files.names("compact") == []
         shutil.rmtree(site.out)
@@ -325,8 +303,6 @@ def test_metrics_of_batches_equal_metrics_of_all(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a broker's checkpoint all rows are new each time: the second run repeats one."""
-    from phpmq_lite.spark.jobs import metrics
-
     # Those whose figures need rows of several batches together.
     tables = {name: metrics.TABLES[name] for name in ("minutes", "urns", "attempts", "paths")}
     monkeypatch.setattr(metrics, "TABLES", tables)
@@ -349,8 +325,6 @@ def test_metrics_compute_only_dates_of_new_rows(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Offsets stand in the checkpoint of a broker's stream only; here they are given."""
-    from phpmq_lite.spark.jobs import metrics
-
     offsets = iter([20, 20, 30, 30])
     monkeypatch.setattr(metrics, "TABLES", {"deaths": metrics.TABLES["deaths"]})
     monkeypatch.setattr(
@@ -373,22 +347,18 @@ def test_metrics_of_no_archive_say_so(site: Site) -> None:
 
 
 def test_consumed_messages_are_there_once(site: Site) -> None:
-    from phpmq_lite.spark.jobs.consume import consume_stream
-
     options = ConsumeOptions(connection=None, out=str(site.out), queue="a/b", subscription=".s")
     site.settle(days(1, 11, 0))
     site.settle(days(11, 21, 0))
     for _ in range(2):
-        consume_stream(site.spark, stream(site.spark, site.source), options)
+        consume.consume_stream(site.spark, stream(site.spark, site.source), options)
         folder = site.out / "consumed" / "a%2Fb"
         assert site.spark.read.parquet(str(folder)).count() == 20
-        site.forget_last_commit("checkpoints/consume/%2Es")
+        forget_commit(site.out / "checkpoints/consume/%2Es")
 
 
 @pytest.mark.slow
 def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
-    from phpmq_lite.spark.insights_summary import write_summary
-
     rows = [*days(1, 31, 0), history_row(31, outcome="dead", reason="poison", urn="u", attempts=2)]
     rows += [history_row(n, queue="mail", urn="u", trace_id="t", attempts=0) for n in (32, 33)]
     rows.append(
@@ -406,8 +376,6 @@ def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
     site.archive()
     site.metrics()
     common = JobOptions(connection=None, out=str(site.out))
-    from phpmq_lite.insights_document import PipelineJobState
-
     run = PipelineJobState(name="archive", state="done", started_at=1, finished_at=2)
     now = START_MS + DAY_MS // 2
     assert write_summary(site.spark, common, [run], now_ms=now) == ()
@@ -430,7 +398,7 @@ def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
     assert urns["mail"]["attempts"] == {"0": 2}
 
 
-def test_hadoop_files_do_what_local_ones_do(spark: "SparkSession", tmp_path: Path) -> None:
+def test_hadoop_files_do_what_local_ones_do(spark: SparkSession, tmp_path: Path) -> None:
     files = HadoopResultsFolder(spark, f"file://{tmp_path}")
     assert files.read("a/b.json") is None
     files.write("a/b.json", "é")

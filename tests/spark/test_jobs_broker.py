@@ -28,6 +28,7 @@ from phpmq_lite.spark.jobs.options import (
 )
 from phpmq_lite.spark.results_folder import LocalResultsFolder, read_archive
 from phpmq_lite.spark.source_options import SourceConnection
+from tests.spark.queries import forget_commit
 
 ROWS = 250
 
@@ -44,7 +45,7 @@ def connection(broker_of_jobs: BrokerProcess) -> SourceConnection:
 
 
 def settle(broker: BrokerProcess, queue: str, count: int) -> list[bytes]:
-    """Publish, consume and acknowledge; gives the bodies."""
+    """Publish, consume and acknowledge messages; return their bodies."""
     meta = '"meta":{"id":"m%d","schema_version":1}'
     body = '{"job":"u","trace_id":"t%d","data":{},' + meta + ',"attempts":2}'
     bodies = [(body % (n, n)).encode() for n in range(count)]
@@ -65,10 +66,7 @@ def test_history_goes_to_summary_and_back_into_a_queue(
     first = archive.run(spark, asked)
     assert (first.rows, first.offset, first.batches) == (ROWS, ROWS, 3)
     assert archive.run(spark, asked).rows == 0
-    commits = tmp_path / "checkpoints/archive/commits"
-    last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
-    (commits / str(last)).unlink()
-    (commits / f".{last}.crc").unlink()
+    forget_commit(tmp_path / "checkpoints/archive")
     archive.run(spark, asked)
     offsets = [row["offset"] for row in read_archive(spark, LocalResultsFolder(tmp_path)).collect()]
     assert sorted(offsets) == list(range(1, ROWS + 1))
@@ -157,7 +155,7 @@ def test_queue_of_any_name_is_consumed(
     assert {row["queue"] for row in rows} == {name}
 
 
-def test_queue_that_is_not_there_is_told(
+def test_missing_queue_is_noted(
     spark: SparkSession, connection: SourceConnection, tmp_path: Path
 ) -> None:
     asked = ConsumeOptions(
@@ -194,18 +192,10 @@ def test_queues_that_are_too_many_for_a_request_are_read(
     assert found == [offset for offset in range(lo + 1, lo + 32) if offset != lo + 16]
 
 
-def test_token_that_may_only_look_keeps_the_summary_here_and_says_so(
+def test_viewer_token_keeps_the_summary_local_and_notes_it(
     spark: SparkSession, broker_of_jobs: BrokerProcess, tmp_path: Path
 ) -> None:
-    arguments = [
-        "token",
-        "create",
-        "viewer",
-        "--role",
-        "viewer",
-        "--data",
-        str(broker_of_jobs.data),
-    ]
+    arguments = f"token create viewer --role viewer --data {broker_of_jobs.data}"
     token = CliRunner().invoke(root_command, arguments, catch_exceptions=False).stdout.strip()
     viewing = SourceConnection(broker_of_jobs.admin[0], token)
     settle(broker_of_jobs, "seen", 5)

@@ -6,11 +6,22 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from math import ceil, floor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
+from phpmq_lite.spark.insights_summary import path_item
+from phpmq_lite.spark.jobs import archive as archive_job
 from phpmq_lite.spark.jobs.metric_tables import COUNTS
+from phpmq_lite.spark.jobs.metrics import (
+    TABLES,
+    dates_touched_by_retries,
+    rows_of_dates,
+    touched_dates,
+    transform,
+)
 from tests.spark.history_rows import (
     DAY_MS,
     START_MS,
@@ -20,9 +31,6 @@ from tests.spark.history_rows import (
     to_arrow,
     to_sqlite,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 FIRST = date(2026, 3, 1)
 ALL_DATES = [FIRST + timedelta(days=n) for n in range(8)]
@@ -54,7 +62,7 @@ EVENTS = f"""
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    return history_rows(3_000)
+    return history_rows(1_000)
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +72,12 @@ def database(rows: list[Row]) -> Iterator[sqlite3.Connection]:
 
 
 @pytest.fixture(scope="module")
-def archive(spark: "SparkSession", rows: list[Row]) -> "DataFrame":
+def archive(spark: SparkSession, rows: list[Row]) -> DataFrame:
     return as_archive(spark, rows)
 
 
-def as_archive(spark: "SparkSession", rows: list[Row]) -> "DataFrame":
-    from pyspark.sql import functions as sf
-
-    from phpmq_lite.spark.jobs.archive import transform
-
-    history = transform(spark.createDataFrame(to_arrow(rows)))
+def as_archive(spark: SparkSession, rows: list[Row]) -> DataFrame:
+    history = archive_job.transform(spark.createDataFrame(to_arrow(rows)))
     return history.withColumn("batch", sf.lit("x-00000000")).cache()
 
 
@@ -110,7 +114,7 @@ def expected_periods(database: sqlite3.Connection, period_ms: int) -> dict[Any, 
 
 
 def present(figures: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what is null: ``approx`` compares numbers only; missing keys differ as well."""
+    """Drop nulls: ``approx`` compares only numbers, and missing keys differ as well."""
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
@@ -118,12 +122,8 @@ def present(figures: dict[str, Any]) -> dict[str, Any]:
     ("table", "name", "period_ms"), [("minutes", "minute", 60_000), ("hours", "hour", 3_600_000)]
 )
 def test_figures_of_periods_equal_sql(
-    archive: "DataFrame", database: sqlite3.Connection, table: str, name: str, period_ms: int
+    archive: DataFrame, database: sqlite3.Connection, table: str, name: str, period_ms: int
 ) -> None:
-    from pyspark.sql import functions as sf
-
-    from phpmq_lite.spark.jobs.metrics import transform
-
     computed = transform(archive, table, ALL_DATES).withColumn("ms", sf.unix_millis(name))
     found = {}
     for row in computed.collect():
@@ -136,7 +136,7 @@ def test_figures_of_periods_equal_sql(
     assert found.keys() == expected.keys()
     for key, figures in expected.items():
         assert present(found[key]) == pytest.approx(present(figures), rel=1e-9), key
-    assert sum(f["retried"] for f in expected.values()) > 50  # the rows have what is asked for
+    assert sum(f["retried"] for f in expected.values()) > 50  # the rows contain such cases
     assert sum(f["expired_never"] for f in expected.values()) > 5
 
 
@@ -173,10 +173,8 @@ def test_figures_of_periods_equal_sql(
     ],
 )
 def test_tables_of_days_equal_sql(
-    archive: "DataFrame", database: sqlite3.Connection, table: str, sql: str
+    archive: DataFrame, database: sqlite3.Connection, table: str, sql: str
 ) -> None:
-    from phpmq_lite.spark.jobs.metrics import transform
-
     found = [tuple(row) for row in transform(archive, table, ALL_DATES).collect()]
     epoch = date(1970, 1, 1)
     expected = [(epoch + timedelta(days=r[0]), *r[1:]) for r in database.execute(sql)]
@@ -184,10 +182,7 @@ def test_tables_of_days_equal_sql(
     assert len(expected) > 5
 
 
-def test_paths_equal_a_plain_count(archive: "DataFrame", rows: list[Row]) -> None:
-    from phpmq_lite.spark.insights_summary import path_item
-    from phpmq_lite.spark.jobs.metrics import transform
-
+def test_paths_equal_a_plain_count(archive: DataFrame, rows: list[Row]) -> None:
     traces: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
         if row["trace_id"] is not None:
@@ -211,9 +206,7 @@ def test_paths_equal_a_plain_count(archive: "DataFrame", rows: list[Row]) -> Non
             assert item["p50_ms"] == pytest.approx(durations[0], rel=0.01)
 
 
-def test_long_trace_keeps_its_first_steps(spark: "SparkSession") -> None:
-    from phpmq_lite.spark.jobs.metrics import transform
-
+def test_long_trace_keeps_its_first_steps(spark: SparkSession) -> None:
     rows = [history_row(n, queue=f"q{n:02}", urn="u", trace_id="t") for n in range(1, 61)]
     (row,) = transform(as_archive(spark, rows), "paths", [FIRST]).collect()
     assert list(row["path"]) == [f"q{n:02}:u" for n in range(1, 51)]
@@ -221,12 +214,8 @@ def test_long_trace_keeps_its_first_steps(spark: "SparkSession") -> None:
 
 
 @pytest.mark.slow
-def test_date_computed_alone_equals_the_same_of_all(archive: "DataFrame") -> None:
+def test_date_computed_alone_equals_the_same_of_all(archive: DataFrame) -> None:
     """A date needs rows of other dates: published before, settled after, retried later."""
-    from pyspark.sql import functions as sf
-
-    from phpmq_lite.spark.jobs.metrics import TABLES, transform
-
     for table in TABLES:
         whole = transform(archive, table, ALL_DATES).where(sf.col("date") == DATE_ALONE)
         alone = {str(row) for row in transform(archive, table, [DATE_ALONE]).collect()}
@@ -275,17 +264,13 @@ def repeated(offset: int, seq: int, attempts: int, **given: Any) -> Row:
     ],
 )
 def test_retry_is_told_from_redrive(
-    spark: "SparkSession", rows: list[Row], retried: set[int]
+    spark: SparkSession, rows: list[Row], retried: set[int]
 ) -> None:
-    from phpmq_lite.spark.jobs.metrics import rows_of_dates
-
     marked = rows_of_dates(as_archive(spark, rows), [FIRST]).where("retried").collect()
     assert {row["offset"] for row in marked} == retried
 
 
-def test_new_rows_touch_the_dates_of_all_their_times(spark: "SparkSession") -> None:
-    from phpmq_lite.spark.jobs.metrics import touched_dates
-
+def test_new_rows_touch_the_dates_of_all_their_times(spark: SparkSession) -> None:
     row = history_row(
         1,
         published_at=START_MS,
@@ -298,10 +283,8 @@ def test_new_rows_touch_the_dates_of_all_their_times(spark: "SparkSession") -> N
     assert dates == {FIRST + timedelta(days=n) for n in (0, 2, 3)}
 
 
-def test_late_retry_touches_the_date_of_what_it_repeats(spark: "SparkSession") -> None:
+def test_late_retry_touches_the_date_of_what_it_repeats(spark: SparkSession) -> None:
     """The retry is published before midnight, the acknowledgement comes after it."""
-    from phpmq_lite.spark.jobs.metrics import dates_touched_by_retries, touched_dates
-
     midnight = START_MS + DAY_MS
     first = repeated(1, 1, 0, published_at=midnight - 90, settled_at=midnight + 5)
     again = repeated(

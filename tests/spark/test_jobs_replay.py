@@ -1,34 +1,35 @@
-"""Replay: selection, plan, pieces; the writer is stood in for where the broker is not needed."""
+"""Replay: selection, plan, pieces; a fake writer replaces the broker."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.jobs import replay
+from phpmq_lite.spark.jobs.archive import TARGET, transform
 from phpmq_lite.spark.jobs.options import JobControl, ReplayOptions
+from phpmq_lite.spark.jobs.stream_writer import write_batch
+from phpmq_lite.spark.results_folder import LocalResultsFolder, read_archive
 from tests.spark.history_rows import START_MS, Row, history_row, to_arrow
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
 
 
 class Broker:
-    """Keeps what was published, and the highest version of each key, as the broker does."""
+    """Keeps published rows and the highest version of each key, as the broker does."""
 
     def __init__(self) -> None:
         self.published: list[Row] = []
         self.versions: dict[str, int] = {}
         self.fails_after: int | None = None
 
-    def write(self, spark: Any, piece: "pa.Table", app_id: str, version: int, options: Any) -> None:
+    def write(self, spark: Any, piece: pa.Table, app_id: str, version: int, options: Any) -> None:
         if version > self.versions.get(app_id, -1):
             self.versions[app_id] = version
             self.published += piece.to_pylist()
-        if self.fails_after == version:  # published, but nobody was told
+        if self.fails_after == version:  # published, but the reply is lost
             raise ConnectionError
 
 
@@ -40,12 +41,8 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 
 @pytest.fixture
-def out(spark: "SparkSession", tmp_path: Path) -> str:
+def out(spark: SparkSession, tmp_path: Path) -> str:
     """Make an archive of 30 rows with bodies."""
-    from phpmq_lite.spark.jobs.archive import transform
-    from phpmq_lite.spark.jobs.stream_writer import write_batch
-    from phpmq_lite.spark.results_folder import LocalResultsFolder
-
     body = (
         b'{"job":"u","attempts":%d,"trace_id":"t","data":{},"meta":{"id":"m%d","schema_version":1}}'
     )
@@ -58,8 +55,6 @@ def out(spark: "SparkSession", tmp_path: Path) -> str:
         )
         for n in range(1, 31)
     ]
-    from phpmq_lite.spark.jobs.archive import TARGET
-
     frame = transform(spark.createDataFrame(to_arrow(rows)))
     files = LocalResultsFolder(tmp_path)
     files.write("checkpoints/archive/metadata", '{"id":"x"}')
@@ -82,22 +77,18 @@ def asked(out: str, **given: Any) -> ReplayOptions:
         ({"traces": ("none",)}, ()),
     ],
 )
-def test_selection(spark: "SparkSession", out: str, given: dict[str, Any], offsets: Any) -> None:
-    from phpmq_lite.spark.results_folder import LocalResultsFolder, read_archive
-
+def test_selection(spark: SparkSession, out: str, given: dict[str, Any], offsets: Any) -> None:
     archive = read_archive(spark, LocalResultsFolder(Path(out)))
     rows = replay.transform(archive, asked(out, **given)).collect()
     assert sorted(row["offset"] for row in rows) == list(offsets)
 
 
-def test_wrong_condition_is_told(spark: "SparkSession", out: str) -> None:
+def test_wrong_condition_is_refused(spark: SparkSession, out: str) -> None:
     with pytest.raises(RefusedError, match="colour"):
         replay.run(spark, asked(out, where="colour = 1"))
 
 
-def test_dry_run_counts_and_changes_nothing(
-    spark: "SparkSession", out: str, broker: Broker
-) -> None:
+def test_dry_run_counts_and_changes_nothing(spark: SparkSession, out: str, broker: Broker) -> None:
     result = replay.run(spark, asked(out, outcomes=("dead",), dry_run=True))
     assert result.rows == 9
     assert result.details == {"mail": 3, "orders": 6, "bytes": 900}
@@ -107,14 +98,14 @@ def test_dry_run_counts_and_changes_nothing(
 
 
 def test_count_of_a_queue_called_bytes_is_not_taken_for_their_sum(
-    spark: "SparkSession", out: str, broker: Broker
+    spark: SparkSession, out: str, broker: Broker
 ) -> None:
     result = replay.run(spark, asked(out, outcomes=("dead",), to_queue="bytes", dry_run=True))
     assert result.details == {"bytes": 9, "(bytes)": 900}
 
 
 def test_replay_sends_each_message_once_with_attempts_0(
-    spark: "SparkSession", out: str, broker: Broker
+    spark: SparkSession, out: str, broker: Broker
 ) -> None:
     options = asked(out, queues=("mail",), to_queue="again", ttl_s=60)
     result = replay.run(spark, options)
@@ -130,7 +121,7 @@ def test_replay_sends_each_message_once_with_attempts_0(
 
 
 def test_replay_goes_on_after_a_crash(
-    spark: "SparkSession", out: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, out: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "MAX_ROWS", 4)
     broker.fails_after = 3
@@ -144,7 +135,7 @@ def test_replay_goes_on_after_a_crash(
 
 
 def test_replay_stops_between_pieces(
-    spark: "SparkSession", out: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, out: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "MAX_ROWS", 10)
     calls = iter([False, True])
@@ -154,7 +145,7 @@ def test_replay_stops_between_pieces(
 
 
 def test_rate_holds_after_a_slow_piece(
-    spark: "SparkSession", out: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, out: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces of a second's messages: the first one takes ten seconds, the others none."""
 
@@ -180,20 +171,20 @@ def test_rate_holds_after_a_slow_piece(
     assert begun == [0, 10, 11, 12]
 
 
-def test_plan_of_nothing_is_not_kept(spark: "SparkSession", out: str, broker: Broker) -> None:
-    """What is settled later may be selected by the same words."""
+def test_plan_of_nothing_is_not_kept(spark: SparkSession, out: str, broker: Broker) -> None:
+    """The same selection may match messages that are settled later."""
     assert replay.run(spark, asked(out, traces=("none",))).rows == 0
     assert not (Path(out) / "replays").exists()
 
 
 def test_replay_refuses_a_plan_that_selects_otherwise(
-    spark: "SparkSession", out: str, broker: Broker
+    spark: SparkSession, out: str, broker: Broker
 ) -> None:
     replay.run(spark, asked(out, name="n", queues=("mail",)))
     with pytest.raises(RefusedError, match="has a different selection"):
         replay.run(spark, asked(out, name="n"))
 
 
-def test_replay_of_no_bodies_is_refused(spark: "SparkSession", out: str, broker: Broker) -> None:
+def test_replay_of_no_bodies_is_refused(spark: SparkSession, out: str, broker: Broker) -> None:
     with pytest.raises(RefusedError, match="have no body"):
         replay.run(spark, asked(out, where="offset = 30"))

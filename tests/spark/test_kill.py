@@ -39,7 +39,7 @@ from tests.spark.driver import (
 
 ROOT = Path(__file__).parents[2]
 BEFORE = 240  # messages of each queue that the killed driver finds
-AFTER = 30  # messages that come while there is no driver
+AFTER = 30  # messages that arrive while no driver runs
 # Spark writes down a list that another thread of its own still fills, once in many runs.
 SPARKS_RACE = "of collection, expected"
 

@@ -1,4 +1,4 @@
-"""What the pages tell to run with Spark, in the session of all tests; the rest runs around it."""
+"""Commands and code of the pages that need Spark, in the session of all tests."""
 
 import runpy
 import subprocess
@@ -19,7 +19,7 @@ PAGES_OF_SPARK = [page for page in PAGES if any(commands_of(b, SPARK) for b in b
 
 
 def words(line: str, folder: Path) -> list[str]:
-    """Have the shell take a command apart."""
+    """Return the words of a command, split by the shell."""
     done = subprocess.run(
         ["bash", "-c", f"printf '%s\\0' {line}"], cwd=folder, capture_output=True, text=True,
         check=True,
@@ -43,7 +43,7 @@ def run_here(line: str, walk: Walk) -> None:
 def test_page_works_with_spark(
     page: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The summary takes seconds, and is that of other tests."""
+    """The summary takes seconds, and other tests cover it."""
     skip_where_lacking(page)
     monkeypatch.setattr(spark, "stop", lambda: None)
     monkeypatch.setattr(insights_summary, "write_summary", lambda *given, **options: ())

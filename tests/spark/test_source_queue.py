@@ -1,4 +1,4 @@
-"""A queue as a stream: durable claims, and the acknowledgement that Spark leaves out."""
+"""A queue as a stream: durable claims, and the final acknowledgement that Spark omits."""
 
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def test_claims_come_again_in_the_same_batch_after_a_failure(
     assert again.kept == {2: [151]}
 
 
-def test_new_checkpoint_starts_with_what_is_claimed_and_not_acknowledged(
+def test_new_checkpoint_starts_with_unacknowledged_claims(
     spark: SparkSession, broker: FakeBroker, tmp_path: Path
 ) -> None:
     broker.ready = [b"%d" % n for n in range(120)]

@@ -1,4 +1,4 @@
-"""HTTP to the broker, without a JVM: what is retried, what is refused, what is too short."""
+"""HTTP to the broker, without a JVM: retries, refusals and short responses."""
 
 import socket
 
@@ -134,7 +134,7 @@ def test_busy_broker_is_given_up_after_minutes(broker: FakeBroker) -> None:
 
 def test_broker_that_does_not_answer_is_waited_for_and_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]  # nobody listens here once it is closed
+        port = taken.getsockname()[1]  # the port is free once it is closed
     waits: list[float] = []
     api = PipelineClient(SourceConnection(f"http://127.0.0.1:{port}"), sleep=waits.append)
     with pytest.raises(BrokerError, match=f"http://127.0.0.1:{port} did not respond"):
