@@ -48,7 +48,7 @@ class BulkRequest:
 async def freeze_selection(
     request: web.Request, query: SearchQuery, action: str = ""
 ) -> MessageSelection:
-    """Freeze a selection of messages that match a search now and that the caller may see.
+    """Freeze a selection of the visible messages that match a search at this moment.
 
     A search without a state selects live messages or, for ``restore``, deleted ones.
     """
@@ -69,13 +69,13 @@ def find_selection(request: web.Request, token: str) -> MessageSelection:
 
 
 def texts_to_type_for(request: web.Request, selection: MessageSelection) -> tuple[str, ...]:
-    """Return the texts that confirm an action on a selection, or () if none is required."""
+    """Return the texts that confirm an action on a selection, or () if no text is required."""
     settings = context_of(request).settings
     return confirmation.texts_to_type(settings, selection.count, selection.frozen.by_queue)
 
 
 async def apply_to_selection(request: web.Request, token: str, asked: BulkRequest) -> BulkJob:
-    """Start a bulk job on a selection; another call with the same token returns the same job.
+    """Start a bulk job on a selection; repeated calls with the same token return the same job.
 
     Raises:
         Problem: 410 if the selection has expired, 422 if the action is not confirmed.
@@ -119,7 +119,7 @@ async def act_on_queue(
     limit: int | None = None,
     upto: int | None = None,
 ) -> BulkJob:
-    """Act on at most ``limit`` messages in a queue, in queue order, up to seq ``upto``."""
+    """Act on at most ``limit`` messages of a queue, in queue order, with a seq up to ``upto``."""
     return await act_on_search(request, name, asked, queue_search(name, states), limit, upto)
 
 
@@ -131,7 +131,7 @@ async def act_on_search(
     limit: int | None = None,
     upto: int | None = None,
 ) -> BulkJob:
-    """Act on at most ``limit`` messages in a queue that match a search, in queue order."""
+    """Act on at most ``limit`` matching messages of a queue, in queue order."""
     context = context_of(request)
     frozen = await context.search.freeze(
         query, queues=None, limit=min(limit or MESSAGES_MAX, MESSAGES_MAX)
@@ -183,7 +183,7 @@ def _detail(asked: BulkRequest, total: int) -> str:
 
 
 def job_message(job: BulkJob, link: tuple[str, str] | None = None) -> FlashMessage:
-    """Return the flash message about a finished bulk job, including its undo token."""
+    """Return the flash message about a finished bulk job, including the token for undoing it."""
     text = flash_messages.describe_result(job.order.action, job.done, job.skipped)
     if job.state is BulkJobState.STOPPED:
         text = f"{text} The job stopped: {job.error}"
@@ -211,7 +211,7 @@ NUMBER_DIGITS: Final = 18
 
 
 def job_number(request: web.Request) -> int:
-    """Parse the job number in the request path."""
+    """Return the job number from the request path."""
     text = request.match_info["job"]
     if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS):
         raise unknown_job(text)
@@ -219,7 +219,7 @@ def job_number(request: web.Request) -> int:
 
 
 def visible_jobs(request: web.Request) -> list[BulkJob]:
-    """Return the jobs that the caller may see: only their own if limited to some queues."""
+    """Return the visible jobs. A caller limited to certain queues sees only jobs they started."""
     identity = identity_of(request)
     return [job for job in context_of(request).actions.jobs.all if _may_see(identity, job.owner)]
 
@@ -249,7 +249,7 @@ async def stored_job(request: web.Request, number: int) -> BulkJobRow:
 
 
 def job_total(row: BulkJobRow) -> int | None:
-    """Return how many messages a job selected, or None if the audit row does not record it."""
+    """Return the number of messages a job selected, or None if not recorded in the audit row."""
     try:
         total = json.loads(row.detail)["total"]
     except (ValueError, KeyError, TypeError):
@@ -269,9 +269,9 @@ def job_time_left_s(context: Context, job: BulkJob) -> float | None:
 class RedrivePlan:
     """The predicted result of a redrive."""
 
-    targets: Counter[str]  # messages that would be published, by queue
-    poisoned: Counter[str]  # messages that would be quarantined again, by reason
-    skipped: Counter[str]  # dead-letter records that would be kept, by reason
+    targets: Counter[str]  # number of messages that would be published, by queue
+    poisoned: Counter[str]  # number of messages that would be quarantined again, by reason
+    skipped: Counter[str]  # number of records that would be skipped, by reason
 
 
 async def plan_redrive(

@@ -15,8 +15,8 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, Ac
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
 
-SLICE: Final = 100  # messages per slice; with 500, five jobs delayed other batches by 60 ms
-RUNNING_MAX: Final = 4  # per owner, and twice that in total; a job holds up to a million seqs
+SLICE: Final = 100  # messages per slice; at 500, five jobs delayed other batches by 60 ms
+RUNNING_MAX: Final = 4  # jobs per user, and twice that in total; a job holds up to 1,000,000 seqs
 KEPT_MAX: Final = 100  # maximum number of finished jobs kept in memory
 KEPT_MS: Final = 3_600_000
 
@@ -41,7 +41,7 @@ class BulkWork:
     action: Action
     options: ActionOptions
     seqs: "array[int]"
-    what: str = ""  # description of the search or queue
+    what: str = ""  # description of the search or queue that selected the messages
     rate: int | None = None  # messages per second
     undo: UndoRecord | None = None  # set if this job undoes an action
     token: str = ""  # token of the selection, if the job started from one
@@ -53,9 +53,9 @@ class BulkJob:
 
     order: BulkWork
     entry: AuditEntry
-    started_at: int  # in Unix ms, like ended_at
+    started_at: int  # Unix ms, as is ended_at
     total: int  # number of selected messages
-    handled: int = 0  # number of messages that were done or skipped
+    handled: int = 0  # number of messages changed or skipped so far
     done: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     state: BulkJobState = BulkJobState.RUNNING
@@ -94,7 +94,7 @@ class BulkJobs:
         return list(reversed(self._kept.values()))
 
     def _check_running(self, owner: str) -> None:
-        """Refuse a job that exceeds the user's share, so that other users can also start jobs."""
+        """Refuse a job above the user's share, so that other users can start jobs too."""
         running = Counter(job.owner for job in self._kept.values() if job.ended_at is None)
         bound = min(RUNNING_MAX, 2 * RUNNING_MAX - running.total())
         if running[owner] >= bound:
@@ -118,7 +118,7 @@ class BulkJobs:
     async def start(
         self, act: RunSlice, entry: AuditEntry, order: BulkWork, undos: UndoStore
     ) -> BulkJob:
-        """Run a job's first slice, then continue in the background; a token starts only one job.
+        """Run a job's first slice, then continue in the background; each token starts only one job.
 
         Raises:
             Problem: 429 if too many jobs are running.
@@ -145,7 +145,7 @@ class BulkJobs:
         return job
 
     def cancel(self, job: BulkJob) -> None:
-        """Cancel a job before its next slice; finished slices stay in effect and can be undone."""
+        """Cancel a job before its next slice; finished slices are kept but can be undone."""
         job.cancelled.set()
 
     async def close(self) -> None:
@@ -167,7 +167,7 @@ class BulkJobs:
             while job.handled < job.total:
                 await _keep_rate(job, began_s)
                 async with self._slicing:
-                    if job.cancelled.is_set():  # a job may be cancelled while it waits
+                    if job.cancelled.is_set():  # the job may have been cancelled while waiting
                         break
                     await _slice(act, job, undo)
             state = BulkJobState.DONE if job.handled >= job.total else BulkJobState.CANCELLED
@@ -178,7 +178,7 @@ class BulkJobs:
             job.error = problem.detail if problem is not None else "The broker could not continue."
             if problem is None:
                 _log.exception("bulk_failed", job=job.number, action=str(job.order.action))
-            with suppress(Exception):  # if this fails as well, the audit row stays open
+            with suppress(Exception):  # if this also fails, the audit row still says running
                 await _close_row(act, job, problem.code if problem is not None else "failed")
         finally:
             self._end(job, state, undo, undos)
@@ -187,13 +187,13 @@ class BulkJobs:
         self, job: BulkJob, state: BulkJobState, undo: UndoRecord | None, undos: UndoStore
     ) -> None:
         job.state, job.ended_at = state, self._now_ms()
-        if job.order.undo is None:  # an undo cannot be undone
+        if job.order.undo is None:  # because an undo cannot be undone
             job.undo = undos.add(undo, job.ended_at)
-        job.order = replace(job.order, seqs=array("Q"), undo=None)  # free the memory
+        job.order = replace(job.order, seqs=array("Q"), undo=None)  # frees the memory
         job.ended.set()
 
     def _forget(self) -> None:
-        """Drop expired jobs and, above the limit, the oldest jobs of the user with the most."""
+        """Drop expired jobs; if too many remain, drop the oldest of the user with the most jobs."""
         ended = [job for job in self._kept.values() if job.ended_at is not None]
         late = [job for job in ended if (job.ended_at or 0) + KEPT_MS <= self._now_ms()]
         rest = [job for job in ended if job not in late]
@@ -232,7 +232,7 @@ async def _close_row(act: RunSlice, job: BulkJob, result: str) -> None:
 
 
 async def _keep_rate(job: BulkJob, began_s: float) -> None:
-    """Wait until the next slice may begin or the job is cancelled."""
+    """Wait until the rate limit permits the next slice or the job is cancelled."""
     if job.order.rate is None:
         return
     due_s = began_s + job.handled / job.order.rate - asyncio.get_running_loop().time()

@@ -31,8 +31,8 @@ class Confirmation:
     typed: Collection[str] = ()
     reason: str = "optional"  # "required", "optional", or "" to omit the field
     is_danger: bool = False
-    is_disabled: bool = False  # True if there is nothing to act on
-    preview: tuple[str, str] | None = None  # search and action that define the preview
+    is_disabled: bool = False  # true if the action would affect nothing
+    preview: tuple[str, str] | None = None  # search and action whose effects to preview
 
 
 def is_production(settings: Settings) -> bool:
@@ -41,7 +41,7 @@ def is_production(settings: Settings) -> bool:
 
 
 def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tuple[str, ...]:
-    """Return the texts that confirm an action, the suggested one first, or () if none is required.
+    """Return texts that confirm an action, with the suggested text first, or () if none is needed.
 
     The number of messages is always accepted, the queue name only if all are in that queue.
     """
@@ -51,7 +51,7 @@ def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tu
 
 
 def check_typed_text(needed: Collection[str], typed: str | None) -> None:
-    """Refuse an action that was not confirmed; untypable characters may be entered as escapes.
+    """Refuse an unconfirmed action; characters that cannot be typed may be entered as escapes.
 
     Raises:
         Problem: 422, with the text to type.

@@ -1,4 +1,4 @@
-"""Messages that the next page shows about the result of an action."""
+"""Messages about the result of an action, shown on the next page."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -24,7 +24,7 @@ DONE: Final = {
 }
 VERBS: Final = {action: action.capitalize() for action in Action} | {Action.PLACE: "Put back"}
 
-# Each reason for skipping has a wording for several messages and a wording for one message.
+# skip reason -> wording for several messages, wording for a single message
 REASONS: Final[dict[str, tuple[str, str]]] = {
     "gone": ("already settled", "It has already been settled, so there is nothing to act on."),
     "dispatched": (
@@ -64,13 +64,13 @@ _GONE: Final = frozenset({"gone", "body gone"})
 
 
 def describe_result(action: Action, done: int, skipped: Mapping[str, int]) -> str:
-    """Return a text that says how many messages were changed, and why others were skipped."""
+    """Describe how many messages were changed, and how many were skipped for each reason."""
     text = f"{count_messages(done)} {DONE[action]}."
     return f"{text} {describe_skipped(skipped)}" if skipped else text
 
 
 def describe_skipped(skipped: Mapping[str, int]) -> str:
-    """Return a text that says how many messages were skipped for each reason."""
+    """Describe how many messages were skipped for each reason."""
     reasons = "; ".join(
         f"{formats.format_number(count)} {describe_reason(reason)}"
         for reason, count in skipped.items()
@@ -79,7 +79,7 @@ def describe_skipped(skipped: Mapping[str, int]) -> str:
 
 
 def describe_reason(reason: str) -> str:
-    """Return the wording of a skip reason for several messages."""
+    """Return the wording of a skip reason that applies to several messages."""
     return REASONS[reason][0] if reason in REASONS else reason
 
 
@@ -101,5 +101,5 @@ def check_done(outcome: ActionOutcome, action: Action) -> None:
 
 
 def store_message(request: web.Request, message: FlashMessage | str) -> None:
-    """Store a message that the session's next page shows."""
+    """Store a message to show on the session's next page."""
     context_of(request).sessions.store_message(request, message)

@@ -1,4 +1,4 @@
-"""Pure functions for the publish form: placeholders, JSON checks, bodies and envelopes."""
+"""Pure functions for the publish form's placeholders, JSON checks, bodies and envelopes."""
 
 import json
 import re
@@ -9,14 +9,14 @@ from typing import Final, NoReturn
 
 from phpmq_lite.admin.base.problems import Problem
 
-KINDS: Final = ("json", "text", "base64")  # ways in which the form's text represents the body
+KINDS: Final = ("json", "text", "base64")  # what the form's text is: JSON, plain text or Base64
 _PLACEHOLDER: Final = re.compile(r"\{\{\s*(uuid|now_ms|n)\s*\}\}")
-_BLANK: Final = " \t\n\x0b\x0c\r"  # a URN must contain at least one other character
+_BLANK: Final = " \t\n\x0b\x0c\r"  # a URN must contain a character other than these
 
 
 @dataclass(slots=True, frozen=True)
 class DraftError:
-    """A JSON error and its position; lines and columns count from 1."""
+    """A JSON error and its position; line and column numbers start at 1."""
 
     line: int
     column: int
@@ -51,7 +51,7 @@ def fill_placeholders(text: str, number: int, now_ms: int, new_uuid: Callable[[]
 
 
 def has_placeholders(text: str) -> bool:
-    """Return whether the text contains placeholders."""
+    """Return whether the text contains any placeholders."""
     return _PLACEHOLDER.search(text) is not None
 
 
@@ -128,7 +128,7 @@ def envelope_text(urn: str, data: str, queue: str) -> str:
 
 
 def as_form_text(content: bytes) -> tuple[str, str]:
-    """Return a body as text that a form can show and submit unchanged, and the text's kind.
+    """Return a body as text that a form submits unchanged, and the kind of text.
 
     Bodies that a browser's text field would change, because they contain carriage returns or other
     control characters, are returned as base64.

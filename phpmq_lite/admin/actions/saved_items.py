@@ -18,7 +18,7 @@ _OF_QUEUES: Final = ("queue", "origin")  # search terms that name queues
 
 
 async def visible_items(request: web.Request, kind: str) -> list[SavedItem]:
-    """Return the saved items of a kind, except those that name queues the caller may not use."""
+    """Return the saved items of a kind, except items that name queues the caller may not use."""
     rows = await SavedItems(context_of(request).readers).all(kind)
     return [row for row in rows if _may_see(request, kind, row.content)]
 
@@ -32,7 +32,7 @@ async def visible_item(request: web.Request, kind: str, name: str) -> SavedItem 
 async def check_item_change(
     request: web.Request, kind: str, name: str, content: Any = None
 ) -> None:
-    """Refuse to save an item for other queues, or to remove it if ``content`` is None.
+    """Check that the caller may save an item or, if ``content`` is None, remove it.
 
     A caller limited to some queues can change an item only if it names no other queues; all other
     items are shared with other users.

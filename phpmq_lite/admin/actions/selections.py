@@ -1,4 +1,4 @@
-"""Frozen selections: messages that matched a search, identified by a token."""
+"""Frozen selections of messages that matched a search; each selection has a token."""
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from phpmq_lite.storage.read.search import FrozenSelection
 
 LIFE_MS: Final = 600_000
 MESSAGES_MAX: Final = 1_000_000
-BYTES_MAX: Final = 32 << 20  # limit for all selections, and separately for all undo records
+BYTES_MAX: Final = 32 << 20  # maximum size of all selections, and likewise of all undo records
 
 
 class OwnedItem(Protocol):
@@ -39,7 +39,7 @@ class OwnedStore(Generic[T]):
     item is stored regardless of its size.
     """
 
-    _expired: ClassVar[tuple[str, str]]  # code and detail of the 410 problem
+    _expired: ClassVar[tuple[str, str]]  # code and detail of the 410 response
 
     def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
         self._limit_bytes = limit_bytes
@@ -72,7 +72,7 @@ class OwnedStore(Generic[T]):
         return found
 
     def _oldest_of_largest(self, newest: str) -> str:
-        """Return the oldest token of the user with the most bytes, never ``newest``."""
+        """Return the oldest token except ``newest`` of the user whose items use the most bytes."""
         sizes: Counter[str] = Counter()
         for one in self._kept.values():
             sizes[one.owner] += one.size

@@ -28,9 +28,9 @@ from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 from phpmq_lite.storage.read.search import FrozenSelection
 
-AT_ONCE_MAX: Final = 200  # maximum number of messages; more require a frozen selection
+AT_ONCE_MAX: Final = 200  # maximum number of messages; for more, a frozen selection is required
 _ALIVE: Final = frozenset({State.READY, State.DISPATCHED})
-_TAKES: Final = {  # action -> states it accepts, and the reason for skipping messages in others
+_TAKES: Final = {  # action -> message states it accepts, skip reason for all other messages
     Action.REQUEUE: (_ALIVE, "gone"),
     Action.RELEASE: (frozenset({State.DISPATCHED}), "not dispatched"),
     Action.MOVE: (_ALIVE, "gone"),
@@ -51,7 +51,7 @@ class ActionResult:
 
 
 def check_options(request: web.Request, action: Action, options: ActionOptions) -> ActionOptions:
-    """Validate an action's options and return them limited to the caller's queues.
+    """Validate an action's options and return a copy limited to the caller's queues.
 
     Raises:
         Problem: 422 if the target is missing or invalid, 403 if the caller may not use it.
@@ -91,7 +91,7 @@ async def act_on_selected(
     *,
     is_one: bool = False,
 ) -> ActionResult:
-    """Apply an action to a few messages in one transaction; skip messages it cannot apply to."""
+    """Apply an action to a few messages in one transaction; skip messages that do not allow it."""
     context = context_of(request)
     options = check_options(request, action, options)
     entry = audit_entry(request, target=target, reason=reason)
@@ -111,7 +111,7 @@ async def selected_messages(request: web.Request, ids: Sequence[str]) -> FrozenS
 
 
 def result_message(done: ActionResult) -> FlashMessage:
-    """Return a flash message that describes a result and carries the undo token."""
+    """Return a flash message with the description of a result and the undo token."""
     return FlashMessage(
         flash_messages.describe_result(done.action, len(done.outcome.done), done.outcome.skipped),
         done.undo,

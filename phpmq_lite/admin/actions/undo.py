@@ -1,4 +1,4 @@
-"""Undo records, which apply the opposite action to the same messages."""
+"""Undo records, each of which applies the opposite action to the same messages."""
 
 from array import array
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ OPPOSITES: Final = {
 
 @dataclass(slots=True)
 class UndoRecord:
-    """An undo action and its messages in order, with their old positions if it is PLACE."""
+    """An undo action and its messages in order, with their old positions if the action is PLACE."""
 
     action: Action
     owner: str
@@ -40,8 +40,8 @@ class UndoRecord:
         return 8 * (len(self.seqs) + len(self.queue_ids) + len(self.positions))
 
     def note(self, outcome: ActionOutcome) -> None:
-        """Add the messages in a slice's outcome."""
-        if self.action is Action.DELETE:  # undoing deletes the messages that the action created
+        """Add the messages that a slice changed or created."""
+        if self.action is Action.DELETE:  # undo deletes the messages that the action created
             self.seqs.extend(int(made[:_SEQ_DIGITS], 16) for made in outcome.new_ids.values())
             return
         self.seqs.extend(outcome.done)
@@ -52,7 +52,7 @@ class UndoRecord:
                 self.positions.append(position)
 
     def positions_of(self, start: int, end: int) -> dict[int, tuple[int, int]]:
-        """Return the old positions of a slice's messages, as seq -> (queue_id, position)."""
+        """Return the old positions of the messages in a slice as seq -> (queue_id, position)."""
         if self.action is not Action.PLACE:
             return {}
         return {
@@ -97,6 +97,6 @@ class UndoStore(OwnedStore[UndoRecord]):
         return token
 
     def take(self, token: str) -> None:
-        """Remove the record of a used token."""
+        """Remove an undo record whose token has been used."""
         if token in self._kept:
             self._drop(token)

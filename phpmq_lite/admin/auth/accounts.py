@@ -36,7 +36,7 @@ from phpmq_lite.writes import (
 TOKEN_PREFIX: Final = "phpmq_"  # noqa: S105 - prefix of tokens
 IDLE_MS: Final = 12 * 3_600_000
 LONGEST_MS: Final = 7 * 86_400_000
-KEPT_MS: Final = 30 * 86_400_000  # session lifetime with "keep me signed in"; no idle timeout
+KEPT_MS: Final = 30 * 86_400_000  # lifetime of a session with "keep me signed in", even if idle
 SEEN_EVERY_MS: Final = 300_000
 SESSIONS_PER_USER: Final = 50
 _AGENT_LENGTH: Final = 200
@@ -45,10 +45,10 @@ _log = get_logger(__name__)
 
 
 class LoginOrigin(NamedTuple):
-    """The address and browser that a login came from."""
+    """The address and browser from which a user logged in."""
 
     address: str
-    agent: str  # value of the User-Agent header
+    agent: str  # value of the browser's User-Agent header
 
 
 class Accounts:
@@ -60,8 +60,8 @@ class Accounts:
     def __init__(self, readers: Readers, engine: OperationRunner) -> None:
         self._readers = readers
         self._engine = engine
-        self._changing = asyncio.Lock()  # ensures that a free name is still free when it is stored
-        self._writes: set[asyncio.Task[None]] = set()  # pending writes of last-seen times
+        self._changing = asyncio.Lock()  # prevents a name from being taken between check and write
+        self._writes: set[asyncio.Task[None]] = set()  # tasks that still store last-seen times
         self.is_loaded = False
         self.users: dict[str, User] = {}  # keyed by name
         self.tokens: dict[bytes, ApiToken] = {}  # keyed by the token's SHA-256
@@ -83,7 +83,7 @@ class Accounts:
         return stored.addresses
 
     async def close(self) -> None:
-        """Wait for pending writes to finish."""
+        """Wait until all pending writes are finished."""
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     # -- lookup
@@ -172,7 +172,7 @@ class Accounts:
             await self._store(entry, rows, done)
 
     async def rehash(self, user: User, old: str, password: str) -> None:
-        """Replace a password's hash with one that uses newer parameters, without ending sessions.
+        """Store a password's new hash, computed with newer parameters, without ending sessions.
 
         Nothing is stored if the password has changed.
         """
@@ -202,7 +202,7 @@ class Accounts:
             await self._store(entry, rows, done)
 
     def _check_there(self, user: User) -> None:
-        """Raise a 404 ``Problem`` if the user was removed while this write waited."""
+        """Raise a 404 ``Problem`` if the user was removed while this write was waiting."""
         if self._by_id.get(user.user_id) is not user:
             raise not_found("user", user.name)
 
@@ -262,7 +262,7 @@ class Accounts:
         is_kept: bool,
         password: str | None = None,
     ) -> str:
-        """Create a session and return its cookie; end expired sessions and the oldest excess ones.
+        """Create a session and return its cookie; end sessions that expired or exceed the limit.
 
         ``password`` is the hash that was checked, or None if no password was required.
 
@@ -372,7 +372,7 @@ class Accounts:
         async def store() -> None:
             try:
                 await self._store(None, [row], lambda: None)
-            except (RefusedError, TimeoutError) as error:  # the stored time stays outdated
+            except (RefusedError, TimeoutError) as error:  # the stored time stays unchanged
                 _log.debug("time_not_stored", reason=str(error))
 
         task = asyncio.create_task(store())
@@ -381,12 +381,12 @@ class Accounts:
 
 
 def hash_secret(secret: str) -> bytes:
-    """Hash a token or cookie for storage; secrets of 256 random bits require no slow hash."""
+    """Hash a token or cookie for storage; a fast hash is safe for secrets of 256 random bits."""
     return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
 
 
 def has_session_ended(session: LoginSession, now_ms: int) -> bool:
-    """Return whether a session has expired by age or, unless it is kept, by inactivity."""
+    """Return whether a session is too old or, without "keep me signed in", was idle too long."""
     is_kept = session.expires_at - session.created_at > LONGEST_MS
     return session.expires_at <= now_ms or (not is_kept and now_ms - session.seen_at >= IDLE_MS)
 

@@ -19,7 +19,7 @@ _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
 
 def _is_own_origin(origin: str, host: str, *, is_secure: bool) -> bool:
-    """Compare host and port; always accept ``https``, because a proxy may omit the scheme."""
+    """Return whether host and port match; allow ``https`` even if a proxy hides the scheme."""
     parts = urlsplit(origin)
     if parts.scheme not in _DEFAULT_PORTS or (is_secure and parts.scheme != "https"):
         return False
@@ -97,7 +97,7 @@ def check_media(request: web.Request, *media: str) -> None:
 
 
 def check_header(request: web.Request, token: str) -> None:
-    """Refuse a call without the session's CSRF token, which the scripts on our pages send.
+    """Refuse an API call that lacks the session's CSRF token, which our pages' scripts send.
 
     Raises:
         Problem: 403.
@@ -113,7 +113,7 @@ def check_header(request: web.Request, token: str) -> None:
 
 
 async def check_form(request: web.Request, token: str) -> None:
-    """Read a form and refuse it unless one of our pages sent it.
+    """Read a form, and refuse it unless it was sent by one of our pages.
 
     Raises:
         Problem: 415 for other content types, 403 if the token is missing or belongs to another
@@ -150,7 +150,7 @@ HEADERS: Final = {
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",  # with no-referrer, forms would send "Origin: null"
+    "Referrer-Policy": "same-origin",  # with "no-referrer", form posts would have "Origin: null"
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "",
@@ -162,11 +162,11 @@ HSTS: Final = "max-age=31536000"  # one year, for this host but not its subdomai
 
 
 async def add_headers(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Set a response's security headers; for use as an ``on_response_prepare`` handler."""
+    """Set a response's security headers; serves as an ``on_response_prepare`` handler."""
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
     response.headers.setdefault("Cache-Control", "no-store")
-    response.headers["Server"] = "phpmq-lite"  # hides the Python and aiohttp versions
+    response.headers["Server"] = "phpmq-lite"  # hides the versions of Python and aiohttp
 
 
 def add_headers_everywhere(runner: web.AppRunner) -> web.Server:
@@ -199,7 +199,7 @@ class _Unparsed(web.BaseRequest):
 
 
 def download_headers(name: str) -> dict[str, str]:
-    """Return headers that make browsers save a response, not show it; ``name`` must be trusted."""
+    """Return headers that make browsers save a response as ``name``, a trusted file name."""
     return {
         "Content-Disposition": f'attachment; filename="{name}"',
         "Content-Security-Policy": _SANDBOX,

@@ -37,7 +37,7 @@ def find_identity(request: web.Request) -> Identity:
 
 
 def bearer_of(request: web.Request) -> str | None:
-    """Return the request's bearer token, or None if it has none."""
+    """Return the request's bearer token, or None if the request has none."""
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     return secret.strip() if scheme.lower() == "bearer" else None
 
@@ -65,7 +65,7 @@ def _of_session(request: web.Request, context: Context) -> Identity | None:
 
 
 def needs_no_login(request: web.Request) -> bool:
-    """Return whether no login is required: the caller is on this machine and no users exist.
+    """Return True if login is not required, that is, if the caller is local and no users exist.
 
     A login is always required behind a configured proxy, whose requests all come from loopback.
     """
@@ -127,7 +127,7 @@ def _no_login(request: web.Request) -> Problem:
 
 
 def login_url(request: web.Request) -> str:
-    """Return the URL of the login page, which returns to the current page after the login."""
+    """Return the URL of the login page; after the login, it redirects to the current page."""
     urls = context_of(request).urls
     here = urls.base_path + request.path_qs.removeprefix(urls.base_path)
     query = urlencode({"next": here}) if here not in ("/", f"{urls.base_path}/") else ""
@@ -169,12 +169,12 @@ def _is_program(request: web.Request) -> bool:
 
 
 def session_key_of(request: web.Request) -> str:
-    """Return a key for the client: its session if it has one, else its identity and address."""
+    """Return a key for the client: its session, or its identity and address without a session."""
     if request.get(LOGIN) is not None or cookie_of(request):
         return f"session {cookie_of(request)}"
     return f"{identity_of(request).actor} {request_source.address_of(request)}"
 
 
 def is_still_logged_in(request: web.Request) -> bool:
-    """Return whether the caller still has the identity with which the request began."""
+    """Return whether the caller's identity is still the same as at the start of the request."""
     return find_identity(request) == identity_of(request)

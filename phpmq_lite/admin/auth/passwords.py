@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SHORTEST: Final = 12
 LONGEST: Final = 1_024
-HASHES_AT_ONCE: Final = 2  # computing a hash takes 64 MiB and about 0.2 s
+HASHES_AT_ONCE: Final = 2  # computing a hash uses 64 MiB and takes about 0.2 s
 MAX_WAITING: Final = 8
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Passwords:
 
     @cached_property
     def _argon2(self) -> "PasswordHasher":
-        # Imported for the first password, because most brokers have no users.
+        # Imported only when needed, because most brokers have no users.
         from argon2 import PasswordHasher
 
         return self._given or PasswordHasher()  # the defaults follow RFC 9106
@@ -53,7 +53,7 @@ class Passwords:
         return await self._run(lambda: self._argon2.hash(_same_everywhere(password)))
 
     async def is_right(self, known: str | None, password: str) -> bool:
-        """Return whether a password matches a hash, taking equally long if ``known`` is None.
+        """Return whether a password matches a hash; takes the same time if ``known`` is None.
 
         Raises:
             Problem: 429 if too many hashes are pending.
@@ -105,29 +105,29 @@ def _same_everywhere(password: str) -> str:
     return unicodedata.normalize("NFC", password).encode(errors="replace").decode()
 
 
-MAX_ATTEMPTS: Final = 5  # attempts per minute from one address
+MAX_ATTEMPTS: Final = 5  # maximum number of attempts per minute from one address
 MAX_ATTEMPTS_UNKNOWN: Final = 20  # attempts per minute from all addresses without a recent login
 WINDOW_S: Final = 60.0
 KNOWN_S: Final = 30 * 86_400.0
 
 
 class LoginThrottle:
-    """Limits login attempts; refused attempts do not count.  Times are in seconds from any clock.
+    """Limits the rate of login attempts. Refused attempts do not count; times are in seconds.
 
     Memory is bounded by the attempts in the last minute and the addresses that logged in.
     """
 
     def __init__(self) -> None:
-        self._tries: dict[str, deque[float]] = {}  # attempts in the last minute, by address
+        self._tries: dict[str, deque[float]] = {}  # address -> times of attempts in the last minute
         self._unknown: deque[float] = deque()
         self._known: dict[str, float] = {}  # address -> time of its last login
 
     def add_login(self, address: str, now_s: float) -> None:
-        """Record a login, after which other addresses cannot use up this address's attempts."""
+        """Record a login; from then on, other addresses cannot use up this address's attempts."""
         self._known[throttle_key(address)] = now_s
 
     def wait_s(self, address: str, now_s: float) -> float:
-        """Count an attempt and return 0.0, or return how long to wait before the next attempt."""
+        """Count an attempt and return 0.0, or return the time to wait before the next attempt."""
         self._forget(now_s)
         key = throttle_key(address)
         is_known = now_s - self._known.get(key, now_s - KNOWN_S) < KNOWN_S

@@ -11,7 +11,7 @@ from phpmq_lite.admin.base.problems import Problem, not_found
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.messages import MessageRow, is_message_id
 
-_FORWARD: Final = "forward:"  # prefix that marks an on_expire value as a queue name
+_FORWARD: Final = "forward:"  # an on_expire value with this prefix names a queue
 
 
 # -- queues and messages
@@ -53,7 +53,7 @@ def check_all_queues(request: web.Request, what: str) -> None:
 
 
 def check_forward_right(request: web.Request, on_expire: object, field: str = "on_expire") -> None:
-    """Refuse a setting that forwards to a queue the caller may not use.
+    """Refuse a setting that forwards messages to a queue that the caller may not use.
 
     Raises:
         Problem: 403, naming the globs.
@@ -63,7 +63,7 @@ def check_forward_right(request: web.Request, on_expire: object, field: str = "o
 
 
 def queue_name_of(request: web.Request) -> str:
-    """Return the queue name in the path; the queue may not exist.
+    """Return the queue name in the path; the queue itself need not exist.
 
     Raises:
         Problem: 403 for a change to a queue that the caller may not use.

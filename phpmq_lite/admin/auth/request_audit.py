@@ -20,7 +20,7 @@ _IS_LEFT: Final = web.RequestKey("is_left", bool)
 
 
 def begin_entry(request: web.Request, route: Route, request_id: str) -> AuditEntry:
-    """Create the audit entry for a change before any check can refuse the change."""
+    """Create the audit entry for a change; called before any check that can refuse the change."""
     identity = identity_of(request)
     source = "http" if route.is_api else "ui"
     entry = AuditEntry(
@@ -57,12 +57,12 @@ def audit_entry(
 
 
 def keep_audit_entry(request: web.Request) -> None:
-    """Leave writing the audit entry to a task that continues after the response."""
+    """Record that a task that continues after the response will write the audit entry."""
     request[_IS_LEFT] = True
 
 
 def is_entry_left(request: web.Request) -> bool:
-    """Return whether the audit entry is left to another task to write."""
+    """Return whether another task will write the audit entry."""
     return _IS_LEFT in request
 
 
@@ -75,7 +75,7 @@ _log = get_logger(__name__)
 
 
 async def finish_entry(request: web.Request, entry: AuditEntry) -> None:
-    """Write a request's audit row unless an operation wrote it or another task will.
+    """Write a request's audit row unless an operation has written it or another task will.
 
     While the broker starts or drains, the entry is only logged.
     """

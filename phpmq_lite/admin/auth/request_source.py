@@ -1,4 +1,4 @@
-"""The origin of a request: control socket, loopback, known hosts, trusted proxies."""
+"""Where a request comes from: control socket, loopback, known hosts and trusted proxies."""
 
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network
@@ -16,13 +16,13 @@ LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def is_control(request: web.BaseRequest) -> bool:
-    """Return whether a request came over the control socket and requires no further checks."""
+    """Return whether a request came over the control socket, so that it needs no other checks."""
     name = local_name(request)
     return isinstance(name, str) and name.rpartition("/")[2] == CONTROL_SOCKET
 
 
 def local_name(request: web.BaseRequest) -> object:
-    """Return the local address of the connection: a path, or a tuple with the host first."""
+    """Return the connection's local address: a path, or a tuple that begins with the host."""
     transport = request.transport
     name = transport.get_extra_info("sockname") if transport is not None else None
     return name.decode(errors="replace") if isinstance(name, bytes) else name
@@ -32,7 +32,7 @@ def host_name(host: str) -> str:
     """Return the host in a Host header in lowercase, without port or brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
-    if host.count(":") > 1:  # IPv6 without brackets, as settings and sockets contain it
+    if host.count(":") > 1:  # IPv6 without brackets, as in settings and socket addresses
         return host.lower().removeprefix("::ffff:")
     return host.partition(":")[0].lower().removesuffix(".")
 
@@ -121,7 +121,7 @@ def _is_in(text: str, networks: Networks) -> bool:
 
 
 def address_of(request: web.BaseRequest) -> str:
-    """Return the address to record in the audit log: the browser's, even behind a trusted proxy."""
+    """Return the browser's address for the audit log, even for a request from a trusted proxy."""
     return "control" if is_control(request) else (request.remote or "local")
 
 

@@ -1,4 +1,4 @@
-"""An application's accounts, passwords, login limits, refused logins and setup token."""
+"""Services for accounts, passwords, login limits, refused logins and the setup token."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ from phpmq_lite.model import AuditEntry
 from phpmq_lite.settings.loading import check_private
 from phpmq_lite.storage.read.accounts import User
 
-FILE: Final = "setup-token"  # file name in the data folder
+FILE: Final = "setup-token"  # name of the token's file in the data folder
 HOW: Final = (
     "Open /setup with the token from the file setup-token in the data folder, or run "
     "`phpmq-lite user create NAME` on this machine."
@@ -23,10 +23,10 @@ HOW: Final = (
 SETTING: Final = "admin.initial_password_file"
 FIRST_NAME: Final = "admin"
 MINUTE_MS: Final = 60_000
-ADDRESSES: Final = 1_000  # maximum audit rows per minute; additional addresses share one row
+ADDRESSES: Final = 1_000  # maximum number of audit rows per minute; further addresses share a row
 _OTHER_ADDRESSES: Final = "many"
 
-# Writes an audit row, or adds a count to the row if it is already written.
+# Writes an audit row, or adds a count to the row if it has already been written.
 WriteEntry = Callable[[AuditEntry, int], Awaitable[None]]
 
 
@@ -57,9 +57,9 @@ class SetupToken:
         self._token = ""
 
     def make(self) -> str:
-        """Generate a token, write it to its file with mode 0600, and return it."""
+        """Generate a token, write it to a file with mode 0600, and return the token."""
         self._token = token_hex(16)
-        self.path.unlink(missing_ok=True)  # a process that has the file open keeps the old token
+        self.path.unlink(missing_ok=True)  # processes with the file open don't see the new token
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(f"{self._token}\n")
@@ -70,7 +70,7 @@ class SetupToken:
         return bool(self._token) and is_same_secret(given.strip(), self._token)
 
     def spend(self) -> None:
-        """Invalidate the token once a user exists."""
+        """Invalidate the token; called once a user exists."""
         self._token = ""
         self.path.unlink(missing_ok=True)
 
@@ -78,11 +78,11 @@ class SetupToken:
 @dataclass(slots=True)
 class _RefusalRow:
     entry: AuditEntry
-    more: int = 0  # number of refusals since the row was last written
+    more: int = 0  # number of refusals that the row does not yet count
 
 
 class RefusedLogins:
-    """Combines refused logins into one audit row per address and minute.  Times are Unix ms.
+    """Combines refused logins into one audit row per address and minute. Times are in Unix ms.
 
     An address's first refusal is written immediately; later refusals are added after the minute.
     """
@@ -109,7 +109,7 @@ class RefusedLogins:
         await note(entry, 1)
 
     async def flush(self, note: WriteEntry) -> None:
-        """Store the counts; must be called once a minute and before the broker stops."""
+        """Store the counts; this must be called once a minute and before the broker stops."""
         rows, self._rows = self._rows, {}
         for row in rows.values():
             if row.more:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from phpmq_lite.storage.read.accounts import LoginSession
 
-LOGIN: Final = web.RequestKey("login", LoginSession)  # set if the caller is a logged-in user
+LOGIN: Final = web.RequestKey("login", LoginSession)  # present if a user is logged in
 _SESSION_ID: Final = re.compile("[0-9a-f]{64}")
 _SESSION: Final = web.RequestKey("session", str)
 _NOTES: Final = 64  # maximum number of sessions with a pending message
@@ -19,7 +19,7 @@ _NOTES: Final = 64  # maximum number of sessions with a pending message
 
 @dataclass(slots=True, frozen=True)
 class FlashMessage:
-    """A message to show on the next page; ``undo`` is a token, ``link`` a URL and link text."""
+    """A message for the next page, with an optional undo token and an optional link."""
 
     text: str
     undo: str | None = None
@@ -35,7 +35,7 @@ class BrowserSessions:
 
     def __init__(self) -> None:
         self._secret = token_bytes(32)
-        self._notes: OrderedDict[str, FlashMessage] = OrderedDict()  # keyed by session
+        self._notes: OrderedDict[str, FlashMessage] = OrderedDict()  # keyed by session id
 
     def open(self, request: web.Request) -> str:
         """Return the request's session id, or a new one if the request has none."""
@@ -54,7 +54,7 @@ class BrowserSessions:
         return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
 
     def set_cookie(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Set the session cookie if this request opened a new session."""
+        """Set the session cookie if this request started a new session."""
         if _SESSION in request and cookie_of(request) != request[_SESSION]:
             self.set_session(request, response, request[_SESSION])
 
@@ -98,12 +98,12 @@ class BrowserSessions:
 
 
 def cookie_of(request: web.Request) -> str:
-    """Return the session cookie as the browser sent it, or an empty string."""
+    """Return the session cookie as sent by the browser, or an empty string if there is none."""
     return request.cookies.get(cookie_name(request), "")
 
 
 def cookie_name(request: web.Request) -> str:
-    """Return the cookie name, which includes the port to distinguish brokers on one host."""
+    """Return the cookie name; it includes the port, because a host may run several brokers."""
     port = request.host.rpartition(":")[2]
     name = f"phpmq-{port if port.isdecimal() else 'web'}"
     return f"__Host-{name}" if request.secure else name

@@ -52,13 +52,13 @@ Account = TypeVar("Account", User, ApiToken)
 
 
 def visible_accounts(request: web.Request, accounts: Iterable[Account]) -> list[Account]:
-    """Return users or tokens, sorted by name, without those for queues the caller may not use."""
+    """Return users or tokens sorted by name, except any with queues that the caller may not use."""
     seen = (one for one in accounts if all(may_use(request, glob) for glob in one.queues))
     return sorted(seen, key=lambda one: one.name)
 
 
 def visible_user(request: web.Request, name: str) -> User:
-    """Return a user that the caller may see, by name.
+    """Return the user with this name, if the caller may see that user.
 
     Raises:
         Problem: 404 if the user does not exist, or the caller may not see them.
@@ -120,18 +120,18 @@ def check_globs(globs: Sequence[str]) -> tuple[str, ...]:
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines of a text that are not blank, without surrounding white space."""
+    """Return the non-blank lines of a text without leading and trailing white space."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def parse_id(request: web.Request) -> int:
-    """Return the number in the path, or 0 if it is not valid."""
+    """Return the number in the request path, or 0 if the number is not valid."""
     text = request.match_info["n"]
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
 
 
 def check_same(password: str, again: str) -> None:
-    """Raise a 422 ``Problem`` if a new password was not repeated correctly."""
+    """Raise a 422 ``Problem`` if the two entries of a new password differ."""
     if password != again:
         raise Problem(422, "invalid", "The two passwords do not match.", field="again")
 
@@ -242,7 +242,7 @@ async def remove_user(request: web.Request, user: User, reason: str = "") -> Non
 
 
 def user_of(request: web.Request) -> User:
-    """Return the logged-in user; raise a 403 ``Problem`` if the caller is not logged in as one."""
+    """Return the logged-in user; raise a 403 ``Problem`` if the caller is not a logged-in user."""
     if identity_of(request).kind != "user":
         raise Problem(403, "no_user", "Only logged-in users can do this.")
     return context_of(request).auth.accounts.user_of(request[LOGIN])
@@ -254,7 +254,7 @@ def user_of(request: web.Request) -> User:
 async def add_token(
     request: web.Request, name: str, role: str, globs: Sequence[str], expires_at: int | None
 ) -> tuple[ApiToken, str]:
-    """Create a token; return the token and its secret, which is shown only once."""
+    """Create a token; return the token and its secret, which can be shown only once."""
     check_may_manage(request)
     context = context_of(request)
     now_ms = context.now_ms()
@@ -285,7 +285,7 @@ async def remove_token(request: web.Request, token: ApiToken) -> None:
 
 
 def check_attempts(request: web.Request) -> None:
-    """Count an attempt to use a password or setup token; refuse it if there were too many.
+    """Count an attempt to use a password or setup token, or refuse it after too many attempts.
 
     Raises:
         Problem: 429, with the seconds to wait.
@@ -330,7 +330,7 @@ async def log_in(request: web.Request, name: str, password: str, *, is_kept: boo
 
 
 async def start_session(request: web.Request, user: User) -> str:
-    """Start a session without asking for the password, which was just set."""
+    """Start a session without checking the password, which has just been set."""
     context = context_of(request)
     return await context.auth.accounts.add_session(
         None, user, context.now_ms(), login_origin_of(request), is_kept=False
@@ -338,7 +338,7 @@ async def start_session(request: web.Request, user: User) -> str:
 
 
 def login_origin_of(request: web.Request) -> LoginOrigin:
-    """Return the address and browser that a request came from."""
+    """Return the address and browser from which a request came."""
     agent = request.headers.get("User-Agent", "")
     return LoginOrigin(address_of(request), agent.encode("utf-8", "backslashreplace").decode())
 

@@ -17,12 +17,12 @@ from phpmq_lite.insights_document import (
     SummaryStep,
 )
 
-_ROW_S: Final = {"24h": 60, "30d": 3_600}  # seconds covered by each summary row
+_ROW_S: Final = {"24h": 60, "30d": 3_600}  # number of seconds that a summary row covers
 _SEEN: Final = TrendBucket()
 
 
 class InsightsCharts(NamedTuple):
-    """The charts for a time span, and a table of the charted numbers."""
+    """The charts for a time span, and a table of the same numbers."""
 
     span: TrendPeriod
     charts: tuple[Chart, ...]
@@ -38,7 +38,7 @@ def steps_of(summary: PipelineSummary, key: str, queue: str = "") -> Sequence[Su
 
 
 def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> InsightsCharts:
-    """Draw charts for one queue, or all queues combined, over the span that ends at the summary."""
+    """Draw charts for one queue or all queues combined; their time span ends with the summary."""
     span, now_s, row_s = SPANS[key], summary.finished_at // 1_000, _ROW_S[key]
     count = span.length_s // span.step_s
     start_s = (now_s // row_s + 1) * row_s - span.length_s  # so that the last bucket is complete
@@ -122,7 +122,7 @@ def _times(sums: Sequence[_BucketSums], what: str) -> list[ChartSeries]:
 
 
 def queue_totals(steps: Iterable[SummaryStep]) -> list[QueueTotals]:
-    """Return each queue's totals, highest number of published plus settled messages first."""
+    """Return each queue's totals, sorted by published plus settled messages, highest first."""
     sums: dict[str, _BucketSums] = {}
     for step in steps:
         sums.setdefault(step.queue, _BucketSums()).add(step)

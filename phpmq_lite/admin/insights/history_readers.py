@@ -1,4 +1,4 @@
-"""History readers, their lag, and open claims."""
+"""History readers and their lag, and the open claims of subscriptions."""
 
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -11,7 +11,7 @@ from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.storage.read.consumers import StoredPipeline
 from phpmq_lite.storage.read.database_size import measure_database
 
-BURST_MS: Final = 3_600_000  # minimum period for a rate, because bursts mislead forecasts
+BURST_MS: Final = 3_600_000  # rates are averaged over at least this time, to smooth out bursts
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,10 +23,10 @@ class HistoryExtent:
     rows: int
     bytes: int
     oldest_at: int | None  # when the oldest row was settled
-    age_ms: int  # retention time; older rows are removed
+    age_ms: int  # retention time, after which rows are removed
     rows_max: int
     bytes_max: int
-    lo_deleted: int = 0  # rows of deleted messages also exist from this offset on
+    lo_deleted: int = 0  # from this offset on, deleted messages still have rows
 
     def per_ms(self, now_ms: int) -> float:
         """The mean number of rows per millisecond, averaged over at least one hour."""
@@ -37,12 +37,12 @@ class HistoryExtent:
 
 @dataclass(slots=True, frozen=True)
 class ReaderLag:
-    """A reader's lag; ``reached_at`` forecasts when its unread rows are removed, if known."""
+    """A reader's lag; ``reached_at`` is when its next unread row is expected to be removed."""
 
     behind: int  # number of unread offsets
     is_reached: bool  # whether rows were removed before the reader read them
     reached_at: int | None  # Unix ms
-    bound: str | None  # limit that will remove the rows: days, rows or bytes
+    bound: str | None  # retention limit that will remove the row: days, rows or bytes
 
 
 def measure_lag(
@@ -61,7 +61,7 @@ def measure_lag(
     found = [(next_settled_at + kept.age_ms, "days")]
     per_ms = kept.per_ms(now_ms)
     if per_ms > 0:
-        ahead = position + 1 - kept.lo  # rows that retention removes before the reader's next row
+        ahead = position + 1 - kept.lo  # number of rows older than the reader's next row
         to_come = max(kept.rows_max - kept.rows, 0) + ahead
         found.append((now_ms + round(to_come / per_ms), "rows"))
         size = kept.bytes / kept.rows if kept.rows else 0.0
@@ -89,7 +89,7 @@ class SubscriptionClaimsView(BaseModel):
 
 
 class ReaderView(BaseModel):
-    """A history reader; ``reached_at`` forecasts when the ``bound`` removes its unread rows."""
+    """A history reader; at ``reached_at``, limit ``bound`` is expected to remove an unread row."""
 
     reader: str
     offset: int
@@ -101,7 +101,7 @@ class ReaderView(BaseModel):
 
 
 class HistoryBoundsView(BaseModel):
-    """The extent of the history: offsets above ``lo`` up to ``hi``, except deleted messages.
+    """The extent of the history: all offsets from ``lo + 1`` to ``hi``, except deleted messages.
 
     Above ``lo_deleted``, deleted messages also exist.
     """
@@ -118,7 +118,7 @@ async def read_bounds(context: Context) -> HistoryBoundsView:
 
 
 async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
-    """Return the subscriptions whose queue the caller may see, ordered by oldest claim first."""
+    """Return the subscriptions visible to the caller, sorted by the age of their oldest claim."""
     rows = await StoredPipeline(context_of(request).readers).subscriptions()
     made = [
         SubscriptionClaimsView(
@@ -133,7 +133,7 @@ async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
 
 
 async def read_readers(context: Context) -> list[ReaderView]:
-    """Return the readers that have reported a position, ordered by largest lag first."""
+    """Return the readers that have reported a position, sorted by lag, largest first."""
     rows = await StoredPipeline(context.readers).readers()
     if not rows:
         return []

@@ -19,7 +19,7 @@ IsQueueAllowed = Callable[[str], bool]
 
 
 def read_summary(raw: bytes) -> PipelineSummary:
-    """Parse a summary; parsing 2 MiB takes about 30 ms.
+    """Parse a summary, which takes about 30 ms for 2 MiB.
 
     Raises:
         ValueError: the summary is not JSON or is invalid; the text names the member and the bound.
@@ -50,7 +50,7 @@ def _refuse(word: str) -> NoReturn:
 def visible_to(
     summary: PipelineSummary, allow: IsQueueAllowed, known: Iterable[str] = ()
 ) -> PipelineSummary:
-    """Return the summary limited to queues that the caller may see, without the combined row.
+    """Return the parts of the summary about queues that the caller may see, omitting combined rows.
 
     Only paths through allowed queues remain.  A step is text: its queue is the longest name in
     the summary or ``known`` that it begins with; a step without a queue is removed.
@@ -77,7 +77,7 @@ def visible_to(
 
 
 def _queue_of(step: str, names: Iterable[str]) -> str | None:
-    """Return the queue of a path's step; ``names`` must be sorted longest first."""
+    """Return the queue that a step in a path belongs to; ``names`` must be sorted longest first."""
     return next((name for name in names if step == name or step.startswith(f"{name}:")), None)
 
 
@@ -100,7 +100,7 @@ class SummaryFile:
     def __init__(self, data: Path) -> None:
         self.path = data / FOLDER / NAME
         self._kept: tuple[FileStamp, PipelineSummary | BadSummaryError] | None = None
-        self._writing = threading.Lock()  # all writers share one temporary file
+        self._writing = threading.Lock()  # all writers use the same temporary file
 
     async def read(self) -> PipelineSummary | None:
         """Return the summary, or None if no job has written one.
@@ -111,7 +111,7 @@ class SummaryFile:
         return await asyncio.to_thread(self._read)
 
     async def write(self, raw: bytes) -> None:
-        """Replace the file atomically; concurrent readers see the old or the new content.
+        """Replace the file atomically, so that readers see either the old or the new content.
 
         Raises:
             StorageError: the file cannot be written; the old one remains.

@@ -22,7 +22,7 @@ from phpmq_lite.queue_settings import LONGEST_NAME
 PREFIX: Final = "/api/v1"
 _REF: Final = "#/components/schemas/{model}"
 _PLACE: Final = re.compile(r"\{(\w+)\}")
-_PLACES: Final[dict[str, tuple[str, dict[str, Any]]]] = {  # parameter -> description, schema
+_PLACES: Final[dict[str, tuple[str, dict[str, Any]]]] = {  # path parameter -> description, schema
     "q": ("Queue name; prefix it with ~ if it starts with ~ or consists only of dots.",
           {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}),
     "id": ("Message id.", {"type": "string", "pattern": "^[0-9a-f]{32}$"}),
@@ -63,7 +63,7 @@ _KEY: Final[dict[str, Any]] = {
 
 
 def build_document(routes: Iterable[Route], version: str, server: str) -> dict[str, Any]:
-    """Return the OpenAPI document; ``server`` is the URL or path of ``/api/v1``."""
+    """Build the OpenAPI document; ``server`` is the URL or path of ``/api/v1``."""
     schemas: dict[str, Any] = {"Problem": _PROBLEM}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -193,12 +193,12 @@ def _generate_schema(shape: Any, mode: JsonSchemaMode) -> dict[str, Any]:
 _JSON: Final = "application/json"
 _SAMPLES: Final = {"q": "orders", "id": "0000000000000001" + "7b3f" * 4}
 _ANY_TEXT: Final = "…"
-_NO_BOUND: Final = 1 << 50  # larger bounds only prevent overflows and are not shown
+_NO_BOUND: Final = 1 << 50  # bounds above this only prevent overflows, so they are not shown
 
 
 @dataclass(slots=True, frozen=True)
 class ApiField:
-    """A field of a request or response."""
+    """A field in a request or response."""
 
     name: str
     type: str
@@ -222,7 +222,7 @@ class ApiCall:
     takes: list[ApiField]
     takes_text: str  # description of the request body
     gives: list[ApiField]
-    response: str  # HTTP status, followed by the model or content type
+    response: str  # HTTP status, then the name of the model or the content type
     curl: str
 
 
@@ -269,7 +269,7 @@ def _response_fields(content: tuple[str, dict[str, Any]]) -> str:
 
 
 def fields_of(schema: dict[str, Any], schemas: dict[str, Any]) -> list[ApiField]:
-    """Return the fields of an object schema, or of the items of a list schema."""
+    """Return the fields of an object schema or, for a list schema, the fields of its items."""
     whole = _resolved(schema, schemas)
     needed = whole.get("required", [])
     return [
@@ -279,7 +279,7 @@ def fields_of(schema: dict[str, Any], schemas: dict[str, Any]) -> list[ApiField]
 
 
 def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the object schema that a reference, list or union contains."""
+    """Return the object schema behind a reference, inside a list, or first in a union."""
     if "$ref" in schema:
         found: dict[str, Any] = schemas[schema["$ref"].rpartition("/")[2]]
         return found
@@ -316,7 +316,7 @@ def _number_bounds(schema: dict[str, Any]) -> str:
 
 
 def _query(operation: dict[str, Any], schemas: dict[str, Any]) -> str:
-    """Return a query string of required parameters, with names such as ``TOKEN`` as values."""
+    """Return a query string with the required parameters and placeholders such as ``TOKEN``."""
     needed: dict[str, Any] = {}
     for p in operation.get("parameters", []):
         if p["in"] == "query" and p["required"]:
@@ -375,7 +375,7 @@ async def get_document(request: web.Request) -> web.StreamResponse:
 
 
 async def show_reference(request: web.Request) -> web.StreamResponse:
-    """Show the reference of the HTTP API, with a curl example for each call."""
+    """Show the HTTP API reference, with a curl example for each call."""
     context = context_of(request)
     document = _document(request)
     origin = f"{request.scheme}://{request.host}"

@@ -1,4 +1,4 @@
-"""History and claims as Arrow streams for Spark (``docs/guides/pipeline.md``)."""
+"""Exports the history and claims to Spark as Arrow streams (``docs/guides/pipeline.md``)."""
 
 import asyncio
 from dataclasses import asdict
@@ -34,7 +34,7 @@ MEDIA: Final = "application/vnd.apache.arrow.stream"
 
 
 def need_arrow() -> None:
-    """Reject the request if pyarrow is missing. The check avoids an import, which takes 0.3 s.
+    """Reject the request if pyarrow is not installed. Importing it to check would take 0.3 s.
 
     Raises:
         Problem: 501; the detail names the extra to install.
@@ -47,19 +47,19 @@ def need_arrow() -> None:
 
 
 OFFSET_MAX: Final = 1 << 62
-# An export is aborted if its reader accepts no data for this long. Other clients get 30 s.
-# A Spark task reads while its sink writes, and a lock or commit in the sink can take longer.
-# A disconnect would fail the job. Other exports wait in the meantime, for at most ``WHOLE_S``.
+# If a reader accepts no data for this long, its export is aborted. Other clients are given 30 s.
+# A Spark task reads while its sink writes, and a lock or commit may block the sink for longer.
+# Disconnecting would fail the Spark job, so other exports wait for a slot, at most ``WHOLE_S``.
 STALLED_S: Final = 300.0
-WHOLE_S: Final = 600.0  # maximum export time, excluding the broker's pauses; split longer ranges
-RETRY_S: Final = 1  # Retry-After value while all export slots are in use
+WHOLE_S: Final = 600.0  # maximum duration of an export, excluding the broker's pauses
+RETRY_S: Final = 1  # value of Retry-After while all export slots are in use, in seconds
 NAMES: Final = 1_000  # maximum number of queue names in a request
 
 _log = get_logger(__name__)
 
 
 class ExportBoundsInput(QueryModel):
-    """A reader's name and position (set both or neither), and a time to look up."""
+    """A reader's name and position, which must be set together, and a time to look up."""
 
     reader: str = Field("", max_length=255, description="reader whose position to record, if any")
     position: int | None = Field(None, ge=0, le=OFFSET_MAX, description="last processed offset")
@@ -107,7 +107,7 @@ class RangeInput(QueryModel):
 
 
 class ClaimsInput(QueryModel):
-    """A range of claims, after ``lo`` and up to and including ``hi``."""
+    """A range of claims: those numbered above ``lo``, up to and including ``hi``."""
 
     subscription: SubscriptionName
     lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
@@ -115,7 +115,7 @@ class ClaimsInput(QueryModel):
 
 
 async def get_bounds(request: web.Request, asked: ExportBoundsInput) -> ExportBoundsView:
-    """Return the first and last offsets of the history, and record a reader's position."""
+    """Return the history's first and last offsets, and record a reader's position if given."""
     context = context_of(request)
     stored = StoredPipeline(context.readers)
     bounds = await stored.history_bounds()
@@ -135,7 +135,7 @@ async def get_bounds(request: web.Request, asked: ExportBoundsInput) -> ExportBo
 
 
 async def stream_history(request: web.Request) -> web.StreamResponse:
-    """Stream the settled messages in an offset range as Arrow; ``X-Row-Count`` is their number."""
+    """Stream the settled messages in an offset range as Arrow; ``X-Row-Count`` is the row count."""
     query = dict(request.query) | {"queue": request.query.getall("queue", [])}
     asked = RangeInput.model_validate({key: value for key, value in query.items() if value})
     names = [*filter(None, asked.queue), *filter(None, asked.queues.split(","))]
@@ -186,7 +186,7 @@ async def _export(request: web.Request, wanted: dict[str, Any]) -> web.StreamRes
         exports.ends["busy"] += 1
         headers = {"Retry-After": str(RETRY_S)}
         raise Problem(503, "busy", f"{error}.".capitalize(), headers=headers) from None
-    if is_whole:  # the export slot is already free when the reader sees the end
+    if is_whole:  # ends the response only after the export slot has been released
         await response.write_eof()
     return response
 
@@ -220,9 +220,9 @@ async def _relay(request: web.Request, response: web.StreamResponse, export: Run
         end, reason = "stalled", f"the reader did not finish within {WHOLE_S:g} s"
     except ConnectionError as error:
         end, reason = "left", repr(error)
-    except Exception as error:  # an error from the export process
+    except Exception as error:  # the export process reported an error
         reason = repr(error)
-    finally:  # runs even after cancellation
+    finally:  # this also runs when the request is cancelled
         context_of(request).exports.ends[end] += 1
         if end != "whole" and request.transport is not None:
             request.transport.abort()

@@ -22,7 +22,7 @@ from phpmq_lite.storage.read.messages import is_message_id
 RESULTS: Final = ("done", "refused", "running", "cancelled", "interrupted")
 SPANS: Final = {"1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000, "30d": 2_592_000_000}
 
-_NO_QUEUES: Final = ("user.", "token.", "session.", "login", "saved.")  # targets are not queues
+_NO_QUEUES: Final = ("user.", "token.", "session.", "login", "saved.")  # actions without a queue
 
 
 class AuditQuery(ListQuery):
@@ -56,7 +56,7 @@ class AuditQuery(ListQuery):
 
     @property
     def scope(self) -> str:
-        """Return the cursor scope, with ``span`` rather than its start time, which changes."""
+        """Return the cursor scope. It contains ``span``, because the start time keeps changing."""
         parts = (
             self.actor,
             self.action,
@@ -98,11 +98,11 @@ class AuditListPage:
     rows: list[AuditRow]
     next: str | None = None
     previous: str | None = None
-    searched_to: int | None = None  # audit_id at which the search stopped early
+    searched_to: int | None = None  # audit_id at which the search stopped, if it stopped early
 
 
 async def find_audit_rows(request: web.Request, query: AuditQuery) -> AuditListPage:
-    """List audited actions, newest first, including refused ones.
+    """List audited actions, including refused ones, newest first.
 
     Callers limited to some queues see only their own rows.
     """
@@ -128,7 +128,7 @@ async def find_audit_rows(request: web.Request, query: AuditQuery) -> AuditListP
 
 @dataclass(slots=True, frozen=True)
 class SettingChange:
-    """A setting's values before and after a change; None if the setting did not exist."""
+    """A setting's values before and after a change; None means that the setting did not exist."""
 
     name: str
     before: str | None
@@ -141,9 +141,9 @@ class AuditRowText:
 
     row: AuditRow
     level: str  # CSS class of the result: good, info, warn, bad or empty
-    link: tuple[str, dict[str, str]] | None  # route name and URL parameters
+    link: tuple[str, dict[str, str]] | None  # route name and URL parameters of the target's page
     changes: list[SettingChange]
-    detail: str  # empty if the details are setting changes
+    detail: str  # the row's details as text; empty if they are setting changes
 
 
 def describe_rows(rows: Iterable[AuditRow], queues: Container[str]) -> list[AuditRowText]:

@@ -30,7 +30,7 @@ WAIT_S: Final = 20.0  # maximum time to wait for a backup; after that, the clien
 
 
 class BackupView(BaseModel):
-    """A backup and statistics about its database."""
+    """A backup, with statistics about the database that it contains."""
 
     id: str = Field(description="backup name, which is its start time, such as 20261231T235959Z")
     made_at: int = Field(description="when the backup began, Unix ms")
@@ -98,7 +98,7 @@ async def list_backups(request: web.Request) -> BackupsView:
 
 
 async def make_backup(request: web.Request) -> web.StreamResponse:
-    """Create a backup. If it takes over 20 s, return 202; poll until ``is_running`` is false."""
+    """Create a backup; on a 202, which comes after 20 s, poll until ``is_running`` is false."""
     context = context_of(request)
     await begin_backup(request)
     care = maintenance_of(context)
@@ -162,7 +162,7 @@ async def stop_scrub(request: web.Request, _asked: None) -> ScrubView:
 
 
 def _audit_writer(request: web.Request, target: str) -> Callable[[], Awaitable[None]]:
-    """Return a callback that writes the audit row when the work starts."""
+    """Return a callback that writes the audit row when the backup or scrub starts."""
     context, entry = context_of(request), audit_entry(request, target=target)
     return lambda: context.engine.run(queue_operations.record_only, entry, 1)
 
@@ -210,7 +210,7 @@ async def submit_backup(request: web.Request) -> web.StreamResponse:
 
 
 async def download_backup(request: web.Request) -> web.StreamResponse:
-    """Download a backup's database, which has all messages and password and token hashes."""
+    """Download a backup's database, which contains all messages and password and token hashes."""
     check_all_queues(request, "download a backup")
     name = request.match_info["n"]
     context = context_of(request)
@@ -220,7 +220,7 @@ async def download_backup(request: web.Request) -> web.StreamResponse:
         raise Problem(404, "unknown_backup", f"There is no backup {name!r}.")
     await context.engine.run(
         queue_operations.record_only, audit_entry(request), 1
-    )  # recorded before the first byte is sent
+    )  # write the audit row before the first byte is sent
     return web.FileResponse(backup.database, headers=download_headers(f"phpmq-{name}.db"))
 
 

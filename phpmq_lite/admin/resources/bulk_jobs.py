@@ -1,4 +1,4 @@
-"""Bulk jobs: progress, cancellation and undo."""
+"""Pages and API for bulk jobs: progress, cancellation and undo."""
 
 from typing import Any, Final, Literal, Self
 
@@ -63,7 +63,7 @@ class BulkJobView(ResponseModel):
 
     @classmethod
     def of_row(cls, number: int, row: BulkJobRow) -> Self:
-        """Return the view of a job that remains only in the audit log."""
+        """Return the view of a job that is now found only in the audit log."""
         return cls(
             job=number,
             action=row.action.rpartition(".")[2],

@@ -41,7 +41,7 @@ class _ClaimsInput(StrictInput):
 
 
 class ClaimInput(_ClaimsInput):
-    """What to claim. Open claims numbered above ``after`` come before new claims."""
+    """The messages to claim; open claims numbered above ``after`` are returned before new ones."""
 
     queue: str = Field(min_length=1, max_length=LONGEST_NAME, description="queue name")
     max_messages: int = Field(10_000, ge=1, le=CLAIM_MAX, description="maximum number of messages")
@@ -56,7 +56,7 @@ class ClaimInput(_ClaimsInput):
 
 
 class ClaimView(BaseModel):
-    """The last claim's number."""
+    """The number of the last claim."""
 
     hi: int = Field(description="number of the last claim; 0 if there are no claims")
 
@@ -94,7 +94,7 @@ class AckView(BaseModel):
 
 
 class ReleaseInput(_ClaimsInput):
-    """A subscription whose claims to release; ``forget`` also deletes the subscription."""
+    """The subscription whose claims are released; ``forget`` also deletes the subscription."""
 
     forget: bool = Field(False, description="whether to also delete the subscription")
 
@@ -161,7 +161,7 @@ async def find_subscription(request: web.Request, name: str) -> SubscriptionRow:
 
 
 async def _check_subscription(request: web.Request, name: str) -> None:
-    """Reject an invalid name or a subscription whose queue the caller may not use.
+    """Reject an invalid name, or a subscription to a queue that the caller may not use.
 
     Read the subscription only if the caller is limited to some queues: each claim costs a row.
     """
@@ -176,7 +176,7 @@ async def _find(request: web.Request, name: str) -> SubscriptionRow | None:
 
 
 def _check_right(request: web.Request, row: SubscriptionRow) -> None:
-    """Reject a subscription whose queue the caller may not use, without naming the queue.
+    """Reject a subscription to a queue that the caller may not use, without naming the queue.
 
     Raises:
         Problem: 403.

@@ -57,7 +57,7 @@ _SCOPE: Final = "closed clients"
 
 
 class ClientsPageQuery(ListQuery):
-    """The connection filter and, for closed connections, the page to show."""
+    """Query for the connections page: the filter, and the page of closed connections to show."""
 
     queue: str = Field("", max_length=LONGEST_NAME)
     state: Literal["open", "closed", "errors"] = "open"
@@ -134,7 +134,7 @@ async def live_clients(
 
 
 class ClientPageQuery(QueryModel):
-    """Optional parts of a connection's page."""
+    """The optional parts of a connection's page to show."""
 
     confirm: Literal["disconnect"] | None = None
     process: Literal["1"] | None = None
@@ -142,9 +142,9 @@ class ClientPageQuery(QueryModel):
 
 @dataclass(slots=True, frozen=True)
 class _RecordingPosition(FeedState):
-    """The position in a recording that viewers have reached."""
+    """The position in a recording up to which viewers have seen the frames."""
 
-    began_at: int  # Unix ms; identifies the recording
+    began_at: int  # when the recording began, Unix ms; this identifies the recording
     count: int
     missed: int
 
@@ -233,7 +233,7 @@ async def live_client(request: web.Request, argument: str, _ids: tuple[int, ...]
 def _new_frames(
     request: web.Request, context: Context, recorder: FrameRecorder | None
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the frames recorded since the last evaluation, and the number dropped."""
+    """Return the frames recorded since the last evaluation, and the number of dropped frames."""
     if recorder is None:
         return [], 0
     key = request[FEED]
@@ -278,7 +278,7 @@ async def submit_label(request: web.Request) -> web.StreamResponse:
 
 
 class ClientsQuery(BaseModel):
-    """The filter for connections."""
+    """Filter for the list of connections."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -286,7 +286,7 @@ class ClientsQuery(BaseModel):
     queue: str = Field(
         "", max_length=LONGEST_NAME, description="queue whose consumers to list, with state open"
     )
-    limit: LimitParameter = 50  # applies only to closed connections
+    limit: LimitParameter = 50  # maximum number of closed connections; ignored for open ones
     cursor: str | None = Field(
         None, max_length=200, description="next value of the previous page, with state closed"
     )

@@ -41,19 +41,19 @@ from phpmq_lite.storage.read.search_plan import SearchQuery
 
 
 class DeadLettersPageQuery(FormatQuery):
-    """How many records to group."""
+    """Query for the dead-letter groups: how many records to read, and the output format."""
 
     deep: bool = Field(False, description="whether to read more records, which takes longer")
 
 
 class DeadLetterGroupsQuery(DeadLettersPageQuery):
-    """How many records to group when the API is called."""
+    """Query for the dead-letter groups in the API, where JSON is the default format."""
 
     format: OutputFormat = "json"
 
 
 class DeadLetterGroupView(ResponseModel):
-    """The records that share an original queue, URN, reason and cause."""
+    """Dead-letter records that have the same original queue, URN, reason and cause."""
 
     queue: str = Field(description="dead-letter queue that contains the records")
     origin: str | None = Field(description="original queue; null if not recorded")
@@ -83,7 +83,7 @@ class DeadLetterGroupView(ResponseModel):
 
 
 class DeadLetterGroupsView(ListPage[DeadLetterGroupView]):
-    """All groups, newest first; the counts cover only the records read."""
+    """All groups, newest first; their counts include only the records that were read."""
 
     looked: int = Field(description="number of records read")
     total: int = Field(description="number of records in all dead-letter queues")
@@ -141,7 +141,7 @@ GROUPS: Final = Resource(
 )  # fmt: skip
 
 
-PLAN_MAX: Final = 10_000  # maximum number of records in a dry run, oldest first
+PLAN_MAX: Final = 10_000  # maximum number of records in a dry run, which starts with the oldest
 
 
 class RedriveInput(StrictInput):
@@ -168,7 +168,7 @@ class RedrivePlanView(BaseModel):
 
 
 class RedrivenView(BaseModel):
-    """The result of a redrive. With a rate or a search, bulk job ``job`` redrives the rest.
+    """The result of a redrive; with a rate or search, bulk job ``job`` redrives remaining records.
 
     ``bypassed`` is always false, because messages carry no mark that they were republished.
     """
@@ -208,7 +208,7 @@ async def redrive_queue(request: web.Request, asked: RedriveInput) -> RedrivenVi
 
 
 def _further(q: str) -> SearchQuery:
-    """Parse a search within one queue; reject it if it contains ``queue:`` or ``state:``."""
+    """Parse a search in a single queue; reject it if it contains ``queue:`` or ``state:``."""
     query = parse_search(q)
     if query.of("queue") or query.of("state"):
         raise Problem(

@@ -24,12 +24,12 @@ from phpmq_lite.storage.read.accounts import NAME_MAX, SAVED_MAX, saved_item_wri
 
 _KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}
 QUEUES_MAX: Final = 10_000
-VALUES_MAX: Final = 500_000  # maximum JSON values; 10,000 queues with all settings contain 250,000
-DETAIL_MAX: Final = 10_000  # maximum length of the name list in the audit row, characters
+VALUES_MAX: Final = 500_000  # limit on JSON values; 10,000 queues with all settings have 250,000
+DETAIL_MAX: Final = 10_000  # maximum length of the list of names in the audit row, in characters
 
 
 class DefinitionsInput(StrictInput):
-    """Definitions to import. All other definitions remain unchanged."""
+    """The definitions to import; definitions not listed here stay unchanged."""
 
     queues: dict[str, SettingsInput] = Field(
         default={}, max_length=QUEUES_MAX, description="queue settings by queue name"
@@ -46,7 +46,7 @@ class DefinitionsInput(StrictInput):
 
 
 class DefinitionsView(BaseModel):
-    """Non-default queue settings, labels, views and templates."""
+    """Queue settings that differ from the defaults, and all labels, views and templates."""
 
     queues: dict[str, dict[str, JsonValue]] = Field(description="non-default queue settings")
     labels: dict[str, JsonValue] = Field(description="labels by address or network")
@@ -66,7 +66,7 @@ async def export_definitions(request: web.Request) -> DefinitionsView:
 
 
 async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
-    """Return each queue's non-default settings, read between two batches."""
+    """Return each queue's non-default settings, all read at the same point between two batches."""
 
     def read(core: Broker, reply: Callable[[dict[str, dict[str, Any]]], None]) -> None:
         rows = (queue.row for queue in core.state.queues.values())
@@ -76,7 +76,7 @@ async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
 
 
 async def import_definitions(request: web.Request, asked: DefinitionsInput) -> DefinitionsView:
-    """Import all definitions or none. The given settings replace those of each named queue."""
+    """Import all definitions or none; a listed queue gets exactly the settings given for it."""
     context = context_of(request)
     queues = {name: settings.changes() for name, settings in asked.queues.items()}
     for name, settings in queues.items():
@@ -119,7 +119,7 @@ async def _check_saved(request: web.Request, asked: DefinitionsInput) -> None:
 
 
 def _check_circles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:
-    """Reject settings that would make dead-letter queues form a cycle."""
+    """Reject settings with which dead-letter queues would form a cycle."""
     named = {
         name: queue.settings.dead_letter_queue for name, queue in core.state.queues.items()
     } | {name: settings.get("dead_letter_queue") or "" for name, settings in queues.items()}

@@ -15,7 +15,7 @@ from phpmq_lite.admin.views.rendering import render_page
 
 
 class DocsQuery(BaseModel):
-    """Words to search for in titles and headings."""
+    """The words to search for in the documentation's titles and headings."""
 
     q: Annotated[str, StringConstraints(strip_whitespace=True, max_length=200)] = ""
 
@@ -46,7 +46,7 @@ async def docs_page(request: web.Request) -> web.Response:
 
 
 async def docs_moved(request: web.Request) -> web.Response:
-    """Redirect an old or short URL to the current page."""
+    """Redirect an old or short documentation URL to the current page."""
     return await _redirect_renamed(context_of(request), request.match_info.get("page", INDEX))
 
 

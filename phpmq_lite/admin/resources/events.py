@@ -30,7 +30,7 @@ from phpmq_lite.admin.resources.tail import live_tail
 
 TopicEvaluator = Callable[[web.Request, str, tuple[int, ...]], Awaitable[FeedData]]
 
-# Topic name before any colon -> evaluator, and whether the topic requires an argument.
+# topic name (the part before any colon) -> evaluator, whether the topic requires an argument
 TOPICS: Final[dict[str, tuple[TopicEvaluator, bool]]] = {
     "overview": (live_overview, False),
     "queues": (live_queues, False),
@@ -43,7 +43,7 @@ TOPICS: Final[dict[str, tuple[TopicEvaluator, bool]]] = {
 
 
 def evaluation_of(request: web.Request, topic: str, ids: tuple[int, ...]) -> EvaluateFeed:
-    """Return a function that evaluates a topic for a request, using current figures.
+    """Return a function that computes a topic's current values for a request.
 
     Raises:
         Problem: 422 if the topic is unknown.
@@ -70,7 +70,7 @@ RETRY_MS: Final = 3_000
 
 
 class LiveQuery(QueryModel):
-    """The topic to follow, and the rows shown on the page."""
+    """The topic to follow, and the numbers of the rows shown on the page."""
 
     topic: str = Field(
         min_length=1,
@@ -115,7 +115,7 @@ class LiveView(BaseModel):
 
 
 async def stream_events(request: web.Request) -> web.StreamResponse:
-    """Stream changes as server-sent events, at most one per second. 204 means poll instead."""
+    """Stream changes as server-sent events, at most one per second; on a 204, poll instead."""
     context, asked = context_of(request), read_query(request, LiveQuery)
     evaluate = evaluation_of(request, asked.topic, asked.numbers)
     key = request[FEED] = feed_key(request, asked.topic, asked.numbers)

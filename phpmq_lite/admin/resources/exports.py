@@ -34,8 +34,8 @@ from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 
 PAGE_ROWS: Final = 100
-PAGE_BYTES: Final = 1 << 20  # maximum total body size per page; a single larger body is allowed
-_TIMES: Final = 5  # maximum copies of a body in memory: bytes, text, JSON, line
+PAGE_BYTES: Final = 1 << 20  # maximum total size of a page's bodies; a single body may be larger
+_TIMES: Final = 5  # number of copies of a body held in memory at most: bytes, text, JSON, line
 
 
 MessageWithBody = tuple[MessageRow, bytes | None]
@@ -106,7 +106,7 @@ async def export_messages(request: web.Request) -> web.StreamResponse:
         return response
     try:
         await _write_all(request, response, frozen.seqs, frozen.is_complete, is_csv=is_csv)
-    except Exception as error:  # do not log the search: it may contain parts of bodies
+    except Exception as error:  # the search is not logged, because it may contain parts of bodies
         if not is_quiet("export_broken"):
             _log.warning("export_broken", reason=repr(error)[:200])
         abort_response(request)
@@ -126,7 +126,7 @@ async def _write_all(
     if is_csv:
         await _write(hold, response, _csv_line(list(ExportView.model_fields)).encode())
     async for pairs in _messages(context_of(request), hold, seqs):
-        lines = await asyncio.to_thread(_lines, pairs, is_csv=is_csv)  # 4 MiB takes 50 ms
+        lines = await asyncio.to_thread(_lines, pairs, is_csv=is_csv)  # takes 50 ms for 4 MiB
         await _write(hold, response, lines)
         count += len(pairs)
     if not is_csv:
@@ -143,7 +143,7 @@ def _lines(pairs: list[MessageWithBody], *, is_csv: bool) -> bytes:
 async def _messages(
     context: Context, hold: MemoryReservation, seqs: "array[int]"
 ) -> AsyncIterator[list[MessageWithBody]]:
-    """Yield rows with bodies in pages of bounded size; ``hold`` reserves memory for one page."""
+    """Yield pages of rows with their bodies; ``hold`` reserves the memory for a single page."""
     for at in range(0, len(seqs), PAGE_ROWS):
         rows = await context.reader.rows(seqs[at : at + PAGE_ROWS].tolist())
         taken: list[MessageRow] = []
@@ -165,7 +165,7 @@ async def _with_bodies(context: Context, rows: list[MessageRow]) -> list[Message
 
 
 async def _write(hold: MemoryReservation, response: web.StreamResponse, data: bytes) -> None:
-    """Write the data in pieces, each with a timeout."""
+    """Write the data piece by piece, with a timeout for each piece."""
     for at in range(0, len(data), PIECE_BYTES):
         await send_piece(response, data[at : at + PIECE_BYTES])
         hold.move(PIECE_BYTES)

@@ -56,14 +56,14 @@ def format_bytes(raw: bytes) -> str:
 
 
 def frame_filter(request: web.Request) -> Callable[[str], bool]:
-    """Return a function that tells whether the caller may see a queue's frames."""
+    """Return a function that checks whether the caller may see a queue's frames."""
     if not identity_of(request).queues:
         return lambda _name: True
     return lambda name: may_use(request, name)
 
 
 def bad_byte_row(bad: ProtocolErrorRecord, *, is_whole: bool) -> dict[str, Any]:
-    """Return a table row for a protocol error; omit its bytes unless ``is_whole``."""
+    """Return a table row for a protocol error; include its bytes only if ``is_whole`` is true."""
     got = format_bytes(bad.found) if is_whole else ""
     return {
         "at": bad.at_ms,
@@ -91,11 +91,11 @@ def list_protocol_errors(request: web.Request, client: int | None = None) -> lis
     ]
 
 
-FRAME_CHARACTERS: Final = 4_000  # a URL is limited to 8 KiB, and most bytes must be escaped
+FRAME_CHARACTERS: Final = 4_000  # a URL is limited to 8 KiB, and most bytes must be percent-encoded
 
 
 class FramePageQuery(QueryModel):
-    """Bytes to explain on the frame page; longer frames require the command line."""
+    """The bytes to explain on the frame page; longer frames require the command line."""
 
     frame: str = Field("", max_length=FRAME_CHARACTERS)
     encoding: frame_explanation.Encoding = "auto"
@@ -105,7 +105,7 @@ async def show_frame(request: web.Request) -> web.StreamResponse:
     """Explain the packets, revision, framing and effect of pasted bytes."""
     query = read_query(request, FramePageQuery)
     found, error = None, ""
-    pasted = query.frame.replace("\r\n", "\n").removesuffix("\n")  # browsers submit CRLF
+    pasted = query.frame.replace("\r\n", "\n").removesuffix("\n")  # browsers send CRLF line breaks
     if pasted:
         try:
             data = frame_explanation.pasted_bytes(pasted.encode("utf-8", "replace"), query.encoding)

@@ -103,7 +103,7 @@ async def list_history(request: web.Request, asked: HistoryInput) -> HistoryView
 
 
 class HistoryPageQuery(HistoryFilter, ListQuery):
-    """Query for the history page: filter, page of messages and the chart's time span."""
+    """Query for the history page: the filter, the page of messages, and the chart's time span."""
 
     span: Literal["1h", "24h", "7d", "30d"] = "1h"
 
@@ -135,14 +135,14 @@ async def show_history(request: web.Request) -> web.StreamResponse:
 
 
 def _is_one(request: web.Request, query: HistoryPageQuery) -> bool:
-    """Return whether an index can sort the list by time, which requires one queue or all queues."""
+    """Return whether the list covers one queue or all queues, so that an index can sort it."""
     return bool(query.queue) or allowed_queues(request) is None
 
 
 async def _draw_chart(
     request: web.Request, query: HistoryPageQuery, chosen: history_chart.ChosenPeriod
 ) -> history_chart.HistoryChart | None:
-    """Return the chart, or None if the caller may not see every message in the chart."""
+    """Return the chart, or None if it would count messages that the caller may not see."""
     if not _is_one(request, query) or not status_of(request).queues:
         return None
     context, span = context_of(request), history_chart.SPANS[query.span]

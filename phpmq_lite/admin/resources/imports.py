@@ -1,4 +1,4 @@
-"""Message import, which validates every line before any message is stored."""
+"""Message import, which validates every line before storing any message."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,9 +36,9 @@ from phpmq_lite.queue_settings import LONGEST_NAME
 
 SLICE: Final = 500  # maximum number of messages stored in one batch
 IMPORT_MAX: Final = 100_000  # maximum number of messages in one request
-VALUES_MAX: Final = 10 * IMPORT_MAX  # maximum JSON values in a document, except for JSON Lines
+VALUES_MAX: Final = 10 * IMPORT_MAX  # maximum number of values in a JSON document (not JSON Lines)
 LINE_VALUES_MAX: Final = 10_000
-_ROW_BYTES: Final = 250  # memory for a queued message in bytes, excluding its body
+_ROW_BYTES: Final = 250  # memory that a queued message uses besides its body, in bytes
 STORED: Final = "X-Stored-Count"  # header with the number of messages stored before an error
 
 ImportedMessage = tuple[bytes, int | None]
@@ -55,7 +55,7 @@ class ImportedInput(PublishInput):
 
 
 class ImportInput(StrictInput):
-    """Messages to import, in the order in which they will be stored.
+    """The messages to import, in the order in which they will be stored.
 
     Exports are accepted too: ``application/x-ndjson``, one message per line.
     """
@@ -66,7 +66,7 @@ class ImportInput(StrictInput):
 
 
 class ImportView(BaseModel):
-    """Number of messages that an import stored."""
+    """The number of messages that an import stored."""
 
     stored: int = Field(description="number of stored messages")
 
@@ -87,7 +87,7 @@ async def import_messages(request: web.Request) -> web.StreamResponse:
 
 
 def _all_checked(request: web.Request, context: Context, raw: bytearray) -> list[ImportLine]:
-    names: dict[str, str] = {}  # interned, so that 100,000 lines for one queue share one string
+    names: dict[str, str] = {}  # interned: 100,000 lines for the same queue share one string
     return [
         (names.setdefault(queue, queue), message)
         for queue, message in (
@@ -157,7 +157,7 @@ def _lines(count: int, found: Iterable[object]) -> Iterator[tuple[int, object]]:
 
 
 def problem_with(line: object) -> str | None:
-    """Return why a line cannot be imported, or None if it is valid."""
+    """Return the reason a line cannot be imported, or None if the line is valid."""
     try:
         check_queue_name(ImportedInput.model_validate(line).queue)
     except (ValidationError, Problem) as error:
@@ -191,7 +191,7 @@ def _checked(request: web.Request, context: Context, number: int, line: object) 
 
 
 async def _store(request: web.Request, context: Context, lines: Sequence[ImportLine]) -> int:
-    """Store messages in line order; if one fails, the messages before it stay stored."""
+    """Store messages in line order. If a message is rejected, those before it remain stored."""
     stored = 0
     entry = audit_entry(request, target=", ".join(list(dict.fromkeys(q for q, _ in lines))[:10]))
     while stored < len(lines):
@@ -219,7 +219,7 @@ def _group_by_queue(lines: Sequence[ImportLine]) -> list[ImportRun]:
 def _publish(
     core: Broker, reply: Callable[[int], None], entry: AuditEntry, runs: Sequence[ImportRun]
 ) -> None:
-    """Store at least one run in one batch, and reply with the number of messages stored.
+    """Store one or more runs of messages in a single batch, and reply with the number stored.
 
     The batch ends before a run that is rejected, and before a run that may be validated in the
     background: later runs would be stored before it, so it starts a call of its own.
@@ -243,15 +243,15 @@ def _publish(
 
 
 def _counted(reply: Reply, result: Any) -> None:
-    reply(len(result) if isinstance(result, Published) else result)  # errors pass through unchanged
+    reply(len(result) if isinstance(result, Published) else result)  # passes errors on unchanged
 
 
 def _ignore_reply(result: Any) -> None:
-    """Ignore the reply to a run, because the reply to the batch counts all messages."""
+    """Ignore the reply for one run, because the reply for the batch counts all messages."""
 
 
 async def _close_row(context: Context, entry: AuditEntry, result: str) -> None:
-    """Add the reason for ending to the import's audit row, which counts the stored messages."""
+    """Record in the import's audit row, which counts the stored messages, why the import ended."""
     entry.result = result
     await request_audit.write_entry(context, entry)
 

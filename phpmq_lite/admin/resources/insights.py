@@ -1,4 +1,4 @@
-"""Page and API for the pipeline's results."""
+"""The page and the API for the results of the pipeline."""
 
 import asyncio
 from collections.abc import Sequence
@@ -90,8 +90,8 @@ async def visible_summary(request: web.Request) -> PipelineSummary | None:
     return await asyncio.to_thread(visible_to, summary, lambda name: may_use(request, name), known)
 
 
-ROWS: Final = 200  # maximum table rows on the page; other formats contain all rows
-OLD_MS: Final = 26 * 3_600_000  # longer than the interval between daily runs
+ROWS: Final = 200  # maximum number of table rows on the page; other formats contain all rows
+OLD_MS: Final = 26 * 3_600_000  # a summary older than this is outdated; daily runs are enough
 
 InsightsTab = Literal[
     "charts", "queues", "urns", "dead", "expired", "paths", "jobs", "claims", "readers"
@@ -99,7 +99,7 @@ InsightsTab = Literal[
 
 
 class InsightsPageQuery(QueryModel):
-    """Query for the Insights page; ``release`` asks for confirmation to release claims."""
+    """Query for the Insights page, or for releasing the claims of the subscription ``release``."""
 
     tab: InsightsTab = "charts"
     span: Literal["24h", "30d"] = "24h"
@@ -205,7 +205,7 @@ def _rows_of(summary: PipelineSummary, query: InsightsPageQuery) -> Sequence[Bas
 
 
 def _state(summary: PipelineSummary, bounds: HistoryBoundsView, now_ms: int) -> dict[str, Any]:
-    """Return whether the summary is outdated, how far its jobs lag, and any problems."""
+    """Return whether the summary is outdated, how far each job lags behind, and any problems."""
     is_foreign = bool(summary.history_id) and summary.history_id != bounds.history_id
     done = None if is_foreign else summary.archive.offset
     return {
@@ -223,7 +223,7 @@ def _state(summary: PipelineSummary, bounds: HistoryBoundsView, now_ms: int) -> 
 
 
 def _commands(request: web.Request, context: Context) -> list[copy_snippets.Snippet]:
-    """Return commands that create a first summary, with the address that the browser used."""
+    """Return commands for creating the first summary, with the address that the browser used."""
     base = copy_snippets.http_address(request.scheme, request.host, context.urls.base_path)
     return copy_snippets.pipeline_snippets(base, needs_token=identity_of(request).kind != "local")
 

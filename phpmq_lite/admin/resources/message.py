@@ -48,7 +48,7 @@ from phpmq_lite.storage.read.messages import Body, LinkRow, MessageRow
 
 
 class BodyInput(QueryModel):
-    """Format of the body: the whole body as a file, or at most 64 KiB as JSON."""
+    """The response format: the whole body as a file, or at most 64 KiB of the body as JSON."""
 
     download: str | None = Field(None, description="any value downloads the whole body as a file")
 
@@ -84,7 +84,7 @@ class BlockView(BaseModel):
 
 
 class EnvelopeView(BaseModel):
-    """An envelope and its verdict; for a dead letter, the envelope that a redrive would send."""
+    """An envelope and the verdict on it; for a dead letter, what a redrive would send."""
 
     urn: EnvelopeUrn
     trace_id: TraceId
@@ -170,7 +170,7 @@ async def get_body(request: web.Request) -> web.StreamResponse:
 
 
 async def download_body(request: web.Request) -> web.StreamResponse:
-    """Return the whole body as a download; .damaged in the file name marks a damaged body.
+    """Return the whole body as a download; a damaged body has ``.damaged`` in its file name.
 
     The header ``Repr-Digest`` contains its SHA-256.
     """
@@ -194,7 +194,7 @@ def _no_body(row: MessageRow) -> Problem:
 
 
 RELATIVES: Final = 20  # maximum number of related messages shown for a message
-_ROUNDS: Final = 4  # maximum number of rounds in which links are followed
+_ROUNDS: Final = 4  # maximum number of links between a message and a related one
 _DELETIONS: Final = ("message.delete", "message.act")
 
 
@@ -216,7 +216,7 @@ async def show_message(request: web.Request) -> web.StreamResponse:
         context.reader.body(row), context.reader.sha256(row), _life(request, context, row)
     )
     shown = None
-    if body is not None:  # in a thread, because indenting 256 KiB takes a while
+    if body is not None:  # use a thread, because indenting 256 KiB takes a while
         shown = await asyncio.to_thread(bodies.view_body, body.content, body.size, query.view)
     card = await envelope_card.card_of(request, context, row, body)
     newer, older = await _neighbours(request, context, query, row)
@@ -246,7 +246,7 @@ async def show_message(request: web.Request) -> web.StreamResponse:
 
 
 async def _life(request: web.Request, context: Context, row: MessageRow) -> MessageLife:
-    """Follow a message's links (restore, redrive, edit, dead letter) within fixed limits."""
+    """Collect the messages related by a restore, redrive, edit or dead letter, up to a limit."""
     allowed = allowed_queues(request)
     rows = {row.seq: row}
     links: dict[tuple[int, str, str], LinkRow] = {}
@@ -269,7 +269,7 @@ async def _life(request: web.Request, context: Context, row: MessageRow) -> Mess
 async def _neighbours(
     request: web.Request, context: Context, query: MessagePageQuery, row: MessageRow
 ) -> tuple[MessageRow | None, MessageRow | None]:
-    """Return the next newer and next older message in the search results."""
+    """Return the next newer and the next older search result."""
     if not query.q:
         return None, None
     try:
@@ -284,7 +284,7 @@ async def _neighbours(
 
 
 async def _deletion(context: Context, row: MessageRow) -> AuditRow | None:
-    """Return the audit row for the deletion, or None if no row names this message."""
+    """Return the audit row for the message's deletion, or None if no row names the message."""
     if row.state != State.DELETED:
         return None
     last = await AuditLog(context.readers).last_of(row.message_id)
@@ -292,7 +292,7 @@ async def _deletion(context: Context, row: MessageRow) -> AuditRow | None:
 
 
 def _snippets_of(request: web.Request, row: MessageRow, body: Body | None) -> Sequence[Snippet]:
-    """Return code snippets that republish the message, or none if its body is large or missing."""
+    """Return code snippets that republish the message, or none if the body is large or missing."""
     if body is None or not body.is_whole or body.size > COPY_BYTES or row.queue is None:
         return ()
     context = context_of(request)

@@ -84,7 +84,7 @@ def _target_of(ids: list[str]) -> str:
 
 
 class TtlInput(ActionInput):
-    """New time to live for a message."""
+    """A new time to live for a message."""
 
     ttl_s: int | None = Field(
         None, ge=0, le=TTL_MAX_S, description="seconds to live; 0 for no limit, null for no change"
@@ -92,7 +92,7 @@ class TtlInput(ActionInput):
 
 
 class MoveInput(ActionInput):
-    """Target queue of a move."""
+    """The target queue of a move."""
 
     target: str = Field(min_length=1, max_length=LONGEST_NAME, description="target queue")
     create: bool = Field(False, description="create the target queue if it does not exist")
@@ -105,7 +105,7 @@ class DeleteInput(ActionInput):
 
 
 class RedriveOneInput(ActionInput):
-    """Target queue and time to live for redriving a dead-letter record."""
+    """The target queue and time to live with which to redrive a dead-letter record."""
 
     ttl_s: TtlSeconds = None
     target: RedriveTarget = None
@@ -216,7 +216,7 @@ async def _typed(request: web.Request) -> list[str]:
 def _response(
     request: web.Request, _asked: ActionInput, view: ActionResultView
 ) -> tuple[FlashMessage, str]:
-    """Return a notice of what was done, with a link to the message or its new copy."""
+    """Return a notice that says what was done and links to the message or its new copy."""
     urls, seq = context_of(request).urls, int(view.id[:16], 16)
     text = f"Message #{seq} {flash_messages.DONE[Action(view.action)]}."
     there = urls.to("message", id=view.new_id or view.id)

@@ -120,7 +120,7 @@ class MessagePage:
     rows: Sequence[MessageRow]
     next: str | None = None
     previous: str | None = None
-    searched: int | None = None  # number of offsets searched, if the time limit was reached
+    searched: int | None = None  # number of offsets searched until the time limit, if reached
 
 
 async def read_messages_page(context: Context, query: MessagesQuery, queue_id: int) -> MessagePage:
@@ -167,7 +167,7 @@ async def read_history_page(
 
 @dataclass(slots=True, frozen=True)
 class SearchPage:
-    """A page of results after searching ``searched`` of about ``total`` messages."""
+    """A page of search results, found in ``searched`` of about ``total`` messages."""
 
     query: SearchQuery
     rows: Sequence[MessageRow]
@@ -203,7 +203,7 @@ async def read_search_page(
 
 
 async def read_failed_attempts(request: web.Request, rows: Iterable[MessageRow]) -> frozenset[int]:
-    """Return the seqs of acked rows whose traces show that the attempt failed."""
+    """Return the seqs of acked messages whose trace shows that the attempt failed."""
     traces = {
         row.trace_id
         for row in rows
@@ -218,7 +218,7 @@ async def read_failed_attempts(request: web.Request, rows: Iterable[MessageRow])
 
 
 def describe_searched(found: SearchPage) -> str:
-    """Describe search progress: ``Searched 412,000 of about 2.1 million, newest first``."""
+    """Describe a search's progress: ``Searched 412,000 of about 2.1 million, newest first``."""
     return (
         f"Searched {formats.format_number(found.searched)} of about "
         f"{format_about(found.total)}, newest first."
@@ -234,7 +234,7 @@ def format_about(count: int) -> str:
 
 
 def messages_view(rows: Iterable[MessageRow], next_: str | None = None) -> ListPage[MessageView]:
-    """Return the API view of a page of messages."""
+    """Return a page of messages as an API response."""
     return ListPage[MessageView](items=[MessageView.of_row(row) for row in rows], next=next_)
 
 

@@ -1,4 +1,4 @@
-"""The overview page: the broker at a glance, and what needs attention."""
+"""The overview page, which shows the broker at a glance and what needs attention."""
 
 from typing import Any, Final, Literal
 

@@ -34,7 +34,7 @@ from phpmq_lite.envelopes.payload_schema import (
 from phpmq_lite.envelopes.schema_compatibility import SchemaChange, schema_changes
 from phpmq_lite.envelopes.schema_registry import RegisteredSchema, ValidationCounts
 
-DOCUMENT_BYTES: Final = 1 << 20  # maximum size of a schema to compare
+DOCUMENT_BYTES: Final = 1 << 20  # maximum size of a schema to compare, in bytes
 
 
 class SchemaFieldView(ResponseModel):
@@ -54,7 +54,7 @@ class SchemaFieldView(ResponseModel):
 
 
 class SchemaView(ResponseModel):
-    """A registered schema, with counts that are hidden from callers limited to some queues."""
+    """A registered schema; its counts are hidden from callers limited to certain queues."""
 
     urn: str = Field(description="URN of the schema")
     version: int = Field(description="N if the URN ends in .vN or :vN, otherwise 1")
@@ -110,7 +110,7 @@ class SchemaChangeView(ResponseModel):
 
 
 class SchemaCheckView(BaseModel):
-    """Result of comparing a new schema version with the registered one."""
+    """The result of comparing a new schema version with the registered one."""
 
     urn: str = Field(description="URN of the schema")
     compatible: bool = Field(description="whether the new schema can replace the registered one")
@@ -119,7 +119,7 @@ class SchemaCheckView(BaseModel):
 
 
 class SchemasPageQuery(FormatQuery):
-    """Output format of the list, and the URN selected in the form."""
+    """The output format of the schema list, and the URN selected in the form."""
 
     urn: str = ""
 
@@ -139,7 +139,7 @@ def list_registered(request: web.Request) -> list[SchemaView]:
 
 
 def _tally(request: web.Request, urn: str) -> ValidationCounts | None:
-    """Return the validation counts, or None if the caller may not see every queue they cover."""
+    """Return the validation counts, or None if the caller may not see every queue."""
     is_limited = allowed_queues(request) is not None
     return None if is_limited else context_of(request).schemas.counts(urn)
 
@@ -159,7 +159,7 @@ def find_registered(request: web.Request, urn: str) -> RegisteredSchema:
 async def compare_schemas(
     request: web.Request, entry: RegisteredSchema, content: bytes
 ) -> tuple[PayloadSchema, tuple[SchemaChange, ...]]:
-    """Compare a new schema version with the registered one in a worker thread.
+    """Compare a new schema version with the registered version, using a worker thread.
 
     Raises:
         Problem: 413 if it is too large, 422 if it is not a schema.
@@ -212,23 +212,23 @@ async def check_schema(request: web.Request, given: SchemaCheckInput) -> SchemaC
 _PATH: Final = "/api/v1/schemas"
 
 
-SHOWN: Final = 500  # maximum URNs on the page; the JSON format contains all URNs
+SHOWN: Final = 500  # maximum number of URNs on the page; the JSON format contains all URNs
 SHOWN_CHANGES: Final = 200
 
 
 @dataclass(slots=True)
 class SchemaCheckForm:
-    """Content of the check form, and the result of the check."""
+    """The content of the form for checking a schema, and the result of the check."""
 
     urn: str = ""
     document: str = ""
-    changes: tuple[SchemaChange, ...] | None = None  # None until compared
+    changes: tuple[SchemaChange, ...] | None = None  # None until the schemas are compared
     unchecked: tuple[str, ...] = ()
     error: str = ""
 
     @property
     def breaking(self) -> int:
-        """Number of changes that require a new URN."""
+        """The number of changes that require a new URN."""
         return sum(change.is_breaking for change in self.changes or ())
 
 

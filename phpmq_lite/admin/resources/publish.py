@@ -1,4 +1,4 @@
-"""Form, templates and API for publishing and editing messages."""
+"""The form, the templates and the API for publishing and editing messages."""
 
 import asyncio
 from collections import Counter
@@ -81,7 +81,7 @@ class EditInput(PublishInput):
 
 
 class PublishedView(BaseModel):
-    """Ids of the published messages, and a cursor for ``GET /wait``."""
+    """The ids of the published messages, and a cursor for ``GET /wait``."""
 
     ids: list[str] = Field(description="message ids, in the order of the request")
     cursor: str = Field(description="value for after in GET /wait, to wait for later messages")
@@ -90,7 +90,7 @@ class PublishedView(BaseModel):
 
 
 async def publish_messages(request: web.Request) -> web.StreamResponse:
-    """Store one message or a whole array of messages; respond with 201 after the commit.
+    """Publish one message or a whole array of messages; respond with 201 after the commit.
 
     A request that repeats an Idempotency-Key stores nothing and gets the original response.
     """
@@ -107,7 +107,7 @@ async def publish_messages(request: web.Request) -> web.StreamResponse:
     for at, (body, _) in enumerate(pieces):
         check_size(context, body, f"{at}.content")
     entry = audit_entry(request, target=name)
-    before = await WaitPosition.now(context.readers)  # read first so that no event is missed
+    before = await WaitPosition.now(context.readers)  # before publishing, so no event is missed
     ids = await context.engine.run(publishing.publish, entry, name, pieces, key=key)
     cursor = before.after(ids).text
     out = PublishedView(ids=ids, cursor=cursor, quarantined=ids.quarantined)
@@ -162,14 +162,14 @@ async def edit_message(request: web.Request, asked: EditInput) -> ActionResultVi
 
 
 TOTAL_MAX: Final = 64 << 20  # maximum total size of all copies, in bytes
-JUDGED_MAX: Final = 100  # maximum number of copies checked before publishing
+JUDGED_MAX: Final = 100  # number of copies that are checked before publishing
 EDIT_MAX: Final = 1 << 20  # maximum size of a body to edit in the form, in bytes
 _KEPT: Final = ("queue", "body", "kind", "ttl", "ttl_unit", "urn", "data", "template")
 
 
 @dataclass(slots=True)
 class PublishForm:
-    """Content of the publish form, shown again if publishing fails."""
+    """The content of the publish form, which is shown again if publishing fails."""
 
     queue: str = ""
     body: str = ""
@@ -180,13 +180,13 @@ class PublishForm:
     fill: bool = True
     urn: str = ""
     data: str = ""
-    template: str = ""  # name to save the template under
+    template: str = ""  # name under which to save the template
     anyway: bool = False  # publish even if the queue or a schema rejects the message
     create: str = ""  # name of the queue to create
     code: str = ""  # error code if publishing failed
-    checked: str = ""  # result of checking the body
+    checked: str = ""  # text that describes the checked body
     card: envelope_card.EnvelopeCard | None = None  # verdict on the envelope
-    errors: dict[str, str] = field(default_factory=dict)  # error text by field
+    errors: dict[str, str] = field(default_factory=dict)  # field name -> error text
 
 
 def _draft_of(form: Form) -> PublishForm:
@@ -312,7 +312,7 @@ async def _publish(
 
 
 def _check_envelopes(context: Context, queue: QueueStatus | None, made: Sequence[bytes]) -> None:
-    """Reject envelopes that the queue would quarantine and data that its schema rejects.
+    """Reject envelopes that the queue would quarantine, and data that does not match its schema.
 
     Large bodies, and those after the first ``JUDGED_MAX``, are only validated by the queue.
 
@@ -383,7 +383,7 @@ def _check_total(size: int, count: int) -> None:
 
 
 def _after(request: web.Request, draft: PublishForm) -> str:
-    """Return the form's URL, because people often publish several messages in a row."""
+    """Return the form's URL: users often publish several messages in a row."""
     return context_of(request).urls.to("publish", queue=draft.queue, template=draft.template)
 
 
@@ -402,7 +402,7 @@ async def _check(request: web.Request, draft: PublishForm, row: MessageRow | Non
 
 
 async def _check_draft(request: web.Request, draft: PublishForm, made: bytes) -> None:
-    """Set the verdict on the envelope, which the page shows next to the form."""
+    """Determine the verdict on the envelope; the page shows it next to the form."""
     queue = find_queue(request, draft.queue)
     if len(made) <= envelope_card.CARD_BYTES:
         draft.card = await envelope_card.inspect_content(
@@ -413,7 +413,7 @@ async def _check_draft(request: web.Request, draft: PublishForm, made: bytes) ->
 
 
 async def _wrap(request: web.Request, draft: PublishForm, row: MessageRow | None) -> web.Response:
-    """Write the envelope into the body, ready to be checked and published."""
+    """Fill the form's body field with an envelope that can be checked and published."""
     audit_entry(request, target=draft.queue[:LONGEST_NAME]).result = "checked"
     draft.body = message_draft.envelope_text(draft.urn, draft.data, draft.queue)
     draft.kind, draft.fill = "json", True

@@ -64,7 +64,7 @@ QueueTab = Literal["messages", "dead", "history", "consumers", "charts", "settin
 
 
 class QueuePageQuery(MessagesQuery, SettledQuery):
-    """Tab and filters for a queue's page."""
+    """Query for a queue's page: the selected tab and its filters."""
 
     tab: QueueTab = "messages"
     span: Literal["1h", "24h", "7d", "30d"] = "1h"
@@ -72,16 +72,16 @@ class QueuePageQuery(MessagesQuery, SettledQuery):
 
 @dataclass(slots=True, frozen=True)
 class QueueConsumer:
-    """A queue's consumer, and the messages that the consumer holds."""
+    """A consumer of a queue, and the messages that it holds."""
 
     client: ClientStatus
     credit: int
     held: int
-    holding: ConsumerLoad | None  # read from the database; None if no message is held
+    holding: ConsumerLoad | None  # details read from the database; None if no message is held
 
 
 async def show_queue(request: web.Request) -> web.StreamResponse:
-    """Show a queue's figures and the selected tab."""
+    """Show a queue's current statistics and the selected tab."""
     query = read_query(request, QueuePageQuery)
     status = require_queue(request)
     if query.format != "html":
@@ -97,7 +97,7 @@ async def render_queue_page(
     http_status: int = 200,
     **values: Any,
 ) -> web.Response:
-    """Render a queue's page; ``values`` extend or replace the values for the tab."""
+    """Render a queue's page; ``values`` extends or replaces the tab's template values."""
     context, queues = context_of(request), status_of(request).queues
     ages = await read_oldest_ready(context, [status])
     figures = queue_list.queue_figures(
@@ -129,7 +129,7 @@ def _warning(queue: QueueStatus) -> str:
 
 
 async def _part(request: web.Request, query: QueuePageQuery, status: QueueStatus) -> dict[str, Any]:
-    """Read the data for the selected tab."""
+    """Read the data that the selected tab shows."""
     context = context_of(request)
     if query.tab == "consumers":
         claims = [one for one in await read_claims(request) if one.queue == status.name]
@@ -173,7 +173,7 @@ def _fields(
     typed: Mapping[str, str] | None = None,
     error: tuple[str, str] = ("", ""),
 ) -> Any:
-    """Return the fields of the settings form, including entered values and any error."""
+    """Return the fields of the settings form, with the values entered and the error, if any."""
     defaults = context_of(request).settings.queues.model_dump()
     home = find_queue(request, home_of(queue.name) or "")
     return queue_settings_form.form_fields_of(queue, defaults, typed, error, home=home)
@@ -190,7 +190,7 @@ async def _listed(request: web.Request, query: QueuePageQuery, queue: QueueStatu
 
 
 def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageRow]) -> str:
-    """Return a search that matches every message in the list, for actions on all messages."""
+    """Return a search that matches every message in the list, for acting on all of them."""
     if not rows:
         return ""
     if query.tab == "history":
@@ -199,7 +199,7 @@ def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageR
 
 
 async def _consuming(request: web.Request, queue: QueueStatus) -> list[QueueConsumer]:
-    """Return a queue's consumers, ordered by longest-held message first."""
+    """Return a queue's consumers, sorted by how long they have held a message, longest first."""
     consumers = queue_list.consumers_of(status_of(request), queue.name)
     if not consumers:
         return []
@@ -242,7 +242,7 @@ def _forecast(request: web.Request, queue: QueueStatus) -> str:
 
 
 async def live_queue(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
-    """Return the live values for the header on a queue's page."""
+    """Return the live values for the header of a queue's page."""
     context, status = context_of(request), find_queue(request, argument)
     if status is None:
         raise not_found("queue", argument)
@@ -293,7 +293,7 @@ def _describe_changes(changes: Mapping[str, Any]) -> str:
 async def _again(
     request: web.Request, queue: QueueStatus, form: Form, field: str, text: str
 ) -> web.StreamResponse:
-    """Show the form again as entered, with the error next to the invalid field.
+    """Show the form again with the entered values, and the error next to the invalid field.
 
     Raises:
         Problem: 422 if the form does not contain the field; nothing was changed.
@@ -309,7 +309,7 @@ async def _again(
 
 
 class QueueDetailView(QueueView):
-    """A queue with its current figures and settings."""
+    """A queue with its current statistics and settings."""
 
     settings: SettingsView = Field(description="effective settings, including broker defaults")
 
@@ -331,7 +331,7 @@ async def _detail(context: Context, status: QueueStatus) -> QueueDetailView:
 
 
 async def configure_queue(request: web.Request) -> web.StreamResponse:
-    """Change a queue's settings; with If-Match, only if their ETag still matches."""
+    """Change a queue's settings; with an If-Match header, only if the ETag still matches."""
     context, name = context_of(request), require_queue(request).name
     changes = (await read_json_model(request, SettingsInput)).changes()
     check_forward_right(request, changes.get("on_expire"))
@@ -352,7 +352,7 @@ def settings_etag(settings: dict[str, Any]) -> str:
 
 
 def check_etag(request: web.Request, name: str) -> Callable[[Broker], None]:
-    """Return the If-Match check to run in the same batch as the change."""
+    """Return a function that checks If-Match and must run in the same batch as the change."""
     given = request.headers.get("If-Match")
 
     def check(core: Broker) -> None:

@@ -69,7 +69,7 @@ _RECORDS_TARGET: Final = (
     ("Target queue", False, "Leave empty for the queue where each record was dead-lettered."),
 )
 _LATER: Final = "Messages that arrive after this page is opened are not included."
-# Maps each action to its reference description, form text and form fields.
+# Maps each action to its description in the API reference, form text and form fields.
 _ASKS: Final[dict[str, tuple[str, str, tuple[FormField, ...]]]] = {
     "purge": (
         "Ask for confirmation before a queue's messages are deleted.",
@@ -140,7 +140,7 @@ async def show_form(request: web.Request, action: str) -> web.StreamResponse:
 
 
 async def submit_form(request: web.Request, action: Action) -> web.StreamResponse:
-    """Act on the messages that were in the queue when the form was opened."""
+    """Apply an action to the messages that were in the queue when the form was opened."""
     context, queue, form = context_of(request), require_queue(request), await read_form(request)
     is_delete, source = action is Action.DELETE, queue
     if action is Action.REDRIVE:
@@ -161,7 +161,7 @@ async def submit_form(request: web.Request, action: Action) -> web.StreamRespons
 
 
 class PauseInput(StrictInput):
-    """What to pause or resume: delivery or publishing."""
+    """Which side of a queue to pause or resume: delivery or publishing."""
 
     side: Literal["delivery", "publishing", "publish"] = Field(
         "delivery", description="delivery or publishing; publish is a synonym for publishing"
@@ -176,7 +176,7 @@ class CreatedView(BaseModel):
 
 
 class PurgeInput(StrictInput):
-    """Which messages a purge deletes."""
+    """Which of a queue's messages a purge deletes."""
 
     dispatched: bool = Field(False, description="also delete messages held by consumers")
     limit: int | None = Field(
@@ -211,7 +211,7 @@ async def create_queue(request: web.Request) -> web.StreamResponse:
 
 
 async def remove_queue(request: web.Request, _asked: None) -> None:
-    """Remove a queue that is empty, unpinned and without consumers. Its history is kept."""
+    """Remove a queue if it is empty and unpinned and has no consumers; its history is kept."""
     context, name = context_of(request), require_queue(request).name
     entry = audit_entry(request, target=name)
     await context.engine.run(
@@ -229,7 +229,7 @@ def _removed(request: web.Request, _asked: None, _view: None) -> tuple[str, str]
 
 
 async def purge_queue(request: web.Request, asked: PurgeInput) -> PurgedView:
-    """Settle all of a queue's messages, or only the oldest, as deleted."""
+    """Settle a queue's messages as deleted: all messages, or only the oldest ones."""
     context, name = context_of(request), require_queue(request).name
     count = await context.engine.run(
         queue_operations.purge, audit_entry(request, target=name), name,
@@ -239,7 +239,7 @@ async def purge_queue(request: web.Request, asked: PurgeInput) -> PurgedView:
 
 
 async def pause_queue(request: web.Request, asked: PauseInput) -> PausedView:
-    """Pause delivery or publishing for a queue. The pause survives restarts."""
+    """Pause delivery or publishing for a queue; the pause remains in effect after a restart."""
     return await _set_paused(request, asked, is_paused=True)
 
 

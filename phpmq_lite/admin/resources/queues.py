@@ -39,7 +39,7 @@ from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
 
 
 class QueueView(ResponseModel):
-    """A queue with its current figures."""
+    """A queue with its current statistics."""
 
     queue_id: int = Field(description="queue number")
     name: str = Field(description="queue name")
@@ -71,7 +71,7 @@ class QueueView(ResponseModel):
 
 
 async def find_queues(request: web.Request, query: QueueQuery) -> QueuePage:
-    """List queues with their current figures."""
+    """List queues with their current statistics."""
     queues = status_of(request).queues
     return make_queue_page(queues, await read_oldest_ready(context_of(request), queues), query)
 
@@ -91,7 +91,7 @@ async def _values(request: web.Request, query: QueueQuery, listed: QueuePage) ->
 
 
 def first_snippets(request: web.Request, status: BrokerStatus) -> Any:
-    """Return getting-started code with the broker's addresses, or none once a queue exists."""
+    """Return getting-started code with the broker's addresses, or no code once a queue exists."""
     if status.queues:
         return []
     host, port = tcp_address(status.listeners, host_name(request.host))
@@ -102,7 +102,7 @@ def first_snippets(request: web.Request, status: BrokerStatus) -> Any:
 
 
 def read_figures(listed: Iterable[ListedQueue], now_ms: int) -> dict[int, dict[str, str]]:
-    """Return the values in the table, keyed by queue_id and column."""
+    """Return the values for the table of queues, keyed by queue_id and column."""
     return {q.status.queue_id: queue_list.queue_figures(q, now_ms) for q in listed}
 
 
@@ -127,7 +127,7 @@ def read_live_rows(
     ages: Mapping[int, int],
     ids: Collection[int],
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the values and sparklines for the queues whose ids are in ``ids``."""
+    """Return the table values and sparklines of the queues with these ids."""
     asked, now_ms = frozenset(ids), context.now_ms()
     shown: dict[str, str] = {}
     points: dict[str, str] = {}
@@ -181,7 +181,7 @@ async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
     to = own_path_or(form.raw("next"), context.urls.to("queues"))
     entry = audit_entry(request, target=_quote_names(names), reason=form.reason())
     entry.action = "selection.make" if action == "purge" else f"queue.{action}"
-    if action == "purge":  # a purge requires a preview
+    if action == "purge":  # a purge must be previewed first
         selection = await bulk.freeze_selection(request, _ready_in(names))
         raise web.HTTPSeeOther(
             context.urls.to("selection", token=selection.token, action="delete", next=to)
@@ -230,7 +230,7 @@ async def pause_queues(
 async def remove_queues(
     context: Context, entry: AuditEntry, names: Sequence[str]
 ) -> tuple[int, list[str]]:
-    """Remove empty queues; return the number removed and why other queues were kept."""
+    """Remove the empty queues; return how many were removed, and why the others were kept."""
     done, refused = 0, []
     for name in names:
         try:
@@ -244,7 +244,7 @@ async def remove_queues(
 
 
 def ignore_reply(_answer: object) -> None:
-    """Ignore the reply to one of several operations in a batch."""
+    """Ignore the reply to a single operation in a batch of several."""
 
 
 ROUTES: Final = (

@@ -1,4 +1,4 @@
-"""The search page and API, completions and saved views."""
+"""The search page and API, search completions and saved views."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ from phpmq_lite.storage.read.search_plan import SearchQuery
 
 
 class SearchFieldQuery(BaseModel):
-    """Text in the search field."""
+    """The text entered in the search field."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -42,7 +42,7 @@ class SearchFieldQuery(BaseModel):
 
 
 class SearchPageInput(ListQuery):
-    """Page and output format of a search."""
+    """Which page of search results to return, and in which format."""
 
     format: OutputFormat = "json"
 
@@ -93,7 +93,7 @@ class SearchPageQuery(ListQuery):
 
 @dataclass(slots=True, frozen=True)
 class SearchChip:
-    """A search term, and the search without that term."""
+    """A search term, and the search that remains without the term."""
 
     text: str
     without: str
@@ -201,7 +201,7 @@ async def submit_search(request: web.Request) -> web.StreamResponse:
 
 
 COMPLETIONS: Final = 20
-_PATHS: Final = 500  # maximum number of paths considered
+_PATHS: Final = 500  # maximum number of JSON paths to choose completions from
 
 
 class CompletionsInput(QueryModel):
@@ -246,7 +246,7 @@ async def _values(request: web.Request, name: str) -> list[str]:
 
 
 async def _paths(request: web.Request) -> list[str]:
-    """Return recently seen JSON paths, or none if the caller is limited to some queues."""
+    """Return JSON paths in the newest bodies, or none if the caller is limited to some queues."""
     if allowed_queues(request) is not None:
         return []
     rows = await context_of(request).search.newest_contents()

@@ -31,8 +31,8 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.model import AuditEntry
 
 RATE_MAX: Final = 100_000
-PLANNED: Final = 500  # maximum number of records that a plan covers
-_NEEDS: Final = {  # states that each action accepts; least destructive first
+PLANNED: Final = 500  # maximum number of records in a redrive plan
+_NEEDS: Final = {  # action -> message states it accepts; least destructive action first
     Action.REQUEUE: {"ready", "dispatched"},
     Action.RELEASE: {"dispatched"},
     Action.MOVE: {"ready"},
@@ -73,7 +73,7 @@ async def show_selection(request: web.Request) -> web.StreamResponse:
 async def _plan(
     request: web.Request, selection: MessageSelection, action: str
 ) -> tuple[bulk.RedrivePlan | None, int]:
-    """Return the redrive plan for the first records, and the number of records in the plan."""
+    """Return a redrive plan for the first records, and how many records the plan covers."""
     if action != Action.REDRIVE:
         return None, 0
     seqs = selection.frozen.seqs[:PLANNED]
@@ -82,13 +82,13 @@ async def _plan(
         check_queue_name(target)
         check_queue_right(request, target, "target")
     options = ActionOptions(target=target, queues=allowed_queues(request))
-    # The plan is not audited, but the operation requires an audit entry.
+    # A plan is not audited, but the engine call requires an audit entry.
     entry = AuditEntry(identity_of(request).actor, "ui", request.remote or "", "dead.redrive")
     return await bulk.plan_redrive(context_of(request), entry, seqs, options), len(seqs)
 
 
 def _fits(selection: MessageSelection, action: str) -> int:
-    """Count the messages that an action accepts; deletion counts only ready messages."""
+    """Count the messages that an action accepts; for deletion, count only ready messages."""
     states = {"ready"} if action == Action.DELETE else _NEEDS.get(Action(action), set())
     return sum(selection.frozen.by_state.get(state, 0) for state in states)
 
@@ -96,7 +96,7 @@ def _fits(selection: MessageSelection, action: str) -> int:
 def possible_actions(
     selection: MessageSelection, others: frozenset[str] = frozenset()
 ) -> dict[str, str]:
-    """Return the actions available for a selection, each with its verb.
+    """Return the actions available for a selection, each with the verb for its button.
 
     ``others`` are the dead-letter queues named by settings.
     """
@@ -110,7 +110,7 @@ def possible_actions(
 
 
 def fitting_actions(states: set[str], *, may_redrive: bool) -> list[Action]:
-    """Return the actions available in these message states, least destructive first."""
+    """Return the actions available for messages in these states, least destructive first."""
     fitting = [action for action, needed in _NEEDS.items() if needed & states]
     return [action for action in fitting if may_redrive or action is not Action.REDRIVE]
 
@@ -128,7 +128,7 @@ def read_action(form: Form) -> Action:
 
 
 async def submit_bulk_action(request: web.Request) -> web.StreamResponse:
-    """Apply an action to a selection. Resubmitting the form redirects to the same job."""
+    """Apply an action to a selection; submitting the form again redirects to the same job."""
     form = await read_form(request)
     action = read_action(form)
     asked = bulk.BulkRequest(
@@ -187,12 +187,12 @@ class SelectionView(ResponseModel):
 
 
 async def create_selection(request: web.Request, asked: SelectionInput) -> SelectionView:
-    """Select all messages that match a search. The token is valid for ten minutes."""
+    """Select all messages that match a search; the selection's token is valid for ten minutes."""
     return await _view_of(request, await bulk.freeze_selection(request, parse_search(asked.q)))
 
 
 async def get_selection(request: web.Request) -> SelectionView:
-    """Return a selection to the user who created it."""
+    """Return a selection; only the user who created it may read it."""
     return await _view_of(request, bulk.find_selection(request, request.match_info["token"]))
 
 

@@ -163,7 +163,7 @@ async def find_sessions(request: web.Request, _query: FormatQuery) -> list[Login
 
 
 async def end_session(request: web.Request, _asked: None) -> SessionView:
-    """End a session. The browser must log in again."""
+    """End a session, so that its browser must log in again."""
     session = context_of(request).auth.accounts.session_numbered(users.parse_id(request))
     view = _view(request, session)
     await users.end_session(request, session)
@@ -227,7 +227,7 @@ async def submit_own_password(request: web.Request) -> web.StreamResponse:
 
 
 async def submit_own_session_end(request: web.Request) -> web.StreamResponse:
-    """End another session of the same user."""
+    """End another of the user's own sessions."""
     context = context_of(request)
     session = context.auth.accounts.session_numbered(users.parse_id(request))
     if session.user_id != users.user_of(request).user_id:

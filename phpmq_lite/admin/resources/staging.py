@@ -40,17 +40,17 @@ from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.consumers import StoredPipeline
 from phpmq_lite.storage.read.read_connections import read_owner
 
-ROWS_MAX: Final = 100_000  # maximum rows per token, and per publish call
-SLICE_ROWS: Final = staging.STAGE_SLICE // 4  # other batches run between slices
+ROWS_MAX: Final = 100_000  # maximum number of rows per token and per publish call
+SLICE_ROWS: Final = staging.STAGE_SLICE // 4  # small slices, so that other batches run in between
 SLICE_BYTES: Final = 256 << 10
 _END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _COLUMNS: Final = ("body", "queue", "ttl_s")
 _BROKEN: Final = (ArithmeticError, LookupError, OSError, ValueError, struct.error)
-_COMPRESSION: Final = 10  # slot of RecordBatch.compression in Arrow's Message.fbs
+_COMPRESSION: Final = 10  # vtable offset of RecordBatch.compression in Arrow's Message.fbs
 
 
 class UploadedRows(NamedTuple):
-    """Validated rows from a stream; ``bytes`` is the total size of their bodies."""
+    """Validated rows from a stream; ``bytes`` is the total size of the message bodies."""
 
     batches: list[Any]  # pyarrow.RecordBatch
     rows: int
@@ -68,7 +68,7 @@ class UploadedRows(NamedTuple):
 
 
 def _rows_that_fit(bodies: Any) -> int:
-    """Return how many leading bodies fit into one slice, but at least 1."""
+    """Return how many of the first bodies fit into one slice, but at least 1."""
     import pyarrow.compute as pc
 
     sizes: Iterator[int] = accumulate(pc.binary_length(bodies).to_pylist())
@@ -78,7 +78,7 @@ def _rows_that_fit(bodies: Any) -> int:
 def read_rows(
     raw: bytes | bytearray, content_max: int, check_right: Callable[[str], None]
 ) -> UploadedRows:
-    """Read and validate a whole stream; call ``check_right`` once for each queue.
+    """Read and validate a whole stream; call ``check_right`` once for each queue in the stream.
 
     Raises:
         Problem: 422 naming the column or bound, 413 for too many rows or a body that is too large.
@@ -98,7 +98,7 @@ def read_rows(
 
 
 def _batches(pa: Any, reader: Any) -> list[Any]:
-    """Read only non-empty batches: 64 MiB could hold 290,000 empty batches of 3 KiB each."""
+    """Read non-empty batches; a 64 MiB stream could expand to 290,000 empty ones of 3 KiB each."""
     batches, rows = [], 0
     for batch in reader:
         batch.validate(full=True)
@@ -113,7 +113,7 @@ def _batches(pa: Any, reader: Any) -> list[Any]:
 
 
 def _check_plain(pa: Any, raw: bytes | bytearray) -> None:
-    """Reject compressed batches and dictionaries before anything is unpacked."""
+    """Reject compressed batches and dictionary columns before unpacking anything."""
     for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(raw)):
         if message.type == "dictionary":
             raise _bad("Dictionary columns are not supported.", bound="plain columns")
@@ -122,7 +122,7 @@ def _check_plain(pa: Any, raw: bytes | bytearray) -> None:
 
 
 def _is_compressed(metadata: bytes) -> bool:
-    """Return whether a record batch's flatbuffer names a codec."""
+    """Return whether a record batch's flatbuffer specifies a compression codec."""
     message = struct.unpack_from("<I", metadata)[0]
     header = _member(metadata, message, 8)
     if header is None:
@@ -162,7 +162,7 @@ def _check_schema(pa: Any, schema: Any) -> None:
 
 
 def _arrange_columns(pa: Any, batch: Any) -> Any:
-    """Return the columns in the order of ``_COLUMNS``, converted to our types."""
+    """Return the columns in the order of ``_COLUMNS``, converted to the types we use."""
     ttl = (
         batch.column("ttl_s").cast(pa.int64())
         if "ttl_s" in batch.schema.names
@@ -213,11 +213,11 @@ def _bad(text: str, field: str | None = None, bound: str | None = None) -> Probl
     return Problem(422, "bad_arrow", text, field=field, bound=bound)
 
 
-STAGE_BYTES: Final = 64 << 20  # maximum upload per token, as sent
-TOKENS_MAX: Final = 10_000  # maximum tokens per call
-TOKENS_BYTES: Final = 4 << 20  # maximum request body for a call with tokens
+STAGE_BYTES: Final = 64 << 20  # maximum size of the upload for a token, in bytes
+TOKENS_MAX: Final = 10_000  # maximum number of tokens per call
+TOKENS_BYTES: Final = 4 << 20  # maximum body size of a call with tokens
 ROW_COUNT: Final = "X-Row-Count"
-_SLOT_S: Final = 30.0  # maximum wait for an upload slot
+_SLOT_S: Final = 30.0  # maximum time to wait for an upload slot
 
 
 class StageQuery(QueryModel):
@@ -231,14 +231,14 @@ class StageQuery(QueryModel):
 
 
 class StageView(BaseModel):
-    """Number and total size of the rows staged under a token."""
+    """The number and total size of the rows staged under a token."""
 
     rows: int = Field(description="number of rows staged under the token")
     bytes: int = Field(description="total size of the bodies in bytes")
 
 
 class PublishStagedInput(StrictInput):
-    """Tokens to publish together; the broker stores the highest ``version`` per ``app_id``."""
+    """Tokens to publish together; the broker stores each ``app_id``'s highest ``version``."""
 
     app_id: AppIdParameter
     version: int = Field(
@@ -299,13 +299,13 @@ class TransferView(BaseModel):
 
 
 class UnstageInput(StrictInput):
-    """The tokens to drop; unknown tokens are ignored."""
+    """The tokens to drop, together with their rows; unknown tokens are ignored."""
 
     tokens: list[str] = Field(max_length=TOKENS_MAX, description="tokens of staged rows")
 
 
 class UnstageView(BaseModel):
-    """The number of dropped tokens."""
+    """The number of tokens that were dropped."""
 
     unstaged: int = Field(description="number of tokens dropped")
 
@@ -320,7 +320,7 @@ async def stage_rows(request: web.Request) -> web.StreamResponse:
     expected = _row_count(request)
     entry = audit_entry(request, target=token)
     content_max = int(context.settings.limits.max_content)
-    raw = await read_body(request)  # read before taking a slot: the body may arrive slowly
+    raw = await read_body(request)  # read before taking a slot, because the body may arrive slowly
     async with _slot(context):
         upload = await asyncio.to_thread(
             read_rows, raw, content_max, lambda name: check_queue_right(request, name)
@@ -349,7 +349,7 @@ def _row_count(request: web.Request) -> int | None:
 
 @asynccontextmanager
 async def _slot(context: Context) -> AsyncIterator[None]:
-    """Hold a slot while an upload is checked and stored; users take turns."""
+    """Hold an upload slot while rows are checked and stored; users get slots in turn."""
     owner = read_owner.get()
     try:
         async with asyncio.timeout(_SLOT_S):
@@ -385,7 +385,7 @@ def _next(chunks: Iterator[list[StagedRow]]) -> list[StagedRow] | None:
 
 
 async def publish_staged(request: web.Request, asked: PublishStagedInput) -> PublishStagedView:
-    """Publish all rows staged under the tokens in one transaction, once per app_id and version."""
+    """Publish the rows staged under the tokens in one transaction, once per app_id and version."""
     entry = audit_entry(request, target=asked.app_id, detail=f"version {asked.version}")
     done = await context_of(request).engine.run(
         staging.publish_staged, entry, asked.app_id, asked.version, asked.tokens,
@@ -395,7 +395,7 @@ async def publish_staged(request: web.Request, asked: PublishStagedInput) -> Pub
 
 
 async def drop_staged(request: web.Request, asked: UnstageInput) -> UnstageView:
-    """Drop tokens that have not been published, together with their rows."""
+    """Drop unpublished tokens together with the rows staged under them."""
     context = context_of(request)
     entry = audit_entry(request, target=", ".join(asked.tokens[:3]))
     count = await context.engine.run(staging.unstage, entry, asked.tokens, writer=_writer(request))

@@ -44,14 +44,14 @@ class StatsView(ResponseModel):
 
 
 class StatsHistoryQuery(QueryModel):
-    """The queue and period to return."""
+    """The queue and the period for which to return statistics."""
 
     queue: str = Field("", max_length=LONGEST_NAME, description="queue, or empty for all queues")
     span: Literal["1h", "24h", "7d", "30d"] = Field("1h", description="period: 1h, 24h, 7d or 30d")
 
 
 class PointView(ResponseModel):
-    """One step in the history; values that were not measured are null."""
+    """One time step in the history; values that were not measured are null."""
 
     at: int = Field(description="start of the step, Unix ms")
     published_per_s: float = Field(description="messages published per second")
@@ -75,7 +75,7 @@ class PointView(ResponseModel):
 
 
 class StatsHistoryView(BaseModel):
-    """History for one or all queues; steps in which the broker did not run are omitted."""
+    """Statistics for one or all queues; steps during which the broker was down are omitted."""
 
     queue: str | None = Field(description="queue name; null for all queues")
     span: str = Field(description="period: 1h, 24h, 7d or 30d")
@@ -131,7 +131,7 @@ async def get_stats_history(request: web.Request, query: StatsHistoryQuery) -> S
 
 
 def _queue_id(request: web.Request, name: str) -> int:
-    """Return the queue_id of the queue named in the query.
+    """Return the queue_id of the queue that the query names.
 
     Raises:
         Problem: 404 if it does not exist, 403 for all queues if the caller is limited to some.

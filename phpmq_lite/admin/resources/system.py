@@ -37,7 +37,7 @@ from phpmq_lite.storage.integrity.startup import Start, StoredStarts
 from phpmq_lite.storage.read.database_size import DatabaseSize, measure_database
 from phpmq_lite.writes import DismissStartReport
 
-COUNTED: Final = 1_000_000  # stop counting expiring messages at this number
+COUNTED: Final = 1_000_000  # counting of expiring messages stops at this number
 ClockDecision = Literal["expire", "keep"]
 
 
@@ -54,7 +54,7 @@ class ClockView(BaseModel):
 
 
 class ClockDecisionInput(BaseModel):
-    """Decision about the clock."""
+    """A decision on whether the clock can be trusted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -85,7 +85,7 @@ async def get_clock(request: web.Request) -> ClockView:
 
 
 async def decide_clock(request: web.Request, asked: ClockDecisionInput) -> ClockView:
-    """Decide whether to trust a clock that was far ahead at startup and count the elapsed time."""
+    """Decide whether a clock that was far ahead at startup is right and the downtime counts."""
     identity = identity_of(request)
     if identity.queues:
         raise Problem(403, "foreign_queue", "This decision requires access to all queues.",
@@ -102,7 +102,7 @@ _DECIDED: Final = {
 
 
 class SettingView(BaseModel):
-    """An effective setting."""
+    """A setting with the value that is in effect."""
 
     setting: str = Field(description="name, such as limits.credit")
     value: Any = Field(description="effective value; sizes are in bytes, secrets are masked")
@@ -114,12 +114,12 @@ class SettingView(BaseModel):
 
 
 async def list_settings(request: web.Request, _query: JsonFormatQuery) -> ListPage[SettingView]:
-    """List the effective settings with their sources. Secrets are masked."""
+    """List the effective settings and their sources; secrets are masked."""
     return ListPage[SettingView](items=settings_in_force(request))
 
 
 def settings_in_force(request: web.Request) -> list[SettingView]:
-    """Return every setting with its value and its source."""
+    """Return all settings, each with its effective value and where that value was set."""
     context = context_of(request)
     return [
         SettingView(
@@ -135,14 +135,14 @@ def settings_in_force(request: web.Request) -> list[SettingView]:
     ]
 
 
-DRAIN: Final = web.AppKey[Callable[[], None]]("drain")  # has the same effect as SIGTERM
-LINES_SHOWN: Final = 200  # maximum log lines shown, unless all are requested
+DRAIN: Final = web.AppKey[Callable[[], None]]("drain")  # same effect as sending SIGTERM
+LINES_SHOWN: Final = 200  # maximum number of log lines shown, unless all are requested
 
 _ADMIN_TABS: Final = ("settings", "log")
 
 
 class SystemPageQuery(QueryModel):
-    """Tab and filters for the System page."""
+    """Query for the System page: the selected tab and its filters."""
 
     tab: Literal["health", "settings", "starts", "log"] = "health"
     level: Literal["debug", "info", "warning", "error"] = "debug"
@@ -239,7 +239,7 @@ async def _log(_request: web.Request, query: SystemPageQuery) -> dict[str, Any]:
 
 
 async def read_restart_report(request: web.Request) -> system_view.RestartReport | None:
-    """Return the report on the latest start, or None if it has been dismissed.
+    """Return the report on the most recent start, or None if the report has been dismissed.
 
     There is also no report for the first start or for one that cannot be read.
     """
@@ -319,12 +319,12 @@ async def submit_drain(request: web.Request) -> web.StreamResponse:
 
 
 def _word(context: Context) -> str:
-    """Return the text to type as confirmation: the environment's name, or ``drain``."""
+    """Return the text that confirms a drain: the environment's name, or ``drain`` if unnamed."""
     return context.settings.ui.environment.strip() or "drain"
 
 
 def _is_admin(request: web.Request) -> bool:
-    """Return whether the caller is an admin of all queues, as the log and drain require."""
+    """Return whether the caller is an admin of all queues, as needed to read the log or drain."""
     identity = identity_of(request)
     return identity.role.may(Role.ADMIN) and not identity.queues
 
@@ -340,7 +340,7 @@ def _need_admin(request: web.Request, what: str) -> None:
 
 
 class ListenerView(BaseModel):
-    """An open listener; a wildcard address means every address of the broker's machine."""
+    """An open listener; a wildcard address stands for all addresses of the broker's machine."""
 
     address: str = Field(description="HOST:PORT, or unix:PATH")
     transport: Literal["tcp", "tls", "unix"] = Field(description="plain TCP, TLS or a Unix socket")
@@ -348,7 +348,7 @@ class ListenerView(BaseModel):
 
 
 class ListenersView(ListPage[ListenerView]):
-    """All open listeners; listeners for the older revision come last."""
+    """All open listeners; those for the older protocol revision come last."""
 
     content_bytes: int = Field(description="maximum body size in bytes (limits.max_content)")
 

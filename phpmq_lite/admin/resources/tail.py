@@ -26,11 +26,11 @@ from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.activity import MessageEvent, MessagePreview, RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow, wire_id
 
-ROWS_PER_S: Final = 100  # maximum rows shown per second
-LOOKUPS_MAX: Final = 1_000  # maximum messages looked up in the database per second
-PENDING_MAX: Final = 5_000  # maximum events kept between two reads
+ROWS_PER_S: Final = 100  # maximum number of rows shown per second
+LOOKUPS_MAX: Final = 1_000  # maximum number of messages looked up in the database per second
+PENDING_MAX: Final = 5_000  # maximum number of events kept between two reads
 PREVIEWS_MAX: Final = 20_000  # maximum number of cached message previews
-IDLE_S: Final = 15.0  # a tail stops after this long without a reader
+IDLE_S: Final = 15.0  # a tail stops if it is not read for this long
 PREVIEW_BYTES: Final = 480
 
 KINDS: Final = (
@@ -43,8 +43,8 @@ _OUTCOMES: Final[dict[int, str]] = {
     State.DEAD: "dead",
     State.DELETED: "delete",
 }
-_OWN_EVENT: Final = {"redriven"}  # deletion reasons reported as events of their own
-_MOVES: Final = {StateEvent.FORWARD, StateEvent.MOVE, StateEvent.PLACE}  # detail: "orders to mail"
+_OWN_EVENT: Final = {"redriven"}  # deletion reasons that have their own event kind
+_MOVES: Final = {StateEvent.FORWARD, StateEvent.MOVE, StateEvent.PLACE}  # their detail is "A to B"
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,7 +60,7 @@ class TailEvent:
 
 
 class QueueTail(FeedState):
-    """Collector for one queue's message events.  Call ``take_events`` about once per second.
+    """Collects one queue's message events; ``take_events`` should be called about once per second.
 
     ``tap(function)`` makes the engine call ``function`` with every batch after its commit, and
     returns a function that removes it.
@@ -128,7 +128,7 @@ class QueueTail(FeedState):
                 self._add(TailEvent("dispatch", at_ms, message.seq, _delivery(message),
                                     message.consumer, preview))  # fmt: skip
         for message in batch.changed.values():
-            self._preview_of(message)  # cache the message's queue for the events below
+            self._preview_of(message)  # so that _add_if_ours() knows the message's queue
         dead = {seq for (outcome, _), seqs in batch.settled.items() if outcome == State.DEAD
                 for seq in seqs}  # fmt: skip
         for event in _read_events(batch.events):
@@ -141,9 +141,9 @@ class QueueTail(FeedState):
                     self._add_if_ours(TailEvent(kind, batch.wall_ms, seq, reason or ""))
 
     def _record_copied(self, copied: CopiedRows, at_ms: int) -> None:
-        """Count messages published by Spark; ``take_events`` reads the latest from the database."""
+        """Count messages published by Spark; ``take_events`` looks up the newest ones later."""
         count = copied.counts.get(self.queue_id, 0)
-        self._dropped += count  # take_events() subtracts the messages that it finds
+        self._dropped += count  # take_events() subtracts those that it finds in the database
         if count:
             for seq in range(max(copied.first, copied.end - ROWS_PER_S), copied.end):
                 if len(self._pending) < PENDING_MAX:
@@ -160,7 +160,7 @@ class QueueTail(FeedState):
             if message.body is not None:
                 self._remember(message.seq, preview)
             else:
-                self._previews.pop(message.seq, None)  # its next event reads the preview again
+                self._previews.pop(message.seq, None)  # read the preview again at the next event
         return preview
 
     def _add_if_ours(self, event: TailEvent) -> None:
@@ -187,7 +187,7 @@ class QueueTail(FeedState):
     # -- called by the feed
 
     async def take_events(self) -> tuple[list[TailEvent], int]:
-        """Return the events since the previous call, in order, and the number of dropped events."""
+        """Return the events since the previous call, in order, and how many events were dropped."""
         self.listen()
         pending, self._pending = self._pending, deque()
         missed, self._dropped = self._dropped, 0
@@ -256,7 +256,7 @@ def tail_row(
 
 
 def _clock(at_ms: int) -> str:
-    """Format the time of day in UTC; the title of the ``<time>`` element contains the date."""
+    """Format the time of day in UTC; the page shows the date as a tooltip."""
     at = datetime.fromtimestamp(at_ms / 1_000, UTC)
     return at.strftime("%H:%M:%S.") + f"{at_ms % 1_000:03}"
 
@@ -272,7 +272,7 @@ def _text(event: TailEvent, names: Mapping[int, str]) -> str:
 
 
 def is_wanted(row: Mapping[str, Any], kinds: frozenset[str], text: str) -> bool:
-    """Return whether a row matches the filter; empty ``kinds`` or an empty text match every row."""
+    """Return whether a row matches the filter; an empty ``kinds`` or ``text`` matches every row."""
     if kinds and row["kind"] not in kinds:
         return False
     if not text:
@@ -287,7 +287,7 @@ _LATEST: Final = 1 << 62
 
 
 class TailPageQuery(QueryModel):
-    """Filter for events by kind and by text in the row."""
+    """Filter for events by their kind and by text in their rows."""
 
     kind: tuple[str, ...] = ()
     q: str = Field("", max_length=200)
@@ -302,17 +302,17 @@ class TailPageQuery(QueryModel):
 
 
 def _query_of(request: web.Request) -> TailPageQuery:
-    """Read the filter; ``kind`` may be repeated, and may contain a comma-separated list."""
+    """Read the filter; ``kind`` may be repeated and may be a comma-separated list."""
     kinds = [kind for text in request.query.getall("kind", []) for kind in text.split(",") if kind]
     return TailPageQuery(kind=tuple(dict.fromkeys(kinds)), q=request.query.get("q", ""))
 
 
 async def show_tail(request: web.Request) -> web.StreamResponse:
-    """Show the latest events of a queue's messages, followed by live updates."""
+    """Show the most recent events for the messages in a queue, then stream live updates."""
     queue, query = require_queue(request), _query_of(request)
     request[FEED] = feed_key(request, f"tail:{queue.name}")
     if len(context_of(request).live.states) < STREAMS:
-        _tail_of(request, queue).listen()  # so that no event is missed before the stream opens
+        _tail_of(request, queue).listen()  # so that no event is missed until the stream opens
     rows = await _rows(request, await _stored_events(context_of(request), queue))
     kinds = frozenset(query.kind)
     return await render_page(
@@ -327,7 +327,7 @@ async def show_tail(request: web.Request) -> web.StreamResponse:
 
 
 async def live_tail(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
-    """Return the events of a queue's messages since this feed was last evaluated."""
+    """Return the message events in a queue since this feed was last evaluated."""
     queue, query = find_queue(request, argument), _query_of(request)
     if queue is None:
         raise not_found("queue", argument)
@@ -371,7 +371,7 @@ async def _rows(request: web.Request, events: Iterable[TailEvent]) -> list[dict[
 
 
 async def _stored_events(context: Context, queue: QueueStatus) -> list[TailEvent]:
-    """Return the most recent stored events of a queue's messages, newest first."""
+    """Return the most recent events stored for the messages in a queue, newest first."""
     alive, history, stored = await asyncio.gather(
         context.reader.messages(queue.queue_id, before=_LATEST, limit=ROWS_SHOWN),
         context.reader.history(queue_id=queue.queue_id, limit=ROWS_SHOWN),

@@ -1,4 +1,4 @@
-"""Traces across all queues."""
+"""The page and the API for traces, which cover all queues."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""Page and API for users."""
+"""The page and the API for managing users."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -34,7 +34,7 @@ class UserInput(StrictInput):
 
 
 class UserChangeInput(StrictInput):
-    """Changes to a user; omitted members stay unchanged.  All of the user's sessions end."""
+    """Changes to a user; omitted members stay unchanged. All of the user's sessions end."""
 
     password: SecretStr | None = Field(None, description="12 to 1024 characters; null if unchanged")
     role: RoleName | None = Field(None, description="viewer, operator or admin; null if unchanged")

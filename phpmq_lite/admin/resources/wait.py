@@ -1,4 +1,4 @@
-"""Waiting for a message without polling."""
+"""The API call that waits for a message, so that clients need not poll."""
 
 import asyncio
 from collections import Counter
@@ -27,8 +27,8 @@ from phpmq_lite.storage.read.read_connections import Readers, read_owner
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.read.search_plan import SearchQuery
 
-_APART_S: Final = 0.02  # minimum time between two reads of a wait, however often it is woken
-_LOOKS_PER_S: Final = 200  # maximum reads per second, for all waits combined
+_APART_S: Final = 0.02  # minimum time between two reads by the same waiting request
+_LOOKS_PER_S: Final = 200  # maximum number of reads per second for all waits combined
 _SCOPE: Final = "wait"
 
 WaitCondition = Literal["published", "settled"]
@@ -44,7 +44,7 @@ class WaitPosition:
 
     @classmethod
     async def now(cls, readers: Readers) -> Self:
-        """Return the position after everything stored so far."""
+        """Return the current position, which is after everything stored so far."""
         return cls(*await RecentActivity(readers).ends())
 
     @classmethod
@@ -58,37 +58,37 @@ class WaitPosition:
         return None if place is None else cls(*place)
 
     def after(self, ids: Iterable[str]) -> "WaitPosition":
-        """Return the position after these new messages but before their later events."""
+        """Return the position right after these messages were published."""
         return replace(self, seq=max((int(one[:16], 16) for one in ids), default=self.seq))
 
     @property
     def text(self) -> str:
-        """This position as an opaque cursor."""
+        """The position as an opaque cursor string."""
         return responses.encode_cursor(_SCOPE, "after", [self.seq, self.offset])
 
 
 @dataclass(slots=True)
 class MessageWait:
-    """A wait with its condition, start position and visible queues."""
+    """A wait for a message: the condition, the position reached, and the queues to read."""
 
     query: SearchQuery
     until: WaitCondition
     mark: WaitPosition
-    queues: Callable[[], frozenset[int] | None]  # evaluated before each read
+    queues: Callable[[], frozenset[int] | None]  # ids of visible queues, computed before each read
     search: Search
     tails: RecentActivity
     is_over: Callable[[], bool]
-    apart_s: Callable[[], float] = lambda: _APART_S  # seconds between two reads
+    apart_s: Callable[[], float] = lambda: _APART_S  # returns the seconds between two reads
 
     async def first(self, woken: asyncio.Event, timeout_s: float) -> MessageRow | None:
-        """Return the first match, or None on timeout; move ``mark`` past the messages read.
+        """Return the first match, or None on timeout; move ``mark`` past the messages that it read.
 
         Read at least once, and stop early only if ``is_over`` returns True.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + timeout_s
         while True:
-            woken.clear()  # clear before reading, because a new message must set it again
+            woken.clear()  # cleared before reading, because a new message must set it again
             found = await self._read_match(ends_at)
             if found is not None or self.is_over():
                 return found
@@ -100,7 +100,7 @@ class MessageWait:
                 return await self._read_match(ends_at) if woken.is_set() else None
 
     async def _read_match(self, ends_at: float) -> MessageRow | None:
-        """Read until the first match or the end; after ``ends_at``, read only one slice."""
+        """Read slices until one has a match or none is left; after ``ends_at``, read only one."""
         while places := await self._next():
             rows = await self.search.matches(self.query, list(places), self.queues())
             if rows:
@@ -113,7 +113,7 @@ class MessageWait:
         return None
 
     async def _next(self) -> dict[int, int]:
-        """Return the positions of the next messages by seq; a position is a seq or an offset."""
+        """Return the next messages as seq -> position, which is a seq or a history offset."""
         if self.until == "published":
             return {seq: seq for seq in await self.tails.published_after(self.mark.seq)}
         settled = await self.tails.settled_after(self.mark.offset)
@@ -127,7 +127,7 @@ class MessageWait:
 
 
 def read_interval_s(hub: LiveFeeds) -> float:
-    """Return the seconds between two reads of a wait, which grow with the number of waits."""
+    """Return the seconds to wait between two reads; more waits mean a longer interval."""
     return max(_APART_S, len(hub.waits) / _LOOKS_PER_S)
 
 
@@ -186,7 +186,7 @@ class WaitQuery(BaseModel):
 
 
 async def wait_for_message(request: web.Request) -> web.StreamResponse:
-    """Return the first matching message after a cursor once it is stored, or 204 on timeout.
+    """Wait for the first matching message after a cursor and return it, or 204 on timeout.
 
     Either way, the header ``X-Cursor`` contains the cursor to continue from.
     """
