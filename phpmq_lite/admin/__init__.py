@@ -1,1 +1,1 @@
-"""The admin: a broker's server-rendered web pages and HTTP API, built on aiohttp."""
+"""The admin interface: server-rendered web pages and an HTTP API, built on aiohttp."""

@@ -1,4 +1,4 @@
-"""The admin as an aiohttp application: middlewares, startup and shutdown."""
+"""The aiohttp application of the admin interface: its middlewares, startup and shutdown."""
 
 import asyncio
 import time
@@ -107,7 +107,7 @@ def create_app(
             _answer_problems,
             _identify,
         ],
-        client_max_size=FREE_BYTES,  # larger bodies are read by request_body.py
+        client_max_size=FREE_BYTES,  # request_body.py reads larger bodies
     )
     app[CONTEXT] = Context(
         engine=engine,
@@ -134,13 +134,13 @@ def create_app(
 
 
 async def _stop(app: web.Application) -> None:
-    """End bulk jobs, streams and waiting requests, which would otherwise delay shutdown."""
+    """End bulk jobs, streams and waiting requests, all of which would delay the shutdown."""
     app[CONTEXT].live.close()
     await app[CONTEXT].actions.jobs.close()
 
 
 async def _count_refusals(app: web.Application) -> AsyncIterator[None]:
-    """Record the number of failed logins once a minute; close the auth services at shutdown."""
+    """Record the number of failed logins every minute, and close the auth services on shutdown."""
     context = app[CONTEXT]
 
     async def count() -> None:
@@ -158,12 +158,12 @@ async def _count_refusals(app: web.Application) -> AsyncIterator[None]:
     await context.auth.close()
 
 
-# -- middlewares, outermost first
+# -- middlewares, from the outermost to the innermost
 
 
 @web.middleware
 async def _see_through_proxies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Restore the request that the browser sent to a trusted proxy; record its start and end."""
+    """Undo a trusted proxy's changes to the request; record when the request starts and ends."""
     trusted = context_of(request).settings.admin.trusted_proxies
     connection = connection_of(request)
     if connection is None:
@@ -177,7 +177,7 @@ async def _see_through_proxies(request: web.Request, handler: Handler) -> web.St
 
 @web.middleware
 async def _send_in_pieces(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Send a large response in pieces, then release the request's memory."""
+    """Send a large response in pieces, and then release the memory reserved for the request."""
     try:
         return await send_response(request, await handler(request))
     finally:
@@ -186,7 +186,7 @@ async def _send_in_pieces(request: web.Request, handler: Handler) -> web.StreamR
 
 @web.middleware
 async def _observe(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Assign a request id, measure the duration and count the response."""
+    """Assign an id to the request, measure how long it takes, and count the response."""
     request[REQUEST_ID] = token_hex(8)
     started = time.perf_counter()
     response = await handler(request)
@@ -235,7 +235,7 @@ async def _problem_response(request: web.Request, problem: Problem) -> web.Respo
         return rendering.problem_json(request, problem)
     try:
         return await rendering.problem_page(request, problem)
-    except Exception:  # the error page could not be rendered either
+    except Exception:  # rendering the error page failed as well
         _log_failure("problem_page_failed", request)
         return rendering.problem_json(request, problem)
 
@@ -247,7 +247,7 @@ def _log_failure(event: str, request: web.Request) -> None:
 
 @web.middleware
 async def _identify(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Identify the caller; health checks work without accounts."""
+    """Identify the caller; health checks do not require an account."""
     context = context_of(request)
     if is_started(request):
         try:
@@ -260,7 +260,7 @@ async def _identify(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def _guarded(route: Route) -> Handler:
-    """Wrap a handler in its route's checks, so that no handler can forget them."""
+    """Wrap a handler so that the checks required by its route always run first."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         request[ROUTE_NAME], request[ROUTE] = route.name, route
@@ -285,7 +285,7 @@ def _check_request(request: web.Request, route: Route) -> None:
 
 
 async def _write(request: web.Request, route: Route) -> web.StreamResponse:
-    """Check and make a change; write its audit row even if the change is refused.
+    """Check a change and carry it out; write an audit row even if the change is refused.
 
     Also handles reads that have an audit name.
     """
@@ -296,7 +296,7 @@ async def _write(request: web.Request, route: Route) -> web.StreamResponse:
             await middleware.check_change(request, route)
         return await route.handler(request)
     except web.HTTPRedirection:
-        if not route.is_writing:  # redirected to the login page
+        if not route.is_writing:  # the caller was redirected to the login page
             entry.result = "login"
         raise
     except Exception as error:
@@ -309,7 +309,7 @@ async def _write(request: web.Request, route: Route) -> web.StreamResponse:
 
 
 def _log_action(entry: AuditEntry) -> None:
-    """Log a change; log lines about refusals are rate-limited, because anyone can cause them."""
+    """Log a change or a refusal; refusals are rate-limited, because anyone can cause them."""
     if entry.result in ("done", "running") or not is_quiet("action_refused"):
         _log.info(
             "action",

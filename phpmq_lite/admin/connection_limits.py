@@ -1,4 +1,4 @@
-"""Limits on the number of admin connections, and timeouts for slow ones."""
+"""Limits on the number of connections to the admin interface, and timeouts for slow ones."""
 
 import asyncio
 from collections import Counter, deque
@@ -19,7 +19,7 @@ BODY: Final = "body took too long to arrive"
 ANSWER: Final = "response was not read"
 _LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _INTERVAL_S: Final = 1.0
-_REST_EACH_S: Final = 0.002  # interval between reads of refused bodies, across all connections
+_REST_EACH_S: Final = 0.002  # interval between two reads of refused bodies, on any connection
 _log = get_logger(__name__)
 
 
@@ -27,14 +27,14 @@ _log = get_logger(__name__)
 class SlowClientTimeouts:
     """Timeouts for slow peers, in seconds."""
 
-    head_s: float = 10.0  # until the headers are complete; begins with the connection or request
+    head_s: float = 10.0  # time from connecting, or from a later request's start, to its headers
     body_s: float = 30.0
-    body_bytes_per_s: int = 8 << 10  # each 8 KiB received adds one second to body_s
+    body_bytes_per_s: int = 8 << 10  # body_s grows by one second for every 8 KiB received
     answer_s: float = 30.0  # maximum time without progress; streams have their own timeouts
 
 
 class ConnectionLimits:
-    """Tracks all connections to the admin; ``run`` closes slow ones."""
+    """Tracks all connections to the admin interface; ``run`` closes those that are too slow."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ConnectionLimits:
         self.timeouts = patience or SlowClientTimeouts()
         self.ended: Counter[str] = Counter()  # number of slow connections closed, by reason
         self.open: set[LimitedConnection] = set()
-        self._paused: deque[LimitedConnection] = deque()  # connections with data of refused bodies
+        self._paused: deque[LimitedConnection] = deque()  # paused while receiving a refused body
         self._trusted = tuple(trusted)
 
     @classmethod
@@ -58,7 +58,7 @@ class ConnectionLimits:
         return cls(gate, settings.admin.trusted_proxies)
 
     def name_of(self, host: str | None) -> str | None:
-        """Return the address to count, or None for a trusted proxy, which many clients share."""
+        """Return the address to count, or None for a trusted proxy, as many clients share it."""
         address = None if host is None else parse_address(host)
         is_trusted = address is not None and any(
             address.version == network.version and address in network for network in self._trusted
@@ -72,7 +72,7 @@ class ConnectionLimits:
             _log.warning("http_connection_refused", address=name, reason=refusal)
 
     def close_slow(self, now_s: float) -> None:
-        """Close connections that are too slow."""
+        """Close every connection that is too slow."""
         for limited in list(self.open):
             reason = limited.slow_reason(now_s)
             if reason is not None:
@@ -80,7 +80,7 @@ class ConnectionLimits:
                 limited.end(is_told=reason != ANSWER and limited.has_begun)
 
     def resume_in_turn(self, limited: "LimitedConnection") -> None:
-        """Queue a connection to resume reading; one queued connection resumes every 2 ms.
+        """Add a connection to the queue from which one connection resumes reading every 2 ms.
 
         Without this limit, 95 connections that sent refused bodies delayed a batch by 60 ms.
         """
@@ -94,7 +94,7 @@ class ConnectionLimits:
             asyncio.get_running_loop().call_later(_REST_EACH_S, self._read_next)
 
     async def run(self) -> None:
-        """Check all connections once a second, and close slow ones."""
+        """Check all connections once a second, and close those that are too slow."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_INTERVAL_S)
@@ -119,11 +119,11 @@ class LimitedConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._began_at: float | None = None  # when the current request began
         self._bytes = 0  # bytes received since the request began
-        self._request: web.BaseRequest | None = None  # the request that a handler is processing
-        self._is_refused = False  # whether the rest of a refused body may still arrive
-        self._rest: list[bytes] = []  # held data of a refused body
+        self._request: web.BaseRequest | None = None  # request now being processed by a handler
+        self._is_refused = False  # whether more of a refused body may still arrive
+        self._rest: list[bytes] = []  # data of a refused body that was not passed on yet
         self._progress = WriteProgress()
-        self._stuck_at: float | None = None  # last progress in sending a response
+        self._stuck_at: float | None = None  # when the peer last read some of a response
 
     # -- called by the event loop
 
@@ -143,7 +143,7 @@ class LimitedConnection(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop counting the connection, and pass the event on."""
+        """Stop counting the connection, and tell ``inner`` that the connection was lost."""
         if self._is_admitted:
             self._limits.open.discard(self)
             if self._is_counted:
@@ -151,13 +151,13 @@ class LimitedConnection(asyncio.Protocol):
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Record when a request began, and pass the data on or hold it."""
+        """Record when a request began, and either pass the data on or hold it back."""
         if not self._is_admitted:
             return
         if self._began_at is None:
             self._began_at = self._loop.time()
         self._bytes += len(data)
-        # New data must not overtake held data, even if the handler reads the body again.
+        # While earlier data is held back, new data must wait as well, so that the order is kept.
         if (self._is_refused or self._rest) and not self._transport.is_closing():
             self._transport.pause_reading()
             if not self._rest:
@@ -173,22 +173,22 @@ class LimitedConnection(asyncio.Protocol):
         return None
 
     def pause_writing(self) -> None:
-        """Pause the writer of aiohttp."""
+        """Pause aiohttp's writer."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Resume the writer of aiohttp."""
+        """Resume aiohttp's writer."""
         self._inner.resume_writing()
 
     # -- called by the application
 
     def take(self, request: web.BaseRequest) -> None:
-        """Record that a handler has received this request; its body may still be arriving."""
+        """Record that a handler has received a request, whose body may still be arriving."""
         self._request = request
         self._is_refused = False
 
     def finish(self) -> None:
-        """Record that the handler has ended; its response may still be unsent."""
+        """Record that the handler has finished; its response may not have been sent yet."""
         self._is_refused = self._request is not None and not self._request.content.is_eof()
         self._request = self._began_at = None
         self._bytes = 0
@@ -199,11 +199,11 @@ class LimitedConnection(asyncio.Protocol):
         """Resume reading and pass on the held data."""
         rest, self._rest = b"".join(self._rest), []
         if rest and not self._transport.is_closing():
-            self._transport.resume_reading()  # before data_received, which may pause reading again
+            self._transport.resume_reading()  # first, because data_received may pause reading again
             self._inner.data_received(rest)
 
     def slow_reason(self, now_s: float) -> str | None:
-        """Return why the connection is too slow and must be closed, or None."""
+        """Return why the connection must be closed as too slow, or None if it is fast enough."""
         timeouts, request = self._limits.timeouts, self._request
         if request is None and self._is_stuck(now_s):
             return ANSWER
@@ -228,11 +228,11 @@ class LimitedConnection(asyncio.Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """Return whether any byte of an unanswered request has arrived."""
+        """Return whether at least one byte of an unanswered request has arrived."""
         return self._bytes > 0
 
     def end(self, *, is_told: bool) -> None:
-        """Close the connection; if ``is_told``, send a 408 response first."""
+        """Close the connection, after sending a 408 response if ``is_told`` is True."""
         if is_told and not self._transport.is_closing():
             self._transport.write(_LATE)
             self._transport.close()
@@ -241,6 +241,6 @@ class LimitedConnection(asyncio.Protocol):
 
 
 def connection_of(request: web.BaseRequest) -> LimitedConnection | None:
-    """Return a request's limited connection, or None if the server has no limits."""
+    """Return the ``LimitedConnection`` of a request, or None if the server has no limits."""
     found = None if request.transport is None else request.transport.get_protocol()
     return found if isinstance(found, LimitedConnection) else None

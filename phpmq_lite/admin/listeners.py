@@ -1,4 +1,4 @@
-"""Binding of the control socket and the admin addresses, without heavy imports."""
+"""Binds the control socket and the admin addresses; imports no heavy modules."""
 
 import os
 import socket
@@ -43,7 +43,7 @@ async def bind_sockets(
                 found = await bind_tcp(endpoint)
                 for one in found:
                     stack.callback(one.close)
-            for one in found:  # two sockets can bind the same address until one listens
+            for one in found:  # an address is reserved only once a socket listens on it
                 one.listen(_BACKLOG)
         except OSError as error:
             raise StartRefusedError(f"cannot listen on {endpoint}: {os_reason(error)}") from error
@@ -59,7 +59,7 @@ def _bind_unix(stack: AsyncExitStack, path: Path) -> socket.socket:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # the next startup replaces a leftover file
+    with suppress(OSError):  # if the file remains, the next startup replaces it
         path.unlink()
 
 

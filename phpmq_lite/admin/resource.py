@@ -1,4 +1,4 @@
-"""Definitions of a page together with its API call, or of an API call alone.
+"""Defines a page together with the matching API call, or an API call that has no page.
 
 ``run`` validates, loads or acts. The page renders its result, or redirects with a message after an
 action; the API call returns the result as JSON. Both become ordinary rows of the route table. The
@@ -24,8 +24,8 @@ from phpmq_lite.admin.base.route import BODY_BYTES, VALUES, Handler, Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
 from phpmq_lite.admin.views.rendering import render_page
 
-_AS_TYPED: Final = frozenset({"password", "queue", "target"})  # outer white space is significant
-_LINES: Final = frozenset({"queues"})  # lists with one item per line
+_AS_TYPED: Final = frozenset({"password", "queue", "target"})  # outer white space is kept
+_LINES: Final = frozenset({"queues"})  # fields that contain a list, one item per line
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,7 +42,7 @@ class Page:
     values: Callable[[web.Request, Any, Any], Awaitable[dict[str, Any]]] | None = None
     done: Callable[[web.Request, Any, Any], tuple[FlashMessage | str, str]] | None = None
     again: Callable[[web.Request, Form, Problem], Awaitable[web.Response]] | None = None
-    typed: Callable[[web.Request], Awaitable[Collection[str]]] | None = None  # accepted texts
+    typed: Callable[[web.Request], Awaitable[Collection[str]]] | None = None  # texts to type
     needs_reason: bool = False
 
 
@@ -54,31 +54,31 @@ class Api:
     path: str
     name: str
     status: int = 200
-    cli: str | None = None  # the CLI command that makes this call
-    query: type[BaseModel] | None = None  # model of a GET's query string
+    cli: str | None = None  # CLI command that makes this API call
+    query: type[BaseModel] | None = None  # model of the query string, for GET
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Resource:
-    """A page and its API call.
+    """A page and the API call that does the same.
 
     The second parameter of ``run`` is read from the page's query string, or from an action's form
     or JSON body. A DELETE has no body, so it uses the defaults. ``view`` converts the result of
     ``run`` to a ``view_model``; without it, ``view_model.of`` does.
     """
 
-    run: Callable[[web.Request, Any], Awaitable[Any]]  # its docstring begins with the summary
+    run: Callable[[web.Request, Any], Awaitable[Any]]  # its docstring's first line is the summary
     role: Role
     page: Page
     api: Api
-    view_model: Any = None  # None if ``run`` returns the model
+    view_model: Any = None  # None if ``run`` returns the response model itself
     view: Callable[[web.Request, Any], BaseModel] | None = None
-    audit: str | None = None  # the action's name in the audit log
+    audit: str | None = None  # name of the action in the audit log
     body: int = BODY_BYTES
     values: int = VALUES
 
     def routes(self) -> tuple[Route, Route]:
-        """Return the routes of the page and the API call."""
+        """Return the page's route and the API call's route."""
         page, api, (model, output) = self.page, self.api, input_and_output(self.run)
         method, show = ("GET", self.show_page) if page.template else ("POST", self.submit_form)
         is_get = api.method == "GET"
@@ -98,7 +98,7 @@ class Resource:
         )  # fmt: skip
 
     async def show_page(self, request: web.Request) -> web.StreamResponse:
-        """Render the page, or list its rows if the query asks for another format."""
+        """Render the page as HTML, or return its rows if the query requests another format."""
         page, query = self.page, None
         model, _ = input_and_output(self.run)
         if model is not None:
@@ -110,7 +110,7 @@ class Resource:
         return await render_form(request, page.template, None, query=query, found=found, **more)
 
     async def submit_form(self, request: web.Request) -> web.StreamResponse:
-        """Perform a form's action and redirect with a message, or show the form with its error."""
+        """Perform a form's action and redirect with a message, or show the form with the error."""
         page, form = self.page, await read_form(request)
         try:
             if page.typed is not None:
@@ -134,7 +134,7 @@ class Resource:
         raise web.HTTPSeeOther(own_path_or(form.raw("next"), to))
 
     async def call_api(self, request: web.Request) -> web.StreamResponse:
-        """Respond with JSON, or with JSON lines or CSV if the query asks for them."""
+        """Respond with JSON, or with JSON lines or CSV if the query requests that format."""
         model = self.api.query
         if self.api.method != "GET":
             model, _ = input_and_output(self.run)
@@ -186,7 +186,7 @@ def api_route(
 
 @cache
 def input_and_output(run: Callable[..., Awaitable[Any]]) -> tuple[type[BaseModel] | None, Any]:
-    """Return the models of a function's second parameter and result, each None if absent."""
+    """Return the models of a function's second parameter and of its result, or None for either."""
     _, *inputs, output = get_type_hints(run).values()
     models = [model for model in inputs if isinstance(model, type) and issubclass(model, BaseModel)]
     return (models[0] if models else None), (None if output is type(None) else output)
@@ -224,7 +224,7 @@ def bind_action(handler: Callable[..., Awaitable[Any]], action: Any, summary: st
 async def render_form(
     request: web.Request, template: str, problem: Problem | None, **values: Any
 ) -> web.Response:
-    """Render a form's page; after a refusal, include the problem's status, headers and text."""
+    """Render the page of a form; if the form was refused, show the problem and use its status."""
     status = problem.status if problem else 200
     response = await render_page(request, template, status=status, problem=problem, **values)
     response.headers.update(problem.headers if problem else {})
@@ -232,7 +232,7 @@ async def render_form(
 
 
 def check_reason(form: Form) -> None:
-    """Refuse a form without a reason.
+    """Refuse a form whose reason is empty.
 
     Raises:
         Problem: 422 if the reason is empty.
@@ -251,7 +251,7 @@ def read_form_model(form: Form, model: type[BaseModel]) -> Any:
     """
     values: dict[str, Any] = {}
     for name in model.model_fields:
-        if name == "ttl_s":  # read from a number and a unit
+        if name == "ttl_s":  # entered as a number and a unit
             values[name] = form.ttl_s()
         elif name in _LINES and not form.texts(name, 1):
             continue

@@ -44,7 +44,7 @@ from phpmq_lite.admin.resources import (
     wait,
 )
 
-# If two routes match a path, the first one handles the request.
+# If several routes match a path, the first of these handles the request.
 ROUTES: Final[tuple[Route, ...]] = (
     *health.ROUTES,
     *overview.ROUTES,
@@ -90,7 +90,7 @@ def route_paths() -> dict[str, str]:
 
 
 def register_routes(app: web.Application, base_path: str, wrap: Callable[[Route], Handler]) -> None:
-    """Add all routes below the base path, and also at the root for proxies that strip the path."""
+    """Add all routes below the base path, and also at the root for proxies that strip that path."""
     for prefix in dict.fromkeys((base_path, "")):
         for route in ROUTES:
             for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
@@ -100,4 +100,4 @@ def register_routes(app: web.Application, base_path: str, wrap: Callable[[Route]
 
 
 async def _defer_continue(_request: web.Request) -> None:
-    """Send no 100 Continue yet, because the body's reader sends it after all checks."""
+    """Do not send 100 Continue yet; the code that reads the body does so after all checks."""

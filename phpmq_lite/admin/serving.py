@@ -1,4 +1,4 @@
-"""The admin's server: accepts connections, with or without TLS."""
+"""The server of the admin interface, which accepts connections with or without TLS."""
 
 import asyncio
 import logging
@@ -16,9 +16,9 @@ from phpmq_lite.admin.base.context import CONTEXT
 from phpmq_lite.admin.connection_limits import ConnectionLimits, LimitedConnection
 from phpmq_lite.logs import is_quiet
 
-_RETRY_S: Final = 0.1  # delay after a failed accept
-_LINGER_S: Final = 2.0  # maximum time to read a refused body, which occupies the event loop
-_READ_BYTES: Final = 64 << 10  # read-ahead per body; aiohttp pauses reading at twice this size
+_RETRY_S: Final = 0.1  # delay before accepting connections again after an error
+_LINGER_S: Final = 2.0  # maximum time spent on reading the rest of a refused body
+_READ_BYTES: Final = 64 << 10  # buffer per body; aiohttp pauses reading at twice this size
 
 
 async def open_admin(
@@ -27,7 +27,7 @@ async def open_admin(
     sockets: Iterable[socket.socket],
     tls: ssl.SSLContext | None,
 ) -> None:
-    """Serve connections to ``sockets``; the first of these must be the control socket.
+    """Serve connections to ``sockets``, the first of which must be the control socket.
 
     Without ``tls``, all sockets use plain HTTP; Unix sockets never use TLS.
     """
@@ -35,7 +35,7 @@ async def open_admin(
         app,
         access_log=None,
         shutdown_timeout=2.0,
-        auto_decompress=False,  # aiohttp would block the event loop: 2 s for 11 MiB of zeros
+        auto_decompress=False,  # 11 MiB of compressed zeros would block the event loop for 2 s
         read_bufsize=_READ_BYTES,
         lingering_time=_LINGER_S,
     )
@@ -70,7 +70,7 @@ async def _accept(
     limits: ConnectionLimits,
     make: Callable[[], web.RequestHandler],
 ) -> None:
-    """Accept connections until cancelled, then cancel pending handshakes."""
+    """Accept connections until this task is cancelled, then cancel all pending handshakes."""
     loop = asyncio.get_running_loop()
     listening.setblocking(False)
     async with asyncio.TaskGroup() as handshakes:
@@ -92,7 +92,7 @@ async def _secure(
     limited: LimitedConnection,
     limits: ConnectionLimits,
 ) -> None:
-    """Perform the TLS handshake in a connection slot that ``LimitedConnection`` then takes over."""
+    """Reserve a place for the connection and perform the TLS handshake."""
     name = limits.name_of(host)
     refusal = limits.gate.reserve(name)
     if refusal is not None:
@@ -101,7 +101,7 @@ async def _secure(
         return
     is_made = False
     try:
-        with suppress(OSError):  # includes ssl.SSLError and TimeoutError
+        with suppress(OSError):  # ssl.SSLError and TimeoutError are subclasses
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: limited, connection, ssl=tls, ssl_handshake_timeout=limits.timeouts.head_s
             )
@@ -117,7 +117,7 @@ async def _end(task: "asyncio.Task[None]") -> None:
 
 
 def _limit_log() -> None:
-    """Limit aiohttp's log lines about malformed requests, which any peer can cause."""
+    """Rate-limit what aiohttp logs about malformed requests, because any peer can send them."""
     name = "aiohttp.server"
     logger = logging.getLogger(name)
     if not logger.filters:

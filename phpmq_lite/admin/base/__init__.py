@@ -1,1 +1,1 @@
-"""Shared by all handlers: context, routes, URLs, formats, input and responses."""
+"""Code shared by all handlers: context, routes, URLs, formatting, input and responses."""

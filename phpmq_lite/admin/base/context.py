@@ -48,7 +48,7 @@ class ActionState:
 
 
 def is_match(name: str, globs: Iterable[str]) -> bool:
-    """Return whether any glob matches the whole name, case-sensitively."""
+    """Return whether a glob matches the whole name; the comparison is case-sensitive."""
     return _is_match(name, tuple(globs))
 
 
@@ -63,29 +63,29 @@ Reply = Callable[[Any], None]
 
 
 class EngineProtocol(Protocol):
-    """The engine interface that the admin uses: live figures and committed changes."""
+    """The engine as the admin sees it: live statistics, and changes that it commits."""
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
-        """Return the live figures, with only the queues whose names satisfy ``is_wanted``."""
+        """Return the live statistics, including only queues whose names satisfy ``is_wanted``."""
 
     def summary(self) -> BrokerStatus:
-        """Return the status without the queues, at a cost independent of the number of queues."""
+        """Return the status without queues, which takes the same time for any number of queues."""
 
     def queue_slices(self) -> Iterator[list[QueueStatus]]:
-        """Yield queue figures, a few hundred queues at a time."""
+        """Yield the statistics of all queues in lists of a few hundred queues."""
 
     @property
     def run(self) -> RunOperation:
-        """Return a function that runs operations; raise RefusedError if changes are refused now."""
+        """Return a function that runs operations; raise RefusedError if no changes are accepted."""
 
     async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
         """Confirm or reject a clock that was far ahead when the broker started."""
 
     async def pause(self) -> None:
-        """Yield to the event loop and return between two batches."""
+        """Wait until the event loop is between two batches."""
 
     def tap(self, look: Callable[[Batch], None]) -> Callable[[], None]:
-        """Call ``look`` with each stored batch; return a function that stops the calls."""
+        """Call ``look`` with every batch stored from now on; return a function that stops this."""
 
     @property
     def figures(self) -> ConnectionCounters:
@@ -101,12 +101,12 @@ class TemplateSource(Protocol):
 
 @dataclass(slots=True)
 class Context:
-    """The shared components of an admin application."""
+    """The components that all handlers of an admin application share."""
 
     engine: EngineProtocol
-    readers: Readers  # connections for reading the database
+    readers: Readers  # read-only database connections
     reader: MessageReader
-    search: Search  # has its own database connection
+    search: Search  # uses a database connection of its own
     settings: Settings
     sources: Mapping[str, str]  # where each setting's value came from
     urls: Urls
@@ -117,22 +117,22 @@ class Context:
     now_ms: Callable[[], int]  # returns the time in Unix ms
     auth: AuthServices  # accounts, passwords, login limits and the setup token
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
-    rollups: Rollups = field(default_factory=Rollups)  # figures of all queues for the last hour
+    rollups: Rollups = field(default_factory=Rollups)  # statistics of the last hour
     maintenance: Maintenance | None = None  # backups and scrubs; None until the broker is ready
-    schemas: ActiveSchemas = field(default_factory=lambda: ActiveSchemas(None))  # keyed by URN
-    connection_limits: ConnectionLimits = field(init=False)  # limits on admin connections
-    live: LiveFeeds = field(default_factory=LiveFeeds)  # streams and waiting requests
+    schemas: ActiveSchemas = field(default_factory=lambda: ActiveSchemas(None))  # by URN
+    connection_limits: ConnectionLimits = field(init=False)  # limits connections to the admin
+    live: LiveFeeds = field(default_factory=LiveFeeds)  # open streams and waiting requests
     http: HttpCounters = field(default_factory=HttpCounters)
-    labels: MetricLabels = field(default_factory=MetricLabels)  # queue labels in the metrics
+    labels: MetricLabels = field(default_factory=MetricLabels)  # labels for queues in the metrics
     uploads: FairReadSlots = field(default_factory=lambda: FairReadSlots(UPLOADS))
     summaries: SummaryFile = field(init=False)  # results of pipeline jobs
     exports: ExportProcesses = field(init=False)  # Arrow exports, which run in separate processes
-    memory: HttpMemory = field(init=False)  # memory budget for large requests and responses
-    docs: Documentation = field(init=False)  # pages at /docs/
+    memory: HttpMemory = field(init=False)  # budget for large requests and responses
+    docs: Documentation = field(init=False)  # the pages under /docs/
     actions: ActionState = field(init=False)  # selections, bulk jobs and undo records
 
     def __post_init__(self) -> None:
-        """Create the parts that need the clock or the data folder."""
+        """Create the components that require the clock or the data folder."""
         self.connection_limits = ConnectionLimits.of(self.settings)
         self.memory = HttpMemory(int(self.settings.limits.http_memory))
         self.actions = ActionState(self.now_ms)
@@ -144,7 +144,7 @@ class Context:
 
 
 CONTEXT: Final = web.AppKey("context", Context)
-QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # queue globs; empty means all
+QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # globs; empty means all queues
 _STATUS: Final = web.RequestKey("status", BrokerStatus)
 
 
@@ -154,7 +154,7 @@ def context_of(request: web.Request) -> Context:
 
 
 def status_of(request: web.Request) -> BrokerStatus:
-    """Return the live figures, cached for each request because reading them costs O(queues).
+    """Return the live statistics, cached per request because reading them takes O(queues) time.
 
     A caller limited to some queues sees only those, including in each client's subscriptions.
     """
@@ -169,7 +169,7 @@ def status_of(request: web.Request) -> BrokerStatus:
 
 
 def forget_status(request: web.Request) -> None:
-    """Drop the figures that ``status_of`` cached, so that a long-lived stream reads new ones."""
+    """Clear the cache of ``status_of``, so that a long-lived stream reads current statistics."""
     if _STATUS in request:
         del request[_STATUS]
 

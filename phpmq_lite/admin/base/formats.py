@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 from phpmq_lite.model import State
 
 DASH: Final = "–"
-SPANS_MAX: Final = 2_000  # maximum pieces of a text; escapes in the remainder are not highlighted
+SPANS_MAX: Final = 2_000  # maximum number of pieces; later escapes are not highlighted
 
-# These control, bidi, zero-width and line-separating characters and noncharacters are escaped.
-# Section 7 of docs/operate/security.md explains why.
+# Control, bidi, zero-width and line-separating characters and noncharacters are escaped.
+# The reasons are in section 7 of docs/operate/security.md.
 _HIDDEN: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
     "\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
@@ -22,7 +22,7 @@ _SHORT_ESCAPES: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 class TextPiece(NamedTuple):
-    """A piece of text and its CSS class ``kind``: ``esc`` for escapes, empty for plain text."""
+    """A piece of text; ``kind``, its CSS class, is ``esc`` for escapes and empty for plain text."""
 
     text: str
     kind: str = ""
@@ -42,14 +42,14 @@ def format_number(value: int) -> str:
 
 
 def format_rate(per_s: float) -> str:
-    """Format a rate with one decimal below 10 and none from 10 up; zero becomes ``0``."""
+    """Format a rate, with one decimal from 0.1 to 9.9 and without decimals otherwise."""
     if per_s >= 9.95:
         return f"{per_s:,.0f}"
     return "0" if per_s < 0.05 else f"{per_s:.1f}"
 
 
 def format_size(count: int) -> str:
-    """Format bytes in binary units: ``256 B``, ``1.4 KiB``, ``8 MiB``."""
+    """Format a number of bytes in binary units, as in ``256 B``, ``1.4 KiB`` or ``8 MiB``."""
     if count < 1024:
         return f"{count} B"
     value = float(count)
@@ -61,7 +61,7 @@ def format_size(count: int) -> str:
 
 
 def format_duration(ms: int, *, with_seconds: bool = True) -> str:
-    """Format a duration with at most two units: ``340 ms``, ``12 s``, ``3 h 12 min``.
+    """Format a duration in one or two units, such as ``340 ms``, ``12 s`` or ``3 h 12 min``.
 
     ``with_seconds`` adds seconds below ten minutes.
     """
@@ -82,7 +82,7 @@ def format_duration(ms: int, *, with_seconds: bool = True) -> str:
 
 
 def format_ago(at_ms: int, now_ms: int) -> str:
-    """Format how long ago a time was by the server's clock; a future time becomes ``in …``."""
+    """Format how long ago a time was, or how far ahead it is, by the server's clock."""
     gap = now_ms - at_ms
     if abs(gap) < 1_000:
         return "just now"
@@ -91,10 +91,10 @@ def format_ago(at_ms: int, now_ms: int) -> str:
 
 
 def format_time(at_ms: int, now_ms: int) -> TimeText:
-    """Format a time for the ``<time>`` element: relative, with UTC in the title."""
+    """Format a time for the ``<time>`` element, as relative text with the UTC time as its title."""
     try:
         at = datetime.fromtimestamp(at_ms / 1_000, UTC)
-    except (OverflowError, ValueError, OSError):  # beyond the year 9999
+    except (OverflowError, ValueError, OSError):  # the time is after the year 9999
         return TimeText("", "far away", f"{at_ms} ms since 1970")
     iso = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return TimeText(
@@ -103,7 +103,7 @@ def format_time(at_ms: int, now_ms: int) -> TimeText:
 
 
 def escape_character(character: str) -> str:
-    r"""Return a character as an escape: ``\n``, ``\x1b``, ``\u202e``, ``\U000e0001``."""
+    r"""Return a character's escape, such as ``\n``, ``\x1b``, ``\u202e`` or ``\U000e0001``."""
     if character in _SHORT_ESCAPES:
         return _SHORT_ESCAPES[character]
     code = ord(character)
@@ -113,18 +113,18 @@ def escape_character(character: str) -> str:
 
 
 def escape_hidden(text: str) -> str:
-    """Escape hidden characters and line breaks in names, ids, addresses and errors."""
+    """Escape hidden characters and line breaks in a name, id, address or error."""
     return _HIDDEN_OR_BREAK_RUN.sub(lambda run: "".join(map(escape_character, run[0])), text)
 
 
 def escape_hidden_lines(text: str) -> str:
-    """Escape hidden characters in notes and errors, but keep line breaks and tabs."""
+    """Escape hidden characters in a note or error, but keep its line breaks and tabs."""
     text = text.replace("\r\n", "\n")
     return HIDDEN_RUN.sub(lambda run: "".join(map(escape_character, run[0])), text)
 
 
 def split_hidden(text: str, kind: str = "") -> list[TextPiece]:
-    """Split text into plain pieces and runs of escapes, keeping line breaks and tabs.
+    """Split text into plain pieces and pieces of escapes, keeping line breaks and tabs.
 
     After ``SPANS_MAX`` pieces, the remaining text is one piece whose escapes are not highlighted.
     """
@@ -154,10 +154,10 @@ def state_name(state: int) -> str:
 
 
 def client_name(number: int | None, kind: str | None, address: str | None) -> str:
-    """Describe a client, including its kind and address if its row still exists."""
+    """Return a client's number, followed by its kind and address if its row still exists."""
     if number is None:
         return "nobody"
-    if number == 0:  # client 0 represents everything published through the admin
+    if number == 0:  # client 0 stands for the admin pages and the API
         return "the admin page or API"
     if address is None:
         return f"client {number}"
@@ -170,5 +170,5 @@ def count_messages(count: int) -> str:
 
 
 def count_of(count: int, one: str, many: str) -> str:
-    """Format a count with its noun in the singular or plural."""
+    """Format a count, followed by its noun in the singular (``one``) or plural (``many``)."""
     return f"{format_number(count)} {plural(count, one, many)}"

@@ -8,10 +8,10 @@ from typing import Final
 
 from phpmq_lite.admin.base.problems import Problem
 
-FREE_BYTES: Final = 64 << 10  # bodies and responses up to this size do not count toward the budget
-WAIT_S: Final = 10.0  # a request that waits longer for memory is refused
-GRACE_S: Final = 0.5  # a transfer younger than this is never considered slow
-SLOWER: Final = 4  # a transfer may be ended for another that is this many times faster
+FREE_BYTES: Final = 64 << 10  # bodies and responses of at most this size are not counted
+WAIT_S: Final = 10.0  # a request that has waited this long for memory is refused
+GRACE_S: Final = 0.5  # a transfer that began more recently is never considered slow
+SLOWER: Final = 4  # a transfer may be ended in favor of one that is this many times faster
 _LOOK_S: Final = 0.1
 _RETRY: Final = {"Retry-After": "2"}
 
@@ -30,10 +30,10 @@ class HttpMemory:
         self.reached = 0  # number of times that a request had to wait
         self.refused = 0
         self.ended = 0  # number of transfers ended in favor of a faster or older request
-        self.parsing = asyncio.Lock()  # one large body at a time: parsing multiplies its size
+        self.parsing = asyncio.Lock()  # one body at a time, because parsing multiplies its size
         self.now_s = now_s
         self._holds: set[MemoryReservation] = set()
-        self._of: Counter[str] = Counter()  # bytes held by each identity
+        self._of: Counter[str] = Counter()  # number of bytes that each identity holds
         self._freed = asyncio.Event()
 
     def hold(self, identity: str) -> "MemoryReservation":
@@ -98,7 +98,7 @@ class HttpMemory:
         )  # fmt: skip
 
     def _slowest_transfer(self, hold: "MemoryReservation", more: int) -> "MemoryReservation | None":
-        """Return the transfer to end: one of the same identity, or one of a larger user."""
+        """Return a transfer to end, of the same identity or of one that holds more memory."""
         own = self._of[hold.identity]
         is_share = self._is_over_share(hold, more)
         candidates = [
@@ -134,7 +134,7 @@ class HttpMemory:
 
 
 class MemoryReservation:
-    """The memory held by one request, and the transfer speed of its peer."""
+    """The memory reserved for a request, and the speed at which its peer sends or reads data."""
 
     __slots__ = (
         "_began_active_s", "_end", "_memory", "_moved", "_waited_s", "_waits_since_s", "began_s",
@@ -145,16 +145,16 @@ class MemoryReservation:
         self.identity = identity
         self.bytes = 0
         self.began_s = memory.now_s()
-        self.is_ended = False  # True if the transfer was ended in favor of another request
+        self.is_ended = False  # True if the transfer was ended to free memory for another request
         self._memory = memory
-        self._end: Callable[[], None] | None = None  # ends the transfer; None outside a transfer
+        self._end: Callable[[], None] | None = None  # ends the transfer, if one is running
         self._began_active_s = self.began_s
         self._waited_s = 0.0  # time spent waiting for memory since the transfer began
         self._waits_since_s: float | None = None
         self._moved = 0  # bytes transferred since the transfer began
 
     async def grow(self, more: int) -> None:
-        """Reserve more memory; raise a 429 or 503 ``Problem`` if none is available."""
+        """Reserve ``more`` bytes; raise a 429 or 503 ``Problem`` if they are not available."""
         self._waits_since_s = self._memory.now_s()
         try:
             await self._memory.take(self, more)
@@ -163,7 +163,7 @@ class MemoryReservation:
             self._waits_since_s = None
 
     async def resize(self, size: int) -> None:
-        """Hold exactly ``size`` bytes; raise a 429 or 503 ``Problem`` if memory is unavailable."""
+        """Grow or shrink to ``size`` bytes; raise a 429 or 503 ``Problem`` if memory runs out."""
         if size < self.bytes:
             self._memory.give_back(self, self.bytes - size)
         elif size > self.bytes:
@@ -178,16 +178,16 @@ class MemoryReservation:
     # -- transfers
 
     def begin(self, end: Callable[[], None]) -> None:
-        """Begin a transfer; ``end`` is called if another request needs the memory."""
+        """Begin a transfer; ``end`` is called to abort it if another request needs the memory."""
         self._end = end
         self._began_active_s, self._waited_s, self._moved = self._memory.now_s(), 0.0, 0
 
     def move(self, count: int) -> None:
-        """Count bytes that the peer has sent or read."""
+        """Add to the number of bytes that the peer has sent or read."""
         self._moved += count
 
     def finish(self) -> None:
-        """Mark the transfer as complete: the request no longer waits for its peer."""
+        """Mark the transfer as complete, because the request no longer waits for its peer."""
         self._end = None
 
     def end(self) -> None:
@@ -199,7 +199,7 @@ class MemoryReservation:
 
     @property
     def is_transfer(self) -> bool:
-        """Return whether the request waits for its peer and can therefore be ended."""
+        """Return whether a transfer is running, so that ``end`` can abort it."""
         return self._end is not None
 
     @property

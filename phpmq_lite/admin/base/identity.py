@@ -1,4 +1,4 @@
-"""The identity of a caller: user, token, loopback or control socket."""
+"""The identity of a caller: a user, a token, a local program or the control socket."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -19,9 +19,9 @@ class Identity:
 
     name: str
     role: Role
-    kind: Kind  # local means loopback without a login; control means the control socket
+    kind: Kind  # "local" is a loopback caller without a login; "control" uses the control socket
     queues: tuple[str, ...] = ()  # queue globs; empty means all queues
-    made_by: str = ""  # the actor who created the token, if the caller is a token
+    made_by: str = ""  # if the caller is a token, the user who created it
 
     @property
     def actor(self) -> str:
@@ -30,7 +30,7 @@ class Identity:
 
     @property
     def owner(self) -> str:
-        """The owner of this caller's app_ids; empty for local callers, which have no account.
+        """The owner of the caller's app_ids, or "" for a local caller, which has no account.
 
         A token acts for the user who created it, so its replacement keeps the app_ids.  Tokens
         limited to some queues own separate app_ids: one user creates tokens for many programs.
@@ -48,7 +48,7 @@ _IDENTITY: Final = web.RequestKey("identity", Identity)
 
 
 def set_identity(request: web.Request, identity: Identity) -> None:
-    """Set the caller's identity, which limits ``status_of`` to queues that the caller may see.
+    """Store the caller's identity; ``status_of`` then returns only queues that the caller may see.
 
     Database reads for the request wait in this identity's queue.
     """
@@ -64,5 +64,5 @@ def identity_of(request: web.Request) -> Identity:
 
 
 def identity_of_token(token: ApiToken) -> Identity:
-    """Return the identity of a caller that sends this token."""
+    """Return the identity of a caller that authenticates with this token."""
     return Identity(token.name, Role(token.role), "token", token.queues, token.created_by)

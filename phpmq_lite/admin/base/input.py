@@ -1,4 +1,4 @@
-"""Parsing of query strings, forms and JSON bodies into models."""
+"""Parses query strings, forms and JSON bodies into models."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from phpmq_lite.queue_settings import LONGEST_NAME, NAME_RULE, name_problem
 
 
 def path_name(request: web.Request, key: str) -> str:
-    """Return the name that takes the place of ``{key}`` in the request path.
+    """Return the name at the position of ``{key}`` in the request path.
 
     Reads the raw path, because aiohttp's ``match_info`` does not distinguish ``%7E`` from the
     ``~`` that ``encode_name`` adds.
@@ -40,7 +40,7 @@ _PLAIN: Final = "identity"
 
 
 def read_query(request: web.Request, model: type[Model]) -> Model:
-    """Read the query string into a model; empty values count as absent.
+    """Parse the query string into a model, ignoring empty values.
 
     Raises:
         ValidationError: a value is out of bounds.
@@ -49,7 +49,7 @@ def read_query(request: web.Request, model: type[Model]) -> Model:
 
 
 async def read_json_model(request: web.Request, model: type[Model]) -> Model:
-    """Read a JSON object into a model; a missing body counts as an empty object.
+    """Parse the JSON body into a model; a missing body is treated as an empty object.
 
     Raises:
         Problem: 400 if it is not JSON, and as ``read_json_body``.
@@ -75,7 +75,7 @@ def check_path(request: web.Request) -> None:
 
 
 def check_encoding(request: web.Request) -> None:
-    """Refuse a compressed body, because no route needs one and its real size is unknown.
+    """Refuse a compressed body: no route needs one, and its uncompressed size is unknown.
 
     The listener does not decompress bodies.
 
@@ -98,7 +98,7 @@ async def read_next_path(request: web.Request, default: str) -> str:
 
 
 def check_queue_name(name: str) -> None:
-    """Refuse a queue name that the wire protocol does not allow.
+    """Refuse a queue name that the wire protocol does not permit.
 
     Raises:
         Problem: 422, naming the bound.
@@ -111,7 +111,7 @@ def check_queue_name(name: str) -> None:
 
 
 def check_text(text: str, field: str) -> None:
-    """Refuse a name that cannot be stored; raise a 422 ``Problem`` that names the field."""
+    """Raise a 422 ``Problem`` that names the field if a name is not valid UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -120,7 +120,7 @@ def check_text(text: str, field: str) -> None:
 
 
 def unify_line_breaks(text: str) -> str:
-    """Replace CRLF, which browsers send for each line break, with LF."""
+    """Replace each CRLF with LF, because browsers send line breaks as CRLF."""
     return text.replace("\r\n", "\n")
 
 
@@ -138,7 +138,7 @@ CursorParameter = Annotated[
     str | None, Field(max_length=2_000, description="the previous page's next value")
 ]
 
-# Field types shared by several models.
+# Field types that several models use.
 AppIdParameter = Annotated[str, Field(min_length=1, max_length=256, description="publisher name")]
 AuditReason = Annotated[
     str, Field(max_length=REASON_MAX, description="reason to store in the audit log")
@@ -170,7 +170,7 @@ UndoToken = Annotated[
 
 
 class QueryModel(BaseModel):
-    """Base class of query models; empty values count as absent, and unknown keys are ignored."""
+    """Base class of query models, which ignore empty values and unknown keys."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
@@ -195,7 +195,7 @@ class ListQuery(FormatQuery):
 
 
 class StrictInput(BaseModel):
-    """Base class of JSON bodies; unknown members are refused."""
+    """Base class of models for JSON bodies, which refuse unknown members."""
 
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
@@ -215,7 +215,7 @@ _YES: Final = frozenset({"yes", "on", "true", "1"})
 
 
 class Form:
-    """The fields of a submitted form; a missing field reads as empty."""
+    """The fields of a submitted form; a missing field is treated as empty."""
 
     def __init__(self, fields: Iterable[tuple[str, FormValue]]) -> None:
         self._fields: dict[str, list[FormValue]] = {}
@@ -223,14 +223,14 @@ class Form:
             self._fields.setdefault(name, []).append(value)
 
     def text(self, name: str, limit: int = 1_000) -> str:
-        """Return a field without surrounding white space; raise a ``Problem`` if it is too long."""
+        """Return a field stripped of white space; raise a ``Problem`` if it is too long."""
         value = self.raw(name).strip()
         if len(value) > limit:
             raise _bad(name, f"is too long: {len(value)} characters", f"at most {limit}")
         return value
 
     def raw(self, name: str) -> str:
-        """Return a field exactly as typed."""
+        """Return a field exactly as the user typed it."""
         value = self._first(name)
         return unify_line_breaks(value) if isinstance(value, str) else ""
 
@@ -300,7 +300,7 @@ class Form:
 
 
 async def read_form(request: web.Request) -> Form:
-    """Read a request's form."""
+    """Parse the form in a request's body."""
     return Form(await read_form_fields(request))
 
 
@@ -309,7 +309,7 @@ def _bad(field: str, what: str, bound: str) -> Problem:
 
 
 def parse_time(text: str, field: str) -> int | None:
-    """Parse a time in Unix ms or ISO 8601; an ISO 8601 time without a zone is in UTC.
+    """Parse Unix milliseconds, or an ISO 8601 time, which is in UTC unless it has an offset.
 
     Raises:
         Problem: 422 if it is neither.

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, StorageFullError
 from phpmq_lite.settings.validation_errors import describe_error
 
-_REFUSALS: Final = {  # HTTP status -> codes of RefusedError; all other codes become 409
+_REFUSALS: Final = {  # HTTP status -> RefusedError codes; the status for other codes is 409
     403: ("foreign_queue", "foreign_app_id"),
     404: (
         "unknown_queue", "unknown_client", "unknown_app_id", "unknown_subscription",
@@ -26,7 +26,7 @@ _REFUSALS: Final = {  # HTTP status -> codes of RefusedError; all other codes be
     507: ("stage_full", "disk_full", "database_full"),
 }  # fmt: skip
 _STATUSES: Final = {code: status for status, codes in _REFUSALS.items() for code in codes}
-DOCS: Final = {  # code -> documentation page that explains it
+DOCS: Final = {  # error code -> documentation page that explains it
     "bad_query": "guides/admin#find-a-message",
     "cross_site": "operate/security#4-changes-from-elsewhere",
     "database_full": "concepts/durability#when-the-disk-is-full",
@@ -43,7 +43,7 @@ _BOUNDS: Final = ("ge", "gt", "le", "lt", "max_length", "min_length", "expected"
 
 
 class Problem(Exception):  # noqa: N818 - the term in RFC 9457
-    """An error response; ``code`` is stable, ``detail`` is for people.
+    """An error response, with a stable ``code`` for programs and a ``detail`` for people.
 
     ``field`` and ``bound`` name the invalid input and its allowed values.
     """
@@ -68,12 +68,12 @@ class Problem(Exception):  # noqa: N818 - the term in RFC 9457
 
     @property
     def title(self) -> str:
-        """The reason phrase of the status, such as ``Not Found``."""
+        """The HTTP reason phrase for the status, such as ``Not Found``."""
         return HTTPStatus(self.status).phrase
 
     @property
     def docs(self) -> str | None:
-        """The documentation page about this error, or None."""
+        """The documentation page that explains this error, or None if there is none."""
         return DOCS.get(self.code)
 
     def as_json(self, request_id: str, type_url: str | None = None) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Problem(Exception):  # noqa: N818 - the term in RFC 9457
 
 
 def forget_frames(error: BaseException) -> None:
-    """Free the local variables that an error's traceback keeps alive, such as a 64 MiB body.
+    """Free local variables, such as a 64 MiB body, that an error's traceback keeps alive.
 
     An error stored in a local variable forms a reference cycle with its traceback, which would keep
     these variables alive until the next garbage collection.
@@ -157,6 +157,6 @@ def _of_http(error: web.HTTPException) -> Problem:
 
 
 def _sentence(text: str) -> str:
-    if text.partition(" ")[0].isalpha():  # field names keep their case
+    if text.partition(" ")[0].isalpha():  # names such as max_bytes keep their case
         text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "?", "!")) else f"{text}."

@@ -1,4 +1,4 @@
-"""Reads request bodies (JSON, forms and uploads) within the limits of route and memory."""
+"""Reads JSON, form and upload bodies within the limits on size and memory."""
 
 import asyncio
 import json
@@ -17,13 +17,13 @@ from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.route import ROUTE
 
-HEAD_BYTES: Final = 4_096  # maximum size of one part's headers
+HEAD_BYTES: Final = 4_096  # maximum size of the headers of one part of a form
 _PLAIN_CODINGS: Final = ("", "7bit", "8bit", "binary")
 
 
 @dataclass(slots=True, frozen=True)
 class UploadedFile:
-    """An uploaded file; ``name`` comes from the browser and is empty if no file was chosen."""
+    """An uploaded file; ``name``, sent by the browser, is empty if no file was chosen."""
 
     name: str
     content: bytes
@@ -33,7 +33,7 @@ FormValue = str | UploadedFile
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Return the multipart boundary in a content type.
+    """Return the boundary specified by a multipart content type.
 
     Raises:
         ValueError: the boundary is missing, or RFC 2046 does not allow it.
@@ -47,7 +47,7 @@ def boundary_of(content_type: str) -> bytes:
 
 
 def read_parts(raw: bytes | bytearray, boundary: bytes, limit: int) -> list[tuple[str, FormValue]]:
-    """Parse a multipart form; return the name and value of each part, in order.
+    """Parse a multipart form and return the name and value of each part, in order.
 
     Raises:
         ValueError: the form is malformed, has more than ``limit`` parts, or a part has more than
@@ -101,12 +101,12 @@ def _part(raw: bytes | bytearray, at: int, begin: int, end: int) -> tuple[str, F
     return name, content.decode(charset if isinstance(charset, str) else "utf-8")
 
 
-WHOLE_S: Final = 600.0  # maximum duration of an upload
-STALLED_S: Final = 30.0  # maximum time without progress
+WHOLE_S: Final = 600.0  # maximum time in which a whole body must arrive
+STALLED_S: Final = 30.0  # maximum time during which no data arrives
 FIELDS_MAX: Final = 1_000  # maximum number of fields in a form
 FORMS: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 FREE_VALUES: Final = 10_000  # number of JSON values that do not count toward the memory budget
-VALUE_BYTES: Final = 100  # assumed memory per value; {} takes 64 bytes, a member 120 or more
+VALUE_BYTES: Final = 100  # assumed memory per value; {} needs 64 bytes, a member 120 or more
 _BLOCK: Final = 64 << 10
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -136,7 +136,7 @@ def body_limit(request: web.Request) -> int:
 
 
 def check_length(request: web.Request) -> None:
-    """Refuse a body whose Content-Length is too large, before reading it.
+    """Refuse a body whose Content-Length is too large, without reading it.
 
     Raises:
         Problem: 413, naming the limit of the route.
@@ -146,7 +146,7 @@ def check_length(request: web.Request) -> None:
 
 
 async def read_body(request: web.Request) -> bytearray:
-    """Read the request body, and refuse it as soon as it exceeds the route's limit.
+    """Read and return the request body; refuse it as soon as it exceeds the route's limit.
 
     The body can be read only once.  A body above 64 KiB holds memory until the request ends.
 
@@ -185,7 +185,7 @@ async def _send_continue(request: web.Request) -> None:
         and not request.content.total_bytes
     ):
         await request.writer.write(_CONTINUE)
-        request.writer.output_size = 0  # the interim response does not count as output
+        request.writer.output_size = 0  # do not count 100 Continue as output
 
 
 async def _piece(request: web.Request) -> bytes:
@@ -233,7 +233,7 @@ def read_json(raw: bytes | bytearray, values_max: int) -> object:
 
 
 async def parse_large(request: web.Request, raw: bytes | bytearray, work: Callable[[], T]) -> T:
-    """Check the number of JSON values in ``raw``, then return the result of ``work``.
+    """Check the number of JSON values in ``raw``, and then return the result of ``work``.
 
     ``work`` runs in a thread, for one large body at a time, with memory reserved for its values.
 
@@ -263,7 +263,7 @@ async def read_json_body(request: web.Request) -> object:
 
 
 def check_values(raw: bytes | bytearray, values_max: int) -> int:
-    """Return an upper bound on the number of JSON values; refuse more than the route accepts.
+    """Return the highest possible number of JSON values; refuse a body with too many.
 
     In ``[{},{},`` each value takes three bytes, but 64 or more in memory.
 
@@ -271,10 +271,10 @@ def check_values(raw: bytes | bytearray, values_max: int) -> int:
         Problem: 413, naming the bound.
     """
     count = 1
-    for start in range(0, len(raw), _BLOCK):  # one call for 3 MiB would hold the GIL for 3 ms
+    for start in range(0, len(raw), _BLOCK):  # a single call for 3 MiB would hold the GIL for 3 ms
         block = raw[start : start + _BLOCK]
         count += sum(block.count(mark) for mark in b",[{")
-        if count > FREE_VALUES:  # commas in strings do not separate values
+        if count > FREE_VALUES:  # commas in strings must not count
             count = _values(raw, values_max)
             break
     if count > values_max:
@@ -287,7 +287,7 @@ def check_values(raw: bytes | bytearray, values_max: int) -> int:
 
 
 def _values(raw: bytes | bytearray, values_max: int) -> int:
-    """Count opening brackets and the commas outside strings, up to a bound."""
+    """Count opening brackets and commas outside strings, stopping at a bound."""
     count, is_text, carried = 1, False, b""
     for start in range(0, len(raw), _BLOCK):
         block = (carried + raw[start : start + _BLOCK]).replace(b"\\\\", b"")
@@ -305,7 +305,7 @@ def _values(raw: bytes | bytearray, values_max: int) -> int:
 
 
 async def read_form_fields(request: web.Request) -> list[tuple[str, FormValue]]:
-    """Read a form's fields in order; the result is cached for the request.
+    """Return a form's fields in order; they are read only once per request.
 
     Raises:
         Problem: 400 if it cannot be read, 413 for too many fields, and as ``read_body``.
@@ -346,5 +346,5 @@ def _fields(request: web.Request, raw: bytearray) -> list[tuple[str, FormValue]]
                 bound=f"{FIELDS_MAX} fields",
             )  # fmt: skip
         return list(parse_qsl(text, keep_blank_values=True, encoding=charset))
-    except (ValueError, LookupError) as error:  # LookupError: an unknown charset
+    except (ValueError, LookupError) as error:  # LookupError means an unknown charset
         raise Problem(400, "malformed", f"The form cannot be read: {error}.") from None

@@ -1,4 +1,4 @@
-"""Response helpers: lists as JSON, JSON lines or CSV; cursors; redirects."""
+"""Helpers for responses: lists in several formats, page cursors and redirects."""
 
 import csv
 import io
@@ -19,20 +19,20 @@ CursorPlace = int | list[int | float | str]
 
 
 class ListCursor(NamedTuple):
-    """An exclusive position in a list, and the direction to read from there."""
+    """A position in a list, which is itself excluded, and the direction to read from there."""
 
     direction: ReadDirection
     place: CursorPlace
 
 
 def encode_cursor(scope: str, direction: ReadDirection, place: CursorPlace) -> str:
-    """Return an opaque cursor; ``scope`` identifies the list, its filter and its order."""
+    """Return a position as an opaque cursor for the list, filter and order in ``scope``."""
     text = json.dumps([crc32(scope.encode()), direction, place], separators=(",", ":"))
     return urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def decode_cursor(scope: str, text: str | None) -> ListCursor | None:
-    """Parse a cursor for this list; return None if the cursor is empty.
+    """Parse a cursor for the list that ``scope`` identifies, or return None if it is empty.
 
     Raises:
         Problem: 422 if it is malformed or belongs to another list.
@@ -52,7 +52,7 @@ def decode_cursor(scope: str, text: str | None) -> ListCursor | None:
 
 
 def position_in(cursor: ListCursor | None) -> dict[str, int]:
-    """Return a numbered list's cursor as the keyword argument ``after`` or ``before``."""
+    """Return a cursor's position in a numbered list as the argument ``after`` or ``before``."""
     if cursor is None:
         return {}
     if not isinstance(cursor.place, int) or not 0 <= cursor.place < 1 << 62:
@@ -79,7 +79,7 @@ def cursors_around(
     has_more: bool,
     searched_to: int | None = None,
 ) -> tuple[str | None, str | None]:
-    """Return the cursors for a numbered list's next and previous pages.
+    """Return the cursors for the next and the previous page of a numbered list.
 
     ``onward`` is the direction of the list; ``ends`` are the numbers of the first and the last row.
     ``has_more`` says whether rows remain in the direction of ``cursor``. ``searched_to`` is the
@@ -118,7 +118,7 @@ class ResponseModel(BaseModel):
 
     @classmethod
     def of(cls, source: object, **values: Any) -> Self:
-        """Return a model filled from ``source``; ``values`` override or add to its attributes.
+        """Return a model filled from the attributes of ``source``, which ``values`` override.
 
         Each field reads the attribute named by its ``validation_alias``, else by its own name.
         """
@@ -130,14 +130,14 @@ class ResponseModel(BaseModel):
 
 
 class ListPage(ResponseModel, Generic[Item]):
-    """A page of a list."""
+    """One page of a paginated list."""
 
     items: list[Item] = Field(description="items on this page")
     next: str | None = Field(None, description="cursor for the next page; null on the last page")
 
     @classmethod
     def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
-        """Return the model's name in the OpenAPI document, such as ``UserList``."""
+        """Return the name that the model has in the OpenAPI document, such as ``UserList``."""
         return f"{params[0].__name__.removesuffix('View')}List"
 
 
@@ -172,7 +172,7 @@ def _as_csv(fields: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def csv_cell(value: Any) -> str:
-    """Return a CSV cell that no spreadsheet interprets as a formula."""
+    """Return a value as a CSV cell that no spreadsheet will interpret as a formula."""
     if value is None:
         return ""
     if isinstance(value, bool | int | float):
@@ -182,12 +182,12 @@ def csv_cell(value: Any) -> str:
 
 
 def json_response(data: object, status: int = 200) -> web.Response:
-    """Return a JSON response from a model or from plain data."""
+    """Return a model or plain data as a JSON response."""
     if isinstance(data, BaseModel):
         data = data.model_dump(mode="json")
     return web.json_response(data, status=status)
 
 
 def redirect_with_session(location: str) -> web.Response:
-    """Return a redirect response, which, unlike ``HTTPSeeOther``, can set a cookie."""
+    """Return a redirect that, unlike an ``HTTPSeeOther`` exception, can set a cookie."""
     return web.Response(status=303, headers={"Location": location})

@@ -1,4 +1,4 @@
-"""One route: method, path, role, audit name, models and handler."""
+"""A route, with its method, path, role, audit name, models and handler."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ from aiohttp import web
 from pydantic import BaseModel
 
 BODY_BYTES: Final = 1 << 20  # default maximum size of a request body
-LOGIN_BYTES: Final = 16 << 10  # maximum size of a request body before login
+LOGIN_BYTES: Final = 16 << 10  # maximum size of a request body if no login is required
 VALUES: Final = 10_000  # default maximum number of JSON values in a request body
-JSON_LINES: Final = "application/x-ndjson"  # forms on other sites cannot send this content type
+JSON_LINES: Final = "application/x-ndjson"  # no form on another site can send this
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Role(StrEnum):
-    """The role that a route requires; each role includes all roles before it."""
+    """A role that a route can require; each role includes the permissions of those above it."""
 
-    PUBLIC = "public"  # for health checks and the login page, which never require a login
-    METRICS = "metrics"  # for tokens only; may read /metrics and nothing else
+    PUBLIC = "public"  # no login required, as for health checks and the login page
+    METRICS = "metrics"  # only for tokens; permits nothing but reading /metrics
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"
 
     def may(self, needed: "Role") -> bool:
-        """Return whether this role may use a route that requires the role ``needed``."""
+        """Return whether a caller with this role may use a route that requires ``needed``."""
         order = list(Role)
         return order.index(self) >= order.index(needed)
 
@@ -39,33 +39,33 @@ class Route:
     OpenAPI is the first line of the handler's docstring.
     """
 
-    method: str  # a GET route also answers HEAD
-    path: str  # {q} is a queue, {id} a message; other placeholders are self-explanatory
+    method: str  # GET includes HEAD
+    path: str  # {q} stands for a queue name, {id} for a message id
     role: Role
     name: str
     handler: Handler
-    audit: str | None = None  # action in the audit log, such as "queue.purge"; some reads have one
+    audit: str | None = None  # name in the audit log, such as "queue.purge"; rare for reads
     query: type[BaseModel] | None = None  # API: model of the query string
     takes: Any = None  # API: model of the JSON request body, or list[Model]
     gives: Any = None  # API: model of the response
-    media: str = "application/json"  # API: request content type; if not JSON, takes is bytes
-    takes_lines: bool = False  # API: also accepts JSON lines
+    media: str = "application/json"  # API: content type of the request; if not JSON, takes is bytes
+    takes_lines: bool = False  # API: whether JSON lines are accepted as well
     gives_media: str = "application/json"  # API: response content type; if not JSON, gives is bytes
-    status: int = 200  # API: status of the response
+    status: int = 200  # API: HTTP status of a successful response
     cli: str | None = None  # CLI command that uses this route, such as "queue purge"
-    is_early: bool = False  # True if the route answers before the broker is ready
-    body: int = BODY_BYTES  # maximum size of the body; public routes use LOGIN_BYTES
-    has_content: bool = False  # allows an additional message of limits.max_content as base64
-    values: int = VALUES  # maximum number of JSON values in the body
+    is_early: bool = False  # whether the route works before the broker is ready
+    body: int = BODY_BYTES  # maximum size of the request body; LOGIN_BYTES for public routes
+    has_content: bool = False  # adds room for a message of limits.max_content bytes in base64
+    values: int = VALUES  # maximum number of JSON values in the request body
 
     @property
     def is_api(self) -> bool:
-        """Return whether this is a route of the JSON API."""
+        """Return whether the route belongs to the JSON API."""
         return self.path.startswith("/api/")
 
     @property
     def all_media(self) -> tuple[str, ...]:
-        """Return the content types accepted for the body."""
+        """Return the content types that the route accepts for the request body."""
         return (self.media, JSON_LINES) if self.takes_lines else (self.media,)
 
     def body_limit(self, max_content: int) -> int:
@@ -76,7 +76,7 @@ class Route:
 
     @property
     def is_writing(self) -> bool:
-        """Return whether the route may change something; such routes have an audit name."""
+        """Return whether the route may change anything; if so, it has an audit name."""
         return self.method not in ("GET", "HEAD")
 
 

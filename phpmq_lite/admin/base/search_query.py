@@ -1,4 +1,4 @@
-"""Pure functions that parse and build searches (the language is in ``docs/guides/admin.md``)."""
+"""Pure functions that parse and build searches; ``docs/guides/admin.md`` has the syntax."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -40,7 +40,7 @@ _HIDDEN: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # queue names may
 
 @dataclass(slots=True, frozen=True)
 class Qualifier:
-    """A qualifier as shown in the help and in the error about unknown qualifiers."""
+    """A qualifier, as listed in the help and in the error about an unknown qualifier."""
 
     name: str
     example: str
@@ -72,7 +72,7 @@ QUALIFIERS: Final = (
 
 
 def parse_search(text: str) -> SearchQuery:
-    """Parse a search; raise a 422 ``Problem`` that names the invalid part and allowed values."""
+    """Parse a search; if part of it is invalid, raise a 422 ``Problem`` with the allowed values."""
     if len(text) > QUERY_CHARACTERS:
         raise Problem(
             422, "bad_query", f"The search is too long: {len(text)} characters.", field="q",
@@ -94,13 +94,13 @@ def parse_search(text: str) -> SearchQuery:
 
 
 def queue_search(name: str, states: Sequence[str] = ()) -> SearchQuery:
-    """Return a search for a queue's messages, quoting its name if necessary."""
+    """Return a search for a queue's messages, with the queue name in quotes if necessary."""
     queue = SearchTerm("queue", escape_pattern(name))
     return SearchQuery((queue, *(SearchTerm("state", state) for state in states)))
 
 
 def ids_search(ids: Iterable[str]) -> SearchQuery:
-    """Return a search for messages with any of these ids."""
+    """Return a search for messages with any of the given ids."""
     return SearchQuery(tuple(SearchTerm("id", message_id) for message_id in ids))
 
 
@@ -109,7 +109,7 @@ def _refuse(detail: str, bound: str) -> NoReturn:
 
 
 def _term(text: str, at: int) -> tuple[SearchTerm, int]:
-    """Parse the term at ``at``; return the term and its end."""
+    """Parse the term that starts at index ``at``; return the term and the index of its end."""
     start = at
     is_negated = text[at] == "-" and at + 1 < len(text) and not text[at + 1].isspace()
     at += is_negated
@@ -136,7 +136,7 @@ def _term(text: str, at: int) -> tuple[SearchTerm, int]:
 
 
 def _value(text: str, at: int) -> tuple[str, int, bool]:
-    """Parse a bare or quoted value; return the value, its end, and whether it was quoted.
+    """Parse a value; return the value, the index of its end, and whether it was quoted.
 
     In quotes a backslash escapes a quote or a backslash.
     """
@@ -160,7 +160,7 @@ def _value(text: str, at: int) -> tuple[str, int, bool]:
     return "".join(out), end, True
 
 
-# -- one reader per kind of qualifier
+# -- one parser for each kind of qualifier
 
 
 def _wildcards(pattern: str) -> int:
@@ -185,7 +185,7 @@ def _state(name: str, value: str, is_negated: bool) -> SearchTerm:
 
 
 def _id(name: str, value: str, is_negated: bool) -> SearchTerm:
-    """Parse a message id, the beginning of one, or a number after ``#``."""
+    """Parse a message id, the beginning of an id, or ``#`` followed by a message number."""
     plain = value.lower().removesuffix("*")
     if re.fullmatch(r"#[0-9]{1,18}", plain) and value == plain:
         return SearchTerm(name, f"{int(plain[1:]):016x}*", is_negated)
@@ -195,7 +195,7 @@ def _id(name: str, value: str, is_negated: bool) -> SearchTerm:
 
 
 def _verdict(name: str, value: str, is_negated: bool) -> SearchTerm:
-    """Parse the reason of a verdict, or a pattern that matches at least one reason."""
+    """Parse a verdict's reason, or a pattern that matches at least one reason."""
     term = _pattern(name, value.lower(), is_negated)
     if not any(fnmatchcase(reason, as_glob(term.value)) for reason in REASONS):
         _refuse(f"There is no verdict {value!r}.", ", ".join(REASONS))
@@ -203,7 +203,7 @@ def _verdict(name: str, value: str, is_negated: bool) -> SearchTerm:
 
 
 def _attempts(name: str, value: str, is_negated: bool) -> SearchTerm:
-    """Parse an integer, possibly negative: envelopes may contain any integer."""
+    """Parse an integer, which may be negative because an envelope may contain any integer."""
     found = re.fullmatch(r"(<=|>=|<|>|=)?(-?[0-9]{1,18})", value)
     if found is None:
         _refuse(f"{name}: {value!r} is not valid.", "a number: 3, >3, <=3")
@@ -233,7 +233,7 @@ def _compared(
 
 
 def _member(path: str, value: str, is_negated: bool) -> SearchTerm:
-    """Parse a member of a JSON body: ``data.order_id:1042``, ``$.items.0.sku:a*``."""
+    """Parse a term such as ``data.order_id:1042``, which matches a member of a JSON body."""
     steps = path.split(".")
     if len(steps) > PATH_STEPS or not all(map(_PATH_STEP.fullmatch, steps[1:])):
         _refuse(f"{path!r} is not a valid path.", f"data.a.b, at most {PATH_STEPS} steps")
@@ -267,19 +267,19 @@ _READERS: Final[dict[str, Callable[[str, str, bool], SearchTerm]]] = {
 
 
 def states_search(states: Iterable[str]) -> SearchQuery:
-    """Return a search for messages in any of these states."""
+    """Return a search for messages in any of the given states."""
     return SearchQuery(tuple(SearchTerm("state", state) for state in states))
 
 
 def traces_search(*trace_ids: str) -> SearchQuery:
-    """Return a search for the messages of any of these traces."""
+    """Return a search for messages that belong to any of the given traces."""
     return SearchQuery(
         tuple(SearchTerm("trace", escape_pattern(trace_id)) for trace_id in trace_ids)
     )
 
 
 def meta_search(meta_id: str) -> SearchQuery:
-    """Return a search for a meta.id, which finds a message and its retries."""
+    """Return a search for a meta.id, which a message and its retries have in common."""
     return SearchQuery((SearchTerm("meta", escape_pattern(meta_id)),))
 
 
@@ -294,7 +294,7 @@ def verdict_search(queue: str, reason: str = "*") -> SearchQuery:
 
 
 def group_search(group: DeadLetterGroup) -> SearchQuery:
-    """Return a search for a group's dead-letter records; ``*`` in the cause matches any text."""
+    """Return a search for a group's dead-letter records; ``*`` in the cause is a wildcard."""
     terms = [SearchTerm("queue", escape_pattern(group.queue)), SearchTerm("state", "ready")]
     tied = (None, None) if group.stated else (group.origin, group.reason)
     pairs = (("origin", tied[0]), ("urn", group.urn), ("reason", tied[1]))
@@ -315,8 +315,8 @@ def group_search(group: DeadLetterGroup) -> SearchQuery:
 
 
 def _cause_pattern(cause: str, *, is_whole: bool) -> str:
-    """Return the pattern for a cause; only a truncated cause may be followed by more text."""
+    """Return the pattern for a cause, ending with a wildcard only if the cause is truncated."""
     pattern = "*".join(map(escape_pattern, cause.split("*")))
     if pattern.startswith(("<", ">")):
-        pattern = "\\" + pattern  # escaped, so that it is read as text and not as a comparison
+        pattern = "\\" + pattern  # escaped, so that it is not interpreted as a comparison
     return pattern if is_whole else pattern.rstrip("*") + "*"

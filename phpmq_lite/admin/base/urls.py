@@ -8,7 +8,7 @@ _ESCAPE: Final = "~"
 
 
 def encode_name(name: str) -> str:
-    """Encode any queue name as one path segment.
+    """Encode a queue name, whatever its characters, as a single path segment.
 
     Browsers resolve ``.`` and ``..`` even if percent-encoded, so a name that consists of dots or
     starts with ``~`` gets an additional leading ``~``.
@@ -19,7 +19,7 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(segment: str) -> str:
-    """Decode the queue name in a path segment that is not yet percent-decoded.
+    """Return the queue name in a path segment that has not been percent-decoded.
 
     A leading ``~`` is an escape only if ``~`` or nothing but dots follows; ``%7E`` never is one.
     So ``~orders`` and ``%7Eorders`` both name the queue ``~orders``, not ``orders``.
@@ -31,13 +31,13 @@ def decode_name(segment: str) -> str:
 
 
 def clean_base_path(text: str) -> str:
-    """Normalize the slashes in a base path, as in ``/mq``; return ``""`` if the path is empty."""
+    """Return a base path with normalized slashes, such as ``/mq``, or ``""`` if it is empty."""
     path = "/".join(part for part in text.split("/") if part)
     return f"/{path}" if path else ""
 
 
 class Urls:
-    """Builds URLs from route names; ``paths`` maps them to templates such as ``/queues/{q}``."""
+    """Builds URLs; ``paths`` maps route names to templates such as ``/queues/{q}``."""
 
     __slots__ = ("_paths", "_static_version", "base_path")
 
@@ -47,7 +47,7 @@ class Urls:
         self._static_version = static_version
 
     def to(self, route: str, /, **values: object) -> str:
-        """Return the URL of a route; values that are not path segments form the query string.
+        """Return the URL of a route; values not used in the path become the query string.
 
         Values that are None or empty are omitted.
         """

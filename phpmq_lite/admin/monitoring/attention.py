@@ -1,4 +1,4 @@
-"""Notices about problems that need attention, each with a link to the relevant page."""
+"""Notices about problems that require attention, each with a link to the relevant page."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,49 +15,49 @@ from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad, RecentActivity
 
-EXPIRY_NOTICE_MS: Final = 600_000  # messages that expire this soon cause a notice
-LATELY_MS: Final = 86_400_000  # period for which dead letters and expiries are counted
+EXPIRY_NOTICE_MS: Final = 600_000  # messages that expire within this time cause a notice
+LATELY_MS: Final = 86_400_000  # recent dead letters and expiries are counted over this period
 NOTICES_MAX: Final = 200
-_HELD_LONG_MS: Final = 3_600_000  # applies to queues without an acknowledgement timeout
-_LOST: Final = ("Envelopes", "Dead letters")  # link texts of notices about unhandled messages
+_HELD_LONG_MS: Final = 3_600_000  # used if the queue has no acknowledgement timeout
+_LOST: Final = ("Envelopes", "Dead letters")  # links in notices about messages not handled
 _DISK_WARN: Final = 0.85
 _DISK_BAD: Final = 0.93
 
 
 @dataclass(slots=True, frozen=True)
 class Notice:
-    """A notice about something that needs attention; ``route`` and ``values`` link to a page."""
+    """A notice about a problem; ``route`` and ``values`` determine the page it links to."""
 
-    level: str  # bad or warn
-    who: str  # queue, client or component of the broker
+    level: str  # "bad" or "warn"
+    who: str  # the queue, client or component concerned
     text: str
     route: str
     values: dict[str, str]
-    go: str  # link text
+    go: str  # text of the link
 
 
 @dataclass(slots=True, frozen=True)
 class AttentionFacts:
-    """The facts behind the notices; queues are keyed by id, and times are in Unix ms."""
+    """The facts from which notices are made; mappings of queues are keyed by queue id."""
 
     now_ms: int
-    ages: Mapping[int, int] = field(default_factory=dict)  # publish time of the first ready message
+    ages: Mapping[int, int] = field(default_factory=dict)  # when the first ready one was published
     expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # count, earliest expiry
-    deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # recent, keyed by reason
-    unread: Mapping[int, int] = field(default_factory=dict)  # recently expired, never dispatched
+    deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # recent, by reason
+    unread: Mapping[int, int] = field(default_factory=dict)  # expired recently, never dispatched
     held: Sequence[ConsumerLoad] = ()
-    refused: Mapping[str, int] = field(default_factory=dict)  # recent refusals by reason
-    disk_share: float = 0.0  # fraction of the disk that is used
+    refused: Mapping[str, int] = field(default_factory=dict)  # recent refusals, by reason
+    disk_share: float = 0.0  # fraction of the disk in use
     wal_bytes: int = 0
     wal_limit_bytes: int = 1 << 62
-    damage: Sequence[str] = ()  # damage found by the scrub
-    backup_error: str | None = None  # why the last backup failed, if it did
-    backup_age_ms: int | None = None  # age of the newest backup, if backups are scheduled
+    damage: Sequence[str] = ()  # damage that the scrub found
+    backup_error: str | None = None  # why the most recent backup failed
+    backup_age_ms: int | None = None  # of the newest; None if no backups are scheduled
     backup_each_ms: int = 0
 
 
 def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
-    """Return at most ``NOTICES_MAX`` notices, most severe first."""
+    """Return up to ``NOTICES_MAX`` notices, beginning with the most severe."""
     found = [*_of_broker(status, seen)]
     for client in status.clients:
         if client.paused_reason:
@@ -66,12 +66,12 @@ def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
             found.append(Notice("warn", who, text, "clients", {}, "See clients"))
     held, named = _longest(seen.held), dead_letter_queues_named(status.queues)
     for queue in status.queues:
-        # Notices beyond the limit are not formatted, which would take 40 ms for 10,000 queues.
+        # Do not format notices beyond the limit; for 10,000 queues, that would take 40 ms.
         is_waiting = expects_waiting(queue) or queue.name in named
         found += _of_queue(queue, seen, is_waiting, only_bad=len(found) >= NOTICES_MAX)
         if queue.queue_id in held:
             found += _of_holder(queue, held[queue.queue_id], seen.now_ms)
-    # Within a level, notices about unhandled messages come before those about waiting messages.
+    # At each level, notices about messages that were not handled come before all others.
     found.sort(key=lambda notice: (notice.level, notice.go not in _LOST))
     return found[:NOTICES_MAX]
 
@@ -142,9 +142,9 @@ def _maintenance_notices(seen: AttentionFacts) -> Iterator[Notice]:
 def _of_queue(
     queue: QueueStatus, seen: AttentionFacts, is_waiting: bool, *, only_bad: bool
 ) -> Iterator[Notice]:
-    """Yield a queue's notices; ``is_waiting`` says whether its messages are expected to wait."""
+    """Yield a queue's notices; if ``is_waiting``, its messages are expected to wait."""
     expires = queue.queue_id in seen.expiring and not queue.consumers
-    # Messages that are forwarded or dead-lettered when they expire are not lost.
+    # If expired messages are forwarded or dead-lettered, they are not lost.
     is_losing = expires and queue.settings.on_expire == "history"
     if is_losing:
         count, soonest_ms = seen.expiring[queue.queue_id]
@@ -199,7 +199,7 @@ def _over_limits(queue: QueueStatus, seen: AttentionFacts) -> Iterator[Notice]:
 
 
 def _of_holder(queue: QueueStatus, holding: ConsumerLoad, now_ms: int) -> Iterator[Notice]:
-    """Yield a notice if a client has held a message for more than half of the timeout."""
+    """Yield a notice if a client has held a message for more than half the timeout."""
     timeout_ms = queue.settings.ack_timeout_s * 1_000
     held_ms = now_ms - holding.since_ms
     if held_ms <= (timeout_ms / 2 or _HELD_LONG_MS):
@@ -220,7 +220,7 @@ def _longest(held: Iterable[ConsumerLoad]) -> dict[int, ConsumerLoad]:
 
 
 def expects_waiting(queue: QueueStatus) -> bool:
-    """Return whether a queue's messages are expected to wait, like dead letters or retries."""
+    """Return whether a queue's messages are expected to wait, as dead letters and retries are."""
     return queue.name.endswith((".dlq", ".retry"))
 
 
@@ -256,7 +256,7 @@ def _duration(ms: int) -> str:
 async def read_notices(
     context: Context, status: BrokerStatus, ages: dict[int, int]
 ) -> list[Notice]:
-    """Read the facts that ``status`` lacks, and return the notices."""
+    """Read the facts that are not in ``status``, and return the notices."""
     now_ms, signs = context.now_ms(), RecentActivity(context.readers)
     since_ms = now_ms - LATELY_MS
     disk = await measure_disk(context.readers.path)

@@ -1,4 +1,4 @@
-"""Client connections: labels, figures and held messages."""
+"""Labels, statistics and held messages of client connections."""
 
 import asyncio
 import socket
@@ -23,16 +23,16 @@ from phpmq_lite.storage.read.accounts import SavedItems
 from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
 
 HELD_SHOWN: Final = 50
-CLOSED_MS: Final = 24 * 3_600_000  # how long closed connections are listed
-LABEL: Final = "label"  # kind of the saved items that hold labels
-LABEL_MAX: Final = 60  # maximum length of a label in characters
-_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid of a Unix peer
+CLOSED_MS: Final = 24 * 3_600_000  # how long a closed connection stays in the list
+LABEL: Final = "label"  # kind under which labels are saved
+LABEL_MAX: Final = 60  # maximum number of characters in a label
+_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid and gid of a Unix socket's peer
 HIDDEN_QUEUE_TEXT: Final = "hidden: you may not see this queue"
 
 
 @dataclass(slots=True, frozen=True)
 class HeldMessage:
-    """A message that a connection holds."""
+    """A message that was dispatched to a connection and is not settled yet."""
 
     queue: str
     seq: int
@@ -44,32 +44,32 @@ class HeldMessage:
 
 @dataclass(slots=True)
 class ConnectionSnapshot:
-    """The state of an open connection, taken between two batches."""
+    """The state of a connection between two batches."""
 
     is_open: bool = False
-    held: list[HeldMessage] = field(default_factory=list)  # longest held first
+    held: list[HeldMessage] = field(default_factory=list)  # the one held longest is first
     held_total: int = 0
     recorder: FrameRecorder | None = None
-    pid: int | None = None  # process id of a Unix peer
+    pid: int | None = None  # process at the other end of a Unix socket
 
 
 # -- labels
 
 
 async def read_labels(context: Context) -> dict[str, str]:
-    """Return the labels of addresses and networks, keyed by address or network."""
+    """Return all labels, keyed by the address or network that each applies to."""
     rows = await SavedItems(context.readers).all(LABEL)
     return {row.name: row.content for row in rows if isinstance(row.content, str)}
 
 
 def host_of(address: str) -> str:
-    """Return an address without its port, or the whole text if it has no port."""
+    """Return an address without its port, or unchanged if it has no port."""
     place = processes.split_address(address)
     return address if place is None else str(place[0])
 
 
 def label_of(address: str, labels: Mapping[str, str]) -> str:
-    """Return the label of an address, or of the smallest labelled network that contains it."""
+    """Return an address's label, or the label of the smallest labelled network around it."""
     if not labels:
         return ""
     host = host_of(address)
@@ -90,7 +90,7 @@ def label_of(address: str, labels: Mapping[str, str]) -> str:
 
 
 def read_label_name(text: str) -> str | None:
-    """Parse the address, network or ``unix`` that a label applies to; return None if not valid."""
+    """Parse what a label applies to: an address, a network or ``unix``; return None if invalid."""
     text = text.strip()
     if text == "unix":
         return text
@@ -102,11 +102,11 @@ def read_label_name(text: str) -> str | None:
     return str(network.network_address) if is_one else str(network)
 
 
-# -- figures
+# -- statistics
 
 
 def format_figures(client: ClientStatus) -> dict[str, str]:
-    """Return a connection's table cells, keyed by the name of the live field."""
+    """Return the table cells for a connection, keyed by the name of the live field."""
     held = sum(held for _, held in client.queues.values())
     credit = sum(credit for credit, _ in client.queues.values())
     return {
@@ -136,7 +136,7 @@ def describe_protocol(framing: str | None, packet_header: int | None, revision: 
 async def take_snapshot(
     request: web.Request, client: int, *, is_watching: bool
 ) -> ConnectionSnapshot:
-    """Return the state of a connection; with ``is_watching``, start recording its frames."""
+    """Return the state of a connection; if ``is_watching``, start recording its frames."""
     context = context_of(request)
     allowed = allowed_queues(request)
     now_s = asyncio.get_running_loop().time()
@@ -188,21 +188,21 @@ def _unix_pid(connection: Any) -> int | None:
         return None
     try:
         raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    except OSError:  # the socket is closed; the core learns this in the current or next batch
+    except OSError:  # the socket is closed; the core is notified in this or the next batch
         return None
     pid: int = _CREDENTIALS.unpack(raw)[0]
     return pid or None
 
 
 async def find_process(address: str, pid: int | None) -> processes.PeerProcess | None:
-    """Find a connection's peer process, in a thread; return None if it is not visible."""
+    """Find the process at the other end, in a thread; return None if it is not visible."""
     if pid is not None:
         return await asyncio.to_thread(processes.describe, pid)
     return await asyncio.to_thread(processes.find_peer, address)
 
 
 def is_local(address: str, kind: str) -> bool:
-    """Return whether a connection comes from this machine."""
+    """Return whether the peer of a connection is on this machine."""
     place = processes.split_address(address)
     return kind == "unix" or (place is not None and place[0].is_loopback)
 
@@ -211,7 +211,7 @@ _DIGITS: Final = 18
 
 
 def parse_client_number(text: str) -> int:
-    """Parse a connection number; raise a 404 ``Problem`` if the text is not a number."""
+    """Parse a connection number; raise a 404 ``Problem`` if it is not a number."""
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS):
         raise not_found("client", text)
     return int(text)
@@ -234,5 +234,5 @@ async def find_client(request: web.Request, number: int) -> ClientRow:
 
 
 def find_client_status(request: web.Request, number: int) -> ClientStatus | None:
-    """Return a connection's figures, or None if it is not open."""
+    """Return a connection's statistics, or None if the connection is not open."""
     return next((c for c in status_of(request).clients if c.client == number), None)

@@ -1,4 +1,4 @@
-"""Rules for sharing live feeds among viewers, and for counting streams toward limits."""
+"""Determines which viewers share a live feed, and toward whose limit a stream counts."""
 
 from collections.abc import Callable, Hashable
 from typing import Final
@@ -9,32 +9,32 @@ from phpmq_lite.admin.auth.middleware import is_still_logged_in, session_key_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.monitoring.live_feeds import CONTROL
 
-FEED: Final = web.RequestKey[Hashable]("feed", object)  # key of the requested feed
+FEED: Final = web.RequestKey[Hashable]("feed", object)  # key of the feed requested
 _NOT_FILTER: Final = frozenset({"topic", "ids", "after", "format", "cursor"})
-_FILTER_CHARACTERS: Final = 4_000  # maximum length of a filter value, which is part of the key
+_FILTER_CHARACTERS: Final = 4_000  # maximum length of each filter value in a key
 
 
 def feed_key(request: web.Request, topic: str, ids: tuple[int, ...] = ()) -> Hashable:
-    """Return a feed's key, shared by viewers with the same topic, rows, filter and permissions."""
+    """Return a feed's key, which is the same for the same topic, rows, filter and permissions."""
     filter_ = tuple(sorted(
         (name, value[:_FILTER_CHARACTERS])
         for name, value in request.query.items()
         if value and name not in _NOT_FILTER
     ))  # fmt: skip
     identity = identity_of(request)
-    actor = identity.actor if identity.queues else ""  # limited callers see only their own jobs
+    actor = identity.actor if identity.queues else ""  # who may only see their own jobs
     return topic, ids, filter_, identity.role, identity.queues, actor
 
 
 def stream_owner(request: web.Request) -> str:
-    """Return the browser session or program whose limit a stream counts toward."""
+    """Return the key of the browser session or program toward whose limit a stream counts."""
     if identity_of(request).kind == "control":
         return CONTROL
     return session_key_of(request)
 
 
 def is_alive(request: web.Request) -> Callable[[], bool]:
-    """Return a function that checks whether a stream's peer is connected and still authorized."""
+    """Return a function that checks that a stream's peer is still connected and authorized."""
 
     def look() -> bool:
         transport = request.transport

@@ -1,4 +1,4 @@
-"""The health endpoints /livez, /readyz and /startupz, and their checks."""
+"""The health endpoints /livez, /readyz and /startupz, and the checks that they run."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from phpmq_lite.admin.monitoring.metrics import answer_metrics
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
 
-# Startup progress, in percent, at the beginning of each step.
+# Percentage of the startup that is complete when each step begins.
 _STEPS: Final = {
     "starting": 0,
     "checking the write-ahead log": 10,
@@ -34,16 +34,16 @@ class HealthCheck:
     name: str
     is_good: bool
     text: str
-    is_needed: bool = True  # if False, a failed check leaves the broker ready but degraded
+    is_needed: bool = True  # if False, a failure makes the broker degraded, but still ready
 
 
 def start_percent(step: str) -> int:
-    """Return the startup progress in percent."""
+    """Return how much of the startup is complete, in percent."""
     return _STEPS.get(step, 80)
 
 
 async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck]:
-    """Check disk space and everything that readiness requires, without reading the database."""
+    """Check disk space and all conditions for readiness; the database is not read."""
     settings = context.settings
     disk = await asyncio.to_thread(_disk, context.readers.path.parent, status)
     is_started = context.is_ready() or status.is_draining
@@ -62,7 +62,7 @@ async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck
 
 
 def _disk(folder: Path, status: BrokerStatus) -> list[HealthCheck]:
-    """Check the data folder; this blocks, so it runs in a thread.
+    """Check the data folder's disk; call this in a thread, because it blocks.
 
     A broker with little disk space is still ready, because consumers must reach it to free space.
     """
@@ -99,7 +99,7 @@ async def answer_livez(request: web.Request) -> web.StreamResponse:
 
 
 async def answer_readyz(request: web.Request) -> web.StreamResponse:
-    """Return 200 if the broker can serve clients: migrated, writable, listening, not draining."""
+    """Return 200 if the broker can serve clients, otherwise 503; viewers also see each check."""
     context = context_of(request)
     status = context.engine.summary()
     found = await run_checks(context, status)
@@ -121,7 +121,7 @@ async def answer_readyz(request: web.Request) -> web.StreamResponse:
 
 
 async def answer_startupz(request: web.Request) -> web.StreamResponse:
-    """Return 200 once startup is complete; before that, return 503 with the step and progress."""
+    """Return 200 if startup is complete, otherwise 503 with the current step and the progress."""
     if is_started(request):
         return web.Response(text="started\n")
     step = context_of(request).engine.summary().step
@@ -131,7 +131,7 @@ async def answer_startupz(request: web.Request) -> web.StreamResponse:
 
 
 def is_started(request: web.Request) -> bool:
-    """Return whether startup is complete; the result stays True while the broker drains."""
+    """Return whether startup is complete; this is still True while the broker drains."""
     context = context_of(request)
     return context.is_ready() or context.engine.summary().is_draining
 

@@ -1,4 +1,4 @@
-"""The broker's limits, their current usage, and what happens when they are exceeded."""
+"""The broker's limits, with the current usage of each and what happens if it is exceeded."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -22,25 +22,25 @@ _SHARED: Final = "queues that hold their share get no dispatches; other queues g
 
 @dataclass(slots=True, frozen=True)
 class LimitUsage:
-    """A limit and its usage.  Figures that do not exist are None, as for limits on each peer."""
+    """A limit and its usage; ``used`` and ``reached`` are None if they are not known."""
 
-    key: str  # label value in the metrics
+    key: str  # value of the label in the metrics
     name: str
     bound: int
-    then: str  # what happens above the limit
+    then: str  # what happens when the limit is exceeded
     used: int | None = None
-    reached: int | None = None  # number of times it was reached since startup
-    setting: str = ""  # setting that changes the limit; empty if the limit is fixed
-    unit: str = ""  # bytes, s, or empty for a count
+    reached: int | None = None  # how often the limit was reached since startup
+    setting: str = ""  # name of the setting for the limit; empty if the limit is fixed
+    unit: str = ""  # "bytes", "s", or empty for a count
 
     @property
     def share(self) -> float | None:
-        """The fraction of the limit that is used, or None if the usage is unknown."""
+        """The fraction of the limit that is in use, or None if the usage is unknown."""
         return None if self.used is None else self.used / self.bound
 
     @property
     def level(self) -> str:
-        """The CSS class: ``bad`` if the limit is reached, ``warn`` from 80 % of the limit."""
+        """The CSS class: ``bad`` if the limit is reached, ``warn`` from 80 % of it, else empty."""
         share = self.share or 0.0
         return "bad" if share >= 1 else "warn" if share >= 0.8 else ""
 
@@ -61,7 +61,7 @@ class LimitUsage:
 
 
 def count_paused_readers(status: BrokerStatus) -> Counter[str]:
-    """Count the connections that are currently not being read, by reason."""
+    """Count the connections from which the broker is not reading at the moment, by reason."""
     return Counter(
         reason
         for client in status.clients

@@ -1,4 +1,4 @@
-"""Live feeds, each of which is evaluated once a second and shared by all of its viewers."""
+"""Live feeds; each is evaluated once a second for all of its viewers together."""
 
 import asyncio
 from collections import Counter, OrderedDict, deque
@@ -11,15 +11,15 @@ from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.logs import get_logger, is_quiet
 
-EVERY_S: Final = 1.0  # interval between evaluations of a feed
+EVERY_S: Final = 1.0  # interval between two evaluations of a feed
 STREAMS: Final = 64
-STREAMS_PER_SESSION: Final = 4  # browsers open six connections per host, including streams
-STREAMS_OF_CONTROL: Final = 16  # for the control socket, which has no sessions
-STREAM_S: Final = 600.0  # after this time, the browser must reconnect with its current permissions
-IDLE_FEEDS: Final = 64  # feeds kept without streams, for polls and reconnects
-ROWS: Final = 500  # rows kept per feed
-FIRST_ROWS: Final = 100  # rows sent to a viewer without an event id
-CONTROL: Final = "control"  # session key of the control socket
+STREAMS_PER_SESSION: Final = 4  # of the six connections that a browser opens to a host
+STREAMS_OF_CONTROL: Final = 16  # the control socket has no sessions
+STREAM_S: Final = 600.0  # the browser must then reconnect, with its current permissions
+IDLE_FEEDS: Final = 64  # number of feeds kept without a stream, for polling and reconnecting
+ROWS: Final = 500  # number of rows kept per feed
+FIRST_ROWS: Final = 100  # number of rows sent to a viewer who has no event id
+CONTROL: Final = "control"  # used as the session key for the control socket
 
 FeedData = Mapping[str, Any]
 EvaluateFeed = Callable[[], Awaitable[FeedData]]
@@ -28,7 +28,7 @@ _log = get_logger(__name__)
 
 
 class FeedPosition(NamedTuple):
-    """A viewer's position in a feed; its text form is the event id."""
+    """A viewer's position in a feed; as text, it is the id of an event."""
 
     feed: int
     version: int
@@ -39,7 +39,7 @@ class FeedPosition(NamedTuple):
 
 
 def parse_position(text: str) -> FeedPosition | None:
-    """Parse an event id; return None if it is not valid."""
+    """Parse the id of an event; return None if it is not valid."""
     parts = text.split("-")
     if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts):
         return None
@@ -55,7 +55,7 @@ class FeedUpdate:
 
 
 class Feed:
-    """A topic's current data, with the version in which each field last changed.
+    """A topic's current data, including the version in which each field last changed.
 
     Data for ``update`` has the members ``shown`` and ``points`` (a text per field), ``rows``
     (only new rows), ``missed`` (number of rows omitted before them), and any other single values.
@@ -65,8 +65,8 @@ class Feed:
         self.number = number
         self._version = 0
         self._fields: dict[tuple[str, str], tuple[Any, int]] = {}  # (member, key) -> value, version
-        self._rows: deque[tuple[int, dict[str, Any]]] = deque(maxlen=ROWS)  # row number, row
-        self._row = 0  # total number of rows, including omitted ones
+        self._rows: deque[tuple[int, dict[str, Any]]] = deque(maxlen=ROWS)  # (number, row)
+        self._row = 0  # number of rows so far, including those omitted
 
     @property
     def position(self) -> FeedPosition:
@@ -96,7 +96,7 @@ class Feed:
         return self.position != before
 
     def since(self, seen: FeedPosition | None) -> FeedUpdate:
-        """Return the changes since a position; without a position in this feed, return all data."""
+        """Return the changes since a position in this feed, or all data for any other position."""
         if seen is None or seen.feed != self.number:
             seen = None
         data: dict[str, Any] = {}
@@ -123,13 +123,13 @@ class Feed:
 
 
 class FeedStream:
-    """A viewer's stream; when ``next`` returns None, ``reason`` says why the stream ended."""
+    """A viewer's stream of updates; after its end, ``reason`` says why it ended."""
 
     def __init__(
         self, session: str, seen: FeedPosition | None, is_alive: Callable[[], bool]
     ) -> None:
         self.session = session
-        self.reason = ""  # stopping, renew or gone, after the stream has ended
+        self.reason = ""  # after the end: "stopping", "renew" or "gone"
         self.is_alive = is_alive
         self.ends_at = asyncio.get_running_loop().time() + STREAM_S
         self._seen = seen
@@ -143,17 +143,17 @@ class FeedStream:
         return self._feed is not None
 
     def show(self, feed: Feed) -> None:
-        """Wake ``next`` because the feed may have changed."""
+        """Wake up ``next``, because the feed may have changed."""
         self._feed = feed
         self._changed.set()
 
     def end(self, reason: str) -> None:
-        """End the stream, after which ``next`` returns None."""
+        """End the stream, so that ``next`` returns None."""
         self.reason = self.reason or reason
         self._changed.set()
 
     async def next(self) -> FeedUpdate | None:
-        """Wait for the next change and return it, or return None if the stream has ended."""
+        """Wait for the next change and return it, or None when the stream has ended."""
         while not self.reason:
             await self._changed.wait()
             self._changed.clear()
@@ -168,35 +168,35 @@ class FeedStream:
 
 
 class _Running:
-    """A feed with its viewers."""
+    """A feed and the streams of its viewers."""
 
     __slots__ = ("evaluate", "evaluated_at", "feed", "lock", "streams", "task")
 
     def __init__(self, feed: Feed, evaluate: EvaluateFeed) -> None:
         self.feed = feed
         self.evaluate = evaluate
-        self.evaluated_at = -EVERY_S  # loop time
+        self.evaluated_at = -EVERY_S  # by the event loop's clock
         self.lock = asyncio.Lock()
         self.streams: set[FeedStream] = set()
         self.task: asyncio.Task[None] | None = None
 
 
 class FeedState:
-    """State that a topic keeps between evaluations of a feed."""
+    """What a topic remembers from one evaluation of a feed to the next."""
 
     def stop(self) -> None:
-        """Release resources when the feed is dropped."""
+        """Release all resources, because the feed is being removed."""
 
 
 class LiveFeeds:
-    """All feeds and streams of an admin; ``close`` immediately ends streams and pending waits."""
+    """All feeds and streams; ``close`` immediately ends the streams and all waiting requests."""
 
     def __init__(self) -> None:
         self.is_closed = False
-        # Maps each wake-up event, which ``close`` sets, to the identity that waits for it.
+        # Maps the event of each waiting request, which ``close`` sets, to the caller's identity.
         self.waits: dict[asyncio.Event, str] = {}
-        self.states: dict[Hashable, FeedState] = {}  # keyed by feed key
-        self._feeds: OrderedDict[Hashable, _Running] = OrderedDict()  # least recently used first
+        self.states: dict[Hashable, FeedState] = {}  # by the feed's key
+        self._feeds: OrderedDict[Hashable, _Running] = OrderedDict()  # oldest use first
         self._number = 0
         self.streams_refused = 0
         self.waits_refused = 0
@@ -215,7 +215,7 @@ class LiveFeeds:
         )
 
     def close(self) -> None:
-        """End all streams and pending waits because the broker is stopping."""
+        """End all streams and wake all waiting requests, because the broker is stopping."""
         self.is_closed = True
         for running in self._feeds.values():
             for stream in running.streams:
@@ -233,7 +233,7 @@ class LiveFeeds:
         seen: FeedPosition | None,
         is_alive: Callable[[], bool],
     ) -> FeedStream | None:
-        """Open a stream, or return None if there are too many and the caller must poll.
+        """Open a stream, or return None if there are too many, so that the caller has to poll.
 
         Args:
             key: identifies the data: streams with the same key share evaluations.
@@ -254,7 +254,7 @@ class LiveFeeds:
         running.streams.add(stream)
         if running.task is None or running.task.done():
             running.task = asyncio.create_task(self._run(running))
-        elif running.feed.position.version:  # show the latest evaluation immediately
+        elif running.feed.position.version:  # show the most recent evaluation immediately
             stream.show(running.feed)
         return stream
 
@@ -303,7 +303,7 @@ class LiveFeeds:
                 for stream in running.streams:
                     stream.end("gone")
                 return
-            except PhpmqError as error:  # for example, a slow read; the loop retries in a second
+            except PhpmqError as error:  # such as a slow read; evaluated again in a second
                 if not is_quiet("live_failed"):
                     _log.warning("live_failed", reason=str(error))
             except Exception as error:
@@ -328,10 +328,10 @@ class LiveFeeds:
 
 
 def _drop_dead(running: _Running) -> None:
-    """End the streams whose peer is gone, so that they no longer count toward the limits."""
+    """End streams whose peer is gone, because they would still count toward the limits."""
     for stream in running.streams:
         if not stream.reason and not stream.is_alive():
             stream.end("gone")
 
 
-WAITS: Final = 64  # maximum number of concurrent waits
+WAITS: Final = 64  # maximum number of requests that wait at the same time

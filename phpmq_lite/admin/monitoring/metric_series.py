@@ -1,4 +1,4 @@
-"""Metric series for queues with their own label, and for HTTP requests by route."""
+"""Metric series for each labelled queue, for all other queues, and for HTTP routes."""
 
 import asyncio
 from bisect import bisect_left
@@ -9,40 +9,40 @@ from typing import Final
 from phpmq_lite import histogram
 from phpmq_lite.server.status import QueueStatus
 
-OTHER: Final = "~other"  # all other queues; a queue with this name is escaped by label_name()
+OTHER: Final = "~other"  # queues without a label; label_name() prevents conflicts
 GAUGES: Final = ("ready", "dispatched", "dead", "bytes", "consumers", "credit",
                  "delivery_paused", "publishing_paused", "is_dead_letter_queue")  # fmt: skip
 
 
 def label_name(name: str) -> str:
-    """Return a queue's label; a name that begins with ``~`` gets a second ``~``."""
+    """Return a queue's label: its name, with another ``~`` in front if it begins with ``~``."""
     return f"~{name}" if name.startswith("~") else name
 
 
 class QueueSeries:
-    """The series for one label, with sums over its queues at this scrape."""
+    """The series for one label, summed over all queues that have the label at this scrape."""
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self.counts: Counter[str] = Counter()  # since startup, by names such as "dead crc"
-        self.wait: Sequence[int] = ()  # wait and hold are histograms since startup
+        self.counts: Counter[str] = Counter()  # since startup, keyed by texts such as "dead crc"
+        self.wait: Sequence[int] = ()  # like hold, a histogram of times since startup
         self.hold: Sequence[int] = ()
         self.gauges: Counter[str] = Counter()
-        self.oldest_at: int | None = None  # Unix ms
-        self.is_alive = False  # whether any queue has this label at this scrape
-        self._last: Counter[str] = Counter()  # the sums at the previous scrape
-        self._base: Counter[str] = Counter()  # counts from removed queues
-        self._wait, self._hold = _Span(), _Span()  # previous and removed counts of the histograms
+        self.oldest_at: int | None = None  # in Unix ms
+        self.is_alive = False  # whether a queue has this label at this scrape
+        self._last: Counter[str] = Counter()  # sums at the previous scrape
+        self._base: Counter[str] = Counter()  # added for queues removed since then
+        self._wait, self._hold = _Span(), _Span()  # the same for the histograms
         self._is_rest = label == OTHER
 
     def begin(self) -> None:
-        """Reset the values from the last scrape."""
+        """Discard the values of the previous scrape."""
         self.counts, self.gauges = Counter(), Counter()
         self.wait = self.hold = ()
         self.oldest_at, self.is_alive = None, False
 
     def add(self, queue: QueueStatus) -> None:
-        """Add a queue's figures."""
+        """Add a queue's counts and gauges to the sums."""
         self.is_alive = True
         counts, gauges = self.counts, self.gauges
         for key, count in queue.totals.items():
@@ -80,7 +80,7 @@ class QueueSeries:
 
 
 class _Span:
-    """Keeps a histogram from falling, as ``QueueSeries.end`` does for counts."""
+    """Prevents the counts of a histogram from falling, as ``QueueSeries.end`` does for counters."""
 
     __slots__ = ("base", "last")
 
@@ -99,16 +99,16 @@ class _Span:
 
 
 class MetricLabels:
-    """A broker's queue labels.  A scrape calls ``begin``, ``add`` for each slice, and ``end``."""
+    """The label of each queue.  A scrape calls ``begin``, then ``add`` repeatedly, then ``end``."""
 
     def __init__(self) -> None:
-        self.lock = asyncio.Lock()  # held during a scrape
-        self._named: dict[str, QueueSeries] = {}  # keyed by label, in order of assignment
-        self._ids: dict[int, QueueSeries] = {}  # queues with their own label, keyed by queue_id
-        self._gone: dict[str, None] = {}  # labels of removed queues, oldest first
+        self.lock = asyncio.Lock()  # for one scrape at a time
+        self._named: dict[str, QueueSeries] = {}  # by label, in order of assignment
+        self._ids: dict[int, QueueSeries] = {}  # labelled queues, by queue_id
+        self._gone: dict[str, None] = {}  # labels of removed queues, oldest removal first
         self._other = QueueSeries(OTHER)
         self._has_other = False
-        # Highest queue_id in earlier scrapes; older queues that shared a label keep sharing it.
+        # Highest queue_id in earlier scrapes; up to this, queues without a label never get one.
         self._seen = 0
         self._highest = 0
 
@@ -119,7 +119,7 @@ class MetricLabels:
             group.begin()
 
     def add(self, queues: Iterable[QueueStatus], limit: int) -> None:
-        """Add queues, oldest first, and assign at most ``limit`` labels."""
+        """Add queues, which must be in order of age, and assign at most ``limit`` labels."""
         for queue in queues:
             group = self._ids.get(queue.queue_id) or self._group(queue, limit)
             group.add(queue)
@@ -127,7 +127,7 @@ class MetricLabels:
                 self._highest = queue.queue_id
 
     def _group(self, queue: QueueStatus, limit: int) -> QueueSeries:
-        """Return the series for a queue that has no label yet."""
+        """Assign a label to a queue, if possible, and return the series for the queue."""
         name = label_name(queue.name)
         known = self._named.get(name)
         if known is None and (queue.queue_id <= self._seen or not self._has_place(limit)):
@@ -144,7 +144,7 @@ class MetricLabels:
         return len(self._named) < limit
 
     def end(self) -> None:
-        """Finish a scrape, treating queues that were not added as removed."""
+        """Finish a scrape; queues that were not added count as removed."""
         self._ids = {key: group for key, group in self._ids.items() if group.is_alive}
         for name, group in self._named.items():
             if not group.is_alive:
@@ -153,12 +153,12 @@ class MetricLabels:
             group.end()
 
     def set_oldest(self, ages: Mapping[int, int]) -> None:
-        """Record the publish time of each queue's first ready message, keyed by queue_id."""
+        """Record when each queue's first ready message was published, keyed by queue_id."""
         for queue_id, at_ms in ages.items():
             self._ids.get(queue_id, self._other).set_oldest(at_ms)
 
     def groups(self) -> list[QueueSeries]:
-        """Return the series in order of assignment, ``~other`` last."""
+        """Return the series in the order in which labels were assigned, followed by ``~other``."""
         return [*self._named.values(), *([self._other] if self._has_other else [])]
 
 
@@ -167,7 +167,7 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 
 
 class DurationHistogram:
-    """A histogram of durations, with a count for each bound and one above the last bound."""
+    """A histogram of durations, with a count for each upper bound and one above the last."""
 
     __slots__ = ("counts", "total_s")
 
@@ -185,11 +185,11 @@ class HttpCounters:
     """Counters of HTTP requests since the broker started."""
 
     def __init__(self) -> None:
-        self.requests: Counter[tuple[str, str, int]] = Counter()  # route, method, status
+        self.requests: Counter[tuple[str, str, int]] = Counter()  # keyed by route, method, status
         self.seconds: dict[str, DurationHistogram] = {}  # keyed by route
 
     def add(self, route: str, method: str, status: int, seconds: float | None) -> None:
-        """Count a response; ``seconds`` is None for a stream."""
+        """Count a response that took ``seconds``, which is None for a stream."""
         self.requests[route, method if method in _METHODS else "other", status] += 1
         if seconds is not None:
             if route not in self.seconds:

@@ -1,4 +1,4 @@
-"""The broker's Prometheus metrics (``docs/reference/metrics.md``)."""
+"""The broker's Prometheus metrics, which ``docs/reference/metrics.md`` describes."""
 
 import asyncio
 import platform
@@ -39,11 +39,11 @@ from phpmq_lite.storage.read.database_size import measure_database
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SIDES: Final = {"delivery": "delivery_paused", "publishing": "publishing_paused"}
 
-# Wait and hold time bounds in ms; they are octave edges of the histogram, so counts are exact.
+# Bounds of wait and hold times in ms; all are also bucket edges, so the counts are exact.
 SPANS_MS: Final = tuple(1 << power for power in range(0, 28, 2))
 
-_SOURCES: Final = ("http", "ui", "cli")  # sources of published messages, except tcp
-_QUEUE_COUNTERS: Final = {  # metric -> key in a queue's counts
+_SOURCES: Final = ("http", "ui", "cli")  # ways to publish, except tcp
+_QUEUE_COUNTERS: Final = {  # metric -> key in QueueSeries.counts
     "publishes_deduplicated": "deduplicated",
     "messages_dispatched": "dispatched",
     "messages_redelivered": "redelivered",
@@ -53,13 +53,13 @@ _QUEUE_COUNTERS: Final = {  # metric -> key in a queue's counts
     "messages_deleted": "deleted",
     "messages_restored": "restored",
 }
-_QUEUE_GAUGES: Final = {  # metric -> key in a queue's gauges
+_QUEUE_GAUGES: Final = {  # metric -> key in QueueSeries.gauges
     "queue_dead_letters": "dead",
     "queue_bytes": "bytes",
     "queue_consumers": "consumers",
     "queue_credit": "credit",
 }
-_REFUSALS: Final = {  # refusal reason in the core -> label value
+_REFUSALS: Final = {  # the core's reason for a refusal -> label value
     "paused": "paused",
     "queue full: messages": "queue_full",
     "queue full: bytes": "queue_full",
@@ -69,33 +69,33 @@ _REFUSALS: Final = {  # refusal reason in the core -> label value
     DISK_LOW[1]: DISK_LOW[0],
     DATABASE_FULL[1]: DATABASE_FULL[0],
 }
-# Exported even if 0, because Prometheus does not count a series' first value as an increase.
+# Exported even if 0, because Prometheus does not see the first value of a series as an increase.
 _KNOWN_DEATHS: Final = ("client", "crc", "expired", "max_deliveries", "not_forwarded")
 _KNOWN_REFUSALS: Final = ("database_full", "disk_full", "draining", "paused", "too_large")
 
 
 @dataclass(slots=True, frozen=True)
 class MetricReadings:
-    """All figures of a scrape except queue figures; None if a figure could not be read."""
+    """All values of a scrape except those of queues; a value that could not be read is None."""
 
-    status: BrokerStatus  # its queue figures are not used
+    status: BrokerStatus  # its queues are not used
     http: HttpCounters
     version: str
     now_ms: int
-    files: Mapping[str, int] | None = None  # size in bytes by file
+    files: Mapping[str, int] | None = None  # size in bytes, by file name
     disk_free: int | None = None
     history_rows: int | None = None
     history_offset: int | None = None
     removed: int | None = None
     streams: int = 0
     exports: int = 0  # number of running exports
-    export_ends: Mapping[str, int] = field(default_factory=dict)  # ended exports, by outcome
+    export_ends: Mapping[str, int] = field(default_factory=dict)  # exports that ended, by outcome
     login_failures: int = 0
     limits: Sequence[LimitUsage] = ()
-    backup_at: int = 0  # time of the last backup in Unix ms; 0 if there is none
-    backup_failed: bool = False  # whether the last backup failed
-    scrub_at: int = 0  # end of the last complete scrub in Unix ms; 0 if there is none
-    damage: int = 0  # number of known damaged bodies and structural faults
+    backup_at: int = 0  # when the newest backup was made, in Unix ms; 0 if there is none
+    backup_failed: bool = False  # whether the most recent attempt failed
+    scrub_at: int = 0  # when the last complete scrub ended, in Unix ms; 0 if never
+    damage: int = 0  # number of damaged bodies and structural faults found
 
 
 @dataclass(slots=True, frozen=True)
@@ -103,14 +103,14 @@ class MetricDefinition:
     """The definition of a metric, used for the scrape and the reference page."""
 
     kind: Literal["counter", "gauge", "histogram", "info"]
-    name: str  # without the prefix phpmq_ and the suffix for its kind
+    name: str  # without the prefix phpmq_ and a suffix such as _total
     help: str
     labels: tuple[str, ...] = ()
-    value: Callable[[MetricReadings], float | None] | None = None  # only for metrics without labels
+    value: Callable[[MetricReadings], float | None] | None = None  # only if there are no labels
 
     @property
     def full_name(self) -> str:
-        """The metric's name in samples, with its prefix and suffix."""
+        """The metric's full name, with its prefix and suffix, as used in samples."""
         return f"phpmq_{self.name}{_SUFFIXES.get(self.kind, '')}"
 
     def family(self) -> Any:
@@ -127,7 +127,7 @@ _FAMILIES: Final[dict[str, Callable[..., Metric]]] = {
 }
 _QUEUE: Final = ("queue",)
 _D = MetricDefinition
-METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the page -> metrics
+METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the reference -> metrics
     "Messages, by `queue`": (
         _D("counter", "messages_published", "Stored messages; source is tcp, http, ui or cli",
            ("queue", "source")),
@@ -271,7 +271,7 @@ def _family(name: str) -> Any:
 
 
 async def render_metrics(readings: MetricReadings, groups: Sequence[QueueSeries]) -> bytes:
-    """Return all metrics as text, yielding to the event loop between families."""
+    """Return all metrics as text; between two metric families, other tasks can run."""
     parts = []
     for family in metric_families(readings, groups):
         registry = CollectorRegistry(auto_describe=False)
@@ -290,7 +290,7 @@ class _FamilyCollector(Collector):
 
 
 def metric_families(readings: MetricReadings, groups: Sequence[QueueSeries]) -> Iterator[Metric]:
-    """Yield all metric families; omit figures that could not be read."""
+    """Yield all metric families, omitting values that could not be read."""
     for definition in _DEFINITIONS.values():
         if definition.value is not None and (value := definition.value(readings)) is not None:
             family = definition.family()
@@ -380,9 +380,9 @@ def _histograms(groups: Sequence[QueueSeries]) -> Iterator[Metric]:
             counts: Sequence[int] = getattr(group, kind)
             sums = [0, *accumulate(counts)]
             if not sums[-1]:
-                continue  # 200 queues without measurements would add thousands of empty lines
+                continue  # otherwise, 200 unused queues would add thousands of lines
             rows = [(f"{at / 1_000:g}", float(sums[_below(at)])) for at in SPANS_MS]
-            # The exact sum is unknown, so each value counts as the upper edge of its bucket.
+            # The exact sum is unknown, so each value is assumed to be its bucket's upper edge.
             total_s = sum(n * histogram.upper_ms(i) for i, n in enumerate(counts) if n) / 1_000
             family.add_metric([group.label], [*rows, ("+Inf", float(sums[-1]))], total_s)
         yield family
@@ -444,13 +444,13 @@ def _add_counts(family: Any, counts: Mapping[str, int]) -> Any:
 
 
 def _rows(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return cumulative counts by upper bound, as Prometheus expects."""
+    """Return the cumulative count for each upper bound, as Prometheus expects."""
     names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
     return list(zip(names, map(float, accumulate(counts)), strict=True))
 
 
 async def answer_metrics(request: web.Request) -> web.StreamResponse:
-    """Return the metrics in Prometheus text format; figures that cannot be read are omitted."""
+    """Return the metrics in Prometheus text format, omitting values that cannot be read."""
     context = context_of(request)
     async with context.labels.lock:
         groups = await _read_queues(context)
@@ -476,7 +476,7 @@ async def _read_queues(context: Context) -> Sequence[QueueSeries]:
         waiting += [queue.queue_id for queue in some if queue.ready]
         await asyncio.sleep(0)
     labels.end()
-    with suppress(StorageError):  # on an error, the ages are omitted
+    with suppress(StorageError):  # if this fails, the ages are omitted
         labels.set_oldest(await context.reader.oldest_ready(waiting))
     return labels.groups()
 

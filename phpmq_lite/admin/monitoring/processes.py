@@ -1,4 +1,4 @@
-"""The process at the other end of a local connection, found in ``/proc``."""
+"""Finds the process at the other end of a local connection in ``/proc``."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,8 +19,8 @@ _INTERPRETERS: Final = re.compile(
 _SCRIPT: Final = re.compile(
     r"[\w./+~-]+\.(?:pyc?|pyz|php|phar|[mc]?js|ts|rb|pl|lua|sh|jar)", re.IGNORECASE
 )
-_PATH: Final = re.compile(r"[\w.+~-]*(?:/[\w.+~-]+)+")  # a path, such as that of a script
-_NAME: Final = re.compile(r"[\w.]+")  # a module name
+_PATH: Final = re.compile(r"[\w.+~-]*(?:/[\w.+~-]+)+")  # a path, such as the path of a script
+_NAME: Final = re.compile(r"[\w.]+")  # the name of a module
 _CODE: Final = re.compile(r"-[a-zA-Z]*[cer]|--?(?:eval|print|run|classpath|cp)|-p|-E")
 _ESTABLISHED: Final = "01"
 _LISTENS: Final = "0A"
@@ -28,21 +28,21 @@ _LISTENS: Final = "0A"
 
 @dataclass(slots=True, frozen=True)
 class PeerProcess:
-    """A process; ``command`` omits arguments after the script, which may contain passwords."""
+    """A process; ``command`` omits further arguments, because they may contain passwords."""
 
     pid: int
     command: str
 
 
 def split_address(text: str) -> tuple[IPv4Address | IPv6Address, int] | None:
-    """Parse an address like ``127.0.0.1:50000`` or ``::1:50000``; return None for a Unix socket."""
+    """Split an address such as ``127.0.0.1:50000`` or ``::1:50000``; return None if it is Unix."""
     host, _, port = text.rpartition(":")
     address = parse_address(host.strip("[]"))
     return None if address is None or not port.isdecimal() else (address, int(port))
 
 
 def find_peer(address: str, proc: Path = PROC) -> PeerProcess | None:
-    """Return the process that connected from a loopback address, or None if it is not visible."""
+    """Return the process that connected from a loopback address, or None if this is not visible."""
     place = split_address(address)
     if place is None or not place[0].is_loopback:
         return None
@@ -55,7 +55,7 @@ def find_peer(address: str, proc: Path = PROC) -> PeerProcess | None:
 
 
 def find_listener(port: int, proc: Path = PROC) -> PeerProcess | None:
-    """Return the process that listens on a port of any address, or None if it is not visible."""
+    """Return the process that listens on a port, at any address, or None if this is not visible."""
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for inode in listening_sockets((proc / "net" / table).read_text("ascii"), port):
@@ -84,7 +84,7 @@ def inode_of(table: str, host: IPv4Address | IPv6Address, port: int) -> str | No
 
 
 def _kernel_names(host: IPv4Address | IPv6Address) -> Iterable[str]:
-    """Return an address as the kernel writes it: 32-bit words in native byte order."""
+    """Return an address as the kernel writes it, in 32-bit words in native byte order."""
     yield _split_words(host.packed)
     if isinstance(host, IPv4Address):
         yield _split_words(IPv6Address(f"::ffff:{host}").packed)
@@ -99,7 +99,7 @@ def _owner(inode: str, proc: Path) -> int | None:
     for folder in proc.iterdir():
         if not folder.name.isdecimal():
             continue
-        with suppress(OSError):  # the process has ended or belongs to another user
+        with suppress(OSError):  # skip a process that has ended or belongs to another user
             for link in (folder / "fd").iterdir():
                 if _target(link) == wanted:
                     return int(folder.name)
@@ -107,7 +107,7 @@ def _owner(inode: str, proc: Path) -> int | None:
 
 
 def _target(link: Path) -> str | None:
-    """Return the target of a link to an open file, or None if the file has been closed."""
+    """Return the target of the link for an open file, or None if the file was closed."""
     try:
         return str(link.readlink())
     except OSError:
@@ -115,7 +115,7 @@ def _target(link: Path) -> str | None:
 
 
 def describe(pid: int, proc: Path = PROC) -> PeerProcess | None:
-    """Return a process by its pid, or None if it has ended or is not visible."""
+    """Return the process with a pid, or None if it has ended or is not visible."""
     try:
         raw = (proc / str(pid) / "cmdline").read_bytes()
     except OSError:
@@ -138,8 +138,8 @@ def program_of(arguments: Sequence[str]) -> str:
 
 
 def _script_of(arguments: Sequence[str]) -> str | None:
-    """Return the script in an interpreter's arguments, or None if it cannot be determined."""
-    is_value = False  # the argument may be the value of the previous option
+    """Return the script among an interpreter's arguments, or None if it is not certain."""
+    is_value = False  # whether the argument may be the value of the option before it
     for at, argument in enumerate(arguments):
         if argument in ("-m", "-jar"):
             named = "".join(arguments[at + 1 : at + 2])

@@ -1,4 +1,4 @@
-"""The facts shown on the system page, in the restart report and about certificates."""
+"""The facts shown on the system page, including the restart report and certificates."""
 
 import asyncio
 import platform
@@ -21,8 +21,8 @@ from phpmq_lite.storage.disk_space import DiskUsage
 from phpmq_lite.storage.integrity.startup import Start
 from phpmq_lite.storage.read.database_size import DatabaseSize
 
-_SAFE_SQLITE: Final = (3, 51, 3)  # older versions can damage a WAL, but only with two writers
-_PAUSES: Final = {  # reason for not reading a connection -> explanation
+_SAFE_SQLITE: Final = (3, 51, 3)  # two writers can damage the WAL of an older version
+_PAUSES: Final = {  # reason why a connection is not read -> explanation
     "memory": "unstored data exceeds limits.unstored_total",
     "unstored": "data is waiting to be stored (limits.unstored_frames, limits.unstored_bytes)",
     "receipts": "receipts are not being read",
@@ -40,23 +40,23 @@ class SystemFact:
     name: str
     text: str
     note: str = ""
-    level: str = ""  # warn or bad if it needs attention
-    at_ms: int | None = None  # time to show instead of the text
+    level: str = ""  # "warn" or "bad" if it requires attention
+    at_ms: int | None = None  # time shown instead of the text, in Unix ms
 
 
 @dataclass(slots=True, frozen=True)
 class RestartReport:
-    """A startup report in human-readable form."""
+    """A startup report as shown to users."""
 
     start: Start
     title: str
     facts: list[SystemFact]
-    expired: list[tuple[str, int]]  # queues with their counts, highest first
+    expired: list[tuple[str, int]]  # (queue, number expired), highest number first
     checks: list[str]
 
 
 def describe_restart(start: Start) -> RestartReport:
-    """Convert a startup report to human-readable form."""
+    """Convert a startup report into the form shown to users."""
     return RestartReport(
         start,
         _title(start),
@@ -75,7 +75,7 @@ def _title(start: Start) -> str:
 
 
 def _found_at_start(start: Start) -> list[SystemFact]:
-    """Return the facts that apply to this startup, and always its duration."""
+    """Return the duration of a startup and the facts that apply to it."""
     report = start.report
     number = formats.format_number
     found = []
@@ -118,7 +118,7 @@ def _found_at_start(start: Start) -> list[SystemFact]:
 
 
 def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
-    """Return the facts about the process."""
+    """Return facts about the broker's process."""
     lag, commit = status.loop_lag_ms, status.commit_ms_last
     return [
         SystemFact(
@@ -152,7 +152,7 @@ def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
 
 
 def version_facts(own: str) -> list[SystemFact]:
-    """Return the versions of the broker, its libraries and the system."""
+    """Return the versions of the broker, its libraries and the operating system."""
     return [
         SystemFact("PHPMQ Lite", own, installation.build_kind()),
         SystemFact("Python", platform.python_version(), platform.python_implementation()),
@@ -165,7 +165,7 @@ def version_facts(own: str) -> list[SystemFact]:
 
 
 def sqlite_note(version: tuple[int, ...]) -> str:
-    """Return a note about an old SQLite version, or an empty text."""
+    """Return a note if the SQLite version is old, otherwise an empty text."""
     if version >= _SAFE_SQLITE:
         return ""
     return "older than 3.51.3, which is safe here because only one connection writes"
@@ -179,7 +179,7 @@ def _installed(package: str) -> str:
 
 
 def listener_facts(settings: Settings, status: BrokerStatus) -> list[SystemFact]:
-    """Return the listeners, and who may connect to each."""
+    """Return each listener and who may connect to it."""
     tcp, admin = settings.tcp, settings.admin
     who = ", ".join(map(str, tcp.allow)) if tcp.allow else "anyone who can reach it"
     how = {
@@ -198,7 +198,7 @@ def listener_facts(settings: Settings, status: BrokerStatus) -> list[SystemFact]
 def storage_facts(
     settings: Settings, disk: DiskUsage | None, stored: DatabaseSize | None, folder: Path
 ) -> list[SystemFact]:
-    """Return the data folder, the file sizes and the free space."""
+    """Return the data folder's path, file sizes and free space."""
     size = formats.format_size
     found = [SystemFact("Folder", str(folder.absolute()))]
     if disk is not None:
@@ -222,7 +222,7 @@ def storage_facts(
 
 
 def retention_facts(settings: Settings, stored: DatabaseSize | None) -> list[SystemFact]:
-    """Return the size of the history and its limits."""
+    """Return the size and limits of the history."""
     if stored is None:
         return []
     history, audit = settings.history, settings.audit
@@ -247,7 +247,7 @@ def _oldest(name: str, at_ms: int | None, days: float) -> SystemFact:
 
 
 def waiting_facts(status: BrokerStatus, reached: Iterable[LimitUsage] = ()) -> list[SystemFact]:
-    """Return the connections that are not read, with reasons, and the limits that are reached."""
+    """Return which connections are not being read, and why, and which limits are reached."""
     found = [
         SystemFact(
             f"{count_of(count, 'connection', 'connections')} not being read",
@@ -269,7 +269,7 @@ def _full(reached: Iterable[LimitUsage]) -> Iterator[SystemFact]:
 
 
 def refusal_facts(status: BrokerStatus) -> list[SystemFact]:
-    """Return the numbers of refusals since startup, by reason."""
+    """Return the number of refusals since startup for each reason."""
     groups: Mapping[str, Mapping[str, int] | None] = {
         "Publishes refused": status.refused,
         "Commands ignored": status.acks_ignored,
@@ -287,19 +287,19 @@ _EXPIRED: Final = 10  # https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_err
 
 @dataclass(slots=True, frozen=True)
 class Certificate:
-    """One certificate in use; times are Unix ms."""
+    """A certificate in use; times are in Unix ms."""
 
-    section: str  # tcp or admin
+    section: str  # "tcp" or "admin"
     path: str
     subject: str = ""
     issuer: str = ""
     names: tuple[str, ...] = ()  # host names
     expires_at: int | None = None
-    error: str = ""  # why the certificate cannot be read or is not valid
+    error: str = ""  # why the certificate is unreadable or not valid
 
 
 async def read_certificates(settings: Settings) -> list[Certificate]:
-    """Read the listeners' certificates, in a thread."""
+    """Read the certificates of all listeners, in a thread."""
     used = [
         (section, Path(pair.tls_cert), Path(pair.tls_key))
         for section, pair in (("tcp", settings.tcp), ("admin", settings.admin))
@@ -345,7 +345,7 @@ def _certificate_facts(cert: Path, key: Path) -> dict[str, Any]:
 
 
 def _name(parts: Sequence[Sequence[tuple[str, str]]]) -> str:
-    """Return a subject's common name if it has one, otherwise all values of its name."""
+    """Return a subject's common name or, if it has none, all values in its name."""
     pairs = [pair for part in parts for pair in part]
     common = [value for kind, value in pairs if kind == "commonName"]
     return common[0] if common else ", ".join(value for _, value in pairs)
