@@ -1,1 +1,1 @@
-"""Page content: texts, charts and tables built from stored rows and live figures."""
+"""The content of pages: texts, charts and tables made from stored rows and live statistics."""

@@ -1,4 +1,4 @@
-"""Views of a message body: tree, pretty, raw or hex.  Pure."""
+"""Views of a message body: as a tree, indented, raw or in hex.  Pure."""
 
 import json
 import re
@@ -13,14 +13,14 @@ from phpmq_lite.admin.base.formats import HIDDEN_RUN, TextPiece, split_hidden
 VIEWS: Final = ("tree", "pretty", "raw", "hex")
 HEX_BYTES: Final = 64 * 1024  # maximum number of body bytes shown as hex
 PREVIEW_CHARACTERS: Final = 120
-PRETTY_CHARACTERS: Final = 1 << 20  # maximum length of an indented body; longer ones are shown raw
+PRETTY_CHARACTERS: Final = 1 << 20  # maximum length of an indented body; others are shown raw
 TREE_NODES: Final = 2_000  # maximum number of members shown in a tree
-TREE_DEPTH: Final = 24  # number of levels that open; deeper values are shown as text
-_OPEN_NODES: Final = 100  # branches with more children are initially closed
-_LEAF_CHARACTERS: Final = 4_000  # maximum number of characters shown per text in a tree
+TREE_DEPTH: Final = 24  # number of levels in a tree; deeper values are shown as text
+_OPEN_NODES: Final = 100  # a branch with more children is collapsed at first
+_LEAF_CHARACTERS: Final = 4_000  # maximum number of characters shown for each text in a tree
 _INDENT: Final = "  "
-_DEEPEST_INDENT: Final = 32  # deeper levels are not indented further
-_COLOURED: Final = 4_000  # maximum number of highlighted tokens
+_DEEPEST_INDENT: Final = 32  # levels below this one are not indented further
+_COLOURED: Final = 4_000  # maximum number of tokens with syntax highlighting
 
 _MARKS: Final = frozenset("{}[]:,")
 _SPACE: Final = re.compile(r"[ \t\r\n]+")
@@ -39,15 +39,15 @@ class ShownBody:
     views: tuple[str, ...]
     pieces: list[TextPiece]
     note: str | None
-    tree: "BodyBranch | None" = None  # set only for the view ``tree``
+    tree: "BodyBranch | None" = None  # only set if ``view`` is "tree"
 
 
 @dataclass(slots=True)
 class BodyBranch:
     """A JSON value in a tree; ``mark`` is ``{`` or ``[``, or empty for a leaf."""
 
-    key: list[TextPiece]  # as sent, with quotes; empty at the root and for list items
-    value: list[TextPiece]  # the leaf's value
+    key: list[TextPiece]  # as sent, with quotes; empty for the root and list items
+    value: list[TextPiece]  # value of a leaf
     mark: str = ""
     children: "list[BodyBranch]" = field(default_factory=list)
     count: int = 0  # number of members, including hidden ones
@@ -59,7 +59,7 @@ class BodyBranch:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the branch is initially open."""
+        """Return whether the branch is expanded at first."""
         return len(self.children) <= _OPEN_NODES
 
     @property
@@ -69,7 +69,7 @@ class BodyBranch:
 
 
 def decode_text(content: bytes, *, is_whole: bool) -> str | None:
-    """Decode UTF-8 without a truncated last character; return None if the content is not UTF-8."""
+    """Decode UTF-8, dropping a truncated last character; return None if it is not UTF-8."""
     for dropped in range(1 if is_whole else 4):
         try:
             return content[: len(content) - dropped].decode()
@@ -79,7 +79,7 @@ def decode_text(content: bytes, *, is_whole: bool) -> str | None:
 
 
 def preview(content: bytes | None, size: int) -> list[TextPiece]:
-    """Return the beginning of a body on one line, either with white space collapsed or as hex."""
+    """Return the beginning of a body as one line, with white space collapsed, or in hex."""
     if content is None:
         return []
     text = decode_text(content, is_whole=len(content) >= size)
@@ -89,7 +89,7 @@ def preview(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def preview_envelope(content: bytes | None, size: int) -> list[TextPiece]:
-    """Return a body on one line: an envelope as its URN and data, any other as ``preview`` does."""
+    """Return an envelope's URN and data in one line, or the ``preview`` of any other body."""
     urn = _URN.search(content or b"")
     data = preview_data(content, size) if urn else []
     if urn is None or not data:
@@ -98,7 +98,7 @@ def preview_envelope(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def preview_data(content: bytes | None, size: int) -> list[TextPiece]:
-    """Return the beginning of an envelope's ``data`` on one line, or empty if it is not found.
+    """Return the beginning of an envelope's ``data`` in one line, or "" if it is not found.
 
     ``content`` may be only the beginning of the body.
     """
@@ -122,7 +122,7 @@ def preview_data(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def view_body(content: bytes, size: int, wanted: str | None) -> ShownBody:
-    """Return a body, or its beginning, in the requested view or the most suitable available one.
+    """Return a body, or its beginning, in the requested view if that is available.
 
     The default view is a tree for a JSON object or list, pretty for a JSON string, raw for other
     UTF-8, and hex for everything else.  If the requested view is unavailable, another one is used.
@@ -160,7 +160,7 @@ def is_strict_json(text: str) -> bool:
 
 
 def prettify(text: str) -> list[TextPiece] | None:
-    """Indent valid JSON without changing its tokens, such as big numbers and repeated keys.
+    """Indent valid JSON, keeping tokens such as large numbers and repeated keys unchanged.
 
     Returns None if the result would exceed ``PRETTY_CHARACTERS``.
     """
@@ -191,7 +191,7 @@ def build_tree(text: str) -> tuple[BodyBranch, bool]:
     stack: list[BodyBranch] = []
     left, deep, key = TREE_NODES, 0, ""
     is_whole = True
-    deeper: list[str] = []  # tokens below the deepest level, shown as text
+    deeper: list[str] = []  # tokens below the deepest level, which are shown as text
     words: list[str] = _TOKEN.findall(text)
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if deep:
@@ -312,7 +312,7 @@ def _hex(content: bytes, note: str | None) -> tuple[list[TextPiece], str | None]
 
 
 def as_content(content: bytes) -> tuple[str, str]:
-    """Return a body as content and encoding for JSON: text with ``utf-8``, or ``base64``."""
+    """Return a body as text for JSON, with the encoding of the text, ``utf-8`` or ``base64``."""
     try:
         return content.decode(), "utf-8"
     except UnicodeDecodeError:
@@ -320,7 +320,7 @@ def as_content(content: bytes) -> tuple[str, str]:
 
 
 def from_content(content: str, encoding: str) -> bytes:
-    """Decode a body from content and encoding; raise ValueError if its base64 is malformed."""
+    """Return the body that ``content`` represents; raise ValueError if it is malformed base64."""
     if encoding == "utf-8":
         return content.encode()
     return b64decode(content, validate=True)

@@ -1,4 +1,4 @@
-"""Charts built from a trend: lines, axes and tables.  Pure."""
+"""Draws the lines, axes and tables of charts from a trend.  Pure."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.views.trends import Trend, TrendBucket
 
-STEP: Final = 4  # width of a bucket in plot units
+STEP: Final = 4  # width of each bucket, in plot units
 HEIGHT: Final = 100
 _STEPS_MAX: Final = 4  # maximum number of marks above zero on a linear axis
 _MARKS_MAX: Final = 5  # maximum number of marks on a logarithmic axis
@@ -19,20 +19,20 @@ FormatValue = Callable[[float], str]
 
 
 class AxisMark(NamedTuple):
-    """An axis label and its position as a percentage, measured from the left or top edge."""
+    """A label on an axis, with its distance from the left or top edge as a percentage."""
 
     at: float
     text: str
-    iso: str = ""  # the time in ISO 8601 format, for a time axis
+    iso: str = ""  # on a time axis, the time in ISO 8601 format
 
 
 @dataclass(slots=True, frozen=True)
 class ChartLine:
-    """A line, split at gaps into runs; each run has the ``points`` for a polyline and an area."""
+    """A line, split at gaps into runs, each with the ``points`` of a polyline and of an area."""
 
     key: str  # CSS class of the line
     title: str
-    shown: str  # the newest value as displayed
+    shown: str  # newest value, formatted for display
     runs: Sequence[str]
     areas: Sequence[str] = ()
     is_dashed: bool = False
@@ -40,7 +40,7 @@ class ChartLine:
 
 @dataclass(slots=True, frozen=True)
 class Chart:
-    """A chart; ``about`` describes it to screen readers."""
+    """A chart; screen readers read its description in ``about``."""
 
     key: str
     title: str
@@ -48,20 +48,20 @@ class Chart:
     lines: Sequence[ChartLine]
     times: Sequence[AxisMark]
     scale: Sequence[AxisMark]
-    width: int  # plot width in plot units
-    is_empty: bool  # whether there is nothing to draw
+    width: int  # width in plot units
+    is_empty: bool  # whether there is no data to draw
 
 
 @dataclass(slots=True, frozen=True)
 class ChartTable:
-    """Chart data for one page, newest first, without gaps."""
+    """One page of a chart's data, with the newest row first and no rows for gaps."""
 
     head: Sequence[str]
-    rows: Sequence[tuple[str, str, Sequence[str]]]  # ISO time, displayed time, cells
+    rows: Sequence[tuple[str, str, Sequence[str]]]  # (ISO time, displayed time, cells)
 
 
 class ChartSeries(NamedTuple):
-    """Data for a line, with one value per bucket or None for a gap.
+    """The data of a line, with a value for each bucket, which is None at a gap.
 
     ``key`` is the CSS class of its colour.
     """
@@ -74,17 +74,17 @@ class ChartSeries(NamedTuple):
 
 
 def draw_depth(trend: Trend, records: Trend | None = None) -> Chart:
-    """Draw the number of messages in a queue by state; ``records`` adds dead letters."""
+    """Draw how many messages a queue has in each state; ``records`` adds dead letters."""
     return _chart("depth", "Depth", trend, _depths(trend, records), _Linear, _count)
 
 
 def draw_rates(trend: Trend) -> Chart:
-    """Draw the rates at which messages are published and settled, per second."""
+    """Draw how many messages are published and settled per second."""
     return _chart("rates", "Rates/s", trend, _rates(trend), _Linear, formats.format_rate)
 
 
 def draw_waits(trend: Trend) -> Chart:
-    """Draw the time from publish to first dispatch and the age of the oldest message.
+    """Draw the time from publishing to the first dispatch, and the age of the oldest message.
 
     A stalled queue has no percentiles, but its age is still drawn.
     """
@@ -105,7 +105,7 @@ def draw_lines(
     are_times: bool = False,
     when: str = "",
 ) -> Chart:
-    """Draw lines for arbitrary values over the buckets of a trend.
+    """Draw a line for each series of values, which has a value for every bucket of a trend.
 
     Counts have a linear axis, and times in milliseconds have a logarithmic one.  ``when`` describes
     the period; if empty, the text says "The last …".
@@ -193,7 +193,7 @@ def _line(one: ChartSeries, scale: "_Scale", write: FormatValue) -> ChartLine:
 
 
 def _split_at_gaps(values: Sequence[BucketValue]) -> list[tuple[int, list[float]]]:
-    """Split values into runs without gaps; return the start and values of each run."""
+    """Split values into runs without gaps; return the start index and values of each run."""
     runs: list[tuple[int, list[float]]] = []
     was_gap = True
     for at, value in enumerate(values):
@@ -243,7 +243,7 @@ _TIMES_MS: Final = (
 
 
 class _Logarithmic:
-    """A time scale from milliseconds to days, with marks that increase about tenfold."""
+    """A logarithmic scale from milliseconds to days, each mark about ten times the one before."""
 
     def __init__(self, values: Sequence[float], write: FormatValue) -> None:
         low, high = min(values, default=1.0), max(values, default=10.0)
@@ -268,7 +268,7 @@ _Scale = _Linear | _Logarithmic
 
 
 def linear_scale(highest: float, least_step: float = 0.1) -> tuple[float, list[AxisMark]]:
-    """Return the top value and the marks of an axis that starts at zero."""
+    """Return the highest value and the marks of an axis that starts at zero."""
     step = max(round_step(highest), least_step)
     count = max(1, math.ceil(highest / step - 1e-9))
     marks = [AxisMark(100 - 100 * at / count, _count(step * at)) for at in range(count, -1, -1)]
@@ -276,7 +276,7 @@ def linear_scale(highest: float, least_step: float = 0.1) -> tuple[float, list[A
 
 
 def round_step(top: float) -> float:
-    """Return the distance between grid lines, which is 1, 2 or 5 times a power of ten."""
+    """Return the distance between grid lines: a power of ten multiplied by 1, 2 or 5."""
     if top <= 0:
         return 1.0
     raw = top / _STEPS_MAX
@@ -289,7 +289,7 @@ _EVERY_S: Final = {"1h": 600, "24h": 4 * 3_600, "7d": 2 * 86_400, "30d": 7 * 86_
 
 
 def time_marks(trend: Trend) -> list[AxisMark]:
-    """Return round UTC times as marks for a time axis, none too close to its ends."""
+    """Return marks for a time axis, at round UTC times that are not too close to its ends."""
     every, start, length = _EVERY_S[trend.span.key], trend.start_s, trend.end_s - trend.start_s
     pattern = "%H:%M" if every < 86_400 else "%b %-d"
     marks = []

@@ -1,4 +1,4 @@
-"""Code snippets to copy, for publishing messages and for pipeline commands.  Pure."""
+"""Code snippets that users can copy to publish messages or run the pipeline.  Pure."""
 
 import json
 import shlex
@@ -18,7 +18,7 @@ CONTENT = '{"order_id":1042}'
 
 
 class Snippet(NamedTuple):
-    """A code snippet to copy, with a short, unique ``key``."""
+    """A code snippet that users can copy; ``key`` is short and unique."""
 
     key: str
     title: str
@@ -26,7 +26,7 @@ class Snippet(NamedTuple):
 
 
 def tcp_address(listeners: Sequence[PhpmqListener], host: str) -> tuple[str, int]:
-    """Return the first TCP listener's address; the browser's host replaces a wildcard address."""
+    """Return the first TCP listener's address, with the browser's host instead of a wildcard."""
     for listener in listeners:
         if listener.transport == "unix":
             continue
@@ -37,12 +37,12 @@ def tcp_address(listeners: Sequence[PhpmqListener], host: str) -> tuple[str, int
 
 
 def http_address(scheme: str, host: str, base_path: str) -> str:
-    """Return the URL at which the browser uses the admin interface, without a trailing slash."""
+    """Return the admin URL that the browser uses, without a slash at the end."""
     return f"{scheme}://{host}{base_path}"
 
 
 def publish_snippets(host: str, port: int, base: str) -> list[Snippet]:
-    """Return first-publish code for each language; ``base`` is the admin interface's URL."""
+    """Return code in each language that publishes a first message; ``base`` is the admin URL."""
     where = f"[{host}]" if ":" in host else host
     command = f"phpmq-lite publish {QUEUE} --url phpmq://{where}:{port} --body '{CONTENT}'"
     return [
@@ -54,7 +54,7 @@ def publish_snippets(host: str, port: int, base: str) -> list[Snippet]:
 
 
 def pipeline_snippets(base: str, *, needs_token: bool) -> list[Snippet]:
-    """Return the commands that produce the first insights; ``base`` is the admin URL."""
+    """Return the pipeline commands that produce the first insights; ``base`` is the admin URL."""
     url = f"--url {base}" + (" --token-file token" if needs_token else "")
     made = [
         Snippet("install", "Install the pipeline (once)", install_command("spark")),
@@ -84,7 +84,7 @@ def _python(where: str, port: int) -> str:
     )
 
 
-COPY_BYTES: Final = 16 * 1024  # larger bodies must be downloaded instead
+COPY_BYTES: Final = 16 * 1024  # snippets do not include larger bodies
 _HEADER_BYTES: Final = 32
 _REVISION: Final = "ttl"
 
@@ -92,7 +92,7 @@ _REVISION: Final = "ttl"
 def copy_snippets(
     queue: str, content: bytes, message_id: str, ttl_s: int | None, base: str, where: str
 ) -> list[Snippet]:
-    """Return code that publishes this message again, and the frame in which it was dispatched.
+    """Return code that publishes a message again, and the frame that dispatched the message.
 
     Args:
         queue: name of the message's queue.
@@ -111,7 +111,7 @@ def copy_snippets(
 
 
 def _is_plain(content: bytes) -> bool:
-    """Return whether every byte is visible, so that the displayed text is safe to copy."""
+    """Return whether all bytes are visible characters, so that copied text equals the content."""
     text, encoding = as_content(content)
     return encoding == "utf-8" and all(piece.kind != "esc" for piece in split_hidden(text))
 
@@ -121,7 +121,7 @@ def _base64(content: bytes) -> str:
 
 
 def _php_text(content: bytes) -> str:
-    """Return a PHP expression for the content: a single-quoted string if exact, else base64."""
+    """Return a PHP expression for the content: a quoted string if that is exact, else base64."""
     if not _is_plain(content):
         return f"base64_decode('{_base64(content)}')"
     escaped = content.decode().replace("\\", "\\\\").replace("'", "\\'")
@@ -163,7 +163,7 @@ def _message_cli(queue: str, content: bytes, ttl_s: int | None) -> str:
 
 
 def _frame(queue: str, content: bytes, message_id: str, ttl_s: int | None) -> str:
-    """Return the dispatch frame as sent, or in hex if any byte is invisible."""
+    """Return the dispatch frame as text or, if it has an invisible byte, in hex."""
     parts: list[bytes] = []
     encoder = encoder_for(b"", _HEADER_BYTES, _REVISION)
     encoder.append_dispatch(parts, queue, content, message_id.encode(), ttl_s or 0)

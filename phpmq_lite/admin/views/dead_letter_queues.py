@@ -10,14 +10,14 @@ RETRY: Final = ".retry"
 
 
 def dead_letter_queues_named(queues: Iterable[QueueStatus]) -> frozenset[str]:
-    """Return dead-letter queues named in queue settings; all others end in ``.dlq``."""
+    """Return the dead-letter queues named in settings; the names of all others end in ``.dlq``."""
     return frozenset(
         queue.settings.dead_letter_queue for queue in queues if queue.settings.dead_letter_queue
     )
 
 
 def has_records(name: str, others: frozenset[str]) -> bool:
-    """Return whether a name is that of a dead-letter queue; ``others`` are named in settings."""
+    """Return whether a dead-letter queue has this name; ``others`` are those named in settings."""
     return name.endswith(SUFFIX) or name in others
 
 

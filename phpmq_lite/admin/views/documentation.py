@@ -1,4 +1,4 @@
-"""The documentation: Markdown pages rendered as HTML, with headings and images."""
+"""The documentation, whose Markdown pages are rendered as HTML."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 INDEX: Final = "index"
 PICTURE_TYPES: Final = {".png": "image/png", ".svg": "image/svg+xml"}
-RENAMED: Final = {  # maps old page addresses to current names
+RENAMED: Final = {  # maps former names of pages to current names
     "moving-in": "guides/migrate",
     "files": "develop/architecture",
     "transcripts/first-steps": "start/first-steps",
@@ -31,7 +31,7 @@ _ALIGNED: Final = re.compile(r"text-align:(\w+)")
 
 @dataclass(slots=True, frozen=True)
 class DocHeading:
-    """A heading on a page, with the same anchor as on GitHub."""
+    """A heading on a page; its anchor is the one that GitHub uses."""
 
     level: int
     title: str
@@ -40,7 +40,7 @@ class DocHeading:
 
 @dataclass(slots=True, frozen=True)
 class DocMatch:
-    """A page whose title or headings match a search; ``headings`` has the matching headings."""
+    """A page that matches a search, with those of its headings that match."""
 
     name: str
     title: str
@@ -56,7 +56,7 @@ class DocGroup:
 
 
 def outline_of(text: str) -> tuple[DocHeading, ...]:
-    """Return the headings of a page in order, without parsing the rest of the page."""
+    """Return the headings of a page in order; nothing else on the page is parsed."""
     found: list[DocHeading] = []
     used: dict[str, int] = {}
     fence = ""
@@ -72,7 +72,7 @@ def outline_of(text: str) -> tuple[DocHeading, ...]:
 
 
 class Documentation:
-    """The pages in a folder, which are listed on the first request and rendered on first use.
+    """The pages in a folder; the list is read on first use, and each page rendered on first use.
 
     ``url_of`` returns the address of a page or picture from its name below ``/docs/``.  Names are
     looked up among the files found in the folder, so no address leads outside the folder.
@@ -100,7 +100,7 @@ class Documentation:
 
     @cached_property
     def outlines(self) -> dict[str, tuple[DocHeading, ...]]:
-        """Headings of each page, keyed by page name, such as ``start/tutorial``."""
+        """The headings of all pages, keyed by page name, such as ``start/tutorial``."""
         return {
             name.removesuffix(".md"): outline_of(path.read_text(encoding="utf-8"))
             for name, path in self._files.items()
@@ -114,7 +114,7 @@ class Documentation:
 
     @cached_property
     def groups(self) -> tuple[DocGroup, ...]:
-        """Navigation groups: the index headings, each with the pages linked below it."""
+        """The headings of the index, each with the pages to which the text below it links."""
         groups: list[tuple[str, list[str]]] = []
         for line in self._files[f"{INDEX}.md"].read_text(encoding="utf-8").splitlines():
             if line.startswith("## "):
@@ -124,11 +124,11 @@ class Documentation:
         return tuple(DocGroup(title, tuple(names)) for title, names in groups)
 
     def title_of(self, name: str) -> str:
-        """Return the title of a page, without any subtitle after a colon."""
+        """Return the title of a page, up to a colon if it has one."""
         return self.outlines[name][0].title.partition(":")[0]
 
     def moved_to(self, name: str) -> str | None:
-        """Return the page that an old or short address refers to, or None if no page matches.
+        """Return the page that a former or shortened address refers to, or None if there is none.
 
         All pages used to be in one folder, so ``admin`` refers to ``guides/admin``.
         """
@@ -139,7 +139,7 @@ class Documentation:
         return next((page for page in candidates if page in self.outlines), None)
 
     def search(self, text: str) -> list[DocMatch]:
-        """Return pages whose title and a single heading together contain every word of ``text``.
+        """Return pages of which the title and one heading together contain all words of ``text``.
 
         Pages whose title matches come first, with all their second-level headings.
         """
@@ -162,7 +162,7 @@ class Documentation:
         return [match for _, match in sorted(found, key=lambda one: one[0])]
 
     def render(self, name: str) -> Markup:
-        """Return a page as HTML, rendered on first use, which takes up to 0.2 s.
+        """Return a page as HTML; rendering it, only on first use, takes up to 0.2 s.
 
         Raises:
             KeyError: there is no page with this name.
@@ -176,7 +176,7 @@ class Documentation:
         return self._rendered[name]
 
     def _changed(self, name: str, tokens: "list[Token]") -> "Iterator[Token]":
-        """Yield a page's tokens with anchors and resolved addresses, but without inline styles."""
+        """Yield a page's tokens; add anchors, resolve links and remove inline styles."""
         headings = iter(self.outlines[name])
         for token in tokens:
             if token.type == "heading_open":
@@ -194,7 +194,7 @@ class Documentation:
                 yield _raw("</div>\n")
 
     def _linked(self, name: str, tokens: "list[Token]") -> "Iterator[Token]":
-        """Yield the parts of a line, with links to files outside the folder replaced by text."""
+        """Yield the tokens of a line; of a link that leads outside the folder, only the text."""
         is_dropped = False
         for token in tokens:
             if token.type == "image":
@@ -208,7 +208,7 @@ class Documentation:
                 yield token
 
     def _resolve(self, name: str, link: str) -> str | None:
-        """Return the address for a link on a page, or None if the target is not served."""
+        """Return the address to which a link on a page leads, or None if that is not served."""
         path, mark, anchor = link.partition("#")
         if not path or re.match(r"[a-z]+:", path):
             return link
@@ -228,6 +228,6 @@ def _raw(html: str) -> "Token":
 
 
 def _render_code(_renderer: Any, tokens: "list[Token]", index: int, *_: Any) -> str:
-    """Return a code block that can also be scrolled with the keyboard."""
+    """Return the HTML of a code block, which keyboard users can scroll as well."""
     text = escape(tokens[index].content, quote=False)
     return f'<pre class="code" tabindex="0"><code>{text}</code></pre>\n'

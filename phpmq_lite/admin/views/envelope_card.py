@@ -1,4 +1,4 @@
-"""Shows an envelope's content and verdict, and why its message failed."""
+"""Describes an envelope: its content, its verdict, and why its message failed."""
 
 import asyncio
 import json
@@ -23,12 +23,12 @@ from phpmq_lite.envelopes.validation import (
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.read.messages import Body, MessageRow
 
-CARD_BYTES: Final = INDEX_BYTES  # pages do not validate envelopes larger than this
-THREAD_BYTES: Final = 4 * 1024  # larger envelopes are validated in a thread; 64 KiB takes 6 ms
+CARD_BYTES: Final = INDEX_BYTES  # pages do not validate larger envelopes
+THREAD_BYTES: Final = 4 * 1024  # larger envelopes are validated in a thread; 64 KiB take 6 ms
 PROBLEMS_SHOWN: Final = 50
-TEXT_CHARACTERS: Final = 2_000  # maximum number of characters shown per text
+TEXT_CHARACTERS: Final = 2_000  # maximum number of characters shown of each text
 _RETRY: Final = ".retry"
-MEMBERS: Final = ("lang", "queue", "created_at", "schema_version")  # displayed members of meta
+MEMBERS: Final = ("lang", "queue", "created_at", "schema_version")  # members of meta to show
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,25 +43,25 @@ class EnvelopeCard:
     index: IndexedFields
     said: Mapping[str, Any]
     verdict: Verdict
-    problems: tuple[EnvelopeProblem, ...]  # at most ``PROBLEMS_SHOWN``; the verdict's comes first
-    hidden: int  # number of omitted problems
+    problems: tuple[EnvelopeProblem, ...]  # the verdict's first; limited to PROBLEMS_SHOWN
+    hidden: int  # number of problems left out
     block: DeadLetterBlock | None
-    is_wrapped: bool  # whether the record contains the original bytes as a string
+    is_wrapped: bool  # whether a record contains the original message as a string
 
     @property
     def reason(self) -> str | None:
-        """Reason for the verdict, or None if consumers may handle the message."""
+        """The reason for the verdict, or None if consumers may handle the message."""
         return self.verdict.problem.reason if self.verdict.problem else None
 
     @property
     def remarks(self) -> int:
-        """Number of problems that concern only the producer."""
+        """The number of problems that matter only to the producer."""
         return self.hidden + sum(problem.reason not in REASONS for problem in self.problems)
 
 
 @dataclass(slots=True, frozen=True)
 class VerdictBadge:
-    """The verdict shown in a table row; ``kind`` is a CSS class."""
+    """A verdict as shown in a row of a table; ``kind`` is a CSS class."""
 
     kind: str
     text: str
@@ -72,7 +72,7 @@ class VerdictBadge:
 
 
 def looks_like_envelope(index: IndexedFields | None) -> bool:
-    """Return whether a body looks like an envelope, with a URN or two other envelope members."""
+    """Return whether a body has a URN or at least two other members of an envelope."""
     if index is None:
         return False
     others = (index.trace_id, index.meta_id, index.attempts)
@@ -82,7 +82,7 @@ def looks_like_envelope(index: IndexedFields | None) -> bool:
 async def card_of(
     request: web.Request, context: Context, row: MessageRow, body: Body | None
 ) -> EnvelopeCard | None:
-    """Return a message's card; None if it has no envelope or its body is missing or too large.
+    """Return a message's card, or None if there is no envelope, or no body of suitable size.
 
     ``body`` is the part of the body that was already read.
     """
@@ -105,7 +105,7 @@ async def inspect_content(
     *,
     is_asked: bool = False,
 ) -> EnvelopeCard | None:
-    """Return the card for a body; with ``is_asked``, even if it does not look like an envelope."""
+    """Return a body's card; if ``is_asked``, even if the body does not look like an envelope."""
     policy = "" if settings is None else settings.payload_policy
     asked = JudgeOptions(
         empty_list_data_of(settings),
@@ -133,7 +133,7 @@ class JudgeOptions:
 
 
 def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
-    """Validate a body; return None if it neither is nor must be an envelope.  Pure."""
+    """Validate a body; return None if it is not an envelope and need not be one.  Pure."""
     block = read_block(content)
     original = content if block is None else redrive_content(content)
     verdict = validate(original, asked.empty_list_data)
@@ -151,7 +151,7 @@ def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
         problems = [first, *(problem for problem in problems if problem != first)]
     attempts = read.get("attempts")
     if block is not None and isinstance(attempts, int) and not isinstance(attempts, bool):
-        # a redrive resets attempts to 0, but the page shows the record's attempts
+        # show the record's attempts, although a redrive resets them to 0
         index = IndexedFields(index.urn, index.trace_id, index.meta_id, attempts)
     return EnvelopeCard(
         index,
@@ -173,7 +173,7 @@ def _mismatch(
 
 
 def _is_wrapper(content: bytes) -> bool:
-    """Return whether a record's first member suggests that it contains the original as a string."""
+    """Return whether a record seems, from its first member, to wrap the original as a string."""
     return content.lstrip(b" \t\r\n{")[:5] == b'"raw"'
 
 
@@ -192,12 +192,12 @@ def _meta_texts(meta: Any) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int | str:
-    """Parse an integer; return very long integers as text."""
+    """Parse an integer; return a very long integer as text."""
     return int(text) if len(text) <= 19 else text
 
 
 def _plain(value: Any) -> Any:
-    """Return a displayable value: a number, a shortened text or the name of a type."""
+    """Return a value for display: a number, a shortened text or, for others, the type's name."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -218,17 +218,17 @@ def shorten(text: str | None) -> str:
 
 
 def is_too_large(row: MessageRow) -> bool:
-    """Return whether a message might be an envelope that is too large to validate."""
+    """Return whether a message is too large to validate and may be an envelope."""
     return row.size > CARD_BYTES and (row.preview or b"").lstrip()[:1] == b"{"
 
 
 def is_settled_by_verdict(row: MessageRow) -> bool:
-    """Return whether a verdict caused a message's settlement or the creation of a record."""
+    """Return whether a message was settled, or a record created, because of a verdict."""
     return row.reason in REASONS or row.source_reason in REASONS
 
 
 def other_queue(card: EnvelopeCard, row: MessageRow) -> str:
-    """Return the queue named in the envelope if it is not the message's queue, otherwise ``""``."""
+    """Return the queue named in the envelope, or ``""`` if that is the message's own queue."""
     said = card.said["queue"]
     home = card.block.original_queue if card.block is not None else row.queue
     if not isinstance(said, str) or not said or home is None:
@@ -240,7 +240,7 @@ def other_queue(card: EnvelopeCard, row: MessageRow) -> str:
 
 
 def settings_of(request: web.Request, queue_id: int) -> QueueSettings | None:
-    """Return the settings of a queue, or None if it no longer exists or is not visible."""
+    """Return a queue's settings, or None if the queue no longer exists or is not visible."""
     queues = status_of(request).queues
     return next((queue.settings for queue in queues if queue.queue_id == queue_id), None)
 
@@ -252,7 +252,7 @@ def policy_of(request: web.Request, queue_id: int) -> str:
 
 
 def empty_list_data_of(settings: QueueSettings | None) -> EmptyListData:
-    """Return the queue setting that decides when ``data: []`` is read as ``{}``."""
+    """Return the setting that determines when ``data: []`` in an envelope is read as ``{}``."""
     return "php" if settings is None else cast(EmptyListData, settings.empty_list_data)
 
 
@@ -260,7 +260,7 @@ def empty_list_data_of(settings: QueueSettings | None) -> EmptyListData:
 
 
 class RowVerdicts:
-    """Validates the rows of a page while each row is rendered.
+    """Validates the envelopes in the rows of a page, each when its row is rendered.
 
     Only rows with a complete body and without a verdict as their reason are validated.
     """
@@ -270,11 +270,11 @@ class RowVerdicts:
         self._switches: dict[int, EmptyListData] | None = None
 
     def of(self, row: MessageRow) -> VerdictBadge | None:
-        """Return a row's badge, or None if it has no problem or is not validated."""
+        """Return a row's badge, or None if there is no problem or the row is not validated."""
         content = row.preview
         if content is None or len(content) != row.size or content[:1] != b"{":
             return None
-        if is_settled_by_verdict(row):  # the reason is already shown in the row
+        if is_settled_by_verdict(row):  # the row already shows the reason
             return None
         verdict = validate(content, self._switch(row.queue_id))
         if not looks_like_envelope(verdict.index):

@@ -1,4 +1,4 @@
-"""The chart of settled messages over time, with links to the history page."""
+"""The chart of messages settled over time, which links to the history page."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -28,25 +28,25 @@ SPANS: Final = {
         TrendPeriod("30d", "30 d", 30 * 86_400, 86_400),
     )
 }
-INSET: Final = 5.0  # percentage of the width reserved on the left for axis labels
-_GAP: Final = 0.12  # fraction of a slice's width left empty on each side of its column
-_LEAST: Final = 1.0  # minimum height of a nonzero bar, as a percentage
-_FIRST_MS: Final = -62_135_596_800_000  # earliest time, which is the start of year 1
+INSET: Final = 5.0  # percentage of the width that the axis labels on the left occupy
+_GAP: Final = 0.12  # empty space on each side of a column, as a fraction of its slice
+_LEAST: Final = 1.0  # minimum height of a bar that is not zero, as a percentage
+_FIRST_MS: Final = -62_135_596_800_000  # start of the year 1, the earliest time possible
 _LAST_MS: Final = 253_402_300_799_999
 
 
 class HistorySlice(NamedTuple):
-    """A time slice; ``counts`` is in the order of ``OUTCOMES``, or None if there is no data."""
+    """A time slice, with a count for each of ``OUTCOMES``, or None if there is no data."""
 
     start_s: int  # Unix seconds
-    end_s: int  # Unix seconds, exclusive
+    end_s: int  # Unix seconds, not included
     counts: tuple[int, ...] | None
 
 
 class HistoryBar(NamedTuple):
-    """A segment of a column; positions are percentages, measured from the left and top edges."""
+    """A segment of a column, at a distance from the left and top edges in percent."""
 
-    key: str  # outcome that the segment represents
+    key: str  # outcome that the segment stands for
     x: float
     y: float
     width: float
@@ -54,7 +54,7 @@ class HistoryBar(NamedTuple):
 
 
 class HistoryColumn(NamedTuple):
-    """The column drawn for a slice; ``since`` and ``until`` are the bounds used in its link."""
+    """The column for a slice; its link leads to the messages between ``since`` and ``until``."""
 
     x: float
     width: float
@@ -63,12 +63,12 @@ class HistoryColumn(NamedTuple):
     since: str
     until: str
     bars: Sequence[HistoryBar]
-    cells: Sequence[str]  # table cells, empty if there is no data
+    cells: Sequence[str]  # cells of the table; empty if there is no data
     is_chosen: bool
 
 
 class ChosenShade(NamedTuple):
-    """Shading for the chosen period, with positions as percentages."""
+    """The shading of the chosen period, in percent of the chart's width."""
 
     x: float
     width: float
@@ -76,21 +76,21 @@ class ChosenShade(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class HistoryChart:
-    """A complete chart; ``about`` describes it in words."""
+    """The whole chart; ``about`` describes it in words."""
 
     span: TrendPeriod
     outcomes: Sequence[str]
-    sums: Sequence[str]  # total counts by outcome
+    sums: Sequence[str]  # total number for each outcome
     columns: Sequence[HistoryColumn]
     scale: Sequence[AxisMark]
     times: Sequence[AxisMark]
     shade: ChosenShade | None
     about: str
-    nothing: str  # text shown if there is no plot, otherwise empty
+    nothing: str  # text shown instead of the plot, or empty
 
 
 class ChosenPeriod(NamedTuple):
-    """The period selected for the list, in Unix ms; None means no bound."""
+    """The period chosen for the list, in Unix ms; a bound that is None does not apply."""
 
     since: int | None = None
     until: int | None = None
@@ -99,7 +99,7 @@ class ChosenPeriod(NamedTuple):
 def count_slices(
     points: Iterable[Point], beats: Iterable[UptimeSpan], span: TrendPeriod, now_s: int
 ) -> list[HistorySlice]:
-    """Count settled messages per slice; a point that crosses an edge is split in proportion.
+    """Count settled messages per slice; a point that overlaps two slices is divided between them.
 
     If the broker was running but no point exists, nothing was settled, unless the queue may have
     been counted in the combined point for other queues; in that case, the slice has no data.
@@ -138,7 +138,7 @@ def draw_history(
     chosen: ChosenPeriod,
     outcome: str | None = None,
 ) -> HistoryChart:
-    """Draw the slices for one outcome or for all outcomes."""
+    """Draw the slices, with one outcome or all of them."""
     outcomes = (outcome,) if outcome else OUTCOMES
     picked = [
         None if one.counts is None else [one.counts[OUTCOMES.index(key)] for key in outcomes]
@@ -187,7 +187,7 @@ def _column(
 
 
 def _shade(cut: Sequence[HistorySlice], chosen: ChosenPeriod) -> ChosenShade | None:
-    """Return the shading for the chosen period, or None if no visible period is chosen."""
+    """Return the shading for the chosen period, or None if no such period is visible."""
     first_ms, last_ms = cut[0].start_s * 1_000, cut[-1].end_s * 1_000
     since = first_ms if chosen.since is None else max(first_ms, chosen.since)
     until = last_ms if chosen.until is None else min(last_ms, chosen.until)
@@ -226,7 +226,7 @@ def _nothing(known: Sequence[Sequence[int]], word: str) -> str:
 
 
 def _text(at_s: int) -> str:
-    """Format a UTC time for a link, as ``<input type=datetime-local>`` does."""
+    """Format a UTC time for a link, in the format of ``<input type=datetime-local>``."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M")
 
 
@@ -234,7 +234,7 @@ def _text(at_s: int) -> str:
 
 
 def format_period(since_ms: int, until_ms: int, now_ms: int) -> str:
-    """Format a period, such as ``14:00 to 15:00``, ``Nov 20, 23:00 to 24:00`` or ``Nov 20``."""
+    """Format a period, as in ``14:00 to 15:00``, ``Nov 20, 23:00 to 24:00`` or ``Nov 20``."""
     since, until, now = _at(since_ms), _at(until_ms), _at(now_ms)
     midnight = until.time() == datetime.min.time()
     next_day = since.date() != datetime.max.date() and since.date() + timedelta(1) == until.date()
@@ -276,7 +276,7 @@ def _clock(at: datetime) -> str:
 
 
 async def read_slices(context: Context, queue_id: int, span: TrendPeriod) -> list[HistorySlice]:
-    """Count settled messages per slice over a span that ends now; ALL stands for all queues."""
+    """Count messages settled in each slice of a span that ends now; ALL means all queues."""
     now_s = context.now_ms() // 1_000
     points, beats = await gather_points(context, queue_id, first_bucket_s(span, now_s))
     return await asyncio.to_thread(count_slices, points, beats, span, now_s)

@@ -1,4 +1,4 @@
-"""The timeline of a message and its related messages.  Pure."""
+"""The timeline of a message, and the messages related to it.  Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,28 +13,28 @@ from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, is_m
 
 @dataclass(slots=True, frozen=True)
 class LifeStep:
-    """A step on a message's timeline."""
+    """One step on the timeline of a message."""
 
     at_ms: int
     title: str
-    kind: str  # CSS class named after the resulting state
+    kind: str  # CSS class, which is the name of the resulting state
     detail: str | None = None
-    message_id: str | None = None  # id of the other message involved, if any
-    gap: str | None = None  # formatted time since the previous step
-    of_seq: int | None = None  # seq of the related message to which the step belongs, if any
+    message_id: str | None = None  # id of the other message, if one is involved
+    gap: str | None = None  # time since the step before, formatted
+    of_seq: int | None = None  # seq of the related message whose step this is, if any
 
 
 @dataclass(slots=True, frozen=True)
 class RelatedMessage:
-    """A related message, its relation, and its row if the row still exists."""
+    """A related message, how it is related, and its row if that still exists."""
 
     message_id: str
-    how: str  # label of the relation, such as "Restored from"
+    how: str  # how the message is related, such as "Restored from"
     row: MessageRow | None
 
     @property
     def seq(self) -> int:
-        """Number of the related message."""
+        """The number of the related message."""
         return int(self.message_id[:16], 16)
 
 
@@ -48,12 +48,12 @@ _TITLES: Final[dict[str, tuple[str, str]]] = {
     "place": ("Moved back to its earlier position", "ready"),
     "erase": ("Body erased", "deleted"),
 }
-_PAIRS: Final = {  # maps a kind to the older message's text and the newer message's text
+_PAIRS: Final = {  # maps a kind to the texts for the older and the newer message
     "redrive": ("Redriven as a new message", "Created by a redrive"),
     "restore": ("Restored as a new message", "Created by a restore"),
     "edit": ("Edited and published as a new message", "Created by an edit"),
 }
-_HOW: Final = {  # maps a kind to the label of a newer message and the label of an older one
+_HOW: Final = {  # maps a kind to how a newer message and an older one are related
     "redrive": ("Redriven as", "Redriven from"),
     "restore": ("Restored as", "Restored from"),
     "edit": ("Edited as", "Edited from"),
@@ -73,7 +73,7 @@ def make_timeline(
     now_ms: int,
     others: Mapping[int, tuple[MessageRow, Sequence[EventRow]]] | None = None,
 ) -> list[LifeStep]:
-    """Return the steps in a message's life, oldest first, with the time between steps.
+    """Return the steps in a message's life, oldest first, with the time between them.
 
     ``others`` contains related messages by seq: sources of this message, and messages created from
     it.  Their steps are included, with ``of_seq`` set.
@@ -81,7 +81,7 @@ def make_timeline(
     steps = _steps(row, events)
     for seq, (other, turns) in (others or {}).items():
         steps += [replace(step, of_seq=seq) for step in _steps(other, turns)]
-    steps.sort(key=lambda step: step.at_ms)  # stable: steps with equal times keep their order
+    steps.sort(key=lambda step: step.at_ms)  # steps at the same time keep their order
     timeline = [
         replace(step, gap=formats.format_duration(step.at_ms - before.at_ms) if before else None)
         for before, step in zip([None, *steps], steps, strict=False)
@@ -129,7 +129,7 @@ def _event(row: MessageRow, event: EventRow) -> LifeStep:
 def list_relatives(
     row: MessageRow, links: Iterable[LinkRow], rows: Mapping[int, MessageRow]
 ) -> list[RelatedMessage]:
-    """Return the messages from which this one was created, and those created from it, in order.
+    """Return the messages from which this message was created, and those created from it.
 
     ``links`` are this message's events that refer to another message.
     """
@@ -146,7 +146,7 @@ def list_relatives(
 
 @dataclass(slots=True, frozen=True)
 class MessageLife:
-    """A message and its related messages by number, with their events and links."""
+    """A message and, keyed by number, the messages related to it, with all their events."""
 
     rows: dict[int, MessageRow]
     events: dict[int, list[EventRow]]

@@ -1,4 +1,4 @@
-"""The layout shared by all pages: navigation, environment and warnings."""
+"""The layout that all pages share: the navigation, the environment and warnings."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from phpmq_lite.admin.base.urls import Urls
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 from phpmq_lite.settings import Settings
 
-# Each entry has a route, a title, and the key to press after ``g``.  Missing routes are omitted.
+# Route, title, and the key to press after ``g``.  Entries whose route is missing are omitted.
 NAVIGATION: Final = (
     ("overview", "Overview", "o"),
     ("queues", "Queues", "q"),
@@ -30,7 +30,7 @@ NAVIGATION: Final = (
     ("system", "System", "s"),
 )
 
-# Maps the first path segment of pages without an entry of their own to their parent entry.
+# Maps the first path segment of a page without its own entry to the entry above it.
 PARENT_ENTRIES: Final = {
     "selections": "messages",
     "bulk": "messages",
@@ -70,9 +70,9 @@ HELP: Final = {
     "api": "reference/api",
 }
 
-DISK_WARNING_SHARE: Final = 0.93  # all pages show a warning once this share of the disk is used
+DISK_WARNING_SHARE: Final = 0.93  # from this share of used disk space, every page shows a warning
 
-# Each environment colour has a contrast of 4.5:1 against white; app.css has the same values.
+# All colours have a contrast of 4.5:1 with white; app.css contains the same values.
 COLOURS: Final = {
     "grey": "#5b6472",
     "blue": "#1f5fc4",
@@ -91,13 +91,13 @@ _BY_NAME: Final = (
 
 @dataclass(slots=True, frozen=True)
 class NavigationItem:
-    """A navigation entry."""
+    """An entry in the navigation."""
 
     name: str
     title: str
     key: str
     url: str
-    current: str  # value of aria-current: "page", "true" on a page below it, or empty
+    current: str  # aria-current: "page" for this page, "true" for a page above it, "" for others
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,7 +111,7 @@ class HeaderWarning:
 
 @dataclass(slots=True, frozen=True)
 class Viewer:
-    """The user or program viewing the page, as shown in the menu."""
+    """The user or program that requested the page, as shown in the menu."""
 
     name: str
     role: str
@@ -124,7 +124,7 @@ _WORDS: Final = {"local": "no login required", "control": "control socket", "tok
 
 
 def viewer_of(request: web.Request) -> Viewer:
-    """Return the user or program viewing the page."""
+    """Return the user or program that requested the page."""
     identity, urls = identity_of(request), context_of(request).urls
     name = "This machine" if identity.kind == "local" else identity.name
     is_user = identity.kind == "user"
@@ -138,7 +138,7 @@ def viewer_of(request: web.Request) -> Viewer:
 
 
 def colour_of(environment: str, colour: str) -> str:
-    """Return an environment's colour from the settings or its name, or ``""`` without a name."""
+    """Return the colour set for an environment, one based on its name, or ``""`` without a name."""
     if colour or not environment:
         return colour
     name = environment.lower()
@@ -155,13 +155,13 @@ def url_or_none(urls: Urls, route: str) -> str | None:
 
 
 def may_open(request: web.Request, name: str) -> bool:
-    """Return whether the viewer's role permits a route; pages offer only permitted actions."""
+    """Return whether the viewer may use a route; pages omit actions that are not permitted."""
     needed = next(route.role for route in context_of(request).routes if route.name == name)
     return identity_of(request).role.may(needed)
 
 
 def navigation(request: web.Request, here: str) -> list[NavigationItem]:
-    """Return the navigation for the page ``here``, limited to routes the viewer may open."""
+    """Return the navigation for the page ``here``, without routes that the viewer may not open."""
     context, mine = context_of(request), identity_of(request).role
     base = context.urls.base_path
     needed = {route.name: route.role for route in context.routes}
@@ -183,7 +183,7 @@ def _first_part(path: str) -> str:
 
 
 def help_page(request: web.Request) -> str:
-    """Return the documentation page that explains the requested page."""
+    """Return the page of the documentation that explains the requested page."""
     base = context_of(request).urls.base_path
     return HELP.get(_first_part(request.path.removeprefix(base)), "guides/admin")
 
@@ -223,7 +223,7 @@ def _is_wide(*listeners: str) -> bool:
 
 
 def list_broker_problems(request: web.Request, context: Context) -> list[str]:
-    """Return problems that affect the whole broker, for the red bar; usually there are none."""
+    """Return the problems, if any, that affect the whole broker, which a red bar shows."""
     status = status_of(request)
     found = [f"Last error: {status.last_error}"] if status.last_error else []
     if status.is_draining and context.is_ready():
@@ -234,14 +234,14 @@ def list_broker_problems(request: web.Request, context: Context) -> list[str]:
         found.append(f"Nothing can be stored: {status.write_problem}.")
     if status.shortage:
         return [*found, f"Publishing is stopped: {status.shortage.detail}."]
-    with suppress(OSError):  # takes only microseconds, because the data folder is on a local disk
+    with suppress(OSError):  # takes only microseconds, because the disk is local
         disk = shutil.disk_usage(context.readers.path.parent)
         found += disk_warning(disk.used, disk.used + disk.free)
     return found
 
 
 def disk_warning(used: int, usable: int) -> list[str]:
-    """Return a warning if the disk is nearly full.  Sizes are in bytes, without root's reserve."""
+    """Return a warning if the disk is nearly full; root's reserve does not count as usable."""
     if used < usable * DISK_WARNING_SHARE:
         return []
     return [f"The disk is {used / usable:.0%} full. Publishing stops when it is full."]

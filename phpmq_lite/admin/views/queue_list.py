@@ -1,4 +1,4 @@
-"""Lists of queues, with filters, order and figures."""
+"""Filters and sorts lists of queues, and formats their statistics."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class QueueQuery(ListQuery):
 
 @dataclass(slots=True, frozen=True)
 class ListedQueue:
-    """A queue, and when its first ready message was published (Unix ms)."""
+    """A queue, and the time in Unix ms when its first ready message was published."""
 
     status: QueueStatus
     oldest_at: int | None
@@ -54,10 +54,10 @@ class ListedQueue:
 
 @dataclass(slots=True, frozen=True)
 class QueuePage:
-    """A page of the list, with cursors to the next and previous pages."""
+    """One page of the list, with cursors for the next and the previous page."""
 
     queues: list[ListedQueue]
-    matching: int  # number of matching queues across all pages
+    matching: int  # number of matching queues on all pages together
     next: str | None
     previous: str | None
 
@@ -82,7 +82,7 @@ _HAS: Final[dict[str, Callable[[ListedQueue], bool]]] = {
 
 
 def matches_name(name: str, pattern: str) -> bool:
-    """Return whether a name matches a glob with ``*`` or ``?``, or contains a plain text."""
+    """Return whether a name matches a glob, or contains a text without ``*`` and ``?``."""
     name, pattern = name.casefold(), pattern.strip().casefold()
     if "*" in pattern or "?" in pattern:
         return fnmatchcase(name, pattern.replace("[", "[[]"))
@@ -92,7 +92,7 @@ def matches_name(name: str, pattern: str) -> bool:
 def make_queue_page(
     statuses: Iterable[QueueStatus], ages: Mapping[int, int], query: QueueQuery
 ) -> QueuePage:
-    """Return the requested page, on which queues with equal values are sorted by name."""
+    """Return the requested page; queues with the same value are in the order of their names."""
     listed = [ListedQueue(status, ages.get(status.queue_id)) for status in statuses]
     if query.q:
         listed = [queue for queue in listed if matches_name(queue.status.name, query.q)]
@@ -146,7 +146,7 @@ def _place_of(
 
 
 def _is_behind(pair: SortedPair, place: SortedPair, *, is_descending: bool) -> bool:
-    """Return whether a row comes after a position; rows with equal values are sorted by name."""
+    """Return whether a row comes after a position; for equal values, compare the names."""
     value: Any = pair[0]
     other: Any = place[0]
     if value == other:
@@ -155,7 +155,7 @@ def _is_behind(pair: SortedPair, place: SortedPair, *, is_descending: bool) -> b
 
 
 def sum_totals(status: BrokerStatus) -> dict[str, float]:
-    """Return the totals shown on the overview's tiles.
+    """Return the totals over all queues that the tiles of the overview show.
 
     Dead-letter records count only as dead, although they are ready in their own queues, and only
     once, although several queues, such as a queue and its ``.retry``, may share their DLQ.
@@ -172,7 +172,7 @@ def sum_totals(status: BrokerStatus) -> dict[str, float]:
 
 
 def overview_tiles(status: BrokerStatus, ages: Mapping[int, int], now_ms: int) -> dict[str, str]:
-    """Return the figures shown at the top of the overview, keyed by live field."""
+    """Return the values shown at the top of the overview, keyed by the name of the live field."""
     sums = sum_totals(status)
     others = dead_letter_queues_named(status.queues)
     dead_letter_ids = {queue.queue_id for queue in status.queues if has_records(queue.name, others)}
@@ -194,7 +194,7 @@ def overview_tiles(status: BrokerStatus, ages: Mapping[int, int], now_ms: int) -
 
 
 def queue_figures(queue: ListedQueue, now_ms: int) -> dict[str, str]:
-    """Return the table cells for a queue, keyed by live field."""
+    """Return the table cells for a queue, keyed by the name of the live field."""
     status = queue.status
     return {
         "ready": formats.format_number(status.ready),
@@ -210,7 +210,7 @@ def queue_figures(queue: ListedQueue, now_ms: int) -> dict[str, str]:
 
 
 def common_prefixes(names: Sequence[str]) -> dict[str, str]:
-    """Return prefixes, such as ``orders.``, that names share with the name above, up to a dot."""
+    """Map names to the prefix, such as ``orders.``, that each shares with the name above it."""
     found = {}
     for above, name in pairwise(names):
         parts, others = name.split("."), above.split(".")
@@ -229,11 +229,11 @@ def _age(since_ms: int | None, now_ms: int) -> str:
 
 
 def consumers_of(status: BrokerStatus, name: str) -> list[tuple[ClientStatus, int, int]]:
-    """Return a queue's consumers, with their credit and number of held messages."""
+    """Return a queue's consumers, each with its credit and the number of messages it holds."""
     return [(c, *c.queues[name]) for c in status.clients if name in c.queues]
 
 
-AGES_READ_MAX: Final = 200  # maximum number of queues whose ages are read from the database
+AGES_READ_MAX: Final = 200  # for more queues, the database is not read
 
 
 async def read_oldest_ready(context: Context, queues: Iterable[QueueStatus]) -> dict[int, int]:
@@ -249,12 +249,12 @@ async def read_oldest_ready(context: Context, queues: Iterable[QueueStatus]) -> 
 
 
 def retry_hint(queue: QueueStatus) -> str:
-    """Return a warning for a delayed-retry queue that has consumers."""
+    """Return a warning about a delayed-retry queue that has consumers."""
     who = count_of(queue.consumers, "consumer receives", "consumers receive")
     return f"{who} messages before their delay ends; the queue forwards them to {queue.name[:-6]}"
 
 
 def paused_sides(queue: QueueStatus) -> list[str]:
-    """Return which sides of a queue are paused: delivery, publishing or both."""
+    """Return what is paused in a queue: delivery, publishing, both or nothing."""
     sides = {"delivery paused": queue.delivery_paused, "publishing paused": queue.publishing_paused}
     return [text for text, is_paused in sides.items() if is_paused]

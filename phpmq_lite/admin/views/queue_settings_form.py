@@ -1,4 +1,4 @@
-"""Form fields and API models for queue settings."""
+"""The form fields and the API models for the settings of a queue."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ from phpmq_lite.server.status import QueueStatus
 
 
 class _FieldKind(NamedTuple):
-    """The kind of form field used for a setting."""
+    """The form field for a setting, without a value."""
 
     name: str
     title: str
     help: str
-    kind: str  # one of text, area, link, number, seconds, bytes, choice, switch
+    kind: str  # text, area, link, number, seconds, bytes, choice or switch
     choices: tuple[tuple[str, str], ...] = ()
 
 
@@ -50,18 +50,18 @@ def _kind_of(setting: SettingDefinition) -> _FieldKind:
 
 @dataclass(slots=True, frozen=True)
 class SettingField:
-    """A form field with its value."""
+    """The form field for a setting, with its value."""
 
     name: str
     title: str
     help: str
     kind: str
     choices: tuple[tuple[str, str], ...]
-    value: str  # text shown in the field
-    target: str  # target queue if the value is "forward"
-    default: str  # default value in words
+    value: str  # text in the field
+    target: str  # target queue, if the value is "forward"
+    default: str  # default value, in words
     is_own: bool  # whether the value differs from the default
-    shown: str  # number in words, such as "30 min"
+    shown: str  # value with a unit, such as "30 min", if it is a number
     error: str = ""
 
 
@@ -81,7 +81,7 @@ def form_fields_of(
     *,
     home: QueueStatus | None = None,
 ) -> list[tuple[str, list[SettingField]]]:
-    """Return the form's fields by group, including ``typed`` values and the ``error``.
+    """Return the form's fields by group, with the ``typed`` values, if any, and the ``error``.
 
     ``home`` is the queue to which a ``.retry`` queue belongs.
     """
@@ -100,7 +100,7 @@ def form_fields_of(
 def _plain(
     queue: QueueStatus, defaults: Mapping[str, Any], home: QueueStatus | None
 ) -> QueueSettings:
-    """Return the settings that the queue would have without any settings of its own."""
+    """Return the settings that would apply if the queue had none of its own."""
     row = QueueRow(0, queue.name, 0)
     return effective_settings(
         row,
@@ -155,7 +155,7 @@ def _in_words(kind: _FieldKind, value: Any) -> str:
 
 
 class BadFieldError(ValueError):
-    """Raised if a field is invalid; the text says which values are allowed."""
+    """Raised if the value of a field is invalid; the text says what is allowed."""
 
     def __init__(self, field: str, text: str) -> None:
         super().__init__(text)
@@ -169,7 +169,7 @@ def changed_settings(
     *,
     home: QueueStatus | None = None,
 ) -> dict[str, Any]:
-    """Return the settings that differ from the current ones; empty numbers mean the default.
+    """Return the settings that the user changed; an empty number means the default.
 
     ``home`` has the same meaning as in ``form_fields_of``.
 
@@ -188,7 +188,7 @@ def changed_settings(
 
 
 def _as_sent(kind: _FieldKind, value: Any) -> Any:
-    """Return the value that a browser sends back if the user does not change a field.
+    """Return what a browser sends for a field that the user has not changed.
 
     Single-line fields lose line breaks; white space at both ends is removed.
     """
@@ -227,7 +227,7 @@ class SettingsView(_AllSettings):  # type: ignore[misc]  # made of DEFINITIONS
 
     @classmethod
     def of(cls, settings: QueueSettings) -> Self:
-        """Return the view of the given queue settings."""
+        """Return a view of a queue's settings."""
         return cls(**to_dict(settings))
 
 
@@ -253,6 +253,6 @@ class SettingsInput(_ChangedSettings):  # type: ignore[misc]  # made of DEFINITI
     """Settings to change; null resets to the broker's default, omitted members are unchanged."""
 
     def changes(self) -> dict[str, Any]:
-        """Return only the settings that were sent."""
+        """Return the settings that the request contains."""
         changed: dict[str, Any] = self.model_dump(exclude_unset=True)
         return changed

@@ -1,4 +1,4 @@
-"""Page rendering with Jinja, static files, and sending large responses in pieces."""
+"""Renders pages with Jinja, serves static files, and sends large responses in pieces."""
 
 import asyncio
 import hashlib
@@ -26,11 +26,11 @@ from phpmq_lite.admin.views.trends import polyline
 
 T = TypeVar("T")
 
-PIECE_S: Final = 0.000_3  # maximum duration of one slice; about half as long as a commit
+PIECE_S: Final = 0.000_3  # maximum duration of one slice, about half that of a commit
 
 
 async def collect_in_slices(items: Iterable[T], pause: Callable[[], Awaitable[None]]) -> list[T]:
-    """Collect all items in short slices of work, calling the engine's ``pause`` in between.
+    """Collect all items in short slices of time, and await the engine's ``pause`` between them.
 
     Rendering a page in one slice of 5 ms would delay publishes by 5 ms.
     """
@@ -45,14 +45,14 @@ async def collect_in_slices(items: Iterable[T], pause: Callable[[], Awaitable[No
 
 
 THEMES: Final = ("light", "dark")
-_THEME_COOKIE: Final = "phpmq-theme"  # set by choices.js and read here so that pages do not flash
-_MARK_FILL: Final = b"#5357c6"  # fill colour used in mark.svg
+_THEME_COOKIE: Final = "phpmq-theme"  # set by choices.js; read here to prevent a flash of colour
+_MARK_FILL: Final = b"#5357c6"  # the colour that mark.svg is filled with
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 @cache
 def make_environment(folder: Path) -> jinja2.Environment:
-    """Return a folder's Jinja environment, which escapes all values and rejects undefined names.
+    """Return a Jinja environment that escapes all values and rejects undefined names.
 
     All brokers in a process share the environment and its compiled templates.
     """
@@ -88,14 +88,14 @@ def make_environment(folder: Path) -> jinja2.Environment:
 
 
 class PageTemplates:
-    """The page templates; each is compiled in a thread on first use, which takes up to 100 ms."""
+    """The page templates, each compiled on first use, in a thread because it takes up to 100 ms."""
 
     def __init__(self, folder: Path) -> None:
         self._environment = make_environment(folder)
         self._ready: set[str] = set()
 
     async def get(self, name: str) -> jinja2.Template:
-        """Return a compiled template whose includes are also compiled."""
+        """Return a template after compiling it and the templates that it includes."""
         if name not in self._ready:
             await asyncio.to_thread(self._make, name)
             self._ready.add(name)
@@ -112,7 +112,7 @@ def _is_shared(name: str) -> bool:
 
 
 class StaticFiles:
-    """The files in ``templates/static/``, which are held in memory; no other files are served."""
+    """The files in ``templates/static/``, kept in memory; no other files can be requested."""
 
     def __init__(self, folder: Path) -> None:
         self._files = {
@@ -128,7 +128,7 @@ class StaticFiles:
         self.version = digest.hexdigest()[:12]
 
     async def handle(self, request: web.Request) -> web.Response:
-        """Return a file; browsers may cache it forever, as its URL changes with its content."""
+        """Return a file; browsers may cache it forever, because a changed file has another URL."""
         try:
             content, type_ = self._files[request.match_info["name"]]
         except KeyError:
@@ -147,7 +147,7 @@ class StaticFiles:
 async def render_page(
     request: web.Request, template: str, /, *, status: int = 200, **values: Any
 ) -> web.Response:
-    """Render a page in the layout, and set the session cookie if the page has a form.
+    """Render a page within the layout; if the page has a form, set the session cookie.
 
     ``values`` may override values of the layout, such as ``search_text``, or ``is_bare`` for a page
     without navigation, search and menu (login).
@@ -162,7 +162,7 @@ async def render_page(
 
 
 def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
-    """Return the values required by the layout of every page."""
+    """Return the values that the layout of every page requires."""
     urls, ui = context.urls, context.settings.ui
     here = request.get(ROUTE_NAME, "")
     theme = request.cookies.get(_THEME_COOKIE, "")
@@ -200,7 +200,7 @@ def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
 
 
 def _own_path(request: web.Request) -> str:
-    """Return this page's path, for the ``next`` field of forms in the layout."""
+    """Return the path of the current page, for the ``next`` field of the layout's forms."""
     if request.method not in ("GET", "HEAD"):
         return ""
     base = context_of(request).urls.base_path
@@ -208,7 +208,7 @@ def _own_path(request: web.Request) -> str:
 
 
 async def problem_page(request: web.Request, problem: Problem) -> web.Response:
-    """Return an error page in the layout."""
+    """Return an error as a page within the layout."""
     response = await render_page(
         request,
         "error.html",
@@ -227,7 +227,7 @@ def _help_url(request: web.Request, problem: Problem) -> str | None:
 
 
 def problem_json(request: web.Request, problem: Problem) -> web.Response:
-    """Return an error response with the type ``application/problem+json``."""
+    """Return an error as a response of type ``application/problem+json``."""
     return web.Response(
         status=problem.status,
         text=json.dumps(
@@ -240,11 +240,11 @@ def problem_json(request: web.Request, problem: Problem) -> web.Response:
 
 
 PIECE_BYTES: Final = 64 << 10
-STALLED_S: Final = 30.0  # timeout for a piece that the peer does not read
+STALLED_S: Final = 30.0  # how long the peer may leave a piece unread
 
 
 async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Send a response larger than 64 KiB; return any smaller or already started one unchanged.
+    """Send a response above 64 KiB in pieces; return a smaller or started response unchanged.
 
     Returns a 503 or 429 response if there is not enough memory.
     """
@@ -275,12 +275,12 @@ async def send_response(request: web.Request, response: web.StreamResponse) -> w
     except TimeoutError:
         abort_response(request)
     finally:
-        response.body, body = None, b""  # an error raised here must not keep the body alive
+        response.body, body = None, b""  # otherwise, an error would keep the body alive
     return stream
 
 
 async def send_piece(stream: web.StreamResponse, piece: bytes) -> None:
-    """Write a piece and wait until the peer has read most of it.
+    """Write one piece, and wait until the peer has read most of it.
 
     Raises:
         TimeoutError: the peer makes no progress.
@@ -290,6 +290,6 @@ async def send_piece(stream: web.StreamResponse, piece: bytes) -> None:
 
 
 def abort_response(request: web.Request) -> None:
-    """Close the connection, because a regular end would make the response look complete."""
+    """Abort the connection, because the response would look complete if it ended normally."""
     if request.transport is not None:
         request.transport.abort()

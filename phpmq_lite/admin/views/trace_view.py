@@ -1,4 +1,4 @@
-"""The view of a trace, which shows its messages by queue over time.  Pure."""
+"""The view of a trace, which shows when its messages were in which queue.  Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,24 +8,24 @@ from phpmq_lite.admin.views.dead_letter_queues import has_records
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 
-LANES: Final = 24  # maximum number of queues with their own lane
-_DIED: Final = 1 << 63  # stands for a dead-letter record and exceeds the attempts of any envelope
-_LEAST: Final = 0.8  # minimum width of a bar, as a percentage
+LANES: Final = 24  # maximum number of queues shown, each in a lane
+_DIED: Final = 1 << 63  # means a dead-letter record; exceeds the attempts in any envelope
+_LEAST: Final = 0.8  # minimum width of a bar, in percent
 
 
 @dataclass(slots=True, frozen=True)
 class TraceBar:
-    """A message on the timeline; position and width are percentages of the trace's duration."""
+    """The bar for a message; start and width are percentages of the trace's duration."""
 
     row: MessageRow
     start: float
     width: float
-    is_failed: bool = False  # the worker acked the message after republishing or dead-lettering it
+    is_failed: bool = False  # whether it was republished or dead-lettered, and then acked
 
 
 @dataclass(slots=True, frozen=True)
 class TraceStep:
-    """A message in a group and its relation to earlier messages, empty for the first one."""
+    """A message in a group; ``what`` says how it relates to earlier messages, if there are any."""
 
     bar: TraceBar
     what: str = ""
@@ -38,25 +38,25 @@ class TraceStep:
 
 @dataclass(slots=True)
 class TraceGroup:
-    """Messages with the same meta.id, oldest first; a message without one forms its own group."""
+    """All messages with the same meta.id, oldest first, or a single message without a meta.id."""
 
     meta_id: str | None
     turns: list[TraceStep] = field(default_factory=list)
 
     @property
     def retries(self) -> int:
-        """Number of messages with more attempts than all earlier messages."""
+        """The number of messages that have more attempts than every earlier message."""
         return sum(turn.what == "retried" for turn in self.turns)
 
     @property
     def deaths(self) -> int:
-        """Number of dead-letter records in the group."""
+        """The number of dead-letter records in the group."""
         return sum(turn.what == "dead letter" for turn in self.turns)
 
 
 @dataclass(slots=True, frozen=True)
 class TraceLane:
-    """Messages from one queue on the timeline; ``queue`` is None if it no longer exists."""
+    """The messages of one queue; ``queue`` is None if the queue no longer exists."""
 
     queue: str | None
     bars: list[TraceBar]
@@ -64,7 +64,7 @@ class TraceLane:
 
 @dataclass(slots=True, frozen=True)
 class TraceView:
-    """A whole trace or a page of it; times are in Unix ms, or 0 if there are no messages."""
+    """A trace or one page of it; times are in Unix ms, or 0 if there are no messages."""
 
     groups: list[TraceGroup]
     lanes: list[TraceLane]
@@ -74,7 +74,7 @@ class TraceView:
 
 
 def build_trace(rows: Iterable[MessageRow], others: frozenset[str] = frozenset()) -> TraceView:
-    """Return the view for a trace's messages; ``others`` are names of dead-letter queues."""
+    """Return the view of a trace's messages; ``others`` are dead-letter queues set by name."""
     ordered = sorted(rows, key=lambda row: (row.published_at, row.seq))
     if not ordered:
         return TraceView([], [], 0, 0, 0)
@@ -92,13 +92,13 @@ def build_trace(rows: Iterable[MessageRow], others: frozenset[str] = frozenset()
 
 
 def find_failed_attempts(rows: Iterable[MessageRow], others: frozenset[str]) -> frozenset[int]:
-    """Return the seqs of acked messages whose attempt failed.
+    """Return the seqs of messages that were acknowledged although their attempt failed.
 
     A failing worker republishes the envelope, with one more attempt or as a dead-letter record, and
     acknowledges the message, so acked means settled, not handled.
     """
     failed = set()
-    later: dict[str, int] = {}  # maps a meta.id to the highest attempts of later messages
+    later: dict[str, int] = {}  # meta.id -> most attempts of any later message
     for row in sorted(rows, key=lambda row: -row.seq):
         if row.meta_id is None:
             continue
@@ -113,7 +113,7 @@ def find_failed_attempts(rows: Iterable[MessageRow], others: frozenset[str]) -> 
 
 
 def _bar(row: MessageRow, first_at: int, last_at: int) -> TraceBar:
-    """Return a message's bar; a live message's bar extends to the end of the trace."""
+    """Return the bar for a message; if the message is live, the bar ends where the trace ends."""
     whole = max(1, last_at - first_at)
     start = min((row.published_at - first_at) / whole * 100, 100 - _LEAST)
     width = ((row.settled_at or last_at) - row.published_at) / whole * 100
@@ -136,7 +136,7 @@ def _groups(bars: Sequence[TraceBar], others: frozenset[str]) -> list[TraceGroup
 
 
 def _describe_step(row: MessageRow, before: Sequence[TraceStep], others: frozenset[str]) -> str:
-    """Return how a message relates to earlier messages with the same meta.id."""
+    """Return how a message is related to earlier messages with the same meta.id."""
     if row.source_seq is not None or has_records(row.queue or "", others):
         return "dead letter"
     if not before:

@@ -1,4 +1,4 @@
-"""Trends of queues, built from recent rates, with sparklines and forecasts."""
+"""Trends, sparklines and forecasts for queues, computed from stored and recent points."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,14 +24,14 @@ from phpmq_lite.storage.read.rollups import (
 )
 
 SPARK_STEP_S: Final = 30
-SPARK_SAMPLES: Final = 120  # number of samples in a one-hour sparkline
-FORECAST_S: Final = 300  # seconds of data on which a forecast is based
+SPARK_SAMPLES: Final = 120  # number of samples in a sparkline, which covers one hour
+FORECAST_S: Final = 300  # forecasts are based on the data of the last 5 min
 
 
 class TrendPeriod(NamedTuple):
-    """The period and step length of a chart."""
+    """A period that a chart covers, and the length of each step."""
 
-    key: str  # value used in the URL
+    key: str  # the period's name in URLs
     title: str
     length_s: int
     step_s: int
@@ -50,7 +50,7 @@ SPANS: Final = {
 
 @dataclass(slots=True, frozen=True)
 class TrendBucket:
-    """One step of a chart; rates are per second, and percentiles and age are in ms.
+    """One step of a chart, with rates per second, and with percentiles and an age in ms.
 
     A percentile or age is None if nothing was dispatched, settled or waiting.
     """
@@ -75,26 +75,26 @@ class TrendBucket:
 
 @dataclass(slots=True, frozen=True)
 class Trend:
-    """The trend of one queue or of all queues over a span; None marks a gap."""
+    """The trend of one queue or of all queues over a span; a bucket that is None is a gap."""
 
     span: TrendPeriod
-    start_s: int  # Unix seconds, a multiple of the step length
+    start_s: int  # in Unix seconds; a multiple of the step length
     buckets: Sequence[TrendBucket | None]
 
     @property
     def end_s(self) -> int:
-        """End of the last bucket, which may be in the future."""
+        """The end of the last bucket, which may be in the future."""
         return self.start_s + self.span.step_s * len(self.buckets)
 
     @property
     def is_empty(self) -> bool:
-        """Return whether there are no observations."""
+        """Return whether every bucket is a gap."""
         return not any(self.buckets)
 
 
 @dataclass(slots=True)
 class _BucketSums:
-    """Sums of the values in a bucket."""
+    """The sums over all points in one bucket."""
 
     observed_s: int = 0
     has_rest: bool = False
@@ -139,7 +139,7 @@ def _percentiles(counts: list[int] | None) -> tuple[int | None, int | None]:
 
 
 def first_bucket_s(span: TrendPeriod, now_s: int) -> int:
-    """Return the start of a chart's first bucket, given that the last one contains ``now_s``."""
+    """Return when a chart's first bucket starts if its last bucket contains ``now_s``."""
     return (now_s // span.step_s + 1) * span.step_s - span.length_s
 
 
@@ -151,7 +151,7 @@ def make_trend(
     *,
     with_times: bool = True,
 ) -> Trend:
-    """Return the trend computed from points over a span that ends now.
+    """Compute the trend over a span that ends now.
 
     If the broker was running but no point exists, the queue was idle and empty, unless it may have
     been counted in the combined point for other queues; in that case, there is no data.
@@ -172,7 +172,7 @@ def make_trend(
 def split_over_buckets(
     part: Point | UptimeSpan, start_s: int, step_s: int, count: int
 ) -> Iterator[tuple[int, int]]:
-    """Split a point over buckets; yield each bucket and the number of seconds that fall into it."""
+    """Yield each bucket that a point belongs to, and for how many seconds it does."""
     at_s, end_s = part.at_s, part.at_s + part.span_s
     while at_s < end_s:
         bucket = (at_s - start_s) // step_s
@@ -188,7 +188,7 @@ def split_over_buckets(
 def make_spark(
     points: Iterable[Point], beats: Sequence[UptimeSpan], column: str, now_s: int, *, is_rate: bool
 ) -> list[float]:
-    """Return the values of a one-hour sparkline since the last gap, oldest first."""
+    """Return the samples of a sparkline since the last gap in the past hour, oldest first."""
     value_of = attrgetter(column)
     start_s = (now_s // SPARK_STEP_S + 1 - SPARK_SAMPLES) * SPARK_STEP_S
     observed = [0] * SPARK_SAMPLES
@@ -202,7 +202,7 @@ def make_spark(
                 values[at] += value_of(point) * seconds / point.span_s
             else:
                 values[at] = max(values[at], value_of(point))
-    if not observed[-1]:  # omit the current sample if it is not complete
+    if not observed[-1]:  # omit the current sample if it has no data yet
         observed, values = observed[:-1], values[:-1]
     since = max((at + 1 for at, seconds in enumerate(observed) if not seconds), default=0)
     if is_rate:
@@ -214,7 +214,7 @@ def make_spark(
 
 
 def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str:
-    """Return the ``points`` of an SVG polyline scaled from 0, with the newest value on the right.
+    """Return the ``points`` of an SVG polyline, whose scale starts at 0; newest values are right.
 
     Returns "" for fewer than two samples, or if all are 0.
     """
@@ -224,7 +224,7 @@ def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str
     top = max(numbers) * 1.1
     step = width / (SPARK_SAMPLES - 1)
     left = width - step * (len(numbers) - 1)
-    room = height - 3  # keeps the line a pixel away from the edges
+    room = height - 3  # keep the line away from the edges
     return " ".join(
         f"{left + at * step:.1f},{height - 1.5 - value / top * room:.1f}"
         for at, value in enumerate(numbers)
@@ -235,7 +235,7 @@ def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str
 
 
 def slope(points: Iterable[Point], beats: Iterable[UptimeSpan], now_s: int) -> float | None:
-    """Return how fast a queue's ready messages have grown in the last minutes, per second.
+    """Return the growth per second of a queue's ready messages over the last 5 min.
 
     Uses least squares over all points and returns None if there are too few.
     """
@@ -256,7 +256,7 @@ def slope(points: Iterable[Point], beats: Iterable[UptimeSpan], now_s: int) -> f
 
 
 def forecast(ready: int, per_s: float | None, consumers: int) -> str:
-    """Return a forecast such as ``Empty in about 4 min`` or ``Grows by 12/s``, or ``""``."""
+    """Return a forecast, such as ``Empty in about 4 min`` or ``Grows by 12/s``, or ``""``."""
     if not ready:
         return ""
     nobody = "" if consumers else ", no consumers"
@@ -288,13 +288,13 @@ def _about(seconds: float) -> str:
     return f"{round(seconds / 86_400):,} d"
 
 
-_MINUTES_S: Final = 90_000  # how long one-minute points are kept
+_MINUTES_S: Final = 90_000  # how long points for single minutes are stored
 
 
 async def read_trend(
     context: Context, queue_id: int, span: TrendPeriod, *, with_times: bool = False
 ) -> Trend:
-    """Return the trend of a queue, of ALL or of DEAD_LETTERS over a span that ends now.
+    """Return the trend over a span that ends now, for a queue, ALL or DEAD_LETTERS.
 
     ``with_times`` adds the percentiles of wait and hold times.
     """
@@ -311,7 +311,7 @@ async def read_trend(
 async def gather_points(
     context: Context, queue_id: int, start_s: int
 ) -> tuple[list[Point], list[UptimeSpan]]:
-    """Return the points since ``start_s``, first from the database, then from memory."""
+    """Return the points since ``start_s``: those in the database and the newer ones in memory."""
     rollups = context.rollups
     points, beats = rollups.points(queue_id), rollups.uptime()
     joint_s = _joint(beats, rollups.minute_s)
@@ -323,7 +323,7 @@ async def gather_points(
 
 
 def _joint(beats: list[UptimeSpan], minute_s: int) -> int:
-    """Return when the points in memory take over, at their first full minute if one is complete.
+    """Return the time from which points in memory are used: their first full minute, if any.
 
     A minute is stored once it is complete; before that, all points in memory are used.
     ``minute_s`` is the start of the current minute.
@@ -337,7 +337,7 @@ def _joint(beats: list[UptimeSpan], minute_s: int) -> int:
 async def _older(
     context: Context, queue_id: int, start_s: int, until_s: int
 ) -> tuple[list[Point], list[UptimeSpan]]:
-    """Read stored points: one-minute points before those in memory, preceded by quarter hours."""
+    """Read points from the database: per minute if they exist, before that per quarter hour."""
     points: list[Point] = []
     beats: list[UptimeSpan] = []
     if start_s >= until_s:
@@ -358,14 +358,14 @@ async def _older(
 
 
 def read_spark(context: Context, queue_id: int) -> str:
-    """Return the data points of a queue's sparkline of published messages."""
+    """Return the polyline of a queue's sparkline, which shows its published messages."""
     return _spark(context, queue_id, "published", 72, 20)
 
 
 def read_sparks(request: web.Request) -> dict[str, str]:
-    """Return the data points of the overview's sparklines, keyed by live field."""
+    """Return the polylines of the overview's sparklines, keyed by the name of the live field."""
     context = context_of(request)
-    if allowed_queues(request) is not None:  # sparklines cover all queues
+    if allowed_queues(request) is not None:  # sparklines include all queues
         return {}
     return {
         "total.ready": _spark(context, ALL, "ready"),
@@ -378,7 +378,7 @@ def read_sparks(request: web.Request) -> dict[str, str]:
 
 
 def _spark(context: Context, queue_id: int, column: str, width: int = 120, height: int = 28) -> str:
-    """Return the data points of a sparkline, cached until the next sample."""
+    """Return the polyline of a sparkline, which is cached until the next sample."""
     rollups = context.rollups
     kept = rollups.charts
     key = (queue_id, column)
