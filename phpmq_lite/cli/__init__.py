@@ -1,1 +1,1 @@
-"""The ``phpmq-lite`` command line, with one module per command group, imported on demand."""
+"""The ``phpmq-lite`` command line; each command group is a module that is imported on demand."""

@@ -26,13 +26,13 @@ from phpmq_lite.cli.output import (
 )
 from phpmq_lite.cli.parameters import FILE_OR_STDIN, duration
 
-_TIMES: Final = ("created_at", "expires_at", "last_login_at", "last_used_at")  # Unix ms
+_TIMES: Final = ("created_at", "expires_at", "last_login_at", "last_used_at")  # in Unix ms
 
 
 def write_accounts(
     rows: Iterable[Row], columns: Sequence[Column], style: str | None, empty: str
 ) -> None:
-    """Write account rows with ``write_rows``; tables show formatted times and queue names."""
+    """Write users or tokens with ``write_rows``; in tables, format the times and queue globs."""
     if output_format(style) == "table":
         rows = map(_format_account, rows)
     write_rows(rows, columns, style, empty)
@@ -44,7 +44,7 @@ def _format_account(row: Row) -> Mapping[str, Any]:
 
 
 def _format_ms(at_ms: int) -> str:
-    """Format a time to the second; times after the year 9999 are shown as numbers."""
+    """Format a time to the second, or as a number if it is after the year 9999."""
     return format_time(at_ms, at_ms).title.partition(".")[0]
 
 

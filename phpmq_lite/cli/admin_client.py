@@ -1,4 +1,4 @@
-"""HTTP client for the admin API, over the control socket or a URL."""
+"""The HTTP client for the admin API, which uses the control socket or a URL."""
 
 import asyncio
 import json
@@ -32,17 +32,17 @@ _HAS_USERS: Final = (
     "run `phpmq-lite token create NAME` on the broker's machine"
 )
 _NO_ADMIN: Final = "HTTP {} without an explanation; --url may not be a broker's admin address"
-_PAGE: Final = 200  # maximum page size that the API allows
+_PAGE: Final = 200  # maximum number of items per page in the API
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
-_TIMEOUT_S: Final = 600.0  # purging millions of messages takes minutes
+_TIMEOUT_S: Final = 600.0  # purging millions of messages can take minutes
 
 
 class BrokerUnavailableError(CommandError):
-    """Error raised if the broker is unreachable, does not answer in time, or responds with 503."""
+    """Raised if the broker is unreachable, does not respond in time, or responds with 503."""
 
 
 class AdminClient(NamedTuple):
-    """HTTP client for the admin API, connecting through ``socket``, or to ``url`` with a token.
+    """An HTTP client for the admin API, connected to ``socket``, or to ``url`` with a token.
 
     Paths are relative to ``/api/v1``.  If a request fails, all methods raise CommandError with the
     matching exit code.
@@ -51,10 +51,10 @@ class AdminClient(NamedTuple):
     socket: Path | None
     url: str = "http://localhost"
     token: str | None = None
-    settings: Settings | None = None  # None unless the broker was found by its data folder
+    settings: Settings | None = None  # only if the broker was found by its data folder
 
     def list(self, path: str, limit: int | None = None, **query: Any) -> Iterator[dict[str, Any]]:
-        """Yield up to ``limit`` items of a list, fetching one page at a time."""
+        """Yield up to ``limit`` items of a list, which is fetched page by page."""
         cursor = None
         left = limit
         while left is None or left > 0:
@@ -68,7 +68,7 @@ class AdminClient(NamedTuple):
                 return
 
     def get(self, path: str, **query: Any) -> Any:
-        """Fetch a document, omitting query parameters that are None."""
+        """Fetch a document; query parameters that are None are omitted."""
         return self.call("GET", path, query=query)
 
     def find(self, path: str) -> Any:
@@ -81,7 +81,7 @@ class AdminClient(NamedTuple):
             return None
 
     def post(self, path: str, body: Any = None) -> Any:
-        """Request an action and return its result after the broker has stored it."""
+        """Request an action, wait until the broker has stored it, and return the result."""
         return self.call("POST", path, {} if body is None else body)
 
     def call(
@@ -92,7 +92,7 @@ class AdminClient(NamedTuple):
         query: dict[str, Any] | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> Any:
-        """Send a request and return the response document, or None if the response is empty."""
+        """Send a request and return the document in the response, or None if there is none."""
 
         async def send() -> Any:
             async with self.open(method, path, body, query, timeout_s) as response:
@@ -110,14 +110,14 @@ class AdminClient(NamedTuple):
         timeout_s: float | None = _TIMEOUT_S,
         headers: dict[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and yield the response, which the caller reads in chunks.
+        """Send a request and yield the response, so that the caller can read its body in chunks.
 
         ``body`` is encoded as JSON, unless it is bytes that already contain JSON.
         """
         base = self.url.rstrip("/")
         pairs = {key: str(value) for key, value in (query or {}).items() if value is not None}
         url = f"{base}{API}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
-        # aiohttp sends file objects in chunks, whatever their size, but not bytes.
+        # aiohttp sends a file object in chunks, but bytes in one piece.
         content = {"data": BytesIO(body)} if isinstance(body, bytes) else {"json": body}
         connector = aiohttp.UnixConnector(path=str(self.socket)) if self.socket else None
         timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -160,7 +160,7 @@ class AdminClient(NamedTuple):
         return made | ({"Origin": base} if body is not None else {})
 
 
-_REASONS: Final[dict[type[Exception], str]] = {  # replace aiohttp's messages
+_REASONS: Final[dict[type[Exception], str]] = {  # used instead of aiohttp's messages
     aiohttp.ServerDisconnectedError: "the server closed the connection",
     aiohttp.ClientOSError: "the connection broke",
     aiohttp.ClientResponseError: "the response is not HTTP",
@@ -169,7 +169,7 @@ _REASONS: Final[dict[type[Exception], str]] = {  # replace aiohttp's messages
 
 
 def read_response(status: int, content: bytes) -> Any:
-    """Parse a response and return its document, or raise the problem that it describes.
+    """Return the document in a response, or raise an error if the response is a problem.
 
     Raises:
         CommandError: the response describes a problem, which determines the exit code.
@@ -193,23 +193,23 @@ def read_response(status: int, content: bytes) -> Any:
 
 
 async def check_response(response: aiohttp.ClientResponse) -> None:
-    """Raise CommandError unless the status is 200; call this before reading the body."""
+    """Raise CommandError if the status is not 200; call this before reading the body."""
     if response.status != 200:
         read_response(response.status, await response.read())
 
 
 def _append_bound(text: str, field: object, bound: object) -> str:
-    """Append the invalid field and its bound to an error text that lacks them."""
+    """Append the field and its bound to an error text unless the text contains them."""
     said = [str(one) for one in (field, bound) if one]
     if field and text.startswith((f"{field}: ", f"{field} ")):
         del said[0]
-        if bound and str(bound).split()[-1] in text:  # such as 20 in "less than or equal to 20"
+        if bound and str(bound).split()[-1] in text:  # such as "less than or equal to 20"
             said = []
     return f"{text} ({': '.join(said)})" if said else text
 
 
 def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that select a broker, and pass its client to the command as ``admin``."""
+    """Add the options that select a broker; pass a client to the command as ``admin``."""
 
     @wraps(command)
     def run(
@@ -221,7 +221,7 @@ def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def url_options(command: Command, what: str = "Admin address, http://HOST:9101") -> Command:
-    """Add ``--url`` and ``--token-file``, which select a broker by its address."""
+    """Add ``--url`` and ``--token-file``, which select a broker by its URL."""
     for option in (
         click.option("--token-file", type=EXISTING_FILE, help="File with the API token for --url."),
         click.option(
@@ -237,7 +237,7 @@ def url_options(command: Command, what: str = "Admin address, http://HOST:9101")
 def find_admin_client(
     settings_args: SettingsArguments, url: str | None, token_file: Path | None
 ) -> AdminClient:
-    """Find the broker and return a client for it; every command uses the same search order.
+    """Find the broker, in the same way for every command, and return a client for it.
 
     The order is ``--url``, flags that name its folder or settings, the context in use, the settings
     including ``./config.toml``, ``./phpmq-data``, and the default admin address.
@@ -269,7 +269,7 @@ def find_admin_client(
 
 
 def admin_url_of(settings: Settings) -> str:
-    """Return the URL at which this machine reaches the admin's first TCP listener.
+    """Return the URL of the admin's first TCP listener, as seen from this machine.
 
     Raises:
         CommandError: there is no TCP listener, or its port is not fixed.
@@ -286,7 +286,7 @@ def admin_url_of(settings: Settings) -> str:
 
 
 def read_token(path: Path) -> str:
-    """Return the API token from a file that only its owner can read.
+    """Read an API token from a file, which only the file's owner may be able to read.
 
     Raises:
         CommandError: other users can read the file, or it is not UTF-8.

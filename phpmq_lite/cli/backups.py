@@ -123,7 +123,7 @@ def _request(admin: AdminClient) -> Row:
         raise CommandError(state["error"])
     items: list[Row] = state["items"]
     name = state.get("made")
-    # Older brokers do not name the new backup; a clock that was ahead can list another one first.
+    # Older brokers do not name the new backup, and one made while the clock was ahead comes first.
     made = [row for row in items if name is None or row["id"] == name]
     if not made:
         raise CommandError(f"the backup {name or 'just created'} no longer exists", NOT_FOUND)
@@ -131,7 +131,7 @@ def _request(admin: AdminClient) -> Row:
 
 
 def _make(settings: Settings) -> Row:
-    """Create a backup of a stopped broker's database."""
+    """Create a backup of the database of a stopped broker."""
     folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)
     with closing(folder):
         check_wal(folder)
@@ -170,7 +170,7 @@ def _copy(source: Path, to: Path) -> Backup:
 
 
 def _row(made: Backup) -> Row:
-    """Return a backup as a row with the API's fields."""
+    """Return a backup as a row that has the same fields as in the API."""
     manifest = asdict(made.manifest)
     row = {"schema_version" if name == "schema" else name: manifest[name] for name in manifest}
     return {**row, "path": str(made.folder)}

@@ -53,7 +53,7 @@ _LATENCY_COLUMNS: Final = (
 
 
 class _Section(NamedTuple):
-    """A table and the notes printed above it."""
+    """A table of results, and the notes printed above the table."""
 
     notes: tuple[str, ...]
     columns: Sequence[Column]
@@ -61,7 +61,7 @@ class _Section(NamedTuple):
 
 
 def write_tables(report: BenchReport) -> None:
-    """Write the report as tables no wider than 80 columns."""
+    """Write the report as tables that are at most 80 columns wide."""
     machine = report.machine
     click.echo(f"phpmq-lite {_describe_version(machine)}, messages of {report.size:,} bytes")
     click.echo(f"{machine.cpu}, {machine.cores} cores, {machine.kernel}, {machine.file_system}")
@@ -74,7 +74,7 @@ def write_tables(report: BenchReport) -> None:
 
 
 def write_markdown(report: BenchReport) -> None:
-    """Write the report as Markdown, including the benchmark settings."""
+    """Write the report as Markdown, including the settings of the benchmark."""
     machine = report.machine
     settings = (
         ("phpmq-lite", _describe_version(machine)),
@@ -185,7 +185,7 @@ _ALL: Final = "all"
 
 
 def workload_list(value: str) -> tuple[str, ...]:
-    """Parse ``all`` or a list such as ``publish,flow`` into workloads in a fixed order."""
+    """Parse ``all``, or a list such as ``publish,flow``; return the workloads in a fixed order."""
     names = {name.strip() for name in value.split(",")}
     if names == {_ALL}:
         return WORKLOADS
@@ -196,7 +196,7 @@ def workload_list(value: str) -> tuple[str, ...]:
 
 
 def listener_address(value: str) -> Address:
-    """Parse an address such as ``phpmq://127.0.0.1:9100`` into host and port."""
+    """Return the host and port of an address such as ``phpmq://127.0.0.1:9100``."""
     try:
         target = parse_address(value.removeprefix("phpmq://"))
     except ValueError as error:
@@ -305,7 +305,7 @@ def bench(
 
 
 class _BenchProgressBar(BenchObserver):
-    """A progress bar on standard error, or one line per step if there is no terminal."""
+    """A progress bar on standard error or, if that is not a terminal, one line per step."""
 
     def __init__(self, plan: BenchPlan) -> None:
         console = Console(stderr=True)
@@ -319,7 +319,7 @@ class _BenchProgressBar(BenchObserver):
             disable=not console.is_terminal,
         )
         self._task = self.progress.add_task("starting", total=plan.planned_seconds)
-        self._done_s = 0.0  # planned duration of the finished steps
+        self._done_s = 0.0  # planned duration of all finished steps
         self._step_s = 0.0
         self._began_s = 0.0
 

@@ -1,4 +1,4 @@
-"""PHPMQ connection options for commands such as ``publish``, and the listener lookup."""
+"""Options of commands such as ``publish`` that connect to a PHPMQ listener, and its lookup."""
 
 import ssl
 import time
@@ -22,12 +22,12 @@ from phpmq_lite.client.blocking_client import BlockingClient, client_from_url
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 
 _TIMEOUT_S: Final = 30.0
-_COMPARED: Final = 1_000  # maximum number of queue names compared with a misspelled one
-_RETRY_S: Final = 2.0  # pause between attempts to find the listener
+_COMPARED: Final = 1_000  # maximum number of names compared with an unknown queue name
+_RETRY_S: Final = 2.0  # pause between two attempts to find the listener
 
 
 class ClientFactory(Protocol):
-    """Creates a client, not yet connected, for the broker that the options select.
+    """Creates a client for the broker that the options select, without connecting it.
 
     With ``is_patient``, the call retries until the admin answers.  If the listener is looked up in
     the admin, ``queue`` must exist, because a consumer would create it.
@@ -38,7 +38,7 @@ class ClientFactory(Protocol):
 
 
 def client_options(command: Callable[..., None], *, reconnect: bool = True) -> Callable[..., None]:
-    """Add ``--url``, ``--data``, ``--config`` and the TLS options; pass ``client`` to the command.
+    """Add the options for the broker and TLS; pass a ``ClientFactory`` to the command.
 
     ``reconnect`` determines whether the client reconnects automatically.
     """
@@ -92,7 +92,7 @@ def _find_listener(
     is_patient: bool,
     queue: str | None,
 ) -> tuple[str, int]:
-    """Return the URL of a PHPMQ listener and its maximum body size in bytes.
+    """Return the URL of a PHPMQ listener and the maximum size of a body in bytes.
 
     ``--url`` or the context in use names the listener; otherwise the broker's admin is asked.
     """
@@ -110,7 +110,7 @@ def _find_listener(
 
 
 def unknown_queue_text(queue: str, admin: AdminClient) -> str:
-    """Return the error text for a missing queue, with suggestions of similar names."""
+    """Return the error text for a queue that does not exist, with suggestions of similar names."""
     near = get_close_matches(queue, (row["name"] for row in admin.list("/queues", _COMPARED)))
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     return f"there is no queue {queue!r}{hint} (use --create to create it and wait)"
@@ -138,7 +138,7 @@ def _host_of(admin: AdminClient) -> str:
 
 
 def listener_url(listeners: Iterable[Mapping[str, Any]], host: str) -> str:
-    """Return the URL of the first reachable listener that supports TTL.
+    """Return the URL of the first listener that is reachable and supports TTL.
 
     ``host``, the host in the admin's URL, replaces a wildcard address.  Unix sockets and loopback
     listeners are reachable only if ``host`` is this machine.

@@ -18,7 +18,7 @@ from phpmq_lite.logs import escape
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
-_CLOCKS_DIFFER_S: Final = 60.0  # allowed difference between the broker's clock and this machine's
+_CLOCKS_DIFFER_S: Final = 60.0  # maximum difference between the two machines' clocks
 
 _ages = {"type": duration, "metavar": "DURATION"}
 _counts: dict[str, Any] = {"type": click.IntRange(min=0), "metavar": "N"}
@@ -28,7 +28,7 @@ _percentages = {"type": click.FloatRange(0, 100)}
 def threshold_options(
     kind: dict[str, Any], warning: object, critical: object, where: str = "at or above this value"
 ) -> Callable[[Command], Command]:
-    """Add the threshold options ``-w`` and ``-c``; ``where`` completes their help texts."""
+    """Add the options ``-w`` and ``-c`` for thresholds; ``where`` completes their help texts."""
 
     def add(command: Command) -> Command:
         for short, name, default in (("-c", "critical", critical), ("-w", "warning", warning)):
@@ -43,7 +43,7 @@ def threshold_options(
 
 @contextmanager
 def _usage_errors_are_unknown() -> Iterator[None]:
-    """Exit with UNKNOWN after a usage error, because click's code 2 means critical here."""
+    """Exit with UNKNOWN after a usage error; click's own code, 2, would mean critical."""
     try:
         yield
     except click.UsageError as error:
@@ -52,15 +52,15 @@ def _usage_errors_are_unknown() -> Iterator[None]:
 
 
 class MonitoringGroup(click.Group):
-    """A command group that reports errors as UNKNOWN, as monitoring systems expect."""
+    """A command group that reports every error as UNKNOWN, as monitoring systems expect."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the group's own options; exit with UNKNOWN if they are invalid."""
+        """Parse the options of the group itself; exit with UNKNOWN if these are invalid."""
         with _usage_errors_are_unknown():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the check; report an error as UNKNOWN with exit code 3."""
+        """Run the check; if an error occurs, report UNKNOWN, which is exit code 3."""
         try:
             with _usage_errors_are_unknown():
                 return super().invoke(ctx)
@@ -84,7 +84,7 @@ def report_check(level: int, text: str) -> NoReturn:
 
 
 def level_of(value: float, warning: float, critical: float) -> int:
-    """Compare a value with its thresholds, where higher is worse, and return the level."""
+    """Return the worst level whose threshold a value has reached; higher values are worse."""
     return CRITICAL if value >= critical else WARNING if value >= warning else OK
 
 
@@ -156,7 +156,7 @@ def consumers(admin: AdminClient, queue: str, minimum: int) -> None:
 def dead_letters(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
     """Check the number of dead letters for QUEUE or for all queues."""
     counted = admin.get("/stats") if queue is None else _queues(admin, queue)[0]
-    count = counted["dead"]  # each message counts once, even in a shared dead-letter queue
+    count = counted["dead"]  # counts messages in a shared dead-letter queue only once
     report_check(level_of(count, warning, critical), f"{count:,} dead letters")
 
 
@@ -185,7 +185,7 @@ def backup(admin: AdminClient, warning: int, critical: int) -> None:
 def check_newest_backup(
     items: list[dict[str, Any]], now_s: float, warning: float, critical: float
 ) -> tuple[int, str]:
-    """Return the level and text for the age of the newest backup.
+    """Return the level for the age of the newest backup, and a text that explains it.
 
     A backup dated in the future is ignored with a warning, because a clock was or is wrong.
     """

@@ -61,7 +61,7 @@ def reference() -> None:
 
 
 def reference_page() -> str:
-    """Return the settings reference page as Markdown, as in ``docs/reference/settings.md``."""
+    """Return the content of ``docs/reference/settings.md``, which describes all settings."""
     lines = [_HEAD]
     for section, group in settings.settings_by_section().items():
         if section:

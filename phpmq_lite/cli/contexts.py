@@ -1,4 +1,4 @@
-"""Named brokers, stored in a per-user file, and the ``context`` command group."""
+"""The ``context`` command group, and the file in which it stores a user's named brokers."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, broker_url, is_phpm
 
 @dataclass(slots=True, frozen=True)
 class BrokerContext:
-    """The location of a broker: its data folder, or its URL and API token file.
+    """How to reach a broker: by its data folder, or by its URL with an API token file.
 
     ``connect`` is the URL of the PHPMQ listener; None means that the admin is asked for it.
     """
@@ -28,13 +28,13 @@ class BrokerContext:
 
 
 def contexts_file() -> Path:
-    """Return the path of the contexts file."""
+    """Return the path of the file that contains the contexts."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "phpmq-lite" / "contexts.json"
 
 
 def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
-    """Return the name of the current context and a mapping of all contexts by name.
+    """Return the name of the current context, and all contexts keyed by name.
 
     Raises:
         CommandError: the file cannot be read.
@@ -59,7 +59,7 @@ def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
 
 
 def save_contexts(current: str | None, contexts: dict[str, BrokerContext]) -> None:
-    """Save the contexts, replacing the file atomically."""
+    """Write the contexts to their file, which is replaced atomically."""
     path = contexts_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     rows = {name: _row(context) for name, context in sorted(contexts.items())}
@@ -86,7 +86,7 @@ COLUMNS: Final = (
 
 
 def _absolute_url(url: str | None) -> str | None:
-    """Return the URL, with the path absolute if it is a ``unix:`` URL."""
+    """Return the URL, with an absolute path if it is a ``unix:`` URL."""
     if url is None or not url.startswith("unix:"):
         return url
     return f"unix:{Path(url.removeprefix('unix:')).absolute()}"

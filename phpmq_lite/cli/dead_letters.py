@@ -139,7 +139,7 @@ def delete(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
 
 
 def _groups(admin: AdminClient) -> list[dict[str, Any]]:
-    """Return dead letters grouped by cause; print a note if only some were counted."""
+    """Return dead letters grouped by cause; print a note if some of them were not counted."""
     found = admin.get("/dead/groups", deep="true")
     if found["looked"] < found["total"]:
         print_message(f"counted the newest {found['looked']:,} of {found['total']:,} dead letters")
@@ -148,7 +148,7 @@ def _groups(admin: AdminClient) -> list[dict[str, Any]]:
 
 
 def _is_dead_letter(admin: AdminClient, message_id: str) -> bool:
-    """Return whether a message is a dead letter; if it is not, print an error.
+    """Return whether a message is a dead letter, and print an error if it is not.
 
     Also return True for a missing message, which the deletion reports.
     """
@@ -163,7 +163,7 @@ def _is_dead_letter(admin: AdminClient, message_id: str) -> bool:
 
 
 def _check_selection(admin: AdminClient, token: str) -> None:
-    """Reject a selection with other messages; accept a missing one, whose job may still exist."""
+    """Reject a selection that contains other messages; accept one that no longer exists."""
     selection = read_selection(admin, token)
     if selection is not None and _narrow_to_dead_letters(selection["q"]) != selection["q"]:
         raise CommandError(
@@ -172,7 +172,7 @@ def _check_selection(admin: AdminClient, token: str) -> None:
 
 
 def _narrow_to_dead_letters(q: str) -> str:
-    """Restrict a search to dead letters, unless it already names an origin."""
+    """Return a search that is limited to dead letters, unless it already names an origin."""
     from phpmq_lite.admin.base.problems import Problem
     from phpmq_lite.admin.base.search_query import parse_search
 

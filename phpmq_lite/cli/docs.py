@@ -63,13 +63,13 @@ def docs(
 
 
 def _check_answers(admin: AdminClient) -> None:
-    """Raise BrokerUnavailableError if no broker answers, before a browser shows an error page."""
+    """Raise BrokerUnavailableError if no broker responds, before a browser would show an error."""
     try:
         admin.get("/listeners")
     except BrokerUnavailableError:
         raise
     except CommandError:
-        return  # the broker requires a login; the browser will ask for it
+        return  # the broker responded, and the browser will ask for the login
 
 
 def _show(path: Path) -> None:

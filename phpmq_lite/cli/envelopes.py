@@ -1,4 +1,4 @@
-"""The ``envelope`` and ``schema`` command groups, which require no broker."""
+"""The ``envelope`` and ``schema`` command groups, which work without a broker."""
 
 import json
 import sys
@@ -99,7 +99,7 @@ def validate(
 
 
 def read_valid_registry(folder: Path) -> "SchemaRegistry":
-    """Read a schema folder and return its registry.
+    """Return the registry of the schemas in a folder.
 
     Raises:
         RegistryError: the folder is invalid.
@@ -186,7 +186,7 @@ def _change_rows(
 
 PROBLEM_COLUMNS: Final = columns("layer", "reason", pointer="WHERE", detail="WHAT")
 HINT: Final = "hint"
-LAYERS: Final = {"poison": "A", "too_deep": "A"}  # any other reason in a verdict means layer B
+LAYERS: Final = {"poison": "A", "too_deep": "A"}  # all other reasons are in layer B
 
 _file = click.argument("path", metavar="FILE|-", default="-", type=FILE_OR_STDIN)
 _schemas = click.option(
@@ -232,7 +232,7 @@ def create(urn: str, data: str, queue: str, trace_id: str | None, schemas: Path 
         if problem is not None:
             raise CommandError(f"{problem.reason}: {problem.detail}")
     made = encode(make(urn, payload, queue=queue, trace_id=trace_id))
-    click.echo(made, nl=sys.stdout.isatty())  # write only the exact bytes to a pipe
+    click.echo(made, nl=sys.stdout.isatty())  # no line feed if the output is a pipe or a file
 
 
 @envelope.command("check")
@@ -283,7 +283,7 @@ def _problems(content: bytes, schemas: Path | None, mode: Any) -> Iterator[dict[
 
 
 def layer_of(reason: str) -> str:
-    """Return the layer to which a reason belongs: A, B, C or ``HINT``."""
+    """Return the layer that a reason belongs to: A, B, C or ``HINT``."""
     from phpmq_lite.envelopes.validation import CONVENTION, REASONS
 
     if reason == CONVENTION:

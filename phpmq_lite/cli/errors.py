@@ -1,4 +1,4 @@
-"""Errors that end a command, their exit codes, and hints about renamed commands."""
+"""Errors that end a command, with their exit codes, and hints about renamed commands."""
 
 import errno
 import os
@@ -19,13 +19,13 @@ from phpmq_lite.errors import (
 )
 
 DONE: Final = 0
-ERROR: Final = 1  # 2 is click's code for usage errors
+ERROR: Final = 1  # click uses 2 for usage errors
 NOT_FOUND: Final = 3
 REFUSED: Final = 4
 TIMED_OUT: Final = 5
 DAMAGED: Final = os.EX_DATAERR  # 65
 
-_EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first match decides
+_EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first class that matches is used
     (PublishRefusedError, REFUSED),
     (RefusedError, REFUSED),
     (DataDamagedError, os.EX_DATAERR),  # 65
@@ -39,11 +39,11 @@ _EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first match dec
 ]
 
 
-_AROUND: Final = 20  # characters shown on each side of invalid UTF-8
+_AROUND: Final = 20  # number of characters shown on each side of invalid UTF-8
 
 
 class CommandError(Exception):
-    """An error that ends the command with a line on standard error and an exit code."""
+    """An error that ends the command with an exit code, after a line on standard error."""
 
     def __init__(self, message: str, code: int = ERROR) -> None:
         super().__init__(message)
@@ -51,25 +51,25 @@ class CommandError(Exception):
 
 
 def expected_error(error: Exception) -> Exception | None:
-    """Return the error to report, unwrapped from an ExceptionGroup, or None if unexpected."""
+    """Return an expected error, without any ExceptionGroup around it, or None for others."""
     if isinstance(error, ExceptionGroup):
         found = [expected_error(inner) for inner in error.exceptions]
         return found[0] if all(found) else None
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
-        return None  # click exits silently, because nobody reads our output
+        return None  # the output is no longer read, so click exits silently
     is_ours = isinstance(error, CommandError | PhpmqError | OSError | UnicodeError)
     return error if is_ours else None
 
 
 def exit_code_of(error: Exception) -> int:
-    """Return the exit code for an expected error."""
+    """Return the exit code that an expected error causes."""
     if isinstance(error, CommandError):
         return error.code
     return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
 
 
 def describe_error(error: Exception) -> str:
-    """Describe an expected error in one line."""
+    """Return one line that describes an expected error."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     if isinstance(error, OSError) and error.args:
@@ -80,7 +80,7 @@ def describe_error(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-# Former commands and options map to new ones; an option's key may include its command.
+# Maps former commands and options to the new ones; the key of an option may include a command.
 RENAMED: Final = {
     "queues": "queue list",
     "show": "queue show",
@@ -138,11 +138,11 @@ RENAMED: Final = {
     "--backoff-multiplier": "--backoff, or --app with connect(backoff=...)",
     "--set": "--config FILE, or PHPMQ_SECTION__NAME in the environment",
 }
-WORDS: Final = "phpmq_lite.words"  # key of the process's arguments in the context's ``meta``
+WORDS: Final = "phpmq_lite.words"  # key in the context's ``meta`` for the process's arguments
 
 
 def explain_rename(error: click.UsageError) -> click.UsageError:
-    """Add the new name to an error about a renamed command or option; return other errors as is."""
+    """Return an error; if it is about a renamed command or option, add the new name."""
     context = error.ctx
     if context is None:
         return error

@@ -1,4 +1,4 @@
-"""The ``import`` command group: import messages from beanstalkd and InitPHP Queue."""
+"""The ``import`` command group, which imports messages from beanstalkd and InitPHP Queue."""
 
 import sqlite3
 from collections import deque
@@ -34,38 +34,38 @@ from phpmq_lite.logs import escape
 _COUNTS: Final = (
     Column("found", "FOUND", is_number=True),
     Column("held", "HELD", is_number=True),
-    Column("before", "BEFORE", is_number=True),  # items that an earlier run stored
+    Column("before", "BEFORE", is_number=True),  # items stored by an earlier run
 )
 _STORED: Final = Column("stored", "STORED", is_number=True)
-_NAMED: Final = 10  # limit on printed errors; a paused queue may reject a million messages
+_NAMED: Final = 10  # number of errors to print; a paused queue may cause a million
 NOT_VALID: Final = Column("not_valid", "NOT VALID", is_number=True)
 
 
 @dataclass(slots=True, frozen=True)
 class ImportItem:
-    """A message from the source, with the information required to import it."""
+    """A message to import, with what is known about it."""
 
-    group: tuple[str, str, str]  # ImportCounts adds up the items of each group
-    name: str  # identifies the item in errors, such as "jobs row 7 for orders"
-    message: KeyedMessage | None  # None if a worker has reserved the message
-    problem: str | None = None  # why the envelope is invalid, or None
+    group: tuple[str, str, str]  # the group in which ImportCounts counts the item
+    name: str  # name for the item in errors, such as "jobs row 7 for orders"
+    message: KeyedMessage | None  # None if reserved by a worker
+    problem: str | None = None  # why the envelope is invalid, if it is
 
 
 @dataclass(slots=True)
 class ImportCounts:
-    """Import counts per group; ``heads`` are the columns for a group's three names."""
+    """The number of items of each group; ``heads`` are the columns for a group's three names."""
 
     heads: tuple[Column, ...]
     journal: ImportJournal | None
     judged: tuple[Column, ...] = ()  # additional columns about envelopes
-    waiting: int = 0  # items to publish
+    waiting: int = 0  # number of items to publish
     stored: int = 0
     held: int = 0
     errors: int = 0
     _groups: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
 
     def count(self, item: ImportItem) -> bool:
-        """Count an item and return whether to publish it."""
+        """Count an item that was found, and return whether to publish it."""
         group = self._group(item)
         group["found"] += 1
         if item.problem is not None:
@@ -83,12 +83,12 @@ class ImportCounts:
         return False
 
     def store(self, item: ImportItem) -> None:
-        """Count a stored item."""
+        """Count an item that was stored."""
         self._group(item)["stored"] += 1
         self.stored += 1
 
     def write(self, output: str | None) -> None:
-        """Write the counts for each group, in order of first appearance."""
+        """Write the counts of all groups, in the order in which the groups were found."""
         if self._groups:
             columns = (*self.heads, *_COUNTS, *self.judged, _STORED)
             write_rows(self._groups.values(), columns, output, "")
@@ -120,7 +120,7 @@ class ImportCounts:
 def publish_items(
     client: BlockingClient, items: Sequence[ImportItem], tally: ImportCounts
 ) -> list[bool]:
-    """Count and publish items in order; return whether each one is stored.
+    """Count and publish items in order; return for each item whether it is stored.
 
     Raises:
         CommandError: the broker does not answer.
@@ -155,18 +155,18 @@ def journal_option(command: Command) -> Command:
 
 
 def open_journal(path: Path | None) -> AbstractContextManager[ImportJournal | None]:
-    """Open the journal, or return a context that yields None if there is no path."""
+    """Open the journal at a path; without a path, return a context that yields None."""
     return nullcontext() if path is None else closing(ImportJournal(path))
 
 
 _BATCH: Final = 500
-_BATCH_BYTES: Final = 32 << 20  # batch limit, assuming that every job has the maximum size
+_BATCH_BYTES: Final = 32 << 20  # limit for a batch in which every job has the maximum size
 _SMALLEST_BATCH: Final = 16
 _BEANSTALKD_HEADS: Final = columns("tube", "state", target="TO")
 
 
 def beanstalkd_address(value: str) -> BrokerAddress:
-    """Parse a beanstalkd server address, in which the port is optional."""
+    """Parse the address of a beanstalkd server; the port is optional."""
     try:
         target = parse_address(value, default=beanstalkd.DEFAULT_PORT)
     except ValueError as error:
@@ -177,7 +177,7 @@ def beanstalkd_address(value: str) -> BrokerAddress:
 
 
 def tube_mapping(value: str) -> tuple[str, str]:
-    """Parse a mapping such as ``mails=mail.out`` into tube and queue."""
+    """Parse a mapping such as ``mails=mail.out`` into the names of a tube and a queue."""
     tube, sign, queue = value.partition("=")
     if not sign or not tube or not queue:
         raise click.BadParameter(f"{value!r} is not a valid mapping; use TUBE=QUEUE")
@@ -243,24 +243,24 @@ def beanstalkd_command(
 
 @dataclass(slots=True)
 class BeanstalkdImport:
-    """An import from beanstalkd, with its source, target queues and counts."""
+    """An import from beanstalkd; ``names`` maps tubes to queues."""
 
     server: BeanstalkdClient
     names: Mapping[str, str]
     tally: ImportCounts
     is_move: bool
-    gone: int = 0  # jobs that disappeared between being listed and being read
+    gone: int = 0  # number of jobs listed that no longer existed when read
     deleted: int = 0
-    taken: int = 0  # stored jobs that a worker reserved before they could be deleted
+    taken: int = 0  # number of jobs stored here, but reserved before they were deleted
 
     def preview(self, tubes: Sequence[str]) -> None:
-        """Count what would be published without reading bodies."""
+        """Count the jobs that would be published, without reading their bodies."""
         for lot, job_ids in beanstalkd.find_jobs(self.server, tubes).items():
             for job_id in job_ids:
                 self.tally.count(self._item(BeanstalkdJob(job_id, lot.tube, lot.state, 0, 0)))
 
     def publish(self, client: BlockingClient, tubes: Sequence[str]) -> None:
-        """Publish all jobs in batches; a move deletes each batch before reading the next one."""
+        """Publish all jobs in batches; in a move, delete each batch before reading the next."""
         is_held = self.is_move and self.server.can_reserve
         if self.is_move and not is_held:
             print_message(
@@ -293,7 +293,7 @@ class BeanstalkdImport:
         return ImportItem(group, f"job {job.job_id} of tube {job.tube}", message)
 
     def report(self) -> None:
-        """Print what happened to the jobs in beanstalkd."""
+        """Print how many jobs were skipped, or deleted from beanstalkd."""
         if self.gone:
             print_message(f"{self.gone:,} skipped: a worker finished them before they were read")
         if not self.is_move:
@@ -309,7 +309,7 @@ _INITPHP_HEADS: Final = columns("table", "queue", target="TO")
 
 
 def timezone(name: str) -> ZoneInfo:
-    """Parse a time zone name."""
+    """Parse the name of a time zone."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError):
@@ -319,7 +319,7 @@ def timezone(name: str) -> ZoneInfo:
 
 
 def column_mapping(value: str) -> tuple[str, str]:
-    """Parse a mapping such as ``payload=body`` into name and column."""
+    """Parse a mapping such as ``payload=body`` into the names of a field and a column."""
     name, sign, column = value.partition("=")
     known = {*initphp.REQUIRED, *initphp.OPTIONAL["jobs"], *initphp.OPTIONAL["failed"]}
     if not sign or not column or name.removeprefix("failed.") not in known:
@@ -383,7 +383,7 @@ def initphp_command(
         tally = ImportCounts(_INITPHP_HEADS, journal, (NOT_VALID,))
         try:
             with closing(initphp.open_source(database)) as source:
-                for kind in kinds:  # report missing columns before storing anything
+                for kind in kinds:  # report a missing column before anything is stored
                     initphp.find_columns(source, kind, layout)
                 now_ms, name = wall_ms(), str(database.resolve())
                 items = (

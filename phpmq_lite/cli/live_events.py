@@ -1,4 +1,4 @@
-"""The commands ``queue tail`` and ``message wait``, which follow the broker's events."""
+"""The commands ``queue tail`` and ``message wait``, which follow events as they happen."""
 
 import asyncio
 import json
@@ -22,8 +22,8 @@ from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import print_message
 from phpmq_lite.cli.parameters import duration
 
-_POLL_S: Final = 1.0  # pause between requests while no stream is available
-_POLLS: Final = 30  # number of polls before requesting a stream again
+_POLL_S: Final = 1.0  # pause between two polls while no stream is available
+_POLLS: Final = 30  # number of polls before a stream is requested again
 
 
 @click.command()
@@ -59,7 +59,7 @@ def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | Non
 
 
 async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[str, Any]]:
-    """Yield each update of a topic exactly once, in the form that the web pages receive.
+    """Yield each update of a topic exactly once, as the web pages also receive it.
 
     The broker limits the number and duration of streams. The next stream continues where the last
     one ended; while no stream is available, the topic is polled once a second.
@@ -68,9 +68,9 @@ async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[st
         CommandError: the broker stops or is unreachable, or the topic no longer exists.
     """
     seen: str | None = None
-    polls: int | None = None  # polls left before requesting a stream; None before a refusal
+    polls: int | None = None  # number of polls until a stream is requested; None before a refusal
     while True:
-        # Only this request can report a problem, because a stream that has begun cannot.
+        # Make this request first, because a stream that has begun cannot report a problem.
         async with admin.open("GET", "/live", query={"topic": topic, "after": seen}) as response:
             found = read_response(response.status, await response.read())
         feed, seen = seen, found.pop("id")
@@ -97,12 +97,12 @@ async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[st
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, str]]:
-    """Yield the fields of each event until the broker ends the stream."""
+    """Yield each event as a mapping of its fields, until the broker ends the stream."""
     await check_response(response)
     event: dict[str, str] = {}
     async for line in _lines(response):
         if line:
-            name, _, value = line.partition(":")  # a keep-alive comment has an empty name
+            name, _, value = line.partition(":")  # comments have an empty name
             event[name] = value.removeprefix(" ")
             continue
         if event.get("event") == "bye":
@@ -116,7 +116,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, s
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
-    """Yield complete lines of any length."""
+    """Yield the lines of a response, each complete and of any length."""
     rest = b""
     async for piece in response.content.iter_any():
         *lines, rest = (rest + piece).split(b"\n")
@@ -124,7 +124,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
             yield line.decode("utf-8", "replace").rstrip("\r")
 
 
-_REQUEST_S: Final = 60  # longest time that one request waits
+_REQUEST_S: Final = 60  # maximum time that a single request waits
 
 
 @click.command()
@@ -164,7 +164,7 @@ def wait(
         click.echo(now)
         return
     ends_s = time.monotonic() + timeout_s
-    text = f"{queue_search(queue)} {query}".strip()  # queue names may contain wildcards
+    text = f"{queue_search(queue)} {query}".strip()  # escapes wildcards in the name
     while (left_s := ends_s - time.monotonic()) > 0:
         wait_s = min(_REQUEST_S, max(1, round(left_s)))
         asked: dict[str, Any] = {"q": text, "until": until, "after": after, "timeout": wait_s}

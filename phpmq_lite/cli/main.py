@@ -1,4 +1,4 @@
-"""The root command, which imports commands on demand, and shell completion."""
+"""The root command, which imports other commands on demand, and shell completion."""
 
 from importlib import import_module
 from keyword import iskeyword
@@ -18,13 +18,13 @@ from phpmq_lite.cli.errors import (
 
 
 class CommandEntry(NamedTuple):
-    """A command that is imported only when called; ``help`` is shown without importing it."""
+    """A command that is imported only when called; ``help`` is shown even before that."""
 
-    module: str  # module name in this package
+    module: str  # name of the module in this package
     help: str
 
 
-SECTIONS: Final = {  # sections of the help text
+SECTIONS: Final = {  # section of the help text -> commands
     "Broker": {
         "serve": CommandEntry("serve", "Run the broker."),
         "doctor": CommandEntry("doctor", "Check whether a broker can run here and suggest fixes."),
@@ -85,7 +85,7 @@ SECTIONS: Final = {  # sections of the help text
         "completion": CommandEntry("main", "Print a shell completion script."),
     },
 }
-DOCS: Final = {  # documentation page of each command, shown at the end of --help
+DOCS: Final = {  # command -> documentation page, shown at the end of --help
     "serve": "operate/operations",
     "doctor": "operate/operations",
     "check": "operate/operations",
@@ -108,7 +108,7 @@ DOCS: Final = {  # documentation page of each command, shown at the end of --hel
     "user": "guides/admin#users-and-roles",
     "token": "guides/admin#users-and-roles",
 }
-DOCS_OF_CODES: Final = {  # documentation page that explains each exit code
+DOCS_OF_CODES: Final = {  # exit code -> documentation page that explains it
     65: "operate/operations#when-a-start-refuses-exit-code-65",
     74: "operate/reliability#a-write-or-an-fsync-that-fails",
     78: "reference/settings",
@@ -117,17 +117,17 @@ COMMANDS: Final = {name: entry for group in SECTIONS.values() for name, entry in
 
 
 class RootGroup(click.Group):
-    """Root command that imports a subcommand to run it, but not to list it in the help.
+    """The root command, which imports a subcommand only to run it, not to list it in the help.
 
     Expected errors end a command with one line and an exit code.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the command names in the order in which the help text lists them."""
+        """Return the names of the commands in the order of the help text."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command and add its documentation page to its help; return None if unknown."""
+        """Import a command and add its documentation page to its help; return None if not found."""
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
@@ -141,14 +141,14 @@ class RootGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command to call; for an unknown command, suggest similar names in the error."""
+        """Find the command to call; the error for an unknown command suggests similar names."""
         try:
             return super().resolve_command(ctx, args)
         except NoSuchCommand as error:
             raise NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, section by section, without importing them."""
+        """Write the commands in each section of the help text, without importing them."""
         width = max(map(len, COMMANDS))
         for section, entries in SECTIONS.items():
             with formatter.section(section):
@@ -157,12 +157,12 @@ class RootGroup(click.Group):
                 )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the root command's options and keep the arguments for ``explain_rename``."""
+        """Parse the options of the root command, and keep all arguments for ``explain_rename``."""
         ctx.meta[WORDS] = list(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; report an expected error in one line and exit with its code."""
+        """Run the command; if an expected error occurs, print one line and exit with its code."""
         try:
             return super().invoke(ctx)
         except click.UsageError as wrong:
@@ -196,7 +196,7 @@ def root_command() -> None:
 
 
 def main() -> None:
-    """Run the command line with this process's arguments."""
+    """Run the command that the arguments of this process specify."""
     root_command(prog_name="phpmq-lite")
 
 

@@ -1,4 +1,4 @@
-"""The ``message`` command group, the ``trace`` command, and actions on messages."""
+"""The ``message`` command group, the ``trace`` command, and bulk jobs."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.transfer import export, import_
 from phpmq_lite.logs import escape
 
-_POLL_S: Final = 0.5  # pause between progress requests
+_POLL_S: Final = 0.5  # pause between two requests for a job's progress
 
 
 def bulk_options(command: Command) -> Command:
@@ -64,7 +64,7 @@ def act_on_messages(
     reason: str,
     **options: Any,
 ) -> None:
-    """Apply an action to messages by id, or to all that match, and print the results.
+    """Apply an action to the messages with these ids, or to all that match, and print the results.
 
     ``options`` are additional request fields, such as ``ttl_s`` and ``target``.
     """
@@ -88,14 +88,14 @@ def act_on_messages(
     elif dry_run:
         raise click.UsageError("--dry-run and --selection cannot be combined")
     elif (selection := read_selection(admin, token)) is not None and selection["to_confirm"]:
-        given |= _confirm_count(action, selection, is_yes=yes)  # otherwise, the dry run suffices
+        given |= _confirm_count(action, selection, is_yes=yes)  # otherwise, nothing is confirmed
     run_bulk_job(admin, {"token": token, "action": action, "reason": reason} | given)
 
 
 def _act_on_each(
     admin: AdminClient, action: str, ids: tuple[str, ...], given: dict[str, Any]
 ) -> None:
-    """Apply an action to each message, skip rejected ones, and exit with the highest code.
+    """Apply an action to each message; report errors and exit with the highest code of them.
 
     Raises:
         CommandError: the broker does not answer or failed, so other messages would also fail.
@@ -122,13 +122,13 @@ def _confirm_count(action: str, selection: dict[str, Any], *, is_yes: bool) -> d
 
 
 def read_selection(admin: AdminClient, token: str) -> dict[str, Any] | None:
-    """Return a stored selection, or None if it no longer exists, even if its job still does."""
+    """Return a stored selection, or None if it no longer exists, whether or not its job does."""
     found: dict[str, Any] | None = admin.find(f"/selections/{quote(token, safe='')}")
     return found
 
 
 def preview_selection(selection: dict[str, Any]) -> None:
-    """Print the counts of a selection to standard error."""
+    """Print how many messages a selection contains, to standard error."""
     print_message(
         ("" if selection["is_complete"] else "at least ") + format_message_count(selection["count"])
     )
@@ -140,7 +140,7 @@ def preview_selection(selection: dict[str, Any]) -> None:
 
 
 def run_bulk_job(admin: AdminClient, request: dict[str, Any]) -> None:
-    """Start a bulk job, wait until it ends, and print the result.
+    """Start a bulk job, wait until it has ended, and print the result.
 
     Raises:
         CommandError: the job ended before it was complete.
@@ -151,7 +151,7 @@ def run_bulk_job(admin: AdminClient, request: dict[str, Any]) -> None:
 
 
 def follow_bulk_job(admin: AdminClient, job: dict[str, Any]) -> dict[str, Any]:
-    """Wait until a job ends and return its final state."""
+    """Show the progress of a job until it has ended, and return its final state."""
     with progress_bar(str(job["action"]), job["total"]) as advance:
         seen = 0
         while True:
@@ -164,7 +164,7 @@ def follow_bulk_job(admin: AdminClient, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def report_bulk_job(job: dict[str, Any]) -> None:
-    """Print the number of skipped messages by reason.
+    """Print how many messages were skipped for each reason.
 
     Raises:
         CommandError: the job ended before it was complete.
@@ -220,7 +220,7 @@ def search(admin: AdminClient, query: str, limit: int, output: str | None) -> No
 
 
 def _explain_nothing(admin: AdminClient, query: str) -> None:
-    """Print that nothing matches; for a plain word, also print how to search by queue name."""
+    """Print that nothing matches and, for a plain word, how to search for a queue of that name."""
     word = query.strip()
     hint = ""
     if word and not any(sign in word for sign in ':" '):
@@ -277,7 +277,7 @@ def show(admin: AdminClient, id: str, body: bool) -> None:
 
 
 async def _copy_body(admin: AdminClient, path: str) -> None:
-    """Write a body to standard output; ``download`` keeps the broker from truncating it."""
+    """Write a message's whole body to standard output."""
     async with admin.open("GET", path, query={"download": 1}) as response:
         await check_response(response)
         async for piece in response.content.iter_any():

@@ -1,4 +1,4 @@
-"""The ``outbox`` command group: publish an outbox table in a service's SQLite database."""
+"""The ``outbox`` command group, which publishes rows from a table in a SQLite database."""
 
 import sqlite3
 import time
@@ -38,14 +38,14 @@ COLUMNS: Final = (
     Column("error", "ERROR"),
 )
 
-_REPLY_S: Final = 20.0  # timeout for the broker's reply, shorter than a lease
-_PASS_S: Final = 5.0  # pause between passes that only retry failed rows
-_PURGE_S: Final = 60.0  # pause between purges of published rows
-_RETRY_S: Final = 2.0  # pause between attempts to connect
+_REPLY_S: Final = 20.0  # how long to wait for the broker's reply; shorter than a lease
+_PASS_S: Final = 5.0  # interval between passes if there are only failed rows to retry
+_PURGE_S: Final = 60.0  # interval between purges of published rows
+_RETRY_S: Final = 2.0  # pause between two attempts to connect
 
 
 def database_options(command: Command) -> Command:
-    """Add ``--database`` and ``--table``; report SQLite errors in one line."""
+    """Add ``--database`` and ``--table``, and report SQLite errors in one line."""
 
     @wraps(command)
     def run(*args: Any, table: str, **others: Any) -> Any:
@@ -132,7 +132,7 @@ def relay(
 
 
 class _RelayLoop:
-    """Runs relay passes until a signal arrives."""
+    """Connects to the broker and runs passes of the relay until a signal arrives."""
 
     def __init__(self, store: SqliteOutboxStore, client: BlockingClient, stop: StopRequest) -> None:
         self.sent = 0
@@ -148,7 +148,7 @@ class _RelayLoop:
         )
 
     def connect(self, *, is_patient: bool) -> bool:
-        """Connect to the broker, retrying if ``is_patient``; return False if a signal arrives.
+        """Connect to the broker, repeatedly if ``is_patient``; return False if a signal arrives.
 
         Raises:
             ConnectionLostError: the broker does not answer, and ``is_patient`` is false.
@@ -169,7 +169,7 @@ class _RelayLoop:
         return False
 
     def run_once(self) -> RelayPass:
-        """Run one pass.
+        """Run one pass over the rows that are due.
 
         Raises:
             ConnectionLostError: the client gave up reconnecting.
@@ -181,7 +181,7 @@ class _RelayLoop:
         return done
 
     def run(self, interval_s: float, keep_s: float) -> None:
-        """Run a pass after each commit by another process, and at least once per ``_PASS_S``."""
+        """Run a pass after each commit by another process, and at least every ``_PASS_S``."""
         seen, pass_at, purge_at = -1, 0.0, 0.0
         while not self._stop.is_requested:
             try:
@@ -207,7 +207,7 @@ def _report_pass(done: RelayPass, left: int) -> None:
     print_message(f"{done.sent:,} published")
     if done.is_unreachable:
         raise CommandError("the broker did not answer; the remaining rows stay in the outbox")
-    if left:  # these rows failed, are not due yet, or are leased by another relay
+    if left:  # rows that failed, are not due, or are leased by another relay
         rows = f"{left:,} {plural(left, 'row', 'rows')}"
         raise CommandError(f"{rows} left; `phpmq-lite outbox status` has details")
 

@@ -1,4 +1,4 @@
-"""Command output: tables, JSON and CSV on stdout; messages and questions on stderr."""
+"""Output of commands: tables, JSON and CSV on stdout, messages and questions on stderr."""
 
 import csv
 import json
@@ -18,12 +18,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 
 FORMATS: Final = ("table", "json", "jsonl", "csv")
-_REST_WIDTH: Final = 16  # minimum width of a REST column while other columns can be hidden
-_GAP: Final = 2  # spaces between columns
+_REST_WIDTH: Final = 16  # other columns are hidden before a REST column is narrower
+_GAP: Final = 2  # number of spaces between columns
 
 
 class ColumnOverflow(Enum):
-    """How to show a column on a terminal that is too narrow for all columns."""
+    """What happens to a column if the terminal is too narrow for all columns."""
 
     WRAPPED = "the text is wrapped"
     WHOLE = "the text is never cut, so that it can be copied"
@@ -32,7 +32,7 @@ class ColumnOverflow(Enum):
 
 
 class Column(NamedTuple):
-    """A list column: the key of its values, its title and its display in tables."""
+    """A column of a list; ``is_number`` and ``fit`` determine how tables show the column."""
 
     key: str
     title: str
@@ -41,18 +41,18 @@ class Column(NamedTuple):
 
 
 def columns(*keys: str, **titles: str) -> tuple[Column, ...]:
-    """Return columns for ``keys``, titled after the key, followed by those in ``titles``."""
+    """Return columns for ``keys``, with the key as the title, and for ``titles``, with those."""
     named = {key: key.replace("_", " ").upper() for key in keys} | titles
     return tuple(Column(key, title) for key, title in named.items())
 
 
 def number_columns(*keys: str, **titles: str) -> tuple[Column, ...]:
-    """Return the same columns as ``columns``, marked as numeric."""
+    """Return the same columns as ``columns`` does, but for numbers."""
     return tuple(one._replace(is_number=True) for one in columns(*keys, **titles))
 
 
 def output_option(command: Command) -> Command:
-    """Add ``-o``; None means a table on a terminal and JSON lines elsewhere."""
+    """Add ``-o``; without it, the output is a table on a terminal, otherwise JSON lines."""
     return click.option(
         "-o",
         "--output",
@@ -62,14 +62,14 @@ def output_option(command: Command) -> Command:
 
 
 def output_format(style: str | None) -> str:
-    """Return the format given by ``-o``, or the default format."""
+    """Return the format that ``-o`` selects, or the default format."""
     return style or ("table" if sys.stdout.isatty() else "jsonl")
 
 
 def write_rows(
     rows: Iterable[Row], columns: Sequence[Column], style: str | None, empty: str
 ) -> None:
-    """Write rows to standard output: ``columns`` in tables and CSV, every key in JSON.
+    """Write rows to standard output; tables and CSV contain only the given columns.
 
     If there are no rows, ``empty`` is printed to standard error instead of a table.
     """
@@ -98,7 +98,7 @@ def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
 
 def write_record(found: Row, style: str | None) -> None:
-    """Write one object as JSON, or as a table or CSV with one row per field."""
+    """Write an object as JSON, or as a table or CSV with one row for each field."""
     style = output_format(style)
     if style in ("json", "jsonl"):
         click.echo(json.dumps(found, indent=2 if style == "json" else None))
@@ -140,7 +140,7 @@ def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 
 
 def _fit_columns(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> Sequence[Column]:
-    """Return the columns that fit on the terminal, dropping SPARE columns from first to last."""
+    """Return the columns that fit on the terminal, after dropping SPARE columns in order."""
     if not sys.stdout.isatty():
         return columns
     from rich.cells import cell_len
@@ -163,7 +163,7 @@ def _fit_columns(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) 
 
 
 def print_table(table: "Table") -> None:
-    """Print a table at the width of the terminal, or at full width if output is redirected."""
+    """Print a table in the width of the terminal, or in full width if the output is redirected."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 10_000
@@ -171,7 +171,7 @@ def print_table(table: "Table") -> None:
 
 
 def format_cell(value: object) -> str:
-    """Format a value as a table cell."""
+    """Return a value as text for a cell of a table."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -184,7 +184,7 @@ def format_cell(value: object) -> str:
 
 
 def escape_content(body: bytes) -> bytes:
-    """Escape a body's control characters so that it cannot control the terminal."""
+    """Escape control characters in a body, so that it cannot affect the terminal."""
     lines = body.decode("utf-8", "backslashreplace").split("\n")
     return "\n".join(map(escape, lines)).encode()
 
@@ -210,7 +210,7 @@ def yes_option(command: Command) -> Command:
 
 
 def confirm(question: str, *, is_yes: bool) -> None:
-    """Ask for confirmation unless ``is_yes``.
+    """Ask the user for confirmation, unless ``is_yes``.
 
     Raises:
         UsageError: standard input is not a terminal, so ``--yes`` is required.

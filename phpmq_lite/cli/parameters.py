@@ -1,4 +1,4 @@
-"""Command-line parameter types: files, durations, rates, times and URLs."""
+"""Types of command-line parameters: files, durations, rates, times and URLs."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 FILE_OR_STDIN: Final = click.Path(
     exists=True, dir_okay=False, allow_dash=True, path_type=Path
-)  # read_input treats "-" as standard input
+)  # for read_input, "-" means standard input
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"([0-9]{1,15}) *([smhdw]?)")
 
@@ -33,7 +33,7 @@ def duration(value: str) -> int:
 
 
 def assignment(value: str) -> tuple[str, str]:
-    """Parse an assignment such as ``limits.credit=100`` into name and value."""
+    """Parse an assignment such as ``limits.credit=100`` into a name and a value."""
     name, sign, given = value.partition("=")
     if not sign or not name.strip():
         raise click.BadParameter(f"{value!r} is not a valid assignment; use SECTION.NAME=VALUE")
@@ -41,7 +41,7 @@ def assignment(value: str) -> tuple[str, str]:
 
 
 def admin_url(value: str) -> str:
-    """Validate the URL of a broker's admin interface."""
+    """Return the URL of a broker's admin interface, if it is valid."""
     if "://" not in value:
         raise click.BadParameter(
             f"{value!r} has no scheme; use http://{value} for the admin, "
@@ -50,7 +50,7 @@ def admin_url(value: str) -> str:
     try:
         parts = urlsplit(value)
         is_right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # the port or the IPv6 address is invalid
+    except ValueError:  # the port or an IPv6 address is invalid
         is_right = False
     if not is_right:
         raise click.BadParameter(f"{value!r} is not a valid address; use http://HOST:PORT")
@@ -58,7 +58,7 @@ def admin_url(value: str) -> str:
 
 
 def broker_url(value: str) -> str:
-    """Validate the URL of a broker's admin interface or PHPMQ listener."""
+    """Return the URL of a broker's admin interface or PHPMQ listener, if it is valid."""
     if not is_phpmq_url(value):
         return admin_url(value)
     from phpmq_lite.client.blocking_client import client_from_url
@@ -71,12 +71,12 @@ def broker_url(value: str) -> str:
 
 
 def is_phpmq_url(url: str) -> bool:
-    """Return whether a URL is a PHPMQ listener's: ``phpmq://``, ``phpmqs://`` or ``unix:``."""
+    """Return whether a URL is for PHPMQ, that is ``phpmq://``, ``phpmqs://`` or ``unix:``."""
     return url.startswith(("phpmq://", "phpmqs://", "unix:"))
 
 
 def read_input(path: Path) -> bytes:
-    """Return the content of a file, or of standard input if ``path`` is ``-``.
+    """Read a file, or standard input if ``path`` is ``-``.
 
     Raises:
         UsageError: standard input is a terminal.
@@ -89,7 +89,7 @@ def read_input(path: Path) -> bytes:
 
 
 def time_ms(value: str) -> int:
-    """Parse a time into Unix milliseconds, truncated to a whole second.
+    """Return a time in Unix milliseconds, rounded down to a whole second.
 
     The time is ``2026-01-31``, ``2026-01-31T08:00`` or ``…+01:00``, in UTC if it has no offset, or
     a duration before now, such as ``2h``.

@@ -1,4 +1,4 @@
-"""Progress output of long commands: bars on a terminal, JSON lines elsewhere."""
+"""Shows the progress of long commands: as a bar on a terminal, otherwise as JSON lines."""
 
 import json
 import sys
@@ -11,13 +11,13 @@ from typing import IO, TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from rich.progress import Progress, Task
 
-EVERY_S: Final = 10.0  # pause between lines about the same phase
-_SPEED_OVER_S: Final = 30.0  # a Spark batch takes seconds; over a shorter period, rates fluctuate
-_MIN_TOTAL: Final = 1_000  # jobs with a smaller total show no bar
+EVERY_S: Final = 10.0  # interval between lines about the same phase
+_SPEED_OVER_S: Final = 30.0  # each Spark batch takes seconds, so rates need a longer period
+_MIN_TOTAL: Final = 1_000  # no bar is shown for a smaller total
 
 
 class JobProgress:
-    """A thread-safe receiver of job progress.
+    """Receives and shows the progress of a job; any thread may call it.
 
     ``bars`` estimates rate and remaining time; ``write`` prints a line, which is JSON unless
     ``bars`` are visible.
@@ -31,19 +31,19 @@ class JobProgress:
         self._written_s = -EVERY_S
 
     def __call__(self, phase: str, done: int = 0, total: int | None = None) -> None:
-        """Report the current phase, the number of rows or offsets done, and the total if known."""
+        """Report the current phase, how many rows or offsets are done, and the total if known."""
         with self._lock:
             task = self._bars.tasks[0]
             is_new = phase != task.description
-            if is_new or done < task.completed:  # a new phase or round begins
+            if is_new or done < task.completed:  # a new phase or a new round
                 self._bars.reset(self._id, description=phase, completed=done)
             elif done > task.completed:
                 self._bars.update(self._id, completed=done)
-            task.total = total  # update() would reset the rate if the total changed
+            task.total = total  # update() would reset the rate after a change of the total
             self._write_line(task, is_due=is_new)
 
     def tick(self) -> None:
-        """Write a line if the last one is old, because a batch may report nothing for a minute."""
+        """Write a line if none was written recently; a batch may report nothing for a minute."""
         with self._lock:
             self._write_line(self._bars.tasks[0], is_due=False)
 
@@ -62,7 +62,7 @@ class JobProgress:
 
 
 def progress_line(task: "Task") -> str:
-    """Return a phase's progress as one JSON line, in which unknown values are null."""
+    """Return the progress of a phase as a line of JSON, with null for unknown values."""
     return json.dumps(
         {
             "phase": task.description,
@@ -76,7 +76,7 @@ def progress_line(task: "Task") -> str:
 
 
 def progress_text(task: "Task") -> str:
-    """Return a phase's progress as text, such as ``1,200 of 5,000  300/s``."""
+    """Return the progress of a phase as text, such as ``1,200 of 5,000  300/s``."""
     of = "" if task.total is None else f" of {task.total:,.0f}"
     speed = task.speed
     rate = "" if speed is None else f"  {speed:,.{1 if speed < 10 else 0}f}/s"
@@ -85,7 +85,7 @@ def progress_text(task: "Task") -> str:
 
 @contextmanager
 def show_progress(stream: IO[str]) -> Iterator[JobProgress]:
-    """Show progress on a stream until the block ends."""
+    """Show the progress of a job on a stream until the ``with`` block ends."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -144,7 +144,7 @@ def _tick_regularly(progress: JobProgress) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a bar if standard error is a terminal; yield the function that advances the bar.
+    """Show a bar if standard error is a terminal; yield a function that advances it.
 
     ``total`` is None if it is unknown.  Short jobs show no bar.
     """

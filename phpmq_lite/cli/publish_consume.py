@@ -24,8 +24,8 @@ from phpmq_lite.client.blocking_client import BlockingClient, BlockingConsumer
 from phpmq_lite.client.session import Delivery
 
 _READ_BYTES: Final = 1 << 20
-_LINE_BYTES: Final = 512 << 20  # no broker accepts a larger body
-_AT_ONCE: Final = 1_000  # number of copies per progress-bar step
+_LINE_BYTES: Final = 512 << 20  # maximum line length; no broker accepts a larger body
+_AT_ONCE: Final = 1_000  # number of copies per step of the progress bar
 
 
 @click.command()
@@ -64,7 +64,7 @@ def publish(
         groups = read_lines(file) if lines else repeat_content(file.read(), count or 1)
         stored = 0
         with progress_bar("publishing", None if lines else count or 1) as advance:
-            for bodies in groups:  # publish now, so that lines from a slow pipe are not delayed
+            for bodies in groups:  # each group at once, so that a slow pipe's lines are not delayed
                 stored += broker.publish_many(queue, bodies, ttl_s)
                 advance(len(bodies))
     print_message(
@@ -83,13 +83,13 @@ def _open_source(source: str | None, body: str | None) -> io.BufferedIOBase:
 
 
 def repeat_content(content: bytes, count: int) -> Iterator[list[bytes]]:
-    """Yield the content ``count`` times, in groups."""
+    """Yield ``count`` copies of the content, in groups."""
     for done in range(0, count, _AT_ONCE):
         yield [content] * min(_AT_ONCE, count - done)
 
 
 def read_lines(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
-    """Yield the lines completed by each read, without their newlines.
+    """After each read, yield the lines that are now complete, without their line feeds.
 
     The last line needs no line feed.  The cost does not depend on the line length, because an
     incomplete line is kept in pieces.
@@ -108,7 +108,7 @@ def read_lines(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
 
 
 _CREDIT: Final = 100
-_PEEKED: Final = 10  # default message limit with --no-ack
+_PEEKED: Final = 10  # default of --limit with --no-ack
 
 Handler = Callable[[Delivery], bool]  # returns whether the message was handled
 
@@ -184,7 +184,7 @@ def consume(
 def _take_deliveries(
     deliveries: BlockingConsumer, limit: int | None, stop: StopRequest
 ) -> Iterator[Delivery]:
-    """Yield up to ``limit`` messages without waiting for one more."""
+    """Yield up to ``limit`` messages; after the last of them, do not wait for another."""
     taken = 0
     while not stop.is_requested and (limit is None or taken < limit):
         delivery = stop.interruptible(partial(next, deliveries, None))
@@ -195,7 +195,7 @@ def _take_deliveries(
 
 
 class AckSchedule:
-    """Acknowledges or requeues messages so that the broker dispatches at most ``limit``.
+    """Settles messages in such a way that the broker dispatches no more than ``limit``.
 
     Each acknowledgement lets the broker dispatch another message.  The last acknowledgements, as
     many as the credit, are therefore held back and sent in one write with a credit of 0.
@@ -214,7 +214,7 @@ class AckSchedule:
         self.failed = 0
 
     def end(self, delivery: Delivery, *, is_done: bool, is_acked: bool) -> None:
-        """Acknowledge or requeue a handled message; do nothing unless ``is_acked``."""
+        """Count a message; if ``is_acked``, acknowledge it, or requeue it unless ``is_done``."""
         self.taken += 1
         self.failed += not is_done
         if not is_acked:
@@ -226,11 +226,11 @@ class AckSchedule:
             self._waiting.append((delivery, is_done))
 
     def finish(self) -> None:
-        """Send the acknowledgements that were held back."""
+        """Send all acknowledgements that were held back."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        if not self._client.is_connected:  # acknowledgements use the next connection, if any
+        if not self._client.is_connected:  # sent on the next connection, if there is one
             for delivery, is_done in waiting:
                 _settle(delivery, is_done=is_done)
             return
@@ -261,7 +261,7 @@ def _print_handler(style: str) -> Handler:
         else:
             line = escape_content(delivery.body) if is_shown else delivery.body
         out.write(line + b"\n")
-        out.flush()  # before the acknowledgement
+        out.flush()  # write the message before it is acknowledged
         return True
 
     return show
@@ -297,7 +297,7 @@ def _exec_handler(program: str) -> Handler:
             "MESSAGE_ID": delivery.message_id,
             "MESSAGE_TTL_S": str(delivery.ttl_s or 0),
         }
-        # the caller chose the command, and message content never reaches a shell
+        # the user chose this command, and no shell sees the content
         done = subprocess.run(command, input=delivery.body, env=environment, check=False)
         return done.returncode == 0
 

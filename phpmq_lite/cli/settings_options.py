@@ -1,4 +1,4 @@
-"""Settings options: ``--config``, ``--set`` and flags for individual settings."""
+"""Options for settings: ``--config``, ``--set`` and flags for single settings."""
 
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -14,45 +14,45 @@ from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, assignment
 Command = Callable[..., None]
 
 _NAMING: Final = frozenset({"data", "admin.listen", "tcp.listen", "tcp.legacy_listen"})
-_MARK: Final = "setting__"  # prefix of flag parameter names, as in setting__tcp__listen
+_MARK: Final = "setting__"  # prefix of the names of flags, as in setting__tcp__listen
 
 
 class SettingsArguments(NamedTuple):
-    """Command-line settings by name, and the configuration file."""
+    """The settings on the command line, keyed by name, and the configuration file."""
 
     values: Mapping[str, object]
     config: Path | None = None  # None means the default locations
 
     @property
     def names_broker(self) -> bool:
-        """Whether a flag names the broker, which overrides the current context."""
+        """Whether flags determine the broker, so that the current context is ignored."""
         return self.config is not None or not _NAMING.isdisjoint(self.values)
 
     @property
     def data(self) -> Path | None:
-        """The data folder, if a flag names it."""
+        """The data folder that a flag names, or None."""
         folder = self.values.get("data")
         return None if folder is None else Path(str(folder))
 
     def load(self, **overrides: object) -> settings.EffectiveSettings:
-        """Return the effective settings and print warnings to standard error."""
+        """Return the effective settings, and print warnings to standard error."""
         effective = self.read(**overrides)
         for warning in effective.warnings:
             print_message(f"warning: {warning}")
         return effective
 
     def read(self, **overrides: object) -> settings.EffectiveSettings:
-        """Return the effective settings; ``overrides`` take precedence over all other sources."""
+        """Return the effective settings; ``overrides`` take precedence over every source."""
         return settings.load({**self.values, **overrides}, self.config)
 
 
 def settings_options(command: Command) -> Command:
-    """Add ``--config`` and ``--set``; pass ``settings_args`` to the command."""
+    """Add ``--config`` and ``--set``, and pass ``settings_args`` to the command."""
     return set_option(config_option(command))
 
 
 def set_option(command: Command) -> Command:
-    """Add ``--set`` to a command that has ``--config``."""
+    """Add ``--set`` to a command that already has ``--config``."""
     return click.option(
         "--set",
         "assignments",
@@ -64,7 +64,7 @@ def set_option(command: Command) -> Command:
 
 
 def config_option(command: Command) -> Command:
-    """Add ``--config``; pass ``settings_args`` to the command."""
+    """Add ``--config``, and pass ``settings_args`` to the command."""
     return click.option(
         "--config",
         type=EXISTING_FILE,
@@ -73,7 +73,7 @@ def config_option(command: Command) -> Command:
 
 
 def collect_setting_flags(command: Command) -> Command:
-    """Collect command-line settings and pass them to the command as ``settings_args``.
+    """Collect the settings on the command line, and pass them on as ``settings_args``.
 
     Unused flags are omitted; a setting's own flag overrides ``--set``.
     """
@@ -97,7 +97,7 @@ def collect_setting_flags(command: Command) -> Command:
 
 
 def setting_option(flag: str, setting: str, **options: Any) -> Callable[[Command], Command]:
-    """Return an option that sets a setting; ``options`` are passed to ``click.option``."""
+    """Return a flag for a setting; ``options`` are passed to ``click.option``."""
     return click.option(flag, _MARK + setting.replace(".", "__"), **options)
 
 
@@ -123,7 +123,7 @@ def listener_options(command: Command) -> Command:
 
 
 def startup_override_options(command: Command) -> Command:
-    """Add the flags that override reasons for refusing to start."""
+    """Add the flags with which the broker starts although it would refuse to."""
     for flag, setting, help_text in (
         ("--accept-loss", "storage.accept_loss",
          "Start once with what can be recovered from damaged files."),

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM handling: the first signal requests a stop, and a second one aborts."""
+"""Handles SIGINT and SIGTERM: the first signal requests a stop, and a second one aborts."""
 
 import signal
 import threading
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class StopRequest:
-    """A context in which the first SIGINT or SIGTERM requests a stop and a second one aborts.
+    """A context in which one SIGINT or SIGTERM requests a stop, and a second one aborts.
 
     An abort raises KeyboardInterrupt in the main thread.  ``note`` receives a line for the user at
     the first signal.  Enter the block after the Spark session has started, because Spark sets a
@@ -44,7 +44,7 @@ class StopRequest:
     ) -> None:
         for number, handler in self._previous:
             signal.signal(number, handler)
-        if self.is_aborted and isinstance(error, Exception):  # the aborted call raised an error
+        if self.is_aborted and isinstance(error, Exception):  # the abort caused this error
             raise KeyboardInterrupt from None
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
@@ -54,21 +54,21 @@ class StopRequest:
         self.signal = number
         self._requested.set()
         if self._note is not None:
-            # Use a thread, because the interrupted code may hold the progress display's lock.
+            # In a thread, because the interrupted code may hold the lock of the progress display.
             text = "stopping after this batch; press Ctrl-C again to stop immediately"
             threading.Thread(target=self._note, args=(text,), daemon=True).start()
         if self._is_interruptible:
             raise KeyboardInterrupt
 
     def sleep(self, seconds: float) -> None:
-        """Wait for ``seconds``, or until a stop is requested."""
+        """Wait until ``seconds`` have passed or a stop is requested."""
         self._requested.wait(seconds)
 
     def interruptible(self, call: Callable[[], T]) -> T | None:
-        """Return the result of ``call``, or None if a signal arrives before or during the call."""
+        """Return the result of ``call``, or None if a signal arrived before or during the call."""
         try:
             self._is_interruptible = True
-            # Check only here, because a signal before the line above raises nothing.
+            # Check now: a signal that arrived before the line above did not raise anything.
             return None if self.is_requested else call()
         except KeyboardInterrupt:
             return None

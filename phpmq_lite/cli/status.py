@@ -1,4 +1,4 @@
-"""The ``status`` and ``clock`` commands: a broker's key figures and clock changes."""
+"""The commands ``status`` and ``clock``, which show key figures and clock changes."""
 
 import time
 

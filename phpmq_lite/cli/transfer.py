@@ -20,8 +20,8 @@ from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import format_message_count, print_message
 from phpmq_lite.cli.progress import progress_bar
 
-_BATCH: Final = 500  # messages per request
-_BATCH_BYTES: Final = 1_000_000  # every broker accepts 1 MiB, whatever limits.max_content is
+_BATCH: Final = 500  # maximum number of messages per request
+_BATCH_BYTES: Final = 1_000_000  # less than 1 MiB, which every broker accepts
 
 
 @click.command()
@@ -37,7 +37,7 @@ def export(admin: AdminClient, query: str, style: str) -> None:
     A JSONL export ends with the line `{"complete": true}`; an export without it is incomplete.
     """
     lines = asyncio.run(_copy_export(admin, query, style))
-    messages = max(0, lines - 1)  # one line is the CSV header or the end marker
+    messages = max(0, lines - 1)  # do not count the CSV header or the end marker
     print_message(f"{format_message_count(messages)} exported")
 
 
@@ -101,7 +101,7 @@ def import_(admin: AdminClient, file: Any, queue: str | None, dry_run: bool) -> 
 
 
 async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandError | None]:
-    """Store messages in order; return how many were stored, and the error for the next one.
+    """Store messages in order; return how many were stored, and the error that ended this.
 
     Raises:
         CommandError: the broker did not report how many were stored.
@@ -112,13 +112,13 @@ async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandErro
     try:
         return int(read_response(status, content)["stored"]), None
     except CommandError as error:
-        if stored is None and 500 <= status <= 504:  # some messages may have been stored
+        if stored is None and 500 <= status <= 504:  # some of the messages may have been stored
             raise
         return int(stored or 0), error
 
 
 def _batches(messages: Iterable[dict[str, Any]]) -> Iterator[list[bytes]]:
-    """Yield batches of encoded messages of at most ``_BATCH_BYTES``, or one larger message."""
+    """Yield encoded messages in batches of at most ``_BATCH_BYTES``, or singly if larger."""
     part: list[bytes] = []
     size = 0
     for line in map(_encode, messages):
@@ -132,7 +132,7 @@ def _batches(messages: Iterable[dict[str, Any]]) -> Iterator[list[bytes]]:
 
 
 def _encode(message: dict[str, Any]) -> bytes:
-    """Encode a message as JSON, with its content in base64 if that is shorter."""
+    """Encode a message as JSON, with the content in base64 if this is shorter."""
     content = message["content"].encode()
     text = json.dumps(message, ensure_ascii=False)
     if message.get("encoding") != "base64" and len(text.encode()) > len(content) * 4 // 3:
@@ -146,7 +146,7 @@ def _request_body(part: list[bytes]) -> bytes:
 
 
 def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the line number and the message of each valid line.
+    """Yield the number and the message of each line that contains a message.
 
     Raises:
         CommandError: a line is not a message.
@@ -156,7 +156,7 @@ def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str
     name = Path(str(getattr(file, "name", "<stdin>"))).name
     has_ids = is_complete = False
     gone = 0
-    for number, line in enumerate(file, 1):  # read bytes, because a text file decodes ahead
+    for number, line in enumerate(file, 1):  # bytes, because a text file would be decoded ahead
         if not line.strip():
             continue
         try:

@@ -1,4 +1,4 @@
-"""The ``worker`` command, which runs an app's handlers on a queue in one or more processes."""
+"""The ``worker`` command, whose processes handle a queue's messages with an app's handlers."""
 
 import os
 import signal
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from phpmq_lite.envelopes.transport import EventHook
 
-_RESTART_S: Final = 1.0  # pause before a killed process is replaced
-_REASONS: Final = {  # user-facing text for each outcome reason
+_RESTART_S: Final = 1.0  # pause before replacing a process that was killed
+_REASONS: Final = {  # reason for an outcome -> text shown to the user
     "stopped": "a signal arrived",
     "exit": "a handler exited",
     "jobs": "job limit reached",
@@ -40,7 +40,7 @@ _STRATEGIES: Final = ("fail", "delete", "release", "dead_letter")
 
 
 def _queue_name(value: str) -> str:
-    """Validate a queue name; the broker would reject attempts to consume from an invalid one."""
+    """Validate a queue name, because the broker would refuse to dispatch from an invalid one."""
     from phpmq_lite.queue_settings import name_problem
 
     if (problem := name_problem(value)) is not None:
@@ -129,7 +129,7 @@ def worker(client: ClientFactory, app_name: str, queue: str | None, **options: A
 
 
 def load_app(name: str) -> "BabelQueue":
-    """Load ``module:attr``, searching the current folder as well; call it if it is a factory."""
+    """Return the app ``module:attr``, or the app that this returns if it is a factory."""
     from babelqueue import BabelQueue
 
     module_name, sign, attribute = name.partition(":")
@@ -141,7 +141,7 @@ def load_app(name: str) -> "BabelQueue":
         found = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists but imports a missing module
+            raise  # a module that this one imports is missing
         raise click.BadParameter(
             f"there is no module {module_name!r}", param_hint="--app"
         ) from None
@@ -166,7 +166,7 @@ def load_app(name: str) -> "BabelQueue":
 
 
 def _connect(app: "BabelQueue", client: ClientFactory, options: Mapping[str, Any]) -> None:
-    """Set our transport; an app from ``connect()`` keeps its own unless flags override it."""
+    """Set the app's transport, or apply flags to the transport that ``connect()`` has set."""
     from phpmq_lite.envelopes.retry_delays import DEFAULT_DELAYS_S, RetryDelays
     from phpmq_lite.envelopes.transport import PhpmqTransport, log_event
     from phpmq_lite.envelopes.worker_connection import WorkerConnection
@@ -247,7 +247,7 @@ def _worker_limits(options: Mapping[str, Any]) -> Any:
 
 
 class _WorkerProcesses:
-    """Runs workers in child processes with this process's arguments."""
+    """Runs workers as child processes that have the arguments of this process."""
 
     def __init__(self) -> None:
         self._command = [
@@ -258,24 +258,24 @@ class _WorkerProcesses:
         self.running: list[subprocess.Popen[bytes]] = []
 
     def add(self) -> None:
-        """Start a worker, unless a signal has arrived."""
+        """Start another worker, unless a signal has arrived."""
         if self._is_stopping.is_set():
             return
-        # A new session ensures that Ctrl-C reaches the worker only once, through this process.
+        # In a new session, the worker receives Ctrl-C only once, from this process.
         child = subprocess.Popen(self._command, start_new_session=True)
         self.running.append(child)
-        if self._is_stopping.is_set():  # a signal arrived during startup
+        if self._is_stopping.is_set():  # a signal arrived while the worker started
             child.terminate()
 
     def forward(self, number: int, _frame: object) -> None:
-        """Forward a signal to all workers and stop replacing them."""
+        """Forward a signal to all workers, which are no longer replaced from now on."""
         self._is_stopping.set()
         for child in self.running:
             if child.poll() is None:
                 child.send_signal(number)
 
     def wait(self) -> int:
-        """Wait for all workers, replace any that were killed, and return the highest exit code."""
+        """Wait for all workers, replacing killed ones, and return the highest exit code."""
         code = 0
         while self.running:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)

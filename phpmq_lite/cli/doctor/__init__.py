@@ -36,7 +36,7 @@ def doctor(output: str | None, settings_args: SettingsArguments) -> None:
 
 
 def run_checks(settings_args: SettingsArguments) -> Iterator[Finding]:
-    """Run all checks independently of each other and yield their findings."""
+    """Run all checks, even if one of them fails, and yield their findings."""
     from phpmq_lite.cli.doctor import database, host, installation, listeners
     from phpmq_lite.cli.doctor import settings as setting_checks
 

@@ -26,7 +26,7 @@ _LEFT: Final = {
 
 
 def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Check the broker if it is running, or else its database files."""
+    """Check the broker if it is running, otherwise its database files."""
     path = settings.data
     if pid is not None:
         yield _running_broker(settings, pid)
@@ -52,7 +52,7 @@ def _running_broker(settings: Settings, pid: str) -> Finding:
 
 
 def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Finding:
-    """Return a finding about a running broker, based on its ``/api/v1/stats``."""
+    """Return a finding about a running broker, based on the response of ``/api/v1/stats``."""
     messages = stats["ready"] + stats["dispatched"]
     text = (
         f"pid {pid}, {messages:,} {plural(messages, 'message', 'messages')} in "
@@ -79,7 +79,7 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
 
 
 def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
-    """Return a finding about a stopped broker's database files."""
+    """Return a finding about the database files of a stopped broker."""
     name = "database"
     if seen.problems:
         return bad(
@@ -117,7 +117,7 @@ def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
 
 
 def leftover_findings(path: Path) -> Iterator[Finding]:
-    """Yield findings about leftover files in the data folder that an operator may remove."""
+    """Yield findings about files left in the data folder, which an operator may remove."""
     for pattern, words in _LEFT.items():
         paths = sorted(path.glob(pattern))
         if not paths:
@@ -142,25 +142,25 @@ def _size(path: Path) -> int:
 
 NAME: Final = "backups"
 _HOUR_MS: Final = 3_600_000
-OLD_MS: Final = 7 * 24 * _HOUR_MS  # maximum age if no backups are scheduled
+OLD_MS: Final = 7 * 24 * _HOUR_MS  # maximum age of the newest backup if none are scheduled
 
 
 def check_backups(settings: Settings) -> Iterator[Finding]:
-    """Check the backups if a database exists."""
+    """Check the backups, but only if there is a database."""
     if not (settings.data / DATABASE).is_file():
         return
     folder = settings.backups_folder
     found = list_backups(folder)
     now_ms = time.time_ns() // 1_000_000
     ages = [now_ms - one.manifest.made_at for one in found]
-    # A negative age means that the clock was ahead when the backup was made.
+    # If the age is negative, the clock was ahead when the backup was made.
     age_ms = min((age for age in ages if age >= 0), default=None)
     is_same = folder.is_dir() and folder.stat().st_dev == settings.data.stat().st_dev
     yield backup_finding(folder, age_ms, settings.backups.every_h, is_same=is_same)
 
 
 def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same: bool) -> Finding:
-    """Return a finding about the newest backup; ``every_h`` is the backup interval or 0."""
+    """Return a finding about the newest backup; ``every_h`` is 0 if none are scheduled."""
     if age_ms is None:
         return warn(
             NAME,

@@ -1,4 +1,4 @@
-"""Findings that ``doctor`` reports, and their table output."""
+"""The findings of ``doctor``, and the table in which they are printed."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,21 +24,21 @@ _STYLES: Final = {OK: "green", WARN: "yellow", BAD: "bold red"}
 
 
 class Finding(NamedTuple):
-    """Result of one check; ``state`` is ok, warn (works, but with a risk) or bad."""
+    """The result of a check; ``state`` is "ok", "warn" (it works, but at a risk) or "bad"."""
 
     check: str
     state: str
     found: str
-    hint: str = ""  # what to do
+    hint: str = ""  # what the user can do
 
 
 def as_root(command: str) -> str:
-    """Return a command to run as root or, for other users, advice to ask root to run it."""
+    """Return a command for root; for any other user, add the advice to ask root."""
     return command if os.geteuid() == 0 else f"ask root to run: {command}"
 
 
 def ok(check: str, found: str, hint: str = "") -> Finding:
-    """Return a finding that reports no problem."""
+    """Return a finding about something without problems."""
     return Finding(check, OK, found, hint)
 
 
@@ -53,7 +53,7 @@ def bad(check: str, found: str, hint: str) -> Finding:
 
 
 def report_findings(findings: Sequence[Finding], output: str | None) -> None:
-    """Write the findings, and exit with code 1 if any of them is bad.
+    """Write the findings, and exit with code 1 if one of them is bad.
 
     In a table, each hint is below its finding, because two columns would be too narrow.
     """
@@ -80,7 +80,7 @@ def _write_table(findings: Sequence[Finding]) -> None:
 
 
 def summarize_findings(findings: Sequence[Finding]) -> str:
-    """Return a sentence that states the number of problems."""
+    """Return a sentence that says how many problems were found."""
     bad = sum(one.state == BAD for one in findings)
     warn = sum(one.state == WARN for one in findings)
     if not bad + warn:
@@ -89,10 +89,10 @@ def summarize_findings(findings: Sequence[Finding]) -> str:
 
 
 def run_check(part: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """Yield the findings of one group of checks; turn an exception into a finding."""
+    """Yield the findings of a group of checks; if it raises an exception, report that instead."""
     try:
         yield from check()
-    except Exception as error:  # other groups of checks must still run
+    except Exception as error:  # the other groups of checks must still run
         text = error if isinstance(error, PhpmqError | OSError) else repr(error)
         is_foreign = isinstance(error, PermissionError)
         hint = "run doctor from the broker's account" if is_foreign else ""

@@ -1,4 +1,4 @@
-"""Checks of the host: data folder, disk, open files, memory and clock."""
+"""Checks of the host: its data folder, disk, open files, memory and clock."""
 
 import ctypes
 import os
@@ -38,23 +38,23 @@ _VOLATILE: Final = {
     "overlay": "a container layer, which is deleted with the container",
 }
 _SYNCS: Final = 9
-_SYNC_BYTES: Final = b"x" * 4_096  # about the size of a small write-ahead-log commit
+_SYNC_BYTES: Final = b"x" * 4_096  # about as much as a small commit writes to the WAL
 _SLOW_MS: Final = 100.0
 
 
 class FolderAccess(NamedTuple):
-    """Permissions on a folder that exists or will be created."""
+    """Who owns and may write to a folder, or would if it is still to be created."""
 
     path: Path
-    me: int  # user id of this process
+    me: int  # user id of the current process
     owner: int | None = None  # None if the folder does not exist
     mode: int = PRIVATE_FOLDER
-    can_write: bool = True  # if the folder does not exist, whether its parent is writable
-    strangers: tuple[str, ...] = ()  # names of files owned by other accounts
+    can_write: bool = True  # applies to the parent if the folder does not exist
+    strangers: tuple[str, ...] = ()  # names of files that other accounts own
 
 
 def broker_pid(path: Path) -> str | None:
-    """Return the pid of the broker that uses a folder, or None."""
+    """Return the pid of the broker that uses a folder, or None if there is none."""
     try:
         return locking_pid(path)
     except OSError:
@@ -84,7 +84,7 @@ def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
 
 
 def folder_access(path: Path) -> FolderAccess:
-    """Return this process's permissions on a folder."""
+    """Return what this process may do with a folder."""
     if not path.exists():
         above = nearest_existing(path)
         return FolderAccess(path, os.geteuid(), can_write=os.access(above, os.W_OK | os.X_OK))
@@ -103,7 +103,7 @@ def folder_access(path: Path) -> FolderAccess:
 
 
 def folder_access_finding(rights: FolderAccess, pid: str | None) -> Finding:
-    """Return a finding about the permissions; ``pid`` is the broker that uses the folder."""
+    """Return a finding about permissions; ``pid`` is that of a broker using the folder."""
     path, owner = rights.path, rights.owner
     if owner is None:
         if not rights.can_write:
@@ -145,7 +145,7 @@ def folder_access_finding(rights: FolderAccess, pid: str | None) -> Finding:
 
 
 def account_name(number: int) -> str:
-    """Return an account's name, or its number if this machine has no name for it."""
+    """Return the name of an account, or its number if it has no name on this machine."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -153,14 +153,14 @@ def account_name(number: int) -> str:
 
 
 def nearest_existing(path: Path) -> Path:
-    """Return the folder if it exists, or else its nearest existing parent."""
+    """Return a folder or, if it does not exist, its nearest existing parent."""
     return next(one for one in (path, *path.parents) if one.exists())
 
 
 def file_system_finding(
     kind: str | None, refusal: str = "", *, is_allowed: bool = False
 ) -> Finding:
-    """Return a finding about a file system; ``refusal`` is why the broker rejects it."""
+    """Return a finding about a file system; ``refusal`` says why the broker would reject it."""
     name = "file system"
     if refusal and not is_allowed:
         return bad(name, refusal, "the broker refuses to start (exit code 1)")
@@ -186,7 +186,7 @@ def _disk_speed(path: Path) -> Finding:
 
 
 def measure_syncs_ms(path: Path) -> list[float]:
-    """Measure how long small synced writes take, and return the durations in milliseconds."""
+    """Return how long each of several small synced writes took, in milliseconds."""
     probe = path / f".doctor-{os.getpid()}"
     file = create_private(probe)
     try:
@@ -203,7 +203,7 @@ def measure_syncs_ms(path: Path) -> list[float]:
 
 
 def sync_finding(took_ms: float) -> Finding:
-    """Return a finding about how long the disk takes for a synced write."""
+    """Return a finding about the time that the disk requires for a synced write."""
     text = f"writes and syncs 4 KiB in {took_ms:.{0 if took_ms >= 10 else 2}f} ms"
     if took_ms < _SLOW_MS:
         return ok("disk", text)
@@ -220,7 +220,7 @@ def _disk_space(settings: Settings, path: Path) -> Finding:
 
 
 def disk_space_finding(free: int, least: int, shortage: str) -> Finding:
-    """Return a finding about free disk space; ``shortage`` is why publishing stops."""
+    """Return a finding about free disk space; ``shortage`` says why publishing is stopped."""
     text = f"{formats.format_size(free)} free"
     if shortage:
         hint = "free up space, move the folder to another disk, or lower storage.free_bytes"
@@ -232,18 +232,18 @@ def disk_space_finding(free: int, least: int, shortage: str) -> Finding:
     return ok("space", text)
 
 
-_EARLIEST_MS: Final = 1_735_689_600_000  # 2025, before this program existed
-_LATEST_MS: Final = 4_102_444_800_000  # 2100
-_AHEAD_MS: Final = 60_000  # allowed difference if the data folder is newer than the clock
-_TIMEX_BYTES: Final = 512  # exceeds the size of the kernel's struct timex
+_EARLIEST_MS: Final = 1_735_689_600_000  # start of 2025, before this program existed
+_LATEST_MS: Final = 4_102_444_800_000  # start of 2100
+_AHEAD_MS: Final = 60_000  # how far the data folder's creation may be in the future
+_TIMEX_BYTES: Final = 512  # larger than the kernel's struct timex
 _UNSYNCHRONISED: Final = 5  # TIME_ERROR, as returned by adjtimex(2)
 
 
 def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Check the open-file limit (the broker's, if it is running), memory and clock."""
+    """Check the memory, the clock, and the limit on open files of this process or the broker."""
     limits = settings.limits
     files = open_files()
-    with suppress(OSError, ValueError):  # the process belongs to another account or pid namespace
+    with suppress(OSError, ValueError):  # the broker belongs to another account or pid namespace
         files = open_files(int(pid)) if pid else files
     yield open_files_finding(limits.connections, limits.http_connections, files, max_open_files())
     yield memory_finding(limits.memory, memory_bound(limits.memory), _memory_bytes())
@@ -255,7 +255,7 @@ def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
 def open_files_finding(
     connections: int, http_connections: int, files: int | None, hard: int | None = None
 ) -> Finding:
-    """Return a finding about the open-file limit; each connection uses one file.
+    """Return a finding about the limit on open files, of which each connection uses one.
 
     ``hard`` is the limit up to which this account may raise it, or None for no limit.
     """
@@ -298,7 +298,7 @@ def _memory_bytes() -> int:
 
 
 def clock_finding(now_ms: int, made_ms: int, is_synchronized: bool | None) -> Finding:
-    """Return a finding about the clock; ``made_ms`` is the data folder's creation time, or 0.
+    """Return a finding about the clock; ``made_ms`` is when the data folder was created, or 0.
 
     ``is_synchronized`` is None if the kernel does not know.
     """
@@ -320,7 +320,7 @@ def clock_finding(now_ms: int, made_ms: int, is_synchronized: bool | None) -> Fi
 
 
 def is_clock_synchronized() -> bool | None:
-    """Return whether a time service synchronizes the clock, or None if the kernel does not know.
+    """Return whether a time service synchronizes the clock, or None if this is unknown.
 
     The state is read with adjtimex(2); the clock is not changed.
     """

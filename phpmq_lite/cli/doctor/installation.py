@@ -1,4 +1,4 @@
-"""Checks of the installation: Python, packages, SQLite, templates and Java."""
+"""Checks of the installation: of Python, packages, SQLite, page files and Java."""
 
 import os
 import platform
@@ -23,11 +23,11 @@ from phpmq_lite.model import checksum
 from phpmq_lite.storage.migrate import migrate
 
 DISTRIBUTION: Final = "phpmq-lite"
-_LEAST: Final = (">=", ">")  # version operators that set a lower bound
+_LEAST: Final = (">=", ">")  # operators that specify a minimum version
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """Return the package's requirements, or those that an extra adds.
+    """Return the packages that this package requires, or those that an extra adds.
 
     The list is empty if the package runs without being installed.
     """
@@ -45,13 +45,13 @@ def _applies_to(requirement: Requirement, extra: str) -> bool:
 
 
 def reinstall_command(*extras: str, flags: str = "") -> str:
-    """Return the command that reinstalls this package, or advice to ask root to run it."""
+    """Return the command that reinstalls this package, or the advice to ask root to run it."""
     command = install_command(*extras, flags=flags)
     return command if os.access(get_path("purelib"), os.W_OK) else as_root(command)
 
 
 def installed_version(package: str) -> str | None:
-    """Return a package's version, or None if the package is not installed."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -75,7 +75,7 @@ def python_finding(found: str, needed: str) -> Finding:
 
 
 def package_finding(needed: Requirement, found: str | None, install: str) -> Finding:
-    """Return a finding about a package; ``found`` is its version, or None if it is missing.
+    """Return a finding about a package, whose version is ``found``, or None if it is missing.
 
     ``install`` is the command that installs it.  A version newer than those tested is a warning.
     """
@@ -91,7 +91,7 @@ def package_finding(needed: Requirement, found: str | None, install: str) -> Fin
 
 
 _PARTS: Final = ("phpmq_lite.process", "phpmq_lite.admin.app", "phpmq_lite.admin.serving")
-PAGES: Final = (  # files that every web page requires
+PAGES: Final = (  # files required by every web page
     "base.html",
     "static/app.css",
     "static/app.js",
@@ -105,7 +105,7 @@ PAGES: Final = (  # files that every web page requires
 
 
 def check_installation() -> Iterator[Finding]:
-    """Check Python, packages, SQLite and page files, which every broker requires."""
+    """Check what every broker requires: Python, packages, SQLite and page files."""
     yield check_python()
     yield from package_findings(requirements(), installed_version, _import_problem())
     yield sqlite_finding(sqlite3.sqlite_version_info, sqlite3.threadsafety, _sqlite_problem())
@@ -115,7 +115,7 @@ def check_installation() -> Iterator[Finding]:
 def package_findings(
     needed: Sequence[Requirement], find: Callable[[str], str | None], problem: str
 ) -> Iterator[Finding]:
-    """Yield a finding for each unsuitable package, or a single one if all are suitable.
+    """Yield a finding for each package that is not suitable, or one finding if all are suitable.
 
     ``find`` returns the version of a package; ``problem`` is why a module cannot be imported.
     """
@@ -143,7 +143,7 @@ def _import_problem() -> str:
 
 
 def sqlite_finding(found: tuple[int, ...], threadsafety: int, problem: str) -> Finding:
-    """Return a finding about SQLite; ``problem`` is why it cannot create the tables."""
+    """Return a finding about SQLite; ``problem`` says why it cannot create the tables."""
     note = sqlite_note(found)
     text = ".".join(map(str, found)) + (f", {note}" if note else "")
     if problem:
@@ -177,7 +177,7 @@ def _page_files() -> Finding:
 
 
 def check_pipeline_packages() -> Iterator[Finding]:
-    """Check Spark and Java, which only the pipeline requires."""
+    """Check Spark and Java, which are required only by the pipeline."""
     found = installed_version("pyspark")
     runtime = problem = ""
     if found is not None:
@@ -192,7 +192,7 @@ def check_pipeline_packages() -> Iterator[Finding]:
 
 
 def pipeline_finding(spark: str | None, java: str, problem: str = "") -> Finding:
-    """Return a finding about Spark and Java; ``problem`` is why Java was not found."""
+    """Return a finding about Spark and Java; ``problem`` says why Java was not found."""
     if spark is None:
         return ok(
             "pipeline",

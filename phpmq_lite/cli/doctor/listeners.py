@@ -1,4 +1,4 @@
-"""Checks of the listeners: ports, access and certificates."""
+"""Checks of the listeners: of their ports, access and certificates."""
 
 import asyncio
 import errno
@@ -29,21 +29,21 @@ from phpmq_lite.storage.integrity.stopped_database import has_admin
 
 NAME: Final = "listeners"
 _DAY_MS: Final = 86_400_000
-SOON_DAYS: Final = 21  # certificates that expire sooner should be renewed
+SOON_DAYS: Final = 21  # a certificate that expires sooner should be renewed
 
 
 class ListenerProbe(NamedTuple):
-    """A listener's address and the result of binding to it."""
+    """The address of a listener, and the result of an attempt to bind to the address."""
 
     setting: str
     endpoint: ListenAddress
     error: OSError | None = None  # None if the address is free
-    process: PeerProcess | None = None  # the process that uses the address, if known
+    process: PeerProcess | None = None  # process that uses the address, if known
     may_stop: bool = True  # whether this account may stop ``process``
 
 
 def check_listeners(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Check the listen addresses, who can connect, and the certificates."""
+    """Check the addresses of the listeners, who can connect to them, and the certificates."""
     try:
         wanted = list(_listen_addresses(settings))
     except SettingsError as error:
@@ -67,7 +67,7 @@ def _listen_addresses(settings: Settings) -> Iterator[tuple[str, ListenAddress]]
 
 
 def _probe(setting: str, endpoint: ListenAddress) -> ListenerProbe:
-    """Bind to an address and release it without ever accepting connections."""
+    """Bind to an address and release it again; no connection is accepted."""
     try:
         if endpoint.kind == "unix":
             _try_unix(endpoint)
@@ -94,13 +94,13 @@ def _may_stop(pid: int) -> bool:
 
 
 def _try_unix(endpoint: ListenAddress) -> None:
-    """Check whether a process listens on a Unix socket; the broker replaces an unused socket.
+    """Check that no process listens on a Unix socket; the broker would replace an unused one.
 
     Raises:
         OSError: the address is in use, or the folder is not writable.
     """
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-        probe.setblocking(False)  # do not wait for a slow listener
+        probe.setblocking(False)  # do not wait if the listener is slow
         try:
             probe.connect(str(endpoint.path))
         except BlockingIOError:
@@ -113,7 +113,7 @@ def _try_unix(endpoint: ListenAddress) -> None:
 
 
 def port_findings(ports: Sequence[ListenerProbe], pid: str | None) -> Iterator[Finding]:
-    """Yield findings about the addresses; a running broker (``pid``) should use all of them."""
+    """Yield findings about the addresses, all of which a running broker (``pid``) should use."""
     good: list[str] = []
     missing: list[str] = []
     for port in ports:
@@ -135,7 +135,7 @@ def port_findings(ports: Sequence[ListenerProbe], pid: str | None) -> Iterator[F
 
 
 def _is_used_by_broker(port: ListenerProbe, pid: str | None) -> bool:
-    """Return whether the broker, or an unknown process that may be the broker, uses the address."""
+    """Return whether the address is used by the broker, or by a process that may be the broker."""
     is_taken = port.error is not None and port.error.errno == errno.EADDRINUSE
     return is_taken and pid is not None and (port.process is None or str(port.process.pid) == pid)
 
@@ -159,7 +159,7 @@ def _unavailable_finding(port: ListenerProbe) -> Finding:
 
 
 def _access_problem(settings: Settings) -> str:
-    """Return why the broker would refuse to start: exposed listeners or an unusable password."""
+    """Return why exposed listeners or an unusable password keep the broker from starting."""
     database = settings.data / DATABASE
     try:
         check_exposed_listeners(settings, lambda: has_admin(database))
@@ -174,7 +174,7 @@ def _access_problem(settings: Settings) -> str:
 def access_finding(
     settings: Settings, problem: str, wanted: Sequence[tuple[str, ListenAddress]]
 ) -> Finding:
-    """Return a finding about access; ``problem`` is why the broker refuses to start."""
+    """Return a finding about access; ``problem`` says why the broker would refuse to start."""
     if problem:
         return bad("access", problem, "until then, the broker refuses to start (exit code 78)")
     wide = [(name, endpoint) for name, endpoint in wanted if not is_loopback(endpoint)]
@@ -219,7 +219,7 @@ def _certificate_findings(settings: Settings) -> Iterator[Finding]:
 
 
 def certificate_finding(one: Certificate, now_ms: int) -> Finding:
-    """Return a finding about a certificate's remaining lifetime."""
+    """Return a finding about how long a certificate is still valid."""
     names = ", ".join(one.names) or one.subject
     text = f"{one.section}: {names}"
     if one.expires_at is None:

@@ -1,4 +1,4 @@
-"""Checks of the settings: unknown names, conflicting values and payload schemas."""
+"""Checks of the settings, for unknown names, conflicting values and invalid schemas."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +11,11 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings import Settings, as_text, find_file
 
 NAME: Final = "settings"
-_PROCESS_BYTES: Final = 128 << 20  # memory that a broker without messages uses, plus a reserve
+_PROCESS_BYTES: Final = 128 << 20  # memory that a broker uses without messages, with a reserve
 
 
 def read_settings(settings_args: SettingsArguments) -> tuple[Settings, list[Finding]]:
-    """Return the settings and findings about them; use the defaults if they are invalid."""
+    """Return the settings, or the defaults if they are invalid, and findings about the settings."""
     path = settings_args.config or find_file()
     try:
         effective = settings_args.read()
@@ -39,7 +39,7 @@ def read_settings(settings_args: SettingsArguments) -> tuple[Settings, list[Find
 
 
 def check_settings(settings: Settings) -> Iterator[Finding]:
-    """Check for valid values that conflict or have no effect."""
+    """Check for settings that are valid, but conflict with others or have no effect."""
     if settings.envelopes.schemas is not None:
         yield _schemas_finding(settings.envelopes.schemas)
     yield from conflicting_settings(settings)
@@ -56,7 +56,7 @@ def _schemas_finding(path: Path) -> Finding:
 
 
 def conflicting_settings(settings: Settings) -> Iterator[Finding]:
-    """Yield findings about settings that conflict with each other."""
+    """Yield a finding for each conflict between settings."""
     yield from _size_conflicts(settings)
     queues, admin = settings.queues, settings.admin
     if queues.schema_mode != "off" and settings.envelopes.schemas is None:

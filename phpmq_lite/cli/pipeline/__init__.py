@@ -1,1 +1,1 @@
-"""The ``pipeline`` command group: Spark jobs that read and replay the history."""
+"""The ``pipeline`` command group, whose Spark jobs archive, measure and replay the history."""

@@ -55,7 +55,7 @@ pipeline.add_command(doctor)
 
 
 def _job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a repeatable job; ``every_s`` is None without --continuous."""
+    """Add the options of a job that can run repeatedly, including --continuous (``every_s``)."""
 
     @wraps(command)
     def run(continuous: bool, every_s: int, **others: Any) -> None:
@@ -74,7 +74,7 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def starting_offset(value: str) -> str:
-    """Validate a starting offset: ``earliest``, ``latest`` or a number."""
+    """Return a starting offset, which must be ``earliest``, ``latest`` or a number."""
     if value in ("earliest", "latest") or (value.isascii() and value.isdigit()):
         return value
     raise click.BadParameter(f"{value!r} is not a valid offset; use earliest, latest or a number")
@@ -109,7 +109,7 @@ def _archive_options(command: Any) -> Any:
 
 
 def _job(target: PipelineTarget, name: str, /, **fields: Any) -> PipelineJob:
-    """Return a job whose options, such as ``ArchiveOptions``, are built from ``fields``.
+    """Return a job; its options, such as ``ArchiveOptions``, are created from ``fields``.
 
     Raises:
         CommandError: the extra `spark` is not installed.
@@ -274,7 +274,7 @@ def replay(
 
 
 def _check_continuation(**selection: Any) -> None:
-    """Validate the options of a replay that has no selection.
+    """Validate the options of a replay without a selection, which continues another.
 
     Raises:
         UsageError: the name is missing, or an option would override the stored plan.
@@ -290,7 +290,7 @@ def _check_continuation(**selection: Any) -> None:
 
 
 def _describe(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]:
-    """Yield lines that state the absolute times, the replay's name and how to continue it.
+    """Yield lines with the period of a replay, its name, and how to continue it.
 
     Raises:
         RefusedError: the replay conflicts with the plans in a local folder; on other storage the
@@ -364,7 +364,7 @@ def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None
 
 
 def gap_rows(target: PipelineTarget, summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the accepted gaps, newest first, from the ledger or the summary."""
+    """Return the accepted gaps, newest first, from the ledger or else from the summary."""
     folder = target.out_folder
     found = summary.get("gaps", [])
     if folder is not None and folder.is_dir():
@@ -373,7 +373,7 @@ def gap_rows(target: PipelineTarget, summary: dict[str, Any]) -> list[dict[str, 
 
 
 def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
-    """Return ``summary.json`` from the results or the broker's copy, or None if missing."""
+    """Return ``summary.json`` from the results folder or the broker, or None if it is missing."""
     found: dict[str, Any] | None = None
     if target.out_folder is not None:
         file = target.out_folder / "summary.json"
@@ -388,7 +388,7 @@ def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
 
 
 def job_rows(summary: dict[str, Any], bounds: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return one row per job, with ``finished`` as text and ``behind`` as a number of offsets."""
+    """Return a row for each job; ``behind`` is the number of offsets that it has not read."""
     end = bounds["hi"] if bounds and bounds["history_id"] == summary.get("history_id") else None
     return [
         {
@@ -405,7 +405,7 @@ def job_rows(summary: dict[str, Any], bounds: dict[str, Any] | None) -> list[dic
 def status_notes(
     summary: dict[str, Any], bounds: dict[str, Any] | None, now_ms: float
 ) -> list[str]:
-    """Return notes about the last run's age, the archive, its gaps and a changed history."""
+    """Return notes on the age of the last run, the archive, its gaps and a changed history."""
     finished_at = summary.get("finished_at") or 0
     age = format_duration(int(now_ms - finished_at))
     found = [f"last run: {time_text(finished_at)} UTC, {age} ago"]
@@ -434,7 +434,7 @@ def status_notes(
 
 
 def time_text(at_ms: float | None) -> str | None:
-    """Format Unix milliseconds as a UTC time to the second."""
+    """Format a time in Unix milliseconds as UTC, to the second."""
     if not at_ms:
         return None
     return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S}"

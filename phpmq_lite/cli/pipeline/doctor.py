@@ -1,4 +1,4 @@
-"""The ``pipeline doctor`` command, which checks what a run requires and suggests fixes."""
+"""The ``pipeline doctor`` command, which checks the requirements of a run and suggests fixes."""
 
 import os
 import socket
@@ -46,7 +46,7 @@ def doctor(target: PipelineTarget, start: bool, output: str | None) -> None:
 
 
 def check_pipeline(target: PipelineTarget) -> Iterator[Finding]:
-    """Run independent checks and yield their findings."""
+    """Run all checks, independently of each other, and yield their findings."""
     yield check_python()
     for needed in requirements("spark"):
         yield _package(needed)
@@ -76,7 +76,7 @@ def _java() -> Finding:
 
 
 def _master(master: str) -> Finding:
-    """Check the TCP port of a standalone master; other masters are not checked."""
+    """Check the TCP port of a standalone Spark master; do not check any other kind."""
     parts = urlsplit(master)
     if parts.scheme != "spark":
         return Finding("master", WARN, master, "only local and spark:// masters are checked")
@@ -89,7 +89,7 @@ def _master(master: str) -> Finding:
 
 
 def _broker(target: PipelineTarget) -> Iterator[Finding]:
-    """Check access as a viewer (bounds, an empty export), then as an operator."""
+    """Check access to the history, then an empty export, and then access as an operator."""
     where = str(target.url)
 
     def ask(path: str, method: str = "GET", **query: object) -> Any:
@@ -108,7 +108,7 @@ def _broker(target: PipelineTarget) -> Iterator[Finding]:
         ask("history/arrow", "HEAD", lo=end, hi=end)
         yield Finding("export", OK, "the broker exports its history")
     except CommandError as error:
-        is_bad = error.code == ERROR  # otherwise, the broker may only be busy
+        is_bad = error.code == ERROR  # with any other code, the broker may just be busy
         hint = "install the extra export on the broker's machine and restart it" if is_bad else ""
         yield Finding("export", BAD if is_bad else WARN, str(error), hint)
     try:
@@ -117,7 +117,7 @@ def _broker(target: PipelineTarget) -> Iterator[Finding]:
         if error.code == REFUSED:
             yield warn("role", "viewer", "replay, consume and writing require the operator role")
             return
-        if error.code != NOT_FOUND:  # NOT_FOUND means that the subscription does not exist yet
+        if error.code != NOT_FOUND:  # NOT_FOUND only means that there is no subscription yet
             yield warn("role", f"unknown: {error}", "")
             return
     yield Finding("role", OK, "operator")

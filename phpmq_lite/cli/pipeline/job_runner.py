@@ -1,4 +1,4 @@
-"""Runs pipeline jobs in a Spark session, once or in rounds."""
+"""Runs pipeline jobs in a Spark session, either once or in rounds."""
 
 import logging
 import signal
@@ -37,7 +37,7 @@ _TRACING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 def require_spark() -> None:
-    """Check that the extra ``spark`` is installed.
+    """Check that all packages of the extra ``spark`` are installed.
 
     Raises:
         CommandError: one of its packages is missing.
@@ -51,7 +51,7 @@ def require_spark() -> None:
 
 
 def source_connection(target: PipelineTarget) -> "SourceConnection":
-    """Return the connection that Spark processes use to reach the broker.
+    """Return how Spark's processes connect to the broker.
 
     Raises:
         CommandError: the extra `spark` is not installed.
@@ -69,7 +69,7 @@ def source_connection(target: PipelineTarget) -> "SourceConnection":
 
 @contextmanager
 def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[SparkSession]":
-    """Start a Spark session and stop it on exit; the JVM writes to the log file.
+    """Start a Spark session, and stop it on exit; the JVM logs to a file.
 
     On a cluster, our code is shipped as a zip file from which the executors import it.
     """
@@ -100,7 +100,7 @@ def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[Sp
 
 @contextmanager
 def _log_to_file(file: Path) -> Iterator[None]:
-    """Redirect Python's loggers to the file, because py4j logs a traceback after Ctrl-C.
+    """Send the output of Python's loggers to a file, because py4j logs a traceback after Ctrl-C.
 
     Two PySpark loggers would write each query error, with its Java stack trace, to standard error.
     """
@@ -118,7 +118,7 @@ def _log_to_file(file: Path) -> Iterator[None]:
 
 
 def _replace_handlers(name: str, handlers: list[logging.Handler]) -> list[logging.Handler]:
-    """Replace the handlers of one of PySpark's loggers; return the previous ones."""
+    """Replace the handlers of a PySpark logger, and return the previous handlers."""
     from pyspark.logger import PySparkLogger
 
     logger = PySparkLogger.getLogger(name)
@@ -127,7 +127,7 @@ def _replace_handlers(name: str, handlers: list[logging.Handler]) -> list[loggin
 
 
 def probe(target: PipelineTarget) -> str:
-    """Start Spark, read some rows of the history, and return a text with the row count."""
+    """Start Spark, read some rows of the history, and return a text that says how many."""
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(sys.stderr))
         stack.enter_context(explain_spark_errors(target))
@@ -147,7 +147,7 @@ _COLUMNS: Final = (
 
 
 class PipelineJob(NamedTuple):
-    """A job's module name and options; ``is_noted`` determines whether the summary includes it."""
+    """The module name and options of a job; if ``is_noted``, the summary includes the job."""
 
     name: str
     options: "JobOptions"
@@ -155,7 +155,7 @@ class PipelineJob(NamedTuple):
 
 
 class JobOutcome(NamedTuple):
-    """A job's result and duration."""
+    """The result of a job, and how long the job took."""
 
     result: "JobResult"
     seconds: float
@@ -168,7 +168,7 @@ def run_jobs(
     every_s: float | None = None,
     output: str | None = None,
 ) -> None:
-    """Run jobs one after another, once or in rounds, and write their results.
+    """Run jobs one after another, either once or in rounds, and write their results.
 
     Args:
         target: where to read and write, and which Spark master to use.
@@ -216,7 +216,7 @@ def _rounds(
 def _round(
     spark: "SparkSession", jobs: Sequence[PipelineJob], progress: JobProgress, stop: StopRequest
 ) -> list[JobOutcome]:
-    """Run each job once; write the summary even if one fails."""
+    """Run each job once, and write the summary even if a job fails."""
     done: list[JobOutcome] = []
     runs: list[PipelineJobState] = []
     try:
@@ -229,7 +229,7 @@ def _round(
             raise
         try:
             _summarize(spark, jobs, runs, progress)
-        except Exception as error:  # the job's own error takes precedence
+        except Exception as error:  # report the error of the job instead
             if _error_text(error) != _error_text(first):
                 progress.note(f"the summary was not written: {_error_text(error)}")
         raise
@@ -298,7 +298,7 @@ def _write_results(done: Sequence[JobOutcome], output: str | None) -> None:
 
 
 def outcome_row(done: JobOutcome, style: str) -> dict[str, Any]:
-    """Return an output row; in tables and CSV, the details are a single string."""
+    """Return a row of the output; for tables and CSV, the details are combined into one text."""
     result = done.result
     details: Any = dict(result.details)
     if style in ("table", "csv"):

@@ -1,4 +1,4 @@
-"""One-line causes of Spark errors, extracted from Java and Python tracebacks."""
+"""Reduces Spark errors to one line, which names the cause found in their tracebacks."""
 
 import re
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ from phpmq_lite.errors import PhpmqError
 _LONGEST: Final = 600
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _EXCEPTION: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: ?(?P<text>.*))?$")
-_JAVA: Final = tuple(  # these are tried in order; the last match of each is used
+_JAVA: Final = tuple(  # tried in order; the last match of a pattern comes first
     re.compile(head + r"(?P<name>[\w.$]+)(?:: (?P<text>.*))?$", re.MULTILINE)
     for head in ("^Caused by: ", r"\([^()]*executor [^()]*\): ", "^: ")
 )
 _CONDITION: Final = re.compile(r"\[[A-Z][A-Z0-9_.]+\] ")
 _STATE: Final = re.compile(r";?\s*SQLSTATE: \w+;?")
-_WRAPPERS: Final = (  # exceptions that wrap the cause without naming it
+_WRAPPERS: Final = (  # exceptions that only wrap the cause
     "Py4JJavaError",
     "PythonException",
     "SparkException",
@@ -34,7 +34,7 @@ _ENDS: Final = ("\tat ", "    at ", "===", " SQLSTATE", "During handling", "The 
 
 
 def find_cause(text: str) -> str:
-    """Return a one-line cause: a Python worker's, else Java's, else the first line of ``text``.
+    """Return the cause in one line: of a Python worker, else of Java, else the first line.
 
     Our own errors are shown without the class name.
     """
@@ -51,7 +51,7 @@ def find_cause(text: str) -> str:
 
 
 def _last_exception(traceback: str) -> str | None:
-    """Return the exception at the end of a traceback, including all lines of its message."""
+    """Return the exception at the end of a traceback, with its whole message."""
     lines = traceback.splitlines()[1:]
     at = next((n for n, line in enumerate(lines) if line and not line[0].isspace()), len(lines))
     match = _EXCEPTION.match(lines[at]) if at < len(lines) else None
@@ -74,17 +74,17 @@ def _format_cause(name: str, text: str) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Remove Spark's condition names and SQL states, join the lines, and limit the length."""
+    """Remove Spark's condition names and SQL states, and return one line of limited length."""
     text = " ".join(_STATE.sub("", _CONDITION.sub("", text)).split())
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
-INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells return
 
 
 @contextmanager
 def explain_spark_errors(target: PipelineTarget) -> Iterator[None]:
-    """Replace Spark errors with one-line causes and write the complete errors to the log."""
+    """Replace a Spark error with its cause in one line, and write the whole error to the log."""
     try:
         yield
     except KeyboardInterrupt:
@@ -108,7 +108,7 @@ def _write_trace(file: Path, error: BaseException) -> None:
 
 
 def spark_error_text(error: Exception) -> str | None:
-    """Describe a Spark error in one line; return None for other errors."""
+    """Return one line that describes a Spark error, or None for any other error."""
     module = type(error).__module__.partition(".")[0]
     if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
         return "Spark's JVM has ended"

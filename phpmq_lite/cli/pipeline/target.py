@@ -1,4 +1,4 @@
-"""The broker, results folder and Spark master of a pipeline command.
+"""Determines which broker, results folder and Spark master a pipeline command uses.
 
 This module does not import pyspark, so that wrong flags are reported before a JVM starts.
 """
@@ -61,12 +61,12 @@ class PipelineTarget(NamedTuple):
 
     @property
     def out_folder(self) -> Path | None:
-        """The results folder, or None if only Spark can reach it."""
+        """The results folder, or None if it is not in the local file system."""
         return local_folder_of(self.out)
 
 
 def target_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the source, results and Spark options; pass ``target`` to the command."""
+    """Add the options for the broker, the results and Spark; pass ``target`` to the command."""
 
     @wraps(command)
     def run(
@@ -122,7 +122,7 @@ def _resolve(
         return None, None, path.absolute(), out or str(path.absolute().parent / "pipeline")
     admin = find_admin_client(settings_args, url, None)
     token = read_token(token_file) if token_file else admin.token
-    here = admin.settings  # None unless the broker was found by its data folder
+    here = admin.settings  # only if the broker was found by its data folder
     found_url = admin.url if here is None else admin_url_of(here)
     if out is None and here is not None:
         out = str(here.data.absolute() / "pipeline")
@@ -131,12 +131,12 @@ def _resolve(
             found_url, settings_args.read().settings.data, is_named=settings_args.data is not None
         )
     elif folder := local_folder_of(out):
-        out = str(folder.absolute())  # Spark processes run in different working folders
+        out = str(folder.absolute())  # Spark's processes have other working folders
     return found_url, token, None, out
 
 
 def _default_out(url: str, data: Path, *, is_named: bool) -> str:
-    """Return the results folder in the broker's data folder, which must be on this machine."""
+    """Return the default results folder, which is in the data folder of a local broker."""
     is_here = urlsplit(url).hostname in _LOOPBACK
     if not is_named and not (is_here and data.is_dir()):
         raise click.UsageError(
