@@ -42,7 +42,7 @@ class AttentionFacts:
 
     now_ms: int
     ages: Mapping[int, int] = field(default_factory=dict)  # when the first ready one was published
-    expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # count, earliest expiry
+    expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # count, first expiry
     deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # recent, by reason
     unread: Mapping[int, int] = field(default_factory=dict)  # expired recently, never dispatched
     held: Sequence[ConsumerLoad] = ()

@@ -357,7 +357,7 @@ def _queues(groups: Sequence[QueueSeries], now_ms: int) -> Iterator[Metric]:
     age = _family("queue_oldest_deliverable_age_seconds")
     for_dead_letters = _family("queue_for_dead_letters")
     for group in existing:
-        if group.gauges["is_dead_letter_queue"] and group.label != OTHER:  # ~other mixes both kinds
+        if group.gauges["is_dead_letter_queue"] and group.label != OTHER:  # ~other mixes the kinds
             for_dead_letters.add_metric([group.label], 1)
         for state in ("ready", "dispatched"):
             messages.add_metric([group.label, state], group.gauges[state])
