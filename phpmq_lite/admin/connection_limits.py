@@ -19,7 +19,7 @@ BODY: Final = "body took too long to arrive"
 ANSWER: Final = "response was not read"
 _LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _INTERVAL_S: Final = 1.0
-_REST_EACH_S: Final = 0.002  # interval between two reads of refused bodies, on any connection
+_REST_EACH_S: Final = 0.002  # minimum time between two reads of refused bodies
 _log = get_logger(__name__)
 
 
@@ -27,7 +27,7 @@ _log = get_logger(__name__)
 class SlowClientTimeouts:
     """Timeouts for slow peers, in seconds."""
 
-    head_s: float = 10.0  # time from connecting, or from a later request's start, to its headers
+    head_s: float = 10.0  # time until all headers of a request have arrived
     body_s: float = 30.0
     body_bytes_per_s: int = 8 << 10  # body_s grows by one second for every 8 KiB received
     answer_s: float = 30.0  # maximum time without progress; streams have their own timeouts
@@ -46,7 +46,7 @@ class ConnectionLimits:
         self.timeouts = patience or SlowClientTimeouts()
         self.ended: Counter[str] = Counter()  # number of slow connections closed, by reason
         self.open: set[LimitedConnection] = set()
-        self._paused: deque[LimitedConnection] = deque()  # paused while receiving a refused body
+        self._paused: deque[LimitedConnection] = deque()  # waiting to resume reading
         self._trusted = tuple(trusted)
 
     @classmethod
@@ -80,7 +80,7 @@ class ConnectionLimits:
                 limited.end(is_told=reason != ANSWER and limited.has_begun)
 
     def resume_in_turn(self, limited: "LimitedConnection") -> None:
-        """Add a connection to the queue from which one connection resumes reading every 2 ms.
+        """Queue a connection that is to resume reading; one of the queue does so every 2 ms.
 
         Without this limit, 95 connections that sent refused bodies delayed a batch by 60 ms.
         """
@@ -119,11 +119,11 @@ class LimitedConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._began_at: float | None = None  # when the current request began
         self._bytes = 0  # bytes received since the request began
-        self._request: web.BaseRequest | None = None  # request now being processed by a handler
+        self._request: web.BaseRequest | None = None  # request being processed by a handler
         self._is_refused = False  # whether more of a refused body may still arrive
-        self._rest: list[bytes] = []  # data of a refused body that was not passed on yet
+        self._rest: list[bytes] = []  # data of a refused body, not passed on yet
         self._progress = WriteProgress()
-        self._stuck_at: float | None = None  # when the peer last read some of a response
+        self._stuck_at: float | None = None  # when sending the response last made progress
 
     # -- called by the event loop
 

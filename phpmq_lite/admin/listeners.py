@@ -43,7 +43,7 @@ async def bind_sockets(
                 found = await bind_tcp(endpoint)
                 for one in found:
                     stack.callback(one.close)
-            for one in found:  # an address is reserved only once a socket listens on it
+            for one in found:  # until then, another socket could bind the same address
                 one.listen(_BACKLOG)
         except OSError as error:
             raise StartRefusedError(f"cannot listen on {endpoint}: {os_reason(error)}") from error

@@ -1,4 +1,4 @@
-"""Defines a page together with the matching API call, or an API call that has no page.
+"""Defines a page together with the API call that does the same, or an API call alone.
 
 ``run`` validates, loads or acts. The page renders its result, or redirects with a message after an
 action; the API call returns the result as JSON. Both become ordinary rows of the route table. The
@@ -24,7 +24,7 @@ from phpmq_lite.admin.base.route import BODY_BYTES, VALUES, Handler, Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
 from phpmq_lite.admin.views.rendering import render_page
 
-_AS_TYPED: Final = frozenset({"password", "queue", "target"})  # outer white space is kept
+_AS_TYPED: Final = frozenset({"password", "queue", "target"})  # not stripped of white space
 _LINES: Final = frozenset({"queues"})  # fields that contain a list, one item per line
 
 
@@ -42,7 +42,7 @@ class Page:
     values: Callable[[web.Request, Any, Any], Awaitable[dict[str, Any]]] | None = None
     done: Callable[[web.Request, Any, Any], tuple[FlashMessage | str, str]] | None = None
     again: Callable[[web.Request, Form, Problem], Awaitable[web.Response]] | None = None
-    typed: Callable[[web.Request], Awaitable[Collection[str]]] | None = None  # texts to type
+    typed: Callable[[web.Request], Awaitable[Collection[str]]] | None = None  # any must be typed
     needs_reason: bool = False
 
 

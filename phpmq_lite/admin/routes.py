@@ -44,7 +44,7 @@ from phpmq_lite.admin.resources import (
     wait,
 )
 
-# If several routes match a path, the first of these handles the request.
+# If several routes match a path, the first of them handles the request.
 ROUTES: Final[tuple[Route, ...]] = (
     *health.ROUTES,
     *overview.ROUTES,

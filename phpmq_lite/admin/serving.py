@@ -17,8 +17,8 @@ from phpmq_lite.admin.connection_limits import ConnectionLimits, LimitedConnecti
 from phpmq_lite.logs import is_quiet
 
 _RETRY_S: Final = 0.1  # delay before accepting connections again after an error
-_LINGER_S: Final = 2.0  # maximum time spent on reading the rest of a refused body
-_READ_BYTES: Final = 64 << 10  # buffer per body; aiohttp pauses reading at twice this size
+_LINGER_S: Final = 2.0  # maximum time spent reading the rest of a refused body
+_READ_BYTES: Final = 64 << 10  # buffer size; aiohttp pauses reading when it holds twice as much
 
 
 async def open_admin(
@@ -92,7 +92,7 @@ async def _secure(
     limited: LimitedConnection,
     limits: ConnectionLimits,
 ) -> None:
-    """Reserve a place for the connection and perform the TLS handshake."""
+    """Reserve a place for a connection, perform the TLS handshake, and start handling requests."""
     name = limits.name_of(host)
     refusal = limits.gate.reserve(name)
     if refusal is not None:
@@ -101,7 +101,7 @@ async def _secure(
         return
     is_made = False
     try:
-        with suppress(OSError):  # ssl.SSLError and TimeoutError are subclasses
+        with suppress(OSError):  # SSLError and TimeoutError are subclasses
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: limited, connection, ssl=tls, ssl_handshake_timeout=limits.timeouts.head_s
             )

@@ -82,10 +82,10 @@ class EngineProtocol(Protocol):
         """Confirm or reject a clock that was far ahead when the broker started."""
 
     async def pause(self) -> None:
-        """Wait until the event loop is between two batches."""
+        """Yield to the event loop, and return when no batch is being processed."""
 
     def tap(self, look: Callable[[Batch], None]) -> Callable[[], None]:
-        """Call ``look`` with every batch stored from now on; return a function that stops this."""
+        """Call ``look`` with each batch that is stored; return a function that ends these calls."""
 
     @property
     def figures(self) -> ConnectionCounters:
@@ -117,17 +117,17 @@ class Context:
     now_ms: Callable[[], int]  # returns the time in Unix ms
     auth: AuthServices  # accounts, passwords, login limits and the setup token
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
-    rollups: Rollups = field(default_factory=Rollups)  # statistics of the last hour
+    rollups: Rollups = field(default_factory=Rollups)  # last hour's statistics
     maintenance: Maintenance | None = None  # backups and scrubs; None until the broker is ready
-    schemas: ActiveSchemas = field(default_factory=lambda: ActiveSchemas(None))  # by URN
-    connection_limits: ConnectionLimits = field(init=False)  # limits connections to the admin
+    schemas: ActiveSchemas = field(default_factory=lambda: ActiveSchemas(None))  # for payloads
+    connection_limits: ConnectionLimits = field(init=False)  # for the admin interface
     live: LiveFeeds = field(default_factory=LiveFeeds)  # open streams and waiting requests
     http: HttpCounters = field(default_factory=HttpCounters)
-    labels: MetricLabels = field(default_factory=MetricLabels)  # labels for queues in the metrics
+    labels: MetricLabels = field(default_factory=MetricLabels)  # label of each queue in the metrics
     uploads: FairReadSlots = field(default_factory=lambda: FairReadSlots(UPLOADS))
     summaries: SummaryFile = field(init=False)  # results of pipeline jobs
     exports: ExportProcesses = field(init=False)  # Arrow exports, which run in separate processes
-    memory: HttpMemory = field(init=False)  # budget for large requests and responses
+    memory: HttpMemory = field(init=False)  # shared by large requests and responses
     docs: Documentation = field(init=False)  # the pages under /docs/
     actions: ActionState = field(init=False)  # selections, bulk jobs and undo records
 
@@ -144,7 +144,7 @@ class Context:
 
 
 CONTEXT: Final = web.AppKey("context", Context)
-QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # globs; empty means all queues
+QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # globs; empty for all queues
 _STATUS: Final = web.RequestKey("status", BrokerStatus)
 
 

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 from phpmq_lite.model import State
 
 DASH: Final = "–"
-SPANS_MAX: Final = 2_000  # maximum number of pieces; later escapes are not highlighted
+SPANS_MAX: Final = 2_000  # maximum number of pieces of a text
 
-# Control, bidi, zero-width and line-separating characters and noncharacters are escaped.
-# The reasons are in section 7 of docs/operate/security.md.
+# Matches control, bidi, zero-width and line-separating characters, and noncharacters.
+# Section 7 of docs/operate/security.md explains why these are escaped.
 _HIDDEN: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
     "\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"

@@ -147,7 +147,7 @@ class MemoryReservation:
         self.began_s = memory.now_s()
         self.is_ended = False  # True if the transfer was ended to free memory for another request
         self._memory = memory
-        self._end: Callable[[], None] | None = None  # ends the transfer, if one is running
+        self._end: Callable[[], None] | None = None  # aborts the transfer that is running, if any
         self._began_active_s = self.began_s
         self._waited_s = 0.0  # time spent waiting for memory since the transfer began
         self._waits_since_s: float | None = None
@@ -178,7 +178,7 @@ class MemoryReservation:
     # -- transfers
 
     def begin(self, end: Callable[[], None]) -> None:
-        """Begin a transfer; ``end`` is called to abort it if another request needs the memory."""
+        """Begin a transfer; if another request needs the memory, ``end`` is called to abort it."""
         self._end = end
         self._began_active_s, self._waited_s, self._moved = self._memory.now_s(), 0.0, 0
 

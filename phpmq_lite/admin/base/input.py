@@ -111,7 +111,7 @@ def check_queue_name(name: str) -> None:
 
 
 def check_text(text: str, field: str) -> None:
-    """Raise a 422 ``Problem`` that names the field if a name is not valid UTF-8."""
+    """Refuse a name that is not valid UTF-8 with a 422 ``Problem`` that names the field."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -309,7 +309,7 @@ def _bad(field: str, what: str, bound: str) -> Problem:
 
 
 def parse_time(text: str, field: str) -> int | None:
-    """Parse Unix milliseconds, or an ISO 8601 time, which is in UTC unless it has an offset.
+    """Parse a time in Unix ms, or in ISO 8601 format, for which UTC is the default zone.
 
     Raises:
         Problem: 422 if it is neither.

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, StorageFullError
 from phpmq_lite.settings.validation_errors import describe_error
 
-_REFUSALS: Final = {  # HTTP status -> RefusedError codes; the status for other codes is 409
+_REFUSALS: Final = {  # maps an HTTP status to RefusedError codes; all others have 409
     403: ("foreign_queue", "foreign_app_id"),
     404: (
         "unknown_queue", "unknown_client", "unknown_app_id", "unknown_subscription",
@@ -26,7 +26,7 @@ _REFUSALS: Final = {  # HTTP status -> RefusedError codes; the status for other 
     507: ("stage_full", "disk_full", "database_full"),
 }  # fmt: skip
 _STATUSES: Final = {code: status for status, codes in _REFUSALS.items() for code in codes}
-DOCS: Final = {  # error code -> documentation page that explains it
+DOCS: Final = {  # maps an error code to the documentation page about it
     "bad_query": "guides/admin#find-a-message",
     "cross_site": "operate/security#4-changes-from-elsewhere",
     "database_full": "concepts/durability#when-the-disk-is-full",
@@ -157,6 +157,6 @@ def _of_http(error: web.HTTPException) -> Problem:
 
 
 def _sentence(text: str) -> str:
-    if text.partition(" ")[0].isalpha():  # names such as max_bytes keep their case
+    if text.partition(" ")[0].isalpha():  # not a field name, such as max_bytes
         text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "?", "!")) else f"{text}."

@@ -1,4 +1,4 @@
-"""Reads JSON, form and upload bodies within the limits on size and memory."""
+"""Reads request bodies (JSON, forms, uploads) within the limits on their size and memory."""
 
 import asyncio
 import json
@@ -101,12 +101,12 @@ def _part(raw: bytes | bytearray, at: int, begin: int, end: int) -> tuple[str, F
     return name, content.decode(charset if isinstance(charset, str) else "utf-8")
 
 
-WHOLE_S: Final = 600.0  # maximum time in which a whole body must arrive
-STALLED_S: Final = 30.0  # maximum time during which no data arrives
+WHOLE_S: Final = 600.0  # maximum time until a body has arrived completely
+STALLED_S: Final = 30.0  # maximum time without any data
 FIELDS_MAX: Final = 1_000  # maximum number of fields in a form
 FORMS: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 FREE_VALUES: Final = 10_000  # number of JSON values that do not count toward the memory budget
-VALUE_BYTES: Final = 100  # assumed memory per value; {} needs 64 bytes, a member 120 or more
+VALUE_BYTES: Final = 100  # average memory per value: {} requires 64, a member 120 or more
 _BLOCK: Final = 64 << 10
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -185,7 +185,7 @@ async def _send_continue(request: web.Request) -> None:
         and not request.content.total_bytes
     ):
         await request.writer.write(_CONTINUE)
-        request.writer.output_size = 0  # do not count 100 Continue as output
+        request.writer.output_size = 0  # so that 100 Continue does not count as output
 
 
 async def _piece(request: web.Request) -> bytes:
@@ -263,7 +263,7 @@ async def read_json_body(request: web.Request) -> object:
 
 
 def check_values(raw: bytes | bytearray, values_max: int) -> int:
-    """Return the highest possible number of JSON values; refuse a body with too many.
+    """Return an upper limit for the number of JSON values; refuse a body with too many.
 
     In ``[{},{},`` each value takes three bytes, but 64 or more in memory.
 
@@ -274,7 +274,7 @@ def check_values(raw: bytes | bytearray, values_max: int) -> int:
     for start in range(0, len(raw), _BLOCK):  # a single call for 3 MiB would hold the GIL for 3 ms
         block = raw[start : start + _BLOCK]
         count += sum(block.count(mark) for mark in b",[{")
-        if count > FREE_VALUES:  # commas in strings must not count
+        if count > FREE_VALUES:  # exclude commas in strings
             count = _values(raw, values_max)
             break
     if count > values_max:
@@ -346,5 +346,5 @@ def _fields(request: web.Request, raw: bytearray) -> list[tuple[str, FormValue]]
                 bound=f"{FIELDS_MAX} fields",
             )  # fmt: skip
         return list(parse_qsl(text, keep_blank_values=True, encoding=charset))
-    except (ValueError, LookupError) as error:  # LookupError means an unknown charset
+    except (ValueError, LookupError) as error:  # LookupError means that a charset is unknown
         raise Problem(400, "malformed", f"The form cannot be read: {error}.") from None

@@ -19,7 +19,7 @@ CursorPlace = int | list[int | float | str]
 
 
 class ListCursor(NamedTuple):
-    """A position in a list, which is itself excluded, and the direction to read from there."""
+    """A position in a list; a page begins after or before the row at this position."""
 
     direction: ReadDirection
     place: CursorPlace

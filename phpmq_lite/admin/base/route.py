@@ -11,7 +11,7 @@ from pydantic import BaseModel
 BODY_BYTES: Final = 1 << 20  # default maximum size of a request body
 LOGIN_BYTES: Final = 16 << 10  # maximum size of a request body if no login is required
 VALUES: Final = 10_000  # default maximum number of JSON values in a request body
-JSON_LINES: Final = "application/x-ndjson"  # no form on another site can send this
+JSON_LINES: Final = "application/x-ndjson"  # a form on another site cannot send this
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -39,12 +39,12 @@ class Route:
     OpenAPI is the first line of the handler's docstring.
     """
 
-    method: str  # GET includes HEAD
+    method: str  # "GET" also permits HEAD
     path: str  # {q} stands for a queue name, {id} for a message id
     role: Role
     name: str
     handler: Handler
-    audit: str | None = None  # name in the audit log, such as "queue.purge"; rare for reads
+    audit: str | None = None  # action in the audit log, such as "queue.purge"
     query: type[BaseModel] | None = None  # API: model of the query string
     takes: Any = None  # API: model of the JSON request body, or list[Model]
     gives: Any = None  # API: model of the response
@@ -55,7 +55,7 @@ class Route:
     cli: str | None = None  # CLI command that uses this route, such as "queue purge"
     is_early: bool = False  # whether the route works before the broker is ready
     body: int = BODY_BYTES  # maximum size of the request body; LOGIN_BYTES for public routes
-    has_content: bool = False  # adds room for a message of limits.max_content bytes in base64
+    has_content: bool = False  # whether the body may also contain a message in base64
     values: int = VALUES  # maximum number of JSON values in the request body
 
     @property

@@ -72,7 +72,7 @@ QUALIFIERS: Final = (
 
 
 def parse_search(text: str) -> SearchQuery:
-    """Parse a search; if part of it is invalid, raise a 422 ``Problem`` with the allowed values."""
+    """Parse a search; raise a 422 ``Problem`` that says what is invalid and what is allowed."""
     if len(text) > QUERY_CHARACTERS:
         raise Problem(
             422, "bad_query", f"The search is too long: {len(text)} characters.", field="q",

@@ -18,7 +18,7 @@ from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad, RecentAc
 EXPIRY_NOTICE_MS: Final = 600_000  # messages that expire within this time cause a notice
 LATELY_MS: Final = 86_400_000  # recent dead letters and expiries are counted over this period
 NOTICES_MAX: Final = 200
-_HELD_LONG_MS: Final = 3_600_000  # used if the queue has no acknowledgement timeout
+_HELD_LONG_MS: Final = 3_600_000  # used for queues without an acknowledgement timeout
 _LOST: Final = ("Envelopes", "Dead letters")  # links in notices about messages not handled
 _DISK_WARN: Final = 0.85
 _DISK_BAD: Final = 0.93
@@ -26,7 +26,7 @@ _DISK_BAD: Final = 0.93
 
 @dataclass(slots=True, frozen=True)
 class Notice:
-    """A notice about a problem; ``route`` and ``values`` determine the page it links to."""
+    """A notice about a problem; ``route`` and ``values`` determine the URL of its link."""
 
     level: str  # "bad" or "warn"
     who: str  # the queue, client or component concerned
@@ -38,21 +38,21 @@ class Notice:
 
 @dataclass(slots=True, frozen=True)
 class AttentionFacts:
-    """The facts from which notices are made; mappings of queues are keyed by queue id."""
+    """The facts behind the notices; mappings are keyed by queue id, and times are in Unix ms."""
 
     now_ms: int
-    ages: Mapping[int, int] = field(default_factory=dict)  # when the first ready one was published
-    expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # count, first expiry
-    deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # recent, by reason
-    unread: Mapping[int, int] = field(default_factory=dict)  # expired recently, never dispatched
+    ages: Mapping[int, int] = field(default_factory=dict)  # publish time of first ready message
+    expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # number, earliest
+    deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # number by reason
+    unread: Mapping[int, int] = field(default_factory=dict)  # expired without a dispatch
     held: Sequence[ConsumerLoad] = ()
     refused: Mapping[str, int] = field(default_factory=dict)  # recent refusals, by reason
     disk_share: float = 0.0  # fraction of the disk in use
     wal_bytes: int = 0
     wal_limit_bytes: int = 1 << 62
     damage: Sequence[str] = ()  # damage that the scrub found
-    backup_error: str | None = None  # why the most recent backup failed
-    backup_age_ms: int | None = None  # of the newest; None if no backups are scheduled
+    backup_error: str | None = None  # why the most recent backup failed, if so
+    backup_age_ms: int | None = None  # None if no backups are scheduled
     backup_each_ms: int = 0
 
 
@@ -142,7 +142,7 @@ def _maintenance_notices(seen: AttentionFacts) -> Iterator[Notice]:
 def _of_queue(
     queue: QueueStatus, seen: AttentionFacts, is_waiting: bool, *, only_bad: bool
 ) -> Iterator[Notice]:
-    """Yield a queue's notices; if ``is_waiting``, its messages are expected to wait."""
+    """Yield notices about a queue; with ``is_waiting``, waiting messages are not a problem."""
     expires = queue.queue_id in seen.expiring and not queue.consumers
     # If expired messages are forwarded or dead-lettered, they are not lost.
     is_losing = expires and queue.settings.on_expire == "history"

@@ -24,7 +24,7 @@ from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
 
 HELD_SHOWN: Final = 50
 CLOSED_MS: Final = 24 * 3_600_000  # how long a closed connection stays in the list
-LABEL: Final = "label"  # kind under which labels are saved
+LABEL: Final = "label"  # labels are saved items of this kind
 LABEL_MAX: Final = 60  # maximum number of characters in a label
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid and gid of a Unix socket's peer
 HIDDEN_QUEUE_TEXT: Final = "hidden: you may not see this queue"
@@ -47,10 +47,10 @@ class ConnectionSnapshot:
     """The state of a connection between two batches."""
 
     is_open: bool = False
-    held: list[HeldMessage] = field(default_factory=list)  # the one held longest is first
+    held: list[HeldMessage] = field(default_factory=list)  # longest held first
     held_total: int = 0
     recorder: FrameRecorder | None = None
-    pid: int | None = None  # process at the other end of a Unix socket
+    pid: int | None = None  # process id of the peer on a Unix socket
 
 
 # -- labels
@@ -90,7 +90,7 @@ def label_of(address: str, labels: Mapping[str, str]) -> str:
 
 
 def read_label_name(text: str) -> str | None:
-    """Parse what a label applies to: an address, a network or ``unix``; return None if invalid."""
+    """Parse the address, network or ``unix`` that a label applies to; return None if invalid."""
     text = text.strip()
     if text == "unix":
         return text
@@ -195,7 +195,7 @@ def _unix_pid(connection: Any) -> int | None:
 
 
 async def find_process(address: str, pid: int | None) -> processes.PeerProcess | None:
-    """Find the process at the other end, in a thread; return None if it is not visible."""
+    """Find the process of a connection's peer, in a thread, or return None if not visible."""
     if pid is not None:
         return await asyncio.to_thread(processes.describe, pid)
     return await asyncio.to_thread(processes.find_peer, address)

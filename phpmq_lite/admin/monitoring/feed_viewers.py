@@ -9,20 +9,20 @@ from phpmq_lite.admin.auth.middleware import is_still_logged_in, session_key_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.monitoring.live_feeds import CONTROL
 
-FEED: Final = web.RequestKey[Hashable]("feed", object)  # key of the feed requested
+FEED: Final = web.RequestKey[Hashable]("feed", object)  # key of the feed that is requested
 _NOT_FILTER: Final = frozenset({"topic", "ids", "after", "format", "cursor"})
 _FILTER_CHARACTERS: Final = 4_000  # maximum length of each filter value in a key
 
 
 def feed_key(request: web.Request, topic: str, ids: tuple[int, ...] = ()) -> Hashable:
-    """Return a feed's key, which is the same for the same topic, rows, filter and permissions."""
+    """Return a feed's key, which viewers with equal topics, rows, filters and permissions share."""
     filter_ = tuple(sorted(
         (name, value[:_FILTER_CHARACTERS])
         for name, value in request.query.items()
         if value and name not in _NOT_FILTER
     ))  # fmt: skip
     identity = identity_of(request)
-    actor = identity.actor if identity.queues else ""  # who may only see their own jobs
+    actor = identity.actor if identity.queues else ""  # limited callers have feeds of their own
     return topic, ids, filter_, identity.role, identity.queues, actor
 
 

@@ -13,9 +13,9 @@ from phpmq_lite.logs import get_logger, is_quiet
 
 EVERY_S: Final = 1.0  # interval between two evaluations of a feed
 STREAMS: Final = 64
-STREAMS_PER_SESSION: Final = 4  # of the six connections that a browser opens to a host
-STREAMS_OF_CONTROL: Final = 16  # the control socket has no sessions
-STREAM_S: Final = 600.0  # the browser must then reconnect, with its current permissions
+STREAMS_PER_SESSION: Final = 4  # a browser opens at most six connections to a host
+STREAMS_OF_CONTROL: Final = 16  # the control socket has no sessions, so all its streams count
+STREAM_S: Final = 600.0  # a browser must then reconnect, so that permissions are checked
 IDLE_FEEDS: Final = 64  # number of feeds kept without a stream, for polling and reconnecting
 ROWS: Final = 500  # number of rows kept per feed
 FIRST_ROWS: Final = 100  # number of rows sent to a viewer who has no event id
@@ -28,7 +28,7 @@ _log = get_logger(__name__)
 
 
 class FeedPosition(NamedTuple):
-    """A viewer's position in a feed; as text, it is the id of an event."""
+    """A viewer's position in a feed, which is sent as the id of an event."""
 
     feed: int
     version: int
@@ -65,7 +65,7 @@ class Feed:
         self.number = number
         self._version = 0
         self._fields: dict[tuple[str, str], tuple[Any, int]] = {}  # (member, key) -> value, version
-        self._rows: deque[tuple[int, dict[str, Any]]] = deque(maxlen=ROWS)  # (number, row)
+        self._rows: deque[tuple[int, dict[str, Any]]] = deque(maxlen=ROWS)  # number and row
         self._row = 0  # number of rows so far, including those omitted
 
     @property
@@ -175,14 +175,14 @@ class _Running:
     def __init__(self, feed: Feed, evaluate: EvaluateFeed) -> None:
         self.feed = feed
         self.evaluate = evaluate
-        self.evaluated_at = -EVERY_S  # by the event loop's clock
+        self.evaluated_at = -EVERY_S  # on the event loop's clock
         self.lock = asyncio.Lock()
         self.streams: set[FeedStream] = set()
         self.task: asyncio.Task[None] | None = None
 
 
 class FeedState:
-    """What a topic remembers from one evaluation of a feed to the next."""
+    """The data that a topic keeps from one evaluation of a feed to the next."""
 
     def stop(self) -> None:
         """Release all resources, because the feed is being removed."""
@@ -195,8 +195,8 @@ class LiveFeeds:
         self.is_closed = False
         # Maps the event of each waiting request, which ``close`` sets, to the caller's identity.
         self.waits: dict[asyncio.Event, str] = {}
-        self.states: dict[Hashable, FeedState] = {}  # by the feed's key
-        self._feeds: OrderedDict[Hashable, _Running] = OrderedDict()  # oldest use first
+        self.states: dict[Hashable, FeedState] = {}  # keyed by the feed's key
+        self._feeds: OrderedDict[Hashable, _Running] = OrderedDict()  # least recently used first
         self._number = 0
         self.streams_refused = 0
         self.waits_refused = 0
@@ -303,7 +303,7 @@ class LiveFeeds:
                 for stream in running.streams:
                     stream.end("gone")
                 return
-            except PhpmqError as error:  # such as a slow read; evaluated again in a second
+            except PhpmqError as error:  # such as a slow read; try again in a second
                 if not is_quiet("live_failed"):
                     _log.warning("live_failed", reason=str(error))
             except Exception as error:

@@ -9,7 +9,7 @@ from typing import Final
 from phpmq_lite import histogram
 from phpmq_lite.server.status import QueueStatus
 
-OTHER: Final = "~other"  # queues without a label; label_name() prevents conflicts
+OTHER: Final = "~other"  # label of all other queues; label_name() avoids conflicts
 GAUGES: Final = ("ready", "dispatched", "dead", "bytes", "consumers", "credit",
                  "delivery_paused", "publishing_paused", "is_dead_letter_queue")  # fmt: skip
 
@@ -25,14 +25,14 @@ class QueueSeries:
     def __init__(self, label: str) -> None:
         self.label = label
         self.counts: Counter[str] = Counter()  # since startup, keyed by texts such as "dead crc"
-        self.wait: Sequence[int] = ()  # like hold, a histogram of times since startup
+        self.wait: Sequence[int] = ()  # histograms of all times since startup
         self.hold: Sequence[int] = ()
         self.gauges: Counter[str] = Counter()
         self.oldest_at: int | None = None  # in Unix ms
         self.is_alive = False  # whether a queue has this label at this scrape
         self._last: Counter[str] = Counter()  # sums at the previous scrape
         self._base: Counter[str] = Counter()  # added for queues removed since then
-        self._wait, self._hold = _Span(), _Span()  # the same for the histograms
+        self._wait, self._hold = _Span(), _Span()  # same for the histograms
         self._is_rest = label == OTHER
 
     def begin(self) -> None:
@@ -99,16 +99,16 @@ class _Span:
 
 
 class MetricLabels:
-    """The label of each queue.  A scrape calls ``begin``, then ``add`` repeatedly, then ``end``."""
+    """All queue labels.  A scrape calls ``begin``, then ``add`` for each slice, then ``end``."""
 
     def __init__(self) -> None:
-        self.lock = asyncio.Lock()  # for one scrape at a time
-        self._named: dict[str, QueueSeries] = {}  # by label, in order of assignment
-        self._ids: dict[int, QueueSeries] = {}  # labelled queues, by queue_id
+        self.lock = asyncio.Lock()  # held during a scrape
+        self._named: dict[str, QueueSeries] = {}  # keyed by label, in order of assignment
+        self._ids: dict[int, QueueSeries] = {}  # queues that have a label, keyed by queue_id
         self._gone: dict[str, None] = {}  # labels of removed queues, oldest removal first
         self._other = QueueSeries(OTHER)
         self._has_other = False
-        # Highest queue_id in earlier scrapes; up to this, queues without a label never get one.
+        # Highest queue_id of earlier scrapes.  Queues seen then that have no label never get one.
         self._seen = 0
         self._highest = 0
 

@@ -42,7 +42,7 @@ SIDES: Final = {"delivery": "delivery_paused", "publishing": "publishing_paused"
 # Bounds of wait and hold times in ms; all are also bucket edges, so the counts are exact.
 SPANS_MS: Final = tuple(1 << power for power in range(0, 28, 2))
 
-_SOURCES: Final = ("http", "ui", "cli")  # ways to publish, except tcp
+_SOURCES: Final = ("http", "ui", "cli")  # sources of messages other than tcp
 _QUEUE_COUNTERS: Final = {  # metric -> key in QueueSeries.counts
     "publishes_deduplicated": "deduplicated",
     "messages_dispatched": "dispatched",
@@ -89,11 +89,11 @@ class MetricReadings:
     removed: int | None = None
     streams: int = 0
     exports: int = 0  # number of running exports
-    export_ends: Mapping[str, int] = field(default_factory=dict)  # exports that ended, by outcome
+    export_ends: Mapping[str, int] = field(default_factory=dict)  # number ended, by outcome
     login_failures: int = 0
     limits: Sequence[LimitUsage] = ()
     backup_at: int = 0  # when the newest backup was made, in Unix ms; 0 if there is none
-    backup_failed: bool = False  # whether the most recent attempt failed
+    backup_failed: bool = False  # whether the most recent backup failed
     scrub_at: int = 0  # when the last complete scrub ended, in Unix ms; 0 if never
     damage: int = 0  # number of damaged bodies and structural faults found
 
@@ -106,7 +106,7 @@ class MetricDefinition:
     name: str  # without the prefix phpmq_ and a suffix such as _total
     help: str
     labels: tuple[str, ...] = ()
-    value: Callable[[MetricReadings], float | None] | None = None  # only if there are no labels
+    value: Callable[[MetricReadings], float | None] | None = None  # only for metrics without labels
 
     @property
     def full_name(self) -> str:
@@ -127,7 +127,7 @@ _FAMILIES: Final[dict[str, Callable[..., Metric]]] = {
 }
 _QUEUE: Final = ("queue",)
 _D = MetricDefinition
-METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the reference -> metrics
+METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the page -> metrics
     "Messages, by `queue`": (
         _D("counter", "messages_published", "Stored messages; source is tcp, http, ui or cli",
            ("queue", "source")),
@@ -271,7 +271,7 @@ def _family(name: str) -> Any:
 
 
 async def render_metrics(readings: MetricReadings, groups: Sequence[QueueSeries]) -> bytes:
-    """Return all metrics as text; between two metric families, other tasks can run."""
+    """Return all metrics as text, letting other tasks run between two metric families."""
     parts = []
     for family in metric_families(readings, groups):
         registry = CollectorRegistry(auto_describe=False)
@@ -357,7 +357,7 @@ def _queues(groups: Sequence[QueueSeries], now_ms: int) -> Iterator[Metric]:
     age = _family("queue_oldest_deliverable_age_seconds")
     for_dead_letters = _family("queue_for_dead_letters")
     for group in existing:
-        if group.gauges["is_dead_letter_queue"] and group.label != OTHER:  # ~other mixes the kinds
+        if group.gauges["is_dead_letter_queue"] and group.label != OTHER:  # ~other mixes both kinds
             for_dead_letters.add_metric([group.label], 1)
         for state in ("ready", "dispatched"):
             messages.add_metric([group.label, state], group.gauges[state])
@@ -476,7 +476,7 @@ async def _read_queues(context: Context) -> Sequence[QueueSeries]:
         waiting += [queue.queue_id for queue in some if queue.ready]
         await asyncio.sleep(0)
     labels.end()
-    with suppress(StorageError):  # if this fails, the ages are omitted
+    with suppress(StorageError):  # if the ages cannot be read, they are omitted
         labels.set_oldest(await context.reader.oldest_ready(waiting))
     return labels.groups()
 

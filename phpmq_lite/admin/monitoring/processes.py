@@ -19,7 +19,7 @@ _INTERPRETERS: Final = re.compile(
 _SCRIPT: Final = re.compile(
     r"[\w./+~-]+\.(?:pyc?|pyz|php|phar|[mc]?js|ts|rb|pl|lua|sh|jar)", re.IGNORECASE
 )
-_PATH: Final = re.compile(r"[\w.+~-]*(?:/[\w.+~-]+)+")  # a path, such as the path of a script
+_PATH: Final = re.compile(r"[\w.+~-]*(?:/[\w.+~-]+)+")  # a path, such as that of a script
 _NAME: Final = re.compile(r"[\w.]+")  # the name of a module
 _CODE: Final = re.compile(r"-[a-zA-Z]*[cer]|--?(?:eval|print|run|classpath|cp)|-p|-E")
 _ESTABLISHED: Final = "01"
@@ -35,14 +35,14 @@ class PeerProcess:
 
 
 def split_address(text: str) -> tuple[IPv4Address | IPv6Address, int] | None:
-    """Split an address such as ``127.0.0.1:50000`` or ``::1:50000``; return None if it is Unix."""
+    """Parse an address such as ``127.0.0.1:50000`` or ``::1:50000``; return None for others."""
     host, _, port = text.rpartition(":")
     address = parse_address(host.strip("[]"))
     return None if address is None or not port.isdecimal() else (address, int(port))
 
 
 def find_peer(address: str, proc: Path = PROC) -> PeerProcess | None:
-    """Return the process that connected from a loopback address, or None if this is not visible."""
+    """Return the process that connected from a loopback address, or None if it is not visible."""
     place = split_address(address)
     if place is None or not place[0].is_loopback:
         return None
@@ -55,7 +55,7 @@ def find_peer(address: str, proc: Path = PROC) -> PeerProcess | None:
 
 
 def find_listener(port: int, proc: Path = PROC) -> PeerProcess | None:
-    """Return the process that listens on a port, at any address, or None if this is not visible."""
+    """Return the process that listens on a port, at any address, or None if it is not visible."""
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for inode in listening_sockets((proc / "net" / table).read_text("ascii"), port):
@@ -138,7 +138,7 @@ def program_of(arguments: Sequence[str]) -> str:
 
 
 def _script_of(arguments: Sequence[str]) -> str | None:
-    """Return the script among an interpreter's arguments, or None if it is not certain."""
+    """Return the script that an interpreter's arguments name, or None if that is uncertain."""
     is_value = False  # whether the argument may be the value of the option before it
     for at, argument in enumerate(arguments):
         if argument in ("-m", "-jar"):

@@ -21,8 +21,8 @@ from phpmq_lite.storage.disk_space import DiskUsage
 from phpmq_lite.storage.integrity.startup import Start
 from phpmq_lite.storage.read.database_size import DatabaseSize
 
-_SAFE_SQLITE: Final = (3, 51, 3)  # two writers can damage the WAL of an older version
-_PAUSES: Final = {  # reason why a connection is not read -> explanation
+_SAFE_SQLITE: Final = (3, 51, 3)  # in older versions, two writers can damage the WAL
+_PAUSES: Final = {  # why a connection is not being read -> explanation
     "memory": "unstored data exceeds limits.unstored_total",
     "unstored": "data is waiting to be stored (limits.unstored_frames, limits.unstored_bytes)",
     "receipts": "receipts are not being read",
@@ -51,7 +51,7 @@ class RestartReport:
     start: Start
     title: str
     facts: list[SystemFact]
-    expired: list[tuple[str, int]]  # (queue, number expired), highest number first
+    expired: list[tuple[str, int]]  # queues and expired messages, most first
     checks: list[str]
 
 

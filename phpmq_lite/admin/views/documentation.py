@@ -31,7 +31,7 @@ _ALIGNED: Final = re.compile(r"text-align:(\w+)")
 
 @dataclass(slots=True, frozen=True)
 class DocHeading:
-    """A heading on a page; its anchor is the one that GitHub uses."""
+    """A heading on a page, with the anchor that GitHub also generates."""
 
     level: int
     title: str

@@ -28,7 +28,7 @@ THREAD_BYTES: Final = 4 * 1024  # larger envelopes are validated in a thread; 64
 PROBLEMS_SHOWN: Final = 50
 TEXT_CHARACTERS: Final = 2_000  # maximum number of characters shown of each text
 _RETRY: Final = ".retry"
-MEMBERS: Final = ("lang", "queue", "created_at", "schema_version")  # members of meta to show
+MEMBERS: Final = ("lang", "queue", "created_at", "schema_version")  # members of meta that are shown
 
 
 @dataclass(slots=True, frozen=True)

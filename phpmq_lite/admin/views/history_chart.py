@@ -39,7 +39,7 @@ class HistorySlice(NamedTuple):
     """A time slice, with a count for each of ``OUTCOMES``, or None if there is no data."""
 
     start_s: int  # Unix seconds
-    end_s: int  # Unix seconds, not included
+    end_s: int  # Unix seconds, exclusive
     counts: tuple[int, ...] | None
 
 
@@ -80,7 +80,7 @@ class HistoryChart:
 
     span: TrendPeriod
     outcomes: Sequence[str]
-    sums: Sequence[str]  # total number for each outcome
+    sums: Sequence[str]  # total number of messages by outcome
     columns: Sequence[HistoryColumn]
     scale: Sequence[AxisMark]
     times: Sequence[AxisMark]

@@ -20,7 +20,7 @@ class LifeStep:
     kind: str  # CSS class, which is the name of the resulting state
     detail: str | None = None
     message_id: str | None = None  # id of the other message, if one is involved
-    gap: str | None = None  # time since the step before, formatted
+    gap: str | None = None  # time since the previous step, as text
     of_seq: int | None = None  # seq of the related message whose step this is, if any
 
 

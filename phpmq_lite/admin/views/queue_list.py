@@ -233,7 +233,7 @@ def consumers_of(status: BrokerStatus, name: str) -> list[tuple[ClientStatus, in
     return [(c, *c.queues[name]) for c in status.clients if name in c.queues]
 
 
-AGES_READ_MAX: Final = 200  # for more queues, the database is not read
+AGES_READ_MAX: Final = 200  # maximum number of queues whose ages are read from the database
 
 
 async def read_oldest_ready(context: Context, queues: Iterable[QueueStatus]) -> dict[int, int]:

@@ -57,7 +57,7 @@ class SettingField:
     help: str
     kind: str
     choices: tuple[tuple[str, str], ...]
-    value: str  # text in the field
+    value: str  # text that the field contains
     target: str  # target queue, if the value is "forward"
     default: str  # default value, in words
     is_own: bool  # whether the value differs from the default

@@ -240,7 +240,7 @@ def problem_json(request: web.Request, problem: Problem) -> web.Response:
 
 
 PIECE_BYTES: Final = 64 << 10
-STALLED_S: Final = 30.0  # how long the peer may leave a piece unread
+STALLED_S: Final = 30.0  # maximum time until the peer has read a piece
 
 
 async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:

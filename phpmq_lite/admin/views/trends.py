@@ -25,7 +25,7 @@ from phpmq_lite.storage.read.rollups import (
 
 SPARK_STEP_S: Final = 30
 SPARK_SAMPLES: Final = 120  # number of samples in a sparkline, which covers one hour
-FORECAST_S: Final = 300  # forecasts are based on the data of the last 5 min
+FORECAST_S: Final = 300  # a forecast is based on the data of this many seconds
 
 
 class TrendPeriod(NamedTuple):
@@ -224,7 +224,7 @@ def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str
     top = max(numbers) * 1.1
     step = width / (SPARK_SAMPLES - 1)
     left = width - step * (len(numbers) - 1)
-    room = height - 3  # keep the line away from the edges
+    room = height - 3  # keep the line a pixel away from the edges
     return " ".join(
         f"{left + at * step:.1f},{height - 1.5 - value / top * room:.1f}"
         for at, value in enumerate(numbers)
@@ -288,7 +288,7 @@ def _about(seconds: float) -> str:
     return f"{round(seconds / 86_400):,} d"
 
 
-_MINUTES_S: Final = 90_000  # how long points for single minutes are stored
+_MINUTES_S: Final = 90_000  # how long the points for each minute are stored
 
 
 async def read_trend(
