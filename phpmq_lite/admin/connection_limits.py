@@ -80,7 +80,7 @@ class ConnectionLimits:
                 limited.end(is_told=reason != ANSWER and limited.has_begun)
 
     def resume_in_turn(self, limited: "LimitedConnection") -> None:
-        """Queue a connection that is to resume reading; one of the queue does so every 2 ms.
+        """Add a connection to a queue; every 2 ms, the first one in the queue resumes reading.
 
         Without this limit, 95 connections that sent refused bodies delayed a batch by 60 ms.
         """

@@ -237,7 +237,7 @@ def url_options(command: Command, what: str = "Admin address, http://HOST:9101")
 def find_admin_client(
     settings_args: SettingsArguments, url: str | None, token_file: Path | None
 ) -> AdminClient:
-    """Find the broker, in the same way for every command, and return a client for it.
+    """Find the broker and return a client for it; all commands search in the same order.
 
     The order is ``--url``, flags that name its folder or settings, the context in use, the settings
     including ``./config.toml``, ``./phpmq-data``, and the default admin address.

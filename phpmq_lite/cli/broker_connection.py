@@ -1,4 +1,4 @@
-"""Options of commands such as ``publish`` that connect to a PHPMQ listener, and its lookup."""
+"""Options for commands that connect to a PHPMQ listener, such as ``publish``."""
 
 import ssl
 import time

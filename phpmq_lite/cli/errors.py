@@ -51,7 +51,7 @@ class CommandError(Exception):
 
 
 def expected_error(error: Exception) -> Exception | None:
-    """Return an expected error, without any ExceptionGroup around it, or None for others."""
+    """Return an expected error, unwrapped from any ExceptionGroup, or None for other errors."""
     if isinstance(error, ExceptionGroup):
         found = [expected_error(inner) for inner in error.exceptions]
         return found[0] if all(found) else None

@@ -37,7 +37,7 @@ _COUNTS: Final = (
     Column("before", "BEFORE", is_number=True),  # items stored by an earlier run
 )
 _STORED: Final = Column("stored", "STORED", is_number=True)
-_NAMED: Final = 10  # number of errors to print; a paused queue may cause a million
+_NAMED: Final = 10  # number of errors to print; a paused queue may cause millions
 NOT_VALID: Final = Column("not_valid", "NOT VALID", is_number=True)
 
 
@@ -160,7 +160,7 @@ def open_journal(path: Path | None) -> AbstractContextManager[ImportJournal | No
 
 
 _BATCH: Final = 500
-_BATCH_BYTES: Final = 32 << 20  # limit for a batch in which every job has the maximum size
+_BATCH_BYTES: Final = 32 << 20  # limit for a batch in which all jobs have the maximum size
 _SMALLEST_BATCH: Final = 16
 _BEANSTALKD_HEADS: Final = columns("tube", "state", target="TO")
 
@@ -251,7 +251,7 @@ class BeanstalkdImport:
     is_move: bool
     gone: int = 0  # number of jobs listed that no longer existed when read
     deleted: int = 0
-    taken: int = 0  # number of jobs stored here, but reserved before they were deleted
+    taken: int = 0  # number of stored jobs that a worker reserved before their deletion
 
     def preview(self, tubes: Sequence[str]) -> None:
         """Count the jobs that would be published, without reading their bodies."""

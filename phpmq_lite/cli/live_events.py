@@ -59,7 +59,7 @@ def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | Non
 
 
 async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[str, Any]]:
-    """Yield each update of a topic exactly once, as the web pages also receive it.
+    """Yield each update of a topic exactly once, in the same form as for the web pages.
 
     The broker limits the number and duration of streams. The next stream continues where the last
     one ended; while no stream is available, the topic is polled once a second.

@@ -18,7 +18,7 @@ from phpmq_lite.cli.errors import (
 
 
 class CommandEntry(NamedTuple):
-    """A command that is imported only when called; ``help`` is shown even before that."""
+    """A command that is imported only when it is called; ``help`` is shown without importing."""
 
     module: str  # name of the module in this package
     help: str

@@ -88,14 +88,14 @@ def act_on_messages(
     elif dry_run:
         raise click.UsageError("--dry-run and --selection cannot be combined")
     elif (selection := read_selection(admin, token)) is not None and selection["to_confirm"]:
-        given |= _confirm_count(action, selection, is_yes=yes)  # otherwise, nothing is confirmed
+        given |= _confirm_count(action, selection, is_yes=yes)  # otherwise, no question is asked
     run_bulk_job(admin, {"token": token, "action": action, "reason": reason} | given)
 
 
 def _act_on_each(
     admin: AdminClient, action: str, ids: tuple[str, ...], given: dict[str, Any]
 ) -> None:
-    """Apply an action to each message; report errors and exit with the highest code of them.
+    """Apply an action to each message; report all errors, and exit with the highest exit code.
 
     Raises:
         CommandError: the broker does not answer or failed, so other messages would also fail.
@@ -277,7 +277,7 @@ def show(admin: AdminClient, id: str, body: bool) -> None:
 
 
 async def _copy_body(admin: AdminClient, path: str) -> None:
-    """Write a message's whole body to standard output."""
+    """Write the complete body of a message to standard output."""
     async with admin.open("GET", path, query={"download": 1}) as response:
         await check_response(response)
         async for piece in response.content.iter_any():

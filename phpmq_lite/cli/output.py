@@ -41,7 +41,7 @@ class Column(NamedTuple):
 
 
 def columns(*keys: str, **titles: str) -> tuple[Column, ...]:
-    """Return columns for ``keys``, with the key as the title, and for ``titles``, with those."""
+    """Return a column for each of ``keys``, titled after the key, and for each of ``titles``."""
     named = {key: key.replace("_", " ").upper() for key in keys} | titles
     return tuple(Column(key, title) for key, title in named.items())
 

@@ -64,7 +64,7 @@ def publish(
         groups = read_lines(file) if lines else repeat_content(file.read(), count or 1)
         stored = 0
         with progress_bar("publishing", None if lines else count or 1) as advance:
-            for bodies in groups:  # each group at once, so that a slow pipe's lines are not delayed
+            for bodies in groups:  # publish at once, so that lines from a slow pipe are not delayed
                 stored += broker.publish_many(queue, bodies, ttl_s)
                 advance(len(bodies))
     print_message(

@@ -36,7 +36,7 @@ QUEUE_COLUMNS: Final = (
     Column("consumers", "CONSUMERS", is_number=True),
 )
 
-_DIGITS: Final = 20  # maximum number of digits to convert; SQLite stores 19
+_DIGITS: Final = 20  # maximum number of digits; SQLite integers have at most 19
 
 _name = click.argument("name", metavar="QUEUE")
 _side = click.option(

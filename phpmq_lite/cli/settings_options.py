@@ -123,7 +123,7 @@ def listener_options(command: Command) -> Command:
 
 
 def startup_override_options(command: Command) -> Command:
-    """Add the flags with which the broker starts although it would refuse to."""
+    """Add the flags that make the broker start where it would otherwise refuse to."""
     for flag, setting, help_text in (
         ("--accept-loss", "storage.accept_loss",
          "Start once with what can be recovered from damaged files."),

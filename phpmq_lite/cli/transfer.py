@@ -156,7 +156,7 @@ def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str
     name = Path(str(getattr(file, "name", "<stdin>"))).name
     has_ids = is_complete = False
     gone = 0
-    for number, line in enumerate(file, 1):  # bytes, because a text file would be decoded ahead
+    for number, line in enumerate(file, 1):  # bytes, because text files are decoded in advance
         if not line.strip():
             continue
         try:

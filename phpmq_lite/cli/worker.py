@@ -129,7 +129,7 @@ def worker(client: ClientFactory, app_name: str, queue: str | None, **options: A
 
 
 def load_app(name: str) -> "BabelQueue":
-    """Return the app ``module:attr``, or the app that this returns if it is a factory."""
+    """Import ``module:attr`` and return it or, if it is a factory, the app that it creates."""
     from babelqueue import BabelQueue
 
     module_name, sign, attribute = name.partition(":")
@@ -166,7 +166,7 @@ def load_app(name: str) -> "BabelQueue":
 
 
 def _connect(app: "BabelQueue", client: ClientFactory, options: Mapping[str, Any]) -> None:
-    """Set the app's transport, or apply flags to the transport that ``connect()`` has set."""
+    """Set the app's transport; if ``connect()`` already did, apply the flags to that transport."""
     from phpmq_lite.envelopes.retry_delays import DEFAULT_DELAYS_S, RetryDelays
     from phpmq_lite.envelopes.transport import PhpmqTransport, log_event
     from phpmq_lite.envelopes.worker_connection import WorkerConnection
@@ -268,7 +268,7 @@ class _WorkerProcesses:
             child.terminate()
 
     def forward(self, number: int, _frame: object) -> None:
-        """Forward a signal to all workers, which are no longer replaced from now on."""
+        """Forward a signal to all workers; from then on, no worker is replaced."""
         self._is_stopping.set()
         for child in self.running:
             if child.poll() is None:

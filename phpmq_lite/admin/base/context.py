@@ -63,7 +63,7 @@ Reply = Callable[[Any], None]
 
 
 class EngineProtocol(Protocol):
-    """The engine as the admin sees it: live statistics, and changes that it commits."""
+    """The part of the engine that the admin uses: live statistics and committed changes."""
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
         """Return the live statistics, including only queues whose names satisfy ``is_wanted``."""

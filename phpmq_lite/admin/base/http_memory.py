@@ -98,7 +98,7 @@ class HttpMemory:
         )  # fmt: skip
 
     def _slowest_transfer(self, hold: "MemoryReservation", more: int) -> "MemoryReservation | None":
-        """Return a transfer to end, of the same identity or of one that holds more memory."""
+        """Return a transfer to end: one of the same identity, or of one that holds more memory."""
         own = self._of[hold.identity]
         is_share = self._is_over_share(hold, more)
         candidates = [

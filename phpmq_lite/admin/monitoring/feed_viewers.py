@@ -34,7 +34,7 @@ def stream_owner(request: web.Request) -> str:
 
 
 def is_alive(request: web.Request) -> Callable[[], bool]:
-    """Return a function that checks that a stream's peer is still connected and authorized."""
+    """Return a function that checks whether a stream's peer is still connected and authorized."""
 
     def look() -> bool:
         transport = request.transport

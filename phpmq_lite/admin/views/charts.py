@@ -105,7 +105,7 @@ def draw_lines(
     are_times: bool = False,
     when: str = "",
 ) -> Chart:
-    """Draw a line for each series of values, which has a value for every bucket of a trend.
+    """Draw a line for each series, which contains one value for each bucket of a trend.
 
     Counts have a linear axis, and times in milliseconds have a logarithmic one.  ``when`` describes
     the period; if empty, the text says "The last …".

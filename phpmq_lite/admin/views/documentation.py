@@ -114,7 +114,7 @@ class Documentation:
 
     @cached_property
     def groups(self) -> tuple[DocGroup, ...]:
-        """The headings of the index, each with the pages to which the text below it links."""
+        """The navigation groups: each heading of the index, with the pages linked below it."""
         groups: list[tuple[str, list[str]]] = []
         for line in self._files[f"{INDEX}.md"].read_text(encoding="utf-8").splitlines():
             if line.startswith("## "):
@@ -139,7 +139,7 @@ class Documentation:
         return next((page for page in candidates if page in self.outlines), None)
 
     def search(self, text: str) -> list[DocMatch]:
-        """Return pages of which the title and one heading together contain all words of ``text``.
+        """Return pages whose title and a single heading together contain every word of ``text``.
 
         Pages whose title matches come first, with all their second-level headings.
         """
@@ -194,7 +194,7 @@ class Documentation:
                 yield _raw("</div>\n")
 
     def _linked(self, name: str, tokens: "list[Token]") -> "Iterator[Token]":
-        """Yield the tokens of a line; of a link that leads outside the folder, only the text."""
+        """Yield the tokens of a line; replace links that lead outside the folder by their text."""
         is_dropped = False
         for token in tokens:
             if token.type == "image":

@@ -43,7 +43,7 @@ class EnvelopeCard:
     index: IndexedFields
     said: Mapping[str, Any]
     verdict: Verdict
-    problems: tuple[EnvelopeProblem, ...]  # the verdict's first; limited to PROBLEMS_SHOWN
+    problems: tuple[EnvelopeProblem, ...]  # limited to PROBLEMS_SHOWN, the verdict's first
     hidden: int  # number of problems left out
     block: DeadLetterBlock | None
     is_wrapped: bool  # whether a record contains the original message as a string
@@ -82,7 +82,7 @@ def looks_like_envelope(index: IndexedFields | None) -> bool:
 async def card_of(
     request: web.Request, context: Context, row: MessageRow, body: Body | None
 ) -> EnvelopeCard | None:
-    """Return a message's card, or None if there is no envelope, or no body of suitable size.
+    """Return a message's card; None if it has no envelope or its body is missing or too large.
 
     ``body`` is the part of the body that was already read.
     """
@@ -173,7 +173,7 @@ def _mismatch(
 
 
 def _is_wrapper(content: bytes) -> bool:
-    """Return whether a record seems, from its first member, to wrap the original as a string."""
+    """Return whether a record's first member indicates that the record contains the original."""
     return content.lstrip(b" \t\r\n{")[:5] == b'"raw"'
 
 

@@ -1,4 +1,4 @@
-"""The chart of messages settled over time, which links to the history page."""
+"""The chart of settled messages over time, whose columns link to the history page."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -29,9 +29,9 @@ SPANS: Final = {
     )
 }
 INSET: Final = 5.0  # percentage of the width that the axis labels on the left occupy
-_GAP: Final = 0.12  # empty space on each side of a column, as a fraction of its slice
+_GAP: Final = 0.12  # space on each side of a column, as a fraction of the slice's width
 _LEAST: Final = 1.0  # minimum height of a bar that is not zero, as a percentage
-_FIRST_MS: Final = -62_135_596_800_000  # start of the year 1, the earliest time possible
+_FIRST_MS: Final = -62_135_596_800_000  # start of year 1, the earliest time that Python supports
 _LAST_MS: Final = 253_402_300_799_999
 
 
@@ -44,7 +44,7 @@ class HistorySlice(NamedTuple):
 
 
 class HistoryBar(NamedTuple):
-    """A segment of a column, at a distance from the left and top edges in percent."""
+    """A segment of a column; ``x``, ``y``, ``width`` and ``height`` are percentages."""
 
     key: str  # outcome that the segment stands for
     x: float
@@ -90,7 +90,7 @@ class HistoryChart:
 
 
 class ChosenPeriod(NamedTuple):
-    """The period chosen for the list, in Unix ms; a bound that is None does not apply."""
+    """The period chosen for the list, in Unix ms; None means that there is no bound."""
 
     since: int | None = None
     until: int | None = None
@@ -138,7 +138,7 @@ def draw_history(
     chosen: ChosenPeriod,
     outcome: str | None = None,
 ) -> HistoryChart:
-    """Draw the slices, with one outcome or all of them."""
+    """Draw the slices for one outcome or for all outcomes."""
     outcomes = (outcome,) if outcome else OUTCOMES
     picked = [
         None if one.counts is None else [one.counts[OUTCOMES.index(key)] for key in outcomes]

@@ -53,7 +53,7 @@ _PAIRS: Final = {  # maps a kind to the texts for the older and the newer messag
     "restore": ("Restored as a new message", "Created by a restore"),
     "edit": ("Edited and published as a new message", "Created by an edit"),
 }
-_HOW: Final = {  # maps a kind to how a newer message and an older one are related
+_HOW: Final = {  # maps a kind to the labels for a newer and an older message
     "redrive": ("Redriven as", "Redriven from"),
     "restore": ("Restored as", "Restored from"),
     "edit": ("Edited as", "Edited from"),

@@ -138,7 +138,7 @@ def viewer_of(request: web.Request) -> Viewer:
 
 
 def colour_of(environment: str, colour: str) -> str:
-    """Return the colour set for an environment, one based on its name, or ``""`` without a name."""
+    """Return an environment's colour, as configured or based on its name, or ``""`` without one."""
     if colour or not environment:
         return colour
     name = environment.lower()
@@ -223,7 +223,7 @@ def _is_wide(*listeners: str) -> bool:
 
 
 def list_broker_problems(request: web.Request, context: Context) -> list[str]:
-    """Return the problems, if any, that affect the whole broker, which a red bar shows."""
+    """Return problems that affect the whole broker; every page shows these in a red bar."""
     status = status_of(request)
     found = [f"Last error: {status.last_error}"] if status.last_error else []
     if status.is_draining and context.is_ready():

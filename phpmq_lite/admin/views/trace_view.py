@@ -1,4 +1,4 @@
-"""The view of a trace, which shows when its messages were in which queue.  Pure."""
+"""The view of a trace, which shows the messages of each queue on a timeline.  Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 
 LANES: Final = 24  # maximum number of queues shown, each in a lane
-_DIED: Final = 1 << 63  # means a dead-letter record; exceeds the attempts in any envelope
+_DIED: Final = 1 << 63  # used for dead-letter records; no envelope has as many attempts
 _LEAST: Final = 0.8  # minimum width of a bar, in percent
 
 
@@ -20,7 +20,7 @@ class TraceBar:
     row: MessageRow
     start: float
     width: float
-    is_failed: bool = False  # whether it was republished or dead-lettered, and then acked
+    is_failed: bool = False  # whether its worker failed, although it was acked
 
 
 @dataclass(slots=True, frozen=True)

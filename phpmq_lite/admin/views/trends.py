@@ -172,7 +172,7 @@ def make_trend(
 def split_over_buckets(
     part: Point | UptimeSpan, start_s: int, step_s: int, count: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield each bucket that a point belongs to, and for how many seconds it does."""
+    """Yield each bucket that a point overlaps, and the number of seconds of the overlap."""
     at_s, end_s = part.at_s, part.at_s + part.span_s
     while at_s < end_s:
         bucket = (at_s - start_s) // step_s
@@ -214,7 +214,7 @@ def make_spark(
 
 
 def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str:
-    """Return the ``points`` of an SVG polyline, whose scale starts at 0; newest values are right.
+    """Return the ``points`` of an SVG polyline; its scale starts at 0, and it ends on the right.
 
     Returns "" for fewer than two samples, or if all are 0.
     """
@@ -337,7 +337,7 @@ def _joint(beats: list[UptimeSpan], minute_s: int) -> int:
 async def _older(
     context: Context, queue_id: int, start_s: int, until_s: int
 ) -> tuple[list[Point], list[UptimeSpan]]:
-    """Read points from the database: per minute if they exist, before that per quarter hour."""
+    """Read points from the database: one per minute, and for older times one per quarter hour."""
     points: list[Point] = []
     beats: list[UptimeSpan] = []
     if start_s >= until_s:
@@ -358,12 +358,12 @@ async def _older(
 
 
 def read_spark(context: Context, queue_id: int) -> str:
-    """Return the polyline of a queue's sparkline, which shows its published messages."""
+    """Return the ``points`` of a sparkline of the messages published to a queue."""
     return _spark(context, queue_id, "published", 72, 20)
 
 
 def read_sparks(request: web.Request) -> dict[str, str]:
-    """Return the polylines of the overview's sparklines, keyed by the name of the live field."""
+    """Return the ``points`` of the overview's sparklines, keyed by the name of the live field."""
     context = context_of(request)
     if allowed_queues(request) is not None:  # sparklines include all queues
         return {}
@@ -378,7 +378,7 @@ def read_sparks(request: web.Request) -> dict[str, str]:
 
 
 def _spark(context: Context, queue_id: int, column: str, width: int = 120, height: int = 28) -> str:
-    """Return the polyline of a sparkline, which is cached until the next sample."""
+    """Return the ``points`` of a sparkline, which are cached until the next sample."""
     rollups = context.rollups
     kept = rollups.charts
     key = (queue_id, column)

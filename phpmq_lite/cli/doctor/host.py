@@ -43,13 +43,13 @@ _SLOW_MS: Final = 100.0
 
 
 class FolderAccess(NamedTuple):
-    """Who owns and may write to a folder, or would if it is still to be created."""
+    """The owner and permissions of a folder, which may not exist yet."""
 
     path: Path
     me: int  # user id of the current process
     owner: int | None = None  # None if the folder does not exist
     mode: int = PRIVATE_FOLDER
-    can_write: bool = True  # applies to the parent if the folder does not exist
+    can_write: bool = True  # refers to the parent if the folder does not exist
     strangers: tuple[str, ...] = ()  # names of files that other accounts own
 
 

@@ -274,7 +274,7 @@ def replay(
 
 
 def _check_continuation(**selection: Any) -> None:
-    """Validate the options of a replay without a selection, which continues another.
+    """Validate the options of a replay that has no selection, because it continues another.
 
     Raises:
         UsageError: the name is missing, or an option would override the stored plan.

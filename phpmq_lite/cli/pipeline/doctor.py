@@ -89,7 +89,7 @@ def _master(master: str) -> Finding:
 
 
 def _broker(target: PipelineTarget) -> Iterator[Finding]:
-    """Check access to the history, then an empty export, and then access as an operator."""
+    """Check that the history can be read and exported, and then that the role is operator."""
     where = str(target.url)
 
     def ask(path: str, method: str = "GET", **query: object) -> Any:

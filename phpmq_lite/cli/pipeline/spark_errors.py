@@ -16,7 +16,7 @@ from phpmq_lite.errors import PhpmqError
 _LONGEST: Final = 600
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _EXCEPTION: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: ?(?P<text>.*))?$")
-_JAVA: Final = tuple(  # tried in order; the last match of a pattern comes first
+_JAVA: Final = tuple(  # tried in this order; the last match of each is preferred
     re.compile(head + r"(?P<name>[\w.$]+)(?:: (?P<text>.*))?$", re.MULTILINE)
     for head in ("^Caused by: ", r"\([^()]*executor [^()]*\): ", "^: ")
 )
@@ -34,7 +34,7 @@ _ENDS: Final = ("\tat ", "    at ", "===", " SQLSTATE", "During handling", "The 
 
 
 def find_cause(text: str) -> str:
-    """Return the cause in one line: of a Python worker, else of Java, else the first line.
+    """Return the cause as one line: from a Python worker, from Java, or else the first line.
 
     Our own errors are shown without the class name.
     """
