@@ -428,7 +428,7 @@ class Broker:
         ttl_s: int | None,
         validated: ValidatedPublish | None = None,
     ) -> CommandResult:
-        """Store a message in a full queue, because a consumer's acknowledgements wait behind it.
+        """Store a message even in a full queue, because acknowledgements are waiting behind it.
 
         Refuse it if the disk is full: other acknowledgements need the remaining space.
         """
@@ -442,7 +442,7 @@ class Broker:
                 inspection = validation.validate(self.state, queue, body, validated)
                 if inspection is None:
                     return CommandResult.VALIDATE
-            if connection.parked is not None:  # parked on this queue or its dead-letter queue
+            if connection.parked is not None:  # waiting for this queue or its dead-letter queue
                 connection.parked.parked.discard(connection)
             connection.published += 1
             transitions.publish(self.state, queue, body, ttl_s, connection.number, inspection)

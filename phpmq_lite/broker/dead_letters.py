@@ -24,7 +24,7 @@ def dead_letter(state: BrokerState, message: Message, reason: str) -> None:
     body = message.body
     if not queue.is_dead_letter_queue:
         may_have_record = state.inspector is not None and message.deliveries > 0
-        if may_have_record:  # the consumer may have published a record itself
+        if may_have_record:  # the consumer may have published a dead-letter record itself
             places = state.registry.record_queue_ids(queue)
             state.batch.record_seqs[message.seq] = (*places, message.consumer or 0)
         is_cheap = state.inspector is None or not queue.inspects
@@ -192,7 +192,7 @@ def find_client_record(
 def _exact_reason(
     inspector: EnvelopeInspector | None, message: Message, queue: Queue, body: bytes, reason: str
 ) -> str:
-    """Return a more precise reason if a worker sent 006 because it could not add a block."""
+    """Return a more precise reason if a worker sent a 006 because it could not add a block."""
     if reason != "client" or inspector is None or not queue.inspects or message.urn is None:
         return reason
     return inspector.read_only_reason(body) or reason

@@ -1,4 +1,4 @@
-"""Dispatching of ready messages to consumers with free credit, in turn."""
+"""Dispatches ready messages to consumers with free credit, in turn."""
 
 from phpmq_lite.broker import transitions
 from phpmq_lite.broker.queue import Consumer, Queue
@@ -16,7 +16,7 @@ def dispatch_ready(state: BrokerState, batch_number: int) -> None:
     still wait may use room that the others left.
     """
     waiting: dict[int, Queue] = {}
-    served: dict[int, Queue] = {}  # queues that still wait but are served last next time
+    served: dict[int, Queue] = {}  # served but still waiting, so they come last next time
     while True:
         refused: dict[int, Queue] = {}
         _serve_queues(state, batch_number, waiting, served, refused)
@@ -85,7 +85,7 @@ def _serve_queue(
     """Dispatch until messages, credit or loaded bodies run out; return whether to try again."""
     turns, now_ms = queue.waiting_consumers, state.now.steady_ms
     _serve_in_rounds(state, queue, window, batch_number)
-    passed_over = 0  # consumers skipped because the first message is too large for them
+    passed_over = 0  # number of consumers skipped because the first message is too large for them
     while passed_over < len(turns):
         message = window.first()
         if message is None:
@@ -106,10 +106,10 @@ def _serve_queue(
             turns.append(consumer)
             passed_over = 0
         elif _is_short_of_bytes(state, consumer, message.size):
-            turns.append(consumer)  # a smaller message may fit
+            turns.append(consumer)  # a smaller message may fit later
             passed_over += 1
         else:
-            consumer.is_waiting = False  # re-added by an acknowledgement or a drained socket
+            consumer.is_waiting = False  # re-added by an acknowledgement or once its socket drains
     return False
 
 
@@ -155,7 +155,7 @@ def _may_hold(state: BrokerState, queue: Queue, size: int) -> bool:
     sharing = len(short) + (queue.queue_id not in short)
     if not _has_share(held, state.held, 1, limits.held, sharing):
         return False
-    is_first = not held and state.held_bytes <= limits.held_bytes  # the first may have any size
+    is_first = not held and state.held_bytes <= limits.held_bytes  # one message may have any size
     return is_first or _has_share(held_bytes, state.held_bytes, size, limits.held_bytes, sharing)
 
 
@@ -178,7 +178,7 @@ def _is_near_limit(state: BrokerState, consumer: Consumer, size: int, batch_numb
 
 
 def _has_room(state: BrokerState, consumer: Consumer, size: int, batch_number: int) -> bool:
-    """Return whether credit and socket allow one more message; the first may have any size."""
+    """Return whether credit and socket allow one more message; the first one may have any size."""
     limits, connection = state.limits, consumer.connection
     if len(consumer.held) >= consumer.credit or connection.is_blocked:
         return False

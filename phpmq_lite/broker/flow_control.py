@@ -19,7 +19,7 @@ from phpmq_lite.broker.queue import Queue
 
 # Each batch accepts at least this many messages; a window with less room counts as full.
 MIN_PER_BATCH: Final = 64
-MAX_PER_PUBLISHER: Final = 500  # messages allowed before other clients get a turn
+MAX_PER_PUBLISHER: Final = 500  # number of messages a publisher may send before others get a turn
 UNLIMITED: Final = 1 << 30
 _ACTIVE_BATCHES: Final = 8  # a queue is active for this many batches after an acknowledgement
 
@@ -28,7 +28,7 @@ _WaitingPublisher = tuple[Callable[[Broker], None], int]
 
 
 class QueueShare:
-    """Number of messages that a queue still accepts in the current batch."""
+    """Computes how many messages a queue still accepts in the current batch."""
 
     def __init__(self) -> None:
         self._batch = 0  # batch number that _published and _minimum refer to
@@ -52,7 +52,7 @@ class QueueShare:
             self._minimum = MIN_PER_BATCH if taken <= MIN_PER_BATCH else 0
         if window is None or self._silent >= _ACTIVE_BATCHES:
             return UNLIMITED
-        # Reserve a quarter of the window for the minimum of the next batches.
+        # Reserve a quarter of the window for the minimum that the next batches must accept.
         # Once the window overflows, messages must be loaded from disk.
         room = window.limit - window.limit // 4 - len(window) if window.reaches_end else 0
         if room >= MIN_PER_BATCH:
@@ -85,7 +85,7 @@ class FlowControl:
     def wait_in_line(
         self, name: str, command: Callable[[Broker], None], count: int, *, at_front: bool = False
     ) -> None:
-        """Add a publisher of about ``count`` messages to the end of the line of waiting publishers.
+        """Append a publisher of about ``count`` messages to the line of waiting publishers.
 
         ``at_front`` puts the publisher first, because it was called but others had taken the room.
         """
@@ -125,7 +125,7 @@ class FlowControl:
 
 
 class PublishQuota:
-    """The remaining publish quota per queue while frames are processed, queried only once."""
+    """The remaining publish quota of each queue, queried only once while frames are processed."""
 
     def __init__(self, ask: Callable[[str], int]) -> None:
         self._ask = ask

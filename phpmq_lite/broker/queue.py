@@ -71,7 +71,7 @@ class Consumer:
 class QueueCounters:
     """Event counts for one queue since the broker started."""
 
-    published: int = 0  # from all sources: TCP and the three counted below
+    published: int = 0  # from all sources: TCP, and the three counted separately below
     published_http: int = 0
     published_ui: int = 0
     published_cli: int = 0

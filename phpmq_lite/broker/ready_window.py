@@ -35,7 +35,7 @@ class ReadyWindow:
         self.is_loading = False  # True while a requested page is pending
         self.body_bytes = 0  # total size of the cached bodies
         self._ready: OrderedDict[int, Message] = OrderedDict()  # keyed by position
-        self._returned: list[Message] = []  # not yet merged into _ready
+        self._returned: list[Message] = []  # returned messages not yet merged into _ready
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._returned)
@@ -86,7 +86,7 @@ class ReadyWindow:
         return taken
 
     def upcoming(self, count: int) -> list[Message]:
-        """Return the next ``count`` messages, in order."""
+        """Return the next ``count`` messages in order, without removing them."""
         return list(islice(iter(self), count))
 
     def append(self, message: Message) -> bool:

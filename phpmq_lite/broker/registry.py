@@ -21,7 +21,7 @@ class PublishBlock(NamedTuple):
     code: str  # error code carried by RefusedError
     reason: str  # fixed text for receipts and counters
     detail: str  # human-readable text that includes the limits
-    is_bare: bool  # refuse even publishes that a consumer's acknowledgements wait for
+    is_bare: bool  # whether to refuse even publishes that a consumer's acknowledgements wait for
 
 
 class QueueRegistry:
@@ -33,20 +33,20 @@ class QueueRegistry:
         self.by_id: dict[int, Queue] = {}
         self.publishing_stop: PublishBlock | None = None
         self.removed: dict[str, QueueRow] = {}  # kept because the history refers to these rows
-        self.created: Counter[str] = Counter()  # queues counted towards the limit, by creator
+        self.created: Counter[str] = Counter()  # queues that count towards the limit, by creator
         self.next_queue_id = 1
         self._limits = limits
         self._defaults = defaults
-        self._has_inspector = has_inspector  # contents are never inspected if False
-        self._references: Counter[str] = Counter()  # name -> queues that use it for dead letters
+        self._has_inspector = has_inspector  # if False, contents are never inspected
+        self._references: Counter[str] = Counter()  # name -> number of queues dead-lettering to it
 
     def has_room(self, creator: str, more: int = 1) -> bool:
-        """Return whether a creator may create ``more`` queues within the limit."""
+        """Return whether a creator may create ``more`` queues without exceeding the limit."""
         own, total = self.created[creator], self.created.total()
         return has_room(own, total, more, self._limits.queues)
 
     def counts_with_origin(self, name: str) -> bool:
-        """Return whether ``name`` is an existing queue's ``.dlq`` and so is not counted itself."""
+        """Return whether ``name`` is an existing queue's ``.dlq`` and thus not counted itself."""
         origin = name.removesuffix(DEAD_LETTER_SUFFIX)
         return origin != name and origin in self.queues and not origin.endswith(DEAD_LETTER_SUFFIX)
 
@@ -63,7 +63,7 @@ class QueueRegistry:
             row = QueueRow(self.next_queue_id, name, self.batch.wall_ms, created_by=creator)
             self.batch.new_queues.append(row)
             self.batch.counters["next_queue_id"] = self.next_queue_id + 1
-        else:  # the history refers to the old number, so keep it
+        else:  # keep the old id, because the history refers to it
             row.own, row.created_by = {}, creator
             self.batch.configured.append(row)
         return self._add(row)
@@ -168,7 +168,7 @@ class QueueRegistry:
     # -- dead-letter queues
 
     def dead_letter_name(self, queue: Queue) -> str:
-        """Return a queue's dead-letter queue name; a ``.retry`` queue uses its home queue's."""
+        """Return a queue's dead-letter queue name; a ``.retry`` queue shares its home queue's."""
         home = home_of(queue.name)
         if home is None or queue.settings.dead_letter_queue:
             return queue.settings.dead_letter_queue or queue.name + DEAD_LETTER_SUFFIX

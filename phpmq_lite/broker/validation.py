@@ -97,7 +97,7 @@ def index_content(
         elif body.startswith(b"{") and len(body) <= INSPECTED_BYTES_MAX:
             indexed = inspector.index(body)
     if (
-        body.endswith(b"}}")  # an added block ends this way; little other content does
+        body.endswith(b"}}")  # content with an added block ends this way; little other content does
         and inspector is not None
         and not queue.is_dead_letter_queue
         and len(body) <= INSPECTED_BYTES_MAX

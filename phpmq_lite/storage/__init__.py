@@ -1,1 +1,1 @@
-"""The storage layer: a single writer, read-only readers and numbered schema migrations."""
+"""The storage layer: one writing connection, read-only connections and schema migrations."""

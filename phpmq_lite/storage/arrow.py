@@ -1,4 +1,4 @@
-"""History and claims as Arrow batches, read from SQLite with ADBC or Python's ``sqlite3``.
+"""Reads history and claims from SQLite as Arrow batches, with ADBC or Python's ``sqlite3``.
 
 Importing this module needs only the standard library.
 
@@ -22,9 +22,9 @@ from phpmq_lite.model import checksum
 from phpmq_lite.storage.statements import load, parts
 
 _PARTS: Final = parts("arrow")
-BUSY_MS: Final = 5_000  # maximum lock wait in ms; ADBC itself sets no timeout
+BUSY_MS: Final = 5_000  # maximum time to wait for a lock, in ms; ADBC sets no timeout of its own
 RANGE_SLICE: Final = 10_000  # maximum number of offsets or claims per statement
-PART_BYTES: Final = 16 << 20  # maximum body bytes per statement, unless one body alone is larger
+PART_BYTES: Final = 16 << 20  # bytes of bodies per statement at most; a single body may be larger
 
 ArrowEngine = Literal["auto", "adbc", "python"]
 ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]
@@ -65,7 +65,7 @@ def has_adbc() -> bool:
 
 
 class _PythonDatabase:
-    """A database read through Python's SQLite, which converts each value to an object.
+    """A database read through Python's ``sqlite3``, which converts each value to a Python object.
 
     Methods raise StorageError if the database cannot be opened or read.
     """
@@ -133,7 +133,7 @@ class _AdbcDatabase:
 
 
 def _cast(table: Any, schema: Any) -> Any:
-    """Cast a table to a schema; ADBC returns a column that contains only nulls as numbers."""
+    """Cast a table to a schema, because ADBC returns an all-null column as a column of numbers."""
     import pyarrow as pa
 
     if table.num_rows == 0:
@@ -170,7 +170,7 @@ COLUMNS: Final = (  # history columns in order, as described in docs/guides/pipe
     ArrowColumn("meta_id", "string", is_nullable=True),
     ArrowColumn("attempts", "int64", is_nullable=True),
 )
-OUTCOMES: Final = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}  # numbers stored in tables
+OUTCOMES: Final = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}  # as stored in the database
 DELETED: Final = "deleted"
 # The body is null if it is damaged or was removed by retention.
 BODY: Final = ArrowColumn("body", "binary", is_nullable=True)
@@ -193,17 +193,17 @@ CLAIM_COLUMNS: Final = (
 class HistoryOffsets:
     """The range of offsets in the history."""
 
-    history_id: str  # offsets are comparable only within one history_id
-    lo: int  # above this offset, only rows of deleted messages may have been removed
+    history_id: str  # offsets can be compared only if they have the same history_id
+    lo: int  # above this offset, only rows of deleted messages can be missing
     hi: int  # last assigned offset
-    lo_deleted: int  # above this offset, no rows have been removed
+    lo_deleted: int  # above this offset, no rows are missing
 
 
 @dataclass(slots=True, frozen=True)
 class RowSelection:
-    """Selects history rows by offset, ``lo`` (exclusive) to ``hi`` (inclusive), and by filters.
+    """Selects history rows above offset ``lo``, up to ``hi`` (inclusive), that match all filters.
 
-    A row must match all of them.  ``pattern`` and ``allowed`` are case-sensitive globs.
+    ``pattern`` and ``allowed`` are case-sensitive globs.
     """
 
     lo: int
@@ -214,16 +214,16 @@ class RowSelection:
     columns: Sequence[str] = ()  # column names; empty means all
     body: bool = False
     allowed: Sequence[str] = ()  # globs for queues that the caller may use; empty means all
-    history_id: str | None = None  # if set, a history with a different id is refused
+    history_id: str | None = None  # if set, the history must have this id
 
     @property
     def needs_deleted(self) -> bool:
-        """Return whether rows of deleted messages, which are removed separately, are selected."""
+        """Return whether rows of deleted messages are selected; these are removed separately."""
         return not self.outcomes or DELETED in self.outcomes
 
 
 class RangeError(StorageError):
-    """Rows were removed during a range read, so the result is incomplete; read the range again."""
+    """Rows were removed while a range was read, so the result is incomplete; read it again."""
 
 
 def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowColumn, ...]:
@@ -243,18 +243,18 @@ def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowC
 
 @dataclass(slots=True)
 class RangeRows:
-    """Row count of a range and a one-time iterator of ``pyarrow.RecordBatch`` objects.
+    """The number of rows in a range, and a single-use iterator of ``pyarrow.RecordBatch`` objects.
 
     Batches are in order, have at most ``RANGE_SLICE`` rows and are never empty.  If the number of
     rows is not ``count``, the iterator raises RangeError at its end; discard the rows in that case.
     """
 
-    lo: int  # lower bound, as requested or clipped
+    lo: int  # requested lower bound, or a higher one after clipping
     hi: int
     count: int
     schema: Any
     batches: Iterator[Any]
-    queue: str = ""  # queue of the subscription whose claims are read
+    queue: str = ""  # queue of the subscription, if claims are read
 
     def __iter__(self) -> Iterator[Any]:
         returned = 0
@@ -303,7 +303,7 @@ class HistoryRanges:
         return HistoryOffsets(**row)
 
     def offset_at(self, at_ms: int) -> int:
-        """Return the last offset settled before ``at_ms`` (Unix ms); if none, ``bounds().lo``."""
+        """Return the last offset settled before ``at_ms`` (Unix ms), or else ``bounds().lo``."""
         bounds = self.bounds()
         values = {"lo": bounds.lo, "hi": bounds.hi, "at_ms": at_ms}
         return int(self._rows(load("arrow")["offset_at"], values)[0]["offset"])
@@ -315,7 +315,7 @@ class HistoryRanges:
     # -- ranges
 
     def history(self, selection: RowSelection, *, is_gap_ok: bool = False) -> RangeRows:
-        """Return settled messages, with ``hi`` clipped to the last offset.
+        """Return the selected settled messages; if ``hi`` exceeds the last offset, stop there.
 
         With ``is_gap_ok``, ``lo`` is clipped to the first offset, and rows of deleted messages that
         retention removed are omitted.
@@ -342,7 +342,7 @@ class HistoryRanges:
                 return RangeRows(lo, hi, count, arrow_schema(chosen), reading.batches(lo, hi))
 
     def claims(self, subscription: str, lo: int, hi: int, allowed: Sequence[str] = ()) -> RangeRows:
-        """Return the messages that a subscription holds, in claim order and with bodies.
+        """Return the messages that a subscription holds, with their bodies, in claim order.
 
         Raises:
             RefusedError: ``gap``: claims above ``lo`` are acknowledged; ``bad_value``: ``hi`` was
@@ -373,7 +373,7 @@ class HistoryRanges:
     def read_table(
         self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn] = ()
     ) -> Any:
-        """Execute a statement and return a ``pyarrow.Table``, cast if ``columns`` are given."""
+        """Execute a statement and return a ``pyarrow.Table``, cast to ``columns`` if given."""
         self.on_statement()
         return self._database.read_table(text, values, columns)
 
@@ -456,7 +456,7 @@ class _RangeReader:
     range: str  # FROM and WHERE clauses
     values: dict[str, Any]
     columns: Sequence[ArrowColumn]
-    needs_bodies: bool = False  # a damaged body raises an error instead of becoming null
+    needs_bodies: bool = False  # if set, a damaged body raises an error instead of becoming null
 
     def count(self, lo: int, hi: int) -> int:
         """Return the number of rows."""

@@ -1,4 +1,4 @@
-"""Private files and folders, replaced atomically even if power fails."""
+"""Creates private files and folders, and replaces files atomically even if power fails."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ def create_private(path: Path) -> int:
 
 
 def new_folder(parent: Path, prefix: str) -> Path:
-    """Create a folder with mode 0700, named ``<prefix>20261231T235959Z`` after the UTC time."""
+    """Create a folder with mode 0700, named after the UTC time: ``<prefix>20261231T235959Z``."""
     target = unused_path(parent, f"{prefix}{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     target.mkdir(mode=PRIVATE_FOLDER)
     target.chmod(PRIVATE_FOLDER)

@@ -70,7 +70,7 @@ def parse_mounts(text: str) -> list[Mount]:
 
 
 def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
-    """Return the innermost mount that contains ``path``, which must be absolute without symlinks.
+    """Return the innermost mount that contains ``path``, an absolute path without symlinks.
 
     If several mounts share a mount point, the last one is visible.
     """
@@ -99,7 +99,7 @@ def file_system(path: Path) -> str | None:
 DATABASE: Final = "phpmq.db"
 _META: Final = "meta.json"
 _LOCK: Final = "lock"
-_SHARED_LOCK_S: Final = 5.0  # maximum wait for checks that share the lock; they take at most 1 s
+_SHARED_LOCK_S: Final = 5.0  # maximum wait for checks that hold a shared lock for up to 1 s
 _RETRY_S: Final = 0.02
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
@@ -111,7 +111,7 @@ class DataFolderMetadata:
 
     created_at: int  # Unix ms
     has_messages: bool = False  # whether a message has ever been stored; never reset to False
-    is_running: bool = False  # whether the database is open for writing, so a WAL must exist
+    is_running: bool = False  # whether the database is open for writing; if so, a WAL must exist
     seal: int | None = None  # CRC-32 of the database after the last clean stop; see seal.py
 
 
@@ -195,7 +195,7 @@ class DataFolder:
 
     @property
     def last_error_file(self) -> Path:
-        """Path of the file that says why the broker stopped immediately, if it did."""
+        """Path of the file that records the error that stopped the broker immediately, if any."""
         return self.path / "last_error.json"
 
     def record(self, *, has_messages: bool | None = None, is_running: bool | None = None) -> None:
@@ -242,15 +242,15 @@ class DataFolder:
         return read_json(self.last_error_file)
 
     def close(self) -> None:
-        """Release the lock.  May be called twice.  The lock file stays; unlinking it would race."""
+        """Release the lock.  May be called twice.  Deleting the lock file would cause a race."""
         if self._lock >= 0:
-            with suppress(OSError):  # the pid is meaningful only while locked
+            with suppress(OSError):  # the pid in the file is valid only while the file is locked
                 os.ftruncate(self._lock, 0)
             os.close(self._lock)
             self._lock = -1
 
     def check_database(self) -> None:
-        """Check that the database exists, because SQLite would create a new one and hide the loss.
+        """Check that the database exists; otherwise SQLite would create one and hide the loss.
 
         ``open`` calls this method.
 
@@ -296,7 +296,7 @@ class DataFolder:
 
 
 def read_meta(path: Path) -> DataFolderMetadata:
-    """Read ``meta.json``; without a readable file, assume that an existing database was used."""
+    """Read ``meta.json``; if it is unreadable, assume that an existing database has been used."""
     file = path / _META
     content = read_json(file)
     if content is None:
@@ -312,7 +312,7 @@ def read_meta(path: Path) -> DataFolderMetadata:
 
 
 def locking_pid(path: Path) -> str | None:
-    """Return the pid of the broker that has locked a folder, or None if it is not locked.
+    """Return the pid of the broker that has locked a folder, or None if the folder is not locked.
 
     Changes nothing, but prevents a broker from starting for some microseconds.
     """
@@ -335,7 +335,7 @@ def prevent_start(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _shared_lock(path: Path) -> Iterator[str | None]:
-    """Share a folder's lock, and yield the pid of the broker that holds it exclusively, or None."""
+    """Lock a folder in shared mode; yield None, or the pid of the broker that has locked it."""
     try:
         fd = os.open(path / _LOCK, os.O_RDONLY)
     except FileNotFoundError:  # no broker has ever used this folder
@@ -373,7 +373,7 @@ def check_local(path: Path) -> None:
 
 
 def check_rights(path: Path) -> None:
-    """Check that startup can make a folder private, without changing the folder.
+    """Check, without changing the folder, that startup can make it private.
 
     Raises:
         StartRefusedError: the path is not a folder, is shared by all accounts, or belongs to
@@ -397,7 +397,7 @@ def check_rights(path: Path) -> None:
 
 
 def _make_private(path: Path) -> None:
-    """Create the folder or revoke other accounts' access to it."""
+    """Create the folder or, if it exists, revoke other accounts' access to it."""
     check_rights(path)
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -471,10 +471,10 @@ def _sqlite_cause(error: BaseException | None) -> BaseException | None:
     return None
 
 
-# -- the database and its write-ahead log, as the broker opened them
+# -- detecting a removed or replaced database or write-ahead log
 
-# SQLite keeps writing to a file even after it is unlinked or replaced.  The broker would confirm
-# messages that are lost at the next startup, and finally remove another database's WAL.
+# SQLite keeps writing to a file that was unlinked or replaced.  Without a check, the broker would
+# confirm messages that are lost at the next startup, and finally remove another database's WAL.
 
 _REMEDY: Final = (
     "confirmed messages are in the file that the broker had open; move that file back, or restore "
@@ -482,8 +482,8 @@ _REMEDY: Final = (
 )
 
 
-# Since Linux 6.13, a stat that reads file times slows down the next sync of that file (for the WAL,
-# by 40 of 120 µs).  statx reads only links and inode; os.stat is the fallback.
+# Since Linux 6.13, a stat call that reads file times slows down the next sync of that file (for the
+# WAL, by 40 of 120 µs).  statx reads only links and inode; os.stat is the fallback.
 _STATX: Final = getattr(ctypes.PyDLL(None), "statx", None)
 _AT_FDCWD: Final = -100
 _MASK: Final = 0x4 | 0x100  # STATX_NLINK | STATX_INO; the device is always returned
@@ -491,7 +491,7 @@ _STRUCT: Final = struct.Struct("=16x I 12x Q 96x I I 112x")  # links, inode, maj
 
 
 class _OpenedFile:
-    """A file and its identity when it was opened: links, inode, major and minor device number.
+    """A file, and its link count, inode and device numbers at the time it was opened.
 
     The arguments of statx are created only once: on a cold cache, this saves a third of its time.
     """
@@ -521,7 +521,7 @@ class _OpenedFile:
 
 
 class OpenedFiles:
-    """Detects a removed or replaced database or WAL, with two system calls (5 µs).
+    """Detects that the database or WAL was removed or replaced, with two system calls (5 µs).
 
     Call ``note_database`` before the connection is opened and ``note_log`` once the WAL exists.
     Usable in any thread.
@@ -535,12 +535,12 @@ class OpenedFiles:
         self._opened: dict[str, _OpenedFile] = {}
 
     def note_database(self) -> None:
-        """Record the identity of the database if it exists; if not, the connection creates it."""
+        """Record the identity of the database if it exists; otherwise the connection creates it."""
         self._opened.clear()
         self._note(self._database)
 
     def note_log(self) -> None:
-        """Record the identity of the WAL, and of the database if it is new.
+        """Record the identity of the WAL, and that of the database if it has just been created.
 
         Raises:
             DatabaseReplacedError: the database was replaced since ``note_database``.

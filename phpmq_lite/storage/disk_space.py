@@ -1,4 +1,4 @@
-"""Disk space and database size limits: when publishing stops and what is kept in reserve.
+"""Stops publishing if disk space runs low or the database is too large, and keeps a reserve.
 
 A full disk would also block acknowledgements and checkpoints, so consumers could not drain the
 queues.  Publishing therefore stops early.  If another program still fills the disk, the *ballast*,
@@ -18,10 +18,10 @@ from phpmq_lite.errors import NotWritableError, StorageFullError
 from phpmq_lite.storage.atomic_files import create_private
 
 BALLAST: Final = "ballast"
-MAX_TROUBLE_S: Final = 30.0  # time limit without a successful write, unless the disk is full
+MAX_TROUBLE_S: Final = 30.0  # maximum time without a successful write, unless the disk is full
 RETRY_S: Final = 1.0
 _MIB: Final = 1 << 20
-_MIN_RESERVE: Final = 8 * _MIB  # default reserve in bytes, more than a batch requires
+_MIN_RESERVE: Final = 8 * _MIB  # default reserve in bytes; a batch requires less
 
 DISK_LOW: Final = ("disk_full", "disk full: storage.free_bytes")  # error code and reason
 DISK_FULL: Final = ("disk_full", "disk full")
@@ -32,9 +32,9 @@ DATABASE_FULL: Final = ("database_full", "database full: storage.max_bytes")
 class DiskSpaceBounds:
     """Limits on disk space and database size, in bytes."""
 
-    free_bytes: int = 0  # publishing stops below this free space; 0: only when the disk is full
+    free_bytes: int = 0  # publishing stops if less space is free; 0 means only if the disk is full
     max_bytes: int = 0  # publishing stops when the database exceeds this size; 0 means no limit
-    ballast_bytes: int = 0  # ballast file size, more than a batch requires; 0 means no ballast
+    ballast_bytes: int = 0  # size of the ballast file; a batch requires less; 0 means no ballast
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,7 +53,7 @@ class LowWatermark:
     is_short: bool = False
 
     def update(self, left: int, least: int, enough: int) -> bool:
-        """Return whether ``left`` is short; once below ``least``, it must recover to ``enough``."""
+        """Return whether ``left`` is below ``least``, or has not recovered to ``enough`` since."""
         self.is_short = left < (enough if self.is_short else least)
         return self.is_short
 
@@ -74,8 +74,8 @@ class DiskSpace:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.bounds = bounds or DiskSpaceBounds()
-        self.shortage: Shortage | None = None  # why publishing is stopped, if it is
-        self.write_problem: str | None = None  # why nothing can be stored at the moment, if so
+        self.shortage: Shortage | None = None  # why publishing is stopped, or None if it is not
+        self.write_problem: str | None = None  # why nothing can be stored at the moment, or None
         self.free_bytes = 0  # free disk space, as last measured
         self.used_bytes = 0  # database space in use, as last measured
         self.on_change: Callable[[], None] = lambda: None
@@ -90,7 +90,7 @@ class DiskSpace:
 
     @property
     def has_ballast(self) -> bool:
-        """Return whether the ballast has its full size, which it may lack after a kill."""
+        """Return whether the ballast has its full size; after a kill, it may be incomplete."""
         try:
             size = self._ballast.stat().st_size
         except OSError:
@@ -100,7 +100,7 @@ class DiskSpace:
     # -- measuring
 
     def prepare(self) -> None:
-        """Measure before the first write, because SQLite cannot open a database on a full disk."""
+        """Measure before the first write; SQLite cannot open a database on a full disk."""
         self.free_bytes = _free(self._folder)
         self._was_full = self.free_bytes < self.bounds.ballast_bytes // 2
         if self._was_full or not self.bounds.ballast_bytes:
@@ -111,7 +111,7 @@ class DiskSpace:
         self.used_bytes = used_bytes
         try:
             self.free_bytes = free = _free(self._folder)
-        except OSError:  # the next write raises the actual error
+        except OSError:  # the next write will report the actual error
             return
         if free >= self._reserve * 3 // 2:
             self._was_full = False
@@ -157,7 +157,7 @@ class DiskSpace:
 
     @property
     def _ballast_threshold(self) -> int:
-        """Free bytes above which creating the ballast does not stop publishing."""
+        """Number of free bytes above which creating the ballast does not stop publishing."""
         return max(
             self._reserve * 3 // 2, self.bounds.free_bytes * 3 // 2 + self.bounds.ballast_bytes
         )
@@ -196,7 +196,7 @@ class DiskSpace:
     # -- failed writes
 
     def note_full(self) -> bool:
-        """Record that the disk is full and delete the ballast; return False if it did not exist."""
+        """Record that the disk is full and delete the ballast; return False if there was none."""
         self._was_full = True
         if self.shortage != (full := self._full()):
             self.shortage = full
@@ -214,7 +214,7 @@ class DiskSpace:
             raise error
 
     def wait_after(self, error: StorageFullError | NotWritableError) -> None:
-        """Free space or wait before the same write is retried.
+        """Free some space, or wait, before the caller retries the write.
 
         A full disk has no time limit: waiting loses nothing, and a restart would not help.
 

@@ -73,7 +73,7 @@ def read_migrations(folder: Path) -> list[Migration]:
 
 
 def pending(connection: sqlite3.Connection, folder: Path) -> list[Migration]:
-    """Return the migrations in ``folder`` that the database lacks, in order, without any changes.
+    """Return, in order, the migrations in ``folder`` that the database lacks, but change nothing.
 
     Raises:
         StartRefusedError: the database is newer than ``folder``, was not created by phpmq-lite, or
@@ -150,7 +150,7 @@ def schema_problems(connection: sqlite3.Connection, folder: Path) -> list[str]:
 
 
 def _statements(connection: sqlite3.Connection) -> dict[str, str]:
-    """Return statements by name, without spaces and quotes, which vary between versions."""
+    """Return the schema's statements by name, without spaces and quotes, which vary by version."""
     return {
         name: "".join(text.replace('"', "").split())
         for name, text in connection.execute(load("migrate")["statements"])
@@ -192,7 +192,7 @@ def split_statements(sql: str) -> Iterator[str]:
             yield statement
             statement = ""
     if statement.strip():
-        yield statement  # comments, or an incomplete statement that SQLite rejects
+        yield statement  # only comments, or an incomplete statement, which SQLite will reject
 
 
 def _apply(connection: sqlite3.Connection, migration: Migration) -> None:

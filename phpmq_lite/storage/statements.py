@@ -1,4 +1,4 @@
-"""Loads named statements from ``storage/sql/`` and repeats their rows in a few fixed sizes.
+"""Loads named statements from ``storage/sql/`` and expands them for a few fixed numbers of rows.
 
 A file contains statements like this one, each ending with a semicolon::
 

@@ -24,16 +24,16 @@ PAGE_ROWS: Final = 1_000  # number of rows that a queue action processes per bat
 
 
 class Action(StrEnum):
-    """Actions that operators can apply to messages; comments list the applicable messages."""
+    """Actions that operators can apply to messages; the comments say which messages qualify."""
 
-    REQUEUE = "requeue"  # ready or dispatched: move to the end of the queue, keep the id
-    RELEASE = "release"  # dispatched: return to the old position
-    MOVE = "move"  # ready: move to the end of another queue, keep the id
-    DELETE = "delete"  # ready, and dispatched if requested: settle as deleted
-    REDRIVE = "redrive"  # dead-letter record: publish the message again, delete the record
-    RESTORE = "restore"  # deleted: publish the message again at the old position
-    ERASE = "erase"  # settled: remove the body but keep the row
-    PLACE = "place"  # ready: move back to the earlier position, to undo a requeue or move
+    REQUEUE = "requeue"  # ready or dispatched messages: move to the end of the queue, keep the id
+    RELEASE = "release"  # dispatched messages: return to the old position
+    MOVE = "move"  # ready messages: move to the end of another queue, keep the id
+    DELETE = "delete"  # ready messages, and dispatched ones if requested: settle as deleted
+    REDRIVE = "redrive"  # dead-letter records: publish the message again, delete the record
+    RESTORE = "restore"  # deleted messages: publish again at the old position
+    ERASE = "erase"  # settled messages: remove the body but keep the row
+    PLACE = "place"  # ready messages: undo a requeue or move by restoring the position
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,15 +43,15 @@ class ActionOptions:
     # 0 means no expiry; None keeps the deadline (requeue) or uses the queue default (redrive).
     # Restore uses ttl_s only for messages whose deadline has passed.
     ttl_s: int | None = None
-    target: str | None = None  # move: target queue; redrive: None means the original queue
-    create: bool = False  # move: create the target if it does not exist
-    with_dispatched: bool = False  # delete: include messages held by consumers
+    target: str | None = None  # target of a move or redrive; None redrives to the original queue
+    create: bool = False  # whether a move creates a missing target queue
+    with_dispatched: bool = False  # whether a delete includes messages held by consumers
     # Act only on messages in these queue_ids, and redrive only to these queues; None allows all.
     # The caller must check that the operator may use ``target``.
     queues: frozenset[int] | None = None
-    # place: seq -> (queue_id, position)
+    # for the action ``place``: seq -> (queue_id, position)
     places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    is_dry_run: bool = False  # redrive: only report what would happen
+    is_dry_run: bool = False  # whether a redrive only reports what would happen
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class ActionOutcome:
     new_ids: dict[int, str] = field(default_factory=dict)  # seq -> id of the new message
     skipped: Counter[str] = field(default_factory=Counter)  # number of skipped messages by reason
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # seq -> (queue_id, position)
-    targets: Counter[str] = field(default_factory=Counter)  # redrive: messages by target queue
+    targets: Counter[str] = field(default_factory=Counter)  # number redriven, by target queue
     poisoned: Counter[str] = field(default_factory=Counter)  # redrive: invalid messages, by reason
 
 
@@ -353,7 +353,7 @@ def check_action(
 
 
 class QueueAction(PagedAction):
-    """An action on a queue's messages, or its ``limit`` oldest; replies with the number changed."""
+    """An action on a queue's messages, or its ``limit`` oldest; replies with how many changed."""
 
     def __init__(
         self,
@@ -383,7 +383,7 @@ class QueueAction(PagedAction):
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
         """Act on one page, then request the next page or reply."""
-        self.outcome = ActionOutcome()  # reset per page; a queue may have millions of messages
+        self.outcome = ActionOutcome()  # reset per page, as a queue may have millions of messages
         super().process_page(page, is_last)
 
     def _apply(self, row: Message) -> str | None:

@@ -27,7 +27,7 @@ class Published(list[str]):
 
     def __init__(self, ids: Sequence[str], quarantined: Mapping[str, str] | None = None) -> None:
         super().__init__(ids)
-        self.quarantined = dict(quarantined or {})  # id -> reason
+        self.quarantined = dict(quarantined or {})  # message id -> reason
 
 
 PUBLISH_MAX: Final = 1_000
@@ -47,7 +47,7 @@ def publish(
     create: bool = True,
     validated: Mapping[int, ValidatedPublish] | None = None,
 ) -> None:
-    """Store either all messages at the end of a queue or none.  Reply with ``Published``.
+    """Store all messages at the end of a queue, or none of them.  Reply with ``Published``.
 
     Large messages are validated in a thread first; if the publish is refused after that, the reply
     is a RefusedError.  ``validated`` holds the results, by index in the list.
@@ -169,7 +169,7 @@ def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> N
 
 
 def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[NewMessage]) -> None:
-    """Count and raise a refusal unless the queue accepts all messages."""
+    """Raise RefusedError, and count the refusal, unless the queue accepts all messages."""
     registry = core.state.registry
     if (stop := registry.publishing_stop) is not None:
         reason, detail = stop.reason, stop.detail

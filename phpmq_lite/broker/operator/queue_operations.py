@@ -21,7 +21,7 @@ from phpmq_lite.writes import RecordHistoryReader, ShiftDeadlines, Write
 READERS: Final = 200  # maximum number of history readers; one page can show all of them
 DISCONNECTED: Final = "disconnected by an operator"
 
-Precondition = Callable[[Broker], None]  # raises if a change is not allowed; called in its batch
+Precondition = Callable[[Broker], None]  # raises if a change is not allowed; runs in the same batch
 
 
 def accept(_core: Broker) -> None:
@@ -37,7 +37,7 @@ def purge(
     with_dispatched: bool = False,
     limit: int | None = None,
 ) -> None:
-    """Settle a queue's messages, or its ``limit`` oldest, as deleted.  Reply with the count."""
+    """Settle a queue's messages, or the ``limit`` oldest, as deleted.  Reply with the count."""
     queue = core.find_queue(name)
     options = ActionOptions(with_dispatched=with_dispatched)
     QueueAction(core, entry, Action.DELETE, queue, options, reply, limit)

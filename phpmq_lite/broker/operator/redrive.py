@@ -29,7 +29,7 @@ class RedriveDestination:
 
     queue: Queue
     content: bytes
-    inspection: EnvelopeInspection | None  # None if the content is inspected when stored
+    inspection: EnvelopeInspection | None  # None if the content will be inspected when it is stored
 
     @property
     def poison(self) -> str | None:

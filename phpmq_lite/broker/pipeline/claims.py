@@ -20,7 +20,7 @@ from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.model import AuditEntry, Message, PageKind, PageRequest, Reply
 from phpmq_lite.queue_settings import name_problem
 
-CLAIM_SLICE: Final = 1_000  # rows per batch
+CLAIM_SLICE: Final = 1_000  # number of rows processed per batch
 CLAIM_MAX: Final = 100_000  # maximum number of messages per claim
 
 
@@ -152,7 +152,7 @@ def _run_in_turn(
 
     def begin_late() -> None:
         try:
-            if core.subscriptions.get(subscription.name) is not subscription:  # since removed
+            if core.subscriptions.get(subscription.name) is not subscription:  # removed since then
                 raise _unknown_subscription(subscription.name)
             begin()
         except RefusedError as error:
@@ -254,7 +254,7 @@ class ClaimOperation:
             self._request_page(page[-1].position)
 
     def _has_returned_message(self) -> bool:
-        """Return whether a message returned to its position after the page was loaded."""
+        """Return whether any message has returned to its position since the page was loaded."""
         batch, queue_id = self._state.batch, self._queue.queue_id
         return any(m.queue_id == queue_id for m in batch.changed.values()) or any(
             m.queue_id == queue_id and m.position != m.seq for m in batch.created

@@ -38,11 +38,11 @@ from phpmq_lite.writes import (
 
 STAGE_SLICE: Final = 1_000  # maximum number of rows per ``stage`` call
 TOKEN_ROWS: Final = 100_000
-TOKEN_BYTES: Final = 64 << 20  # total size of bodies
+TOKEN_BYTES: Final = 64 << 20  # maximum total size of the bodies staged under a token
 TOKENS: Final = 10_000
 STAGED_BYTES: Final = 1 << 30  # for all tokens together, as are the next two limits
 STAGED_ROWS: Final = 10_000_000
-STAGED_PARTS: Final = 100_000  # queues kept in memory, counted once per token
+STAGED_PARTS: Final = 100_000  # maximum number of queues in memory, counted once for each token
 PUBLISH_ROWS: Final = 100_000
 PUBLISH_BYTES: Final = 256 << 20
 PUBLISH_BAD: Final = 1_000  # maximum number of invalid rows, which are dead-lettered
@@ -451,7 +451,7 @@ class _StagedPublish:
         for queue_id, part in parts.items():
             self._count(queues[queue_id], part)
         total = sum(part.rows for part in parts.values())
-        version = self.version - 1 if remaining else self.version  # not yet complete
+        version = self.version - 1 if remaining else self.version  # the version is not yet complete
         staging.app_ids.record_version(
             state, self.writer, self.app_id, version, total, is_single=self.is_single
         )

@@ -43,7 +43,7 @@ class Subscription:
         self.acked_upto = acked_upto
         self.is_busy = False
         self._waiting: deque[Callable[[], None]] = deque()
-        self._is_starting_work = False  # True while ``finish`` starts waiting work
+        self._is_starting_work = False  # True while ``finish`` is starting work that waited
 
     @property
     def last_claim(self) -> int:
@@ -126,10 +126,10 @@ class Subscriptions(dict[str, Subscription]):
 
 
 STAGE_KEPT_MS: Final = 86_400_000  # unpublished stages are dropped after this time
-APP_ID_KEPT_MS: Final = 30 * 86_400_000  # an app_id used within this time is never forgotten
-APP_IDS: Final = 10_000  # maximum number per owner
+APP_ID_KEPT_MS: Final = 30 * 86_400_000  # app_ids used this recently are always kept
+APP_IDS: Final = 10_000  # maximum number of app_ids per owner
 MIXED_POLICIES: Final = "several"  # marks a StageQueue with several policies; not a real policy
-SINGLE_USES: Final = 1_000  # single-use app_ids kept per owner; older ones are forgotten
+SINGLE_USES: Final = 1_000  # number of single-use app_ids kept per owner; older ones are forgotten
 
 
 @dataclass(slots=True)

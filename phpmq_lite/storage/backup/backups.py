@@ -43,19 +43,19 @@ from phpmq_lite.storage.integrity.database_check import integrity_problems
 from phpmq_lite.storage.statements import load
 
 MANIFEST: Final = "manifest.json"
-BACKUP_LIMIT_S: Final = 600.0  # time limit for the copy
-_STEPS_BETWEEN_CHECKS: Final = 100_000  # SQLite virtual-machine steps; this many take a few ms
+BACKUP_LIMIT_S: Final = 600.0  # time limit for copying the database
+_STEPS_BETWEEN_CHECKS: Final = 100_000  # in SQLite virtual-machine steps; 100,000 take a few ms
 _ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z(-[0-9]+)?")
 
 
 @dataclass(slots=True, frozen=True)
 class BackupManifest:
-    """The contents of a backup's manifest; counts and numbers describe the copied database."""
+    """A backup's manifest, in which all counts and numbers refer to the copied database."""
 
     id: str
-    made_at: int  # Unix ms: when the backup began
+    made_at: int  # when the backup began, in Unix ms
     took_ms: int
-    version: str  # phpmq-lite version
+    version: str  # version of phpmq-lite that made the backup
     schema: int
     sha256: str
     bytes: int
@@ -100,7 +100,7 @@ class BackupMaker:
         check_files: Callable[[], None] = lambda: None,
     ) -> None:
         self._check_files = check_files  # raises StorageError if the database was replaced
-        self._reserve = reserve  # free bytes to preserve on the database's disk
+        self._reserve = reserve  # number of bytes to leave free on the database's disk
         self._is_open = is_open
         self._database = database
         self._folder = folder
@@ -117,7 +117,7 @@ class BackupMaker:
                 connection.interrupt()
 
     def run(self, limit_s: float = BACKUP_LIMIT_S) -> Backup:
-        """Copy the database, check the copy and name the backup.  Blocks for about 4 s per GiB.
+        """Create the backup: copy the database and check the copy.  Blocks for about 4 s per GiB.
 
         Raises:
             StorageFullError: free space is below twice the database size, or would be below the
@@ -149,7 +149,7 @@ class BackupMaker:
         if not self._folder.exists():
             self._folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
             sync_folder(self._folder.parent)
-        for left in self._folder.glob(".*.new"):  # unfinished copies from interrupted backups
+        for left in self._folder.glob(".*.new"):  # left over from interrupted backups
             shutil.rmtree(left, ignore_errors=True)
         size = _size(self._database)
         is_beside = self._folder.stat().st_dev == self._database.stat().st_dev
@@ -184,7 +184,7 @@ class BackupMaker:
             # ``interrupt`` does not affect a statement that has not started yet.
             connection.set_progress_handler(self._is_stopped.is_set, _STEPS_BETWEEN_CHECKS)
             try:
-                if self._is_stopped.is_set():  # stopped before the statement became interruptible
+                if self._is_stopped.is_set():  # ``stop`` was called before the statement began
                     raise StorageError("the backup was stopped before it was complete")
                 yield connection
             finally:
@@ -251,7 +251,7 @@ def read_backup(folder: Path) -> Backup | None:
 
 
 def remove_old(folder: Path, keep: int, made: str) -> list[str]:
-    """Remove all but the newest ``keep`` backups and return the ids of the removed ones.
+    """Remove all but the ``keep`` newest backups and return the ids of those removed.
 
     ``made`` always counts as the newest, because the clock may have been wrong for other backups.
     """
@@ -301,7 +301,7 @@ RETRY_S: Final = 600.0  # delay before retrying a failed backup
 
 
 class BackupSchedule:
-    """Makes backups on schedule and on demand, and remembers the latest result.
+    """Makes backups on a schedule and on demand, and keeps the result of the most recent one.
 
     ``keep`` returns how many backups to keep.  ``reserve`` returns how many bytes to leave free on
     the database's disk, so that publishing does not stop.
@@ -326,7 +326,7 @@ class BackupSchedule:
         self.error: str | None = None  # error message if the last backup failed
         self._keep = keep
         self._reserve = reserve
-        self._is_starting = False  # a backup will start once its audit row has been written
+        self._is_starting = False  # whether a requested backup is still waiting for its audit row
         self._database = database
         self.interval_s = every_h * 3_600  # time between two backups; 0 disables the schedule
         self._version = version
@@ -362,7 +362,7 @@ class BackupSchedule:
         return self._task
 
     async def start_after(self, ahead: Callable[[], Awaitable[None]]) -> None:
-        """Start a backup after ``ahead`` has returned; if ``ahead`` raises an error, start none.
+        """Start a backup after ``ahead`` has returned, or no backup if ``ahead`` raises an error.
 
         Raises:
             RefusedError: a backup is in progress or about to start; ``ahead`` is not called.
@@ -421,7 +421,7 @@ class BackupSchedule:
     async def run(self) -> None:
         """Create backups when they are due; when cancelled, stop the backup thread."""
         try:
-            with suppress(StorageError):  # if this still fails, the next backup reports it
+            with suppress(StorageError):  # if the problem persists, the next backup reports it
                 now_ms = time_ns() // 1_000_000
                 for backup in await self.all():
                     if backup.manifest.made_at <= now_ms:  # the clock may have been set back since

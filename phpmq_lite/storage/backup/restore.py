@@ -46,7 +46,7 @@ _CACHE_BYTES: Final = 8 << 20
 
 @dataclass(slots=True)
 class WithdrawnAccess:
-    """Access rights in the backup that the restore revoked."""
+    """Access that was granted in the backup but revoked by the restore."""
 
     has_proof: bool = False  # whether the replaced database was readable
     sessions: int = 0  # number of login sessions ended
@@ -56,7 +56,7 @@ class WithdrawnAccess:
 
 @dataclass(slots=True)
 class RestoreResult:
-    """The result of a restore or a drill."""
+    """The result of a restore or of a restore drill."""
 
     database: Path
     replaced_files: Path | None = None  # folder that contains the replaced files
@@ -142,7 +142,7 @@ def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: Non
 
 
 def _verify_source(source: Path, tell: ReportStep) -> Path:
-    """Return the database of a backup after verifying it; a bare file has no manifest to verify."""
+    """Verify a backup and return its database; a bare database file has no manifest to verify."""
     if source.is_file():
         wal = source.with_name(f"{source.name}-wal")
         if wal.exists() and wal.stat().st_size:
@@ -161,7 +161,7 @@ def _verify_source(source: Path, tell: ReportStep) -> Path:
 
 
 def _check_and_renumber(staged: Path) -> list[DatabaseCheck]:
-    """Check the copy, then assign a new next number and a new history id."""
+    """Check the copy, then raise its next message number and assign a new history id."""
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         migrate.pending(connection, migrations_folder())  # rejects a newer or foreign database
         checks = check_all(connection)
@@ -179,7 +179,7 @@ def _transaction(staged: Path) -> Iterator[sqlite3.Connection]:
     """Run one transaction on the copy and flush the copy to disk."""
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         try:
-            connection.execute("PRAGMA journal_mode=DELETE").fetchall()  # use a single file
+            connection.execute("PRAGMA journal_mode=DELETE").fetchall()  # removes the WAL
             connection.execute("BEGIN IMMEDIATE")
             yield connection
             connection.execute("COMMIT")
@@ -205,7 +205,7 @@ def _replaced_accounts(folder: DataFolder) -> StoredAccounts | None:
 
 
 def _move_aside(folder: DataFolder) -> Path | None:
-    """Move the old files aside, starting with the database, because startup fails without it."""
+    """Move the old files aside, the database first; startup then fails if this is interrupted."""
     files = (
         folder.database,
         folder.wal,
@@ -226,7 +226,7 @@ def _move_aside(folder: DataFolder) -> Path | None:
 
 
 def _start_once(database: Path, migrations: Path) -> list[str]:
-    """Perform the startup steps that run between the file checks and the listeners."""
+    """Perform the startup steps between checking the files and opening the listeners."""
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         store = Store(connection)
         store.configure(_CACHE_BYTES)
@@ -240,7 +240,7 @@ def _start_once(database: Path, migrations: Path) -> list[str]:
 
 
 def _read_accounts(connection: sqlite3.Connection) -> StoredAccounts:
-    """Return the accounts from a database that no broker has open.
+    """Return the accounts in a database that no broker has opened.
 
     Raises:
         sqlite3.Error: a table or its index cannot be trusted.
@@ -257,7 +257,7 @@ def _read_accounts(connection: sqlite3.Connection) -> StoredAccounts:
 def _withdraw_access(
     connection: sqlite3.Connection, valid: StoredAccounts | None, now_ms: int
 ) -> WithdrawnAccess:
-    """Revoke access that the backup would restore, inside a transaction on the restored database.
+    """Revoke access that the backup brought back, within a transaction on the restored database.
 
     ``valid`` has the accounts of the replaced database; None if it cannot be read.  Sessions and
     tokens missing from ``valid`` are ended.  If the backup shares a user with ``valid``, its users

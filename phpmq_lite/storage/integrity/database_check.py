@@ -23,8 +23,8 @@ from phpmq_lite.storage.migrate import pending, schema_problems
 from phpmq_lite.storage.sqlite_errors import is_damage
 from phpmq_lite.storage.statements import load
 
-NAMED: Final = 10  # maximum number of examples per message
-_PROBLEMS_MAX: Final = 100  # maximum number of problems for SQLite to report
+NAMED: Final = 10  # maximum number of examples listed per problem
+_PROBLEMS_MAX: Final = 100  # maximum number of problems that SQLite reports
 # Each consistency rule has a statement, the first schema version it applies to, and a message.
 _RULES: Final[tuple[tuple[str, int, str], ...]] = (
     ("inconsistent_queues", 1, "queues have wrong message counts"),
@@ -43,7 +43,7 @@ class DatabaseCheck:
     """One check and its result."""
 
     name: str
-    found: str = ""  # result in words
+    found: str = ""  # description of the result
     problems: list[str] = field(default_factory=list)
 
 
@@ -176,7 +176,7 @@ def _run_check(
     connection: sqlite3.Connection,
     look: Callable[[sqlite3.Connection, DatabaseCheck], None],
 ) -> DatabaseCheck:
-    """Run a check, and record anything that SQLite cannot read as a problem."""
+    """Run a check; anything that SQLite cannot read is recorded as a problem."""
     check = DatabaseCheck(name)
     try:
         look(connection, check)
@@ -188,7 +188,7 @@ def _run_check(
 
 
 def _checksum(seq: int, content: object) -> int:
-    """Return the checksum of a body, or -1, which no row has, if the content is not a body."""
+    """Return a body's checksum; if the content is not a body, return -1, which matches no row."""
     return checksum(seq, content) if isinstance(content, bytes) and seq >= 0 else -1
 
 

@@ -23,9 +23,9 @@ from phpmq_lite.storage.statements import load
 
 FILE: Final = "scrub.json"
 PARTS: Final = ("alive", "settled")
-_ROW_BYTES: Final = 256  # bytes counted per row in addition to its body
-_STEPS_BETWEEN_CHECKS: Final = 100_000  # SQLite virtual-machine steps; this many take a few ms
-_MAX_NAMED: Final = 100  # maximum number of damaged seqs to store
+_ROW_BYTES: Final = 256  # number of bytes counted for a row in addition to its body
+_STEPS_BETWEEN_CHECKS: Final = 100_000  # in SQLite virtual-machine steps; 100,000 take a few ms
+_MAX_NAMED: Final = 100  # maximum number of damaged bodies whose seqs are stored
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -40,7 +40,7 @@ class ScrubRound:
     upto: Number = 0
     bodies: Number = 0
     bytes: Number = 0
-    bad_alive: Number = 0  # damaged live messages, which were then settled as dead unless held
+    bad_alive: Number = 0  # damaged live messages; those not held were settled as dead
     bad_settled: Number = 0
     named: list[Number] = field(default_factory=list)  # seqs of the first damaged bodies
 
@@ -55,10 +55,10 @@ class ScrubState:
     """Persistent state of the scrub."""
 
     now: ScrubRound = field(default_factory=ScrubRound)  # the current round, if one has begun
-    last: ScrubRound | None = None  # the latest completed round
-    structure_at: Number = 0  # Unix ms of the latest structure check; 0 means never
+    last: ScrubRound | None = None  # the most recent completed round
+    structure_at: Number = 0  # Unix ms of the most recent structure check; 0 means never
     structure: list[str] = field(default_factory=list)  # problems found in the database structure
-    tried_at: Number = 0  # Unix ms when the latest failed round was abandoned
+    tried_at: Number = 0  # Unix ms when a round was last abandoned after a failure
 
     @property
     def is_under_way(self) -> bool:
@@ -121,7 +121,7 @@ class Scrub:
         self._is_stopped = False
 
     def check(self, part: str, after: int, most_bytes: int) -> ScrubSlice:
-        """Check about ``most_bytes`` of bodies after a position.
+        """Check about ``most_bytes`` bytes of bodies, starting after a position.
 
         Raises:
             DataDamagedError: the database cannot be read there.
@@ -141,7 +141,7 @@ class Scrub:
         return found
 
     def structure(self) -> list[str]:
-        """Return problems found in pages and indexes.  This takes at least 2 s per GiB.
+        """Return problems found in database pages and indexes.  This takes at least 2 s per GiB.
 
         Raises:
             StorageError: the check was interrupted, or the database cannot be read now.
@@ -216,7 +216,7 @@ def note(state: ScrubState, part: str, found: ScrubSlice) -> None:
 
 
 def _is_whole(seq: int, size: object, crc: object, content: object) -> bool:
-    """Return whether a body matches its row, whose columns may contain anything if damaged."""
+    """Return whether a body matches its row; the columns of a damaged row may contain anything."""
     if seq < 0 or not isinstance(content, bytes):
         return False
     return len(content) == size and checksum(seq, content) == crc

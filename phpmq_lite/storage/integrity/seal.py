@@ -22,7 +22,7 @@ from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
 from phpmq_lite.storage.integrity.wal_check import refuse_damaged_database
 
 _NAME: Final = "seal"
-# Fields: a fixed word, the checksum of the database, and a checksum of both.
+# The seal has three fields: a fixed word, the database's checksum, and a checksum of both.
 _RECORD: Final = struct.Struct(">4sII")
 _WORD: Final = b"seal"
 
@@ -88,7 +88,7 @@ def seal(folder: DataFolder, files: OpenedFiles | None = None) -> None:
 
 
 def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
-    """Compare the database with its seal, and erase the seal before the file is modified.
+    """Compare the database with its seal, and erase the seal before the database is modified.
 
     Call it after ``check_wal`` and before SQLite opens the file.  Returns False if there was no
     seal, or if the database differs and ``accept_loss`` is set.
@@ -132,7 +132,7 @@ class _Readable(Protocol):
 
 
 def checksum_of_file(file: _Readable, goes_on: Callable[[], bool] = lambda: True) -> int:
-    """Return the CRC-32 of a file from its current position, or stop once ``goes_on`` is False."""
+    """Return the CRC-32 of the rest of a file, or of less if ``goes_on`` returns False before."""
     found = 0
     while goes_on() and (chunk := file.read(_CHUNK_BYTES)):
         found = zlib.crc32(chunk, found)
@@ -143,7 +143,7 @@ def _has_wal(folder: DataFolder) -> bool:
     return folder.wal.exists() and folder.wal.stat().st_size > 0
 
 
-_MAX_SHARE: Final = 100  # sealing takes at most 1/100 of the time
+_MAX_SHARE: Final = 100  # sealing may take at most 1/100 of the total time
 _MIN_INTERVAL_S: Final = 1.0  # minimum time between seals, because erasing one costs an fsync
 
 
@@ -163,7 +163,7 @@ class LiveSeal:
         self._has_seal = False
         self._checkpoints = 0
         self._thread: threading.Thread | None = None
-        self._due_s = 0.0  # in seconds on the monotonic clock
+        self._due_s = 0.0  # when to seal next, in seconds on the monotonic clock
 
     def erase(self) -> None:
         """Erase the seal and cancel any sealing in progress.
@@ -184,7 +184,7 @@ class LiveSeal:
             thread = threading.Thread(
                 target=self._seal, args=(self._checkpoints,), name="seal", daemon=True
             )
-            with suppress(RuntimeError):  # without a thread, there is no seal after this checkpoint
+            with suppress(RuntimeError):  # if no thread can start, the file stays unsealed
                 thread.start()
                 self._thread = thread
 

@@ -31,7 +31,7 @@ class StartupCheck:
 
     wal: WalScan
     checks: list[str] = field(default_factory=list)  # descriptions of completed checks
-    is_structure_due: bool = False  # whether the structure was skipped and should be checked soon
+    is_structure_due: bool = False  # whether the structure check was skipped and should run soon
 
 
 def check_files(
@@ -70,7 +70,7 @@ def _check_structure(folder: DataFolder, *, accept_loss: bool) -> None:
             connection.execute("PRAGMA schema_version").fetchone()  # opens the WAL and its index
             problems = integrity_problems(connection)
             problems = problems or schema_problems(connection, migrations_folder())
-        except sqlite3.OperationalError as error:  # damage raises a different error
+        except sqlite3.OperationalError as error:  # damage would raise a different error
             raise StartRefusedError(f"cannot read {folder.database}: {error}") from error
         except sqlite3.DatabaseError as error:
             problems = [str(error)]
@@ -80,8 +80,8 @@ def _check_structure(folder: DataFolder, *, accept_loss: bool) -> None:
     refuse_damaged_database(folder, loss, checksum_of(folder.database), accept_loss=accept_loss)
 
 
-STARTS_KEPT: Final = 1_000  # number of rows
-QUEUES_NAMED: Final = 20  # maximum number of queues listed with expired messages
+STARTS_KEPT: Final = 1_000  # maximum number of startups stored
+QUEUES_NAMED: Final = 20  # maximum number of queues whose expired messages are listed
 
 
 @dataclass(slots=True)
@@ -89,12 +89,12 @@ class StartReport:
     """A startup report, stored as JSON in a row of ``start``; counts default to 0."""
 
     version_before: str | None = None  # None if the version is unchanged or unknown
-    wal_frames: int = 0  # write-ahead log frames not yet copied to the database
+    wal_frames: int = 0  # number of WAL frames not yet copied to the database
     wal_commits: int = 0
-    wal_dropped: int = 0  # complete commits after the damage, dropped because of accept_loss
-    returned: int = 0  # messages that were dispatched when the broker ended and are ready again
-    interrupted: int = 0  # bulk jobs that were running when the broker ended
-    expired: int = 0  # messages whose deadline passed before startup
+    wal_dropped: int = 0  # number of commits after the damage, dropped because of accept_loss
+    returned: int = 0  # number of messages dispatched when the broker ended, now ready again
+    interrupted: int = 0  # number of bulk jobs still running when the broker ended
+    expired: int = 0  # number of messages whose deadline passed before startup
     expired_by_queue: dict[str, int] = field(default_factory=dict)
     migrations: list[str] = field(default_factory=list)
     checks: list[str] = field(default_factory=list)  # descriptions of completed checks
@@ -102,18 +102,18 @@ class StartReport:
     messages: int = 0  # number of live messages
     seconds: float = 0.0  # time from acquiring the lock to the first batch
     clock_jump_ms: int = 0  # how far the wall clock was moved while the broker was down
-    clock_doubt_ms: int = 0  # downtime or clock change that awaits a decision
-    last_error: str | None = None  # why the broker stopped immediately, if it did
+    clock_doubt_ms: int = 0  # downtime or clock change that an operator must decide on
+    last_error: str | None = None  # error that stopped the broker immediately, if any
 
 
 class StartRecorder:
-    """Collects the report of one startup; call its methods in the order of definition."""
+    """Collects the report of one startup; its methods must be called in the order defined here."""
 
     def __init__(self, version: str, at_ms: int, *, was_clean: bool) -> None:
         self.version = version
         self.at_ms = at_ms  # Unix ms
         self.was_clean = was_clean  # whether the previous stop was clean; True on the first startup
-        self.down_from_ms: int | None = None  # Unix ms; None on the first startup
+        self.down_from_ms: int | None = None  # start of downtime in Unix ms; None on first startup
         self.report = StartReport()
 
     def note_error(self, content: dict[str, Any] | None) -> None:
@@ -136,7 +136,7 @@ class StartRecorder:
         self.report.checks.append("the schema against the migrations")
 
     def note_clock(self, jump_ms: int, doubt_ms: int) -> None:
-        """Record the clock jump, and the downtime or clock change that awaits a decision."""
+        """Record the clock jump, and a downtime or clock change that an operator must judge."""
         self.report.clock_jump_ms, self.report.clock_doubt_ms = jump_ms, doubt_ms
 
     def read_database(self, connection: sqlite3.Connection, now_steady_ms: int) -> None:
@@ -156,7 +156,7 @@ class StartRecorder:
         self.report.expired_by_queue = {name or "?": count for name, count in late[:QUEUES_NAMED]}
 
     def note_recovered(self, stored: RecoveredState, now_ms: int) -> None:
-        """Record how much was recovered into memory."""
+        """Record what was recovered from the database and how long startup took."""
         report = self.report
         report.queues = len(stored.queues)
         report.messages = sum(row.live_count for row in stored.queues)

@@ -47,12 +47,12 @@ def _has_log(database: Path) -> bool:
 
 @dataclass(slots=True)
 class StoppedDatabase:
-    """Findings of the check, which stops at the first problem."""
+    """Findings of the check of a stopped broker's files, which ends at the first problem."""
 
-    is_new: bool = False  # no message has ever been stored
+    is_new: bool = False  # True if no message has ever been stored
     was_clean: bool = True  # whether the last stop was clean
     log: str = ""  # description of the write-ahead log
-    last_error: str = ""  # why the broker stopped immediately, if it did
+    last_error: str = ""  # error that stopped the broker immediately, if any
     schema: int = 0
     waiting: list[str] = field(default_factory=list)  # migrations that the next startup will apply
     used_bytes: int = 0

@@ -123,7 +123,7 @@ def _likely_salts(frames: Iterable[WalFrame]) -> list[bytes]:
 
 
 class _FrameScan:
-    """Reads the frames once.  A frame is *ours* if it belongs to the header's generation.
+    """Reads the frames of a WAL once.  A frame is *ours* if it belongs to the header's generation.
 
     SQLite restarts a WAL by overwriting it from the beginning with new salts, so old frames after
     the last new one are normal.
@@ -133,10 +133,10 @@ class _FrameScan:
         self, salts: bytes, seeds: tuple[Checksum, ...], first_bad: int | None = None
     ) -> None:
         self.salts = salts
-        self.seeds = seeds  # checksums that the next frame may follow
+        self.seeds = seeds  # possible starting checksums for the next frame
         self.is_ours = True  # whether the previous frame, or the header, is ours
         self.first_bad = first_bad
-        # After the first bad frame, this means that the current transaction has no bad frames yet.
+        # After the first bad frame: whether the current transaction has no bad frames so far.
         self.is_complete = first_bad == 0
         self.commits = self.frames = self.commits_after = self.last_after = 0
 
@@ -150,7 +150,7 @@ class _FrameScan:
 
     def _add_frame(self, number: int, frame: WalFrame) -> None:
         has_salts = frame.salts == self.salts
-        # Old frames are also chained, so sum only frames that may follow one of ours.
+        # Old frames are chained too, so check the checksums only of frames that may follow ours.
         fits = (has_salts or self.is_ours) and any(map(frame.follows, self.seeds))
         is_good = has_salts and fits and frame.page > 0
         if is_good and self.first_bad is None:
@@ -171,7 +171,7 @@ class _FrameScan:
             if self.is_complete:
                 self.commits_after += 1
                 self.last_after = number
-            self.is_complete = True  # the next transaction begins here
+            self.is_complete = True  # the next frame begins a new transaction
 
     def _ends_transaction(self, frame: WalFrame, *, fits: bool, has_salts: bool) -> bool:
         """Return whether a frame, good or bad, definitely ends a transaction.
@@ -189,7 +189,7 @@ class _FrameScan:
         return frame.commit > 0 and not frame.is_split
 
     def _next_seeds(self, frame: WalFrame, is_good: bool) -> tuple[Checksum, ...]:
-        """Return the checksums that the next frame may follow.
+        """Return the possible starting checksums for the next frame.
 
         If the content was damaged, the stored checksum is correct; if the stored checksum was
         damaged, the computed one is correct.

@@ -24,7 +24,7 @@ _MAGIC: Final[dict[int, Order]] = {0x377F0682: "little", 0x377F0683: "big"}
 _VERSION: Final = 3_007_000
 _CHUNK_BYTES: Final = 1 << 20
 _WORD: Final = 0xFFFFFFFF
-_STEPS_PER_MASK: Final = 16  # 64-bit lanes hold 32-bit sums, which grow 2.6-fold per step
+_STEPS_PER_MASK: Final = 16  # 64-bit lanes hold 32-bit sums, which grow by a factor of 2.6 per step
 
 Checksum = tuple[int, int]
 
@@ -33,9 +33,9 @@ class WalHeader(NamedTuple):
     """The first 32 bytes of a WAL file; if ``is_valid`` is False, SQLite reads no frames."""
 
     page_size: int
-    order: Order  # byte order of the words in the checksum
+    order: Order  # byte order of the words that are summed
     salts: bytes
-    seeds: tuple[Checksum, ...]  # checksums that the first frame may follow
+    seeds: tuple[Checksum, ...]  # possible starting checksums for the first frame
     is_valid: bool
 
 
@@ -67,14 +67,14 @@ def checksum_of_words(raw: bytes, order: Order) -> Checksum:
 
 
 class WalFrame:
-    """One page as written by a transaction."""
+    """A frame: one page as written by a transaction."""
 
     __slots__ = ("_chunk", "_index", "commit", "offset", "page", "salts", "stored")
 
     def __init__(self, chunk: "_Chunk", index: int, offset: int) -> None:
         self._chunk = chunk
         self._index = index
-        self.offset = offset  # offset in the file
+        self.offset = offset  # the frame's offset in the file
         at = index * chunk.frame_bytes
         page, commit = struct.unpack_from(">II", chunk.raw, at)
         self.page: int = page
@@ -92,7 +92,7 @@ class WalFrame:
         )
 
     def follows(self, seed: Checksum) -> bool:
-        """Return whether the frame's checksum is correct after the checksum ``seed``."""
+        """Return whether the frame's checksum is correct if the previous checksum is ``seed``."""
         return self.checksum_after(seed) == self.stored
 
     def commit_before_damage(self, seed: Checksum) -> int | None:
@@ -103,7 +103,7 @@ class WalFrame:
         chunk = self._chunk
         expected = self.checksum_after(seed)
         gap = [(a - b) & _WORD for a, b in zip(self.stored, expected, strict=True)]
-        # The word ends the first pair, so all later pairs have multiplied the change to it.
+        # The word ends the first pair, so each later pair has multiplied the error in it.
         weights = _fibonacci(chunk.pairs - 1)[1:]
         odd = 0 if weights[0] & 1 else 1  # neighbouring Fibonacci numbers are never both even
         change = gap[odd] * pow(weights[odd], -1, _WORD + 1) & _WORD
@@ -143,7 +143,7 @@ class _Chunk:
         self.raw = raw
         self.frame_bytes = frame_bytes
         self.order = order
-        self.pairs = 1 + (frame_bytes - FRAME_HEADER_BYTES) // 8  # page and commit, then content
+        self.pairs = 1 + (frame_bytes - FRAME_HEADER_BYTES) // 8  # header pair, then content pairs
         self._sums: list[Checksum] = []
 
     @property
@@ -182,7 +182,7 @@ def _lanes(lanes: int, count: int) -> Iterator[int]:
 
 @cache
 def _fibonacci(pairs: int) -> tuple[int, int, int]:
-    """Return F(2n-1), F(2n) and F(2n+1) modulo 2**32, which weight a checksum ``n`` pairs back."""
+    """Return F(2n-1), F(2n) and F(2n+1) modulo 2**32, weights of a checksum ``n`` pairs back."""
     low, mid = 1, 0  # F(-1), F(0)
     for _ in range(2 * pairs):
         low, mid = mid, (low + mid) & _WORD
@@ -197,7 +197,7 @@ _SUMMED_BYTES: Final = 40  # the checksum of these bytes follows, in native byte
 
 
 def committed_frames(index: Path, salts: bytes) -> int:
-    """Return the last committed frame of the WAL with these salts according to its index, or 0."""
+    """Return the number of committed frames stored in the WAL index, or 0 if its salts differ."""
     try:
         with index.open("rb") as file:
             head, copy = file.read(_HEAD_BYTES), file.read(_HEAD_BYTES)

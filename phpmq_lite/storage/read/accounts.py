@@ -41,7 +41,7 @@ class ApiToken:
 
 @dataclass(slots=True)
 class LoginSession:
-    """A user's login; ``seen_at`` is stored at most every five minutes."""
+    """A user's login; ``seen_at`` is stored at most once every five minutes."""
 
     session_id: int
     sha256: bytes  # SHA-256 hash of the cookie
@@ -80,7 +80,7 @@ def accounts_of(
     sessions: Iterable[Row],
     addresses: Iterable[Row] = (),
 ) -> StoredAccounts:
-    """Return accounts converted from rows of the statements in ``accounts.sql``."""
+    """Convert rows returned by the statements in ``accounts.sql`` to accounts."""
     return StoredAccounts(
         users=[_with_globs(User, row) for row in users],
         tokens=[_with_globs(ApiToken, row) for row in tokens],
@@ -95,13 +95,13 @@ def globs_text(globs: Iterable[str]) -> str:
 
 
 def _with_globs(kind: Callable[..., T], row: Row) -> T:
-    """Return a user or token converted from a row whose fifth column contains the globs."""
+    """Convert a row, whose fifth column contains the globs, to a user or token."""
     return kind(*row[:4], tuple(json.loads(row[4])), *row[5:])
 
 
 KINDS: Final = ("view", "template", "label")
 SAVED_MAX: Final = 500  # maximum number of items per kind; one page lists them all
-NAME_MAX: Final = 80  # maximum number of characters
+NAME_MAX: Final = 80  # maximum number of characters in a name
 
 
 @dataclass(slots=True, frozen=True)

@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 from phpmq_lite.storage.read.read_connections import RowReader
 
 SLICE: Final = 500  # maximum number of rows per read
-COUNT_LIMIT: Final = 2_000  # maximum deaths or expiries to count; reaching it means "at least"
+COUNT_LIMIT: Final = 2_000  # number of deaths or expiries at which counting stops
 HELD_ROWS: Final = 50_000
-_EVENTS_SCANNED: Final = 2_000  # newest events of all queues, scanned for one queue's events
+_EVENTS_SCANNED: Final = 2_000  # number of newest events searched for those of one queue
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,7 +52,7 @@ class RecentActivity(RowReader):
     file = "activity"
 
     async def previews(self, seqs: Iterable[int]) -> dict[int, MessagePreview]:
-        """Return live and settled messages by seq, omitting unknown ones."""
+        """Return previews of live and settled messages by seq, omitting unknown seqs."""
         rows = await self._all(MessagePreview, "previews", seqs=json.dumps(list(seqs)))
         return {row.seq: row for row in rows}
 
@@ -68,11 +68,11 @@ class RecentActivity(RowReader):
         return next_number - 1, offset or 0
 
     async def published_after(self, seq: int) -> list[int]:
-        """Return the seqs of the next published messages, at most ``SLICE``."""
+        """Return the seqs of the next messages published, at most ``SLICE`` of them."""
         return [row[0] for row in await self._read("published_after", after=seq, limit=SLICE)]
 
     async def settled_after(self, offset: int) -> list[tuple[int, int]]:
-        """Return offset and seq of the next settled messages, at most ``SLICE``."""
+        """Return the offsets and seqs of the next messages settled, at most ``SLICE`` of them."""
         rows = await self._read("settled_after", after=offset, limit=SLICE)
         return [(settled, seq) for settled, seq in rows]
 
@@ -86,7 +86,7 @@ class RecentActivity(RowReader):
         return found
 
     async def unread_expiries(self, since_ms: int) -> dict[int, int]:
-        """Count messages that have expired undispatched since a given time, by queue_id."""
+        """Count messages that expired without being dispatched since a given time, by queue_id."""
         return dict(await self._read("unread_expiries", since=since_ms, limit=COUNT_LIMIT))
 
     async def held(self) -> list[ConsumerLoad]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from phpmq_lite.storage.read.read_connections import Readers, RowReader
 
 PAGE_ROWS: Final = 200  # maximum number of rows per page
-_SLICE: Final = 100_000  # audit_ids scanned per read, because filters have no index
+_SLICE: Final = 100_000  # number of audit_ids scanned per read, because filters use no index
 _LIMIT_S: Final = 1.0  # time limit for all slices of a page
 
 
@@ -22,7 +22,7 @@ class AuditRow:
     audit_id: int
     at_ms: int  # Unix ms
     actor: str
-    source: str  # ui, http or cli
+    source: str  # where the action came from: ui, http or cli
     address: str
     action: str  # audit name of the route, such as "queue.purge"
     target: str
@@ -51,11 +51,11 @@ class AuditFilter:
 
 @dataclass(slots=True, frozen=True)
 class AuditPage:
-    """A page of rows, newest first; ``searched_to`` is set if time ran out before it was full."""
+    """A page of rows, newest first; ``searched_to`` is set if time ran out before a full page."""
 
     rows: list[AuditRow]
     has_more: bool  # whether more rows exist after this page, or before it when reading upwards
-    searched_to: int | None = None  # audit_id from which to continue
+    searched_to: int | None = None  # audit_id from which to continue the search
 
 
 class AuditLog(RowReader):
@@ -122,7 +122,7 @@ class BulkJobRow:
 
 @dataclass(slots=True, frozen=True)
 class Trash:
-    """Number and size of the deleted messages in the history."""
+    """Number and total size of the deleted messages in the history."""
 
     rows: int
     bytes: int  # total size of the bodies

@@ -70,13 +70,13 @@ class HistoryReaderRow:
 
 @dataclass(slots=True, frozen=True)
 class AppIdRow:
-    """An app_id, which can publish each version only once."""
+    """An app_id, under which each version can be published only once."""
 
     app_id: str
     owner: str | None  # None if the next publisher becomes the owner
     version: int  # highest version published
-    at_ms: int  # Unix ms when that version was published
-    rows: int  # number of rows in that version
+    at_ms: int  # Unix ms when the highest version was published
+    rows: int  # number of rows in the highest version
 
 
 class StoredPipeline(RowReader):
@@ -93,7 +93,7 @@ class StoredPipeline(RowReader):
         return await self._one(SubscriptionRow, "subscriptions", name=name)
 
     async def app_ids(self, after: str, limit: int) -> list[AppIdRow]:
-        """Return the app_ids after ``after`` in alphabetical order."""
+        """Return the app_ids that follow ``after`` in alphabetical order."""
         return await self._all(AppIdRow, "app_ids", after=after, limit=limit)
 
     async def readers(self) -> list[HistoryReaderRow]:
@@ -105,7 +105,7 @@ class StoredPipeline(RowReader):
         return HistoryOffsets(*(await self._readers.read("arrow", "bounds"))[0])
 
     async def offset_at(self, bounds: HistoryOffsets, at_ms: int) -> int:
-        """Return the last offset settled before ``at_ms`` (Unix ms); if none, ``bounds.lo``."""
+        """Return the last offset settled before ``at_ms`` (Unix ms), or else ``bounds.lo``."""
         rows = await self._readers.read(
             "arrow", "offset_at", lo=bounds.lo, hi=bounds.hi, at_ms=at_ms
         )

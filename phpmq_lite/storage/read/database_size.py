@@ -13,7 +13,7 @@ class DatabaseSize:
     pages_free: int
     page_bytes: int
     schema: int  # number of the newest applied migration
-    history_rows: int  # settled messages, including deleted ones
+    history_rows: int  # number of settled messages, including deleted ones
     history_bytes: int
     deleted_rows: int
     deleted_bytes: int
@@ -22,7 +22,7 @@ class DatabaseSize:
     removed: int  # number of rows removed by retention since the database was created
     audit_rows: int
     audit_oldest_at: int | None
-    last_seen_ms: int | None  # in ms on the steady clock
+    last_seen_ms: int | None  # last stored time on the steady clock, in ms
 
     @property
     def deleted_share(self) -> float:
@@ -31,7 +31,7 @@ class DatabaseSize:
 
 
 async def measure_database(readers: Readers) -> DatabaseSize:
-    """Return database sizes from counters, the first and last rows, and the uncounted tail.
+    """Return database sizes from counters, the first and last rows, and the rows not yet counted.
 
     Raises:
         StorageError: the database cannot be read.

@@ -14,19 +14,19 @@ from typing import Final, NamedTuple
 from phpmq_lite.storage.read.messages import wire_id
 from phpmq_lite.storage.read.read_connections import RowReader
 
-RECORDS_SCANNED: Final = 50_000  # maximum number of records, from all queues together
+RECORDS_SCANNED: Final = 50_000  # maximum number of records read from all queues together
 LIMIT_S: Final = 0.04
-DEEP_LIMIT_S: Final = 1.5  # time limit for a longer search on request
+DEEP_LIMIT_S: Final = 1.5  # time limit if a longer search is requested
 SPANS: Final = 28  # number of bars in the chart
 SPAN_MS: Final = 6 * 3_600_000  # time span of one bar; all bars cover seven days
 CAUSE_CHARACTERS: Final = 200
-CAUSE_WILDCARDS: Final = 7  # search patterns allow one more, which is used at the end
-_SLICE: Final = 100  # records from one queue per read
+CAUSE_WILDCARDS: Final = 7  # search patterns allow one more wildcard, which is used at the end
+_SLICE: Final = 100  # number of records per read of one queue
 _FIRST_SLICE: Final = 20
 _FIRST_ROUND_FACTOR: Final = 1.5  # multiplies the time limit until each queue has been read once
-_MAX_GROUPS: Final = 2_000  # causes beyond this number are merged
+_MAX_GROUPS: Final = 2_000  # once there are this many groups, further causes are merged
 
-# Matches text that differs between failures with one cause: words with a digit, and punctuation.
+# Matches text that varies between similar failures: words with a digit, and punctuation.
 _VARYING: Final = re.compile(r"[\w+-]*[0-9][\w+-]*(?:[.:,@/]+[\w+-]*[0-9][\w+-]*)*")
 
 
@@ -35,7 +35,7 @@ _INCOMPLETE_ESCAPE: Final = re.compile(  # matches an incomplete escape at the e
     rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\u[0-9a-fA-F]{0,3})?$"
 )
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
-_STATED: Final = {  # maps a block member to a pattern for its text, if plain and complete
+_STATED: Final = {  # for each block member, a pattern that matches plain, complete text
     name: re.compile(rb'"%b" ?: ?"([^"\\\x00-\x1f]{1,259})"' % name.encode())
     for name in ("reason", "detail", "original_queue")
 }
@@ -72,7 +72,7 @@ class DeadLetterGroup:
     last_seq: int = 0
     sample_id: str = ""  # message id of the newest record
     died_again: int = 0  # number of records that died again after a redrive
-    arrivals: Counter[int] = field(default_factory=Counter)  # counts by time span, oldest first
+    arrivals: Counter[int] = field(default_factory=Counter)  # records by time span, oldest first
 
     @property
     def bars(self) -> list[int]:
@@ -82,7 +82,7 @@ class DeadLetterGroup:
 
 @dataclass(slots=True, frozen=True)
 class DeadLetterPage:
-    """Groups, newest first; ``scanned`` of ``total`` records have been read."""
+    """Groups of dead letters, newest first; ``scanned`` of ``total`` records were read."""
 
     groups: list[DeadLetterGroup]
     scanned: int
@@ -90,7 +90,7 @@ class DeadLetterPage:
 
 
 def strip_numbers(text: str) -> str:
-    """Replace ids, addresses and numbers, which vary between failures with one cause, with *."""
+    """Replace ids, addresses and numbers with *, because they vary between similar failures."""
     return re.sub(r"\*(?:[\s*]*\*)+", "*", _VARYING.sub("*", text))
 
 
@@ -108,7 +108,7 @@ def cause_of(block: bytes | None) -> FailureCause | None:
             raw = _INCOMPLETE_ESCAPE.sub(b"", raw).decode(errors="ignore").encode()
         text = str(json.loads(f'"{raw.decode()}"')) if b"\\" in raw else raw.decode()
         text.encode()
-    except ValueError:  # not UTF-8, not JSON, or an incomplete character that is not displayable
+    except ValueError:  # not UTF-8, not JSON, or an incomplete character that cannot be displayed
         text, is_whole = raw.partition(b"\\")[0].decode(errors="replace"), False
     is_whole = is_whole and len(text) <= CAUSE_CHARACTERS
     text = text[:CAUSE_CHARACTERS] if is_whole else text[:CAUSE_CHARACTERS].rstrip("\ufffd")
@@ -122,7 +122,7 @@ def cause_of(block: bytes | None) -> FailureCause | None:
 
 
 def stated_source(block: bytes | None) -> tuple[tuple[str, str], ...]:
-    """Return the detail (or reason) and queue found in a block by matching bytes."""
+    """Find the detail (or reason) and the queue in a block by matching bytes."""
     found: dict[str, str] = {}
     for name, pattern in _STATED.items():
         value = pattern.search(block) if block else None
@@ -218,7 +218,7 @@ class DeadLetterGroups(RowReader):
         return len(rows), rows[-1][0] if rows else before
 
     async def _add_names(self, groups: Sequence[DeadLetterGroup]) -> None:
-        """Add the names of origins and the ids of sample records."""
+        """Add the names of the origin queues and the ids of the sample records."""
         origins = json.dumps([group.origin_id for group in groups if group.origin_id is not None])
         seqs = json.dumps([group.last_seq for group in groups])
         names: dict[int, str] = dict(await self._readers.read("search", "names", queues=origins))

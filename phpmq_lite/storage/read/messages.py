@@ -1,4 +1,4 @@
-"""Messages, bodies, events and history for pages.
+"""Reads messages, bodies, events and history for the web pages.
 
 Each page has a limited number of rows; ``read_connections.py`` limits the time.
 """
@@ -17,14 +17,14 @@ from phpmq_lite.storage.read.read_connections import RowReader
 
 PAGE_ROWS: Final = 200  # maximum number of rows per page
 BODY_WHOLE_BYTES: Final = 256 * 1024  # maximum body size that is shown completely
-BODY_HEAD_BYTES: Final = 64 * 1024  # bytes shown of a larger body
-BODY_PART_BYTES: Final = 1 << 20  # bytes per read
+BODY_HEAD_BYTES: Final = 64 * 1024  # number of bytes shown of a larger body
+BODY_PART_BYTES: Final = 1 << 20  # number of body bytes per read
 SHA256_BYTES: Final = 8 << 20  # for larger bodies, only the download includes the hash
 EVENT_ROWS: Final = 500
 LINK_ROWS: Final = 100
 TRASH_SCANNED: Final = 1_000  # number of deleted messages scanned per page
 EXPIRING_ROWS: Final = 10_000
-_HISTORY_SLICE: Final = 20_000  # offsets per read if no index matches the filter
+_HISTORY_SLICE: Final = 20_000  # number of offsets per read if no index matches the filter
 _HISTORY_LIMIT_S: Final = 1.0  # time limit for all slices of a page
 _ID_DIGITS: Final = frozenset("0123456789abcdef")
 
@@ -64,7 +64,7 @@ class MessageRow:
     urn: str | None
     trace_id: str | None
     meta_id: str | None
-    attempts: int | None  # as declared in the envelope
+    attempts: int | None  # number of attempts declared in the envelope
     source_seq: int | None
     source_token: int | None
     source_queue: str | None
@@ -73,7 +73,7 @@ class MessageRow:
 
     @property
     def message_id(self) -> str:
-        """Message id as sent over the wire, 32 hex digits."""
+        """The message id as sent over the wire: 32 hex digits."""
         return wire_id(self.seq, self.token)
 
     @property
@@ -129,7 +129,7 @@ class LinkRow:
 
 @dataclass(slots=True, frozen=True)
 class TrashPage:
-    """Deleted messages that are restorable, and the offset (exclusive) from which to continue.
+    """Restorable deleted messages, and the offset (exclusive) from which to continue.
 
     ``is_truncated`` means that the page is short because the scan limit was reached.
     """
@@ -164,7 +164,7 @@ def is_message_id(text: str) -> bool:
 
 
 class MessageReader(RowReader):
-    """Reads messages for pages, in display order.
+    """Reads messages for the web pages, in display order.
 
     ``limit`` is at most ``PAGE_ROWS``.
     """
@@ -187,7 +187,7 @@ class MessageReader(RowReader):
         return {queue_id: (count, soonest_ms) for queue_id, count, soonest_ms in rows}
 
     async def count_expiring(self, until_ms: int, before_number: int, limit: int) -> int:
-        """Count ready messages whose deadline is at most ``until_ms`` (steady), up to ``limit``.
+        """Count at most ``limit`` ready messages with a deadline up to ``until_ms`` (steady).
 
         Messages and positions numbered ``before_number`` or higher are not counted.
         """
@@ -280,7 +280,7 @@ class MessageReader(RowReader):
         return await self._all(EventRow, "events", seq=seq, limit=EVENT_ROWS)
 
     async def links(self, seqs: Iterable[int]) -> list[LinkRow]:
-        """Return links between messages, such as redrive, restore, edit and dead letter."""
+        """Return a message's links to others, such as redrive, restore, edit and dead letter."""
         return await self._all(LinkRow, "links", seqs=json.dumps(list(seqs)), limit=LINK_ROWS)
 
     # -- history
@@ -296,7 +296,7 @@ class MessageReader(RowReader):
         until: int | None = None,
         limit: int = 50,
     ) -> HistoryPage:
-        """Return settled messages older than ``before``, newer than ``after``, or the newest.
+        """Return settled messages below offset ``before`` or above ``after``, or else the newest.
 
         ``since`` and ``until`` (exclusive) bound the time of settlement in Unix ms.  There is no
         index on acked messages of all queues; they are read in slices of offsets until the page is
@@ -329,7 +329,7 @@ class MessageReader(RowReader):
         return HistoryPage(page, len(rows) > limit, searched_to, lowest, highest)
 
     async def _offset_at(self, at_ms: int, lowest: int, highest: int) -> int:
-        """Return the first offset settled at a time or later, by bisection, as times only grow."""
+        """Find the first offset settled at a time or later, by bisection, as times only grow."""
         low, high = lowest, highest + 1
         while low < high:
             middle = (low + high) // 2
@@ -347,7 +347,7 @@ class MessageReader(RowReader):
         queues: frozenset[int] | None = None,
         limit: int = 50,
     ) -> TrashPage:
-        """Return restorable deleted messages, newest first, after a limited scan.
+        """Return restorable deleted messages, newest first, scanning a limited number of rows.
 
         ``queues`` are the ids of the queues that the caller may see; None: all.
         """

@@ -1,4 +1,4 @@
-"""Read-only connections; each read is one complete call to a thread, with a time limit.
+"""Read-only connections; each read is a single call to a thread, with a time limit.
 
 No transaction therefore stays open across an ``await``, and no checkpoint waits for a reader.
 """
@@ -22,12 +22,12 @@ from phpmq_lite.storage.statements import load
 
 T = TypeVar("T")
 
-# Contains the user or client on whose behalf a task reads.
+# The user or client for whom the current task reads.
 read_owner: Final[ContextVar[str]] = ContextVar("read_owner", default="")
 
 
 class FairReadSlots:
-    """Assigns read slots to owners; those with the fewest slots come first, in rotation.
+    """Assigns free read slots to the owners that hold the fewest; equal owners take turns.
 
     A single owner may use all slots.  Each owner's requests are served in order of arrival.
     """
@@ -81,7 +81,7 @@ class FairReadSlots:
 
 
 READ_LIMIT_S: Final = 2.0  # time limit for each read
-_STEPS_BETWEEN_CHECKS: Final = 10_000  # SQLite virtual-machine steps; this many take under 1 ms
+_STEPS_BETWEEN_CHECKS: Final = 10_000  # in SQLite virtual-machine steps; 10,000 take under 1 ms
 _CLOSING: Final = "close"  # owner of the slots acquired by ``close``
 
 Row = tuple[Any, ...]
@@ -209,7 +209,7 @@ class Readers:
         """Execute a statement composed of parts; ``name`` appears in error messages."""
         async with self._connection() as connection:
             reader = cast(_Reader, connection._conn)
-            # An interrupt takes effect at the next row, the progress handler only after many.
+            # An interrupt takes effect at the next row, the progress handler only after many rows.
             timer = asyncio.get_running_loop().call_later(self._limit_s, reader.interrupt)
             closes = self._closes
             reader.begin()
@@ -286,9 +286,9 @@ class RowReader:
 
 # -- text and patterns in large bodies
 
-# SQLite's ``instr`` and ``GLOB`` compare the whole pattern at each position of a body: 8 MiB of one
-# letter and a pattern of 2,000 take half a minute, and SQLite cannot interrupt a function.  The
-# functions below take linear time and call ``check`` before each piece, which raises if time is up.
+# SQLite's ``instr`` and ``GLOB`` compare the whole pattern at each position of a body: for 8 MiB of
+# one letter and a pattern of 2,000 letters, this takes half a minute and cannot be interrupted.
+# The functions below take linear time; before each piece, ``check`` raises if time is up.
 
 PIECE: Final = 1 << 16  # in bytes or characters; searching this many bytes takes 20 µs
 _GLOB_MARK: Final = re.compile(r"\[(.)\]|(\*)|(\?)|(.)", re.DOTALL)

@@ -7,10 +7,10 @@ from phpmq_lite.storage.read.read_connections import RowReader
 
 MINUTE_S: Final = 60
 QUARTER_S: Final = 900
-KEPT_S: Final = {MINUTE_S: 25 * 3_600, QUARTER_S: 31 * 86_400}  # how long to keep rows, by span
+KEPT_S: Final = {MINUTE_S: 25 * 3_600, QUARTER_S: 31 * 86_400}  # how long rows are kept, by span
 
 # These queue ids stand for several queues.
-ALL: Final = -1  # all queues; ``ready`` and the age exclude dead-letter queues
+ALL: Final = -1  # all queues; dead-letter queues do not count for ``ready`` and the age
 DEAD_LETTERS: Final = -2  # all dead-letter queues
 OTHERS: Final = 0  # all queues without rows of their own
 
@@ -56,12 +56,12 @@ class Point(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Counts, in the order of ``COUNTS``."""
+        """The counts, in the order of ``COUNTS``."""
         return self[2:10]
 
     @property
     def gauges(self) -> tuple[int, ...]:
-        """Gauges, in the order of ``GAUGES``."""
+        """The gauges, in the order of ``GAUGES``."""
         return self[10:14]
 
 

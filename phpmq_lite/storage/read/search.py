@@ -33,11 +33,11 @@ _FIRST_WIDTH: Final = 2_000  # initial slice width, which grows while slices are
 _LAST_WIDTH: Final = 1 << 40
 _FAST_S: Final = 0.025
 _SLOW_S: Final = 0.1
-_SLICE_ROWS: Final = 1_000  # the event loop counts this many rows in 2 ms
-_LONG_TAIL: Final = 50_000  # unindexed messages, which may exist after an upgrade
-_MAX_TRACED: Final = 2_000  # maximum number of messages of a trace to look up one by one
+_SLICE_ROWS: Final = 1_000  # maximum rows per slice; the event loop counts them in 2 ms
+_LONG_TAIL: Final = 50_000  # number of unindexed messages, exceeded only after an upgrade
+_MAX_TRACED: Final = 2_000  # maximum number of messages of a trace to look up individually
 _MAX_SEQS: Final = 500  # maximum number of seqs per statement
-_MAX_URNS: Final = 20  # URNs listed separately in a summary
+_MAX_URNS: Final = 20  # number of URNs listed separately in a summary
 _URNS_COUNTED: Final = 10_000
 
 SearchCursor = tuple[int, int]  # highest position when the search began, and where to continue
@@ -128,7 +128,7 @@ class Search(RowReader):
         limit: int = 50,
         limit_s: float = SEARCH_LIMIT_S,
     ) -> SearchHits:
-        """Return the newest matches from ``place`` onwards, found within the time limit."""
+        """Return the newest matches from ``place`` onwards that are found within the time limit."""
         limit = max(1, min(limit, PAGE_ROWS))
         run = await self._begin(query, queues, place[0] if place else None)
         if run is None:
@@ -170,7 +170,7 @@ class Search(RowReader):
     async def matches(
         self, query: SearchQuery, seqs: Sequence[int], queues: frozenset[int] | None
     ) -> list[MessageRow]:
-        """Return those of the given messages (at most 500) that match, in seq order."""
+        """Return which of the given messages (at most 500) match, in seq order."""
         if not seqs:
             return []
         only, others = await self._queues(query, queues)

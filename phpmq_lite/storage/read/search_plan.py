@@ -65,7 +65,7 @@ class SearchQuery:
 
 
 def escape_pattern(text: str) -> str:
-    """Return a pattern that matches exactly this text."""
+    """Escape a text so that the resulting pattern matches exactly this text."""
     return re.sub(r"([*?\\])", r"\\\1", text)
 
 
@@ -114,7 +114,7 @@ def unescape_pattern(pattern: str) -> str:
 
 _PARTS: Final = parts("search")
 _SETTLED: Final = frozenset(State) - ALIVE
-# If a query has several terms of one of these kinds, any of the terms may match.
+# If a query has several terms of such a kind, a message has to match only one of them.
 _ANY_OF: Final = ("urn", "trace", "meta", "verdict", "reason", "origin", "client", "id")
 _COLUMNS: Final = (  # columns whose names differ between live and settled messages
     {"{state}": "state", "{why}": "source_reason", "{ended}": ":now_ms"},
@@ -133,7 +133,7 @@ _WORDS: Final = ("true", "false", "null")
 
 @dataclass(slots=True, frozen=True)
 class SearchPlan:
-    """How to execute a query.
+    """A plan for executing a query.
 
     ``line`` is the order in which messages are read: ``seq``, ``position`` or ``offset``.  ``low``
     and ``high`` (exclusive) bound it if the query names ids.  ``skip_statement`` finds the next

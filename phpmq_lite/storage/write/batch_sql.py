@@ -22,7 +22,7 @@ def message_of(row: tuple[Any, ...]) -> Message:
 
 
 def flat_ready(messages: Iterable[Message]) -> list[Any]:
-    """Return the ``insert_ready`` values for new messages."""
+    """Return the parameters of ``insert_ready`` for new messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -32,7 +32,7 @@ def flat_ready(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_new_dispatched(messages: Iterable[Message]) -> list[Any]:
-    """Return the ``insert_dispatched`` values for new messages."""
+    """Return the parameters of ``insert_dispatched`` for new messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -43,7 +43,7 @@ def flat_new_dispatched(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_ready_ttl(messages: Iterable[Message]) -> list[Any]:
-    """Return the ``insert_ready_ttl`` values for new messages."""
+    """Return the parameters of ``insert_ready_ttl`` for new messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -54,7 +54,7 @@ def flat_ready_ttl(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_ready_enveloped(messages: Iterable[Message]) -> list[Any]:
-    """Return the ``insert_ready_enveloped`` values for new messages."""
+    """Return the parameters of ``insert_ready_enveloped`` for new messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -65,7 +65,7 @@ def flat_ready_enveloped(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
-    """Return the ``insert_enveloped`` values for new messages."""
+    """Return the parameters of ``insert_enveloped`` for new messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -78,7 +78,7 @@ def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_with_source(messages: Iterable[Message]) -> list[Any]:
-    """Return the ``insert_with_source`` values for new messages, which include all columns."""
+    """Return the parameters of ``insert_with_source``, which are all columns, for new messages."""
     flat: list[Any] = []
     for m in messages:
         flat += flat_enveloped((m,))
@@ -87,7 +87,7 @@ def flat_with_source(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_dispatched(messages: Iterable[Message]) -> list[Any]:
-    """Return ``dispatch_messages`` and ``settle_dispatched`` values for stored messages."""
+    """Return parameters of ``dispatch_messages`` and ``settle_dispatched`` for stored messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (m.seq, m.consumer, m.last_dispatched_at)
@@ -95,7 +95,7 @@ def flat_dispatched(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_changed(messages: Iterable[Message]) -> list[Any]:
-    """Return ``update_messages`` values for stored messages: seq and all mutable columns."""
+    """Return the parameters of ``update_messages``: the seq and all mutable columns per message."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -106,7 +106,7 @@ def flat_changed(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
-    """Return ``update_queue`` values for queues whose counts have changed since the last call.
+    """Return ``update_queue`` parameters for queues whose counts have changed since the last call.
 
     With one message in flight, the counts are the same after each batch.
     """
@@ -259,7 +259,7 @@ _FLAT: Final[dict[str, Callable[[Iterable[Message]], list[Any]]]] = {
 
 
 def _split_dispatched(batch: Batch) -> tuple[dict[int, Message], list[Message]]:
-    """Split stored messages dispatched by the batch: also settled by it (by seq), and the rest."""
+    """Split stored messages that a batch dispatched: those it also settled (by seq), and others."""
     first, changed = batch.first_number, batch.changed
     acked = {*batch.settled.get(_ACKED, ())}
     settled_now: dict[int, Message] = {}

@@ -23,10 +23,10 @@ from phpmq_lite.storage.statements import load
 MAX_ROWS: Final = 10_000  # maximum number of rows per slice, for a fast disk
 MIN_ROWS: Final = 1_000
 SLICE_S: Final = 0.025
-WAIT_MS: Final = 5_000  # after this wait, smaller slices are also indexed
+WAIT_MS: Final = 5_000  # after this time, even smaller slices are indexed
 # These counters cover the indexed history; deleted messages are counted separately.
 TOTALS: Final = ("history_rows", "history_bytes", "deleted_rows", "deleted_bytes")
-# Estimated WAL bytes per row if rows belong to a hundred queues and each has its own trace.
+# Estimated WAL bytes per row if rows belong to a hundred queues and all traces differ.
 _WAL_BYTES: Final = {
     "index_outcomes": 200,
     "index_numbers": 200,
@@ -78,7 +78,7 @@ class HistoryIndexer:
         else:
             return 0
         if done:
-            # Continue only for full slices, because each commit adds rows and this would never end.
+            # Continue only with full slices: each commit adds rows, so this might never end.
             has_settled = behind >= self._rows["placed"]
             # Live messages may settle soon.  At 50,000 messages/s, indexing them all in one go cost
             # an eighth of the throughput.
@@ -88,7 +88,7 @@ class HistoryIndexer:
         return done
 
     def _index_live(self, connection: sqlite3.Connection, after: int, last: int) -> tuple[int, int]:
-        """Index live traces; return how many (0 if the disk is full) and the numbers left."""
+        """Index traces of live messages; return the number indexed (0: disk full) and left."""
         ends = {"after": after, "limit": self._rows["traced"]}
         upto, rows = connection.execute(self._sql["next_live_numbers"], ends).fetchone()
         self._was_settled = False

@@ -47,8 +47,8 @@ class WriterMaintenance:
         self._space = space or DiskSpace(database.parent)
         self._live_seal = live_seal
         self._indexer = history_index.HistoryIndexer()
-        self._retention_due_ms = 0  # in ms on the steady clock
-        self._clock_due_ms = 0  # in ms on the steady clock
+        self._retention_due_ms = 0  # when retention is next due, in steady ms
+        self._clock_due_ms = 0  # when the clocks must next be stored, in steady ms
 
     def __call__(self, store: Store, now: ClockReading, is_idle: bool) -> bool:
         """Do the work that is due; return True if more work is due soon.

@@ -30,7 +30,7 @@ STEPS_KEPT: Final = 1_000  # maximum number of clock jumps kept, so that they ca
 
 
 class ClockJumps:
-    """How far the wall clock was ahead of the steady scale, in ms, when messages were settled."""
+    """How many ms the wall clock was ahead of the steady scale when each message was settled."""
 
     __slots__ = ("_from", "_steps")
 
@@ -56,7 +56,7 @@ class ClockJumps:
 
 ROWS_PER_STEP: Final = 1_000
 STEP_S: Final = 0.02
-_ROWS_AT_ONCE: Final = 100  # rows removed between two checks of the time
+_ROWS_AT_ONCE: Final = 100  # number of rows removed between two checks of the time
 KEYS_AT_ONCE: Final = 10_000  # deleting this many takes 5 ms; each slice also costs a COMMIT
 _BYTES_AT_ONCE: Final = 1 << 20  # to free a large body, SQLite reads each of its pages
 _DAY_MS: Final = 86_400_000
@@ -73,7 +73,7 @@ class RetentionBounds:
     bytes: int = 2 << 30  # maximum total body size, including bodies of deleted messages
     deleted_share: float = 0.1  # fraction of rows and bytes reserved for deleted messages
     receipts: int = 100_000  # maximum number of receipts
-    receipt_window_ms: int = 600_000  # younger receipts stay; ages are relative to the newest
+    receipt_window_ms: int = 600_000  # keep younger receipts; ages are relative to the newest one
     audit_age_ms: int = 400 * _DAY_MS
     audit_rows: int = 1_000_000
 
@@ -99,7 +99,7 @@ class RetentionSlice:
     """The next rows to remove and the resulting front."""
 
     lo: int  # first offset that may exist after the removal
-    excess_rows: int  # number of rows above the bound; 0 or less means within the bound
+    excess_rows: int  # number of rows by which the bound is exceeded, if positive
     excess_bytes: int
     cutoff_ms: int  # rows settled before this time on the steady scale are too old
     steps: ClockJumps = field(default_factory=lambda: ClockJumps([]))
@@ -131,7 +131,7 @@ def remove_expired(
     *,
     timer: Callable[[], float] = time.monotonic,
 ) -> RetentionResult:
-    """Remove rows beyond their bounds in one transaction, at most 1,000 rows and for 20 ms.
+    """Remove rows that exceed a bound in one transaction: at most 1,000 rows, for up to 20 ms.
 
     Runs once a second in the writer's thread, outside of a batch.  A step after each batch would
     require a COMMIT for a few rows, which cost 8 % of the confirmed publishing rate. ``now_ms`` is
@@ -150,7 +150,7 @@ def remove_expired(
 
 
 class _RetentionStep:
-    """One slice, executed inside its transaction."""
+    """One slice of retention, executed inside a transaction."""
 
     def __init__(self, connection: sqlite3.Connection, timer: Callable[[], float]) -> None:
         self._execute = connection.execute
@@ -209,7 +209,7 @@ class _RetentionStep:
         return False
 
     def _remove_newest_body(self, cutoff_ms: int, others: bool, deleted: bool) -> None:
-        """Remove the newest row's body if it is beyond the bounds; the row itself stays."""
+        """Remove the newest row's body if it exceeds a bound; the row itself stays."""
         given = {"cutoff": cutoff_ms, "others": others, "deleted": deleted}
         found = self._execute(self._sql["newest_removable_body"], given).fetchone()
         if found is not None:
@@ -279,7 +279,7 @@ class _RetentionStep:
 
 # Removing rows for 20 ms delayed the next batch by up to 66 ms: COMMIT writes each freed page.
 SWEEP_STEP_S: Final = 0.002
-_SWEEP_ROWS_AT_ONCE: Final = 20  # rows between two time checks; SQLite reads every page it frees
+_SWEEP_ROWS_AT_ONCE: Final = 20  # rows removed between time checks; SQLite reads each page it frees
 
 
 def remove_dropped_stages(

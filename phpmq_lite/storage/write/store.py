@@ -40,16 +40,16 @@ _PAGES: Final = {
     PageKind.CLAIMED: "claimed_page",
 }
 DUE_AT_ONCE: Final = 1_000  # maximum number of messages to expire per batch
-_KEYS_AT_ONCE: Final = 5_000  # receipts read per statement at startup
-_PAGE_BYTES: Final = 4 << 20  # maximum total body bytes per page
-_RECORD_BYTES: Final = 16 << 20  # maximum total bytes of client-written records loaded per batch
+_KEYS_AT_ONCE: Final = 5_000  # number of receipts read per statement at startup
+_PAGE_BYTES: Final = 4 << 20  # maximum total size of the bodies in a page
+_RECORD_BYTES: Final = 16 << 20  # total size of client-written records loaded per batch at most
 # Batches with messages this large are checkpointed immediately, as their pages are not rewritten
 # before the next checkpoint.  A checkpoint of 1 MiB delays other batches by 3 ms, 8 MiB by 17 ms.
 _LARGE_BYTES: Final = 256 << 10
 _STAGED_WEIGHT: Final = 8  # staged rows are also not rewritten, so this forces a checkpoint per MiB
 LONG_WAL_BYTES: Final = 8 << 20  # a WAL of this size is checkpointed between two batches
 _RETRY_BYTES: Final = 1 << 20  # bytes to write before a blocked checkpoint is retried
-# How much a commit adds to the WAL is estimated, because getting the size takes a SQLite call.
+# How much a commit adds to the WAL is estimated, because getting the size requires a SQLite call.
 _ROW_BYTES: Final = 500
 _COMMIT_BYTES: Final = 16 << 10
 _COMMITS: Final = 8  # number of commits in the moving average
@@ -62,7 +62,7 @@ _PRAGMAS: Final[dict[str, Any]] = {
     "busy_timeout": 5_000,
     "foreign_keys": 1,
     "trusted_schema": 0,
-    "secure_delete": 0,  # some systems overwrite deleted content by default, at triple cost
+    "secure_delete": 0,  # some systems overwrite deleted content by default, at triple the cost
     "mmap_size": 0,
     "cell_size_check": 1,
     "temp_store": 2,
@@ -106,7 +106,7 @@ class Store:
     def recover(
         self, now: ClockReading, receipt_window_ms: int, receipt_limit: int
     ) -> RecoveredState:
-        """Release messages that connections held, and return the state for the core."""
+        """Release the messages that connections held, and return the core's initial state."""
         execute, sql = self.execute, self._sql
         execute("BEGIN IMMEDIATE")
         returned = execute(sql["release_dispatched"]).rowcount
@@ -138,7 +138,7 @@ class Store:
         return dict(self.execute(self._sql["counters"]).fetchall())
 
     def _receipts(self, after_ms: int, limit: int) -> Iterator[tuple[int, bytes, int, int]]:
-        """Yield at most ``limit`` receipts that still count, oldest first.
+        """Yield at most ``limit`` receipts that are still valid, oldest first.
 
         Receipts are read in slices, because reading 100,000 in one go took 26 MB more.
         """
@@ -309,7 +309,7 @@ class Store:
     def _records(
         self, places: dict[int, tuple[int, int, int]]
     ) -> dict[int, list[tuple[bytes, bytes]]]:
-        """Return ids and contents of records about messages, keyed by those messages' seqs.
+        """Return the ids and contents of dead-letter records, keyed by the seqs of their messages.
 
         If all together are too large, the smallest are returned: real records, not padding.
         """
@@ -329,7 +329,7 @@ class Store:
     # -- between batches
 
     def used_bytes(self) -> int:
-        """Return the used size of the database, which includes all pages except free ones."""
+        """Return the size of the database without its free pages."""
         pages, free, page_bytes = self.execute(load("database_size")["pages"]).fetchone()
         return int((pages - free) * page_bytes)
 
@@ -346,7 +346,7 @@ class Store:
         return not is_busy
 
     def checkpoint_without_waiting(self, mode: str) -> bool:
-        """Checkpoint without waiting for readers, because the next batch would also wait."""
+        """Checkpoint without waiting for readers, because the next batch would wait too."""
         self.set_lock_wait(False)
         try:
             return self.checkpoint(mode)
@@ -371,7 +371,7 @@ def _queue_row(row: tuple[Any, ...]) -> QueueRow:
     )  # fmt: skip
 
 
-_MIN_STEP_MS: Final = 2_000  # smaller differences are not stored at startup
+_MIN_STEP_MS: Final = 2_000  # smaller clock differences are not stored at startup
 
 
 def note_clock(

@@ -36,12 +36,12 @@ FEW_COMMANDS: Final = 50  # so few commands that all senders wait for the replie
 _FEW_ROWS: Final = 4 * FEW_COMMANDS
 _FEW_BYTES: Final = 64 << 10
 MANY_COMMANDS: Final = 100  # enough to make it worthwhile to wait until the thread has begun
-_FAST_S: Final = 0.001  # on a slower disk, the thread commits
+_FAST_S: Final = 0.001  # if commits take longer, they run in the writer's thread
 _BEGIN_S: Final = 0.001  # maximum wait for the thread to begin, which takes about 0.05 ms
 
 
 class Writer:
-    """Stores batches over one aiosqlite connection, with one call to its thread per batch.
+    """Stores batches over one aiosqlite connection, with one call to the writer's thread per batch.
 
     A write that is known to have failed is retried (``DiskSpace.wait_after``).  ``on_fatal`` is
     called, in any thread, once nothing more may be written, and should end the process.
@@ -60,7 +60,7 @@ class Writer:
             lambda _store, _now, _is_idle: False
         )
         self._on_fatal = on_fatal
-        self._failed: Fatal | None = None  # once set, nothing is written: no second fsync
+        self._failed: Fatal | None = None  # once set, nothing more is written or synced
         self._connection: _DirectConnection | None = None
         self._store: Store | None = None
         self._last: asyncio.Future[Any] | None = None  # result of the thread's latest work
@@ -87,7 +87,7 @@ class Writer:
         return self._store is not None and self._store.wal_bytes >= LONG_WAL_BYTES
 
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
-        """Store a batch as it is now and load what it requests; the batch may change afterwards.
+        """Store the current state of a batch and load what it requests; the batch may then change.
 
         The statements of a short batch are executed here; only its COMMIT, which waits for the
         disk, runs in the thread.  Each statement in the thread hands the GIL over twice while the
@@ -275,14 +275,14 @@ class _DirectConnection(aiosqlite.Connection):
 
 
 def _truncate_wal(store: Store) -> None:
-    """Copy the WAL into the database one last time, or leave the WAL if that fails for now."""
+    """Copy the WAL into the database one last time and truncate it; leave it if that fails."""
     with suppress(StorageFullError, NotWritableError), translate_errors(store.connection):
         store.set_lock_wait(True)
         store.checkpoint("TRUNCATE")
 
 
 def _all_clients_wait(batch: Batch) -> bool:
-    """Return whether all clients wait for this batch, so that few commands arrive until then."""
+    """Return whether all clients are waiting for this batch, so that few new commands arrive."""
     return (
         batch.commands <= FEW_COMMANDS
         and batch.created_bytes <= _FEW_BYTES
