@@ -91,7 +91,7 @@ def _loaded_by_seq(state: BrokerState, loaded: LoadedRows) -> dict[int, Message 
 
 
 def _mark_claimed(state: BrokerState, rows: list[Message]) -> None:
-    """Mark dispatched rows that no connection holds as held by a subscription."""
+    """Mark dispatched rows as held by a subscription if no connection holds them."""
     for row in rows:
         if row.state == State.DISPATCHED and not (
             row.seq in state.messages or row.seq in state.pending
@@ -513,7 +513,7 @@ class Broker:
     def _find(
         self, connection: Connection, name: str, message_id: bytes
     ) -> Message | CommandResult:
-        """Return the message that a command names, or the command's result if there is none."""
+        """Return the message that a command names or, failing that, the result of the command."""
         try:
             seq = int(message_id[:16], 16)
         except ValueError:

@@ -187,7 +187,7 @@ def _has_room(state: BrokerState, consumer: Consumer, size: int, batch_number: i
     if connection.batch_number != batch_number:
         connection.batch_number, connection.batch_bytes = batch_number, 0
     if connection.batch_bytes >= limits.write_bytes:
-        state.batch_limited.add(connection)  # the next batch sends more
+        state.batch_limited.add(connection)  # the next batch will send more
         return False
     return True
 
@@ -209,7 +209,7 @@ def _request_page(state: BrokerState, queue: Queue, window: ReadyWindow) -> None
 
 
 def _request_bodies(state: BrokerState, window: ReadyWindow) -> bool:
-    """Request at least one of the next messages' bodies, which are loaded after this batch."""
+    """Request the body of at least one of the next messages, to be loaded after this batch."""
     if window.body_bytes > state.limits.window_bytes // 2:
         window.drop_bodies()  # free this memory for the messages that are loaded next
     room = state.free_body_bytes(window)

@@ -51,7 +51,7 @@ def background_validation(
 
 
 def placeholder_id(state: BrokerState) -> bytes:
-    """Return a random id to put in a record until the message has its own id."""
+    """Return a random id to use in a record until the message has its own."""
     return b"%016x%016x" % (state.take_token(), state.take_token())
 
 

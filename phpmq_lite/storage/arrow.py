@@ -24,7 +24,7 @@ from phpmq_lite.storage.statements import load, parts
 _PARTS: Final = parts("arrow")
 BUSY_MS: Final = 5_000  # maximum time to wait for a lock, in ms; ADBC sets no timeout of its own
 RANGE_SLICE: Final = 10_000  # maximum number of offsets or claims per statement
-PART_BYTES: Final = 16 << 20  # bytes of bodies per statement at most; a single body may be larger
+PART_BYTES: Final = 16 << 20  # maximum total size of bodies per statement; one body may be larger
 
 ArrowEngine = Literal["auto", "adbc", "python"]
 ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]

@@ -53,7 +53,7 @@ class LowWatermark:
     is_short: bool = False
 
     def update(self, left: int, least: int, enough: int) -> bool:
-        """Return whether ``left`` is below ``least``, or has not recovered to ``enough`` since."""
+        """Return whether ``left`` is below ``least``, or was and is not yet back at ``enough``."""
         self.is_short = left < (enough if self.is_short else least)
         return self.is_short
 

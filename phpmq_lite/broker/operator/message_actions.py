@@ -84,7 +84,7 @@ class PagedAction:
         self._options = options
         self._reply = reply
         self._detail = audit.to_storable_text(f"by {entry.actor}")
-        self._changed_queues: dict[int, Queue] = {}  # queues whose windows regained messages
+        self._changed_queues: dict[int, Queue] = {}  # queues whose windows received messages
         self._do: Callable[[Message, bytes | None], str | None] = getattr(self, f"_{action}")
         self._reads: dict[int, redrive.RedriveContent] = {}
         self._left: int | None = None  # messages left to act on; None means no limit

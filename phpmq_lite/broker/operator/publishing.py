@@ -231,7 +231,7 @@ def _store_key(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> N
 def _reply_again(
     core: Broker, entry: AuditEntry, name: str, key: bytes, first: int, reply: Reply
 ) -> None:
-    """Send the original reply again, rebuilt from the messages' rows on disk, live or settled."""
+    """Repeat the original reply, rebuilt from the live or settled rows of its messages on disk."""
     if (known := core.state.queues.get(name)) is not None:
         known.counters.deduplicated += 1
     last = max(first, _first_seq(core, name, _last_key(key)) or first)
@@ -273,7 +273,7 @@ def _as_published(rows: Sequence[Message], first: int) -> Published:
 
 
 def _link_source(core: Broker, message: Message, source_seq: int, kind: str) -> None:
-    """Record an event on both messages; the writer looks up the source message's token."""
+    """Link two messages with an event on each; the writer looks up the source message's token."""
     batch = core.state.batch
     at_ms = core.state.now.wall_ms
     batch.events += (source_seq, at_ms, kind, message.message_id.decode())

@@ -259,7 +259,7 @@ def record_reader(core: Broker, reply: Callable[[None], None], name: str, offset
 def record_only(
     core: Broker, reply: Callable[[None], None], entry: AuditEntry, number: int = 0
 ) -> None:
-    """Store only an audit row, for a refusal, or add ``number`` to the count of an existing row."""
+    """Store only the audit row of a refusal, or add ``number`` to the count of an existing row."""
     audit.record(core, entry, number)
     core.state.batch.replies.append((reply, None))
 

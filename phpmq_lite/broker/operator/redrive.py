@@ -40,7 +40,7 @@ class RedriveDestination:
 
 
 def is_record(state: BrokerState, message: Message) -> bool:
-    """Return whether a message is a record from the broker, or may be one from a client."""
+    """Return whether a message is a dead-letter record of the broker, or may be a client's."""
     if message.source_queue_id is not None:
         return True
     return state.inspector is not None and state.by_id[message.queue_id].is_dead_letter_queue

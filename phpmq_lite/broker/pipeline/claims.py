@@ -145,7 +145,7 @@ def release_claims(
 def _run_in_turn(
     core: Broker, subscription: Subscription, begin: Callable[[], None], reply: Reply
 ) -> None:
-    """Run a command after all earlier commands; if it had to wait, a refusal becomes the reply."""
+    """Run a command after all earlier ones; if it has to wait, a refusal is sent as the reply."""
     if not subscription.is_busy:
         subscription.run(begin)
         return

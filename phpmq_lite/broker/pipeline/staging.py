@@ -71,7 +71,7 @@ class StagingStatus(NamedTuple):
 class StagedPublishResult(NamedTuple):
     """Result of ``publish_staged``."""
 
-    published: int  # number of rows, including quarantined ones
+    published: int  # number of published rows, including quarantined ones
     is_repeated: bool  # True if this or a higher version was already published
     quarantined: int
     remaining: int = 0  # rows left for the next call with the same version
@@ -262,7 +262,7 @@ def _effective_ttl(queue: Queue, ttl_s: int | None) -> int | None:
 
 
 def _validation_policy(queue: Queue) -> str:
-    """Return the settings that affect validation; empty if the queue does not validate."""
+    """Return the settings that affect validation; an empty text if the queue does not validate."""
     settings = queue.settings
     if not queue.validates:
         return ""
@@ -422,7 +422,7 @@ class _StagedPublish:
         queues: dict[int, Queue],
         whole: list[StageState],
     ) -> None:
-        """Publish ``stages``, the first stages in ``whole``, and keep the rest for later calls."""
+        """Publish ``stages``, the first ones in ``whole``, and keep the rest for later calls."""
         core, state = self.core, self.core.state
         staging, is_resumed = core.staging, " " in stages[0].token if stages else False
         remaining = sum(stage.rows for stage in whole[len(stages) :])
@@ -571,7 +571,7 @@ def publish_staged(
 def transfer_app_id(
     core: Broker, reply: Callable[[None], None], entry: AuditEntry, app_id: str, owner: str | None
 ) -> None:
-    """Transfer an app_id to ``owner``, or to its next writer if None.  Reply with None.
+    """Transfer an app_id to ``owner``; if None, the next writer becomes owner.  Reply with None.
 
     Raises:
         RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.

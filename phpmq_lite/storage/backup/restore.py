@@ -39,7 +39,7 @@ from phpmq_lite.writes import AddUser, DeleteSession, DeleteUser, ExpireToken
 
 ReportStep = Callable[[str], None]
 
-NUMBER_GAP: Final = 1_000_000  # added to the backup's last number so that no number is used twice
+NUMBER_GAP: Final = 1_000_000  # added to the backup's last number, so that no number is reused
 _STAGED_NAME: Final = ".restored.new"
 _CACHE_BYTES: Final = 8 << 20
 

@@ -132,7 +132,7 @@ class _Readable(Protocol):
 
 
 def checksum_of_file(file: _Readable, goes_on: Callable[[], bool] = lambda: True) -> int:
-    """Return the CRC-32 of the rest of a file, or of less if ``goes_on`` returns False before."""
+    """Return the CRC-32 of the rest of a file; stop early as soon as ``goes_on`` returns False."""
     found = 0
     while goes_on() and (chunk := file.read(_CHUNK_BYTES)):
         found = zlib.crc32(chunk, found)

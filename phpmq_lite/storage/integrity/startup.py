@@ -140,7 +140,7 @@ class StartRecorder:
         self.report.clock_jump_ms, self.report.clock_doubt_ms = jump_ms, doubt_ms
 
     def read_database(self, connection: sqlite3.Connection, now_steady_ms: int) -> None:
-        """Read downtime, version and expiries in the writer's thread, before the first batch."""
+        """Read downtime, previous version and expired messages; call it in the writer's thread."""
         sql = load("startup")
         counters: dict[str, int] = dict(connection.execute("SELECT name, value FROM counter"))
         seen_ms = counters.get("last_seen_ms")

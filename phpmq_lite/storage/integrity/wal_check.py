@@ -134,9 +134,9 @@ class _FrameScan:
     ) -> None:
         self.salts = salts
         self.seeds = seeds  # possible starting checksums for the next frame
-        self.is_ours = True  # whether the previous frame, or the header, is ours
+        self.is_ours = True  # whether the previous frame (initially, the header) is ours
         self.first_bad = first_bad
-        # After the first bad frame: whether the current transaction has no bad frames so far.
+        # After the first bad frame: whether all frames of the current transaction are good so far.
         self.is_complete = first_bad == 0
         self.commits = self.frames = self.commits_after = self.last_after = 0
 

@@ -197,7 +197,7 @@ _SUMMED_BYTES: Final = 40  # the checksum of these bytes follows, in native byte
 
 
 def committed_frames(index: Path, salts: bytes) -> int:
-    """Return the number of committed frames stored in the WAL index, or 0 if its salts differ."""
+    """Return the number of committed frames stored in the WAL index, or 0 if it does not match."""
     try:
         with index.open("rb") as file:
             head, copy = file.read(_HEAD_BYTES), file.read(_HEAD_BYTES)

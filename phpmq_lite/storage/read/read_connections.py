@@ -250,7 +250,7 @@ class Readers:
             self._slots.release(owner)
 
     async def _connect(self) -> aiosqlite.Connection:
-        if not self._path.is_file():  # if opening a connection fails, its thread remains
+        if not self._path.is_file():  # because a failed attempt to open it leaves a thread behind
             raise StorageError(f"database {self._path.name} does not exist")
         uri = f"{self._path.resolve().as_uri()}?mode=ro"
         factory = partial(_Reader, limit_s=self._limit_s)

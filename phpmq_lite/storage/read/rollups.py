@@ -66,7 +66,7 @@ class Point(NamedTuple):
 
 
 class UptimeSpan(NamedTuple):
-    """A span in which the broker was running; queues without a point were idle and empty.
+    """A time span in which the broker was running; queues without a point were idle and empty.
 
     With ``has_rest``, such queues may instead be counted in the combined row for other queues.
     """
@@ -97,6 +97,6 @@ class StoredRollups(RowReader):
         return [(row[0], Point(*row[1:])) for row in rows]
 
     async def last(self, span_s: int) -> int | None:
-        """Return when the newest span of a given length began, or None if there is none."""
+        """Return when the most recent span of a given length began, or None if there is none."""
         [(at_s,)] = await self._read("newest", span_s=span_s)
         return None if at_s is None else int(at_s)

@@ -20,7 +20,7 @@ from phpmq_lite.errors import StorageFullError
 from phpmq_lite.storage.sqlite_errors import translate_errors
 from phpmq_lite.storage.statements import load
 
-MAX_ROWS: Final = 10_000  # maximum number of rows per slice, for a fast disk
+MAX_ROWS: Final = 10_000  # maximum number of rows per slice, reached on a fast disk
 MIN_ROWS: Final = 1_000
 SLICE_S: Final = 0.025
 WAIT_MS: Final = 5_000  # after this time, even smaller slices are indexed

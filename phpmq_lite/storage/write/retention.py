@@ -41,16 +41,16 @@ class ClockJumps:
 
     @classmethod
     def read(cls, connection: sqlite3.Connection) -> "ClockJumps":
-        """Read all steps from the database."""
+        """Read all clock steps from the database."""
         return cls(connection.execute(load("retention")["clock_steps"]).fetchall())
 
     def at_offset(self, offset: int) -> int:
-        """Return the step that applied when the message with this offset was settled."""
+        """Return the clock step that applied when the message with this offset was settled."""
         return self._steps[max(0, bisect_right(self._from, offset) - 1)]
 
     @property
     def smallest(self) -> int:
-        """Smallest step; using it never makes a row appear older than it is."""
+        """The smallest clock step; using it never makes a row appear older than it is."""
         return min(self._steps)
 
 
@@ -108,7 +108,7 @@ class RetentionSlice:
     bytes: int = 0
 
     def take(self, rows: Iterable[Row]) -> None:
-        """Add rows in order until one must stay or the bodies reach about 1 MiB."""
+        """Add rows in order until one must be kept or the bodies total about 1 MiB."""
         for offset, seq, size, settled_at, is_passed in rows:
             if not is_passed:
                 is_over = self.excess_rows > 0 or self.excess_bytes > 0
@@ -160,12 +160,12 @@ class _RetentionStep:
         self._ends_at = timer() + STEP_S
         self._removed = 0
         self._has_moved = False
-        self._was_cut = False  # whether a part ended at its own row limit
+        self._was_cut = False  # whether a part of the step reached its own row limit
 
     def run(self, bounds: RetentionBounds, now_ms: int) -> RetentionResult:
         cutoff_ms = now_ms - bounds.age_ms
         ahead_ms = self._steps.smallest
-        # Includes unindexed rows, because a full disk prevents indexing until rows are removed.
+        # Include unindexed rows, because a full disk prevents indexing until rows are removed.
         totals = self._execute(load("database_size")["totals"]).fetchone()
         others = self._trim("history", totals[:2], bounds.share_of_others(), cutoff_ms)
         deleted = self._trim("deleted", totals[2:], bounds.share_of_deleted(), cutoff_ms)
@@ -285,7 +285,7 @@ _SWEEP_ROWS_AT_ONCE: Final = 20  # rows removed between time checks; SQLite read
 def remove_dropped_stages(
     connection: sqlite3.Connection, *, timer: Callable[[], float] = time.monotonic
 ) -> bool:
-    """Remove published or dropped staged rows for 2 ms; return whether any remain.
+    """Spend 2 ms removing staged rows that were published or dropped; return whether any remain.
 
     Runs in the writer's thread, outside of a batch.
     """

@@ -42,11 +42,11 @@ _PAGES: Final = {
 DUE_AT_ONCE: Final = 1_000  # maximum number of messages to expire per batch
 _KEYS_AT_ONCE: Final = 5_000  # number of receipts read per statement at startup
 _PAGE_BYTES: Final = 4 << 20  # maximum total size of the bodies in a page
-_RECORD_BYTES: Final = 16 << 20  # total size of client-written records loaded per batch at most
+_RECORD_BYTES: Final = 16 << 20  # maximum total size of client-written records loaded per batch
 # Batches with messages this large are checkpointed immediately, as their pages are not rewritten
 # before the next checkpoint.  A checkpoint of 1 MiB delays other batches by 3 ms, 8 MiB by 17 ms.
 _LARGE_BYTES: Final = 256 << 10
-_STAGED_WEIGHT: Final = 8  # staged rows are also not rewritten, so this forces a checkpoint per MiB
+_STAGED_WEIGHT: Final = 8  # staged rows are not rewritten either; this forces a checkpoint per MiB
 LONG_WAL_BYTES: Final = 8 << 20  # a WAL of this size is checkpointed between two batches
 _RETRY_BYTES: Final = 1 << 20  # bytes to write before a blocked checkpoint is retried
 # How much a commit adds to the WAL is estimated, because getting the size requires a SQLite call.
@@ -69,7 +69,7 @@ _PRAGMAS: Final[dict[str, Any]] = {
 } | ({"fullfsync": 1, "checkpoint_fullfsync": 1} if sys.platform == "darwin" else {})
 
 
-# Contains the callback that receives the rows, the rows, and whether they are the last rows.
+# A callback, the rows to pass to it, and whether they are the last ones.
 LoadedPage = tuple[Callable[[list[Message], bool], None], list[Message], bool]
 
 
@@ -339,7 +339,7 @@ class Store:
         The other mode is RESTART.  Waits a few seconds for readers.  Returns False if one still
         reads from the WAL, which then keeps growing; the caller tries again soon.
         """
-        self.wal_bytes = LONG_WAL_BYTES - _RETRY_BYTES  # set first, in case the disk is full
+        self.wal_bytes = LONG_WAL_BYTES - _RETRY_BYTES  # set beforehand, in case the disk is full
         is_busy, _, _ = self.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         if not is_busy:
             self.wal_bytes = 0
