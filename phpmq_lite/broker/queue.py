@@ -1,4 +1,4 @@
-"""In-memory queues (with row, settings, counters and consumers) and connections."""
+"""Queues in memory, with their settings, counters and consumers, and client connections."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -141,7 +141,7 @@ class Queue:
         self.hold_histogram: list[int] | None = None  # times from dispatch to settlement
 
     def count_dead_letter(self, reason: str) -> None:
-        """Count a dead letter by reason.  Clients choose reasons, so the number is limited."""
+        """Count a dead letter by reason.  Clients choose reasons, so their number is limited."""
         if reason not in self.dead_by_reason and len(self.dead_by_reason) >= _REASONS_MAX:
             reason = "other"
         self.dead_by_reason[reason] = self.dead_by_reason.get(reason, 0) + 1

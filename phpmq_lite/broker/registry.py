@@ -1,4 +1,4 @@
-"""The registry of all queues: creation, removal, configuration and dead-letter queues."""
+"""Registers all queues: creates, configures and removes them, and finds dead-letter queues."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -133,7 +133,7 @@ def undo_dispatch(state: BrokerState, message: Message) -> None:
 
 
 def release(state: BrokerState, message: Message, detail: str) -> None:
-    """Return a held message to its old position for an operator, without charging a delivery.
+    """Return a held message to its position for an operator, without counting a failed delivery.
 
     Its former holder may still acknowledge it while no other consumer holds it.
     """

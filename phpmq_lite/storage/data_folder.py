@@ -160,7 +160,7 @@ class DataFolder:
 
     @classmethod
     def open_unlocked(cls, path: Path) -> Self:
-        """Return an existing folder without locking it, for read-only checks."""
+        """Open an existing folder for read-only checks, without locking it."""
         return cls(path.absolute(), -1)
 
     @property
@@ -409,7 +409,7 @@ def _make_private(path: Path) -> None:
 
 
 def _take_lock(path: Path) -> int:
-    """Lock the file ``lock``, write our pid to it and return its descriptor."""
+    """Lock the file ``lock``, write this process's pid to it and return its descriptor."""
     fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
         os.fchmod(fd, PRIVATE_FILE)

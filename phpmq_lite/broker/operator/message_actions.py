@@ -388,7 +388,7 @@ class QueueAction(PagedAction):
 
     def _apply(self, row: Message) -> str | None:
         if row.seq > self._upto:
-            return "restored meanwhile"  # and placed at its old position
+            return "restored meanwhile"  # the restored message is at its old position
         return super()._apply(row)
 
     def _end(self, done: int) -> None:

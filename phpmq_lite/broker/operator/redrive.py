@@ -33,7 +33,7 @@ class RedriveDestination:
 
     @property
     def poison(self) -> str | None:
-        """Return why the message would be quarantined again, or None."""
+        """Return why the message would be quarantined again, or None if it would not."""
         if self.inspection is None or not self.queue.validates:
             return None
         return self.inspection.reason

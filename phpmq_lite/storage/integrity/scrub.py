@@ -67,7 +67,7 @@ class ScrubState:
 
     @property
     def last_ended_at(self) -> int:
-        """Return when the last round ended, as a base for the next one; Unix ms, 0 means never."""
+        """Return when the last round ended, in Unix ms, to schedule the next one; 0 means never."""
         return max(self.tried_at, 0 if self.last is None else self.last.ended_at)
 
     @property

@@ -117,7 +117,7 @@ class StartRecorder:
         self.report = StartReport()
 
     def note_error(self, content: dict[str, Any] | None) -> None:
-        """Record the error from ``last_error.json`` if the broker stopped immediately."""
+        """Record the error in ``last_error.json`` that stopped the broker immediately, if any."""
         if content is not None and not self.was_clean:
             self.report.last_error = str(
                 content.get("message") or content.get("error") or "unknown"

@@ -47,7 +47,7 @@ def _has_log(database: Path) -> bool:
 
 @dataclass(slots=True)
 class StoppedDatabase:
-    """Findings of the check of a stopped broker's files, which ends at the first problem."""
+    """What was found in a stopped broker's files; the check ends at the first problem."""
 
     is_new: bool = False  # True if no message has ever been stored
     was_clean: bool = True  # whether the last stop was clean

@@ -77,7 +77,7 @@ class RecentActivity(RowReader):
         return [(settled, seq) for settled, seq in rows]
 
     async def deaths(self, since_ms: int) -> dict[int, dict[str, int]]:
-        """Count messages that have died since a given time, by queue_id and reason."""
+        """Count messages that were settled as dead since a given time, by queue_id and reason."""
         found: dict[int, dict[str, int]] = {}
         for queue_id, reason, count in await self._read(
             "recent_deaths", since=since_ms, limit=COUNT_LIMIT

@@ -154,7 +154,7 @@ class HistoryPage:
 
 
 def wire_id(seq: int, token: int) -> str:
-    """Return the wire format of a message id: both numbers as 16 hex digits."""
+    """Return the wire format of a message id: seq and token, each as 16 hex digits."""
     return f"{seq:016x}{token:016x}"
 
 

@@ -156,7 +156,7 @@ class Readers:
         self._free: list[aiosqlite.Connection | None] = [None] * count  # None means not opened yet
         self._count = count
         self._busy: set[_Reader] = set()
-        self._closes = 0  # number of ``close`` calls; reads that began before the latest call fail
+        self._closes = 0  # number of ``close`` calls; each makes all reads begun earlier fail
         # Two concurrent ``close`` calls would wait for each other.
         self._closing = asyncio.Lock()
         self._pools: list[Readers] = []
@@ -279,7 +279,7 @@ class RowReader:
         return [kind(*row) for row in await self._read(name, **parameters)]
 
     async def _one(self, kind: Callable[..., T], name: str, /, **parameters: Any) -> T | None:
-        """Run a statement and return the first row converted to ``kind``, or None without rows."""
+        """Run a statement and return the first row as a ``kind``, or None if there is no row."""
         rows = await self._read(name, **parameters)
         return kind(*rows[0]) if rows else None
 

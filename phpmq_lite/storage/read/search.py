@@ -94,7 +94,7 @@ class _SearchRun:
     is_done: bool = False
 
     def searched(self) -> int:
-        """Return an estimate of the number of messages searched so far, newest first."""
+        """Estimate how many messages have been searched so far, from the newest."""
         if self.is_done or self.high - self.low < 2:
             return self.total
         return round(self.total * (self.high - self.place) / (self.high - 1 - self.low))

@@ -136,7 +136,7 @@ _SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
 
 
 def write_statements(kind: type[Any]) -> tuple[str, ...]:
-    """Return the ``batch.sql`` statement names, in order, for a type of write or query.
+    """Return the names of the ``batch.sql`` statements, in order, for a type of write or query.
 
     The fields of the type are their named parameters.
     """

@@ -50,7 +50,7 @@ class HistoryIndexer:
         self.wal_bytes = 0  # estimated bytes that the last step added to the WAL
 
     def run(self, connection: sqlite3.Connection, now_ms: int, *, is_idle: bool) -> int:
-        """Index the next rows in one transaction if they are numerous or have waited long enough.
+        """Index the next rows in one transaction if there are many or they have waited long enough.
 
         Runs in the writer's thread, outside of a batch.  Returns the number of settled messages
         indexed, or of live messages read.  If the disk is full, nothing is indexed.
@@ -88,7 +88,7 @@ class HistoryIndexer:
         return done
 
     def _index_live(self, connection: sqlite3.Connection, after: int, last: int) -> tuple[int, int]:
-        """Index traces of live messages; return the number indexed (0: disk full) and left."""
+        """Index traces of live messages; return how many (0: disk full) and how many remain."""
         ends = {"after": after, "limit": self._rows["traced"]}
         upto, rows = connection.execute(self._sql["next_live_numbers"], ends).fetchone()
         self._was_settled = False

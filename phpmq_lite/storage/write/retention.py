@@ -96,7 +96,7 @@ class RetentionResult(NamedTuple):
 
 @dataclass(slots=True)
 class RetentionSlice:
-    """The next rows to remove and the resulting front."""
+    """The next rows to remove, and the first offset that may exist afterwards."""
 
     lo: int  # first offset that may exist after the removal
     excess_rows: int  # number of rows by which the bound is exceeded, if positive
@@ -186,7 +186,7 @@ class _RetentionStep:
     def _trim(
         self, name: str, total: tuple[int, int], most: tuple[int, int], cutoff_ms: int
     ) -> bool:
-        """Advance one front by removing the next rows that exceed a bound.
+        """Remove the next rows of one kind, ordinary or deleted, while they exceed a bound.
 
         ``total`` and ``most`` are rows and bytes.  Returns whether the total still exceeds the
         bound when no more rows can be removed.
@@ -220,7 +220,7 @@ class _RetentionStep:
         self._execute(self._sql["remove_bodies"], {"seqs": json.dumps(seqs)})
 
     def _remove_events(self, seqs: list[int]) -> bool:
-        """Remove events of the given messages; return whether no events remain."""
+        """Remove events of the given messages; return whether all have been removed."""
         given = {"seqs": json.dumps(seqs), "limit": ROWS_PER_STEP}
         return bool(self._execute(self._sql["remove_events"], given).rowcount < ROWS_PER_STEP)
 

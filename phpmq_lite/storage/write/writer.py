@@ -63,7 +63,7 @@ class Writer:
         self._failed: Fatal | None = None  # once set, nothing more is written or synced
         self._connection: _DirectConnection | None = None
         self._store: Store | None = None
-        self._last: asyncio.Future[Any] | None = None  # result of the thread's latest work
+        self._last: asyncio.Future[Any] | None = None  # result of the thread's most recent work
 
     async def open(self, cache_bytes: int) -> None:
         """Open the database for writing and set its pragmas."""
