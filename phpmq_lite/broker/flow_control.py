@@ -36,8 +36,8 @@ class QueueShare:
         self._minimum = 0  # number of messages accepted in the batch even without room
         self._acked = 0  # the queue's acked counter at the last check
         # Number of batches since _acked grew; it starts at 0, so a new consumer counts as working.
-        # Otherwise a publisher could send 25,000 messages in the 20 ms before the first
-        # acknowledgement, and these would have to be read back from disk.
+        # Otherwise a publisher could send 25,000 messages before the first acknowledgement (20 ms).
+        # These messages would have to be read back from disk.
         self._silent = 0
 
     def available(self, queue: Queue, batch_number: int) -> int:

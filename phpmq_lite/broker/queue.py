@@ -135,8 +135,8 @@ class Queue:
         self.parked: set[Connection] = set()  # publishers waiting for the queue to accept messages
         self.counters = QueueCounters()
         self.dead_by_reason: dict[str, int] = {}  # counters.dead, broken down by reason
-        # Histograms (see histogram.py) are None until needed, because each list takes 2 KB
-        # and most queues are idle if there are many.
+        # Histograms (see histogram.py) are None until needed, because each list takes 2 KB.
+        # If there are many queues, most of them are idle.
         self.wait_histogram: list[int] | None = None  # times from publish to first dispatch
         self.hold_histogram: list[int] | None = None  # times from dispatch to settlement
 

@@ -473,8 +473,8 @@ def _sqlite_cause(error: BaseException | None) -> BaseException | None:
 
 # -- detecting a removed or replaced database or write-ahead log
 
-# SQLite keeps writing to a file that was unlinked or replaced.  Without a check, the broker would
-# confirm messages that are lost at the next startup, and finally remove another database's WAL.
+# SQLite keeps writing to an unlinked or replaced file, and finally removes another database's WAL.
+# Without a check, the broker would confirm messages that are lost at the next startup.
 
 _REMEDY: Final = (
     "confirmed messages are in the file that the broker had open; move that file back, or restore "
@@ -482,8 +482,8 @@ _REMEDY: Final = (
 )
 
 
-# Since Linux 6.13, a stat call that reads file times slows down the next sync of that file (for the
-# WAL, by 40 of 120 µs).  statx reads only links and inode; os.stat is the fallback.
+# Since Linux 6.13, reading a file's times slows down its next sync (for the WAL, by 40 of 120 µs).
+# statx reads only the link count and the inode; os.stat is the fallback.
 _STATX: Final = getattr(ctypes.PyDLL(None), "statx", None)
 _AT_FDCWD: Final = -100
 _MASK: Final = 0x4 | 0x100  # STATX_NLINK | STATX_INO; the device is always returned

@@ -201,8 +201,8 @@ class LiveSeal:
 
     def _seal(self, checkpoints: int) -> None:
         began_s = monotonic()
-        # Without a seal, startup checks the structure after a crash.  A replaced database is not
-        # sealed, and the writer stops when it also detects the replacement.
+        # Without a seal, startup checks the structure after a crash.
+        # A replaced database is not sealed; the writer stops when it also detects the replacement.
         with suppress(OSError, DatabaseReplacedError):
             if os.fstat(self._database.fileno()).st_size <= SEALED_BYTES:
                 self._database.seek(0)

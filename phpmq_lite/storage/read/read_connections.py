@@ -286,8 +286,8 @@ class RowReader:
 
 # -- text and patterns in large bodies
 
-# SQLite's ``instr`` and ``GLOB`` compare the whole pattern at each position of a body: for 8 MiB of
-# one letter and a pattern of 2,000 letters, this takes half a minute and cannot be interrupted.
+# SQLite's ``instr`` and ``GLOB`` compare the whole pattern at each position of a body.
+# If all letters are equal, 8 MiB and a pattern of 2,000 take half a minute without interruption.
 # The functions below take linear time; before each piece, ``check`` raises if time is up.
 
 PIECE: Final = 1 << 16  # in bytes or characters; searching this many bytes takes 20 µs

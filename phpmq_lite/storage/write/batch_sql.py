@@ -119,8 +119,8 @@ def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
     return flat
 
 
-# A step is a statement with one row of values, or a multi-row statement with the values of all
-# rows in a flat list, followed by the values that precede the rows.
+# A step is either a statement with one row of values, or a multi-row statement.
+# A multi-row statement has a flat list of all rows' values, then the values that precede the rows.
 Step = tuple[str | MultiRowStatement, Any, tuple[Any, ...]]
 
 _ACKED: Final = (int(State.ACKED), None)

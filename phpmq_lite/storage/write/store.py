@@ -43,8 +43,8 @@ DUE_AT_ONCE: Final = 1_000  # maximum number of messages to expire per batch
 _KEYS_AT_ONCE: Final = 5_000  # number of receipts read per statement at startup
 _PAGE_BYTES: Final = 4 << 20  # maximum total size of the bodies in a page
 _RECORD_BYTES: Final = 16 << 20  # maximum total size of client-written records loaded per batch
-# Batches with messages this large are checkpointed immediately, as their pages are not rewritten
-# before the next checkpoint.  A checkpoint of 1 MiB delays other batches by 3 ms, 8 MiB by 17 ms.
+# Batches with messages this large are checkpointed at once: later batches do not rewrite the pages.
+# A checkpoint of 1 MiB delays other batches by 3 ms, one of 8 MiB by 17 ms.
 _LARGE_BYTES: Final = 256 << 10
 _STAGED_WEIGHT: Final = 8  # staged rows are not rewritten either; this forces a checkpoint per MiB
 LONG_WAL_BYTES: Final = 8 << 20  # a WAL of this size is checkpointed between two batches
