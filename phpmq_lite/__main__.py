@@ -1,4 +1,4 @@
-"""Entry point of ``python -m phpmq_lite``, which runs the ``phpmq-lite`` command."""
+"""Runs the ``phpmq-lite`` command for ``python -m phpmq_lite``."""
 
 from phpmq_lite.cli.main import main
 

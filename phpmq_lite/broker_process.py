@@ -1,4 +1,4 @@
-"""Broker in a separate process that tests and benchmarks can start, kill and restart."""
+"""A broker in a separate process, which tests and benchmarks can start, kill and restart."""
 
 import os
 import secrets
@@ -17,12 +17,12 @@ from typing import Final, Self, TextIO
 
 from phpmq_lite.errors import StartRefusedError
 
-_START_S: Final = 120.0  # a broker that is not ready after this time is killed
-_STOP_S: Final = 30.0  # time limit for a broker to exit
+_START_S: Final = 120.0  # the broker is killed if it is not ready after this time
+_STOP_S: Final = 30.0  # how long the broker may take to exit
 
 
 class StartFailedError(StartRefusedError):
-    """The broker exited before it opened all its listeners; ``code`` is its exit code."""
+    """The broker exited before all its listeners were open; ``code`` is its exit code."""
 
     def __init__(self, code: int, output: str) -> None:
         super().__init__(f"the broker did not start (exit code {code}): {output}")
@@ -31,7 +31,7 @@ class StartFailedError(StartRefusedError):
 
 @contextmanager
 def signals_blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Block signals within the context; processes started there inherit the block."""
+    """Block signals within the ``with`` block; processes that are started there also block them."""
     former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -40,7 +40,7 @@ def signals_blocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 def _hold_port() -> socket.socket:
-    """Reserve a free loopback port for a broker and its restarts.
+    """Reserve a free loopback port that a broker keeps when it is restarted.
 
     A UDP socket holds the port, so the broker can still listen on it with TCP, and no other test
     gets it. The port is below the range from which systems choose outgoing ports.
@@ -60,24 +60,24 @@ def _hold_port() -> socket.socket:
 
 @dataclass
 class BrokerProcess:
-    """A ``phpmq-lite serve`` process on a free port, which it keeps across restarts.
+    """A ``phpmq-lite serve`` process on a free port that it keeps across restarts.
 
     Use it in a ``with`` block, which starts the broker and kills it on exit.
     """
 
     data: Path
     flags: list[str] = field(default_factory=list)
-    listeners: int = 1  # number of PHPMQ listeners, including those added by flags
-    phpmq: list[str] = field(default_factory=list)  # listener addresses, set by start()
+    listeners: int = 1  # number of PHPMQ listeners, including any added by flags
+    phpmq: list[str] = field(default_factory=list)  # addresses of the listeners, set by start()
     admin: list[str] = field(default_factory=list)
     process: subprocess.Popen[str] | None = None
     program: tuple[str, ...] = ("-m", "phpmq_lite")  # arguments to the Python interpreter
-    env: Mapping[str, str] | None = None  # None means this process's environment
-    is_isolated: bool = False  # use only default settings, and shield the broker from Ctrl-C
+    env: Mapping[str, str] | None = None  # if None, the environment of this process
+    is_isolated: bool = False  # whether to use default settings only and ignore Ctrl-C
     _port_holder: socket.socket = field(default_factory=_hold_port, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Arrange for the port to be released when this object is garbage-collected."""
+        """Register a finalizer that releases the port when this object is garbage-collected."""
         weakref.finalize(self, self._port_holder.close)
 
     def __enter__(self) -> Self:
@@ -92,14 +92,14 @@ class BrokerProcess:
         self.kill()
 
     def start(self) -> float:
-        """Start the broker; return the number of seconds until all its listeners were open.
+        """Start the broker; return how many seconds it took until all its listeners were open.
 
         Raises:
             StartFailedError: the broker exited or was late; the message has its last output.
         """
         began_s = time.monotonic()
-        # A Ctrl-C before the assignment to self.process would leave the process running.
-        # Without isolation, Ctrl-C must reach the broker, so it must not inherit a block.
+        # If Ctrl-C came before the assignment to self.process, the process would keep running.
+        # A broker that is not isolated must receive Ctrl-C, so it must not inherit the block.
         blocked = [signal.SIGINT] if self.is_isolated else []
         with signals_blocked(*blocked), self.log.open("a", encoding="utf-8") as log:
             self.process = process = self._open(log)
@@ -137,7 +137,7 @@ class BrokerProcess:
 
     @property
     def command(self) -> list[str]:
-        """Command line, always with the same address, and without admin unless a flag adds it."""
+        """The command line; the address stays the same, and a flag must add the admin if wanted."""
         admin = [] if "--admin" in self.flags else ["--admin", "none"]
         listen = "{}:{}".format(*self._port_holder.getsockname())
         settings = (
@@ -150,32 +150,32 @@ class BrokerProcess:
 
     @property
     def log(self) -> Path:
-        """File that collects the broker's standard error across restarts."""
+        """The file that collects the broker's standard error output across restarts."""
         return self.data.with_name(self.data.name + ".log")
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of the broker's first PHPMQ listener."""
+        """The host and port of the broker's first PHPMQ listener."""
         host, _, port = self.phpmq[0].rpartition(":")
         return host, int(port)
 
     @property
     def port(self) -> int:
-        """Port of the broker's first PHPMQ listener."""
+        """The port of the broker's first PHPMQ listener."""
         return self.address[1]
 
     @property
     def pid(self) -> int:
-        """Process id of the broker, or 0 if it is not running."""
+        """The broker's process id, or 0 if it is not running."""
         return 0 if self.process is None else self.process.pid
 
     def kill(self) -> None:
-        """Kill the broker with SIGKILL, as if it crashed."""
+        """Kill the broker with SIGKILL, as if it had crashed."""
         with signals_blocked(signal.SIGINT, signal.SIGTERM):
             self._end(signal.SIGKILL)
 
     def terminate(self) -> int:
-        """Drain and stop the broker with SIGTERM; return its exit code."""
+        """Stop the broker with SIGTERM, so that it drains first; return its exit code."""
         return self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> int:
@@ -198,5 +198,5 @@ def broker_process(data: Path, *flags: str, listeners: int = 1) -> BrokerProcess
 
 
 def isolated_broker(data: Path, *flags: str) -> BrokerProcess:
-    """Return a broker with default settings, which ignores the environment and settings files."""
+    """Return a broker that uses default settings and ignores the environment and settings files."""
     return BrokerProcess(data, list(flags), is_isolated=True)

@@ -1,4 +1,4 @@
-"""The wall clock, and a *steady* time scale that is unaffected by setting the wall clock.
+"""The wall clock, and a *steady* time scale that does not change when the wall clock is set.
 
 The steady scale follows a clock that cannot be set, within this process and across restarts, unless
 the machine was rebooted in between.  After a reboot, only the wall clock can show how long the
@@ -19,18 +19,18 @@ from typing import Final, NamedTuple
 
 from phpmq_lite.model import ClockReading
 
-JUMP_MS: Final = 2_000  # the wall clock was set if it deviates by more than this
-GAP_MS: Final = 3_000  # the clock is read every second; a longer gap means a stopped process
+JUMP_MS: Final = 2_000  # if the wall clock deviates by more than this, it was set
+GAP_MS: Final = 3_000  # read every second; a longer gap means that the process was stopped
 DOUBT_MS: Final = 7 * 86_400_000
 
-_RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # also runs during suspend
+_RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # also counts suspend
 
 
 class ClockDisturbance(NamedTuple):
-    """Gaps and jumps of the clocks since the last check."""
+    """Gaps in the readings and jumps of the wall clock since the last check."""
 
-    gap_ms: int  # time without a reading; 0 if negligible
-    jump_ms: int  # how far the wall clock was set forward; negative if set back
+    gap_ms: int  # time for which the clocks were not read; 0 if negligible
+    jump_ms: int  # how far the wall clock was set forward, or back if negative
 
 
 class Clock:
@@ -47,22 +47,22 @@ class Clock:
         read: Callable[[], tuple[int, int]] | None = None,
         boot: int | None = None,
     ) -> None:
-        """Continue from ``stored`` counters; ``read`` returns wall and running clock in ms."""
+        """Continue from ``stored`` counters; ``read`` returns the wall and running clocks in ms."""
         self._read = read_clocks if read is None else read
         self._boot = boot_id() if boot is None else boot
         stored = stored or {}
         wall_ms, running_ms = self._read()
-        self.doubt_ms = stored.get("clock_doubt_ms", 0)  # this time was downtime or a clock jump
-        self.doubt_number = stored.get("clock_doubt_number", 0)  # first unaffected message number
+        self.doubt_ms = stored.get("clock_doubt_ms", 0)  # either downtime or a clock jump
+        self.doubt_number = stored.get("clock_doubt_number", 0)  # first message not affected
         self.is_doubt_new = False
         steady_ms = self._resume(stored, wall_ms, running_ms)
         jump_ms = wall_ms - stored.get("clock_step_ms", 0) - steady_ms if stored else 0
-        self.start_jump_ms = jump_ms if abs(jump_ms) > JUMP_MS else 0  # clock jump during downtime
+        self.start_jump_ms = jump_ms if abs(jump_ms) > JUMP_MS else 0  # jump during downtime
         self.jumps = int(self.start_jump_ms != 0)
         self.last_jump_ms = self.start_jump_ms
         self.is_disturbed = False
         self._base_ms = steady_ms - running_ms
-        self._wall_offset_ms = wall_ms - running_ms  # expected difference of the clocks
+        self._wall_offset_ms = wall_ms - running_ms  # expected difference between the clocks
         self._seen_ms = running_ms
         self._gap_ms = self._jump_ms = 0
 
@@ -97,21 +97,21 @@ class Clock:
         return ClockReading(wall_ms, running_ms + self._base_ms)
 
     def take_disturbance(self) -> ClockDisturbance:
-        """Return the gaps and jumps of the clocks since the last call."""
+        """Return the gaps in the readings and the clock jumps since the last call."""
         happened = ClockDisturbance(self._gap_ms, self._jump_ms)
         self._gap_ms = self._jump_ms = 0
         self.is_disturbed = False
         return happened
 
     def pending_decision_counters(self, next_number: int) -> dict[str, int]:
-        """Return counters that record a new, undecided gap, or an empty dict if there is none."""
+        """Return counters that record a new gap awaiting a decision; empty if there is none."""
         if not self.is_doubt_new:
             return {}
         self.doubt_number = next_number
         return {"clock_doubt_ms": self.doubt_ms, "clock_doubt_number": next_number}
 
     def counters(self, now: ClockReading) -> dict[str, int]:
-        """Return the counters that the next start needs to continue from this reading."""
+        """Return the counters with which the next start can continue from this reading."""
         return {
             "last_seen_ms": now.steady_ms,
             "clock_step_ms": now.wall_ms - now.steady_ms,
@@ -121,12 +121,12 @@ class Clock:
 
 
 def read_clocks() -> tuple[int, int]:
-    """Return the wall clock and a clock that cannot be set, both in milliseconds."""
+    """Read the wall clock and a clock that cannot be set; return both times in milliseconds."""
     return time.time_ns() // 1_000_000, time.clock_gettime_ns(_RUNNING) // 1_000_000
 
 
 def boot_id() -> int:
-    """Return a number that identifies this boot of the machine, or 0 if it is unavailable.
+    """Return a number that identifies the current boot of the machine, or 0 if unknown.
 
     The number also covers the time namespace, because each has its own start of the running clock.
     """

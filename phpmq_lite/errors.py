@@ -31,13 +31,13 @@ _TLS: Final = {"WRONG_VERSION_NUMBER": "the server does not speak TLS"}
 
 
 def os_reason(error: OSError) -> str:
-    """Describe a system or TLS error, without error numbers or Python's own wording."""
-    if verify := getattr(error, "verify_message", None):  # an attribute of TLS errors only
+    """Describe a system or TLS error without its error number and Python's own wording."""
+    if verify := getattr(error, "verify_message", None):  # only TLS errors have this attribute
         return f"the server's certificate is not trusted: {verify}"
     if reason := getattr(error, "reason", None):
         return _TLS.get(reason, f"TLS failed: {reason.replace('_', ' ').lower()}")
     text = error.strerror or str(error) or type(error).__name__
-    if "Connect call failed" in text or "Multiple exceptions" in text:  # asyncio's wording
+    if "Connect call failed" in text or "Multiple exceptions" in text:  # messages from asyncio
         number = error.errno or next(map(int, re.findall(r"\[Errno (\d+)\]", text)), None)
         return text if number is None else os.strerror(number)
     return text
@@ -48,11 +48,11 @@ class PhpmqError(Exception):
 
 
 class ProtocolError(PhpmqError):
-    """Bytes violate the PHPMQ protocol."""
+    """Some bytes violate the PHPMQ protocol."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent bytes that the grammar does not allow; close the connection, do not reply.
+    """The peer sent bytes that the grammar does not allow; close the connection without replying.
 
     ``code`` is one of the short names in ``protocol/frames.py``, for counters; ``offset`` is the
     number of bytes in the connection before the first invalid one.
@@ -70,7 +70,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class TransitionError(PhpmqError):
-    """State change not allowed: the message is settled, or another consumer holds it."""
+    """A state change is not allowed: the message is settled, or another consumer holds it."""
 
 
 class RefusedError(PhpmqError):
@@ -86,7 +86,7 @@ class StorageError(PhpmqError):
 
 
 class StorageFullError(StorageError):
-    """Not enough disk space for the batch, which was rolled back completely."""
+    """There is not enough disk space for the batch, which was rolled back completely."""
 
 
 class NotWritableError(StorageError):
@@ -94,7 +94,7 @@ class NotWritableError(StorageError):
 
 
 class ReadTooLongError(StorageError):
-    """A read exceeded its time limit and was stopped; narrow it, or continue from a cursor."""
+    """A read was stopped at its time limit; narrow its range, or continue from a cursor."""
 
 
 class OutcomeUnknownError(StorageError):
@@ -106,7 +106,7 @@ class DatabaseReplacedError(OutcomeUnknownError):
 
 
 class DataDamagedError(StorageError):
-    """The data files are damaged or unexpected; the original files were left unchanged."""
+    """The data files are damaged or not the expected ones; they were left unchanged."""
 
 
 class EnvelopeError(PhpmqError):
@@ -126,7 +126,7 @@ class ClientError(PhpmqError):
 
 
 class ConnectionLostError(ClientError):
-    """The connection to the broker ended; unanswered publishes may or may not be stored."""
+    """The connection to the broker ended; publishes without an answer may or may not be stored."""
 
 
 class PublishRefusedError(ClientError):

@@ -1,4 +1,4 @@
-"""The insights document, written by the pipeline to ``summary.json`` for the Insights page.
+"""The insights document, which the pipeline writes to ``summary.json`` for the Insights page.
 
 ``last24h`` and ``last30d`` are ordered by time; all other lists start with the busiest entries and
 cover the last 30 days. A minute or hour without an entry had no events. Retried messages are
@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-SUMMARY_BYTES: Final = 2 << 20  # maximum size of the document
-OTHER_QUEUES: Final = "(others)"  # name under which omitted queues are summed
+SUMMARY_BYTES: Final = 2 << 20  # maximum size of the document in bytes
+OTHER_QUEUES: Final = "(others)"  # stands for all omitted queues together
 COUNTS: Final = (
     "published", "dispatched", "acked", "expired", "dead", "deleted", "redelivered", "bytes",
 )  # fmt: skip
@@ -21,7 +21,7 @@ TIMES: Final = tuple(
 )
 
 NonNegativeCount = Annotated[int, Field(ge=0, lt=1 << 62)]
-UnixMs = Annotated[int, Field(ge=0, lt=253_370_764_800_000)]  # Unix ms, before the year 9999
+UnixMs = Annotated[int, Field(ge=0, lt=253_370_764_800_000)]  # Unix milliseconds, before year 9999
 DurationMs = Annotated[float, Field(ge=0, lt=1 << 53, allow_inf_nan=False)]
 
 
@@ -34,7 +34,7 @@ class _QueueRow(_DocumentModel):
 
 
 class ArchiveSummary(_DocumentModel):
-    """Contents of the archive."""
+    """Summary of the rows in the archive."""
 
     offset: NonNegativeCount | None = Field(None, description="last archived offset; null if none")
     rows: NonNegativeCount = Field(0, description="number of archived messages")
@@ -46,7 +46,7 @@ class ArchiveSummary(_DocumentModel):
 
 
 class AcceptedGap(_DocumentModel):
-    """A range of offsets ``(lo, hi]`` with rows that retention removed before archiving."""
+    """A range of offsets ``(lo, hi]`` that retention removed before all its rows were archived."""
 
     at_ms: UnixMs = Field(description="when the gap was accepted, Unix ms")
     lo: NonNegativeCount = Field(description="last offset before the gap")
@@ -57,7 +57,7 @@ class AcceptedGap(_DocumentModel):
 
 
 class ArchiveLag(_DocumentModel):
-    """Lag of the archive behind the history when the document was written."""
+    """How far the archive was behind the history when the document was written."""
 
     offset: NonNegativeCount | None = Field(
         None, description="last history offset at finished_at; null if unknown"
@@ -68,7 +68,7 @@ class ArchiveLag(_DocumentModel):
 
 
 class PipelineJobState(_DocumentModel):
-    """Most recent run of a pipeline job."""
+    """The most recent run of a pipeline job."""
 
     name: str = Field(description="job name: archive, metrics, …")
     state: str = Field(description="done, running, failed or stopped")
@@ -87,7 +87,7 @@ def _hold(statistic: str) -> Any:
 
 
 class StepFigures(_DocumentModel):
-    """Figures for one period; times are None if no message was dispatched or settled."""
+    """Statistics for one period; times are None if no message was dispatched or settled."""
 
     published: NonNegativeCount = Field(0, description="messages published")
     dispatched: NonNegativeCount = Field(0, description="messages dispatched for the first time")
@@ -115,25 +115,25 @@ class _PeriodRow(_QueueRow):
 
 
 class SummaryStep(StepFigures, _PeriodRow):
-    """Figures for one queue in the minute or hour that began at ``at_ms``."""
+    """Statistics for one queue in the minute or hour that began at ``at_ms``."""
 
 
 class QueueTotals(StepFigures, _QueueRow):
-    """Figures for one queue over a period; each time is the maximum over the period's steps."""
+    """Statistics for one queue over a period; each time is the maximum of its minutes or hours."""
 
     @property
     def settled(self) -> int:
-        """Number of settled messages."""
+        """The number of settled messages."""
         return self.acked + self.expired + self.dead + self.deleted
 
     @property
     def acked_share(self) -> float | None:
-        """Fraction of settled messages that were acknowledged; None if none were settled."""
+        """The fraction of settled messages that were acknowledged, or None if none were settled."""
         return self.acked / self.settled if self.settled else None
 
 
 class UrnTotals(_QueueRow):
-    """Message results for one URN in one queue."""
+    """Numbers of messages for one URN in one queue, by result."""
 
     urn: str | None = Field(None, description="URN of the envelope; null if none")
     acked: NonNegativeCount = Field(0, description="acknowledged messages, including retried ones")
@@ -149,12 +149,12 @@ class UrnTotals(_QueueRow):
 
     @property
     def total(self) -> int:
-        """Number of acknowledged and failed messages."""
+        """The number of messages that were acknowledged or that failed."""
         return self.acked + sum(self.failed.values())
 
 
 class DeadLetterTotals(_QueueRow):
-    """Number of dead letters for one queue, URN and reason."""
+    """Number of dead letters with the same queue, URN and reason."""
 
     urn: str | None = Field(None, description="URN of the envelope; null if none")
     reason: str | None = Field(None, description="dead-letter reason; null if unknown")
@@ -167,7 +167,7 @@ class DeadLetterTotals(_QueueRow):
 
 
 class TracePath(_DocumentModel):
-    """Statistics for traces that share the same steps."""
+    """Statistics for traces that consist of the same steps."""
 
     path: tuple[str, ...] = Field(description="steps as queue:urn, in order of arrival")
     traces: NonNegativeCount = Field(0, description="number of traces")
@@ -176,7 +176,7 @@ class TracePath(_DocumentModel):
 
 
 class ExpiryTotals(_QueueRow):
-    """Number of expired messages in one queue."""
+    """Numbers of expired messages in one queue."""
 
     dispatched: NonNegativeCount = Field(0, description="expired messages that had been dispatched")
     never: NonNegativeCount = Field(0, description="expired messages that were never dispatched")

@@ -1,4 +1,4 @@
-"""Details of this installation: build kind, folders, and the command to reinstall it."""
+"""Details of this installation: kind of build, folders, and the command to reinstall it."""
 
 import json
 import re
@@ -14,12 +14,12 @@ from urllib.request import url2pathname
 
 NAME: Final = "phpmq-lite"
 _EXTRA: Final = re.compile(r"""extra == ["']([\w-]+)["']""")
-_OWN: Final = re.compile(rf"{NAME}\[([\w,-]+)\]")  # matches an extra that includes other extras
+_OWN: Final = re.compile(rf"{NAME}\[([\w,-]+)\]")  # matches extras of this package in a requirement
 
 
 def build_kind() -> str:
     """Return ``compiled`` or ``pure Python``."""
-    spec = find_spec("phpmq_lite.model")  # located, not imported; it is compiled in compiled builds
+    spec = find_spec("phpmq_lite.model")  # found without importing it; compiled in compiled builds
     is_source = spec is None or (spec.origin or "").endswith(".py")
     return "pure Python" if is_source else "compiled"
 
@@ -46,8 +46,8 @@ def install_command(*extras: str, flags: str = "") -> str:
 
 
 def _source(own: Distribution | None) -> tuple[Path | None, str]:
-    """Return the checkout or wheel, or None if it is gone, and the pip options to install it."""
-    if own is None:  # running in a checkout that is not installed
+    """Return the checkout or wheel (None if it is gone) and the pip options for installing it."""
+    if own is None:  # the program runs in a checkout that is not installed
         checkout = Path(__file__).resolve().parent.parent
         return (checkout, "-e") if (checkout / "pyproject.toml").is_file() else (None, "")
     try:

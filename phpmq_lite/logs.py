@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TextIO
 
 # If rich is installed, structlog imports all of rich to draw tracebacks that we do not use.
-# A None entry hides rich, which saves a tenth of the start time and 5 MB.
+# An entry of None hides rich, which saves a tenth of the startup time and 5 MB of memory.
 _absent = {"rich": None} if "rich" not in sys.modules else {}
 sys.modules.update(_absent)  # type: ignore[arg-type]
 try:
@@ -37,14 +37,14 @@ finally:
         del sys.modules[_name]
 
 LINES_A_MINUTE: Final = 10
-ACCESS: Final = "access"  # area of the access log
+ACCESS: Final = "access"  # value of ``area`` in access log lines
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 RECENT_LINES: Final = 1_000
-RECENT_BYTES: Final = 1 << 20  # maximum total size of kept lines
-LINE_BYTES: Final = 8 << 10  # longer texts in kept lines, such as tracebacks, are cut
+RECENT_BYTES: Final = 1 << 20  # maximum total size of lines kept in memory
+LINE_BYTES: Final = 8 << 10  # texts in kept lines, such as tracebacks, are truncated to this size
 _ESCAPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, format, surrogate, separator
-_SECRET: Final = frozenset({"token"})  # fields shown only on a terminal, and never kept
-_MULTILINE: Final = "exception"  # tracebacks keep their line breaks
+_SECRET: Final = frozenset({"token"})  # shown only on a terminal, and never kept in memory
+_MULTILINE: Final = "exception"  # line breaks in this field are not escaped
 
 
 class RateLimit:
@@ -58,10 +58,10 @@ class RateLimit:
     def __init__(self, limit: int = LINES_A_MINUTE, window_s: float = 60.0) -> None:
         self._limit = limit
         self._window_s = window_s
-        self._kinds: dict[str, tuple[float, int]] = {}  # kind -> (window start, number of lines)
+        self._kinds: dict[str, tuple[float, int]] = {}  # kind -> (window start, lines)
 
     def count(self, kind: str, now_s: float) -> tuple[bool, int]:
-        """Count a line; return whether to write it, and how many lines the last window suppressed.
+        """Count a line; return whether to write it, and how many lines were suppressed before it.
 
         ``now_s`` is monotonic.  The second value is above 0 only for the first line of a window.
         """
@@ -81,22 +81,22 @@ _peers = RateLimit()
 class LogLine:
     """One log line."""
 
-    number: int  # sequence number since process start, from 1
+    number: int  # sequence number, counting from 1 since the process started
     ts: str
     level: str
     area: str
     event: str
-    fields: str  # all other fields, such as "client=12 code=bad-framing"
-    detail: str = ""  # traceback, if any
+    fields: str  # the other fields, such as "client=12 code=bad-framing"
+    detail: str = ""  # traceback, or empty if there is none
 
     @property
     def size(self) -> int:
-        """Approximate size in bytes."""
+        """The approximate size of the line in bytes."""
         return len(self.event) + len(self.fields) + len(self.detail) + 100
 
 
 class RecentLogLines:
-    """Thread-safe buffer of the newest log lines, oldest first, limited by count and size."""
+    """Thread-safe buffer of the newest log lines, oldest first, limited in number and size."""
 
     def __init__(self, lines: int = RECENT_LINES, size: int = RECENT_BYTES) -> None:
         self._limit = lines
@@ -131,7 +131,7 @@ class RecentLogLines:
                 self._bytes -= self._lines.popleft().size
 
     def lines(self, least: str = "debug") -> list[LogLine]:
-        """Return the lines at level ``least`` or above, newest first."""
+        """Return the log lines at level ``least`` or above, newest first."""
         wanted = _from_level(least)
         with self._lock:
             found = [line for line in self._lines if line.level in wanted]
@@ -184,7 +184,7 @@ def _escape_event(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
     for key, value in event.items():
         if key == _MULTILINE and isinstance(value, str):
             event[key] = "\n".join(map(escape, value.split("\n")))
-        elif not key.startswith("_"):  # names with an underscore belong to structlog
+        elif not key.startswith("_"):  # names that begin with an underscore belong to structlog
             event[key] = _escape_value(value)
     return event
 
@@ -235,7 +235,7 @@ def configure(
 
 
 def set_level(level: str) -> None:
-    """Change the lowest level to write, including for existing loggers."""
+    """Change the lowest level that is written, even for existing loggers."""
     least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(least))
     logging.getLogger().setLevel(max(least, logging.WARNING))

@@ -12,18 +12,18 @@ from zlib import crc32
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.writes import QuarantinedRows, Write
 
-ROW_BITS: Final = 17  # low bits of stage_row.row_id, which hold the row's index within its token
+ROW_BITS: Final = 17  # low bits of stage_row.row_id, for the row's index within its token
 
 
 class ClockReading(NamedTuple):
     """One reading of the clocks, in milliseconds."""
 
-    wall_ms: int  # Unix time for display: published_at, settled_at
+    wall_ms: int  # Unix time for display, such as published_at
     steady_ms: int  # wall time corrected for observed jumps; used for deadlines
 
 
 class State(IntEnum):
-    """Message state; the database stores these numbers."""
+    """The state of a message; the database stores these numbers."""
 
     READY = 0
     DISPATCHED = 1
@@ -101,7 +101,7 @@ class Message:
         source_reason: str | None = None,
     ) -> None:
         self.seq = seq
-        self.token = token  # 63 random bits
+        self.token = token  # a random number of 63 bits
         self.queue_id = queue_id
         self.position = position
         self.state = state
@@ -124,14 +124,14 @@ class Message:
         self.source_queue_id = source_queue_id
         self.source_reason = source_reason
         self.body: bytes | None = None
-        self.message_id = b"%016x%016x" % (seq, token)  # as sent on the wire
+        self.message_id = b"%016x%016x" % (seq, token)  # the id as sent on the wire
         self.holder: Any = None  # the Consumer holding the message, or SUBSCRIPTION
-        self.held_since_ms = 0  # on the steady scale; valid while the message is held
+        self.held_since_ms = 0  # steady time; valid while the message is held
         self.is_sent = False  # whether the message was written to the holder's connection
 
 
 def checksum(seq: int, body: bytes) -> int:
-    """Return the CRC-32 of seq (8 bytes, big-endian) and body, so swapped bodies are detected."""
+    """Return the CRC-32 of seq (8 bytes, big-endian) and body; it also detects swapped bodies."""
     return crc32(body, crc32(seq.to_bytes(8, "big")))
 
 
@@ -146,11 +146,11 @@ class QueueRow:
     live_count: int = 0
     live_bytes: int = 0
     stored: tuple[int, int] = (0, 0)  # live_count and live_bytes as last passed to the writer
-    created_by: str = ""  # an actor or a connection's address; empty if unknown
+    created_by: str = ""  # an actor, or the address of a connection; empty if unknown
 
 
 def has_room(own: int, total: int, more: int, limit: int) -> bool:
-    """Return whether an owner that uses ``own`` of ``total`` may use ``more`` in addition.
+    """Return whether an owner that already uses ``own`` of ``total`` may use ``more``.
 
     A single owner may have all of ``limit``.  So that other owners still get a share, an owner that
     has little may exceed the limit by up to a quarter.  Each must leave at least as much of that
@@ -161,19 +161,19 @@ def has_room(own: int, total: int, more: int, limit: int) -> bool:
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """Limits on accepted input and memory use; see section 9 of ``docs/operate/security.md``."""
+    """Limits on accepted input and on memory use; see section 9 of ``docs/operate/security.md``."""
 
     queues: int = 10_000
-    window: int = 3_000  # ready messages kept in memory for each queue with consumers
+    window: int = 3_000  # number of ready messages in memory, per queue with consumers
     window_bytes: int = 4 << 20  # total size of ready bodies in memory, per queue
     bodies_bytes: int = 64 << 20  # total size of bodies in memory, across all queues
-    credit: int = 1_000  # unacknowledged messages per consumer
-    credit_bytes: int = 16 << 20  # unacknowledged bytes per consumer; one message is always allowed
-    held: int = 50_000  # dispatched messages, across all consumers
+    credit: int = 1_000  # number of unacknowledged messages per consumer
+    credit_bytes: int = 16 << 20  # unacknowledged bytes per consumer, or one larger message
+    held: int = 50_000  # number of dispatched messages, across all consumers
     held_bytes: int = 256 << 20
     batch_commands: int = 5_000
     batch_bytes: int = 4 << 20
-    write_bytes: int = 4 << 20  # sent per connection and batch; the last message may exceed this
+    write_bytes: int = 4 << 20  # per connection and batch; the last message may exceed the limit
     receipts: int = 100_000
     receipt_window_ms: int = 600_000
 
@@ -185,30 +185,30 @@ class AuditEntry:
     The caller sets most fields; the core updates ``count`` and ``audit_id`` when it writes the row.
     """
 
-    actor: str  # user, "token NAME", "local" (loopback, no login) or "control" (control socket)
-    source: str  # ui, http or cli
+    actor: str  # user, "token NAME", "local" (loopback, no login) or "control" (the socket)
+    source: str  # where the action came from: ui, http or cli
     address: str
     action: str  # action name, such as "queue.purge"
-    target: str = ""  # queue, message id, user name, …
-    reason: str = ""  # as typed by the user
+    target: str = ""  # such as a queue, a message id or a user name
+    reason: str = ""  # reason as typed by the user
     request_id: str = ""
-    detail: str = ""  # JSON: settings before and after; never bodies, passwords or tokens
-    count: int = 0  # number of affected messages or other items
+    detail: str = ""  # JSON, such as settings before and after; never bodies or secrets
+    count: int = 0  # number of affected items, such as messages
     result: str = "done"  # done, running, cancelled, or a refusal code
     audit_id: int | None = None  # row number, set when the row is written
 
 
 @dataclass(slots=True, frozen=True)
 class RowsRequest:
-    """Request to load live or settled messages by seq, in order, skipping missing messages."""
+    """A request to load live or settled messages by seq, in order; missing messages are skipped."""
 
-    on_rows: Callable[[list[Message], bool], None]  # called for each page: rows, is_last
+    on_rows: Callable[[list[Message], bool], None]  # called for each page with the rows and is_last
     seqs: tuple[int, ...]
     bodies: bool = False
-    settled: bool = False  # load settled messages, with the outcome as ``state``
+    settled: bool = False  # load settled messages, with their outcome as ``state``
 
 
-# The indexed fields of a message: URN, trace id, meta.id, attempts.
+# The indexed fields of a message: URN, trace id, meta.id and attempts.
 # This is a plain tuple, because a named tuple costs 0.2 µs more per message.
 Indexed = tuple[str | None, str | None, str | None, int | None]
 
@@ -217,15 +217,15 @@ class EnvelopeInspection(NamedTuple):
     """Indexed fields of a message body, and the reason if the body is invalid."""
 
     indexed: Indexed
-    reason: str | None = None  # code that says why the body must not reach a consumer
-    detail: str = ""  # the reason in readable form
-    record: tuple[bytes, bytes] | None = None  # record built in advance: placeholder id, content
+    reason: str | None = None  # code of the reason why no consumer may receive the body
+    detail: str = ""  # the reason in words
+    record: tuple[bytes, bytes] | None = None  # record built in advance: (placeholder id, content)
 
 
 class ValidatedPublish(NamedTuple):
-    """Result of validating large content ahead of its batch."""
+    """Result of validating large content before its batch."""
 
-    settings: QueueSettings  # ignore the result if the queue's settings have since changed
+    settings: QueueSettings  # if the queue's settings have changed since, ignore the result
     inspection: EnvelopeInspection
 
 
@@ -242,57 +242,57 @@ class DeadLetterCause(NamedTuple):
 
     queue: str
     message_id: bytes
-    reason: str  # client, max_deliveries, expired or a validation reason
+    reason: str  # client, max_deliveries, expired or a code from validation
     detail: str
-    at_ms: int  # Unix time
+    at_ms: int  # Unix time in milliseconds
 
 
 class EnvelopeInspector(Protocol):
-    """Pure functions that the core calls to inspect message contents."""
+    """Pure functions with which the core inspects the contents of messages."""
 
     def index(self, content: bytes) -> Indexed | None:
-        """Return the indexed fields, or None if there are none, without validating the content."""
+        """Return the indexed fields without validating the content, or None if there are none."""
 
     def validate(self, content: bytes, settings: QueueSettings) -> EnvelopeInspection:
         """Validate the content; return the result and the indexed fields."""
 
     def read_only_reason(self, content: bytes) -> str | None:
-        """Return why an envelope must not be changed, even by adding a block; None if it may be."""
+        """Return why an envelope must not be changed in any way, or None if it may be changed."""
 
     def make_record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
         """Return the content of a dead-letter record."""
 
     def record_source(self, content: bytes) -> RecordSource | None:
-        """Return the original message that a record describes; None if it describes none."""
+        """Return the original message that a record describes, or None if it describes none."""
 
     def redrive_content(self, content: bytes) -> bytes:
         """Return the content to publish when a record is redriven."""
 
     def origin_queue(self, content: bytes) -> str | None:
-        """Return the origin queue named in a record or an envelope."""
+        """Return the queue that a record or an envelope names as its origin."""
 
 
 class Peer(Protocol):
-    """Connection interface that the engine calls after a commit."""
+    """The interface of a connection that the engine calls after a commit."""
 
     def send(
         self, dispatches: list[Message], receipts: list["Receipt"], now_ms: int
     ) -> list[Message]:
-        """Send all output of one batch in one write; ``now_ms`` is on the steady scale.
+        """Send all output of a batch in one write; ``now_ms`` is on the steady time scale.
 
         Returns the messages that were not sent because their deadlines have passed.
         """
 
     def resume(self) -> None:
-        """Process the commands that were held back."""
+        """Process the received commands that were held back."""
 
     def end(self, reason: str) -> None:
-        """Close the connection on behalf of the broker."""
+        """Close the connection, because the broker wants to end it."""
 
 
 @dataclass(slots=True)
 class Receipt:
-    """Reply to consecutive confirmed publishes; ``reason`` is None if they were stored."""
+    """The reply to consecutive confirmed publishes; ``reason`` is None if they were stored."""
 
     queue: str
     keys: Sequence[bytes]
@@ -301,7 +301,7 @@ class Receipt:
 
 @dataclass(slots=True, frozen=True)
 class WindowRequest:
-    """Request to load a queue's next ready messages, in order, after a position (exclusive)."""
+    """A request to load a queue's next ready messages after a position (exclusive), in order."""
 
     queue_id: int
     after: int
@@ -310,7 +310,7 @@ class WindowRequest:
 
 
 class PageKind(Enum):
-    """The kind of messages that a page contains."""
+    """Which messages a page contains."""
 
     ALL = 1  # a queue's ready and dispatched messages, by position
     READY = 2  # only a queue's ready messages, by position
@@ -319,7 +319,7 @@ class PageKind(Enum):
 
 @dataclass(slots=True, frozen=True)
 class PageRequest:
-    """Request to load live messages with ``after`` < position <= ``upto``.
+    """A request to load live messages with ``after`` < position <= ``upto``.
 
     For ``PageKind.CLAIMED``, ``queue_id`` is a subscription_id and positions are claim numbers.
     """
@@ -334,20 +334,20 @@ class PageRequest:
 
 
 class CopiedRows(NamedTuple):
-    """Messages that the writer creates from staged rows, without the core loading them.
+    """Messages that the writer creates from staged rows; the core does not load them.
 
     Their seqs are between ``first`` (inclusive) and ``end`` (exclusive), in the order of the rows.
     """
 
     first: int
     end: int
-    publisher: int  # client number
-    counts: dict[int, int]  # queue_id -> number of messages; remaining seqs stay unused
+    publisher: int  # number of the publishing client
+    counts: dict[int, int]  # queue_id -> number of messages; leftover seqs are never used
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What one transaction stores, what is loaded right after the commit, and what follows.
+    """What a transaction stores, what is loaded right after the commit, and what is done then.
 
     Stored in this order: queues, created, dispatched, changed, settled, events, keys, clients,
     counters, claims, staged rows, writes.  A message is either in ``created`` or already on disk;
@@ -356,58 +356,58 @@ class Batch:
 
     wall_ms: int
     first_number: int = 1  # messages with a smaller seq were already on disk
-    commands: int = 0  # number of commands so far; subject to a limit
-    inspected_bytes: int = 0  # bytes validated or turned into records so far; subject to a limit
+    commands: int = 0  # number of commands so far, which is limited
+    inspected_bytes: int = 0  # bytes validated or turned into records so far (limited)
     # -- stored by the transaction
     new_queues: list[QueueRow] = field(default_factory=list)
     queue_rows: dict[int, QueueRow] = field(default_factory=dict)  # rows with changed counters
     configured: list[QueueRow] = field(default_factory=list)  # rows with changed settings
     created: list[Message] = field(default_factory=list)
-    bodies: list[Any] = field(default_factory=list)  # flat: seq and content of each created message
+    bodies: list[Any] = field(default_factory=list)  # flat list: seq, content
     created_bytes: int = 0
-    # messages already on disk that this batch dispatches
+    # messages that were already on disk and are dispatched in this batch
     dispatched: list[Message] = field(default_factory=list)
-    # messages on disk with other changes, by seq
+    # by seq, messages that were already on disk and have other changes
     changed: dict[int, Message] = field(default_factory=dict)
-    # (outcome, reason) -> seqs
+    # (outcome, reason) -> seqs of the messages
     settled: dict[tuple[int, str | None], list[int]] = field(default_factory=dict)
-    events: list[Any] = field(default_factory=list)  # flat: seq, at_ms, kind, detail
-    keys: list[Any] = field(default_factory=list)  # flat: queue_id, key, seq, at_ms (steady)
-    # flat: client, kind, address, opened_at
+    events: list[Any] = field(default_factory=list)  # flat list: seq, at_ms, kind, detail
+    keys: list[Any] = field(default_factory=list)  # flat list: queue_id, key, seq, at_ms (steady)
+    # flat list: client, kind, address, opened_at
     opened_clients: list[Any] = field(default_factory=list)
-    # (closed_at, framing, revision, reason, client)
+    # one tuple per client: (closed_at, framing, revision, reason, client)
     closed_clients: list[tuple[int, str | None, str | None, str, int]] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
-    # flat: subscription_id, claim, seq, claimed_at
+    # flat list: subscription_id, claim, seq, claimed_at
     claims_added: list[Any] = field(default_factory=list)
-    claims_removed: list[int] = field(default_factory=list)  # seqs
-    staged_rows: list[Any] = field(default_factory=list)  # flat; the fields are listed in batch_sql
+    claims_removed: list[int] = field(default_factory=list)  # seqs of the messages
+    staged_rows: list[Any] = field(default_factory=list)  # flat list; batch_sql names the fields
     writes: list[Write] = field(default_factory=list)
-    # stored by ``writes``, and listed here for code that reads the batch
+    # stored by items of ``writes``; listed here for code that reads the batch
     copied: list[CopiedRows] = field(default_factory=list)
     # -- loaded after the commit
     windows: list[WindowRequest] = field(default_factory=list)
     seqs: set[int] = field(default_factory=set)
     body_seqs: set[int] = field(default_factory=set)
-    # Messages for which a client may have published a dead-letter record:
+    # Messages for which a client may have published a dead-letter record, as
     # seq -> (queue_id of the dead-letter queue, queue_id of NAME.dlq, last holder); 0 means none
     record_seqs: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     pages: list[PageRequest] = field(default_factory=list)
     rows: list[RowsRequest] = field(default_factory=list)
     queries: list[tuple[QuarantinedRows, Callable[[list[Any]], None]]] = field(default_factory=list)
-    due_at: int | None = None  # load messages whose deadline is at or before this steady time
+    due_at: int | None = None  # load messages due at or before this steady time
     # -- done after the commit
-    # connection -> dispatches and receipts
+    # connection -> messages to dispatch and receipts to send
     sends: dict[Any, tuple[list[Message], list[Receipt]]] = field(default_factory=dict)
-    is_partly_sent: bool = False  # part of the batch was sent, and clients may be processing it
-    to_resume: set[Any] = field(default_factory=set)  # connections whose publishers may continue
+    is_partly_sent: bool = False  # clients may already be processing a part that was sent
+    to_resume: set[Any] = field(default_factory=set)  # connections that may publish again
     replies: list[tuple[Callable[[Any], None], Any]] = field(default_factory=list)
-    # (slow work to run outside a batch, callback that receives the result in a later batch)
+    # (slow work to do outside a batch, callback that receives its result in a later batch)
     background: list[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=list)
 
     @property
     def stores(self) -> bool:
-        """Return whether there is anything to store."""
+        """Return whether the batch has anything to store."""
         return bool(
             self.created
             or self.dispatched
@@ -430,7 +430,7 @@ class Batch:
         return bool(self.claims_added or self.claims_removed or self.staged_rows or self.writes)
 
     def implies_next_number(self, next_number: int) -> bool:
-        """Return whether the next message number can be derived from the rows without a counter.
+        """Return whether the next message number follows from the stored rows without a counter.
 
         The number before it then belongs to a body.  Rows in ``writes`` may remove bodies.
         """
@@ -440,7 +440,7 @@ class Batch:
 
     @property
     def loads(self) -> bool:
-        """Return whether there is anything to load."""
+        """Return whether the batch has anything to load."""
         return bool(
             self.windows
             or self.seqs
@@ -455,20 +455,20 @@ class Batch:
 
 @dataclass(slots=True)
 class LoadedRows:
-    """Rows that the writer reads right after a commit, including the changes from the batch."""
+    """Rows that the writer reads right after a commit, with the changes made by the batch."""
 
     windows: list[tuple[int, list[Message], bool]] = field(default_factory=list)
-    # (queue_id, messages in order, whether they are the last)
+    # (queue_id, messages in order, whether these are the last messages)
     by_seq: dict[int, Message | None] = field(default_factory=dict)  # None if the message is gone
-    bodies: dict[int, bytes | None] = field(default_factory=dict)  # None if damaged or missing
+    bodies: dict[int, bytes | None] = field(default_factory=dict)  # None: damaged or missing
     records: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
-    # message seq -> id and content of each record that clients published, oldest first
+    # message seq -> (id, content) of each record that clients published for it, oldest first
     pages: list[tuple[Callable[[list[Message], bool], None], list[Message], bool]] = field(
         default_factory=list
-    )  # (callback, messages in order, whether they are the last)
+    )  # (callback, messages in order, whether these are the last messages)
     query_results: list[tuple[Callable[[list[Any]], None], list[Any]]] = field(default_factory=list)
     due: list[Message] = field(default_factory=list)  # messages past their deadline, earliest first
-    next_deadline_ms: int | None = None  # earliest deadline of all other ready messages
+    next_deadline_ms: int | None = None  # earliest deadline of the other ready messages
     has_due: bool = False
 
 
@@ -487,14 +487,14 @@ class PipelineRows:
 
 @dataclass(slots=True)
 class RecoveredState:
-    """State that the writer reads at startup: everything kept in memory except messages."""
+    """State that the writer reads at startup: all that is kept in memory, except messages."""
 
     queues: list[QueueRow]
-    # (queue_id, key, seq, at_ms), oldest first; iterate only once, before storing anything
+    # (queue_id, key, seq, at_ms), oldest first; iterate once only, before anything is stored
     receipts: Iterable[tuple[int, bytes, int, int]]
     counters: dict[str, int]
     next_deadline_ms: int | None
-    returned: int  # number of messages dispatched before startup that are ready again
+    returned: int  # number of messages that were dispatched and are ready again
     pipeline: PipelineRows = field(default_factory=PipelineRows)
 
 

@@ -1,4 +1,4 @@
-"""The broker process: event loop, signals, service manager and memory."""
+"""Runs the broker process: event loop, signals, service manager and memory."""
 
 import asyncio
 import ctypes
@@ -17,15 +17,15 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.service import Service
 from phpmq_lite.settings import EffectiveSettings, Settings
 
-_NOTIFY_S: Final = 5.0  # interval between notifications without a watchdog
-_NOTIFICATIONS_PER_TIMEOUT: Final = 4  # notifications per watchdog timeout
+_NOTIFY_S: Final = 5.0  # seconds between notifications if there is no watchdog
+_NOTIFICATIONS_PER_TIMEOUT: Final = 4  # number of notifications per watchdog timeout
 
 
 class SystemdNotifier:
-    """Notifies the service manager that started this process, over a datagram socket."""
+    """Sends notifications to the service manager that started this process, by datagram socket."""
 
     def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
-        """Send to a path or an abstract ``@`` name; ``watchdog_s`` is 0 without a watchdog."""
+        """Send to a socket path or abstract ``@`` name; ``watchdog_s`` is 0 without a watchdog."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self.each_s = (
             min(_NOTIFY_S, watchdog_s / _NOTIFICATIONS_PER_TIMEOUT) if watchdog_s else _NOTIFY_S
@@ -33,7 +33,7 @@ class SystemdNotifier:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], pid: int) -> Self | None:
-        """Return a notifier if the environment names a socket; watchdogs must be for ``pid``."""
+        """Return a notifier if the environment names a socket; ignore watchdogs not for ``pid``."""
         address = environment.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
             return None
@@ -42,41 +42,41 @@ class SystemdNotifier:
         return cls(address, int(period_us) / 1_000_000 if period_us.isdecimal() else 0.0)
 
     def notify(self, **assignments: object) -> None:
-        """Send assignments such as ``READY=1``; failures are ignored."""
+        """Send assignments such as ``READY=1`` to the service manager; failures are ignored."""
         lines = (f"{name}={' '.join(str(value).split())}" for name, value in assignments.items())
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)  # the manager may not be reading
+            sender.setblocking(False)  # do not wait for a manager that is not reading
             sender.sendto("\n".join(lines).encode(), self._address)
 
 
-# Constants from glibc's malloc.h.  Setting either threshold stops both from growing automatically.
+# Constants from glibc's malloc.h.  If either threshold is set, neither grows automatically.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 
-TRIM_S: Final = 60.0  # interval between calls of trim_malloc
+TRIM_S: Final = 60.0  # seconds between calls of trim_malloc
 
 _CHOICES: Final = {
-    _ARENA_MAX: 2,  # all but the main thread share one heap and reuse its freed memory
-    _MMAP_THRESHOLD: 1 << 20,  # larger blocks are mapped, and returned to the system when freed
-    _TRIM_THRESHOLD: 4 << 20,  # free memory kept at the end of a heap for the next batch
+    _ARENA_MAX: 2,  # all threads except the main thread share one heap
+    _MMAP_THRESHOLD: 1 << 20,  # larger blocks go back to the system when freed
+    _TRIM_THRESHOLD: 4 << 20,  # free memory that a heap keeps at its end, for the next batch
 }
 
 
 def limit_malloc() -> None:
-    """Limit how much freed memory the C library keeps; call this before any thread starts.
+    """Limit how much freed memory the C library keeps; to be called before any thread starts.
 
     By default, it has a heap for each of 16 threads and allocates blocks of up to 32 MiB there once
     a block of that size was freed.  Each time the table of keys was moved, it left a hole of 5 MiB.
     """
-    with suppress(AttributeError, OSError):  # a C library other than glibc
+    with suppress(AttributeError, OSError):  # the C library is not glibc
         choose = ctypes.CDLL(None).mallopt
         for name, value in _CHOICES.items():
             choose(name, value)
 
 
 def trim_malloc() -> None:
-    """Return free pages in the middle of heaps to the system; call this in a thread.
+    """Return free pages in the middle of heaps to the system; to be called in a separate thread.
 
     Under load, this blocks allocations for 0.3 to 1.2 ms and returns 1 to 14 MiB.
     """
@@ -85,7 +85,7 @@ def trim_malloc() -> None:
 
 
 def reduce_garbage_collection() -> None:
-    """Run garbage collection less often, and exclude all objects that exist now.
+    """Run garbage collection less often, and exclude all objects that exist at this time.
 
     A start creates 150,000 permanent objects, and each scan of them took 60 ms.  A message creates
     a few objects but no cycles; a scan every 700 objects cost about 6 % of the throughput.  A page
@@ -97,10 +97,10 @@ def reduce_garbage_collection() -> None:
     gc.enable()
 
 
-STOP_S: Final = 10.0  # time limit for a clean stop; then the process exits and all commits are kept
-START_STEP_S: Final = 60.0  # each startup notification extends the start timeout by this
-# After a system call, the event loop waits up to this long for a thread that holds the GIL.
-# Amid refused 3 MiB bodies, p99 of confirmed publishes was 10 ms; with Python's 5 ms, it was 29 ms.
+STOP_S: Final = 10.0  # a clean stop that takes longer is cut short; no commit is lost
+START_STEP_S: Final = 60.0  # time by which each startup notification extends the start timeout
+# How long the event loop waits after a system call for a thread that holds the GIL.
+# While 3 MiB bodies were refused, p99 of confirmed publishes was 10 ms (Python's 5 ms: 29 ms).
 SWITCH_S: Final = 0.0005
 _log = logs.get_logger(__name__)
 
@@ -110,7 +110,7 @@ def run(
     sources: Mapping[str, str] | None = None,
     load: Callable[[], EffectiveSettings] | None = None,
 ) -> int:
-    """Serve until a signal arrives, then return 0.  Print one line per listener to stdout.
+    """Serve until a signal arrives, then return 0.  Print a line for each listener to stdout.
 
     On SIGHUP, ``load`` reads the settings again; if it raises, nothing changes.
 
@@ -119,7 +119,7 @@ def run(
     """
     limit_malloc()
     sys.setswitchinterval(SWITCH_S)
-    faulthandler.enable(sys.__stderr__ or sys.stderr)  # prints all stacks on SIGABRT
+    faulthandler.enable(sys.__stderr__ or sys.stderr)  # prints the stacks of all threads on SIGABRT
     with _runner() as runner:
         return runner.run(_until_signal(settings, sources, load))
 
@@ -148,7 +148,7 @@ async def _until_signal(
             reporting.cancel()
             manager.notify(STOPPING=1, STATUS="draining")
         if service.handle.status().is_draining:
-            os._exit(0)  # exit on the second signal; no data depends on a clean stop
+            os._exit(0)  # exit on the second signal; a clean stop is not needed to keep data
         loop.call_later(STOP_S, os._exit, 0)
         service.stop()
 
@@ -175,7 +175,7 @@ async def _until_signal(
 
 
 async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
-    """Report startup to the service manager, then report regularly that the broker is alive.
+    """Report startup to the service manager, then regularly report that the broker is alive.
 
     During startup, only the event loop must respond, because threads may take long to check and
     migrate a large database.
@@ -192,19 +192,19 @@ async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
             status = service.handle.summary()
             reason = status.write_problem or (status.shortage and status.shortage.detail)
             text = reason or f"ready: {', '.join(one.address for one in status.listeners)}"
-            manager.notify(READY=1, WATCHDOG=1, STATUS=text)  # repeat READY in case it gets lost
+            manager.notify(READY=1, WATCHDOG=1, STATUS=text)  # repeat READY in case it was lost
         await asyncio.sleep(manager.each_s)
 
 
 async def _manage_garbage_collection(service: Service) -> None:
-    """Disable garbage collection during startup, then run it only rarely."""
+    """Disable garbage collection during startup; afterwards, run it only rarely."""
     gc.disable()
     await service.wait_ready()
     reduce_garbage_collection()
 
 
 async def _trim_regularly() -> None:
-    """Return free memory to the system every ``TRIM_S`` seconds."""
+    """Return free memory to the operating system every ``TRIM_S`` seconds."""
     while True:
         await asyncio.sleep(TRIM_S)
         await asyncio.to_thread(trim_malloc)

@@ -32,4 +32,4 @@ def peak_resident_bytes(pid: int | None = None) -> int:
     for line in lines:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10
-    return 0  # a zombie process has no memory
+    return 0  # for example, a zombie process has no memory

@@ -1,4 +1,4 @@
-"""Queue settings, each defined in one place, and the rules for queue names.
+"""All settings of a queue, each defined in one place, and the rules for queue names.
 
 The broker, the SQL columns, the configuration section ``[queues]``, the API models, the form and
 the command line derive from ``DEFINITIONS``.  To add a setting, add a field to ``QueueSettings``
@@ -15,15 +15,15 @@ from phpmq_lite.errors import RefusedError
 DEAD_LETTER_SUFFIX: Final = ".dlq"
 RETRY_SUFFIX: Final = ".retry"
 NAME_BYTES: Final = 255
-LONGEST_NAME: Final = NAME_BYTES + len(DEAD_LETTER_SUFFIX)  # limit for .dlq names
+LONGEST_NAME: Final = NAME_BYTES + len(DEAD_LETTER_SUFFIX)  # limit for names of .dlq queues
 NAME_RULE: Final = (
     f"1 to {NAME_BYTES} bytes of UTF-8 (up to {LONGEST_NAME} with suffix {DEAD_LETTER_SUFFIX}), "
     "without control characters except line feeds"
 )
-LONGEST_TTL_S: Final = 100 * 365 * 86_400  # 100 years, so that no time overflows 63 bits
+LONGEST_TTL_S: Final = 100 * 365 * 86_400  # 100 years, so that times always fit into 63 bits
 FORWARD: Final = "forward:"
-_CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # the protocol allows line feeds
-HOME_SETTINGS: Final = ("payload_policy", "schema_mode", "empty_list_data")  # also used by .retry
+_CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # PHPMQ allows line feeds in names
+HOME_SETTINGS: Final = ("payload_policy", "schema_mode", "empty_list_data")  # also apply to .retry
 _COUNT_MAX: Final = 10**12
 _SECONDS_MAX: Final = 10**9
 
@@ -35,23 +35,23 @@ ALERTS: Final = "Alerts on the overview"
 
 @dataclass(slots=True, frozen=True)
 class SettingDefinition:
-    """Definition of one setting: its texts, bounds and storage."""
+    """The definition of a queue setting: its texts, its bounds and how it is stored."""
 
     label: str
     help: str
-    group: str = ""  # form section; empty if the form omits the setting
-    maximum: int = 0  # upper bound of a number; the minimum is 0
-    max_length: int = 0  # maximum text length, in characters
-    choices: Mapping[str, str] = field(default_factory=dict)  # value -> label
+    group: str = ""  # section of the form; empty if the form does not show the setting
+    maximum: int = 0  # maximum of a number; the minimum is 0
+    max_length: int = 0  # maximum length of a text in characters
+    choices: Mapping[str, str] = field(default_factory=dict)  # value -> label in the form
     column: bool = False  # whether the table ``queue`` has a column for it
-    broker_default: bool = False  # whether ``[queues]`` can change the default
+    broker_default: bool = False  # whether ``[queues]`` can set the default
     # -- copied from the ``QueueSettings`` field
     name: str = ""
-    type: type = str  # bool, int or str
+    type: type = str  # type of the value: bool, int or str
     default: Any = None
 
     def problem(self, queue: str, value: Any) -> str | None:
-        """Describe what is wrong with a value, worded to follow the setting name; None if valid."""
+        """Return what is wrong with a value, worded to follow the setting's name; None if valid."""
         if self.type is bool:
             return None if isinstance(value, bool) else "must be true or false"
         if self.type is int:
@@ -183,7 +183,7 @@ def _definitions() -> dict[str, SettingDefinition]:
     return found
 
 
-DEFINITIONS: Final = _definitions()  # by name, in field order
+DEFINITIONS: Final = _definitions()  # definitions by name, in the order of the fields
 COLUMNS: Final = tuple(name for name, each in DEFINITIONS.items() if each.column)
 
 
@@ -193,7 +193,7 @@ def to_dict(settings: QueueSettings) -> dict[str, Any]:
 
 
 def home_of(name: str) -> str | None:
-    """Return the name of the queue that a ``.retry`` queue belongs to; None for other queues."""
+    """Return the name of the queue to which a ``.retry`` queue belongs; None for other queues."""
     home = name.removesuffix(RETRY_SUFFIX)
     return home if home and home != name else None
 
@@ -202,7 +202,7 @@ def home_of(name: str) -> str | None:
 
 
 def name_problem(name: str) -> str | None:
-    """Describe what is wrong with a queue name, or return None."""
+    """Return what is wrong with a queue name, or None if it is valid."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -214,7 +214,7 @@ def name_problem(name: str) -> str | None:
 
 
 def check_name(name: str) -> None:
-    """Check a queue name.
+    """Raise an error if a queue name is invalid.
 
     Raises:
         RefusedError: ``bad_name``.
@@ -224,7 +224,7 @@ def check_name(name: str) -> None:
 
 
 def check_settings(queue: str, changes: Mapping[str, Any]) -> None:
-    """Check changes to a queue's settings; None, which restores a default, is always valid.
+    """Check changes to a queue's settings; the value None, which restores the default, is valid.
 
     Raises:
         RefusedError: ``unknown_setting``, or ``bad_setting`` with the setting and its bound.
@@ -271,7 +271,7 @@ def _on_expire_problem(queue: str, value: str) -> str | None:
 
 
 def _dead_letter_queue_problem(queue: str, value: str) -> str | None:
-    """Describe what is wrong with the value; ``check_no_cycle`` finds longer cycles."""
+    """Return what is wrong with the value, or None; ``check_no_cycle`` finds longer cycles."""
     if not value:
         return None
     if value == queue:

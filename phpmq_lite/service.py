@@ -1,4 +1,4 @@
-"""Composition root, which builds, starts and stops all parts of the broker."""
+"""The composition root, which builds, starts and stops all parts of the broker."""
 
 import asyncio
 import errno
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 
 def broker_limits(settings: Settings) -> Limits:
-    """Return the core's limits as configured."""
+    """Return the core's limits according to the broker's settings."""
     limits, receipts = settings.limits, settings.receipts
     return Limits(
         queues=limits.max_queues,
@@ -88,7 +88,7 @@ def broker_limits(settings: Settings) -> Limits:
 
 
 def set_limits(core: Broker, limits: Limits) -> None:
-    """Change a running core's limits, except window and receipt limits, which are fixed at startup.
+    """Change the limits of a running core, except those of windows and receipts, fixed at startup.
 
     If more messages are held than the new limit allows, dispatching stops until fewer are held.
     """
@@ -96,12 +96,12 @@ def set_limits(core: Broker, limits: Limits) -> None:
 
 
 def queue_defaults(settings: Settings) -> QueueSettings:
-    """Return the settings of a queue that overrides no defaults."""
+    """Return the settings of a queue that does not override any defaults."""
     return QueueSettings(**settings.queues.model_dump())
 
 
 def retention_bounds(settings: Settings) -> RetentionBounds:
-    """Return how much of the history, the receipts and the audit log to keep."""
+    """Return the limits on how much of the history, receipts and audit log is kept."""
     history, receipts = settings.history, settings.receipts
     return RetentionBounds(
         age_ms=int(history.days * 86_400_000),
@@ -116,9 +116,9 @@ def retention_bounds(settings: Settings) -> RetentionBounds:
 
 
 def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
-    """Return the disk-space limits beyond which publishing stops, and the reserve's size."""
+    """Return the disk-space limits at which publishing stops, and the size of the reserve."""
     limits, storage = settings.limits, settings.storage
-    # A batch takes its size twice: first in the write-ahead log, then in the database.
+    # A batch takes up twice its size: first in the write-ahead log, then in the database.
     least = 2 * (limits.batch_bytes + limits.max_content)
     return DiskSpaceBounds(
         free_bytes=storage.free_bytes,
@@ -127,14 +127,14 @@ def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
     )
 
 
-DRAIN_S: Final = 5.0  # how long to wait for acknowledgements of held messages
-_COMMAND_CHARS: Final = 80  # longest command shown for the process that uses our port
-CLOSE_S: Final = 2.0  # how long sockets may take to send pending data
+DRAIN_S: Final = 5.0  # how long to wait for acknowledgements when draining
+_COMMAND_CHARS: Final = 80  # maximum length of the command shown for a process on our port
+CLOSE_S: Final = 2.0  # how long sockets may spend on sending pending data
 _log = logs.get_logger(__name__)
 
 
 class Service:
-    """One broker, from lock to last checkpoint; ``announce`` is called with a line per listener."""
+    """A broker, from its lock to its last checkpoint; ``announce`` receives a line per listener."""
 
     def __init__(
         self,
@@ -143,22 +143,22 @@ class Service:
         sources: Mapping[str, str] | None = None,
     ) -> None:
         self.settings = settings
-        self._sources = sources or {}  # setting name -> source
+        self._sources = sources or {}  # setting name -> where its value came from
         self.handle = BrokerHandle(ConnectionCounters())
         self.rollups = Rollups()
         self.schemas = ActiveSchemas(settings.envelopes.schemas)
-        self.sampler: RollupSampler  # set when the broker starts serving
+        self.sampler: RollupSampler  # set when serving starts
         self.phpmq: list[str] = []  # addresses of the open PHPMQ listeners
         self.admin: list[str] = []
-        self.drain: Callable[[], None] = self.stop  # called by a button on the system page
+        self.drain: Callable[[], None] = self.stop  # called when a user clicks "Drain"
         self._announce = announce
-        self._context: Context | None = None  # the admin's context
-        self._first_password: str | None = None  # password for the first user, if no users exist
+        self._context: Context | None = None  # the context of the admin
+        self._first_password: str | None = None  # first user's password if no users exist
         self._upkeep: WriterMaintenance | None = None
-        self._watchdog: EngineWatchdog | None = None  # set when the engine is created
+        self._watchdog: EngineWatchdog | None = None  # set once the engine is created
         self._tls_listeners: list[TlsListener] = []  # listeners that use TLS
-        self._session_context: SessionContext  # shared by all sessions; set when serving
-        self._needs_structure_check = False  # startup skipped the structure check
+        self._session_context: SessionContext  # shared by all sessions; set when serving starts
+        self._needs_structure_check = False  # whether startup skipped the check
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
 
@@ -167,7 +167,7 @@ class Service:
         self._stop.set()
 
     def reload(self, effective: EffectiveSettings) -> None:
-        """Apply the settings that can change at runtime; all other settings keep their values.
+        """Apply changed settings that can be changed at runtime; all others keep their values.
 
         Certificates and keys are reloaded from the files that were configured at startup.
 
@@ -203,7 +203,7 @@ class Service:
         return self._watchdog is not None and self._watchdog.probe()
 
     async def run(self) -> None:
-        """Start, serve until ``stop`` is called, then drain.
+        """Start the broker, serve until ``stop`` is called, then drain.
 
         If the outcome of a commit is unknown, the process exits with code 74.
 
@@ -213,7 +213,7 @@ class Service:
         settings = self.settings
         database = settings.data / DATABASE
         check_exposed_listeners(settings, lambda: has_admin(database))
-        tls = _admin_tls(settings)  # rejects an invalid certificate before anything is created
+        tls = _admin_tls(settings)  # fails on an invalid certificate before anything is created
         self._add_tls_listener("admin", tls)
         await asyncio.to_thread(_load, self.schemas)
         file = settings.admin.initial_password_file
@@ -244,8 +244,8 @@ class Service:
             await listeners.bind()
             stack.push_async_callback(listeners.close)
             self._add_tls_listener("tcp", listeners.tls)
-            # Import the pages (CPU) and recover the state (disk) concurrently.
-            # Clients wait for both: under load, the import takes seconds and 20 % of throughput.
+            # Importing the pages needs CPU and recovering the state needs disk, so do both at once.
+            # Clients wait for both, as the import under load takes seconds and 20 % of throughput.
             space = self.handle.space = DiskSpace(folder.path, disk_space_bounds(settings))
             space.prepare()
             room = DiskSpaceMonitor(space)
@@ -277,7 +277,7 @@ class Service:
         bound: list[socket.socket],
         tls: ssl.SSLContext | None,
     ) -> None:
-        """Import the admin in a thread, then answer the requests that arrived in the meantime."""
+        """Import the admin in a thread, then answer requests that arrived in the meantime."""
         await asyncio.to_thread(_import_admin)
         from phpmq_lite.admin.app import create_app
         from phpmq_lite.admin.base.context import CONTEXT
@@ -303,7 +303,7 @@ class Service:
     async def _recover(
         self, folder: DataFolder, writer: Writer, starting: StartRecorder
     ) -> tuple[RecoveredState, Clock]:
-        """Check the files, migrate and recover; return the recovered state and the clock."""
+        """Check the files, migrate the database and recover; return the state and the clock."""
         settings, front = self.settings, self.handle
         starting.note_error(folder.read_last_error())
         found = await asyncio.to_thread(
@@ -335,9 +335,9 @@ class Service:
         stored: RecoveredState,
         clock: Clock,
     ) -> Engine:
-        """Create the core from the stored state; from here on, the folder counts as in use."""
+        """Create the core from the stored state; from now on, the data folder counts as in use."""
         settings = self.settings
-        # The next callback runs after writer.close.
+        # The callback pushed next runs after writer.close.
         stack.push_async_callback(asyncio.to_thread, seal_at_end, folder, writer.files)
         live_seal = LiveSeal(folder.database, writer.files)
         stack.callback(live_seal.close)
@@ -348,7 +348,7 @@ class Service:
             lambda store: starting.read_database(store.connection, clock.now().steady_ms)
         )
         folder.record(is_running=True, has_messages=True)
-        stack.push(partial(record_stop, folder, writer))  # runs before writer.close
+        stack.push(partial(record_stop, folder, writer))  # this one runs before writer.close
         core = Broker(
             stored,
             broker_limits(settings),
@@ -366,7 +366,7 @@ class Service:
         self._watchdog = EngineWatchdog(engine, writer)
         starting.note_recovered(stored, _now_ms())
         await writer.run(lambda store: starting.store(store.connection))
-        clock.take_disturbance()  # startup may take long, and its gap is stored below
+        clock.take_disturbance()  # ignore the gap during startup; it is stored below
         doubt = clock.pending_decision_counters(core.state.next_number)
         await writer.run(lambda store: _note_clock(store, clock, doubt))
         if doubt:
@@ -377,7 +377,7 @@ class Service:
         return engine
 
     async def _close_readers(self) -> None:
-        """Close the readers before the writer, because the last connection removes the WAL."""
+        """Close the readers before the writer; the last connection to close removes the WAL."""
         if self._context is not None:
             await self._context.exports.close()
             await self._context.readers.close()
@@ -393,7 +393,7 @@ class Service:
     ) -> None:
         """Open the PHPMQ listeners, serve until ``stop`` is called, then drain."""
         monitor = self._open_sessions(engine, gate)
-        readers = Readers(folder.database, count=1)  # separate reader, so that pages do not wait
+        readers = Readers(folder.database, count=1)  # not shared, so that pages do not wait
         stack.push_async_callback(readers.close)
         self.sampler = RollupSampler(engine, readers, self.rollups)
         async with asyncio.TaskGroup() as tasks:
@@ -426,7 +426,7 @@ class Service:
         await engine.end()
 
     def _open_sessions(self, engine: Engine, gate: Admission) -> SessionMonitor:
-        """Create the context shared by all sessions; return the session monitor."""
+        """Create the context that all sessions share; return the session monitor."""
         limits = self.settings.limits
         context = self._session_context = SessionContext(
             engine,
@@ -455,7 +455,7 @@ class Service:
         return maintenance
 
     async def _prepare_login(self) -> None:
-        """Load the users; if there are none, prepare to create the first user."""
+        """Load the users; if there are none, prepare for creating the first user."""
         if self._context is None:
             return
         token = await self._context.auth.prepare(_now_ms(), self._first_password)
@@ -467,7 +467,7 @@ class Service:
                   token_file=str(self._context.auth.setup.path), **shown)  # fmt: skip
 
     async def _drain(self, engine: Engine, listeners: Listeners) -> None:
-        """Stop dispatching, wait for acknowledgements, then close all connections."""
+        """Stop dispatching, wait for outstanding acknowledgements, then close all connections."""
         context = self._session_context
         self.handle.set(step="draining", is_draining=True, is_ready=False)
         await listeners.close()
@@ -490,7 +490,7 @@ def _now_ms() -> int:
 
 
 def _import_admin() -> None:
-    """Import the admin (200 ms, half of all modules); call this in a thread."""
+    """Import the admin (half of all modules), which takes 200 ms; to be called in a thread."""
     import phpmq_lite.admin.app
     import phpmq_lite.admin.serving  # noqa: F401 - both are imported by name later
 
@@ -514,12 +514,12 @@ def _initial_password(file: Path) -> str:
 
 
 async def _wait_for(task: asyncio.Task[Any]) -> None:
-    """Wait until a task ends; its errors are raised elsewhere, where the task is awaited."""
+    """Wait until a task ends, without raising its errors, which are raised where it is awaited."""
     await asyncio.gather(task, return_exceptions=True)
 
 
 async def _close_after(recovering: asyncio.Task[Any], writer: Writer) -> None:
-    """Close the database after recovery ends; a no-op if startup succeeded."""
+    """Close the database when recovery has ended; do nothing if startup succeeded."""
     await _wait_for(recovering)
     await writer.close()
 
@@ -539,7 +539,7 @@ def _log_schema_error(error: RegistryError | None) -> None:
 
 
 async def _check_ports(settings: Settings) -> None:
-    """Check that all ports are free, before a folder is created or a database is migrated.
+    """Check that all ports are free before any folder is created or database is migrated.
 
     Raises:
         StartRefusedError: a port is not available; the message names the process that uses it.
@@ -562,7 +562,7 @@ async def _check_ports(settings: Settings) -> None:
 
 
 def _warn_about_open_files(settings: Settings) -> None:
-    """Warn if fewer clients can connect than the settings allow."""
+    """Warn if the limit on open files allows fewer clients than the settings do."""
     files, limits = open_files(), settings.limits
     if files is None:
         return
@@ -574,7 +574,7 @@ def _warn_about_open_files(settings: Settings) -> None:
 
 
 def _check_alone(data: Path) -> None:
-    """Raise StartRefusedError if a broker that uses the same folder is running."""
+    """Raise StartRefusedError if another running broker uses the same data folder."""
     with suppress(OSError):
         pid = locking_pid(data)
         if pid is not None:

@@ -1,4 +1,4 @@
-"""The two ways to stop a broker: a clean stop and a fail-stop.
+"""The two ways in which a broker stops: a clean stop and a fail-stop.
 
 If the outcome of a commit is unknown or the engine fails, the process exits here with code 74 and
 closes nothing.
@@ -18,13 +18,13 @@ from phpmq_lite.storage.integrity.seal import seal
 from phpmq_lite.storage.write.writer import Writer
 
 EX_IOERR: Final = 74
-LOG_REASON_S: Final = 0.5  # time limit for writing the reason for a fail-stop
+LOG_REASON_S: Final = 0.5  # how long a fail-stop may spend on logging its reason
 _LAST_WORDS: Final = b"stopped immediately: not enough memory to write the reason\n"
 _log = logs.get_logger(__name__)
 
 
 async def run_engine(engine: Engine, folder: DataFolder) -> None:
-    """Run the engine; fail-stop if it fails, because its in-memory state cannot be trusted.
+    """Run the engine; if it fails, fail-stop, because its in-memory state cannot be trusted.
 
     The cause is a defect or a lack of memory.  No client has been notified of the open batch, and
     the next start reads the database.
@@ -38,7 +38,7 @@ async def run_engine(engine: Engine, folder: DataFolder) -> None:
 def record_stop(
     folder: DataFolder, writer: Writer, _kind: object, failure: BaseException | None, _trace: object
 ) -> None:
-    """Record a clean stop, which leaves no WAL; if recording fails, exit and keep the WAL.
+    """Record a clean stop, which leaves no WAL; if that fails, exit and leave the WAL in place.
 
     ``failure`` is the error that ended the broker, or None if it was asked to stop.  If another
     database has replaced this one, the process exits here: closing would remove the other's log.
@@ -52,12 +52,12 @@ def record_stop(
             _log.error("stopped immediately", reason=str(failure))
         _log.warning("stopped as if killed: a clean stop could not be recorded", reason=str(error))
         sys.stderr.flush()
-        # Everything is stored, but closing the database would remove the WAL.
+        # Everything is stored. Exit here, because closing the database would remove the WAL.
         os._exit(0 if failure is None else EX_IOERR)
 
 
 def seal_at_end(folder: DataFolder, files: OpenedFiles) -> None:
-    """Seal the closed database; without a seal, the next start checks the database structure."""
+    """Seal the closed database; if it has no seal, the next start checks its structure."""
     try:
         seal(folder, files)
     except DatabaseReplacedError as error:
@@ -67,7 +67,7 @@ def seal_at_end(folder: DataFolder, files: OpenedFiles) -> None:
 
 
 def fail_stop(folder: DataFolder, error: BaseException) -> None:
-    """Exit immediately without notifying clients, because nothing may be written from now on.
+    """Exit immediately, without notifying clients; nothing may be written from now on.
 
     Callable from any thread.  The database is not closed, which would run a checkpoint; the next
     start reads what is stored.  The exit does not wait for a disk that does not accept even the
@@ -75,7 +75,7 @@ def fail_stop(folder: DataFolder, error: BaseException) -> None:
     """
     try:
         threading.Thread(target=_exit_after_timeout, daemon=True).start()
-        trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # locates a defect
+        trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # to locate a bug
         reason = str(error) or type(error).__name__
         _log.error("stopped immediately: nothing can be stored safely", reason=reason, **trace)
         folder.write_last_error(error, time.time_ns() // 1_000_000)

@@ -1,4 +1,4 @@
-"""Test helpers for us and our users: a fake clock, and brokers in this or another process."""
+"""Test helpers for us and for users: a fake clock, and brokers in this or another process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class FakeClock(Clock):
-    """A clock that moves only when a test advances it."""
+    """A clock whose time changes only when a test advances it."""
 
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class FakeClock(Clock):
         return ClockReading(self.wall_ms, self.steady_ms)
 
     def advance(self, seconds: float) -> None:
-        """Advance both clocks."""
+        """Advance the wall clock and the steady clock."""
         self.wall_ms += round(seconds * 1_000)
         self.steady_ms += round(seconds * 1_000)
 
 
 @dataclass
 class RunningBroker:
-    """A broker in this process: its service, addresses and data folder."""
+    """A broker that runs in this process, with its service, addresses and data folder."""
 
     service: Service
     host: str
@@ -57,13 +57,13 @@ def settings_for(data: Path, **sections: Any) -> Settings:
     """Return settings for a broker on free loopback ports; ``sections`` override the defaults."""
     tcp = {"listen": ["127.0.0.1:0"], "legacy_listen": ["127.0.0.1:0"]} | sections.pop("tcp", {})
     admin = {"listen": ["127.0.0.1:0"]} | sections.pop("admin", {})
-    storage = {"ballast_bytes": 0} | sections.pop("storage", {})  # tests share one disk
+    storage = {"ballast_bytes": 0} | sections.pop("storage", {})  # as tests share a disk
     return Settings(data=data, tcp=tcp, admin=admin, storage=storage, **sections)
 
 
 @asynccontextmanager
 async def running_service(data: Path, **sections: Any) -> AsyncIterator[RunningBroker]:
-    """Run a broker in this process on free ports; drain it on exit."""
+    """Run a broker in this process on free ports; drain it at the end of the block."""
     service = Service(settings_for(data, **sections), lambda _line: None)
     task = asyncio.create_task(service.run())
     ready = asyncio.create_task(service.wait_ready())

@@ -1,4 +1,4 @@
-"""Types of the rows in ``Batch.writes``, which a batch writes only occasionally, in order.
+"""Types of the rows in ``Batch.writes``, which are written in order and only occasionally.
 
 The name of a type states its effect and selects a statement in ``storage/sql/batch.sql``; the
 fields are its parameters.  Times are Unix milliseconds unless marked as steady.
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Write(Protocol):
-    """Protocol of the row types in this module."""
+    """The interface of all row types in this module."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
@@ -17,13 +17,13 @@ class Write(Protocol):
 
 
 class EraseBody(NamedTuple):
-    """Overwrite and remove the body of a settled message."""
+    """Overwrite and then remove the body of a settled message."""
 
     seq: int
 
 
 class LinkMessages(NamedTuple):
-    """Record an event for a message made from another, including the other message's id."""
+    """Record an event for a message created from another message, with the latter's id."""
 
     seq: int
     at_ms: int
@@ -32,18 +32,18 @@ class LinkMessages(NamedTuple):
 
 
 class ShiftDeadlines(NamedTuple):
-    """Shorten deadlines by the time that the broker was down."""
+    """Move deadlines earlier by the time for which the broker was down."""
 
     away_ms: int
-    first_number: int  # messages with this number or a higher one keep their deadlines
-    excluded: str  # JSON list of seqs
+    first_number: int  # deadlines remain unchanged from this message number on
+    excluded: str  # JSON list of seqs that are not changed
 
 
 # -- staged rows
 
 
 class CreateStage(NamedTuple):
-    """Create a stage."""
+    """Create a stage for rows to be published."""
 
     stage_id: int
     token: str
@@ -52,7 +52,7 @@ class CreateStage(NamedTuple):
 
 
 class UpdateStage(NamedTuple):
-    """Store a stage's size."""
+    """Store the current size of a stage."""
 
     rows: int
     bytes: int
@@ -61,7 +61,7 @@ class UpdateStage(NamedTuple):
 
 
 class UpdateStageQueue(NamedTuple):
-    """Store the size of a stage's rows for one queue."""
+    """Store the total size of the rows in a stage that are for one queue."""
 
     stage_id: int
     queue_id: int
@@ -74,7 +74,7 @@ class UpdateStageQueue(NamedTuple):
 
 
 class SealStage(NamedTuple):
-    """Rename the stage left over from a partial publish."""
+    """Rename a stage that is left over from a partial publish."""
 
     token: str
     until_ms: int  # on the steady scale
@@ -82,20 +82,20 @@ class SealStage(NamedTuple):
 
 
 class DropStage(NamedTuple):
-    """Drop a stage; its rows are removed in the background."""
+    """Drop a stage, whose rows are then removed in the background."""
 
     stage_id: int
 
 
 class CopyStagedRows(NamedTuple):
-    """Create messages from a stage's valid rows."""
+    """Create messages from the valid rows of a stage."""
 
-    offset: int  # row_id + offset is the message number
+    offset: int  # added to row_id to get the message number
     at_ms: int
     steady_ms: int
     publisher: int
     first_row: int
-    end_row: int  # exclusive
+    end_row: int  # first row that is not copied
 
 
 class RecordPublishedVersion(NamedTuple):
@@ -111,7 +111,7 @@ class RecordPublishedVersion(NamedTuple):
 
 
 class RecordAppIdUse(NamedTuple):
-    """Store an app_id's owner and the time of its last use."""
+    """Store the owner of an app_id and the time of its last use."""
 
     owner: str | None
     used_ms: int  # on the steady scale
@@ -152,12 +152,12 @@ class DeleteSubscription(NamedTuple):
 
 
 class RecordHistoryReader(NamedTuple):
-    """Store a history reader's progress; delete the readers that have not reported for longest."""
+    """Store a history reader's progress; keep only the ``most`` most recently active readers."""
 
     name: str
     offset: int
     at_ms: int
-    most: int  # number of readers to keep
+    most: int  # maximum number of readers to keep
 
 
 # -- audit
@@ -173,7 +173,7 @@ class InsertAudit(NamedTuple):
     address: str
     action: str
     target: str
-    number: int  # number of affected messages or other items
+    number: int  # number of affected items, such as messages
     reason: str
     result: str
     detail: str
@@ -210,7 +210,7 @@ class SetPassword(NamedTuple):
 
 
 class SetUserRights(NamedTuple):
-    """Set a user's role and queues."""
+    """Set the role and the queues of a user."""
 
     role: str
     queues: str | None
@@ -244,14 +244,14 @@ class AddToken(NamedTuple):
 
 
 class SetTokenUsed(NamedTuple):
-    """Store when a token was last used."""
+    """Store the time at which a token was last used."""
 
     at_ms: int
     token_id: int
 
 
 class ExpireToken(NamedTuple):
-    """Set when a token expires."""
+    """Set the time at which a token expires."""
 
     expires_at: int | None
     token_id: int
@@ -278,7 +278,7 @@ class AddSession(NamedTuple):
 
 
 class SetSessionSeen(NamedTuple):
-    """Store when a session was last seen."""
+    """Store the time at which a session was last seen."""
 
     at_ms: int
     session_id: int
@@ -304,7 +304,7 @@ class SaveItem(NamedTuple):
 
     kind: str
     name: str
-    content: str  # JSON
+    content: str  # the item's content as JSON
     saved_at: int
     saved_by: str
 
@@ -324,17 +324,17 @@ class DismissStartReport(NamedTuple):
 
 
 class TrimRollups(NamedTuple):
-    """Delete the oldest rollups of a given span length."""
+    """Delete the oldest rollups that cover spans of a given length."""
 
     span_s: int
-    before_s: int  # Unix seconds, exclusive
+    before_s: int  # rollups before this Unix time in seconds are deleted
     limit: int
 
 
 class PutRollup(NamedTuple):
     """Store a queue's rollup, with the fields of ``storage.read.rollups.Point``."""
 
-    at_s: int  # Unix seconds
+    at_s: int  # Unix time in seconds
     span_s: int
     published: int
     dispatched: int
@@ -346,7 +346,7 @@ class PutRollup(NamedTuple):
     deleted: int
     ready: int
     held: int
-    size: int  # total size of bodies in bytes
+    size: int  # total size of message bodies in bytes
     oldest_age_ms: int | None
     wait: bytes | None
     hold: bytes | None
@@ -357,6 +357,6 @@ class PutRollup(NamedTuple):
 
 
 class QuarantinedRows(NamedTuple):
-    """Read the invalid staged rows."""
+    """Read the invalid rows of a stage."""
 
-    spans: str  # JSON list of row id ranges: [from (inclusive), to (exclusive)]
+    spans: str  # JSON list of row id ranges, each [first, end] with end excluded

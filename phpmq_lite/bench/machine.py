@@ -1,4 +1,4 @@
-"""The benchmark machine: its processor, its file system, and its limits without a broker."""
+"""The machine that runs the benchmark: processor, file system, and its limits without a broker."""
 
 import os
 import platform
@@ -17,20 +17,20 @@ from phpmq_lite.storage.data_folder import MOUNTS, mount_of, parse_mounts
 
 @dataclass(slots=True, frozen=True)
 class Machine:
-    """The environment that benchmark results depend on."""
+    """The environment on which benchmark results depend."""
 
-    broker: str  # version of this package
-    build: str | None  # compiled or pure Python; None if we did not start the broker
+    broker: str  # version of PHPMQ Lite
+    build: str | None  # compiled or pure Python; None if the broker is not ours
     cpu: str
     cores: int
     kernel: str
     python: str
     sqlite: str
-    file_system: str  # type of the data folder's file system
+    file_system: str  # file system type of the data folder
 
 
 def describe_machine(folder: Path, *, is_own: bool) -> Machine:
-    """Describe the machine; ``folder`` holds the data, and ``is_own`` means we start the broker."""
+    """Describe the machine, with the data in ``folder``; ``is_own`` if we start the broker."""
     return Machine(
         broker=__version__,
         build=installation.build_kind() if is_own else None,
@@ -67,15 +67,15 @@ def _cpu_name() -> str:
 ROW_BYTES: Final = 256
 ECHO_BYTES: Final = 256
 LARGE_ROW_BYTES: Final = 100_000
-COMMIT_BYTES: Final = 4 << 20  # size of the bodies per commit; the broker's transaction limit
+COMMIT_BYTES: Final = 4 << 20  # total body size per commit, as in the broker
 _BLOCK: Final = b"x" * 4096
 _ROWS_PER_STATEMENT: Final = 500
-_CACHE_BYTES: Final = 8 << 20  # the broker's cache size
+_CACHE_BYTES: Final = 8 << 20  # the broker's cache size in SQLite
 _RECEIVE_BYTES: Final = 1 << 16
 
 
 def _rate(step: Callable[[], object], seconds: float) -> float:
-    """Repeat ``step`` for ``seconds``; return the number of repetitions per second."""
+    """Call ``step`` repeatedly for ``seconds``; return the number of calls per second."""
     done = 0
     began_s = time.perf_counter()
     while (elapsed_s := time.perf_counter() - began_s) < seconds:
@@ -85,7 +85,7 @@ def _rate(step: Callable[[], object], seconds: float) -> float:
 
 
 def measure_syncs(folder: Path, seconds: float) -> Generator[None, None, float]:
-    """Append 4 KiB blocks to a file and sync each one; return syncs per second."""
+    """Append 4 KiB blocks to a file, with a sync after each; return the syncs per second."""
     file = os.open(folder / "sync.bin", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     sync = getattr(os, "fdatasync", os.fsync)
 
@@ -102,7 +102,7 @@ def measure_syncs(folder: Path, seconds: float) -> Generator[None, None, float]:
 def measure_rows(
     folder: Path, seconds: float, rows_per_commit: int
 ) -> Generator[None, None, float]:
-    """Insert 256-byte rows durably; return rows per second.
+    """Insert 256-byte rows durably; return the number of rows per second.
 
     Uses WAL mode, ``synchronous=FULL`` and one connection.
     """
@@ -128,11 +128,11 @@ def measure_rows(
 
 
 def measure_writes(folder: Path, seconds: float) -> Generator[None, None, float]:
-    """Insert 100 KB rows in 4 MiB transactions, as the broker does; return bytes per second.
+    """Insert 100 KB rows in 4 MiB transactions, as the broker does; return the bytes per second.
 
     Uses the broker's SQLite settings and checkpoints, so everything is written twice.
     """
-    # Imported here because only this measurement uses the broker's code.
+    # Imported here, because the broker's code is used only for this measurement.
     from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store
 
     connection = sqlite3.connect(folder / "writes.db", isolation_level=None)
@@ -162,7 +162,7 @@ def measure_writes(folder: Path, seconds: float) -> Generator[None, None, float]
 
 
 def echo_server(listener: socket.socket) -> Generator[None, None, None]:
-    """Accept one connection and echo its bytes, for ``measure_round_trips``."""
+    """Accept one connection and echo the received bytes, for ``measure_round_trips``."""
     with listener:
         yield
         link, _ = listener.accept()
@@ -173,7 +173,7 @@ def echo_server(listener: socket.socket) -> Generator[None, None, None]:
 
 
 def measure_round_trips(address: Address, seconds: float) -> Generator[None, None, float]:
-    """Send 256 bytes over loopback and wait for the echo; return round trips per second."""
+    """Send 256 bytes over loopback and wait for the echo; return the round trips per second."""
     message = b"x" * ECHO_BYTES
     with connect(address) as link:
 

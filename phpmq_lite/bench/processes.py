@@ -1,4 +1,4 @@
-"""Load generators in separate processes, and CPU times of processes."""
+"""Runs load generators in separate processes, and measures the CPU time of processes."""
 
 import multiprocessing
 import os
@@ -20,14 +20,14 @@ from phpmq_lite.errors import ClientError, PhpmqError, os_reason
 
 BenchFunction = Callable[..., Generator[None, None, Any]]
 
-_START_S: Final = 60.0  # how long a process may take to import modules and prepare
+_START_S: Final = 60.0  # how long a process may take for imports and preparation
 _TICK_S: Final = 0.25
-_spawn = multiprocessing.get_context("spawn")  # does not copy the parent's threads or memory
+_spawn = multiprocessing.get_context("spawn")  # starts without the parent's threads or memory
 
 
 @dataclass(slots=True, frozen=True)
 class BenchJob:
-    """A generator function to run in a separate process, with arguments that can be pickled.
+    """A generator function to be run in a separate process, with arguments that can be pickled.
 
     The function prepares, yields once, and measures when it is resumed.
     """
@@ -38,17 +38,17 @@ class BenchJob:
 
 @dataclass(slots=True, frozen=True)
 class BenchTiming:
-    """The result of a benchmark job; times are from the monotonic clock that processes share."""
+    """The result of a benchmark job; times are from a monotonic clock that all processes share."""
 
     value: Any
     began_s: float
     ended_s: float
-    cpu_s: float  # CPU time of the job's process during the measurement
+    cpu_s: float  # CPU time that the job's process used during the measurement
 
 
 @contextmanager
 def unwind_on_signals() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM and SIGHUP, so that child processes are stopped."""
+    """Raise SystemExit on SIGTERM and SIGHUP within the block, so that child processes stop."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -67,7 +67,7 @@ def run_together(
     on_start: Callable[[], None] = lambda: None,
     on_tick: Callable[[], None] = lambda: None,
 ) -> dict[str, BenchTiming]:
-    """Prepare all jobs, release them at the same time, and return their results.
+    """Prepare all jobs, start their measurements at the same time, and return the results.
 
     Args:
         jobs: jobs by name; the names appear in errors.
@@ -81,7 +81,7 @@ def run_together(
     running: list[tuple[str, SpawnProcess, Connection]] = []
     try:
         for name, job in jobs.items():
-            with signals_blocked(signal.SIGINT):  # on Ctrl-C, this process ends the jobs
+            with signals_blocked(signal.SIGINT):  # on Ctrl-C, the parent ends the jobs
                 running.append((name, *_start(job)))
         pipes = {pipe: name for name, _, pipe in running}
         _gather(pipes, _START_S, on_tick)
@@ -108,7 +108,7 @@ def _start(job: BenchJob) -> tuple[SpawnProcess, Connection]:
 def _gather(
     pipes: dict[Connection, str], limit_s: float, on_tick: Callable[[], None]
 ) -> dict[str, Any]:
-    """Return a reply from each pipe, in the order of the pipes."""
+    """Wait for a reply from each pipe; return the replies in the order of the pipes."""
     replies: dict[str, Any] = {}
     end_s = time.monotonic() + limit_s
     while len(replies) < len(pipes):
@@ -135,7 +135,7 @@ def _receive(pipe: Connection, name: str) -> Any:
 
 
 def _work(pipe: Connection, job: BenchJob) -> None:
-    """Run a job in its own process; send one reply when prepared and another when done."""
+    """Run a job in this process; send a reply when it is prepared and another when it is done."""
     try:
         generator = job.function(*job.arguments)
         next(generator)
@@ -163,17 +163,17 @@ _PROC: Final = Path("/proc")
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Return the user and system CPU time of all threads of a process, or None if unknown."""
+    """Return a process's user and system CPU time across all threads, or None if unknown."""
     try:
         text = (_PROC / str(pid) / "stat").read_text()
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the process name before ")" may contain spaces
+    fields = text.rpartition(")")[2].split()  # the name before ")" may contain spaces
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def busy_seconds() -> float | None:
-    """Return the CPU time used on all cores since boot, or None if unknown."""
+    """Return the total CPU time used on all cores since boot, or None if unknown."""
     try:
         line = (_PROC / "stat").read_text().partition("\n")[0]
     except OSError:

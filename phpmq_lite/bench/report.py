@@ -1,4 +1,4 @@
-"""Benchmark results, and ratios that relate the results to the limits of the machine."""
+"""Benchmark results, and their ratios to the limits of the machine."""
 
 import os
 from collections.abc import Sequence
@@ -7,15 +7,15 @@ from typing import Any, Final, Self
 
 from phpmq_lite.bench.machine import Machine
 
-_FULL_CORE: Final = 0.85  # a process that uses more than this share of a core is saturated
-_ALL_CORES_FULL: Final = 0.92  # the machine is saturated above this share of all cores
-_NOISE: Final = 0.25  # other processes distort the figures above this share of a core
-_LARGE_BYTES: Final = 64 << 10  # the disk's bandwidth limits larger bodies, not the row rate
+_FULL_CORE: Final = 0.85  # a process that uses this share of a core is saturated
+_ALL_CORES_FULL: Final = 0.92  # if this share of all cores is used, the machine is saturated
+_NOISE: Final = 0.25  # other processes that use more of a core distort the results
+_LARGE_BYTES: Final = 64 << 10  # above this body size, disk bandwidth is the limit
 
 
 @dataclass(slots=True, frozen=True)
 class MachineLimits:
-    """Rates per second that the machine achieves without a broker."""
+    """Rates per second that the machine reaches without a broker."""
 
     syncs: float  # 4 KiB blocks appended to a file, with a sync after each block
     rows_1: float  # 256-byte rows inserted into SQLite with synchronous=FULL, one per commit
@@ -28,15 +28,15 @@ class MachineLimits:
 
 @dataclass(slots=True, frozen=True)
 class CpuLoad:
-    """CPU usage in cores (1.0 is one fully used core); None if unknown."""
+    """CPU usage, where 1.0 is one fully used core; None if unknown."""
 
     broker: float | None
     clients: dict[str, float]
-    others: float | None  # noise from all other processes
+    others: float | None  # usage by all other processes
 
     @property
     def limit(self) -> str:
-        """The bottleneck; ``waiting`` means that all processes wait for the disk or each other."""
+        """The bottleneck, or ``waiting`` if the processes wait for the disk or for each other."""
         busiest = max(self.clients, key=lambda name: self.clients[name])
         is_client_full = self.clients[busiest] >= _FULL_CORE
         if self.broker is None:
@@ -50,7 +50,7 @@ class CpuLoad:
 
     @property
     def is_noisy(self) -> bool:
-        """Return whether other processes used enough CPU to lower the figures."""
+        """Return whether other processes used enough CPU time to lower the measured rates."""
         return self.others is not None and self.others > _NOISE
 
 
@@ -66,11 +66,11 @@ class Throughput:
 
     @property
     def per_second(self) -> float:
-        """Messages per second, timed until the last message is known to be stored."""
+        """Messages per second, measured until the last message is known to be stored."""
         return self.messages / self.seconds
 
     def share_of_sqlite(self, limits: MachineLimits) -> float:
-        """Return the rate relative to SQLite alone, where 1.0 means equally fast.
+        """Return the rate relative to that of SQLite alone; 1.0 means equally fast.
 
         Compares rows at 1,000 per commit, or bytes written for bodies of 64 KiB or more.
         """
@@ -89,7 +89,7 @@ class Quantiles:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Self:
-        """Return the quantiles of one or more values in seconds, in any order."""
+        """Return the quantiles of one or more durations, given in seconds and in any order."""
         ordered = sorted(seconds)
         last = len(ordered) - 1
         p50, p95, p99 = (ordered[round(last * share)] * 1_000 for share in (0.5, 0.95, 0.99))
@@ -98,11 +98,11 @@ class Quantiles:
 
 @dataclass(slots=True, frozen=True)
 class LatencyResult:
-    """Latency from publishing a message, with one message in flight."""
+    """Latencies measured from the publish, with one message in flight."""
 
     rounds: int
-    receive: Quantiles  # time until the consumer receives the message
-    receipt: Quantiles  # time until the publisher receives the receipt
+    receive: Quantiles  # time from publish until the consumer has the message
+    receipt: Quantiles  # time from publish until the publisher has the receipt
 
     @classmethod
     def of(cls, receive_s: Sequence[float], receipt_s: Sequence[float]) -> Self:
@@ -113,7 +113,7 @@ class LatencyResult:
 
 @dataclass(slots=True)
 class BenchReport:
-    """The results of a benchmark run; workloads that did not run are empty or None."""
+    """The results of a benchmark run; results of workloads that did not run are empty or None."""
 
     machine: Machine
     size: int
@@ -126,16 +126,16 @@ class BenchReport:
 
     @property
     def is_noisy(self) -> bool:
-        """Return whether other processes distorted any of the rates."""
+        """Return whether other processes distorted any of the measured rates."""
         return any(rate.load.is_noisy for rate in self.rates)
 
     def latency_ratio(self, quantiles: Quantiles) -> float:
-        """Return the p50 relative to its lower bound: a one-row commit plus a round trip."""
+        """Return the p50 relative to its lower bound (a commit of one row plus a round trip)."""
         least_ms = 1_000 / self.limits.rows_1 + 1_000 / self.limits.round_trips
         return quantiles.p50 / least_ms
 
     def document(self) -> dict[str, Any]:
-        """Return the report as a JSON document, including the ratios."""
+        """Return the report as a JSON document that includes the ratios."""
         latency: dict[str, Any] | None = None
         if self.latency is not None:
             latency = {

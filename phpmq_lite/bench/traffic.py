@@ -1,4 +1,4 @@
-"""Benchmark clients that send pre-encoded frames."""
+"""Benchmark clients that send frames encoded in advance."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ from phpmq_lite.protocol.encoder import encoder_for
 KEY_BYTES: Final = 16
 ID_BYTES: Final = 32  # length of the broker's message ids
 _BODY: Final = b"x"
-_LAST_BODY: Final = b"y"  # marks the last message for the consumer
+_LAST_BODY: Final = b"y"  # tells the consumer that this is the last message
 
 PLAIN: Final = "plain"
 ENVELOPE: Final = "envelope"
@@ -31,7 +31,7 @@ _broker: Final = encoder_for(b"", 32, "ttl")
 
 
 def body_of(content: str, size: int, *, is_last: bool = False) -> bytes:
-    """Return a body of ``size`` bytes, or the smallest envelope if the envelope is larger.
+    """Return a body of ``size`` bytes; an envelope may be larger if ``size`` is too small for it.
 
     The last body differs in one byte. All envelopes have the same ``trace_id``, so indexing it
     costs less than with real messages.
@@ -44,7 +44,7 @@ def body_of(content: str, size: int, *, is_last: bool = False) -> bytes:
 
 
 class PublishStream:
-    """Encodes publishes of one body to one queue, confirmed or plain, without expiry.
+    """Encodes publishes of the same body to one queue, confirmed or plain, without expiry.
 
     The keys of confirmed publishes are unique across all processes.
     """
@@ -68,7 +68,7 @@ class PublishStream:
         self._rest = b""
 
     def encode(self, number: int, *, is_last: bool = False) -> bytes:
-        """Encode ``number`` publishes; ``is_last`` marks the final one for the consumer."""
+        """Encode ``number`` publishes; ``is_last`` marks the final message for the consumer."""
         if is_last:
             return self.encode(number - 1) + self._last_head + self._keys(1)[0]
         if not self._is_confirmed:
@@ -77,7 +77,7 @@ class PublishStream:
         return b"".join([head + key for key in self._keys(number)])
 
     def feed(self, data: bytes) -> int:
-        """Process bytes from the broker; return the number of publishes that they confirm.
+        """Process bytes from the broker; return the number of publishes that the bytes confirm.
 
         Raises:
             ClientError: the bytes contain a refusal or anything other than receipts.
@@ -102,24 +102,24 @@ class PublishStream:
 
 
 class DispatchStream:
-    """Decodes dispatches of a ``PublishStream``'s messages and encodes the acknowledgements."""
+    """Decodes dispatches of messages from a ``PublishStream`` and encodes the acknowledgements."""
 
     __slots__ = ("_ack_head", "_head", "_last_head", "_parts", "_size", "consume", "frame_bytes",
                  "is_complete", "received")  # fmt: skip
 
     def __init__(self, queue: str, size: int, window: int, content: str = PLAIN) -> None:
-        self.consume = _client.consume(queue, window)  # frame that opens the window
+        self.consume = _client.consume(queue, window)  # frame that asks for the first messages
         self.received = 0
-        self.is_complete = False  # whether the last message was received
+        self.is_complete = False  # whether the message marked as the last was received
         self._ack_head = _client.acknowledge(queue, bytes(ID_BYTES))[:-ID_BYTES]
         self._head = _dispatch_head(queue, body_of(content, size))
         self._last_head = _dispatch_head(queue, body_of(content, size, is_last=True))
-        self.frame_bytes = len(self._head) + ID_BYTES + len(_dispatch_tail())  # dispatch size
-        self._parts: list[bytes] = []  # received parts of an incomplete frame
-        self._size = 0  # total size of `_parts`
+        self.frame_bytes = len(self._head) + ID_BYTES + len(_dispatch_tail())  # size of a dispatch
+        self._parts: list[bytes] = []  # parts of an incomplete frame
+        self._size = 0  # total number of bytes in `_parts`
 
     def feed(self, data: bytes) -> bytes:
-        """Process bytes from the broker; return acknowledgements of the dispatched messages.
+        """Process bytes from the broker; return the acknowledgements for all dispatched messages.
 
         Raises:
             ClientError: the bytes contain another frame, or a message after the last one.
@@ -127,7 +127,7 @@ class DispatchStream:
         self._parts.append(data)
         self._size += len(data)
         if self._size < self.frame_bytes:
-            return b""  # joining a large body's pieces on every call would use a whole core
+            return b""  # joining the pieces on each call would use a whole core
         data = b"".join(self._parts)
         head, size, ids = self._head, self.frame_bytes, []
         end = len(data) // size * size
@@ -158,7 +158,7 @@ def _dispatch_head(queue: str, body: bytes) -> bytes:
 
 
 def _dispatch_tail() -> bytes:
-    # The id is the last run of zeros, because no byte after the id is zero.
+    # The message id is the last run of zeros, because no byte after it is zero.
     return _dispatch("q", b"").rpartition(bytes(ID_BYTES))[2]
 
 
@@ -170,11 +170,11 @@ RECEIVE_TIMEOUT_S: Final = 30.0
 _UNCONFIRMED_BYTES: Final = 32 << 20  # maximum total size of unconfirmed bodies
 _MAX_PER_WRITE: Final = 200  # maximum number of publishes per write
 _RECEIVE_BYTES: Final = 1 << 18
-_RECEIPT_BYTES: Final = 256  # upper bound on the size of a receipt
+_RECEIPT_BYTES: Final = 256  # no receipt is larger than this
 
 
 def unconfirmed_limit(size: int) -> int:
-    """Return how many messages of ``size`` bytes may await confirmation at the same time."""
+    """Return how many messages of ``size`` bytes may wait for confirmation at the same time."""
     return max(2, min(UNCONFIRMED, _UNCONFIRMED_BYTES // size))
 
 
@@ -185,7 +185,7 @@ def publishes_per_write(size: int) -> int:
 
 @contextmanager
 def connect(address: Address) -> Iterator[socket.socket]:
-    """Open a connection; reads and writes time out after 30 s."""
+    """Open a connection on which reads and writes time out after 30 s."""
     with socket.create_connection(address, RECEIVE_TIMEOUT_S) as link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield link
@@ -203,7 +203,7 @@ def receive(link: socket.socket) -> bytes:
 
 
 def wait_until_stored(link: socket.socket, before: bytes = b"") -> None:
-    """Send the frames in ``before`` and wait until the broker has stored their effects.
+    """Send the frames in ``before`` and wait until the broker has stored what they cause.
 
     Acknowledgements have no reply, but the commands of a connection are stored in order, so the
     receipt of a later publish proves that the acknowledgements are stored. The broker must not be
@@ -224,7 +224,7 @@ def publish(
     content: str = PLAIN,
     limit: int | None = None,
 ) -> Generator[None, None, int]:
-    """Publish for ``seconds`` and wait until all messages are stored; return their number.
+    """Publish for ``seconds``, wait until all messages are stored, and return their number.
 
     Publishing ends early after ``limit`` messages, rounded up to whole writes.
     """
@@ -247,7 +247,7 @@ def publish(
 def publish_number(
     address: Address, queue: str, size: int, number: int
 ) -> Generator[None, None, int]:
-    """Publish ``number`` confirmed messages, rounded up to whole writes; return how many.
+    """Publish ``number`` confirmed messages, rounded up to whole writes; return the actual number.
 
     No message is marked as the last, because more may follow.
     """
@@ -285,7 +285,7 @@ def _publish_plain(
     publishes = stream.encode(per_write)
     sent = 0
     while not is_finished(sent):
-        link.sendall(publishes)  # blocks until the broker reads
+        link.sendall(publishes)  # blocks until the broker reads data
         sent += per_write
     link.sendall(stream.encode(1, is_last=True))
     return sent + 1
@@ -294,7 +294,7 @@ def _publish_plain(
 def consume(
     address: Address, queue: str, size: int, window: int, content: str = PLAIN
 ) -> Generator[None, None, int]:
-    """Receive and acknowledge messages up to the last one that ``publish`` sends; count them.
+    """Receive and acknowledge messages up to the last one from ``publish``; return their number.
 
     Returns once all acknowledgements are stored. The queue must be empty before the call.
     """
@@ -313,7 +313,7 @@ def consume(
 def one_in_flight(
     address: Address, queue: str, size: int, seconds: float, content: str = PLAIN
 ) -> Generator[None, None, tuple[list[float], list[float]]]:
-    """Publish one message at a time, each after the previous message's acknowledgement is stored.
+    """Publish messages one at a time, each after the acknowledgement of the previous one is stored.
 
     Returns the seconds from publish to dispatch and from publish to receipt. Each round waits first
     for one of the two, in alternation, and measures only that one, so neither is read late.

@@ -1,4 +1,4 @@
-"""A benchmark run, which measures the machine's limits first and then the workloads.
+"""A benchmark run, which first measures the limits of the machine and then the workloads.
 
 Disks and machines vary from run to run. Only ratios within one run are comparable, so everything
 is measured within seconds and in the same folder.
@@ -36,46 +36,46 @@ LATENCY: Final = "latency"
 WORKLOADS: Final = (PUBLISH, FLOW, FLOW_PLAIN, LATENCY)
 _RATES: Final = (PUBLISH, FLOW, FLOW_PLAIN)
 
-_TIMEOUT_FACTOR: Final = 10.0  # consuming may take up to this many times as long as publishing
+_TIMEOUT_FACTOR: Final = 10.0  # consuming may take this many times as long as publishing
 _EXTRA_TIMEOUT_S: Final = 60.0
-_MAX_BYTES: Final = 1 << 30  # maximum bytes that one step may write to disk
+_MAX_BYTES: Final = 1 << 30  # maximum number of bytes that each step writes to disk
 
 
 @dataclass(slots=True, frozen=True)
 class BenchPlan:
     """The options of a benchmark run."""
 
-    seconds: float = 5.0  # publishing time per workload; consuming the rest takes longer
+    seconds: float = 5.0  # seconds of publishing per workload; consuming may take longer
     size: int = 256  # body size in bytes
     window: int = 100  # maximum number of messages that the consumer has not acknowledged
     workloads: tuple[str, ...] = (PUBLISH, FLOW, LATENCY)
-    folder: Path = field(default_factory=Path.cwd)  # folder on the disk to measure
-    address: Address | None = None  # address of a running broker; None means start one
+    folder: Path = field(default_factory=Path.cwd)  # a folder on the disk to measure
+    address: Address | None = None  # address of a running broker; if None, start one
     content: str = PLAIN
 
     @property
     def limit_seconds(self) -> float:
-        """The duration of each machine limit measurement."""
+        """The number of seconds for measuring each limit of the machine."""
         return min(1.0, self.seconds / 5)
 
     @property
     def planned_seconds(self) -> float:
-        """The approximate duration of the whole run."""
+        """The approximate duration of the whole run in seconds."""
         return 5 * self.limit_seconds + len(self.workloads) * self.seconds
 
 
 class BenchObserver:
-    """Observer of a run's progress; this base class does nothing."""
+    """Observes the progress of a benchmark run; this base class does nothing."""
 
     def begin(self, step: str, seconds: float) -> None:
-        """Handle the start of a step that takes about ``seconds``."""
+        """Called at the start of a step that takes about ``seconds``."""
 
     def tick(self) -> None:
-        """Update the progress display; called a few times per second."""
+        """Called a few times per second, to update a progress display."""
 
 
 def measure(plan: BenchPlan, observer: BenchObserver) -> BenchReport:
-    """Run the benchmark; leave no process or file behind, even after an error.
+    """Run the benchmark; leave no processes or files behind, even after an error.
 
     Raises:
         ClientError: the broker misbehaved or was too slow, or the system lacks a resource.
@@ -113,7 +113,7 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 
 @contextmanager
 def _measured_broker(plan: BenchPlan, data: Path) -> Iterator[tuple[Address, int | None]]:
-    """Yield the broker's address, and its process id if we start the broker."""
+    """Yield the address of the broker, and its process id if it was started here."""
     if plan.address is not None:
         yield plan.address, None
         return
@@ -172,7 +172,7 @@ class BenchRunner:
         return rate
 
     def measure_rate(self, address: Address, pid: int | None, workload: str) -> Throughput:
-        """Measure messages per second, until the last message is known to be stored.
+        """Measure the number of messages per second until the last one is known to be stored.
 
         With bodies larger than 1 KB, publishing ends early once 1 GiB has been written.
         """
@@ -216,12 +216,12 @@ class CpuMeter:
         self._busy_s: float | None = None
 
     def start(self) -> None:
-        """Read the counters; call this right before the clients are released."""
+        """Read the CPU times; call this right before the clients start."""
         self._broker_s = cpu_seconds(self._pid) if self._pid is not None else None
         self._busy_s = busy_seconds()
 
     def stop(self, seconds: float, timings: Mapping[str, BenchTiming]) -> CpuLoad:
-        """Return the load in cores since ``start``, averaged over ``seconds``."""
+        """Return the CPU usage since ``start`` in cores, averaged over ``seconds``."""
         busy_s = busy_seconds()
         broker_s = cpu_seconds(self._pid) if self._pid is not None else None
         broker = _share(self._broker_s, broker_s, seconds)
@@ -234,14 +234,14 @@ class CpuMeter:
 
 
 def elapsed_span(timings: Mapping[str, BenchTiming]) -> float:
-    """Return the seconds from the earliest start to the latest end."""
+    """Return the number of seconds from the earliest start to the latest end."""
     return max(timing.ended_s for timing in timings.values()) - min(
         timing.began_s for timing in timings.values()
     )
 
 
 def fresh_queue_name(workload: str) -> str:
-    """Return a queue name that is not in use yet."""
+    """Return a random name for a new queue."""
     return f"bench.{workload}.{secrets.token_hex(4)}"
 
 

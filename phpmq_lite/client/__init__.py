@@ -1,4 +1,4 @@
-"""PHPMQ clients: :func:`connect` for asyncio, :func:`connect_blocking` for threads and scripts.
+"""PHPMQ clients: :func:`connect` for asyncio; :func:`connect_blocking` for threads and scripts.
 
 Names are loaded on first use.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockingClient", "Client", "Delivery", "connect", "connect_blocking"]
 
-if not TYPE_CHECKING:  # type checkers need the real names
+if not TYPE_CHECKING:  # type checkers read the imports above instead
     __getattr__, __dir__ = names_of(
         __name__,
         {

@@ -8,7 +8,7 @@ DEFAULT_PORT: Final = 9100
 
 @dataclass(slots=True, frozen=True)
 class BrokerAddress:
-    """A TCP address, or a Unix socket if ``path`` is set."""
+    """The TCP address of a broker, or its Unix socket if ``path`` is set."""
 
     host: str = ""
     port: int = 0
@@ -48,7 +48,7 @@ def _split(address: str) -> tuple[str, str]:
     if address.startswith("["):
         host, _, rest = address[1:].partition("]")
         return host, rest.removeprefix(":")
-    if address.count(":") > 1:  # a bare IPv6 address
+    if address.count(":") > 1:  # an IPv6 address without brackets
         return address, ""
     host, _, port = address.partition(":")
     return host, port

@@ -1,4 +1,4 @@
-"""The asyncio client, which adds I/O to ``session.py``."""
+"""The asyncio client, which performs the I/O for ``session.py``."""
 
 import asyncio
 import ssl as tls
@@ -17,8 +17,8 @@ from phpmq_lite.client.session import (
     PublishBatch,
 )
 
-_WRITE_BYTES: Final = 65_536  # smaller writes wait until the loop iteration ends
-_CLOSE_S: Final = 5.0  # how long the broker may take to read the remaining bytes
+_WRITE_BYTES: Final = 65_536  # less data than this is sent at the end of the loop iteration
+_CLOSE_S: Final = 5.0  # how long the broker may take to read remaining data
 
 
 def connect(
@@ -54,7 +54,7 @@ def connect(
 
 
 class Client(ClientBase):
-    """Reconnecting client of a broker; created by :func:`connect`.
+    """A broker's asyncio client, which reconnects automatically; created by :func:`connect`.
 
     All tasks of an event loop may use the client concurrently, because publishes are pipelined.
     After a lost connection, the client consumes its queues again and repeats unanswered confirmed
@@ -66,7 +66,7 @@ class Client(ClientBase):
         self._connect_timeout_s = connect_timeout_s
         self._connection: _Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._ready = asyncio.Event()  # set while the socket accepts data or the client has ended
+        self._ready = asyncio.Event()  # set if the socket accepts data or the client has ended
         self.is_closing = False
 
     async def __aenter__(self) -> Self:
@@ -95,7 +95,7 @@ class Client(ClientBase):
             raise self._connect_error(error) from error
         self._ended = None
         self.is_closing = False
-        if self._connection is None:  # the connection is already lost again
+        if self._connection is None:  # the connection has already been lost again
             self._ready.clear()
         self._keeper = asyncio.create_task(self._stay_connected(link))
 
@@ -142,10 +142,10 @@ class Client(ClientBase):
             try:
                 return await self._connect()
             except OSError:
-                continue  # the broker is still unavailable
+                continue  # the broker is still unavailable, so try again later
 
     def _end(self, detail: str) -> None:
-        """Fail all waiting calls."""
+        """End the client; all waiting calls fail."""
         super()._end(detail)
         for window in self.session.windows.values():
             window.wake()
@@ -154,7 +154,7 @@ class Client(ClientBase):
     # -- publishing
 
     async def publish(self, queue: str, body: bytes, ttl_s: int = 0) -> None:
-        """Send a message without waiting for a receipt; wait only while the socket is full.
+        """Send a message without waiting for a receipt; wait only if the socket's buffer is full.
 
         The message may still be lost.  ``ttl_s`` is its time to live; 0 means it never expires.
 
@@ -169,7 +169,7 @@ class Client(ClientBase):
     async def publish_confirmed(
         self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None
     ) -> None:
-        """Publish a message; return when the broker has stored it.
+        """Publish a message and return when the broker has stored it.
 
         After a lost connection, the publish is repeated with its ``key`` until the broker answers;
         the message is stored only once.  If you pass your own key (1 to 64 bytes), you can also
@@ -257,14 +257,14 @@ class Client(ClientBase):
         self.raise_if_ended()
 
     def write(self, frame: bytes) -> None:
-        """Send a frame if connected; the session keeps any data that must not be lost."""
+        """Send a frame if connected. If not, the session keeps any data that must not be lost."""
         if self._connection is not None:
             self._connection.write(frame)
 
     # -- consuming
 
     def consume(self, queue: str, credit: int = 100) -> "Consumer":
-        """Return an iterator over a queue's messages that keeps at most ``credit`` unsettled.
+        """Return an iterator over a queue's messages, of which at most ``credit`` are unsettled.
 
         ::
 
@@ -290,7 +290,7 @@ class Client(ClientBase):
         callback: Callable[[Delivery], Awaitable[None] | None],
         credit: int = 100,
     ) -> None:
-        """Call ``callback`` for one message at a time, until cancelled or closed.
+        """Call ``callback`` for one message at a time, until cancelled or until the client closes.
 
         The callback must settle the delivery.  An exception from the callback ends this call, and
         unsettled messages return to the queue.
@@ -302,7 +302,7 @@ class Client(ClientBase):
                     await done
 
     def settle(self, frame: bytes, generation: int) -> None:
-        """Send a delivery's settlement; called by :class:`Delivery`."""
+        """Send the settlement of a delivery; called by :class:`Delivery`."""
         self.raise_if_ended()
         self.write(self.session.settlement_to_send(frame, generation))
 
@@ -323,14 +323,14 @@ class Client(ClientBase):
             self._end(trouble)
 
     def writing_paused(self, is_paused: bool) -> None:
-        """Pause or resume publishers."""
+        """Pause publishers while the socket's buffer is full, and resume them afterwards."""
         if is_paused:
             self._ready.clear()
         else:
             self._ready.set()
 
     def connection_lost(self) -> None:
-        """Stop using the connection."""
+        """Stop using the lost connection."""
         self._connection = None
         self.session.lost()
         if self._ended is None:
@@ -338,7 +338,7 @@ class Client(ClientBase):
 
 
 class Consumer:
-    """Iterates over the messages of one queue; created by :meth:`Client.consume`."""
+    """Asynchronous iterator over a queue's messages; created by :meth:`Client.consume`."""
 
     def __init__(self, client: Client, queue: str, credit: int) -> None:
         self._client = client
@@ -384,19 +384,19 @@ class Consumer:
         self.close()
 
     def __del__(self) -> None:
-        with suppress(AttributeError, RuntimeError):  # never opened, or the loop has ended
+        with suppress(AttributeError, RuntimeError):  # never opened, or the event loop has ended
             self.close()
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; combines the data from one loop iteration into one write."""
+    """A connection that combines the data from one event loop iteration into one write."""
 
     def __init__(self, client: Client) -> None:
         self.lost = asyncio.Event()
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._parts: list[bytes] = []
-        self._size = 0  # total size of `_parts`
+        self._size = 0  # total number of bytes in `_parts`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -432,7 +432,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(b"".join(parts))
 
     async def close(self) -> None:
-        """Close after the broker has read everything.
+        """Close the connection after the broker has read all data.
 
         The broker closes first, because closing our socket with unread data would send a reset,
         which may overtake the last acknowledgements.
@@ -441,7 +441,7 @@ class _Connection(asyncio.Protocol):
         try:
             async with asyncio.timeout(_CLOSE_S):
                 if self._transport.can_write_eof():
-                    with suppress(OSError):  # the broker has already closed
+                    with suppress(OSError):  # the broker has already closed the connection
                         self._transport.write_eof()
                 else:
                     self._transport.close()

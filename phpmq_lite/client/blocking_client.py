@@ -1,4 +1,4 @@
-"""The blocking client: ``session.py`` over plain sockets, without threads.
+"""The blocking client, which performs the I/O for ``session.py`` on sockets, without threads.
 
 All I/O happens inside calls; while a call waits, it reads and writes for the whole client.
 """
@@ -32,8 +32,8 @@ from phpmq_lite.errors import (
 
 _READ_BYTES: Final = 65_536
 _WRITE_BYTES: Final = 262_144
-# A signal just before a system call, or in another thread, does not interrupt that system call.
-# Its Python handler runs only after the system call, so no system call may take longer than this.
+# A signal does not interrupt a system call if it arrives just before or in another thread.
+# Its Python handler then has to wait, so this is the time limit for each system call.
 _SIGNAL_S: Final = 1.0
 _WOULD_BLOCK: Final = (BlockingIOError, tls.SSLWantReadError, tls.SSLWantWriteError)
 
@@ -44,7 +44,7 @@ def open_stream(
     server_hostname: str | None,
     timeout_s: float | None,
 ) -> "BufferedSocket":
-    """Connect a socket to a broker.
+    """Return a socket connected to a broker.
 
     Raises:
         OSError: the broker did not answer in time, or TLS failed.
@@ -72,7 +72,7 @@ def open_stream(
 
 
 class BufferedSocket:
-    """A non-blocking socket with buffers.  Each method raises OSError if the connection is lost.
+    """A buffered non-blocking socket.  Each method raises OSError if the connection is lost.
 
     ``unsent`` counts the bytes that the socket has not accepted yet.
     """
@@ -87,7 +87,7 @@ class BufferedSocket:
         self.unsent = 0
 
     def buffer(self, data: bytes) -> None:
-        """Buffer ``data`` for the next :meth:`send`."""
+        """Add ``data`` to the buffer for the next :meth:`send`."""
         self._parts.append(data)
         self.unsent += len(data)
 
@@ -126,18 +126,18 @@ class BufferedSocket:
         self._selector.select(_SIGNAL_S if timeout_s is None else min(timeout_s, _SIGNAL_S))
 
     def half_close(self) -> None:
-        """Stop sending; the broker then reads the remaining data and closes."""
+        """Stop sending; the broker then reads the remaining data and closes the connection."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close immediately.  Safe to call twice."""
+        """Close the socket immediately.  Safe to call twice."""
         self._selector.close()
         self._socket.close()
 
 
-_CLOSE_S: Final = 5.0  # how long the broker may take to read the remaining bytes
-_GATHER_S: Final = 0.005  # how long a settlement may wait for other settlements
-_PUT_BYTES: Final = 65_536  # more buffered data than this is sent immediately
+_CLOSE_S: Final = 5.0  # how long the broker may take to read remaining data
+_GATHER_S: Final = 0.005  # how long to delay a settlement to send it with others
+_PUT_BYTES: Final = 65_536  # buffered data is sent immediately above this size
 
 
 def connect_blocking(
@@ -173,7 +173,7 @@ def connect_blocking(
 
 
 class BlockingClient(ClientBase):
-    """Reconnecting, blocking client of a broker; created by :func:`connect_blocking`.
+    """Blocking client, which reconnects automatically; created by :func:`connect_blocking`.
 
     Not thread-safe.  After a lost connection, the next call consumes the queues again and repeats
     unanswered confirmed publishes.
@@ -181,7 +181,7 @@ class BlockingClient(ClientBase):
 
     def __init__(self, options: ConnectionOptions, timeout_s: float | None) -> None:
         super().__init__(options)
-        self.timeout_s = timeout_s  # default timeout of all calls; may be changed
+        self.timeout_s = timeout_s  # default timeout of all calls; callers may change it
         self._stream: BufferedSocket | None = None
         self._opened_at = 0.0
         self._sent_at = 0.0
@@ -195,7 +195,7 @@ class BlockingClient(ClientBase):
 
     @property
     def is_connected(self) -> bool:
-        """Return whether the client was still connected when last used."""
+        """Return whether the client was still connected when it was last used."""
         return self._stream is not None
 
     # -- opening and closing
@@ -213,7 +213,7 @@ class BlockingClient(ClientBase):
         self._ended = None
 
     def close(self) -> None:
-        """Send buffered data, then close; unsettled messages return to their queues.
+        """Send buffered data and close the client; unsettled messages return to their queues.
 
         The broker closes first, because closing our socket with unread data would send a reset,
         which may overtake the last acknowledgements.
@@ -232,7 +232,7 @@ class BlockingClient(ClientBase):
         return stream
 
     def _reconnect(self, deadline: float | None) -> BufferedSocket:
-        """Try to reconnect until ``deadline``; the next call may keep trying."""
+        """Try to reconnect until ``deadline``; if it fails, the next call can keep trying."""
         while True:
             left_s = _seconds_left(deadline)
             if left_s == 0:
@@ -242,10 +242,10 @@ class BlockingClient(ClientBase):
             try:
                 return self._connect(_seconds_left(deadline))
             except OSError:
-                continue  # the broker is still unavailable
+                continue  # the broker is still unavailable, so try again later
 
     def _drop_connection(self, error: OSError) -> None:
-        """Drop the connection; raise ConnectionLostError if the client does not reconnect."""
+        """Drop the connection; raise ConnectionLostError if the client is not set to reconnect."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -258,7 +258,7 @@ class BlockingClient(ClientBase):
     # -- the pump
 
     def pump(self, until: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Read and write until a condition holds; return False on timeout.
+        """Read and write until a condition is met; return False on timeout.
 
         Raises:
             ConnectionLostError: the client has ended, or could not reconnect in time.
@@ -309,7 +309,7 @@ class BlockingClient(ClientBase):
             TimeoutError: the broker is not reading; the message may still be sent later.
         """
         frame = self.session.side.publish(queue, body, ttl_s)
-        self.pump(lambda: True, self.timeout_s)  # detects a connection that is already lost
+        self.pump(lambda: True, self.timeout_s)  # notices if the connection has already been lost
         generation = self.session.generation
         self._put(frame)
         if not self.pump(self._is_sent, self.timeout_s):
@@ -320,7 +320,7 @@ class BlockingClient(ClientBase):
     def publish_confirmed(
         self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None
     ) -> None:
-        """Publish a message; return when the broker has stored it.
+        """Publish a message and return when the broker has stored it.
 
         After a lost connection, the publish is repeated with its ``key`` until the broker answers;
         the message is stored only once.  If you pass your own key (1 to 64 bytes), you can also
@@ -372,7 +372,7 @@ class BlockingClient(ClientBase):
         return batch.stored
 
     def _wait_below(self, batch: PublishBatch, bound: int) -> None:
-        """Wait for answers; after a refusal, wait for all answers and raise the first refusal."""
+        """Wait for answers; after a refusal, wait for all others and raise the first refusal."""
         if not self.pump(lambda: batch.unanswered < bound, self.timeout_s):
             raise TimeoutError(f"{batch.unanswered} publishes were not answered in time")
         if batch.error is not None:
@@ -384,7 +384,7 @@ class BlockingClient(ClientBase):
     def consume(
         self, queue: str, credit: int = 100, timeout_s: float | None = None
     ) -> "BlockingConsumer":
-        """Return an iterator over a queue's messages that keeps at most ``credit`` unsettled.
+        """Return an iterator over a queue's messages, of which at most ``credit`` are unsettled.
 
         ::
 
@@ -421,7 +421,7 @@ class BlockingClient(ClientBase):
                 callback(delivery)
 
     def settle(self, frame: bytes, generation: int) -> None:
-        """Send a delivery's settlement; called by :class:`Delivery`.
+        """Send the settlement of a delivery; called by :class:`Delivery`.
 
         If more received messages are waiting, settlements within 5 ms are sent together; otherwise,
         the broker would have to read each of them separately.
@@ -433,7 +433,7 @@ class BlockingClient(ClientBase):
         )
 
     def send_now(self, frame: bytes, *, may_wait: bool = False) -> None:
-        """Send a frame if connected, without waiting until the broker accepts the data."""
+        """Send a frame if connected, without waiting for the broker to accept the data."""
         stream = self._stream
         if stream is None or not frame:
             return
@@ -449,7 +449,7 @@ class BlockingClient(ClientBase):
 
 
 class BlockingConsumer:
-    """Iterates over the messages of one queue; created by :meth:`BlockingClient.consume`."""
+    """Iterator over a queue's messages; created by :meth:`BlockingClient.consume`."""
 
     def __init__(
         self, client: BlockingClient, queue: str, credit: int, timeout_s: float | None
@@ -496,7 +496,7 @@ class BlockingConsumer:
 
 
 def _do_nothing() -> None:
-    """Do nothing, because a waiting caller runs the pump itself and needs no wake-up."""
+    """Do nothing; a waiting caller runs the pump itself, so it need not be woken up."""
 
 
 def _seconds_left(deadline: float | None) -> float | None:
@@ -504,7 +504,7 @@ def _seconds_left(deadline: float | None) -> float | None:
 
 
 def _finish(stream: BufferedSocket) -> None:
-    """Send the remaining data, close for writing, then read until the broker closes."""
+    """Send the remaining data, stop sending, and read until the broker closes the connection."""
     deadline = time.monotonic() + _CLOSE_S
     is_open = True
     try:
@@ -514,15 +514,15 @@ def _finish(stream: BufferedSocket) -> None:
                 stream.half_close()
                 is_open = False
             for _ in stream.receive():
-                pass  # no caller is waiting for this data
+                pass  # discard it, as no caller is waiting for this data
             stream.wait(_seconds_left(deadline))
     except OSError:
-        pass  # the broker has closed, as expected
+        pass  # the broker has closed the connection, as expected
     finally:
         stream.close()
 
 
-TIMEOUT_S: Final = 10.0  # default timeout for connecting and for each receipt
+TIMEOUT_S: Final = 10.0  # default timeout for connecting and for waiting for a receipt
 _SCHEMES: Final = {"phpmq": False, "phpmqs": True}  # scheme -> whether TLS is used
 
 
@@ -563,19 +563,19 @@ def client_from_url(
 
 @dataclass(slots=True, frozen=True)
 class KeyedMessage:
-    """A message to publish, with its key."""
+    """A message to be published, with its publish key."""
 
     queue: str
     content: bytes
     ttl_s: int
-    key: bytes  # 1 to 64 bytes
+    key: bytes  # publish key of 1 to 64 bytes
 
 
 class NoReplyError(ClientError):
-    """The broker did not answer, so the message may be stored.  Publish it again with its key."""
+    """The broker did not answer, so the message may be stored.  Repeat the publish with its key."""
 
 
-PublishOutcome = PhpmqError | None  # None if stored
+PublishOutcome = PhpmqError | None  # None if the message was stored
 Send = Callable[[Sequence[KeyedMessage]], list[PublishOutcome]]
 
 
@@ -611,7 +611,7 @@ def publish_each(
             waiting.add(place)
             client.send_now(frame, may_wait=True)
         client.pump(lambda: not waiting, timeout_s)
-    except ConnectionLostError as error:  # the client has failed all waiting publishes
+    except ConnectionLostError as error:  # all waiting publishes have failed
         gone = NoReplyError(str(error))
         for place, outcome in enumerate(outcomes):
             if isinstance(outcome, ConnectionLostError | NoReplyError):

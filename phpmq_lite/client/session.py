@@ -1,4 +1,4 @@
-"""Client state that outlives connections, without I/O; shared by both clients."""
+"""Client state that outlives connections, without I/O; used by the asyncio and blocking clients."""
 
 import random
 import secrets
@@ -22,12 +22,12 @@ from phpmq_lite.protocol.frames import CONTENT, TOO_LARGE, Dispatch, WireLimits
 if TYPE_CHECKING:
     from ssl import SSLContext  # ssl is slow to import
 
-AnswerCallback = Callable[[ClientError | None], None]  # called with None if the message is stored
+AnswerCallback = Callable[[ClientError | None], None]  # receives None if the message was stored
 
 
 @dataclass(slots=True)
 class UnansweredPublish:
-    """An unanswered publish; ``sent`` counts the connections on which it was sent."""
+    """A publish without an answer; ``sent`` is the number of connections on which it was sent."""
 
     queue: str
     content: bytes
@@ -38,7 +38,7 @@ class UnansweredPublish:
 
 
 class PendingPublishes:
-    """Unanswered publishes by queue and key, in publishing order.
+    """Publishes without an answer, by queue and key, in the order in which they were published.
 
     The broker stores each key only once, so all publishes can be repeated on the next connection.
     The client gives up on a publish after ``max_sends`` connections have ended without an answer,
@@ -68,7 +68,7 @@ class PendingPublishes:
         return entry
 
     def answered(self, queue: str, key: bytes, reason: str | None) -> bool:
-        """Report a publish as stored, or as refused for ``reason``; return False if unknown."""
+        """Report a publish as stored or refused (``reason``); return False if it is unknown."""
         entry = self._waiting.pop((queue, key), None)
         if entry is None:
             return False
@@ -80,12 +80,12 @@ class PendingPublishes:
         self._waiting.pop((queue, key), None)
 
     def forget_all(self, answer: AnswerCallback) -> None:
-        """Forget all publishes whose callback is ``answer``."""
+        """Forget all unanswered publishes whose callback is ``answer``."""
         for place in [at for at, entry in self._waiting.items() if entry.answer == answer]:
             del self._waiting[place]
 
     def to_repeat(self) -> list[UnansweredPublish]:
-        """Return the publishes to resend, oldest first; fail those already sent too often."""
+        """Return the publishes to send again, oldest first; fail any that were sent too often."""
         hopeless = [entry for entry in self._waiting.values() if entry.sent >= self._max_sends]
         for entry in hopeless:
             del self._waiting[entry.queue, entry.key]
@@ -110,10 +110,10 @@ class PublishBatch:
         self._notify = notify
         self.stored = 0
         self.unanswered = 0
-        self.error: ClientError | None = None  # the first error
+        self.error: ClientError | None = None  # the first error among the answers
 
     def answered(self, error: ClientError | None) -> None:
-        """Count one answer."""
+        """Count one answer to a publish."""
         self.unanswered -= 1
         if error is None:
             self.stored += 1
@@ -123,7 +123,7 @@ class PublishBatch:
 
 
 class DeliveryOwner(Protocol):
-    """The part of a client that a delivery uses."""
+    """The part of a client that a :class:`Delivery` uses."""
 
     session: "ClientSession"
 
@@ -144,7 +144,7 @@ class Delivery:
     def __init__(self, client: DeliveryOwner, frame: Dispatch, generation: int) -> None:
         self.queue = frame.queue
         self.body = frame.content
-        self.ttl_s = frame.ttl_s  # seconds left when the broker sent it; 0 means no expiry
+        self.ttl_s = frame.ttl_s  # remaining time when sent by the broker; 0 means no expiry
         self.is_settled = False
         self._id = frame.message_id
         self._client = client
@@ -177,13 +177,13 @@ class Delivery:
 
 
 class ConsumedQueue:
-    """A consumed queue, with its credit and the messages received but not yet handed out."""
+    """A consumed queue, its credit, and received messages that the caller has not seen yet."""
 
     def __init__(self, queue: str, credit: int, wake: Callable[[], None]) -> None:
         self.queue = queue
         self.credit = credit
         self.dispatches: deque[Dispatch] = deque()
-        self.wake = wake  # called when messages arrive
+        self.wake = wake  # called whenever messages arrive
 
 
 class ClientSession:
@@ -194,19 +194,19 @@ class ClientSession:
 
     def __init__(self, max_content: int) -> None:
         self._limits = WireLimits(max_content)
-        self._prefix = secrets.token_bytes(8).hex().encode()  # prefix of this client's keys
+        self._prefix = secrets.token_bytes(8).hex().encode()  # prefix of generated keys
         self._keys = count()
         self.side = ClientSide(self._limits)
         self.is_connected = False
-        self.generation = 0  # number of connections so far
-        self.has_received = False  # whether the broker has sent anything on this connection
+        self.generation = 0  # number of connections opened so far
+        self.has_received = False  # whether the broker has sent data on this connection
         self.pending = PendingPublishes()
         self.windows: dict[str, ConsumedQueue] = {}
         self.late_settlements: list[bytes] = []  # settlements to send on the next connection
-        self.late_settlement_count = 0  # settlements made after the delivery's connection ended
+        self.late_settlement_count = 0  # settled after the delivery's connection ended
 
     def protocol_problem(self, peer: object) -> str | None:
-        """Return what is wrong with the bytes from the broker and the remedy, or None."""
+        """Describe what is wrong with the broker's data and how to fix it, or return None."""
         if (error := self.side.error) is None:
             return None
         if error.code == TOO_LARGE and error.detail.startswith(f"packet {CONTENT:02} "):
@@ -218,7 +218,7 @@ class ClientSession:
         return f"{peer} does not speak PHPMQ: {error}"
 
     def connected(self) -> bytes:
-        """Start a connection; return the frames to send first.
+        """Start using a new connection; return the frames to send first.
 
         The frames are, in this order: late settlements, so that finished messages are not delivered
         again; the credits of consumed queues; and unanswered publishes with their keys.
@@ -235,7 +235,7 @@ class ClientSession:
         return b"".join(parts)
 
     def lost(self) -> None:
-        """End a connection and drop messages not yet handed out; the broker redelivers them."""
+        """Stop using a connection; drop unhandled messages, which the broker will deliver again."""
         self.is_connected = False
         for window in self.windows.values():
             window.dispatches.clear()
@@ -252,7 +252,7 @@ class ClientSession:
                 if filled is not None:
                     filled.wake()
                 filled = self.windows.get(frame.queue)
-            if filled is not None:  # otherwise the broker takes the message back
+            if filled is not None:  # if None, the broker returns the message to its queue
                 filled.dispatches.append(frame)
         if filled is not None:
             filled.wake()
@@ -260,7 +260,7 @@ class ClientSession:
     def confirm(
         self, queue: str, content: bytes, ttl_s: int, key: bytes | None, answer: AnswerCallback
     ) -> tuple[bytes, bytes]:
-        """Begin a confirmed publish; return its key and the frame to send if connected."""
+        """Begin a confirmed publish; return its key, and the frame to send if connected."""
         if key is None:
             key = b"%s%016x" % (self._prefix, next(self._keys))
         frame = self.side.publish(queue, content, ttl_s, key)
@@ -288,7 +288,7 @@ class ClientSession:
         return self.side.consume(window.queue, 0)
 
     def settlement_to_send(self, frame: bytes, generation: int) -> bytes:
-        """Return the settlement to send now, or keep it for the next connection."""
+        """Return a settlement that can be sent now, or keep it for the next connection."""
         self.late_settlement_count += generation != self.generation or not self.is_connected
         if self.is_connected:
             return frame
@@ -297,7 +297,7 @@ class ClientSession:
 
 
 class Backoff:
-    """Delays that double from ``first_s`` to ``longest_s``, each randomly cut by up to half.
+    """Delays that double from ``first_s`` to ``longest_s``, each randomly reduced by up to half.
 
     The random part keeps many clients from reconnecting at the same moment.  ``roll`` returns a
     number from 0 (inclusive) to 1 (exclusive).
@@ -321,11 +321,11 @@ class Backoff:
         return min(doubled, self._longest_s) * (1 - self._roll() / 2)
 
     def reset(self) -> None:
-        """Restart from the first delay, after a successful connection."""
+        """Start again with the first delay after a successful connection."""
         self._tries = 0
 
 
-_STABLE_S: Final = 10.0  # a connection that lasts longer resets the reconnect delay
+_STABLE_S: Final = 10.0  # connections that last longer reset the reconnection delay
 
 
 @dataclass(slots=True, frozen=True)
@@ -341,7 +341,7 @@ class ConnectionOptions:
 
 
 class ClientBase:
-    """State shared by the asyncio and the blocking client, without I/O."""
+    """Base class of the asyncio and blocking clients: their common state, without I/O."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self.target = options.address
@@ -350,7 +350,7 @@ class ClientBase:
         self._server_hostname = options.server_hostname
         self._reconnects = options.reconnect
         self._backoff = options.backoff or Backoff()
-        self._ended: str | None = "the client is not open"  # why calls fail; None while open
+        self._ended: str | None = "the client is not open"  # why calls fail; None if open
 
     def raise_if_ended(self) -> None:
         """Raise ConnectionLostError if the client has ended."""
@@ -358,7 +358,7 @@ class ClientBase:
             raise ConnectionLostError(self._ended)
 
     def _end(self, detail: str) -> None:
-        """Fail unanswered publishes and all later calls."""
+        """End the client; all unanswered publishes and all later calls fail."""
         if self._ended is None:
             self._ended = detail
         self.session.pending.fail(self._ended)
@@ -367,6 +367,6 @@ class ClientBase:
         return ConnectionLostError(f"cannot connect to {self.target}: {os_reason(error)}")
 
     def _reset_backoff(self, connected_s: float) -> None:
-        """Restart from the first delay if the last connection was successful."""
+        """Start again with the first delay if the last connection was successful."""
         if self.session.has_received or connected_s > _STABLE_S:
             self._backoff.reset()

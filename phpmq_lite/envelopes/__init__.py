@@ -1,4 +1,4 @@
-"""BabelQueue envelopes: validation for the broker, and producers and workers for programs.
+"""BabelQueue envelopes: validation for the broker, producers and workers for other programs.
 
 The names below are loaded on first use, because the broker does not need the SDK.
 
@@ -51,7 +51,7 @@ __all__ = [
     "validate",
 ]
 
-_MODULES: Final = {  # module -> names
+_MODULES: Final = {  # module -> names that it defines
     "worker_app": ("connect",),
     "codec": ("EnvelopeError", "continue_trace", "decode", "encode", "from_message", "make", "urn"),
     "idempotency": ("IdempotencyDecision", "IdempotencyStore", "SqliteIdempotencyStore"),
@@ -62,7 +62,7 @@ _MODULES: Final = {  # module -> names
     "validation": ("EnvelopeProblem", "Verdict", "validate", "lint"),
 }
 
-if not TYPE_CHECKING:  # type checkers use the imports above instead
+if not TYPE_CHECKING:  # type checkers read the imports above instead
     __getattr__, __dir__ = names_of(
         __name__, {name: module for module, names in _MODULES.items() for name in names}
     )

@@ -85,18 +85,18 @@ def encode(envelope: Mapping[str, Any]) -> bytes:
     return content
 
 
-_Path = tuple["_Path", object] | None  # (path of the container, name or index within it)
+_Path = tuple["_Path", object] | None  # (path of the container, name or index in the container)
 
 
 def _check_values(root: dict[str, Any]) -> None:
-    """Raise if JSON cannot represent a value or some parsers would reject it; iterative."""
+    """Raise if JSON cannot represent a value or if some parsers would reject it; not recursive."""
     pending: list[tuple[Any, _Path, int]] = [(root, None, 1)]
     while pending:
         value, path, level = pending.pop()
         if isinstance(value, str):
             _check_surrogates(value, path)
         elif isinstance(value, dict | list | tuple):
-            if level > validation.DEPTH_LIMIT:  # also ends the loop if a value contains itself
+            if level > validation.DEPTH_LIMIT:  # also stops at a value that contains itself
                 detail = f"nested more than {validation.DEPTH_LIMIT} levels deep"
                 raise EnvelopeError(f"{_pointer(path)} is {detail}")
             for name, item in value.items() if isinstance(value, dict) else enumerate(value):
@@ -180,7 +180,7 @@ _current: ContextVar[str | None] = ContextVar("phpmq_lite_trace_id", default=Non
 
 @contextmanager
 def continue_trace(envelope: Mapping[str, Any]) -> Iterator[None]:
-    """Within the block, publish envelopes that continue this envelope's trace by default.
+    """Continue this envelope's trace by default in all envelopes published within the block.
 
     The trace id is kept in a context variable: tasks and ``run_coroutine_threadsafe`` inherit it,
     but new threads do not.

@@ -1,4 +1,4 @@
-"""Dead-letter records: failed content plus a block that gives the reason. Pure functions."""
+"""Dead-letter records: failed content plus a block that states the reason. Pure functions."""
 
 import base64
 import binascii
@@ -21,14 +21,14 @@ class DeadLetterBlock:
     """The ``dead_letter`` member of a record; its fields are written in this order."""
 
     reason: str  # failed, unknown_urn or poison
-    error: str | None = None  # message of the last exception
-    exception: str | None = None  # class of that exception
+    error: str | None = None  # message of the handler's last exception
+    exception: str | None = None  # class of the handler's last exception
     failed_at: int  # Unix time in milliseconds
-    original_queue: str  # queue in which the message failed
-    attempts: int  # number of attempts by workers
-    lang: str = "python"  # language of the program that gave up
-    detail: str | None = None  # exact cause: a verdict's reason, max_deliveries, expired …
-    message_id: str | None = None  # wire id of the failed message
+    original_queue: str  # the queue in which the message failed
+    attempts: int  # number of times that workers ran the message
+    lang: str = "python"  # language of the program that wrote the record
+    detail: str | None = None  # exact cause, such as max_deliveries, expired or too_deep
+    message_id: str | None = None  # the failed message's id as sent on the wire
 
 
 class _ReadBlock(msgspec.Struct):
@@ -53,7 +53,7 @@ _RECORD: Final = msgspec.json.Decoder(_Record)
 
 
 def build_record(content: bytes, block: DeadLetterBlock, *, keeps_content: bool = False) -> bytes:
-    """Return failed content with its block added or replaced, or wrapped together with the block.
+    """Return failed content with the block added or replaced; if that is impossible, wrap both.
 
     The content is returned unchanged if ``keeps_content`` is set (for opaque queues) or its
     ``schema_version`` is unsupported.
@@ -74,7 +74,7 @@ def build_record(content: bytes, block: DeadLetterBlock, *, keeps_content: bool 
 
 
 def _encode_block(block: DeadLetterBlock) -> bytes:
-    """Encode a block, omitting ``detail`` and ``message_id`` (our additions) if they are None."""
+    """Encode a block; omit ``detail`` and ``message_id``, which we added, if they are None."""
     members = asdict(block)
     for name in ("detail", "message_id"):
         if members[name] is None:
@@ -83,13 +83,13 @@ def _encode_block(block: DeadLetterBlock) -> bytes:
 
 
 def _encode_json(value: object) -> bytes:
-    """Encode as compact UTF-8; lone surrogates from exception messages become ``?``."""
+    """Encode as compact UTF-8; replace lone surrogates from exception messages with ``?``."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.encode("utf-8", "replace")
 
 
 def _members_for_block(content: bytes) -> list[JsonMember] | None:
-    """Return the members, or None if no block can be added and the content must be wrapped."""
+    """Return the content's members, or None if it must be wrapped because no block can be added."""
     try:
         found = find_members(content)
     except ValueError:
@@ -98,7 +98,7 @@ def _members_for_block(content: bytes) -> list[JsonMember] | None:
 
 
 def _resembles_wrapper(found: list[JsonMember]) -> bool:
-    """Return whether a redrive would mistake these members plus a block for a wrapper."""
+    """Return whether a redrive would mistake these members for a wrapper once a block is added."""
     names = sorted(member.name for member in found if member.name != "dead_letter")
     return names in (["raw"], ["raw", "raw_encoding"])
 
@@ -114,7 +114,7 @@ def _wrap(content: bytes, block: bytes) -> bytes:
 
 
 def read_block(content: bytes) -> DeadLetterBlock | None:
-    """Return a record's block, or None if it is missing or a member has the wrong type.
+    """Return a record's block, or None if it is missing or has a member of the wrong type.
 
     ``reason`` and ``original_queue`` are required; other missing members are 0 or empty.
     """
@@ -142,7 +142,7 @@ def read_block(content: bytes) -> DeadLetterBlock | None:
 
 
 def redrive_content(content: bytes) -> bytes:
-    """Return the content to redrive: unwrapped, without the block, and with attempts set to 0.
+    """Return a record's content for a redrive: unwrapped, without the block and with 0 attempts.
 
     Wrapped content is restored byte for byte. Unsupported schema versions are left unchanged.
     ``attempts`` changes only if it is an integer, because invalid content is not repaired.
@@ -202,7 +202,7 @@ def _unwrap(content: bytes, found: list[JsonMember]) -> bytes | None:
         if member.name != "dead_letter"
     }
     if not all(text.startswith(b'"') for text in texts.values()):
-        return None  # checked as text, because int() raises ValueError for 5,000 digits
+        return None  # compared as text, because int() raises ValueError for 5,000 digits
     values: dict[str, str] = {name: json.loads(text) for name, text in texts.items()}
     raw = values["raw"]
     try:

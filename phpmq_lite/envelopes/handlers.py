@@ -1,4 +1,4 @@
-"""Handler execution: middleware, a private copy of the data, and an event loop for coroutines."""
+"""Runs handlers with middleware, a private copy of the data, and an event loop for coroutines."""
 
 import asyncio
 import inspect
@@ -55,7 +55,7 @@ class JobContext:
 
     @property
     def attempts(self) -> int:
-        """The number of failed runs so far, at least 0."""
+        """The number of times that the message has failed so far, at least 0."""
         return int(self.envelope["attempts"])
 
 
@@ -88,7 +88,7 @@ class HandlerLoop:
         self._thread: threading.Thread | None = None
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Run an awaitable and return its result; cancel it if the wait is interrupted."""
+        """Return the result of an awaitable; cancel the awaitable if the wait is interrupted."""
         ended = threading.Event()
         future = asyncio.run_coroutine_threadsafe(
             _run_and_signal(awaitable, ended), self._started_loop()
@@ -114,7 +114,7 @@ class HandlerLoop:
         return self._loop
 
     def close(self) -> None:
-        """Cancel remaining tasks and stop the loop. Safe to call twice."""
+        """Cancel the remaining tasks and stop the loop. Safe to call twice."""
         loop, self._loop = self._loop, None
         if loop is None or self._thread is None:
             return
@@ -126,7 +126,7 @@ class HandlerLoop:
 
 @dataclass(slots=True)
 class _HandlerExit:
-    """Carrier for an exception that would otherwise stop the loop."""
+    """Wraps an exception that would otherwise stop the event loop."""
 
     error: BaseException
 
@@ -156,7 +156,7 @@ def wrap_handlers(
 
     Handlers registered within the block are not wrapped and receive the SDK's own arguments.
     """
-    originals = dict(app._handlers)  # the SDK has no public list of handlers
+    originals = dict(app._handlers)  # the SDK does not expose its handlers publicly
     with closing(HandlerLoop()) as loop:
         for urn, handler in originals.items():
             app._handlers[urn] = _wrap_handler(handler, current, middleware, loop)
@@ -185,7 +185,7 @@ def _wrap_handler(
         chain = partial(_step, one, chain)
 
     def work(_data: Any, _meta: Any, _envelope: Any) -> None:
-        """Run the chain on a copy, because the SDK re-encodes its own envelope for a retry."""
+        """Call middleware and handler with a copy; for a retry, the SDK encodes the original."""
         context = current.begin()
         try:
             with codec.continue_trace(context.envelope):
@@ -206,7 +206,7 @@ def takes_envelope(handler: Handler) -> bool:
     """Return whether a handler accepts the whole envelope as a third positional argument."""
     try:
         parameters = inspect.signature(handler).parameters.values()
-    except (TypeError, ValueError):  # some builtins have no signature
+    except (TypeError, ValueError):  # raised for some builtins, which have no signature
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return len(positional) >= 3 or any(p.kind is p.VAR_POSITIONAL for p in parameters)

@@ -1,4 +1,4 @@
-"""Idempotency: each envelope is claimed before its handler runs and marked as done afterwards.
+"""Idempotency: claims each envelope before its handler runs and marks it as done afterwards.
 
 The SDK's store records only "seen", so two workers that receive the same envelope at the same time
 both handle it. Here, the first worker claims the envelope, and the second learns that it is in
@@ -16,10 +16,10 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from phpmq_lite.envelopes.sqlite_file import open_file, transaction, wall_ms
 
-LEASE_S: Final = 300  # a dead process's claim expires after this time
-KEEP_S: Final = 7 * 86_400  # the broker's default history retention
-PURGE_ROWS: Final = 1_000  # limit per transaction, so that other writers do not wait long
-_PURGE_EVERY: Final = 1_000  # expired rows are purged after this many claims
+LEASE_S: Final = 300  # claims expire after this time if the process died
+KEEP_S: Final = 7 * 86_400  # same as the broker's default history retention
+PURGE_ROWS: Final = 1_000  # limit per transaction, to keep other writers from waiting long
+_PURGE_EVERY: Final = 1_000  # number of claims after which expired rows are purged
 
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS claim (
@@ -46,7 +46,7 @@ DELETE FROM claim WHERE key IN (SELECT key FROM claim WHERE until_ms <= ? LIMIT 
 
 
 class IdempotencyDecision(Enum):
-    """What a worker must do with an envelope."""
+    """What a worker must do with an envelope after trying to claim it."""
 
     RUN = "run"  # claimed: run the handler, then call remember or forget
     DONE = "done"  # already handled: acknowledge the message
@@ -55,7 +55,7 @@ class IdempotencyDecision(Enum):
 
 @runtime_checkable
 class IdempotencyStore(Protocol):
-    """Interface of a worker's store of claims; keys come from :func:`idempotency_key`."""
+    """Interface for storing a worker's claims; :func:`idempotency_key` returns the keys."""
 
     def claim(self, key: str) -> IdempotencyDecision:
         """Claim a key for a few minutes, unless it is done or in flight."""
@@ -64,13 +64,13 @@ class IdempotencyStore(Protocol):
         """Mark a key as done. Call this before the message is acknowledged."""
 
     def forget(self, key: str) -> None:
-        """Release this process's claim after a failure; leave other claims and done keys alone."""
+        """Release this process's claim after a failure. Other claims and done keys remain."""
 
 
 def idempotency_key(
     envelope: Mapping[str, Any], by: Literal["meta.id", "trace_id"] = "meta.id"
 ) -> str | None:
-    """Return an envelope's claim key, or None if the envelope lacks the chosen member.
+    """Return the key for claiming an envelope, or None if it lacks the chosen member.
 
     With ``trace_id``, all envelopes of a trace count as one, so use it only for queues that receive
     one envelope per trace.
@@ -106,8 +106,8 @@ class SqliteIdempotencyStore:
         self._now_ms = now_ms
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
-        self._process = 0  # id of the process that opened the connection
-        self._owners: dict[str, str] = {}  # key -> owner, for this process's claims
+        self._process = 0  # id of the process that opened the database connection
+        self._owners: dict[str, str] = {}  # key -> owner, only for claims of this process
         self._count = 0
 
     def open(self) -> None:
@@ -147,7 +147,7 @@ class SqliteIdempotencyStore:
             connection.execute(_REMEMBER, (key, self._now_ms() + self._keep_ms))
 
     def forget(self, key: str) -> None:
-        """Release this process's claim, unless it expired and another process took it."""
+        """Release this process's claim unless another process has claimed the key since."""
         owner = self._owners.pop(key, None)
         if owner is not None:
             with self._transaction() as connection:
@@ -160,7 +160,7 @@ class SqliteIdempotencyStore:
         return row is not None and row[0] is None
 
     def purge(self) -> int:
-        """Remove expired rows and return how many were removed."""
+        """Delete expired rows and return the number of deleted rows."""
         removed = 0
         while True:
             with self._transaction() as connection:
@@ -178,12 +178,12 @@ class SqliteIdempotencyStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Lock the file for writing, so that no other process changes what was read."""
+        """Lock the file for writing, so that no other process changes rows read in the block."""
         with self._lock, transaction(self._connect()) as connection:
             yield connection
 
     def _connect(self) -> sqlite3.Connection:
-        if self._connection is None or self._process != os.getpid():  # forks must reconnect
+        if self._connection is None or self._process != os.getpid():  # connect again after a fork
             connection = open_file(self._path, is_wal=True)
             with transaction(connection):
                 connection.execute(_TABLE)

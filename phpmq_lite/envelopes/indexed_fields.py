@@ -1,4 +1,4 @@
-"""Indexed fields of an envelope: URN, trace id, ``meta.id`` and attempts. Pure; never raises.
+"""Reads the indexed fields of an envelope: URN, trace id, ``meta.id`` and attempts. Pure.
 
 Every publish to an observed queue runs this, so one typed decode handles the usual case.
 """
@@ -11,9 +11,9 @@ import msgspec
 from phpmq_lite.envelopes import strict_json
 from phpmq_lite.model import Indexed
 
-INDEX_BYTES: Final = 1 << 20  # longer content is not indexed
-INDEX_CHARACTERS: Final = 512  # longer indexed strings are truncated
-BLANK: Final = " \t\n\v\f\r"  # the only characters that count as blank
+INDEX_BYTES: Final = 1 << 20  # larger message bodies are not indexed
+INDEX_CHARACTERS: Final = 512  # indexed strings longer than this are truncated
+BLANK: Final = " \t\n\v\f\r"  # all characters that count as blank
 AFTER_BLANKS: Final = "!"  # a string greater than this begins with a non-blank character
 INT64_MIN: Final = -(1 << 63)
 INT64_MAX: Final = (1 << 63) - 1
@@ -30,7 +30,7 @@ class IndexedFields(NamedTuple):
     urn: str | None
     trace_id: str | None
     meta_id: str | None
-    attempts: int | None  # clamped to 64 bits
+    attempts: int | None  # limited to the range of a 64-bit integer
 
 
 Text = Annotated[str, msgspec.Meta(max_length=INDEX_CHARACTERS)]
@@ -41,13 +41,13 @@ class _MetaHead(msgspec.Struct, gc=False):
 
 
 class _Head(msgspec.Struct, gc=False):
-    """The indexed members with their usual types and lengths, decoded in one pass in C."""
+    """The indexed members if their types and lengths are as usual, decoded in one pass in C."""
 
     job: Text = ""
     urn: Text = ""
     trace_id: Text = ""
     meta: _MetaHead | None = None
-    # With int alone, msgspec would also accept 1.0 as 1.
+    # If the type were int alone, msgspec would also accept 1.0 as 1.
     attempts: Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)] | float | None = None
 
 
@@ -56,7 +56,7 @@ class _RawMetaHead(msgspec.Struct):
 
 
 class _RawHead(msgspec.Struct):
-    """The indexed members, whatever their types."""
+    """The indexed members of an envelope, with values of any type."""
 
     job: msgspec.Raw = msgspec.Raw()
     urn: msgspec.Raw = msgspec.Raw()
@@ -145,6 +145,6 @@ def _raw_text(raw: bytes) -> str | None:
 def _raw_integer(raw: bytes) -> int | None:
     if INTEGER.match(raw) is None:
         return None
-    if len(raw) > 20:  # exceeds 64 bits, and may be too long for int()
+    if len(raw) > 20:  # does not fit into 64 bits, and may be too long for int()
         return INT64_MIN if raw.startswith(b"-") else INT64_MAX
     return clamp_int64(int(raw))

@@ -12,7 +12,7 @@ from phpmq_lite.model import DeadLetterCause, EnvelopeInspection, Indexed, Recor
 from phpmq_lite.queue_settings import QueueSettings
 
 _REASON_CHARACTERS: Final = 200
-# Control characters, including those that change the text direction.
+# Matches control characters, including those that change the direction of text.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _KNOWN: Final = frozenset(validation.REASONS)
 _UNSUPPORTED: Final = "unsupported_schema_version"
@@ -36,7 +36,7 @@ _DATA: Final = msgspec.json.Decoder(_Data)
 
 
 class BabelQueueInspector:
-    """BabelQueue's ``model.EnvelopeInspector``; its methods never raise and may run in any thread.
+    """``EnvelopeInspector`` for BabelQueue; its methods never raise and may run in any thread.
 
     ``schemas`` holds the payload schemas by URN; None disables schema checks.
     """
@@ -49,7 +49,7 @@ class BabelQueueInspector:
         return indexed_fields.read_indexed(content)
 
     def validate(self, content: bytes, settings: QueueSettings) -> EnvelopeInspection:
-        """Check layers A and B, and the payload schema if the queue requires it."""
+        """Check layers A and B, and the payload schema unless the queue's schema mode is off."""
         is_checked = settings.schema_mode != "off"
         right = validation.fast_verdict(content)
         if right is None:
@@ -63,7 +63,7 @@ class BabelQueueInspector:
         if problem is None and is_checked:
             mismatch = self._mismatch(content, shown.urn, is_empty=found.is_tolerated)
             if settings.schema_mode == "quarantine":
-                problem = mismatch  # other modes only count the mismatch
+                problem = mismatch  # in other modes, the mismatch is only counted
         if problem is None:
             return EnvelopeInspection(shown)
         return EnvelopeInspection(shown, problem.reason, problem.detail)
@@ -77,13 +77,13 @@ class BabelQueueInspector:
         return schemas.check(urn, {} if is_empty else _data_of(content))
 
     def read_only_reason(self, content: bytes) -> str | None:
-        """Return ``unsupported_schema_version`` if that is the verdict, or else None."""
+        """Return ``unsupported_schema_version`` if validation finds that problem, or else None."""
         problem = validation.validate(content).problem
         is_unsupported = problem is not None and problem.reason == _UNSUPPORTED
         return _UNSUPPORTED if is_unsupported else None
 
     def make_record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
-        """Return a dead-letter record, with reason ``poison`` if a verdict rejected the content."""
+        """Return a dead-letter record, with reason ``poison`` if the content failed validation."""
         found = indexed_fields.read_indexed_fields(content)
         block = dead_letter_record.DeadLetterBlock(
             reason="poison" if death.reason in _KNOWN else "failed",
@@ -99,7 +99,7 @@ class BabelQueueInspector:
         )
 
     def record_source(self, content: bytes) -> RecordSource | None:
-        """Return the message id and cause in a record's block, or None if the block has no id."""
+        """Return the message id and the cause from a record's block, or None if it has no id."""
         block = dead_letter_record.read_block(content)
         if block is None or not block.message_id:
             return None
@@ -108,11 +108,11 @@ class BabelQueueInspector:
         return RecordSource(block.message_id.encode(), cause, block.error)
 
     def redrive_content(self, content: bytes) -> bytes:
-        """Return redrive content: unwrapped, without its block, and with attempts reset to 0."""
+        """Return the content to redrive: unwrapped, without its block and with 0 attempts."""
         return dead_letter_record.redrive_content(content)
 
     def origin_queue(self, content: bytes) -> str | None:
-        """Return ``dead_letter.original_queue``, falling back to ``meta.queue``."""
+        """Return ``dead_letter.original_queue``, or ``meta.queue`` if it is missing."""
         block = dead_letter_record.read_block(content)
         if block is not None and block.original_queue:
             return block.original_queue
@@ -131,4 +131,4 @@ def _data_of(content: bytes) -> object:
     try:
         return json.loads(content)["data"]
     except (ValueError, RecursionError):
-        return None  # invalid unless the schema allows null
+        return None  # passes only if the schema allows null

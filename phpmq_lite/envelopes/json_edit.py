@@ -19,12 +19,12 @@ class JsonMember(NamedTuple):
     """Byte offsets of a top-level member; ``end`` is exclusive."""
 
     name: str
-    start: int  # position of the name's opening quote
+    start: int  # offset of the quotation mark before the name
     value_start: int
-    end: int  # end of the value, exclusive
+    end: int  # offset just after the value
 
 
-# Values are skipped, not built: objects are discarded and numbers are not converted.
+# Skips over values without building them: discards objects and does not convert numbers.
 _SKIPPER: Final = json.JSONDecoder(
     object_pairs_hook=len,
     parse_constant=strict_json.refuse_constant,
@@ -34,7 +34,7 @@ _SKIPPER: Final = json.JSONDecoder(
 
 
 def find_members(content: bytes) -> list[JsonMember]:
-    """Return the top-level members in order, including repeated ones.
+    """Return a JSON object's top-level members in order, including repeated members.
 
     Raises:
         ValueError: the content is not one JSON object, is not UTF-8, or has more than 256 levels.
@@ -50,7 +50,7 @@ def find_members(content: bytes) -> list[JsonMember]:
 
 
 def _scan(text: str) -> list[JsonMember]:
-    """Return the members with character offsets."""
+    """Return the top-level members, with offsets in characters."""
     members: list[JsonMember] = []
     read = _SKIPPER.raw_decode
     at = _skip(_SPACE, text, 0)
@@ -99,7 +99,7 @@ def _in_bytes(text: str, members: list[JsonMember]) -> list[JsonMember]:
 def edit_members(
     content: bytes, members: list[JsonMember], changes: Mapping[str, bytes | None]
 ) -> bytes:
-    """Return the content with members replaced, added before the last brace, or removed if None.
+    """Return the content with members replaced, added at its end, or removed if set to None.
 
     ``members`` is the result of ``find_members``. If a changed name is repeated, the last member
     receives the value and the others are removed, so that every parser reads the new value.
@@ -122,7 +122,7 @@ def edit_members(
     return _apply_cuts(content, sorted(cuts)) if cuts else content
 
 
-_Cut = tuple[int, int, bytes]  # start, end, replacement
+_Cut = tuple[int, int, bytes]  # start offset, end offset, replacement bytes
 
 
 def _encode_name(name: str) -> bytes:
@@ -130,8 +130,8 @@ def _encode_name(name: str) -> bytes:
 
 
 def _removals(content: bytes, members: list[JsonMember], removed: list[int]) -> list[_Cut]:
-    """Return the cuts that remove the members at ``removed``, a list of ascending indices."""
-    leading = 0  # number of members removed from the start of the object
+    """Return the cuts that remove the members at the indices ``removed``, which are ascending."""
+    leading = 0  # number of removed members at the start of the object
     while leading < len(removed) and removed[leading] == leading:
         leading += 1
     cuts = []

@@ -1,4 +1,4 @@
-"""Transactional outbox: stores an envelope in the same transaction as the business data.
+"""Transactional outbox: stores envelopes in the same transaction as the business data.
 
 The writer inserts a row into a table of the caller's SQLite database, in the caller's transaction.
 ``outbox_relay.py`` publishes the rows later, byte for byte.
@@ -23,12 +23,12 @@ from phpmq_lite.envelopes.validation import validate
 from phpmq_lite.errors import EnvelopeError
 
 TABLE: Final = "phpmq_outbox"
-LEASE_S: Final = 30.0  # another relay takes over a dead relay's queues after this time
-RETRY_FIRST_S: Final = 5.0  # first retry delay; doubles each time the row fails
+LEASE_S: Final = 30.0  # when a relay dies, others take over its queues after this time
+RETRY_FIRST_S: Final = 5.0  # delay before a row's first retry; doubles with each failure
 RETRY_MAX_S: Final = 300.0
-PURGE_ROWS: Final = 1_000  # maximum rows deleted per transaction
+PURGE_ROWS: Final = 1_000  # maximum number of rows deleted per transaction
 ERROR_CHARACTERS: Final = 500
-_ENCODER: Final = ClientSession(1).side  # used only to validate arguments, by encoding them
+_ENCODER: Final = ClientSession(1).side  # encodes arguments only to validate them
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 _SCHEMA: Final = """
@@ -84,7 +84,7 @@ FROM {table} WHERE sent_ms IS NULL GROUP BY queue ORDER BY queue
 
 
 def check_table_name(table: str) -> str:
-    """Return the table name if it is valid.
+    """Check a table name and return it.
 
     Raises:
         ValueError: the name contains characters other than letters, digits and underscores.
@@ -95,7 +95,7 @@ def check_table_name(table: str) -> str:
 
 
 def create_tables(connection: sqlite3.Connection, table: str = TABLE) -> None:
-    """Create the outbox tables that are missing, within the open transaction if there is one."""
+    """Create missing outbox tables; if a transaction is open, they become part of it."""
     for statement in schema(table):
         connection.execute(statement)
 
@@ -109,7 +109,7 @@ def schema(table: str = TABLE) -> tuple[str, ...]:
 def insert(
     envelope: Mapping[str, Any], *, queue: str | None = None, ttl_s: int = 0, table: str = TABLE
 ) -> tuple[str, tuple[str, str, bytes, int, int]]:
-    """Return the SQL and the values that insert an envelope, for use with any SQLite driver.
+    """Return an SQL statement that inserts an envelope, and its values, for any SQLite driver.
 
     The first value is the row's id.
 
@@ -133,7 +133,7 @@ def _insert(
 
 
 class Outbox:
-    """Writes outbox rows on the caller's connection, within the caller's transaction.
+    """Writes outbox rows over the caller's connection, within the caller's transaction.
 
     ::
 
@@ -148,7 +148,7 @@ class Outbox:
     def __init__(
         self, connection: sqlite3.Connection, *, queue: str = "default", table: str = TABLE
     ) -> None:
-        self.queue = queue  # default queue of ``publish``
+        self.queue = queue  # queue for ``publish`` if none is given
         self._connection = connection
         self._table = check_table_name(table)
 
@@ -186,7 +186,7 @@ class Outbox:
 
 
 class OutboxRow(NamedTuple):
-    """An outbox row to publish."""
+    """An outbox row that is to be published."""
 
     seq: int
     row_id: str
@@ -197,14 +197,14 @@ class OutboxRow(NamedTuple):
 
 
 class OutboxQueueStatus(NamedTuple):
-    """Summary of a queue's unsent rows."""
+    """Summary of the unsent outbox rows for one queue."""
 
     queue: str
     waiting: int
-    failing: int  # number of rows with an error
-    oldest_ms: int  # time when the oldest row was written, in Unix ms
-    attempts: int  # highest number of failed attempts of any row
-    error: str | None  # error of the oldest row with an error
+    failing: int  # number of rows that failed at least once
+    oldest_ms: int  # when the oldest row was written, in Unix ms
+    attempts: int  # maximum number of failed attempts for any one row
+    error: str | None  # last error of the oldest row that failed
 
 
 class SqliteOutboxStore:
@@ -234,7 +234,7 @@ class SqliteOutboxStore:
     # -- the SDK's protocol
 
     def save(self, encoded: str, queue: str) -> str:
-        """Write an encoded envelope in the caller's transaction; return the row's id.
+        """Write an encoded envelope within the caller's transaction; return the row's id.
 
         Raises:
             EnvelopeError: no consumer could handle the envelope (the SDK's codec may write NaN).
@@ -277,7 +277,7 @@ class SqliteOutboxStore:
             self._connection.executemany(self._sql(_SENT), [(now_ms, row_id) for row_id in ids])
 
     def mark_failed(self, id: str, error: str, *, delays_row: bool = True) -> None:
-        """Record a row's error; ``delays_row`` postpones its next attempt by 5 to 300 s."""
+        """Record the error of a row; ``delays_row`` postpones the next attempt by 5 to 300 s."""
         values = {
             "id": id, "error": error[:ERROR_CHARACTERS], "delays_row": delays_row,
             "now_ms": self._now_ms(), "first_ms": round(RETRY_FIRST_S * 1_000),
@@ -289,7 +289,7 @@ class SqliteOutboxStore:
     # -- for our relay
 
     def queues(self) -> list[str]:
-        """Return the queues that have unsent rows; finding each takes O(log n)."""
+        """Return the queues that have unsent rows, in O(log n) time for each queue."""
         found: list[str] = []
         row = self._connection.execute(self._sql(_FIRST_QUEUE)).fetchone()
         while row[0] is not None:
@@ -298,7 +298,7 @@ class SqliteOutboxStore:
         return found
 
     def lease_rows(self, queue: str, limit: int, max_bytes: int = 4 << 20) -> list[OutboxRow]:
-        """Lease a queue and return its oldest due rows, or none if another relay holds the lease.
+        """Lease a queue and return its oldest due rows; return none if another relay has the lease.
 
         Returns at most ``limit`` rows, and stops after ``max_bytes`` of bodies.
         """
@@ -322,7 +322,7 @@ class SqliteOutboxStore:
         return rows
 
     def release(self) -> None:
-        """Release this relay's leases, so that other relays need not wait until they expire."""
+        """Release this relay's leases, so that other relays need not wait for them to expire."""
         with transaction(self._connection):
             self._connection.execute(
                 f"DELETE FROM {self._table}_lease WHERE relay = ?",  # noqa: S608 - checked name
@@ -330,7 +330,7 @@ class SqliteOutboxStore:
             )
 
     def purge(self, keep_s: float) -> int:
-        """Remove rows sent more than ``keep_s`` seconds ago; return how many were removed."""
+        """Delete rows sent more than ``keep_s`` seconds ago; return the number of deleted rows."""
         before_ms = self._now_ms() - round(keep_s * 1_000)
         removed = 0
         while True:

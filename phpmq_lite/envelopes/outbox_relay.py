@@ -1,4 +1,4 @@
-"""Outbox relay: publishes rows unchanged and in order, using each row's id as its publish key.
+"""Outbox relay: publishes the rows unchanged and in order, with each row's id as publish key.
 
 What happens to a row::
 
@@ -20,8 +20,8 @@ from phpmq_lite.client.blocking_client import KeyedMessage, NoReplyError, Publis
 from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
 from phpmq_lite.errors import ConnectionLostError, PublishRefusedError
 
-BATCH_ROWS: Final = 500  # number of rows sent before waiting for replies
-PAUSE_FIRST_S: Final = 1.0  # for a queue that rejects messages; doubles after each rejection
+BATCH_ROWS: Final = 500  # number of rows to send before waiting for replies
+PAUSE_FIRST_S: Final = 1.0  # first pause for a queue that rejects a message; then doubles
 PAUSE_MAX_S: Final = 30.0
 
 Report = Callable[[OutboxRow, str], None]
@@ -32,9 +32,9 @@ class RelayPass:
     """Result of one pass over all queues."""
 
     sent: int = 0
-    failed: int = 0  # number of rows kept with an error
-    is_unreachable: bool = False  # the broker did not reply, so other rows were not tried
-    refused: set[str] = field(default_factory=set)  # queues that are refusing messages
+    failed: int = 0  # number of rows that failed and were kept
+    is_unreachable: bool = False  # no reply from the broker, so the pass ended early
+    refused: set[str] = field(default_factory=set)  # queues that currently reject messages
 
 
 class Relay:
@@ -60,7 +60,7 @@ class Relay:
         self._batch = batch
         self._report = report
         self._is_stopped = is_stopped
-        self._pauses: dict[str, tuple[float, float]] = {}  # queue -> (end time, duration)
+        self._pauses: dict[str, tuple[float, float]] = {}  # queue -> (end and length of the pause)
 
     def run(self) -> RelayPass:
         """Send due rows until none are left or the broker is unreachable.
@@ -108,7 +108,7 @@ class Relay:
         *,
         is_blamed: bool,
     ) -> None:
-        """Record each row's result; lost connections count as failures only if ``is_blamed``."""
+        """Record each row's result; a lost connection counts as a failure only if ``is_blamed``."""
         sent = [row.row_id for row, out in zip(rows, outcomes, strict=True) if out is None]
         self._store.mark_published(sent)
         result.sent += len(sent)
@@ -123,7 +123,7 @@ class Relay:
             self._report(row, str(outcome))
 
     def _pause(self, queue: str) -> None:
-        """Pause a queue, doubling the pause each time."""
+        """Pause sending to a queue; each pause is twice as long as the previous one."""
         last_s = self._pauses.get(queue, (0.0, 0.0))[1]
         pause_s = min(max(PAUSE_FIRST_S, 2 * last_s), PAUSE_MAX_S)
         self._pauses[queue] = (self._now_s() + pause_s, pause_s)

@@ -19,9 +19,9 @@ from phpmq_lite.envelopes.validation import EnvelopeProblem
 from phpmq_lite.errors import PhpmqError
 
 REASON: Final = "schema_mismatch"
-DEPTH_LIMIT: Final = 64  # maximum nesting of a schema document
+DEPTH_LIMIT: Final = 64  # maximum nesting depth of a schema document
 VALUES_LIMIT: Final = 10_000  # maximum number of values in one enum
-POINTER_CHARACTERS: Final = 200  # longer pointers into a payload are truncated
+POINTER_CHARACTERS: Final = 200  # pointers into a payload are truncated to this length
 _APPLIED: Final = frozenset(
     {"type", "required", "properties", "additionalProperties", "items", "enum", "const"}
     | {"minLength", "minimum"}
@@ -44,7 +44,7 @@ TYPES: Final = tuple(_ARTICLES)
 
 
 class SchemaError(PhpmqError):
-    """Invalid schema; ``pointer`` (RFC 6901) locates the fault; empty means the whole document."""
+    """Invalid schema; ``pointer`` (RFC 6901) locates the error, and is empty for the whole file."""
 
     def __init__(self, detail: str, pointer: str = "") -> None:
         super().__init__(f"{pointer or 'the document'}: {detail}")
@@ -62,15 +62,15 @@ class SchemaRule:
     additional: "SchemaRule | None" = None  # rule for other members; None allows anything
     items: "SchemaRule | None" = None  # rule for array items; None allows anything
     values: tuple[Any, ...] | None = None  # from enum and const; None allows any value
-    keys: frozenset[Any] = frozenset()  # equality keys of the allowed values
-    min_length: int = 0  # counted in code points
+    keys: frozenset[Any] = frozenset()  # keys for comparing a value with the allowed values
+    min_length: int = 0  # minimum string length in code points
     minimum: int | float | None = None
-    rejects_all: bool = False  # set by the schema ``false``, which rejects everything
-    sensitivity: str | None = None  # category from x-gdpr-sensitive; empty if that is ``true``
+    rejects_all: bool = False  # True for the schema ``false``, which rejects everything
+    sensitivity: str | None = None  # from x-gdpr-sensitive: its category, or empty if ``true``
     title: str = ""
 
     def allows(self, kind: str) -> bool:
-        """Return whether values of the JSON type ``kind`` are allowed."""
+        """Return whether the rule allows values of the JSON type ``kind``."""
         types = self.types
         return types is None or kind in types or (kind == "integer" and "number" in types)
 
@@ -85,10 +85,10 @@ class PayloadSchema:
 
     rule: SchemaRule
     document: Any
-    unchecked: tuple[str, ...] = ()  # pointers to keywords that are not applied
+    unchecked: tuple[str, ...] = ()  # pointers to keywords that are not enforced
 
     def check(self, data: Any, *, is_on_wire: bool = False) -> EnvelopeProblem | None:
-        """Return the first violation in ``data``, or None. Never raises.
+        """Return the first schema violation in ``data``, or None if there is none. Never raises.
 
         The pointer begins with ``/data`` and is repeated in the detail. Neither contains payload
         values.
@@ -100,7 +100,7 @@ class PayloadSchema:
         """
         rule = self.rule
         if rule.sensitivity is not None and is_on_wire:
-            rule = replace(rule, sensitivity=None)  # the SDK encrypts members, never the root
+            rule = replace(rule, sensitivity=None)  # the SDK never encrypts the root
         found = _check(rule, data, is_on_wire)
         return None if found is None else _problem(*found)
 
@@ -186,7 +186,7 @@ def _rule(document: Any, at: str, unchecked: list[str], depth: int) -> SchemaRul
         if word not in document:
             return None
         if word == "items" and isinstance(document[word], list):
-            unchecked.append(f"{at}/{word}")  # no SDK supports schemas by position
+            unchecked.append(f"{at}/{word}")  # no SDK supports positional schemas
             return None
         rule = _rule(document[word], f"{at}/{word}", unchecked, depth + 1)
         return None if rule == ANYTHING else rule
@@ -260,7 +260,7 @@ def _values(document: dict[str, Any], at: str) -> tuple[Any, ...] | None:
 
 
 def _depth(value: Any) -> int:
-    """Return the nesting depth; iterative, because Python's stack is limited."""
+    """Return the nesting depth of a value, without recursion, because Python's stack is limited."""
     depth, level = 0, [value]
     while level:
         depth += 1
@@ -293,11 +293,11 @@ def _sensitivity(given: object) -> str | None:
 
 # -- checking
 
-_Found = tuple[str, list[str | int]]  # the violation, and its path from innermost to outermost
+_Found = tuple[str, list[str | int]]  # the violation, and its path in reverse, innermost name first
 
 
 def _check(rule: SchemaRule, value: Any, is_on_wire: bool) -> _Found | None:
-    """Return the first violation; its path is built only on return, so valid values cost less.
+    """Return the first violation; to save time on valid values, its path is built only on return.
 
     A check takes 2 to 4 µs per member (measured on a 2-core virtual machine).
     """
@@ -356,14 +356,14 @@ def _check_items(rule: SchemaRule, value: list[Any], is_on_wire: bool) -> _Found
 
 
 def _problem(detail: str, path: list[str | int]) -> EnvelopeProblem:
-    """Return the problem, with its pointer truncated because senders choose the member names."""
+    """Return the problem with a truncated pointer, because senders choose the names in it."""
     at = "/".join(["/data", *(escape_pointer(str(name)) for name in reversed(path))])
     pointer = at if len(at) <= POINTER_CHARACTERS else f"{at[: POINTER_CHARACTERS - 1]}…"
     return EnvelopeProblem(REASON, f"{pointer} {detail}", pointer)
 
 
 def is_integer(value: Any) -> bool:
-    """Return whether JSON Schema counts the value as an integer: 1.0 is one, true is not."""
+    """Return whether JSON Schema considers the value an integer: 1.0 is an integer, true is not."""
     if isinstance(value, float):
         return value.is_integer()
     return isinstance(value, int) and not isinstance(value, bool)
@@ -388,7 +388,7 @@ _IS_OF_TYPE: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 
 def equality_key(value: Any) -> Any:
-    """Return a hashable key for comparing values; as with PHP's ===, 1, 1.0 and true differ."""
+    """Return a hashable key for comparing values; as with PHP's ``===``, 1, 1.0 and true differ."""
     if isinstance(value, dict):
         return dict, frozenset((name, equality_key(member)) for name, member in value.items())
     if isinstance(value, list):
@@ -427,12 +427,12 @@ def escape_pointer(name: str) -> str:
 
 @dataclass(slots=True, frozen=True)
 class SchemaField:
-    """A location in ``data`` that a schema describes."""
+    """A location in ``data`` for which a schema has a rule."""
 
-    path: str  # such as lines[].sku; empty for data itself
-    types: str  # readable, such as "a string or null"
-    is_required: bool  # required by the enclosing object
-    limits: str  # "one of 3 values, at least 1"; usually empty
+    path: str  # such as lines[].sku; empty for the whole data
+    types: str  # the allowed types in words, such as "a string or null"
+    is_required: bool  # whether the enclosing object must have this member
+    limits: str  # such as "one of 3 values, at least 1"; usually empty
     sensitivity: str | None  # category of sensitive data, or None
     title: str  # the schema's title or description; usually empty
 

@@ -1,4 +1,4 @@
-"""Envelope producers: each publish is confirmed and returns the ``meta.id``.
+"""Envelope producers: the broker confirms each publish, which returns the ``meta.id``.
 
 The publish key is the ``meta.id``, with ``attempts`` appended unless they are 0, so an envelope
 that is sent again after a lost connection or an error is stored only once while the broker
@@ -48,7 +48,7 @@ def envelope_for(
     trace_id: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return an envelope for a URN and data, or for a job object, continuing the current trace.
+    """Return an envelope for a URN and data or for a job object; it continues the current trace.
 
     ``trace_id`` and the job's ``get_babel_trace_id`` take precedence over the current trace. With a
     job, the second argument may be the queue: ``publish(UserRegistered(42), "emails")``.
@@ -79,7 +79,7 @@ def envelope_for(
 def prepare_publish(
     envelope: Mapping[str, Any], queue: str | None = None, key: bytes | str | None = None
 ) -> PreparedEnvelope:
-    """Encode an envelope for ``queue``, or for its ``meta.queue`` if no queue is given.
+    """Encode an envelope to be sent to ``queue``, or to its ``meta.queue`` if no queue is given.
 
     Raises:
         EnvelopeError: the envelope is invalid, or it has no queue and none was given.
@@ -92,12 +92,12 @@ def prepare_publish(
         raise EnvelopeError("/meta/queue is missing; set it or pass a queue")
     meta_id = meta.get("id") or ""
     attempts = envelope["attempts"]
-    own = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id  # a retry needs a new key
+    own = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id  # new key for a retry
     return PreparedEnvelope(target, content, receipt_key(content, own, key), meta_id)
 
 
 def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -> bytes:
-    """Return the publish key: ``key`` if given, else ``identity``, else a hash of the content.
+    """Return the publish key: ``key``, or ``identity`` if that is None, or a hash of the content.
 
     An identity that is too long is hashed.
 
@@ -127,7 +127,7 @@ class Producer:
     def __init__(
         self, client: BlockingClient | str = "127.0.0.1", *, queue: str = "default", **options: Any
     ) -> None:
-        """Publish over an open client, or connect to an address.
+        """Publish over an open client, or over a new connection to an address.
 
         Args:
             client: an open client, which the caller closes, or the address to connect to.
@@ -216,7 +216,7 @@ class AsyncProducer:
     def __init__(
         self, client: Client | str = "127.0.0.1", *, queue: str = "default", **options: Any
     ) -> None:
-        """Publish over an open client, or connect to an address in ``async with``."""
+        """Publish over an open client; if given an address instead, connect on ``async with``."""
         self.queue = queue
         self._is_owner = isinstance(client, str)
         self.client = connect_aio(client, **options) if isinstance(client, str) else client

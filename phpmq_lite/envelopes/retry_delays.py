@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 DEFAULT_DELAYS_S: Final = (1.0, 5.0, 15.0)
-_MOST_DOUBLINGS: Final = 1_000  # a float overflows near 2^1024
+_MOST_DOUBLINGS: Final = 1_000  # more would be pointless: floats overflow near 2^1024
 
 
 @dataclass(slots=True, frozen=True)
 class RetryDelays:
-    """Seconds to wait before the second run, the third run and so on.
+    """Delays in seconds before the second run of a message, the third run and so on.
 
     If ``steps`` is set, its last value repeats. Otherwise the delay is ``base_s * multiplier^(n -
     1)``, at most ``max_s`` (0 means unlimited). With jitter, the delay is random, up to that value,
@@ -27,7 +27,7 @@ class RetryDelays:
     def after(
         self, attempt: int, uniform: Callable[[float, float], float] = random.uniform
     ) -> float:
-        """Return the delay in seconds after failure ``attempt``, counting from 1."""
+        """Return the delay in seconds after the failure numbered ``attempt``, starting from 1."""
         if self.steps:
             return self.steps[min(attempt, len(self.steps)) - 1]
         try:
@@ -40,7 +40,7 @@ class RetryDelays:
 
 
 def parse_delays(text: str) -> RetryDelays:
-    """Parse a comma-separated list of seconds, such as ``1,5,15``.
+    """Parse a comma-separated list of delays in seconds, such as ``1,5,15``.
 
     Raises:
         ValueError: the text is not a list of non-negative numbers.

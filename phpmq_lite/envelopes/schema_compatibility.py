@@ -1,4 +1,4 @@
-"""Check whether a new schema version breaks consumers of the old one. Pure functions.
+"""Check whether a new schema version breaks consumers of the old version. Pure functions.
 
 Consumers are upgraded before producers, so payloads that are valid under the old schema must stay
 valid under the new schema, and the old guarantees must still hold: fields must not disappear,
@@ -26,7 +26,7 @@ ChangeLevel = Literal["breaking", "note"]
 
 @dataclass(slots=True, frozen=True)
 class SchemaChange:
-    """A schema difference; in ``pointer``, ``*`` stands for every array item or other member."""
+    """A difference between schemas; ``*`` in ``pointer`` means every array item or other member."""
 
     level: ChangeLevel
     pointer: str
@@ -34,12 +34,12 @@ class SchemaChange:
 
     @property
     def is_breaking(self) -> bool:
-        """Return whether the change requires a new URN."""
+        """Return whether the change breaks consumers and so requires a new URN."""
         return self.level == "breaking"
 
 
 def schema_changes(old: PayloadSchema, new: PayloadSchema) -> tuple[SchemaChange, ...]:
-    """Return the relevant differences, breaking ones first."""
+    """Return the relevant differences between two schemas, with breaking changes first."""
     differences = _Differences()
     differences.compare(old.rule, new.rule, "/data")
     return tuple(sorted(differences.changes, key=lambda change: not change.is_breaking))
@@ -58,9 +58,9 @@ class _Differences:
         self.changes.append(SchemaChange("note", at, detail))
 
     def compare(self, old: SchemaRule, new: SchemaRule, at: str) -> None:
-        """Compare one location and everything below it."""
+        """Compare the rules for one location and for all locations below it."""
         if old is ANYTHING and new is ANYTHING:
-            return  # otherwise the comparison would never end
+            return  # otherwise the recursion would never end
         if old.rejects_all:
             if not new.rejects_all:
                 self._add_note(at, "now allowed")
@@ -80,7 +80,7 @@ class _Differences:
             self._add_breaking(
                 at, f"was {type_names(old.types)} and is now {type_names(new.types)}"
             )
-            return  # the locations below have a different meaning now
+            return  # after a type change, the locations below cannot be compared
         if new.values is not None:
             self._add_breaking(at, f"now allows only {_format_values(new.values)}")
         self._compare_bounds(old, new, at)
@@ -92,7 +92,7 @@ class _Differences:
     def _compare_values(
         self, old: SchemaRule, values: tuple[Any, ...], new: SchemaRule, at: str
     ) -> None:
-        """Compare a location that allowed only certain values, by testing each value."""
+        """Compare a location that allowed only certain values by testing each of these values."""
         old_values = [value for value in values if _fits(old, value)]
         lost = [value for value in old_values if not _fits(new, value)]
         if lost:
@@ -136,7 +136,7 @@ class _Differences:
                 continue
             pointer = f"{at}/{escape_pointer(name)}"
             if old_additional is not ANYTHING and old_additional is not NOTHING:
-                # Until now, the rule for additional members applied.
+                # Under the old schema, the rule for additional members applied.
                 self.compare(old_additional, rule, pointer)
             elif rule.rejects_all and old_additional is ANYTHING:
                 self._add_breaking(pointer, "no longer allowed")
@@ -163,7 +163,7 @@ def _or_none(value: float | None) -> str:
     return "none" if value is None else str(value)
 
 
-_MAX_SHOWN: Final = 8  # maximum number of values per message
+_MAX_SHOWN: Final = 8  # maximum number of values listed in a message
 
 
 def _format_values(values: list[Any] | tuple[Any, ...]) -> str:

@@ -25,11 +25,11 @@ from phpmq_lite.envelopes.validation import EnvelopeProblem
 from phpmq_lite.errors import PhpmqError
 
 MANIFEST: Final = "registry.json"
-FILE_BYTES: Final = 1 << 20  # maximum size of one file
-WATCH_S: Final = 2.0  # interval between checks for changed files
+FILE_BYTES: Final = 1 << 20  # maximum size of each file in the folder
+WATCH_S: Final = 2.0  # seconds between checks for changed files
 _VERSION: Final = re.compile(r"[.:]v([0-9]{1,6})")
 _SHOWN_FAULTS: Final = 3
-Stamp = dict[str, tuple[int, int, int]]  # file -> (modification time, size, inode)
+Stamp = dict[str, tuple[int, int, int]]  # file name -> (modification time, size, inode)
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,7 +57,7 @@ class RegisteredSchema:
 
     @property
     def version(self) -> int:
-        """The version number N of a URN that ends in ``.vN`` or ``:vN``, or 1 for other URNs."""
+        """The version number: N for a URN that ends in ``.vN`` or ``:vN``, 1 for all other URNs."""
         found = _VERSION.search(self.urn)
         return int(found[1]) if found and found.end() == len(self.urn) else 1
 
@@ -66,9 +66,9 @@ class RegisteredSchema:
 class SchemaRegistry:
     """The contents of the schema folder; ``faults`` is empty if the folder is valid."""
 
-    entries: Mapping[str, RegisteredSchema] = field(default_factory=dict)  # keyed by URN
+    entries: Mapping[str, RegisteredSchema] = field(default_factory=dict)  # schemas by URN
     faults: tuple[RegistryFault, ...] = ()
-    stamp: Stamp = field(default_factory=dict)  # read before the schema files
+    stamp: Stamp = field(default_factory=dict)  # state of the files just before they were read
 
     def check(self, urn: str, data: Any, *, is_on_wire: bool = False) -> EnvelopeProblem | None:
         """Return the first violation in a payload, or None if it is valid or has no schema.
@@ -99,7 +99,7 @@ def read_registry(folder: Path) -> SchemaRegistry:
     rows = list(_rows(folder, faults))
     stamp = _stamp(folder, {MANIFEST, *(row["schema"] for row in rows)})
     if stamp[MANIFEST] != before[MANIFEST]:
-        stamp = {}  # the folder changed during the read, so the next check reads it again
+        stamp = {}  # changed while being read, so the next check reads it again
     read: dict[str, PayloadSchema] = {}
     broken: set[str] = set()
     entries: dict[str, RegisteredSchema] = {}
@@ -134,7 +134,7 @@ def _content(path: Path) -> bytes:
             content = file.read(FILE_BYTES + 1)
     except OSError as error:
         raise SchemaError(error.strerror or str(error)) from None
-    except ValueError as error:  # raised if the name contains a NUL
+    except ValueError as error:  # raised if the file name contains a NUL character
         raise SchemaError(str(error)) from None
     if len(content) > FILE_BYTES:
         raise SchemaError(f"larger than the limit of {FILE_BYTES} bytes")
@@ -142,7 +142,7 @@ def _content(path: Path) -> bytes:
 
 
 def _rows(folder: Path, faults: list[RegistryFault]) -> Iterator[dict[str, Any]]:
-    """Yield the valid entries of the manifest."""
+    """Yield the valid entries of ``registry.json``."""
 
     def fault(pointer: str, detail: str) -> None:
         faults.append(RegistryFault(MANIFEST, pointer, detail))
@@ -216,11 +216,11 @@ def is_changed(folder: Path, registry: SchemaRegistry) -> bool:
 
 @dataclass(slots=True)
 class ValidationCounts:
-    """Counts of one URN's payloads that ``passed`` and ``failed`` since startup."""
+    """Numbers of payloads of a URN that have passed and failed validation since startup."""
 
     passed: int = 0
     failed: int = 0
-    last: EnvelopeProblem | None = None  # the latest failure
+    last: EnvelopeProblem | None = None  # the most recent violation
 
 
 class ActiveSchemas:
@@ -233,8 +233,8 @@ class ActiveSchemas:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.registry = SchemaRegistry()
-        self.faults: tuple[RegistryFault, ...] = ()  # faults found by the latest read
-        self._read = SchemaRegistry()  # result of the latest read, even if invalid
+        self.faults: tuple[RegistryFault, ...] = ()  # errors found by the most recent read
+        self._read = SchemaRegistry()  # most recently read version, even if invalid
         self._counts: dict[str, ValidationCounts] = {}
         self._lock = threading.Lock()  # guards `_counts`
 
@@ -268,7 +268,7 @@ class ActiveSchemas:
         on_reload: Callable[[RegistryError | None], None] = lambda _: None,
         every_s: float = WATCH_S,
     ) -> None:
-        """Reload changed files until cancelled; ``on_reload`` receives None or the error."""
+        """Reload changed files until cancelled; pass the error, or None, to ``on_reload``."""
         while self.folder is not None:
             await asyncio.sleep(every_s)
             try:
@@ -284,7 +284,7 @@ class ActiveSchemas:
         return urn in self.registry.entries
 
     def check(self, urn: str, data: Any) -> EnvelopeProblem | None:
-        """Check a received payload and count the result; return the violation or None."""
+        """Check a received payload and count the result; return the first violation or None."""
         if urn not in self.registry.entries:
             return None
         problem = self.registry.check(urn, data, is_on_wire=True)
@@ -298,6 +298,6 @@ class ActiveSchemas:
         return problem
 
     def counts(self, urn: str) -> ValidationCounts:
-        """Return a copy of the counts for a URN."""
+        """Return a copy of the validation counts for a URN."""
         with self._lock:
             return replace(self._counts.get(urn, ValidationCounts()))

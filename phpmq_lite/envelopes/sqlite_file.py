@@ -1,4 +1,4 @@
-"""Helpers for clients' SQLite files, which several processes may share."""
+"""Helpers for the SQLite files of clients, which several processes may share."""
 
 import sqlite3
 import time
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-BUSY_S: Final = 10.0  # how long to wait for other writers
+BUSY_S: Final = 10.0  # how long to wait until other writers release the lock
 _RETRY_S: Final = 0.01
 
 
@@ -34,7 +34,7 @@ def open_file(path: str | Path, *, is_wal: bool = False) -> sqlite3.Connection:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch to WAL mode, retrying because SQLite does not wait for concurrent switches."""
+    """Switch to WAL mode, retrying because SQLite does not wait while another process switches."""
     deadline = time.monotonic() + BUSY_S
     while True:
         try:
@@ -59,7 +59,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         yield connection
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # SQLite has already rolled back if the disk is full
+        if connection.in_transaction:  # False if the disk was full, as SQLite then rolls back
             connection.execute("ROLLBACK")
         raise
 

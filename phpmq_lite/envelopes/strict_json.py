@@ -11,19 +11,19 @@ from typing import Any, Final
 
 from phpmq_lite.errors import EnvelopeError
 
-DEPTH_LIMIT: Final = 256  # maximum nesting levels, including the root
-DIGITS_LIMIT: Final = 4300  # maximum digits of an integer, as for CPython's int()
+DEPTH_LIMIT: Final = 256  # maximum number of nesting levels, including the root
+DIGITS_LIMIT: Final = 4300  # maximum number of digits of an integer, as in CPython's int()
 
-_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # may lack its end quote
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # the end quote may be missing
 _STEPS: Final = bytes(
     1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256)
-)  # as signed bytes: 1 opens a level, -1 closes one
+)  # signed bytes: 1 for an opening bracket, -1 for a closing one
 _NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _WITHOUT_LONE: Final = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB]..\\u[dD][c-fC-F])*+", re.DOTALL
 )
-# To find long numbers, map digits to 0, e and E to e, + to itself and everything else to a space.
+# To find long numbers, map each digit to 0, e and E to e, + to +, and all else to a space.
 _NUMBER_SIGNS: Final = bytes(
     48 if byte in b"0123456789" else 101 if byte in b"eE" else 43 if byte == 43 else 32
     for byte in range(256)
@@ -32,7 +32,7 @@ _LONG_NUMBERS: Final = (b"0" * 200, b"e000", b"e+000")
 
 
 def refuse_constant(name: str) -> Any:
-    """Raise ValueError for NaN and Infinity, which ``json`` would accept."""
+    """Raise ValueError for NaN and Infinity, which the module ``json`` accepts by default."""
     raise ValueError(f"{name} is not valid JSON")
 
 
@@ -49,7 +49,7 @@ _CHECKED: Final = json.JSONDecoder(
 
 
 def to_bytes(content: object) -> bytes:
-    """Return a body as bytes; encode a string as UTF-8, in which lone surrogates stay invalid.
+    """Return a body as bytes, encoding a string as UTF-8 in which lone surrogates remain invalid.
 
     Raises:
         EnvelopeError: the body is neither bytes nor a string.
@@ -67,7 +67,7 @@ def to_bytes(content: object) -> bytes:
 
 
 def is_too_deep(content: bytes) -> bool:
-    """Return whether brackets are nested deeper than ``DEPTH_LIMIT``, even in invalid JSON."""
+    """Return whether brackets are nested more than ``DEPTH_LIMIT`` deep, even in invalid JSON."""
     if content.count(b"[") + content.count(b"{") <= DEPTH_LIMIT:
         return False
     steps = _STRING.sub(b"", content).translate(_STEPS, _NO_BRACKETS)
@@ -84,14 +84,14 @@ def has_long_numbers(content: bytes) -> bool:
 
 
 def parse_json(text: str, *, may_overflow: bool) -> Any:
-    """Parse one JSON value that is not too deep, with ``may_overflow`` from ``has_long_numbers``.
+    """Parse a JSON value that is not too deep; ``may_overflow`` comes from ``has_long_numbers``.
 
     Raises:
         ValueError: the text is not exactly one value, or an integer has too many digits.
     """
     try:
         return (_CHECKED if may_overflow else _PLAIN).decode(text)
-    except RecursionError:  # the caller's stack is already deep
+    except RecursionError:  # possible if the caller's stack is already deep
         raise ValueError("nested too deeply for the remaining stack") from None
 
 
@@ -113,7 +113,7 @@ def is_finite(value: Any) -> bool:
         elif type(item) is list:
             waiting.extend(item)
         elif type(item) is float:
-            if item - item != 0.0:  # infinite or NaN
+            if item - item != 0.0:  # True for infinity and NaN
                 return False
         elif type(item) is int and item.bit_length() > 1023 and not _fits_double(item):
             return False

@@ -1,4 +1,4 @@
-"""PHPMQ transport for the SDK, and the events that a worker logs or passes to a hook."""
+"""PHPMQ transport for the SDK, and the worker events that are logged or passed to a hook."""
 
 import json
 import logging
@@ -33,16 +33,16 @@ Unknown values are omitted. The context never contains message content.
 
 EventName = Literal[
     "job.ack",  # handled and acknowledged
-    "job.retry",  # failed; a copy waits for the next run
-    "job.released",  # requeued unchanged; reason: unknown_urn, in_flight, shutdown …
-    "job.dead_letter",  # failed permanently, unknown or malformed; a record was written
+    "job.retry",  # failed; a copy was published for the next run
+    "job.released",  # requeued unchanged, because of unknown_urn, in_flight, shutdown …
+    "job.dead_letter",  # dead-lettered: failed permanently, unknown URN or malformed
     "job.dropped",  # acknowledged without being handled, as configured
-    "job.duplicate",  # already handled; acknowledged without running again
-    "job.warning",  # an envelope has outdated members; reported once per warning
+    "job.duplicate",  # handled before; acknowledged without being handled again
+    "job.warning",  # an envelope has outdated members; each warning is reported once
     "reserve.failed",  # no message could be received; the worker retries
-    "process.failed",  # a job could not be settled, or its handler stopped the worker
+    "process.failed",  # a job could not be settled, or a handler stopped the worker
     "worker.started",
-    "worker.stopping",  # reason: stopped, exit, jobs, runtime, memory, orphaned, empty
+    "worker.stopping",  # because of stopped, exit, jobs, runtime, memory, orphaned or empty
 ]
 
 _log = logging.getLogger("phpmq_lite.worker")
@@ -50,18 +50,18 @@ _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": log
 
 
 def log_event(level: EventLevel, event: str, context: Mapping[str, Any]) -> None:
-    """Log an event to the ``phpmq_lite.worker`` logger; the default hook."""
+    """Log an event to the ``phpmq_lite.worker`` logger; this is the default hook."""
     details = " ".join(f"{name}={value}" for name, value in context.items())
     _log.log(_LEVELS[level], "%s %s", event, details)
 
 
 ATTEMPTS_LIMIT: Final = 1 << 31
-RELEASE_S: Final = 5.0  # delay before a message that cannot be handled now is retried
+RELEASE_S: Final = 5.0  # delay before a message that cannot be handled yet is retried
 DEAD_SUFFIX: Final = ".dlq"
 RETRY_SUFFIX: Final = ".retry"
-QUEUE_BYTES: Final = 255  # longest name of a .retry queue; beyond it, retries have no delay
-_SETTLED_LIMIT: Final = 10_000  # number of message ids to remember
-_ERROR_CHARACTERS: Final = 2_000  # longer exception messages are truncated in records
+QUEUE_BYTES: Final = 255  # longer .retry queue names are not used; retries then have no delay
+_SETTLED_LIMIT: Final = 10_000  # number of settled message ids to remember
+_ERROR_CHARACTERS: Final = 2_000  # exception messages in records are truncated to this length
 _TRACEBACK_LINES: Final = 20
 _UNSUPPORTED: Final = "unsupported_schema_version"
 
@@ -74,15 +74,15 @@ class WorkerJob:
     verdict: Verdict
     attempts: int  # between 0 and ATTEMPTS_LIMIT
     received_s: float  # arrival time on the monotonic clock
-    claim: str | None = None  # None if the job is not claimed
+    claim: str | None = None  # idempotency key; None if not claimed
     is_started: bool = False
     is_handled: bool = False
     is_settled: bool = False
-    error: BaseException | None = None  # exception raised by the handler
+    error: BaseException | None = None  # the exception that the handler raised
 
     @property
     def message_id(self) -> str:
-        """The message id assigned by the broker."""
+        """The message id that the broker assigned."""
         return self.delivery.message_id
 
 
@@ -93,7 +93,7 @@ class PhpmqTransport(Transport):
     and with True when the queue is empty; if it returns True, no job follows.
     """
 
-    classifies_poison = True  # the app receives only valid bodies
+    classifies_poison = True  # tells the SDK that the app receives only valid bodies
 
     def __init__(
         self,
@@ -123,10 +123,10 @@ class PhpmqTransport(Transport):
         self._now_ms = now_ms
         self._monotonic = monotonic
         self._sleep = sleep
-        self._job: WorkerJob | None = None  # the last job returned by pop
-        # Messages settled recently, oldest first, in case a lost settlement must be repeated.
+        self._job: WorkerJob | None = None  # the job most recently returned by pop
+        # Recently settled messages, oldest first, in case a lost settlement must be sent again.
         self._settled: OrderedDict[str, Settlement] = OrderedDict()
-        self._pause = Backoff(0.5, 10.0)  # grows with each failed settlement
+        self._pause = Backoff(0.5, 10.0)  # pause before a requeue; grows with each failure
         self._warned: set[tuple[str, str]] = set()
         self._is_unreachable = False
 
@@ -143,17 +143,17 @@ class PhpmqTransport(Transport):
             content = body.encode()
         except UnicodeEncodeError as error:
             raise EnvelopeError(f"lone surrogate at character {error.start}") from error
-        codec.decode(content, "never")  # validates only; the original bytes are sent
+        codec.decode(content, "never")  # only to validate; the original bytes are sent
         self.link.publish(queue, content)
 
     def pop(self, queue: str, timeout: float = 1.0) -> ReceivedMessage | None:
-        """Return the next message to handle, or None after ``timeout``."""
+        """Return the next message to handle, or None if there is none within ``timeout``."""
         self._job = None
         try:
             return self._pop(queue, timeout)
         except (ClientError, OSError) as error:
             self._report_unreachable(queue, error)
-        except Exception as error:  # no exception may end the SDK's loop
+        except Exception as error:  # an exception would end the SDK's loop
             trace = traceback.format_exc(limit=-_TRACEBACK_LINES)
             self.emit(
                 "error", "reserve.failed", queue, reason=_format_error(error), exception=trace
@@ -163,7 +163,7 @@ class PhpmqTransport(Transport):
         return None
 
     def ack(self, message: ReceivedMessage) -> None:
-        """Acknowledge a job that was handled or that the app drops."""
+        """Acknowledge a job that was handled or dropped by the app."""
         job = _job_of(message)
         self._finish_claim(job, is_done=job.is_handled)
         self._settle(job, Settlement.ACK)
@@ -176,7 +176,7 @@ class PhpmqTransport(Transport):
     def redeliver(self, message: ReceivedMessage, body: str, delay: float) -> None:
         """Retry a job if ``attempts`` was increased; otherwise requeue it unchanged."""
         job = _job_of(message)
-        if job.is_handled:  # the shutdown timeout expired just as the handler returned
+        if job.is_handled:  # the handler returned just as the shutdown timeout expired
             self.ack(message)
             return
         self._finish_claim(job, is_done=False)
@@ -212,7 +212,7 @@ class PhpmqTransport(Transport):
     # -- handler context
 
     def begin(self) -> JobContext:
-        """Record that the handler is starting; return a context with its own copy of the data."""
+        """Record that the handler is starting; return its context, with a copy of the data."""
         job = self._job
         if job is None:
             raise RuntimeError("no message is being handled")
@@ -232,7 +232,7 @@ class PhpmqTransport(Transport):
         if job is None:
             return
         job.error = error
-        if isinstance(error, SystemExit):  # ends the worker and requeues the message
+        if isinstance(error, SystemExit):  # the worker ends, and the message is requeued
             self._emit_for("error", "process.failed", job, reason=_format_error(error))
 
     # -- receiving
@@ -242,7 +242,7 @@ class PhpmqTransport(Transport):
         while True:
             if self.must_stop(False):
                 return None
-            # Wait the full timeout even after malformed messages: None must mean an empty queue.
+            # Wait the full timeout even after malformed messages, as None must mean an empty queue.
             delivery = self.link.receive(queue, timeout_s)
             self._is_unreachable = False
             if delivery is None:
@@ -255,7 +255,7 @@ class PhpmqTransport(Transport):
     def _validate(self, delivery: Delivery) -> ReceivedMessage | None:
         """Return a message that can be handled; settle any other message and return None."""
         how = self._settled.get(delivery.message_id)
-        if how is not None:  # the earlier settlement was lost with its connection
+        if how is not None:  # settled before, but the connection was lost
             self.link.settle(delivery, how)
             self.emit(
                 "info", "job.duplicate", delivery.queue,
@@ -275,7 +275,7 @@ class PhpmqTransport(Transport):
         if not self._may_run(job):
             return None
         self._job = job
-        # The SDK counts further attempts from this value.
+        # The SDK counts further attempts starting from this value.
         content = dead_letter_record.with_attempts(delivery.body, attempts)
         return ReceivedMessage(content.decode(), delivery.queue, job)
 
@@ -287,7 +287,7 @@ class PhpmqTransport(Transport):
         )
         if key is None:
             return True
-        # The key includes the queue, because one store may serve several queues.
+        # The key includes the queue, because several queues may share one store.
         key = f"{job.delivery.queue}\0{key}"
         decision = self.idempotency_store.claim(key)
         if decision is IdempotencyDecision.DONE:
@@ -323,7 +323,7 @@ class PhpmqTransport(Transport):
         self._emit_for("warning", "job.released", job, delay_s=delay_s, reason=reason)
 
     def _publish_copy(self, job: WorkerJob, content: bytes, delay_s: float, attempts: int) -> None:
-        """Publish a copy for a later run, deduplicated by key, then acknowledge the message."""
+        """Publish a copy for a later run, deduplicated by its key; then acknowledge the message."""
         queue, key = job.delivery.queue, f"{job.message_id}:{attempts}".encode()
         if delay_s > 0 and len((queue + RETRY_SUFFIX).encode()) <= QUEUE_BYTES:
             self.link.publish(queue + RETRY_SUFFIX, content, ceil(delay_s), key)
@@ -332,7 +332,7 @@ class PhpmqTransport(Transport):
         self._settle(job, Settlement.ACK)
 
     def _quarantine(self, job: WorkerJob, problem: EnvelopeProblem) -> None:
-        """Dead-letter a malformed body on its first delivery."""
+        """Dead-letter a message with a malformed body on its first delivery."""
         block = self._block(job, "poison", job.attempts, problem.detail, None, problem.reason)
         queue = self.dead_letter_queue or job.delivery.queue + DEAD_SUFFIX
         self._publish_record(job, queue, job.delivery.body, block)
@@ -397,7 +397,7 @@ class PhpmqTransport(Transport):
                 self._settled.popitem(last=False)
 
     def _remaining_ttl_s(self, job: WorkerJob) -> int:
-        """Return the remaining time to live in seconds, at least 1; 0 means no expiry."""
+        """Return a job's remaining time to live in seconds (at least 1); 0 if it never expires."""
         if not job.delivery.ttl_s:
             return 0
         return max(1, ceil(job.delivery.ttl_s - (self._monotonic() - job.received_s)))
@@ -406,7 +406,7 @@ class PhpmqTransport(Transport):
         """Run ``action``; if it fails, requeue the message after an increasing pause."""
         try:
             action()
-        except Exception as error:  # such as a full queue; the SDK's loop must continue
+        except Exception as error:  # for example, the queue is full; the SDK's loop must continue
             self._emit_for("error", "process.failed", job, reason=_format_error(error))
             if not job.is_settled:
                 self._sleep(self._pause.next_s())
@@ -415,7 +415,7 @@ class PhpmqTransport(Transport):
             self._pause.reset()
 
     def _finish_claim(self, job: WorkerJob, *, is_done: bool) -> None:
-        """Complete or release a job's claim; a store error does not prevent settling."""
+        """Complete or release a job's claim; if the store fails, the job is settled anyway."""
         if self.idempotency_store is None or job.claim is None:
             return
         key, job.claim = job.claim, None
@@ -430,13 +430,13 @@ class PhpmqTransport(Transport):
     # -- events
 
     def _report_unreachable(self, queue: str, error: Exception) -> None:
-        """Emit one event per outage, to keep the log short."""
+        """Emit only one event for each outage, to keep the log short."""
         if not self._is_unreachable:
             self._is_unreachable = True
             self.emit("error", "reserve.failed", queue, reason=_format_error(error))
 
     def emit(self, level: EventLevel, event: EventName, queue: str, **context: Any) -> None:
-        """Pass an event to the hook, omitting None values; log any exception from the hook."""
+        """Pass an event to the hook, omitting None values; log exceptions that the hook raises."""
         known = {name: value for name, value in context.items() if value is not None}
         try:
             self.hook(level, event, {"queue": queue} | known)
@@ -470,7 +470,7 @@ def _clamped(attempts: int | None) -> int:
 
 
 def _attempts_in(body: str, otherwise: int) -> int:
-    """Return ``attempts`` from the body that the SDK would send again."""
+    """Return ``attempts`` from the body that the SDK would publish for a retry."""
     found = json.loads(body).get("attempts")
     return found if type(found) is int else otherwise
 
@@ -481,7 +481,7 @@ def _format_error(error: BaseException) -> str:
 
 
 def _describe_error(error: BaseException | None) -> dict[str, Any]:
-    """Describe a handler's exception, with the end of its traceback."""
+    """Describe a handler's exception, including the end of its traceback."""
     if error is None:
         return {"reason": "unknown_urn"}
     frames = error.__traceback__

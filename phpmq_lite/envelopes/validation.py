@@ -1,4 +1,4 @@
-"""Envelope validation: every body gets a verdict, with the reason if it is invalid. Pure."""
+"""Envelope validation: returns a verdict on a body, with the reason if it is invalid. Pure."""
 
 import re
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from phpmq_lite.envelopes.indexed_fields import (
 from phpmq_lite.model import Indexed
 
 EmptyListData = Literal["php", "never", "always"]  # when to read ``data: []`` as ``{}``
-REASONS: Final = (  # reasons from layers A and B; only the first that applies is reported
+REASONS: Final = (  # problems in layers A and B; only the first one is reported
     "poison",
     "too_deep",
     "missing_meta",
@@ -35,8 +35,8 @@ REASONS: Final = (  # reasons from layers A and B; only the first that applies i
     "invalid_attempts",
     "schema_mismatch",
 )
-CONVENTION: Final = "convention"  # only a hint about the URN, reported by lint
-DEPTH_LIMIT: Final = strict_json.DEPTH_LIMIT  # maximum nesting levels
+CONVENTION: Final = "convention"  # a hint about the form of a URN, reported only by lint
+DEPTH_LIMIT: Final = strict_json.DEPTH_LIMIT  # maximum number of nesting levels
 LANGUAGES: Final = ("php", "go", "python", "java", "dotnet", "node")  # known values of meta.lang
 OUTDATED: Final = (  # (container, name) pairs that consumers drop and producers must not write
     ("", "timestamp"),
@@ -75,16 +75,16 @@ _WANTED: Final = {"text": "a string", "integer": "an integer", "object": "an obj
 _URN: Final = re.compile(r"urn:babel:[a-z0-9]+(?:[._-][a-z0-9]+)*:[a-z0-9]+(?:[._-][a-z0-9]+)*")
 _CLASS: Final = re.compile(r"\\|^[A-Z]\w*(?:::\w+)*$")
 _SHOWN_CHARACTERS: Final = 80  # longer URNs are truncated in hints
-_Pairs = tuple[tuple[str, Any], ...]  # a JSON object, including repeated members
+_Pairs = tuple[tuple[str, Any], ...]  # the members of a JSON object, including repeated ones
 
 
 @dataclass(slots=True, frozen=True)
 class EnvelopeProblem:
     """A rule that an envelope violates."""
 
-    reason: str  # one of REASONS, or a layer C reason
-    detail: str  # readable text, such as "attempts is true, not an integer"
-    pointer: str = ""  # RFC 6901; empty for the whole document
+    reason: str  # an item of REASONS, or a reason from layer C
+    detail: str  # in words, such as "attempts is true, not an integer"
+    pointer: str = ""  # JSON pointer (RFC 6901); empty for the whole document
 
 
 @dataclass(slots=True, frozen=True)
@@ -93,12 +93,12 @@ class Verdict:
 
     problem: EnvelopeProblem | None  # None if a consumer can handle the envelope
     index: IndexedFields | None  # None if the body is not a JSON object
-    is_tolerated: bool = False  # ``data: []`` was read as ``{}``
-    warnings: tuple[str, ...] = ()  # each describes an ignored member
+    is_tolerated: bool = False  # whether ``data: []`` was read as ``{}``
+    warnings: tuple[str, ...] = ()  # one for each ignored member
 
 
 class _Body:
-    """A body that is one strict JSON object; the last value of a repeated member counts."""
+    """A body that is one strict JSON object; for a repeated member, the last value counts."""
 
     __slots__ = ("has_long_numbers", "last", "meta", "pairs", "tolerates_empty_list")
 
@@ -178,7 +178,7 @@ def _type_problem(kind: str, value: Any, pointer: str) -> EnvelopeProblem | None
 
 
 def _type_problems(body: _Body) -> Iterator[EnvelopeProblem]:
-    """Yield members of the wrong type, including repeated members."""
+    """Yield a problem for each member of the wrong type, including repeated members."""
     for name, value in body.pairs:
         kind = _TOP.get(name)
         if kind is None or (name == "data" and value == [] and body.tolerates_empty_list):
@@ -215,7 +215,7 @@ def _layer_a(body: _Body) -> Iterator[EnvelopeProblem]:
 
 
 def _layer_b(body: _Body) -> Iterator[EnvelopeProblem]:
-    """Yield problems, other than wrong types, that keep consumers from handling the envelope."""
+    """Yield problems that keep consumers from handling the envelope, other than wrong types."""
     last = body.last
     version = body.meta.get("schema_version")
     if last.get("meta") is None:
@@ -291,7 +291,7 @@ def lint(
 
 
 def _layer_c(body: _Body) -> Iterator[EnvelopeProblem]:
-    """Yield violations of rules that only producers must follow."""
+    """Yield violations of the rules that only producers must follow."""
     last, meta = body.last, body.meta
     job = last.get("job")
     if not _has_text(job):
@@ -341,7 +341,7 @@ def _layer_c_of_meta(meta: dict[str, Any]) -> Iterator[EnvelopeProblem]:
 
 
 def _repeated(body: _Body) -> Iterator[EnvelopeProblem]:
-    """Yield repeated members, because other parsers may not use the last value as we do."""
+    """Yield a problem for each repeated member, because not all parsers use the last value."""
     for prefix, pairs, known in (
         ("", body.pairs, _TOP.keys() | {"job", "urn"}),
         ("/meta", body.last.get("meta"), _NESTED["meta"].keys()),
@@ -387,9 +387,9 @@ def _is_uuid(text: str) -> bool:
         return False
 
 
-_SHORT_BYTES: Final = 384  # too short for 257 levels or for a number with 309 digits
+_SHORT_BYTES: Final = 384  # bodies this short cannot have 257 levels or 309-digit numbers
 
-# With int alone, msgspec would also accept 1.0 as 1, even in a repeated member that is ignored.
+# If the type were int alone, msgspec would accept 1.0 as 1, even in an ignored repeated member.
 _NoFloat = Annotated[float, msgspec.Meta(gt=1.0, lt=1.0)]
 _Integer = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)] | _NoFloat
 
@@ -416,7 +416,7 @@ _decode = msgspec.json.Decoder(_Envelope).decode
 
 
 def fast_verdict(content: bytes) -> Indexed | None:
-    """Return the indexed fields of a valid, ordinary envelope; None if ``validate`` must decide."""
+    """Return the indexed fields of an ordinary valid envelope; None if ``validate`` must decide."""
     try:
         envelope = _decode(content)
     except (ValueError, RecursionError):
@@ -435,8 +435,8 @@ def fast_verdict(content: bytes) -> Indexed | None:
 
 
 def _is_plain(content: bytes) -> bool:
-    """Return whether the content has nothing that msgspec accepts and ``strict_json`` rejects."""
-    if b"\\" in content and b"\\u" in content:  # the first test is ten times faster
+    """Return whether ``strict_json`` accepts the content if msgspec does."""
+    if b"\\" in content and b"\\u" in content:  # the first is ten times faster
         return False
     return len(content) <= _SHORT_BYTES or not (
         strict_json.is_too_deep(content) or strict_json.has_long_numbers(content)

@@ -1,4 +1,4 @@
-"""The loop of ``phpmq-lite worker``: runs an app on a queue until a limit, a signal or ``stop``."""
+"""The loop of ``phpmq-lite worker``: runs an app until a limit, a signal or ``stop()`` ends it."""
 
 import logging
 import os
@@ -20,22 +20,22 @@ from phpmq_lite.process_memory import peak_resident_bytes, resident_bytes
 
 @dataclass(slots=True, frozen=True)
 class WorkerLimits:
-    """Limits of a worker run; 0 means unlimited."""
+    """Limits that stop a worker; 0 means unlimited."""
 
     max_jobs: int = 0
     max_runtime_s: float = 0.0
-    memory_bytes: int = 0  # maximum resident size
+    memory_bytes: int = 0  # maximum resident memory of the worker
     stop_when_empty: bool = False
-    parent: int = 0  # id of a process; the worker stops once that process has exited
+    parent: int = 0  # process id; the worker stops when this process has exited
 
     def reached(self, jobs: int, runtime_s: float) -> str | None:
-        """Return the limit that was reached (jobs, runtime, memory or orphaned), or None."""
+        """Return the limit that has been reached (jobs, runtime, memory or orphaned), or None."""
         if self.max_jobs and jobs >= self.max_jobs:
             return "jobs"
         if self.max_runtime_s and runtime_s >= self.max_runtime_s:
             return "runtime"
         if self.memory_bytes:
-            size = resident_bytes() or peak_resident_bytes()  # only Linux reports the current size
+            size = resident_bytes() or peak_resident_bytes()  # only Linux reports the current value
             if size >= self.memory_bytes:
                 return "memory"
         if self.parent and os.getppid() != self.parent:
@@ -43,8 +43,8 @@ class WorkerLimits:
         return None
 
 
-RESERVE_S = 1.0  # how long to wait for a message before checking limits and signals
-_ENCODER: Final = ClientSession(1).side  # used only to validate queue names
+RESERVE_S = 1.0  # how long to wait for a message before limits are checked
+_ENCODER: Final = ClientSession(1).side  # encodes queue names only to validate them
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,7 +67,7 @@ def run_worker(
     handle_signals: bool = True,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> WorkerOutcome:
-    """Handle messages from a queue until a limit or a signal, then close the connection.
+    """Handle messages from a queue until a limit is reached or a signal arrives; then disconnect.
 
     Args:
         app: created by ``connect``, or any SDK app together with a ``transport``.
@@ -99,7 +99,7 @@ def run_worker(
     ):
         phpmq_transport.emit("info", "worker.started", target)
         try:
-            # App.consume would wrap the handlers a second time.
+            # App.consume would wrap the handlers again.
             BabelQueue.consume(
                 app, target, timeout=reserve_timeout_s, handle_signals=handle_signals
             )
@@ -113,7 +113,7 @@ def run_worker(
 
 
 def _checked_transport(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> PhpmqTransport:
-    """Return the app's transport; raise if the app would lose messages."""
+    """Return the app's transport; raise an error if the app would lose messages."""
     transport = app.transport
     if not isinstance(transport, PhpmqTransport):
         raise SettingsError(
@@ -129,7 +129,7 @@ def _checked_transport(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> 
     except LocalProtocolError as error:
         raise SettingsError(f"the app cannot consume {queue!r}: {error}") from None
     if app.unknown_urn_release_delay <= 0:
-        app.unknown_urn_release_delay = RELEASE_S  # with no delay, `release` would loop forever
+        app.unknown_urn_release_delay = RELEASE_S  # without a delay, `release` would loop endlessly
     if transport.dead_letter_queue is None:
         suffix = app.dead_letter_suffix
         transport.dead_letter_queue = app.dead_letter_queue or (queue + suffix if suffix else None)
@@ -137,7 +137,7 @@ def _checked_transport(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> 
 
 
 class _RunLimits:
-    """Checks the limits of one run and stops the SDK's loop once a limit is reached."""
+    """Checks the limits of one worker run and stops the SDK's loop when a limit is reached."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class _RunLimits:
         limits: WorkerLimits,
         monotonic: Callable[[], float],
     ) -> None:
-        self.reason = "stopped"  # the default, because the SDK reports no signal or stop()
+        self.reason = "stopped"  # the default, as the SDK reports neither signals nor stop()
         self._app = app
         self._transport = transport
         self._jobs_before = transport.jobs
@@ -160,7 +160,7 @@ class _RunLimits:
         return self._transport.jobs - self._jobs_before
 
     def must_stop(self, is_empty: bool) -> bool:
-        """Stop the loop and return True if a limit is reached; an empty queue may count as one."""
+        """Stop the loop and return True at a limit, or on an empty queue if that ends the run."""
         if is_empty:
             reason = "empty" if self._limits.stop_when_empty else None
         else:
@@ -175,7 +175,7 @@ class _RunLimits:
 
 @contextmanager
 def _limited_by(transport: PhpmqTransport, run_limits: _RunLimits) -> Iterator[None]:
-    """Connect the transport to ``run_limits`` within the block."""
+    """Within the block, let ``run_limits`` control the transport."""
     before, transport.must_stop = transport.must_stop, run_limits.must_stop
     try:
         yield
@@ -185,7 +185,7 @@ def _limited_by(transport: PhpmqTransport, run_limits: _RunLimits) -> Iterator[N
 
 @contextmanager
 def _muted_codec() -> Iterator[None]:
-    """Suppress the SDK codec's warning on every decode, because the transport warns only once."""
+    """Suppress the warning that the SDK's codec logs on every decode; the transport warns once."""
     codec = logging.getLogger("babelqueue.codec")
     before = codec.level
     codec.setLevel(logging.ERROR)

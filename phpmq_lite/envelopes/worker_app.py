@@ -1,4 +1,4 @@
-"""The SDK's app on the PHPMQ transport, created by ``connect(url)`` with safe defaults."""
+"""The SDK's app class on the PHPMQ transport; ``connect(url)`` creates one with safe defaults."""
 
 import inspect
 import ssl as tls
@@ -24,16 +24,16 @@ from phpmq_lite.envelopes.worker_connection import WorkerConnection
 DEFAULT_URL: Final = "phpmq://127.0.0.1:9100"
 
 Unknown = Literal[
-    "fail",  # retried like a failing job, then dead-lettered
-    "delete",  # dropped
-    "release",  # requeued unchanged after a delay
-    "dead_letter",  # dead-lettered immediately
+    "fail",  # retried like a failed job, then dead-lettered
+    "delete",  # acknowledged without being handled
+    "release",  # put back into the queue unchanged after a delay
+    "dead_letter",  # moved to the dead-letter queue immediately
 ]
 STRATEGIES: Final[tuple[Unknown, ...]] = get_args(Unknown)
 
 
 class App(BabelQueue):
-    """The SDK's app on PHPMQ, extended with middleware (:meth:`use`).
+    """The SDK's app class running on PHPMQ, with middleware support (:meth:`use`).
 
     Envelopes are validated before they are published, and the broker confirms each of them. Use
     :func:`connect` to create an app.
@@ -49,15 +49,15 @@ class App(BabelQueue):
             )
         if self.max_attempts < 1:
             raise ValueError(f"max_attempts is {self.max_attempts}; the minimum is 1")
-        self.middleware: list[Middleware] = []  # outermost middleware first
+        self.middleware: list[Middleware] = []  # in order, with the outermost first
 
     def use(self, middleware: Middleware) -> Middleware:
-        """Add a middleware inside the existing ones; may also be used as a decorator.
+        """Add a middleware inside the existing ones; can also be used as a decorator.
 
         Raises:
             TypeError: ``middleware`` is ``async def``.
         """
-        if inspect.iscoroutinefunction(middleware):  # it would block the handlers' loop
+        if inspect.iscoroutinefunction(middleware):  # would block the handlers' loop
             raise TypeError(f"middleware {middleware!r} is async; use a plain function")
         self.middleware.append(middleware)
         return middleware
@@ -78,7 +78,7 @@ class App(BabelQueue):
         super().register(urn, fn)
 
     def handler(self, urn: str) -> Callable[[Handler], Handler]:
-        """Register the decorated function, like :meth:`register`."""
+        """Register the decorated function as :meth:`register` does."""
 
         def decorate(fn: Handler) -> Handler:
             self.register(urn, fn)

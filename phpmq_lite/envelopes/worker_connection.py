@@ -1,4 +1,4 @@
-"""A worker's connection: reconnects with increasing delays and never loses a settlement."""
+"""A worker's connection, which reconnects with increasing delays and never loses a settlement."""
 
 import secrets
 import threading
@@ -13,15 +13,15 @@ from phpmq_lite.client.session import Backoff, ConsumedQueue, Delivery
 from phpmq_lite.errors import ConnectionLostError
 
 PUBLISH_TIMEOUT_S: Final = 30.0  # how long a publish is retried after lost connections
-_CLOSE_TIMEOUT_S: Final = 1.0  # how long close may take to send outstanding settlements
+_CLOSE_TIMEOUT_S: Final = 1.0  # how long close may spend on sending outstanding settlements
 
 
 class Settlement(Enum):
     """How a held message is settled."""
 
-    ACK = "ack"  # message type 004
-    REQUEUE = "requeue"  # message type 005
-    DEAD_LETTER = "dead_letter"  # message type 006
+    ACK = "ack"  # sent as message type 004
+    REQUEUE = "requeue"  # sent as message type 005
+    DEAD_LETTER = "dead_letter"  # sent as message type 006
 
 
 class WorkerConnection:
@@ -51,13 +51,13 @@ class WorkerConnection:
         self._monotonic = monotonic
         self._sleep = sleep
         self._windows: dict[str, ConsumedQueue] = {}
-        self._next_connect_at = 0.0  # earliest time to reconnect, on the monotonic clock
+        self._next_connect_at = 0.0  # do not reconnect before this monotonic time
         self._lock = threading.RLock()  # a handler may publish from the handlers' event loop
 
     # -- connecting
 
     def _ensure_connected(self, timeout_s: float) -> None:
-        """Connect if needed; raise ConnectionLostError if connecting fails or is not yet due."""
+        """Connect if not connected; raise ConnectionLostError if that fails or is not due yet."""
         if self.client.is_connected:
             return
         self._forget_windows()
@@ -91,7 +91,7 @@ class WorkerConnection:
             dispatches = window.dispatches
             left_s = max(0.0, until - self._monotonic())
             if not dispatches and not self.client.pump(lambda: bool(dispatches), left_s):
-                self._backoff.reset()  # the connection works
+                self._backoff.reset()  # the connection works, so restart the delays
                 return None
             self._backoff.reset()
             return Delivery(self.client, dispatches.popleft(), self.client.session.generation)
@@ -105,7 +105,7 @@ class WorkerConnection:
         return window
 
     def publish(self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None) -> None:
-        """Publish a message and wait for its receipt; lost connections do not store it twice.
+        """Publish a message and wait for its receipt; lost connections never cause duplicates.
 
         Raises:
             PublishRefusedError: the broker refused the message.
@@ -127,7 +127,7 @@ class WorkerConnection:
                     return
 
     def settle(self, delivery: Delivery, how: Settlement, ttl_s: int = 0) -> None:
-        """Settle a message immediately, or on the next connection if not connected.
+        """Settle a message immediately or, if not connected, on the next connection.
 
         A requeue without a connection is not sent, because the broker has already requeued the
         message.
@@ -144,14 +144,14 @@ class WorkerConnection:
                 try:
                     self.client.send_now(frame)
                 except ConnectionLostError:
-                    pass  # handled as if the connection had been lost earlier
+                    pass  # same outcome as if the connection had been lost earlier
                 else:
                     return
             if how is not Settlement.REQUEUE:
                 session.late_settlements.append(frame)
 
     def return_messages(self, queue: str) -> None:
-        """Return a queue's held messages to their positions without charging a delivery."""
+        """Return a queue's held messages to their positions without counting a delivery."""
         with self._lock:
             window = self._windows.pop(queue, None)
             if window is not None:
@@ -172,7 +172,7 @@ class WorkerConnection:
                 self.return_messages(queue)
         with self._lock:
             if self.client.session.late_settlements and not self.client.is_connected:
-                with suppress(ConnectionLostError):  # the broker then redelivers the messages
+                with suppress(ConnectionLostError):  # the broker then delivers the messages again
                     self._ensure_connected(_CLOSE_TIMEOUT_S)
             self._forget_windows()
             if self.client.is_connected:

@@ -1,1 +1,1 @@
-"""Export of history and claims as Arrow, in a process of its own outside the broker."""
+"""Exports history and claims in Arrow format, in a process separate from the broker."""

@@ -1,4 +1,4 @@
-"""The export process, which answers JSON requests on stdin with frames on stdout."""
+"""The export process, which reads JSON requests from stdin and writes frames to stdout."""
 
 import json
 import os
@@ -14,25 +14,25 @@ from typing import Any, Final
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.storage.arrow import HistoryRanges, RangeRows, RowSelection
 
-PREFIX: Final = struct.Struct(">cI")  # frame kind, payload length
+PREFIX: Final = struct.Struct(">cI")  # frame header: kind, payload length
 PIECE_BYTES: Final = 1 << 20  # maximum size of a frame's payload
 
 HEADER: Final = b"H"  # JSON with rows, lo, hi, history_id and queue
-DATA: Final = b"D"  # a piece of the Arrow stream
+DATA: Final = b"D"  # a part of the Arrow stream
 END: Final = b"Z"  # JSON with the number of rows sent
 ERROR: Final = b"E"  # JSON with code (empty unless refused) and detail
-BEAT: Final = b"B"  # sign of life with an empty payload
+BEAT: Final = b"B"  # heartbeat with an empty payload
 
 
-NICE: Final = 10  # a tenth of the broker's weight; exports still progress on a busy machine
+NICE: Final = 10  # a tenth of the broker's weight; enough for exports on a busy machine
 BEAT_S: Final = 1.0
-_PIPE_BYTES: Final = 1 << 20  # Linux's limit for unprivileged users; reduces wake-ups
+_PIPE_BYTES: Final = 1 << 20  # Linux's limit for unprivileged users; saves wake-ups
 
 
 class FrameWriter:
     """Writes frames to a file descriptor; also acts as the file object of Arrow's writer."""
 
-    closed = False  # pyarrow reads this attribute
+    closed = False  # pyarrow requires this attribute
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -40,7 +40,7 @@ class FrameWriter:
         self._beat_s = time.monotonic()
 
     def put(self, kind: bytes, payload: bytes | bytearray | memoryview = b"") -> None:
-        """Write a frame, blocking until the broker reads it.
+        """Write a frame; block until the broker reads it.
 
         Raises:
             BrokenPipeError: the broker has ended.
@@ -54,12 +54,12 @@ class FrameWriter:
         self.put(kind, json.dumps(members).encode())
 
     def beat(self) -> None:
-        """Write a sign of life if nothing has been written for a second."""
+        """Write a heartbeat if nothing has been written for one second."""
         if time.monotonic() - self._beat_s >= BEAT_S:
             self.put(BEAT)
 
     def write(self, data: Any) -> int:
-        """Buffer stream data and write each full piece; ``flush_all`` writes the remainder."""
+        """Buffer stream data and write it in full pieces; ``flush_all`` writes the remainder."""
         view = memoryview(data).cast("B")
         at = 0
         while at < len(view):
@@ -71,10 +71,10 @@ class FrameWriter:
         return len(view)
 
     def flush(self) -> None:
-        """Do nothing, because Arrow's writer calls this before a piece is full."""
+        """Do nothing, because Arrow's writer calls this method even before a piece is full."""
 
     def flush_all(self) -> None:
-        """Write the buffered bytes, even if they do not fill a piece."""
+        """Write the buffered bytes even if they are less than a full piece."""
         if self._piece:
             self.put(DATA, self._piece)
             self._piece = bytearray()
@@ -92,18 +92,18 @@ class FrameWriter:
 def main(database: str) -> int:
     """Answer requests until standard input ends; return the exit code."""
     descriptor = os.dup(1)
-    os.dup2(2, 1)  # keeps printed text out of the frames
+    os.dup2(2, 1)  # redirects printed text, so that it does not end up in frames
     _lower_priority()
     _enlarge_pipe(descriptor)
     try:
         answer_requests(database, sys.stdin.buffer, FrameWriter(descriptor))
-    except BrokenPipeError:  # the broker has ended
+    except BrokenPipeError:  # the broker's process has ended
         return 0
     return 0
 
 
 def answer_requests(database: str, lines: Iterable[bytes], output: FrameWriter) -> None:
-    """Answer the requests, one per line."""
+    """Answer the requests from standard input, one per line."""
     for line in lines:
         try:
             answer_request(database, json.loads(line), output)
@@ -113,7 +113,7 @@ def answer_requests(database: str, lines: Iterable[bytes], output: FrameWriter) 
             output.put_json(ERROR, code=error.code, detail=str(error))
         except StorageError as error:
             output.put_json(ERROR, code="", detail=str(error))
-        except Exception as error:  # a bug or lack of memory; the broker reports the error
+        except Exception as error:  # a bug or out of memory; the broker reports the error
             traceback.print_exc()
             output.put_json(ERROR, code="", detail=f"the export failed: {error!r}"[:500])
         finally:
@@ -156,13 +156,13 @@ def _stream(rows: RangeRows, output: FrameWriter) -> int:
     for batch in rows:
         writer.write_batch(batch)
         given += batch.num_rows
-    writer.close()  # a ``with`` block would end the stream even after a failure
+    writer.close()  # in a ``with`` block, this would run even after a failure
     output.flush_all()
     return given
 
 
 def _lower_priority() -> None:
-    """Lower this process's priority below the broker's."""
+    """Lower this process's scheduling priority below that of the broker."""
     with suppress(OSError):
         os.nice(NICE)
     # With autogroups, Linux schedules by session and applies priorities only within a session.

@@ -1,4 +1,4 @@
-"""Starts and ends export processes, paces them, and relays their data."""
+"""Starts and ends export processes, slows them down under load, and relays their data."""
 
 import asyncio
 import json
@@ -16,14 +16,14 @@ from phpmq_lite.errors import RefusedError, StorageError, os_reason
 from phpmq_lite.export import child_process
 from phpmq_lite.logs import get_logger, is_quiet
 
-LATE_WAKE_S: Final = 0.001  # after a later wake-up, the event loop must have waited for a CPU
-MIN_PAUSE_S: Final = 0.001  # shorter pauses cannot be measured
-MAX_PAUSE_S: Final = 0.05  # limits the slowdown to 1 MiB per 50 ms
-_DECAY: Final = 0.98  # slow decay, because a reader that wakes up works for a long time
+LATE_WAKE_S: Final = 0.001  # a longer delay means that the event loop waited for a CPU
+MIN_PAUSE_S: Final = 0.001  # pauses shorter than this cannot be measured
+MAX_PAUSE_S: Final = 0.05  # exports are not slowed to less than 1 MiB per 50 ms
+_DECAY: Final = 0.98  # pauses shrink slowly, because busy readers stay busy for long
 
 
 class ExportPacer:
-    """Paces all exports together, because they share the CPUs.
+    """Slows down all exports together, because they share the CPUs.
 
     Args:
         passed: returns a number that grows while messages are processed.
@@ -45,7 +45,7 @@ class ExportPacer:
         self._turn = asyncio.Lock()
 
     async def pause(self) -> float:
-        """Pause before the next piece if messages were processed; only one export pauses at a time.
+        """Pause before the next piece if messages were processed; only one export at a time pauses.
 
         Returns:
             How long the call waited, in seconds.
@@ -69,8 +69,8 @@ class ExportPacer:
 
 EXPORT_LIMIT: Final = 2  # maximum number of concurrent exports
 STALLED_S: Final = 30.0  # an export that sends no frame for this long has stalled
-IDLE_S: Final = 60.0  # idle processes are killed after this time
-PROGRAM: Final = (  # our folder comes last in sys.path, so that it shadows no modules
+IDLE_S: Final = 60.0  # export processes that stay idle this long are killed
+PROGRAM: Final = (  # our folder comes last in sys.path so that it does not shadow modules
     sys.executable, "-P", "-c",
     "import sys; sys.path.append(sys.argv[1]);"
     " from phpmq_lite.export.child_process import main; sys.exit(main(sys.argv[2]))",
@@ -81,15 +81,15 @@ _log = get_logger(__name__)
 
 
 class ExportError(StorageError):
-    """An export was interrupted; its data is incomplete and must not look complete."""
+    """An export was interrupted; its incomplete data must not appear to be complete."""
 
 
 @dataclass(slots=True, frozen=True)
 class ExportHeader:
-    """Facts about an export that are known before its first byte."""
+    """Facts about an export that are known before the first byte is sent."""
 
-    rows: int  # exact number of rows that follow
-    lo: int  # bounds of the range, as requested or clipped
+    rows: int  # exact number of rows in the export
+    lo: int  # bounds of the range (lo and hi), as requested or clipped
     hi: int
     history_id: str
     queue: str  # the subscription's queue; empty for history
@@ -100,12 +100,12 @@ class RunningExport:
 
     def __init__(self, process: "_ExportProcess", header: ExportHeader, pacer: ExportPacer) -> None:
         self.header = header
-        self.paused_s = 0.0  # time spent pausing in favor of message processing
+        self.paused_s = 0.0  # time spent pausing while messages were processed
         self._child = process
         self._pace = pacer
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the Arrow stream in pieces of up to 1 MiB; return only when it is complete.
+        """Yield the Arrow stream in pieces of up to 1 MiB; end only if the stream is complete.
 
         Raises:
             ExportError: the export was interrupted.
@@ -128,7 +128,7 @@ class RunningExport:
             return
 
     async def finish(self) -> None:
-        """Receive the last frame of an export for which only the header was requested."""
+        """Receive the last frame of an export if only the header was requested."""
         kind, _ = await self._child.frame()
         self._child.is_clean = kind == child_process.END
 
@@ -151,7 +151,7 @@ class ExportProcesses:
         self.program = program
         self.stalled_s = stalled_s
         self._database = database
-        self.ends: Counter[str] = Counter()  # number of ended exports per outcome, for metrics
+        self.ends: Counter[str] = Counter()  # number of ended exports by outcome, for metrics
         self._idle_s = idle_s
         self._pace = ExportPacer(passed)
         self._running = 0
@@ -173,7 +173,7 @@ class ExportProcesses:
 
     @asynccontextmanager
     async def open(self, request: Mapping[str, Any]) -> AsyncIterator[RunningExport]:
-        """Start an export; leaving the block before the end of the stream kills the process.
+        """Start an export; its process is killed if the block is left before the end of the stream.
 
         Raises:
             RefusedError: two exports are already running (``busy``), or ``storage.arrow`` refuses.
@@ -193,7 +193,7 @@ class ExportProcesses:
             except _LostError:
                 if not process.was_used:
                     raise
-                self._release(process)  # the process ended while idle
+                self._release(process)  # the process ended while it was idle
                 process = await self._start()
                 header = await process.ask(request)
             yield RunningExport(process, header, self._pace)
@@ -203,7 +203,7 @@ class ExportProcesses:
                 self._release(process)
 
     async def close(self) -> None:
-        """End all processes and interrupt running exports."""
+        """End all export processes, which interrupts running exports."""
         self._is_closed = True
         self._end_idle()
         for process in list(self._all):
@@ -225,7 +225,7 @@ class ExportProcesses:
             started = await asyncio.create_subprocess_exec(
                 *self.program, str(self._database), stdin=PIPE, stdout=PIPE,
                 limit=child_process.PIECE_BYTES,
-                start_new_session=True,  # on Ctrl-C, the broker must end this process itself
+                start_new_session=True,  # shield it from Ctrl-C; the broker ends it instead
             )  # fmt: skip
         except OSError as error:
             raise ExportError(f"the export process did not start: {os_reason(error)}") from error
@@ -238,7 +238,7 @@ class ExportProcesses:
         return process
 
     def _release(self, process: "_ExportProcess") -> None:
-        """Keep a process for the next export if it finished its own; otherwise kill it."""
+        """Keep a process for the next export if it finished its last one; otherwise kill it."""
         if not process.is_clean or self._is_closed or process not in self._all:
             self._end_process(process)
             return
@@ -274,7 +274,7 @@ class _ExportProcess:
 
     def __init__(self, process: Process, stalled_s: float) -> None:
         self.process = process
-        self.is_clean = True  # whether all replies have been read
+        self.is_clean = True  # whether all replies to requests have been read
         self.was_used = False
         self._stalled_s = stalled_s
         self._is_read = False  # whether a call is waiting for a frame
@@ -284,7 +284,7 @@ class _ExportProcess:
         if self.process.stdin is None:
             raise _LostError("the export process has no standard input")
         self.is_clean = False
-        with suppress(ConnectionError):  # the process has ended, so the read below fails
+        with suppress(ConnectionError):  # if the process has ended, the read below fails
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             await self.process.stdin.drain()
         kind, payload = await self.frame()
@@ -299,7 +299,7 @@ class _ExportProcess:
         raise StorageError(reply["detail"])
 
     async def frame(self) -> tuple[bytes, bytes]:
-        """Wait for the next frame, skipping beats.
+        """Wait for the next frame, skipping heartbeats.
 
         Raises:
             _LostError: the process ended.
@@ -342,7 +342,7 @@ class _ExportProcess:
             self.process.kill()
         if self.process.stdin is not None:
             self.process.stdin.close()
-        # Unread data would keep the pipe open, so read the rest unless another call is doing so.
+        # Unread data would keep the pipe open, so read the rest, unless another call is reading it.
         while self.process.stdout is not None and not self._is_read:
             if not await self.process.stdout.read(child_process.PIECE_BYTES):
                 break

@@ -1,1 +1,1 @@
-"""Imports from other message queues: reading their messages and planning how to publish them."""
+"""Imports from other message queues: read their messages and plan how to publish them."""

@@ -21,10 +21,10 @@ from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_recor
 from phpmq_lite.errors import PhpmqError, os_reason
 
 DEFAULT_PORT: Final = 11_300
-STATES: Final = ("ready", "delayed", "buried", "reserved")  # in the order of the move
+STATES: Final = ("ready", "delayed", "buried", "reserved")  # jobs are moved in this order of states
 READY, RESERVED = STATES[0], STATES[3]
 PROBE_TUBE: Final = "phpmq-lite-import"
-_PROBE_S: Final = 86_400  # delays the probe job, so that no worker receives it
+_PROBE_S: Final = 86_400  # delay of the probe job, so that no worker receives it
 _TIMEOUT_S: Final = 30.0
 _IDS_AT_ONCE: Final = 2_000
 _LONGEST_LINE: Final = 1_024
@@ -32,22 +32,22 @@ _WITH_BODY: Final = {b"OK", b"FOUND", b"RESERVED"}
 
 
 class BeanstalkdError(PhpmqError):
-    """The server is not beanstalkd, closed the connection, or rejected a command."""
+    """The server is not a beanstalkd server, closed the connection, or rejected a command."""
 
 
 class BeanstalkdReply(NamedTuple):
-    """The words of a reply line, and the body that follows the line."""
+    """The words in the first line of a reply, and the body that follows the line."""
 
     words: list[bytes]
     body: bytes = b""
 
 
 class JobGroup(NamedTuple):
-    """Tube, state and priority of jobs that are moved together; sorts in the order of the move."""
+    """Tube, state and priority of jobs that are moved together; groups sort in moving order."""
 
     tube: str
     state_index: int  # index into STATES
-    priority: int  # 0 is the most urgent
+    priority: int  # 0 is the highest priority
 
     @property
     def state(self) -> str:
@@ -57,32 +57,32 @@ class JobGroup(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class BeanstalkdJob:
-    """The current state of a job."""
+    """A beanstalkd job in its current state."""
 
     job_id: int
     tube: str
     state: str
-    delay_s: int  # seconds until the job is ready
-    reserves: int  # number of times the job was reserved
+    delay_s: int  # number of seconds until the job is ready
+    reserves: int  # number of times that the job was reserved
     body: bytes = b""
 
 
 class BeanstalkdClient:
-    """A connection that sends many commands before it reads their replies."""
+    """A beanstalkd connection that can send many commands before it reads the replies."""
 
     def __init__(self, send: Callable[[bytes], object], reader: BinaryIO) -> None:
         self._send = send
         self._reader = reader
         stats = _fields(self.expect(b"OK", b"stats").body)
         try:
-            self.instance = stats["id"]  # id of the server process; restarts may reuse job ids
+            self.instance = stats["id"]  # id of the server process, as a restart may reuse job ids
             self.max_job_bytes = int(stats["max-job-size"])
         except (KeyError, ValueError):
             raise BeanstalkdError("beanstalkd's stats lack id or max-job-size") from None
         self.can_reserve = self.ask([b"reserve-job 0"])[0].words[0] == b"NOT_FOUND"
 
     def ask(self, commands: Sequence[bytes]) -> list[BeanstalkdReply]:
-        """Send commands in one write and return their replies.
+        """Send all commands in one write and return the replies.
 
         Raises:
             BeanstalkdError: the connection ended, or the server is not beanstalkd.
@@ -127,7 +127,7 @@ class BeanstalkdClient:
         return sum(int(stats[f"current-jobs-{state}"]) for state in STATES)
 
     def newest_id(self) -> int | None:
-        """Return the newest job's id, found by adding and deleting a job of our own.
+        """Return the id of the newest job, found by adding a job and deleting it again.
 
         Return None if the server is draining and accepts no jobs.
         """
@@ -150,7 +150,7 @@ class BeanstalkdClient:
     def read_jobs(
         self, wanted: Sequence[tuple[JobGroup, int]], *, is_held: bool
     ) -> list[BeanstalkdJob | None]:
-        """Return the wanted jobs, with None for each job that no longer exists.
+        """Return the jobs with the given ids, with None for each job that no longer exists.
 
         With ``is_held``, ready jobs are reserved, so that no worker receives them until they are
         deleted or the connection ends. Other jobs are not reserved, because a reserved job becomes
@@ -164,14 +164,14 @@ class BeanstalkdClient:
         return [_job_from(*answers[at : at + 2]) for at in range(0, len(answers), 2)]
 
     def delete(self, job_ids: Sequence[int]) -> int:
-        """Delete jobs; return how many existed and were not reserved by other clients."""
+        """Delete jobs unless other clients reserved them; return the number of deleted jobs."""
         answers = self.ask([b"delete %d" % job_id for job_id in job_ids])
         return sum(answer.words[0] == b"DELETED" for answer in answers)
 
 
 @contextmanager
 def connect_beanstalkd(target: BrokerAddress) -> Iterator[BeanstalkdClient]:
-    """Connect to beanstalkd; when the block ends, jobs that it reserved become ready again.
+    """Connect to beanstalkd; jobs reserved within the block become ready again when it ends.
 
     Raises:
         BeanstalkdError: no server listens there, or the server is not beanstalkd.
@@ -185,7 +185,7 @@ def connect_beanstalkd(target: BrokerAddress) -> Iterator[BeanstalkdClient]:
 
 
 def find_jobs(server: BeanstalkdClient, tubes: Sequence[str] = ()) -> "dict[JobGroup, array[int]]":
-    """Return the ids of all jobs, or of those in ``tubes``, by group in the order of the move.
+    """Return the ids of all jobs, or only of those in ``tubes``, by group in the order of moving.
 
     Jobs that are added during the search are not included.
     """
@@ -198,7 +198,7 @@ def find_jobs(server: BeanstalkdClient, tubes: Sequence[str] = ()) -> "dict[JobG
             break
         for group, job_id in server.find_groups(ids):
             seen += 1
-            if group.tube == PROBE_TUBE:  # left over from a run that was killed
+            if group.tube == PROBE_TUBE:  # this job is left over from a run that was killed
                 server.delete([job_id])
             elif not tubes or group.tube in tubes:
                 groups[group].append(job_id)
@@ -206,7 +206,7 @@ def find_jobs(server: BeanstalkdClient, tubes: Sequence[str] = ()) -> "dict[JobG
 
 
 def _all_ids(newest: int | None) -> Iterator[range]:
-    """Yield ranges of ids downward from ``newest``, or upward without end if it is unknown."""
+    """Yield ranges of ids down from ``newest``, or if that is unknown, upward without end."""
     if newest is None:
         return (range(first, first + _IDS_AT_ONCE) for first in count(1, _IDS_AT_ONCE))
     return (
@@ -215,7 +215,7 @@ def _all_ids(newest: int | None) -> Iterator[range]:
 
 
 def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> KeyedMessage | None:
-    """Return the message to publish for a job, or None if a worker has reserved the job. Pure.
+    """Return the message to publish for a job, or None if a worker has reserved it. Pure.
 
     The key depends only on values that never change, so a second run stores nothing twice, unless
     the target queue has changed, because the broker remembers keys per queue.
@@ -229,7 +229,7 @@ def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> K
         block = DeadLetterBlock(
             reason="failed",
             original_queue=queue,
-            failed_at=now_ms,  # beanstalkd does not report when a job was buried
+            failed_at=now_ms,  # beanstalkd does not report the time of burying
             attempts=job.reserves,
             error="buried in beanstalkd",
             detail="buried",
@@ -239,7 +239,7 @@ def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> K
 
 
 def job_key(job: BeanstalkdJob, queue: str, instance: str) -> bytes:
-    """Return a job's publish key.
+    """Return the publish key for a job.
 
     The key includes ``queue``, so that the journal distinguishes a rehearsal with another queue,
     and ``instance``, because beanstalkd reuses ids if it restarts without its binlog.

@@ -1,4 +1,4 @@
-"""Journal of the messages that imports have stored; outlasts the broker's memory of keys."""
+"""Journal of messages that imports have stored, for longer than the broker remembers keys."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,7 @@ from phpmq_lite.envelopes.sqlite_file import open_file, transaction
 
 
 class ImportJournal:
-    """SQLite file with the keys of all messages that imports have stored.
+    """SQLite file that contains the keys of all messages that imports have stored.
 
     The broker remembers keys for 10 minutes or 100,000 publishes by default.
     """
@@ -24,7 +24,7 @@ class ImportJournal:
         return found.fetchone() is not None
 
     def add(self, keys: Iterable[bytes]) -> None:
-        """Add the keys of stored messages in one transaction."""
+        """Add the keys of stored messages to the journal in one transaction."""
         with transaction(self._connection) as connection:
             connection.executemany(
                 "INSERT OR IGNORE INTO imported (key) VALUES (?)", [(key,) for key in keys]

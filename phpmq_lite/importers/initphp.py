@@ -37,37 +37,37 @@ OPTIONAL: Final[dict[Kind, tuple[str, ...]]] = {
     "jobs": ("available_at", "reserved_at", "created_at"),
     "failed": ("reason", "failed_at", "attempts"),
 }
-RESERVED_S: Final = 90  # InitPHP's retryAfter; older reservations were abandoned
+RESERVED_S: Final = 90  # as InitPHP's retryAfter; older reservations count as abandoned
 _PAGE: Final = 500
 _REASONS: Final = ("failed", "unknown_urn", "poison")
 
 
 class InitphpError(PhpmqError):
-    """The database cannot be imported; the error message names the table and the column."""
+    """The database cannot be imported; the message names what is missing or invalid."""
 
 
 @dataclass(slots=True, frozen=True)
 class TableMapping:
-    """Table names, and columns whose names differ from the defaults: ``{"payload": "body"}``."""
+    """Names of the tables, and of columns if not the default, such as ``{"payload": "body"}``."""
 
     jobs: str = "jobs"
     failed: str = "jobs_failed"
-    columns: Mapping[str, str] = field(default_factory=dict)  # column names in both tables
-    failed_columns: Mapping[str, str] = field(default_factory=dict)  # overrides in `failed`
+    columns: Mapping[str, str] = field(default_factory=dict)  # default -> actual name
+    failed_columns: Mapping[str, str] = field(default_factory=dict)  # as above, for `failed`
 
     def table(self, kind: Kind) -> str:
-        """Return the table name for a kind of rows."""
+        """Return the name of the table for ``kind``."""
         return self.jobs if kind == "jobs" else self.failed
 
     def column(self, kind: Kind, name: str) -> str:
-        """Return the name that a column has in the table for ``kind``."""
+        """Return the actual name of a column in the table for ``kind``."""
         own = self.failed_columns.get(name) if kind == "failed" else None
         return own or self.columns.get(name, name)
 
 
 @dataclass(slots=True, frozen=True)
 class InitphpRow:
-    """A row of either table; columns that the table lacks are None."""
+    """A row of either table; columns that the table does not have are None."""
 
     kind: Kind
     row_id: int | str
@@ -83,11 +83,11 @@ class InitphpRow:
 
 @dataclass(slots=True, frozen=True)
 class PlannedMessage:
-    """A row and the message to publish for it."""
+    """A row of an InitPHP table and the message to publish for it."""
 
     row: InitphpRow
-    message: KeyedMessage | None  # None if a PHP worker has reserved the row
-    problem: str | None  # reason if the payload is invalid
+    message: KeyedMessage | None  # None if reserved by a PHP worker
+    problem: str | None  # why the payload is invalid; None if valid
 
 
 def open_source(path: Path) -> sqlite3.Connection:
@@ -102,7 +102,7 @@ def open_source(path: Path) -> sqlite3.Connection:
 def read_rows(
     connection: sqlite3.Connection, kind: Kind, layout: TableMapping, zone: tzinfo
 ) -> Iterator[InitphpRow]:
-    """Yield a table's rows ordered by id, reading page by page to avoid a long transaction.
+    """Yield a table's rows in the order of their ids; read page by page to avoid long transactions.
 
     Raises:
         InitphpError: the table or a required column is missing, or a time cannot be parsed.
@@ -128,7 +128,7 @@ def read_rows(
 def find_columns(
     connection: sqlite3.Connection, kind: Kind, layout: TableMapping
 ) -> dict[str, str]:
-    """Return the columns to read, keyed by their default names.
+    """Return the names of the columns to read, by default name.
 
     Raises:
         InitphpError: the table or a required column is missing.
@@ -184,7 +184,7 @@ def _row(kind: Kind, values: dict[str, Any], zone: tzinfo) -> InitphpRow:
 
 
 def _parse_time_ms(value: object, zone: tzinfo) -> int | None:
-    """Convert a time in PHP's format (``2026-01-31 12:00:00``) or in Unix seconds."""
+    """Parse a time in PHP's format (``2026-01-31 12:00:00``) or a number of Unix seconds."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -220,7 +220,7 @@ def plan_row(
 
 
 def _was_released(row: InitphpRow, now_ms: int) -> bool:
-    """Return whether a job has been released; the two times of a new job are equal."""
+    """Return whether a job was released; a new job is available from its creation time on."""
     if row.available_ms is None:
         return False
     if row.created_ms is None:
@@ -238,7 +238,7 @@ def _key(row: InitphpRow, identity: str) -> bytes:
 
 
 def _record(row: InitphpRow) -> bytes:
-    """Return the payload, with a block built from the columns if it has none."""
+    """Return a failed job's payload; if it has no block, build one from the columns."""
     with suppress(ValueError):
         if read_block(row.payload) is not None:
             return row.payload
