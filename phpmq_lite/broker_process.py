@@ -137,7 +137,7 @@ class BrokerProcess:
 
     @property
     def command(self) -> list[str]:
-        """The command line; the address stays the same, and a flag must add the admin if wanted."""
+        """The command line, always with the same address; the admin is off by default."""
         admin = [] if "--admin" in self.flags else ["--admin", "none"]
         listen = "{}:{}".format(*self._port_holder.getsockname())
         settings = (

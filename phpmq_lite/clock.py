@@ -23,7 +23,7 @@ JUMP_MS: Final = 2_000  # if the wall clock deviates by more than this, it was s
 GAP_MS: Final = 3_000  # read every second; a longer gap means that the process was stopped
 DOUBT_MS: Final = 7 * 86_400_000
 
-_RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # also counts suspend
+_RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # also runs during suspend
 
 
 class ClockDisturbance(NamedTuple):
@@ -53,11 +53,11 @@ class Clock:
         stored = stored or {}
         wall_ms, running_ms = self._read()
         self.doubt_ms = stored.get("clock_doubt_ms", 0)  # either downtime or a clock jump
-        self.doubt_number = stored.get("clock_doubt_number", 0)  # first message not affected
+        self.doubt_number = stored.get("clock_doubt_number", 0)  # first unaffected message number
         self.is_doubt_new = False
         steady_ms = self._resume(stored, wall_ms, running_ms)
         jump_ms = wall_ms - stored.get("clock_step_ms", 0) - steady_ms if stored else 0
-        self.start_jump_ms = jump_ms if abs(jump_ms) > JUMP_MS else 0  # jump during downtime
+        self.start_jump_ms = jump_ms if abs(jump_ms) > JUMP_MS else 0  # clock jump during downtime
         self.jumps = int(self.start_jump_ms != 0)
         self.last_jump_ms = self.start_jump_ms
         self.is_disturbed = False

@@ -52,7 +52,7 @@ def add(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 def pack(counts: Sequence[int]) -> bytes:
-    """Encode a histogram as pairs: the number of empty buckets, then the next nonzero count."""
+    """Encode a histogram as pairs: a number of empty buckets and the count that follows them."""
     packed = bytearray()
     last = -1
     for index, count in enumerate(counts):

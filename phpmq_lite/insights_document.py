@@ -46,7 +46,7 @@ class ArchiveSummary(_DocumentModel):
 
 
 class AcceptedGap(_DocumentModel):
-    """A range of offsets ``(lo, hi]`` that retention removed before all its rows were archived."""
+    """A range of offsets ``(lo, hi]`` with rows that were removed before they could be archived."""
 
     at_ms: UnixMs = Field(description="when the gap was accepted, Unix ms")
     lo: NonNegativeCount = Field(description="last offset before the gap")

@@ -173,7 +173,7 @@ class Limits:
     held_bytes: int = 256 << 20
     batch_commands: int = 5_000
     batch_bytes: int = 4 << 20
-    write_bytes: int = 4 << 20  # per connection and batch; the last message may exceed the limit
+    write_bytes: int = 4 << 20  # bytes per connection and batch; the last message may exceed this
     receipts: int = 100_000
     receipt_window_ms: int = 600_000
 
@@ -367,7 +367,7 @@ class Batch:
     created_bytes: int = 0
     # messages that were already on disk and are dispatched in this batch
     dispatched: list[Message] = field(default_factory=list)
-    # by seq, messages that were already on disk and have other changes
+    # messages that were already on disk and have other changes, by seq
     changed: dict[int, Message] = field(default_factory=dict)
     # (outcome, reason) -> seqs of the messages
     settled: dict[tuple[int, str | None], list[int]] = field(default_factory=dict)
@@ -389,7 +389,7 @@ class Batch:
     windows: list[WindowRequest] = field(default_factory=list)
     seqs: set[int] = field(default_factory=set)
     body_seqs: set[int] = field(default_factory=set)
-    # Messages for which a client may have published a dead-letter record, as
+    # Messages for which clients may have published dead-letter records:
     # seq -> (queue_id of the dead-letter queue, queue_id of NAME.dlq, last holder); 0 means none
     record_seqs: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     pages: list[PageRequest] = field(default_factory=list)
@@ -460,7 +460,7 @@ class LoadedRows:
     windows: list[tuple[int, list[Message], bool]] = field(default_factory=list)
     # (queue_id, messages in order, whether these are the last messages)
     by_seq: dict[int, Message | None] = field(default_factory=dict)  # None if the message is gone
-    bodies: dict[int, bytes | None] = field(default_factory=dict)  # None: damaged or missing
+    bodies: dict[int, bytes | None] = field(default_factory=dict)  # None if damaged or missing
     records: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
     # message seq -> (id, content) of each record that clients published for it, oldest first
     pages: list[tuple[Callable[[list[Message], bool], None], list[Message], bool]] = field(

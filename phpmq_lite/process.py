@@ -22,7 +22,7 @@ _NOTIFICATIONS_PER_TIMEOUT: Final = 4  # number of notifications per watchdog ti
 
 
 class SystemdNotifier:
-    """Sends notifications to the service manager that started this process, by datagram socket."""
+    """Notifies the service manager that started this process (systemd) over a datagram socket."""
 
     def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
         """Send to a socket path or abstract ``@`` name; ``watchdog_s`` is 0 without a watchdog."""
@@ -33,7 +33,7 @@ class SystemdNotifier:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], pid: int) -> Self | None:
-        """Return a notifier if the environment names a socket; ignore watchdogs not for ``pid``."""
+        """Return a notifier if the environment names a socket; a watchdog must be for ``pid``."""
         address = environment.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
             return None

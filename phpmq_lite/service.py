@@ -167,7 +167,7 @@ class Service:
         self._stop.set()
 
     def reload(self, effective: EffectiveSettings) -> None:
-        """Apply changed settings that can be changed at runtime; all others keep their values.
+        """Apply the settings that can be changed at runtime; all others keep their values.
 
         Certificates and keys are reloaded from the files that were configured at startup.
 
@@ -393,7 +393,7 @@ class Service:
     ) -> None:
         """Open the PHPMQ listeners, serve until ``stop`` is called, then drain."""
         monitor = self._open_sessions(engine, gate)
-        readers = Readers(folder.database, count=1)  # not shared, so that pages do not wait
+        readers = Readers(folder.database, count=1)  # kept separate from the readers of the pages
         stack.push_async_callback(readers.close)
         self.sampler = RollupSampler(engine, readers, self.rollups)
         async with asyncio.TaskGroup() as tasks:
@@ -514,7 +514,7 @@ def _initial_password(file: Path) -> str:
 
 
 async def _wait_for(task: asyncio.Task[Any]) -> None:
-    """Wait until a task ends, without raising its errors, which are raised where it is awaited."""
+    """Wait until a task ends, but do not raise its error, which is raised where it is awaited."""
     await asyncio.gather(task, return_exceptions=True)
 
 

@@ -75,7 +75,7 @@ def fail_stop(folder: DataFolder, error: BaseException) -> None:
     """
     try:
         threading.Thread(target=_exit_after_timeout, daemon=True).start()
-        trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # to locate a bug
+        trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # to find the bug
         reason = str(error) or type(error).__name__
         _log.error("stopped immediately: nothing can be stored safely", reason=reason, **trace)
         folder.write_last_error(error, time.time_ns() // 1_000_000)

@@ -57,7 +57,7 @@ def settings_for(data: Path, **sections: Any) -> Settings:
     """Return settings for a broker on free loopback ports; ``sections`` override the defaults."""
     tcp = {"listen": ["127.0.0.1:0"], "legacy_listen": ["127.0.0.1:0"]} | sections.pop("tcp", {})
     admin = {"listen": ["127.0.0.1:0"]} | sections.pop("admin", {})
-    storage = {"ballast_bytes": 0} | sections.pop("storage", {})  # as tests share a disk
+    storage = {"ballast_bytes": 0} | sections.pop("storage", {})  # no reserve: tests share one disk
     return Settings(data=data, tcp=tcp, admin=admin, storage=storage, **sections)
 
 

@@ -48,7 +48,7 @@ class CreateStage(NamedTuple):
     stage_id: int
     token: str
     created_at: int
-    until_ms: int  # on the steady scale
+    until_ms: int  # time on the steady scale
 
 
 class UpdateStage(NamedTuple):
@@ -61,7 +61,7 @@ class UpdateStage(NamedTuple):
 
 
 class UpdateStageQueue(NamedTuple):
-    """Store the total size of the rows in a stage that are for one queue."""
+    """Store the total size of a stage's rows for one queue."""
 
     stage_id: int
     queue_id: int
@@ -77,7 +77,7 @@ class SealStage(NamedTuple):
     """Rename a stage that is left over from a partial publish."""
 
     token: str
-    until_ms: int  # on the steady scale
+    until_ms: int  # time on the steady scale
     stage_id: int
 
 
@@ -106,7 +106,7 @@ class RecordPublishedVersion(NamedTuple):
     at_ms: int
     rows: int
     owner: str | None
-    used_ms: int  # on the steady scale
+    used_ms: int  # time on the steady scale
     is_single: int
 
 
@@ -114,7 +114,7 @@ class RecordAppIdUse(NamedTuple):
     """Store the owner of an app_id and the time of its last use."""
 
     owner: str | None
-    used_ms: int  # on the steady scale
+    used_ms: int  # time on the steady scale
     app_id: str
 
 

@@ -17,13 +17,13 @@ _LARGE_BYTES: Final = 64 << 10  # above this body size, disk bandwidth is the li
 class MachineLimits:
     """Rates per second that the machine reaches without a broker."""
 
-    syncs: float  # 4 KiB blocks appended to a file, with a sync after each block
-    rows_1: float  # 256-byte rows inserted into SQLite with synchronous=FULL, one per commit
-    rows_1000: float  # 256-byte rows inserted into SQLite, 1,000 per commit
+    syncs: float  # rate of appending 4 KiB blocks to a file, with a sync after each
+    rows_1: float  # 256-byte rows inserted into SQLite, one per commit with synchronous=FULL
+    rows_1000: float  # rate of inserting 256-byte rows into SQLite, 1,000 per commit
     written_bytes: (
-        float  # bytes of 100 KB rows inserted into SQLite, 4 MiB per commit, checkpointed
+        float  # bytes inserted into SQLite as 100 KB rows, 4 MiB per commit, checkpointed
     )
-    round_trips: float  # 256-byte round trips over loopback
+    round_trips: float  # round trips of 256 bytes over loopback
 
 
 @dataclass(slots=True, frozen=True)

@@ -235,7 +235,7 @@ class ClientSession:
         return b"".join(parts)
 
     def lost(self) -> None:
-        """Stop using a connection; drop unhandled messages, which the broker will deliver again."""
+        """Stop using a connection; drop unseen messages, which the broker will deliver again."""
         self.is_connected = False
         for window in self.windows.values():
             window.dispatches.clear()

@@ -89,7 +89,7 @@ _Path = tuple["_Path", object] | None  # (path of the container, name or index i
 
 
 def _check_values(root: dict[str, Any]) -> None:
-    """Raise if JSON cannot represent a value or if some parsers would reject it; not recursive."""
+    """Raise an error if JSON cannot represent a value or if some parsers would reject it."""
     pending: list[tuple[Any, _Path, int]] = [(root, None, 1)]
     while pending:
         value, path, level = pending.pop()

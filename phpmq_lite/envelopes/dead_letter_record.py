@@ -18,7 +18,7 @@ _UNSUPPORTED: Final = "unsupported_schema_version"
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class DeadLetterBlock:
-    """The ``dead_letter`` member of a record; its fields are written in this order."""
+    """The ``dead_letter`` member of a record, with its fields in the order of writing."""
 
     reason: str  # failed, unknown_urn or poison
     error: str | None = None  # message of the handler's last exception

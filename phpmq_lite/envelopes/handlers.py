@@ -33,13 +33,13 @@ class JobContext:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The payload."""
+        """The payload of the message."""
         data: dict[str, Any] = self.envelope["data"]
         return data
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The producer's metadata."""
+        """The metadata that the producer wrote."""
         meta: dict[str, Any] = self.envelope["meta"]
         return meta
 
@@ -65,7 +65,7 @@ Middleware = Callable[[JobContext, NextHandler], None]
 
 
 class CurrentJob(Protocol):
-    """Tracker of the current job, implemented by the transport."""
+    """Interface for tracking the current job; implemented by the transport."""
 
     def begin(self) -> JobContext:
         """Record that the handler is starting and return its context."""

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from phpmq_lite.envelopes.sqlite_file import open_file, transaction, wall_ms
 
-LEASE_S: Final = 300  # claims expire after this time if the process died
+LEASE_S: Final = 300  # a claim expires after this time if its process died
 KEEP_S: Final = 7 * 86_400  # same as the broker's default history retention
 PURGE_ROWS: Final = 1_000  # limit per transaction, to keep other writers from waiting long
 _PURGE_EVERY: Final = 1_000  # number of claims after which expired rows are purged

@@ -95,7 +95,7 @@ def check_table_name(table: str) -> str:
 
 
 def create_tables(connection: sqlite3.Connection, table: str = TABLE) -> None:
-    """Create missing outbox tables; if a transaction is open, they become part of it."""
+    """Create any missing outbox tables, within the open transaction if there is one."""
     for statement in schema(table):
         connection.execute(statement)
 
@@ -125,7 +125,7 @@ def _insert(
     table: str, queue: str, content: bytes, ttl_s: int
 ) -> tuple[str, tuple[str, str, bytes, int, int]]:
     row_id = secrets.token_hex(16)
-    _ENCODER.publish(queue, b"", ttl_s)  # raises if an argument is invalid
+    _ENCODER.publish(queue, b"", ttl_s)  # raises an error if an argument is invalid
     return (
         _INSERT.format(table=check_table_name(table)),
         (row_id, queue, content, ttl_s, wall_ms()),
@@ -179,7 +179,7 @@ class Outbox:
     def write(
         self, envelope: Mapping[str, Any], *, queue: str | None = None, ttl_s: int = 0
     ) -> str:
-        """Write an existing envelope for ``queue`` or its ``meta.queue``; return the row's id."""
+        """Write an existing envelope and return the row's id; ``queue`` replaces ``meta.queue``."""
         statement, values = insert(envelope, queue=queue, ttl_s=ttl_s, table=self._table)
         self._connection.execute(statement, values)
         return values[0]
@@ -318,7 +318,7 @@ class SqliteOutboxStore:
             size += len(row.body)
             if size >= max_bytes:
                 break
-        cursor.close()  # ends the read transaction
+        cursor.close()  # closing it ends the read transaction
         return rows
 
     def release(self) -> None:

@@ -29,7 +29,7 @@ Report = Callable[[OutboxRow, str], None]
 
 @dataclass(slots=True)
 class RelayPass:
-    """Result of one pass over all queues."""
+    """The result of a relay's pass over all queues."""
 
     sent: int = 0
     failed: int = 0  # number of rows that failed and were kept
@@ -82,7 +82,7 @@ class Relay:
         return result
 
     def _send_rows(self, queue: str, rows: list[OutboxRow], result: RelayPass) -> bool:
-        """Send one batch; return whether the queue accepts more."""
+        """Send one batch of rows; return whether the queue accepts more rows."""
         outcomes = self._send([_keyed_message(row) for row in rows])
         if len(rows) > 1 and any(_is_lost(outcome) for outcome in outcomes):
             # Send rows one by one to find which one makes the broker close the connection.

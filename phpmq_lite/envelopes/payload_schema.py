@@ -66,7 +66,7 @@ class SchemaRule:
     min_length: int = 0  # minimum string length in code points
     minimum: int | float | None = None
     rejects_all: bool = False  # True for the schema ``false``, which rejects everything
-    sensitivity: str | None = None  # from x-gdpr-sensitive: its category, or empty if ``true``
+    sensitivity: str | None = None  # value of x-gdpr-sensitive; empty if it is ``true``
     title: str = ""
 
     def allows(self, kind: str) -> bool:
@@ -100,7 +100,7 @@ class PayloadSchema:
         """
         rule = self.rule
         if rule.sensitivity is not None and is_on_wire:
-            rule = replace(rule, sensitivity=None)  # the SDK never encrypts the root
+            rule = replace(rule, sensitivity=None)  # the SDK encrypts members, never the whole data
         found = _check(rule, data, is_on_wire)
         return None if found is None else _problem(*found)
 

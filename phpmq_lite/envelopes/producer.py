@@ -24,10 +24,10 @@ class EnvelopeSource(Protocol):
     """An object with a URN and a payload; it may also have ``get_babel_trace_id()``."""
 
     def get_babel_urn(self) -> str:
-        """Return the URN."""
+        """Return the URN of the job."""
 
     def to_payload(self) -> Mapping[str, Any]:
-        """Return the payload."""
+        """Return the payload of the job."""
 
 
 class PreparedEnvelope(NamedTuple):
@@ -92,7 +92,7 @@ def prepare_publish(
         raise EnvelopeError("/meta/queue is missing; set it or pass a queue")
     meta_id = meta.get("id") or ""
     attempts = envelope["attempts"]
-    own = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id  # new key for a retry
+    own = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id  # a retry needs a new key
     return PreparedEnvelope(target, content, receipt_key(content, own, key), meta_id)
 
 
@@ -112,7 +112,7 @@ def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -
     own = identity.encode()
     if 0 < len(own) <= KEY_BYTES:
         return own
-    return hashlib.sha256(own or content).hexdigest().encode()  # 64 hex digits
+    return hashlib.sha256(own or content).hexdigest().encode()  # a key of 64 hex digits
 
 
 class Producer:

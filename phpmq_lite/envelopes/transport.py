@@ -34,15 +34,15 @@ Unknown values are omitted. The context never contains message content.
 EventName = Literal[
     "job.ack",  # handled and acknowledged
     "job.retry",  # failed; a copy was published for the next run
-    "job.released",  # requeued unchanged, because of unknown_urn, in_flight, shutdown …
+    "job.released",  # requeued unchanged; reason such as unknown_urn, in_flight, shutdown
     "job.dead_letter",  # dead-lettered: failed permanently, unknown URN or malformed
     "job.dropped",  # acknowledged without being handled, as configured
     "job.duplicate",  # handled before; acknowledged without being handled again
     "job.warning",  # an envelope has outdated members; each warning is reported once
-    "reserve.failed",  # no message could be received; the worker retries
+    "reserve.failed",  # no message could be received; the worker will try again
     "process.failed",  # a job could not be settled, or a handler stopped the worker
     "worker.started",
-    "worker.stopping",  # because of stopped, exit, jobs, runtime, memory, orphaned or empty
+    "worker.stopping",  # reason: one of stopped, exit, jobs, runtime, memory, orphaned, empty
 ]
 
 _log = logging.getLogger("phpmq_lite.worker")
@@ -72,7 +72,7 @@ class WorkerJob:
 
     delivery: Delivery
     verdict: Verdict
-    attempts: int  # between 0 and ATTEMPTS_LIMIT
+    attempts: int  # number of attempts, between 0 and ATTEMPTS_LIMIT
     received_s: float  # arrival time on the monotonic clock
     claim: str | None = None  # idempotency key; None if not claimed
     is_started: bool = False
@@ -114,7 +114,7 @@ class PhpmqTransport(Transport):
         self.hook = hook
         self.delays = delays
         self.idempotency_store = idempotency_store
-        self.dead_letter_queue = dead_letter_queue  # None means QUEUE.dlq
+        self.dead_letter_queue = dead_letter_queue  # if None, QUEUE.dlq is used
         self.must_stop: Callable[[bool], bool] = lambda is_empty: False
         self.jobs = 0  # number of messages received so far, including malformed ones
         self._idempotency_by = idempotency_by

@@ -52,7 +52,7 @@ class WorkerOutcome:
     """The result of a worker run."""
 
     jobs: int  # number of messages received, including malformed ones
-    reason: str  # stopped, exit, jobs, runtime, memory, orphaned or empty
+    reason: str  # one of stopped, exit, jobs, runtime, memory, orphaned, empty
 
 
 def run_worker(

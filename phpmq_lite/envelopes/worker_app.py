@@ -52,7 +52,7 @@ class App(BabelQueue):
         self.middleware: list[Middleware] = []  # in order, with the outermost first
 
     def use(self, middleware: Middleware) -> Middleware:
-        """Add a middleware inside the existing ones; can also be used as a decorator.
+        """Add middleware inside the existing middleware; can also be used as a decorator.
 
         Raises:
             TypeError: ``middleware`` is ``async def``.

@@ -105,7 +105,7 @@ class WorkerConnection:
         return window
 
     def publish(self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None) -> None:
-        """Publish a message and wait for its receipt; lost connections never cause duplicates.
+        """Publish a message and wait for its receipt; a lost connection does not cause a duplicate.
 
         Raises:
             PublishRefusedError: the broker refused the message.

@@ -17,10 +17,10 @@ from phpmq_lite.storage.arrow import HistoryRanges, RangeRows, RowSelection
 PREFIX: Final = struct.Struct(">cI")  # frame header: kind, payload length
 PIECE_BYTES: Final = 1 << 20  # maximum size of a frame's payload
 
-HEADER: Final = b"H"  # JSON with rows, lo, hi, history_id and queue
+HEADER: Final = b"H"  # start of an export: JSON with rows, lo, hi, history_id and queue
 DATA: Final = b"D"  # a part of the Arrow stream
-END: Final = b"Z"  # JSON with the number of rows sent
-ERROR: Final = b"E"  # JSON with code (empty unless refused) and detail
+END: Final = b"Z"  # end of an export: JSON with the number of rows sent
+ERROR: Final = b"E"  # error: JSON with detail and code (empty unless refused)
 BEAT: Final = b"B"  # heartbeat with an empty payload
 
 

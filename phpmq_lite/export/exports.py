@@ -18,7 +18,7 @@ from phpmq_lite.logs import get_logger, is_quiet
 
 LATE_WAKE_S: Final = 0.001  # a longer delay means that the event loop waited for a CPU
 MIN_PAUSE_S: Final = 0.001  # pauses shorter than this cannot be measured
-MAX_PAUSE_S: Final = 0.05  # exports are not slowed to less than 1 MiB per 50 ms
+MAX_PAUSE_S: Final = 0.05  # exports are never slowed below 1 MiB per 50 ms
 _DECAY: Final = 0.98  # pauses shrink slowly, because busy readers stay busy for long
 
 

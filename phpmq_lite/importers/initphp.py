@@ -52,8 +52,8 @@ class TableMapping:
 
     jobs: str = "jobs"
     failed: str = "jobs_failed"
-    columns: Mapping[str, str] = field(default_factory=dict)  # default -> actual name
-    failed_columns: Mapping[str, str] = field(default_factory=dict)  # as above, for `failed`
+    columns: Mapping[str, str] = field(default_factory=dict)  # default name -> actual name
+    failed_columns: Mapping[str, str] = field(default_factory=dict)  # exceptions for table `failed`
 
     def table(self, kind: Kind) -> str:
         """Return the name of the table for ``kind``."""
