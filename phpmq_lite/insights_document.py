@@ -46,7 +46,7 @@ class ArchiveSummary(_DocumentModel):
 
 
 class AcceptedGap(_DocumentModel):
-    """A range of offsets ``(lo, hi]`` with rows that were removed before they could be archived."""
+    """A range of offsets ``(lo, hi]`` with rows that retention removed before archival."""
 
     at_ms: UnixMs = Field(description="when the gap was accepted, Unix ms")
     lo: NonNegativeCount = Field(description="last offset before the gap")
@@ -154,7 +154,7 @@ class UrnTotals(_QueueRow):
 
 
 class DeadLetterTotals(_QueueRow):
-    """Number of dead letters with the same queue, URN and reason."""
+    """The number of dead letters with the same queue, URN and reason."""
 
     urn: str | None = Field(None, description="URN of the envelope; null if none")
     reason: str | None = Field(None, description="dead-letter reason; null if unknown")
@@ -162,7 +162,7 @@ class DeadLetterTotals(_QueueRow):
 
     @property
     def total(self) -> int:
-        """Number of dead letters."""
+        """The number of dead letters."""
         return self.count
 
 
@@ -183,7 +183,7 @@ class ExpiryTotals(_QueueRow):
 
     @property
     def total(self) -> int:
-        """Number of expired messages."""
+        """The number of expired messages."""
         return self.dispatched + self.never
 
 
