@@ -67,7 +67,7 @@ class HttpRequestDetector:
 
 
 AppendDispatch = Callable[[list[bytes], str, bytes, bytes, int], None]
-GUARDED_BYTES: Final = 4 << 20  # maximum number of bytes of whole frames that the guard holds back
+GUARDED_BYTES: Final = 4 << 20  # maximum total size of complete frames that the guard holds back
 
 
 class _ConnectionEnd:

@@ -33,9 +33,9 @@ class BrokerEncoder:
         self._with_ttl = revision == "ttl"
         self._dispatch_header = DISPATCH_HEADERS[revision]
         self._id_head = line_break + self._header(frames.ID, _ID_BYTES)
-        self._heads: dict[str, bytes] = {}  # queue -> 003 up to the content length
+        self._heads: dict[str, bytes] = {}  # queue -> start of a 003, up to the content length
         self._lengths: dict[int, bytes] = {}  # content length -> digits and line break
-        self._receipts: dict[str, bytes] = {}  # queue -> 007 up to the key packet
+        self._receipts: dict[str, bytes] = {}  # queue -> start of a 007, up to the key packet
         self._keys: dict[int, bytes] = {}  # key length -> header of the key packet
         self._tails: dict[int, bytes] = {}  # ttl_s -> bytes that follow the id
 

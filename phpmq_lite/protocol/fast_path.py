@@ -1,4 +1,4 @@
-"""The parser's fast path for whole compact frames in the usual order, parsed by slicing.
+"""The parser's fast path, which slices whole compact frames with packets in the usual order.
 
 This module handles only frames whose packet headers have 32 bytes.  Anything unusual, invalid or
 incomplete is left to the steps in ``parser.py``: this code never refuses a frame, and accepts a
@@ -31,11 +31,11 @@ _KNOWN_LENGTHS: Final = 4_096
 # 29 digits -> value for all name lengths; this saves calling int() and checking the digits.
 _KNOWN: dict[bytes, int] = {b"%029d" % size: size for size in range(256)}
 
-_Empty = tuple[()]  # placeholder for nothing cached; ``startswith(())`` is False
+_Empty = tuple[()]  # nothing is cached; ``startswith(())`` is always False
 
 
 def read_length(digits: bytes) -> int:
-    """Return the number in a packet header's 29 digits, or -1 if any of these is not a digit."""
+    """Return the number in a packet header's 29 digits, or -1 if they are not all digits."""
     value = _KNOWN.get(digits)
     if value is None:
         if len(digits) != 29 or not digits.isdigit():
@@ -47,9 +47,9 @@ def read_length(digits: bytes) -> int:
 
 
 class FastFrames(Protocol):
-    """Interface that the parser requires of a fast path."""
+    """The interface through which the parser uses a fast path."""
 
-    headers: set[bytes]  # accepted message headers: those of frames that passed the steps
+    headers: set[bytes]  # headers of messages that the steps in parser.py have accepted
 
     def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
         """Append whole common frames starting at ``pos``, and return the position after them."""
@@ -81,7 +81,7 @@ class _FrameCache:
         return after if is_known else 0
 
     def _id_size(self, data: bytes, pos: int) -> int:
-        """Return the id size in the packet at ``pos``, or 0 if that is not an id packet."""
+        """Return the size of the id in the packet at ``pos``, or 0 if it is not an id packet."""
         size = read_length(data[pos + 3 : pos + 32])
         return size if data[pos : pos + 3] == b"P03" and 0 < size <= self._limits.max_id else 0
 
@@ -108,7 +108,7 @@ class FastClientFrames(_FrameCache):
         self._id_head: bytes | _Empty = ()  # P03 and 29 digits of the last acknowledgement
 
     def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
-        """Append whole publishes and acknowledgements from ``pos`` on, and return their end."""
+        """Append whole publishes and acknowledgements from ``pos`` on; return where they end."""
         while True:
             pos = self._parse_repeated(data, pos, frames)
             if pos == len(data) or not self._learn(data, pos):
@@ -220,7 +220,7 @@ class FastBrokerFrames(_FrameCache):
         self._ttl_s = 0
 
     def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
-        """Append whole dispatches and receipts from ``pos`` on, and return their end."""
+        """Append whole dispatches and receipts from ``pos`` on; return where they end."""
         end = len(data)
         while True:
             if data.startswith(self._long, pos):

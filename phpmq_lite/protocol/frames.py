@@ -92,7 +92,7 @@ _CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 @dataclass(slots=True, frozen=True)
 class WireLimits:
-    """The maximum content of each packet type, in bytes; a longer packet closes the connection."""
+    """The maximum content size of each packet type, in bytes; exceeding it ends the connection."""
 
     max_content: int = 8 << 20
     max_queue: int = 255  # plus 4 if the name ends in .dlq; see max_name_bytes
@@ -152,7 +152,7 @@ class Consume:
 
 @dataclass(slots=True)
 class Dispatch:
-    """003: a message for a consumer; ``ttl_s`` is None in the older revision, 0 without expiry."""
+    """003: a message for a consumer; ``ttl_s`` is None in the older revision, 0 if unlimited."""
 
     queue: str
     content: bytes

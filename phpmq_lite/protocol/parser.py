@@ -32,7 +32,7 @@ _DIGITS: Final = frozenset(b"0123456789")
 _MAX_NAMES: Final = 16_384  # for all connections; 10 to 22 MiB if each name has the maximum length
 _NAMES: Final[dict[bytes, str]] = {}  # verified names; verifying a name takes 15 µs
 
-Values = dict[int, Any]  # packet type -> content, as in the frame
+Values = dict[int, Any]  # packet type -> content, in the order of the frame
 
 Step = Callable[["Parser", bytes, int], int]  # consumes bytes and returns the new position
 
@@ -50,7 +50,7 @@ _MAKE: Final[dict[int, Callable[[Values], Frame]]] = {
 
 
 class Parser:
-    """One direction of one connection, from its first byte to its first error.
+    """Parses one direction of a connection, from its first byte to its first error.
 
     ``framing``, ``line_break``, ``packet_header`` and ``revision_seen`` are learnt from the bytes;
     each is None until it is known.  Replies use the same style (R9).  ``error`` is set at the first
@@ -68,7 +68,7 @@ class Parser:
         self.framing: str | None = None
         self.line_break: bytes | None = None
         self.packet_header: int | None = pinned
-        self.revision_seen: Revision | None = None  # set by the first frame that differs (R7)
+        self.revision_seen: Revision | None = None  # set by the first frame that shows it (R7)
         self._shapes = shapes
         self._limits = limits.by_packet()
         self._max_queue = limits.max_queue
@@ -77,13 +77,13 @@ class Parser:
         self._width = pinned  # compact packet header width; None until the first one shows it (R4)
         self._is_plain = False  # compact framing with 32-byte headers
         self._frames: list[Frame] = []  # frames completed in this read
-        self._fed = 0  # bytes received on the connection before this read
+        self._fed = 0  # number of bytes received on the connection before this read
         # -- the current frame
         self._in_frame = False
         self._began = 0  # offset of the frame's first byte
         self._header = b""  # the frame's message header
         self._shape: tuple[int, ...] = ()
-        self._left = 0  # remaining packets
+        self._left = 0  # number of packets still missing
         self._values: Values = {}
         # -- the current step
         self._step: Step = Parser._message_header  # unbound, to avoid a reference cycle
@@ -155,7 +155,7 @@ class Parser:
         return pos
 
     def _check_message_header(self, head: bytes) -> None:
-        """Raise at the first invalid byte of ``head``, which may be an incomplete header."""
+        """Raise an error at the first invalid byte of ``head``, possibly an incomplete header."""
         for index, byte in enumerate(head):
             if index == 0:
                 if byte != _H:
@@ -234,7 +234,7 @@ class Parser:
         return pos
 
     def _line_width(self, data: bytes, pos: int) -> int:
-        """Detect whether a header line has 32 or 36 bytes by what follows its 29 digits (R5)."""
+        """Detect from the bytes after 29 digits whether a header line has 32 or 36 bytes (R5)."""
         if len(self._head) == 32 and data[pos] in (_CR, _LF):
             self._begin_content(32)
             return pos
@@ -246,7 +246,7 @@ class Parser:
         return after
 
     def _check_packet_header(self, head: bytes) -> None:
-        """Raise at the first invalid byte of ``head``, which may be incomplete."""
+        """Raise an error at the first invalid byte of ``head``, which may be incomplete."""
         if head[0] != _P:
             self._fail(frames.BAD_PACKET_HEADER, "expected a packet", self._head_at)
         self._check_digits(head, 1, 3)

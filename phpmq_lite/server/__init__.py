@@ -1,1 +1,1 @@
-"""The layer around the core: the engine's loop, TCP sessions, listeners and live figures."""
+"""The layer around the core: the engine's loop, TCP sessions, listeners and live statistics."""

@@ -20,12 +20,12 @@ TOO_MANY_OF_ADDRESS: Final = "too many connections from this address"
 
 
 def max_connections(wanted: int, files: int) -> int:
-    """Return how many of the ``wanted`` connections fit into ``files`` descriptors."""
+    """Return how many of ``wanted`` connections are possible with ``files`` descriptors."""
     return max(1, min(wanted, files - SPARE_FILES))
 
 
 def max_http_connections(settings: Settings) -> int:
-    """Return how many admin connections fit in addition to the PHPMQ connections."""
+    """Return how many admin connections are possible in addition to all PHPMQ connections."""
     limits, files = settings.limits, open_files()
     if files is None:
         return limits.http_connections
@@ -93,7 +93,7 @@ class Admission:
         self._per_address = per_address
         self._per_loopback = per_loopback
         self._allow = tuple(allow)  # if empty, all addresses may connect
-        self._counts: Counter[str] = Counter()  # connections by address, with reserved places
+        self._counts: Counter[str] = Counter()  # connections and reserved places by address
         self._reserved: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
 

@@ -15,11 +15,11 @@ FREE_BYTES: Final = 64 << 10
 
 
 class PausableConnection(Protocol):
-    """A connection whose reading can be paused and resumed."""
+    """A connection from which reading can be paused and resumed."""
 
     @property
     def is_parked(self) -> bool:
-        """Whether the connection waits for something else while its bytes stay in memory."""
+        """Whether the connection is waiting for something while its data stays in memory."""
 
     def pause_reading(self, reason: str) -> None:
         """Stop reading for the given reason."""
@@ -44,7 +44,7 @@ class ReadBackpressure:
         self.limit_bytes = limit_bytes
         self.total_bytes = 0
         self.limit_hits = 0  # number of times that the limit was reached
-        # Bytes held by each connection, ordered with the longest-waiting connection first.
+        # Number of bytes held by each connection; the longest-waiting connection comes first.
         self._waiting: dict[PausableConnection, int] = {}
         self._held: set[PausableConnection] = set()
 
@@ -127,7 +127,7 @@ class MemoryLimiter:
 
     def __init__(self, bound_bytes: int) -> None:
         self.bound_bytes = bound_bytes
-        self.resident_bytes = 0  # as of the last check
+        self.resident_bytes = 0  # memory used by the process at the last check
         self.limit_hits = 0  # number of times that the limit was reached
         self._is_on = False
         self._held: set[Publisher] = set()
@@ -159,7 +159,7 @@ _ACKED: Final = slice(120, 128)  # tcpi_bytes_acked, since Linux 4.1; new fields
 
 
 class WriteProgress:
-    """A connection's write progress at the last check."""
+    """How much a connection had written at the last check."""
 
     __slots__ = ("_acked", "_unsent")
 
@@ -182,7 +182,7 @@ class WriteProgress:
 
 
 def acked_bytes(transport: asyncio.Transport) -> int | None:
-    """Return how many bytes the peer's system has acknowledged, or None if unknown."""
+    """Return how many bytes the peer's system has acknowledged, or None if this is unknown."""
     used = transport.get_extra_info("socket")
     if used is None or sys.platform != "linux":
         return None
@@ -209,11 +209,11 @@ class SlowPeerLimits:
     frame_bytes_per_s: int = 64 << 10  # frames that arrive at this rate may take longer
     write_s: int = 30  # time allowed without progress while blocked or closing
     silent_s: int = IDLE_S  # idle time allowed once connections are scarce
-    places: int = 500  # maximum number of connections; scarce once four fifths are in use
+    places: int = 500  # maximum number of connections, scarce once four fifths are in use
 
 
 class TimedSession(Protocol):
-    """A session whose event-loop times are checked against ``SlowPeerLimits``."""
+    """A session with the event-loop times that are checked against ``SlowPeerLimits``."""
 
     frame_began_at: float | None
     blocked_at: float | None
@@ -265,7 +265,7 @@ def idle_sessions(
 
 
 def exclude_time(session: TimedSession, seconds: float) -> None:
-    """Exclude time during which the process was suspended from the session's timeouts."""
+    """Extend a session's timeouts by the time during which the process was suspended."""
     session.last_read_at += seconds
     if session.frame_began_at is not None:
         session.frame_began_at += seconds

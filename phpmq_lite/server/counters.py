@@ -1,4 +1,4 @@
-"""Connection and commit counters and smoothed rates for the admin interface."""
+"""Connection counters, commit counters and smoothed rates for the admin interface."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -16,10 +16,10 @@ class ConnectionCounters:
     clients_opened: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
-    protocol_errors: Counter[str] = field(default_factory=Counter)  # counts by error code
-    closed: Counter[str] = field(default_factory=Counter)  # counts by reason
+    protocol_errors: Counter[str] = field(default_factory=Counter)  # number of errors by code
+    closed: Counter[str] = field(default_factory=Counter)  # number of closed connections by reason
     paused: Counter[str] = field(default_factory=Counter)  # read pauses by reason
-    late: int = 0  # dispatches not sent because messages expired during the commit
+    late: int = 0  # number of messages not sent because they expired during the commit
     inspector: Inspector = field(default_factory=Inspector)
 
 
@@ -61,7 +61,7 @@ _MIN_RATE: Final = 0.01  # smaller rates are rounded to 0
 
 
 class SmoothedRate:
-    """A smoothed rate per second.  Sampling is free while the count does not change."""
+    """A smoothed rate per second.  At rate 0, sampling an unchanged count is free."""
 
     __slots__ = ("_count", "per_s")
 

@@ -34,7 +34,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Operation = Callable[Concatenate[Broker, Callable[[T], None], P], None]
 
-REPLY_S: Final = 30.0  # maximum wait for the reply to an operator's operation
+REPLY_S: Final = 30.0  # maximum wait for the result of an operator's request
 _MAINTENANCE_S = 1.0
 _NOTHING: Final[tuple[list[Message], list[Receipt]]] = ([], [])
 
@@ -71,7 +71,7 @@ class _Commit(NamedTuple):
 
 
 class Engine:
-    """The owner and only caller of the core.  ``run`` returns after ``stop``."""
+    """Owns the core and is its only caller.  ``run`` returns after ``stop``."""
 
     def __init__(self, core: Broker, writer: BatchStore, clock: Clock) -> None:
         self.core = core
@@ -192,14 +192,14 @@ class Engine:
                 self._timer.cancel()
 
     def _run_once(self, stored: Batch | None = None, *, has_waited: bool = False) -> None:
-        """Do all work that requires no waiting.
+        """Do all work that can be done without waiting.
 
         ``stored`` is the batch to resume with after yielding to the event loop.
         """
         ended = self._ended
         if ended is None or ended.done():
             return
-        self._is_scheduled = True  # commands that arrive now do not need another run
+        self._is_scheduled = True  # commands that arrive during this run do not start another
         try:
             if has_waited and not (self._commit or self._open or self.waiting):
                 self._run_maintenance(is_idle=True)
@@ -270,7 +270,7 @@ class Engine:
         return delay_s
 
     def _set_timer(self, delay_s: float) -> None:
-        """Run the loop again within ``delay_s``; keep the current timer if it fires earlier."""
+        """Run the loop again within ``delay_s`` seconds; an earlier timer is kept."""
         at = self._loop.time() + delay_s
         if self._timer is not None:
             if self._timer_at <= at:
@@ -330,7 +330,7 @@ class Engine:
         )
 
     def _decide(self) -> None:
-        """Open a batch if there is none, decide on the inbox, and send messages already stored."""
+        """Open a batch if none is open, run the inbox's commands, and send stored messages."""
         core, inbox = self.core, self._inbox
         now = self.clock.now()
         if self.clock.is_disturbed:
@@ -437,7 +437,7 @@ class Engine:
             connection.peer.resume()
         for work, use in batch.background:
             self._background.run(work, use)
-        self._run_maintenance(is_idle=False)  # also runs if everything was refused
+        self._run_maintenance(is_idle=False)  # needed even if everything was refused
 
     def _send(
         self,

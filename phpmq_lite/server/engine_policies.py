@@ -9,7 +9,7 @@ from typing import Any, Final
 from phpmq_lite.broker.state import ACKED_KEY
 from phpmq_lite.model import Batch
 
-_ACK_DELAY_S: Final = 0.0009  # uvloop timers, in whole ms, fire only after this delay
+_ACK_DELAY_S: Final = 0.0009  # uvloop's timers, set in whole ms, fire only after this delay
 _ACK_COMMANDS: Final = 500  # this many acknowledgements are committed without delay
 _MAX_DEFER_S: Final = 0.01  # deferred work waits at most this long for a commit; the disk may hang
 
@@ -79,7 +79,7 @@ class BackgroundThread:
     def __init__(self, submit: Callable[[Callable[[Any], None]], None]) -> None:
         self.pending = 0  # number of calls whose results have not reached a batch
         self._submit = submit
-        self._executor = ThreadPoolExecutor(1, "background")  # more would compete for the GIL
+        self._executor = ThreadPoolExecutor(1, "background")  # threads compete for the GIL
 
     def run(self, work: Callable[[], Any], use: Callable[[Any], None]) -> None:
         """Call ``work`` in the thread, then ``use`` with the result in a later batch."""

@@ -1,4 +1,4 @@
-"""Explains captured bytes: their frames, framing and revision, and how the broker handles them.
+"""Explains captured bytes: the frames, their framing and revision, and how each is handled.
 
 The functions are pure; the command ``frame explain`` and the pages call them with pasted bytes.
 """
@@ -50,13 +50,13 @@ class WrongByte:
     detail: str
     expected: str
     offset: int
-    before: bytes  # at most ``CONTEXT_BYTES``
-    found: bytes  # at most ``CONTEXT_BYTES``
+    before: bytes  # at most ``CONTEXT_BYTES`` long
+    found: bytes  # at most ``CONTEXT_BYTES`` long
 
 
 @dataclass(slots=True, frozen=True)
 class Explanation:
-    """The explanation of a connection that begins with the given bytes.
+    """What the given bytes, sent at the start of a connection, show about the connection.
 
     ``outcomes`` contains one text per frame, which says what its receiver does with it.
     ``conclusion`` describes the bytes after the last complete frame.

@@ -22,7 +22,7 @@ from phpmq_lite.protocol.frames import (
 )
 from phpmq_lite.server.engine import Engine
 
-FORCED_PUBLISH_S: Final = 0.1  # publish interval of a parked publisher that also consumes
+FORCED_PUBLISH_S: Final = 0.1  # interval at which a parked publisher that also consumes may publish
 UNSTORED: Final = "unstored"  # reason for pausing reads from a session
 _PRELOADED: Final = 500  # number of frames whose messages are loaded together
 
@@ -31,8 +31,8 @@ _PRELOADED: Final = 500  # number of frames whose messages are loaded together
 class SessionLimits:
     """Limits for one session; ``settings/model.py`` defines the defaults."""
 
-    unstored_frames: int = 2_000  # frames read but not yet stored
-    unstored_bytes: int = 2 << 20  # size of these frames, plus one message
+    unstored_frames: int = 2_000  # maximum number of frames read but not yet stored
+    unstored_bytes: int = 2 << 20  # maximum size of unstored content; one message may exceed it
     write_buffer_bytes: int = 1 << 20
 
 
@@ -83,14 +83,14 @@ class FrameProcessor:
     """The frames that a session has read but the broker has not yet processed."""
 
     def __init__(self, session: FrameSession, engine: Engine, limits: SessionLimits) -> None:
-        self.is_parked = False  # a publish and all later frames wait for its queue
+        self.is_parked = False  # True while a publish, with all later frames, waits for its queue
         self.content_bytes = 0  # total size of the message contents in the frames
         self._session: FrameSession = session
         self._engine = engine
         self._limits = limits
         self._frames: deque[ClientFrame] = deque()
-        self._is_queued = False  # True while ``process`` is in the inbox or in a queue's line
-        self._waits_for: str | None = None  # the queue whose line ``process`` is in
+        self._is_queued = False  # True while ``process`` is in the inbox or waits for a queue
+        self._waits_for: str | None = None  # the queue in whose waiting line ``process`` is
         self._is_forced = False  # store the next parked publish even if its queue is full
         self._validated: ValidatedPublish | None = None  # verdict on the first frame
 
@@ -296,7 +296,7 @@ def apply_frames(
     count = size = 0
     if type(first) is Acknowledge:
         count = core.acknowledge_run(connection, _acknowledgements(frames, most))
-    elif type(first) is Publish and len(frames) > 1:  # a single publish gains nothing
+    elif type(first) is Publish and len(frames) > 1:  # a run of one publish gains nothing
         runs, publishes = _publishes(core, frames, first, most, quota)
         if publishes:
             bodies = [frame.content for frame in publishes]

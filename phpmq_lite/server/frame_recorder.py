@@ -15,7 +15,7 @@ from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import AppendDispatch, ServerSide
 from phpmq_lite.protocol.frames import ClientFrame
 
-CUT_BYTES: Final = 256  # maximum number of bytes recorded per content
+CUT_BYTES: Final = 256  # maximum number of bytes recorded from each content
 
 _MESSAGES: Final = {
     frames.PUBLISH: "publish",
@@ -43,7 +43,7 @@ class FramePiece:
 class DissectedFrame:
     """A frame, split into a message header and packets."""
 
-    kind: str  # publish, consume, …
+    kind: str  # such as publish or consume
     queue: str | None
     pieces: tuple[FramePiece, ...]
     size: int  # bytes on the wire, including line breaks
@@ -218,7 +218,7 @@ def _describe_packet(message: int, packet: int, content: bytes, length: int) -> 
 
 
 FRAMES: Final = 50  # frames recorded per connection
-FRAMES_PER_S: Final = 200  # total for both directions; frames beyond this limit are skipped
+FRAMES_PER_S: Final = 200  # limit for both directions together; frames beyond it are skipped
 IDLE_S: Final = 60.0  # recording ends after this long without a viewer
 WATCHED: Final = 16  # maximum number of connections watched at the same time
 ERRORS: Final = 100  # number of protocol errors kept
@@ -250,7 +250,7 @@ def expected_syntax(code: str) -> str:
 
 @dataclass(slots=True, frozen=True)
 class RecordedFrame:
-    """A recorded frame; numbers start at 1."""
+    """A recorded frame; the frames of a connection are numbered from 1."""
 
     number: int
     at_ms: int  # Unix ms

@@ -30,11 +30,11 @@ from phpmq_lite.server.tls import HANDSHAKE_S, server_context
 from phpmq_lite.settings.model import TcpSettings
 
 Kind = Literal["tcp", "tls", "unix"]
-Factory = Callable[[Kind, Revision], asyncio.Protocol]  # creates a connection's protocol
+Factory = Callable[[Kind, Revision], asyncio.Protocol]  # creates the protocol of a connection
 
 _BACKLOG: Final = 1_024  # the kernel may use a lower value
-_SHUTDOWN_S: Final = 5.0  # time allowed for a TLS peer to answer a close
-_RETRY_S: Final = 1.0  # delay after running out of a resource
+_SHUTDOWN_S: Final = 5.0  # time allowed for a TLS peer to confirm a close
+_RETRY_S: Final = 1.0  # pause in accepting after running out of a resource
 
 # A peer that sends no data for 60 s is probed every 15 s and dropped after 4 missed probes.
 KEEPALIVE: Final = (
@@ -73,18 +73,18 @@ class Listeners:
         self._gate = gate
         self.tls: ssl.SSLContext | None = None  # set by ``bind`` if TLS is configured
         self._is_bound = False
-        self._unix: list[tuple[int, ListenAddress, Revision]] = []  # first item indexes _listeners
+        self._unix: list[tuple[int, ListenAddress, Revision]] = []  # first: index in _listeners
         self._listeners: list[_Listener] = []
         self._handshakes: set[asyncio.Task[None]] = set()
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of open listeners (``HOST:PORT`` or ``unix:PATH``), older revision last."""
+        """Addresses of the open listeners (``HOST:PORT``, ``unix:PATH``), older revision last."""
         return [listener.address for listener in self._listeners]
 
     @property
     def opened(self) -> list[PhpmqListener]:
-        """Open listeners in the order of ``addresses``, with transport and revision."""
+        """The open listeners, with transport and revision, in the order of ``addresses``."""
         return [
             PhpmqListener(
                 _absolute(listener.address), listener.kind, has_ttl=listener.revision == "ttl"
@@ -121,7 +121,7 @@ class Listeners:
         self._is_bound = True
 
     async def open(self) -> None:
-        """Accept connections on all listeners, binding them if necessary; on errors, close all.
+        """Accept connections on all listeners, binding them if needed; on error, close them all.
 
         Raises:
             SettingsError, StartRefusedError: see ``bind``.
@@ -133,7 +133,7 @@ class Listeners:
                 with _refuse_start(endpoint):
                     self._listeners.insert(at, _bind_unix(endpoint.path, revision))
             for listener in self._listeners:
-                with _refuse_start(listener.address):  # another program may listen there by now
+                with _refuse_start(listener.address):  # another program may use it by now
                     listener.socket.listen(_BACKLOG)
         except BaseException:
             await self.close()
@@ -142,7 +142,7 @@ class Listeners:
             listener.accepting = asyncio.create_task(self._accept(listener))
 
     async def close(self) -> None:
-        """Stop accepting and cancel handshakes; established connections stay open."""
+        """Stop accepting connections and cancel handshakes; established connections stay open."""
         tasks = [one.accepting for one in self._listeners if one.accepting is not None]
         tasks += self._handshakes
         for task in tasks:

@@ -32,7 +32,7 @@ _TICK_S: Final = 0.2
 _SAVE_EVERY_S: Final = 10.0  # interval between saves of the scrub progress
 _BUSY_BYTES: Final = 64 << 10  # clients count as busy if this many bytes arrive per tick
 _DAY_MS: Final = 86_400_000
-# Limit on bytes written during a structure check, which keeps the WAL from being truncated.
+# Limit on bytes written while a structure check keeps the WAL from being truncated.
 LOG_BYTES: Final = 1 << 30
 _LOG_CHECK_S: Final = 1.0  # interval between checks of the WAL's size
 T = TypeVar("T")
@@ -40,7 +40,7 @@ _log = logs.get_logger(__name__)
 
 
 class ScrubRunner:
-    """Runs a broker's scrub; ``run`` continues until it is cancelled."""
+    """Scrubs a broker's data to find damage; ``run`` continues until it is cancelled."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ScrubRunner:
 
     @property
     def tick_bytes(self) -> int:
-        """Return how many bytes the next tick reads, reduced to a tenth while clients are busy."""
+        """Return how many bytes to read in the next tick: only a tenth while clients are busy."""
         seen, self._bytes_in = self._bytes_in, self._figures.bytes_in
         rate = self._settings().scrub.bytes_per_s * _TICK_S
         return max(1, int(rate if self._bytes_in - seen < _BUSY_BYTES else rate / 10))
@@ -240,7 +240,7 @@ class ScrubRunner:
 
 
 class Maintenance:
-    """A broker's backups and scrub; ``run`` continues until it is cancelled.
+    """Runs a broker's backups and scrubs; ``run`` continues until it is cancelled.
 
     ``settings`` returns the current settings.
     """
@@ -266,7 +266,7 @@ class Maintenance:
         self.scrub = ScrubRunner(engine, figures, database, settings)
 
     async def run(self, *, is_structure_due: bool = False) -> None:
-        """Back up and scrub on schedule and on demand; first check the structure if it is due."""
+        """Back up and scrub on a schedule and on demand, after a structure check if one is due."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_run_again("backups", self.backups.run))
             tasks.create_task(
@@ -293,7 +293,7 @@ def _log_backup(result: Backup | StorageError) -> None:
 
 
 def _cause_of(failure: StorageError) -> BaseException | None:
-    """Return the cause if it is unexpected, which makes its traceback worth logging."""
+    """Return an error's cause if it is unexpected and its traceback is worth logging."""
     cause = failure.__cause__
     return None if isinstance(cause, OSError | sqlite3.Error) else cause
 
@@ -307,7 +307,7 @@ class DiskSpaceMonitor:
     def __init__(self, space: DiskSpace) -> None:
         self.space = space
         self._engine: Engine | None = None
-        self._shortage: Shortage | None = None  # the last shortage applied
+        self._shortage: Shortage | None = None  # the shortage that was applied last
         self._trouble: str | None = None
         loop = asyncio.get_running_loop()
 

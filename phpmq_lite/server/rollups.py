@@ -1,4 +1,4 @@
-"""Queue activity: 10 s points for the last hour in memory; minutes and quarter hours on disk.
+"""Queue activity: the last hour's 10 s points in memory, minutes and quarter hours on disk.
 
 ``Rollups`` keeps the numbers and uses no clock, task or disk; ``RollupSampler`` drives it::
 
@@ -47,8 +47,8 @@ SLOT_S: Final = 10
 HOUR_S: Final = 3_600
 QUEUES_MAX: Final = 200  # maximum number of queues with their own points and rows
 _LATE_S: Final = 60  # longest time that a point covers; a longer delay leaves a gap
-_QUEUES_AT_ONCE: Final = 500  # idle queues per slice
-_CHANGED_AT_ONCE: Final = 50  # queues with histograms per slice
+_QUEUES_AT_ONCE: Final = 500  # number of idle queues per slice
+_CHANGED_AT_ONCE: Final = 50  # number of queues with histograms per slice
 _REMOVED_AT_ONCE: Final = 500  # maximum number of rows trimmed per minute; at most 203 are added
 
 _NUMBERS: Final = 2 + len(COUNTS) + len(GAUGES)
@@ -59,7 +59,7 @@ Writes = list[Write]
 
 
 class RollupSum:
-    """Activity in a time span: total counts, gauges at its end, and histograms."""
+    """Activity in a time span: total counts, final values of gauges, and histograms."""
 
     __slots__ = ("counts", "gauges", "hold", "wait")
 
@@ -148,7 +148,7 @@ class Rollups:
     def __init__(self) -> None:
         self.ages: dict[int, int] = {}  # publish time of each first ready message, in Unix ms
         self.ready_queues: list[int] = []  # queue_ids with ready messages at the last ``collect``
-        self.dead_letter_queues: set[int] = set()  # ready queues that store dead letters
+        self.dead_letter_queues: set[int] = set()  # non-empty queues of dead letters
         # Charts drawn from the points are valid until new points are added.
         self.charts: dict[tuple[int, str], str] = {}
         self._series: dict[int, Series] = {}
@@ -163,7 +163,7 @@ class Rollups:
         self._quarter: dict[int, RollupSum] = {}
         self.minute_s = 0  # start of the open minute; earlier minutes are stored
         self._slot_s = 0  # start of the open slot
-        self._refused: deque[tuple[int, dict[str, int]]] = deque()  # one per minute, for an hour
+        self._refused: deque[tuple[int, dict[str, int]]] = deque()  # one each minute, for an hour
 
     # -- reading
 
@@ -310,7 +310,7 @@ class Rollups:
             yield from self._end_minute(now_s)
 
     def _set_ages(self, slot: dict[int, RollupSum], now_s: int) -> None:
-        """Set each queue's gauge for the waiting time of its oldest ready message."""
+        """Record how long each queue's oldest ready message has been waiting."""
         first: dict[int, int] = {}
         for queue_id in self.ready_queues:
             at_ms = self.ages.get(queue_id)
@@ -397,7 +397,7 @@ def _histogram_growth(
 
 
 _AFTER_S: Final = 0.05  # delay after a slot, because a timer may fire slightly early
-_AGES_AT_ONCE: Final = 500  # number of queues per read
+_AGES_AT_ONCE: Final = 500  # number of queues whose ages are read together
 
 
 class RollupSampler:
@@ -409,7 +409,7 @@ class RollupSampler:
         self._stored = StoredRollups(readers)
         self._reader = MessageReader(readers)
         self._work: Iterator[Writes] = iter(())  # a sample in progress
-        self.is_loaded = False  # True once stored rows were read or proved unreadable
+        self.is_loaded = False  # True once the stored rows were read or found unreadable
         rollups.begin(self._now_ms() // 1_000)
 
     def _now_ms(self) -> int:

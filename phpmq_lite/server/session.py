@@ -29,8 +29,8 @@ from phpmq_lite.server.frame_recorder import Side
 GUARD_SILENCE_S: Final = 0.02  # after this silence, bytes that could be HTTP are treated as PHPMQ
 HALF_CLOSED_BATCHES: Final = 4  # two batches suffice to load a page of messages and their bodies
 _SMALL_BYTES: Final = 4_096
-_PEER_CLOSED: Final = getattr(select, "POLLRDHUP", 0)  # poll() always reports a reset
-_HINT_S: Final = 1.0  # maximum time from first dispatch to disconnect for a hint
+_PEER_CLOSED: Final = getattr(select, "POLLRDHUP", 0)  # poll() reports resets anyway
+_HINT_S: Final = 1.0  # maximum time from first dispatch to disconnect for a hint to be logged
 _log = get_logger(__name__)
 
 
@@ -60,7 +60,7 @@ class SessionContext:
 
 
 class Session(asyncio.Protocol):
-    """A connection: a ``model.Peer`` for the engine and a protocol for the event loop."""
+    """A connection, which is a ``model.Peer`` for the engine and a protocol for the event loop."""
 
     def __init__(self, shared: SessionContext, side: ServerSide, kind: str) -> None:
         self.side: Side = side  # replaced with a RecordedSide while the connection is watched
@@ -74,7 +74,7 @@ class Session(asyncio.Protocol):
         self.frame_bytes = 0  # number of bytes received of the incomplete frame
         self.last_read_at = 0.0
         self.blocked_at: float | None = None  # time of the last progress while the buffer is full
-        self.closing_at: float | None = None  # last progress time while closing with unsent data
+        self.closing_at: float | None = None  # last progress while closing with unsent data
         self.first_dispatch_at: float | None = None
         self.paused: set[str] = set()  # reasons why reading is paused
         self.has_eof = False  # the peer will send no more data
@@ -89,7 +89,7 @@ class Session(asyncio.Protocol):
         self._pressure = shared.pressure
         self._figures = shared.figures
         self._host: str | None = None  # address counted by the gate
-        self._descriptor: int | None = None  # file descriptor for small writes
+        self._descriptor: int | None = None  # for writing small data directly
         self._loop = asyncio.get_running_loop()
         self._end_reason: str | None = None
         self._is_ended = False
@@ -220,7 +220,7 @@ class Session(asyncio.Protocol):
     # -- called once a second
 
     def note_writing(self, now_s: float) -> None:
-        """Record whether a peer that was slow to read has read since the last call."""
+        """Record whether a slow peer has read anything since the last call."""
         is_slow = self.blocked_at is not None or self.closing_at is not None
         if is_slow and self._progress.has_progress(self.transport):
             self.blocked_at = None if self.blocked_at is None else now_s
@@ -233,7 +233,7 @@ class Session(asyncio.Protocol):
 
     @property
     def is_parked(self) -> bool:
-        """Whether a publish and all frames after it wait for its queue."""
+        """Whether a publish, with all frames after it, is waiting for its queue to accept it."""
         return self.frames.is_parked
 
     @property

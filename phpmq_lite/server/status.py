@@ -1,4 +1,4 @@
-"""Live figures for pages, API and metrics, read from the core between batches."""
+"""Live statistics for the pages, the API and the metrics, read from the core between batches."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ _totals: Final = attrgetter(*_TOTALS)  # asdict() takes ten times as long
 
 @dataclass(slots=True)  # not frozen, because creating frozen objects takes four times as long
 class QueueStatus:
-    """Current queue figures; rates cover the last ten seconds, totals the time since startup.
+    """A queue's statistics; rates cover the last ten seconds, totals the time since startup.
 
     The object of an idle queue is reused, so do not modify it.
     """
@@ -61,7 +61,7 @@ class QueueStatus:
 
 @dataclass(slots=True, frozen=True)
 class ClientStatus:
-    """Current connection figures; ``queues`` maps names to credit and number of held messages."""
+    """A connection's statistics; ``queues`` maps names to credit and number of held messages."""
 
     client: int
     kind: str
@@ -81,7 +81,7 @@ class ClientStatus:
 
 @dataclass(slots=True, frozen=True)
 class BrokerStatus:
-    """Current broker figures."""
+    """The broker's current statistics."""
 
     started_at: int = 0  # Unix ms
     is_ready: bool = False
@@ -109,13 +109,13 @@ class BrokerStatus:
     shortage: Shortage | None = None  # why publishing is stopped
     write_problem: str | None = None  # why nothing can be stored now
     has_ballast: bool = False
-    commit_counts: tuple[int, ...] = ()  # per COMMIT_BOUNDS_S bucket, plus one for larger values
+    commit_counts: tuple[int, ...] = ()  # one per COMMIT_BOUNDS_S bucket, and one for larger values
     commit_s_sum: float = 0.0
-    batch_counts: tuple[int, ...] = ()  # per BATCH_BOUNDS bucket, plus one for larger values
+    batch_counts: tuple[int, ...] = ()  # one per BATCH_BOUNDS bucket, and one for larger values
     batch_sum: int = 0
     audited: Mapping[str, int] | None = None  # number of audit-log rows, by action
     clock_jumps: int = 0
-    clock_jump_ms: int = 0  # size of the last jump
+    clock_jump_ms: int = 0  # size of the last clock jump
     clock_doubt_ms: int = 0  # clock difference that awaits a decision
     clock_doubt_number: int = 0  # first message number assigned since the clock was doubted
     clock_steady_ms: int = 0
@@ -128,7 +128,7 @@ class BrokerStatus:
     unsent_bytes: int = 0  # highest number of unsent bytes on one connection
     held_times: int = 0  # number of times that consumers reached the held limits
     paused: Mapping[str, int] = field(default_factory=dict)  # read pauses by reason
-    refused_connections: Mapping[str, int] = field(default_factory=dict)  # counts by reason
+    refused_connections: Mapping[str, int] = field(default_factory=dict)  # refusals by reason
     connections: int = 0  # including connections that the core does not know yet or any longer
     places: int = 0  # maximum number of connections
     queue_count: int = 0
@@ -256,7 +256,7 @@ class BrokerHandle:
         return lambda: engine.taps.discard(look)
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
-        """Return current figures in O(queues + clients); an idle queue takes 1 µs.
+        """Return statistics in O(queues + clients) time; each idle queue adds about 1 µs.
 
         ``is_wanted`` selects queues by name; other queues cost almost nothing.
         """
@@ -264,7 +264,7 @@ class BrokerHandle:
         return replace(self.summary(), queues=queues)
 
     def summary(self) -> BrokerStatus:
-        """Return current figures except those of each queue, in O(clients)."""
+        """Return the statistics other than those of the queues, in O(clients) time."""
         figures, engine = self.figures, self.engine
         base = replace(
             self._base,
@@ -316,7 +316,7 @@ class BrokerHandle:
         )
 
     def _limit_figures(self) -> dict[str, Any]:
-        """Return the figures for limits; empty until sessions can be opened."""
+        """Return the statistics about limits, which are empty until sessions can be opened."""
         pressure, brake, gate = self.pressure, self.brake, self.gate
         if pressure is None or brake is None or gate is None:
             return {}
@@ -334,7 +334,7 @@ class BrokerHandle:
     def queue_slices(
         self, size: int = SLICE, is_wanted: Callable[[str], bool] | None = None
     ) -> Iterator[list[QueueStatus]]:
-        """Yield the figures of all queues, ``size`` at a time, so that the event loop can run.
+        """Yield queue statistics, ``size`` queues at a time, so that the event loop can run.
 
         Queues that are created or removed during the iteration may be missing.
         """
@@ -353,7 +353,7 @@ class BrokerHandle:
             self._idle.clear()  # many queues were removed
 
     def _queue(self, queue: Queue, state: BrokerState, at_s: float) -> QueueStatus:
-        """Return the figures of a queue, reusing the previous object if the queue was idle."""
+        """Return a queue's statistics, reusing the previous object if the queue was idle."""
         dead_letter_name = state.registry.dead_letter_name(queue)
         dead = 0 if queue.is_dead_letter_queue else _records(state, dead_letter_name)
         rates = self.rates.of(queue, at_s)

@@ -46,7 +46,7 @@ def server_context(
 
 
 class TlsListener(NamedTuple):
-    """The TLS context of open listeners, and the files named in its settings section."""
+    """The TLS context of the open listeners, and the files named in their settings section."""
 
     section: str
     context: ssl.SSLContext

@@ -83,7 +83,7 @@ class EngineWatchdog:
     def __init__(self, engine: Engine, writer: Writer) -> None:
         self._engine = engine
         self._writer = writer
-        self._is_waiting = False  # True until the last probe is answered
+        self._is_waiting = False  # True while a probe is unanswered
 
     def probe(self) -> bool:
         """Return whether the last probe, if any, was answered, and send the next one.

@@ -209,7 +209,7 @@ def _read_credentials() -> tuple[dict[str, EnvironmentValue], list[str]]:
 
 
 def _file_value(name: str, path: Path, source: str) -> str:
-    """Return the path for a path setting, else the file's text without its line break."""
+    """Return the path if the setting is a path, else the file's text without its line break."""
     if SETTINGS[name].is_path:
         return str(path)
     try:

@@ -36,7 +36,7 @@ class Setting:
     default: object
     bounds: str  # empty if only the type limits the value
     is_path: bool
-    is_reloadable: bool  # SIGHUP applies a new value; otherwise a restart is required
+    is_reloadable: bool  # True if SIGHUP applies a new value; otherwise, a restart is required
 
     @property
     def environment(self) -> str:
@@ -45,7 +45,7 @@ class Setting:
 
 
 def as_text(value: object) -> str:
-    """Format a value as environment text, such as ``8 MiB``, ``a, b`` or ``true``.
+    """Format a value for an environment variable, such as ``8 MiB``, ``a, b`` or ``true``.
 
     pydantic's SecretStr masks secrets here and in ``as_json``.
     """

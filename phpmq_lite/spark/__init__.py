@@ -1,4 +1,4 @@
-"""Spark data source for a broker's history and queues.
+"""Spark data source that reads a broker's history, and reads and writes its queues.
 
 ::
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SourceConnection", "final_ack", "register"]
 
-if not TYPE_CHECKING:  # type checkers read the imports above
+if not TYPE_CHECKING:  # only type checkers run the imports above
     __getattr__, __dir__ = names_of(
         __name__,
         {"SourceConnection": "source_options", "final_ack": "checkpoints", "register": "source"},

@@ -1,4 +1,4 @@
-"""Committed batches in streaming-query checkpoints, and their final acknowledgement."""
+"""Reads committed batches from streaming-query checkpoints, and acknowledges the last one."""
 
 import json
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def _open_checkpoint(checkpoint: str, spark: "SparkSession | None") -> ResultsFo
 
 
 def _objects_of(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield all objects at any depth, because later log formats may nest them."""
+    """Yield the JSON objects at any depth, because future log formats may nest them."""
     if isinstance(value, dict):
         yield value
         for each in value.values():
@@ -79,7 +79,7 @@ def _objects_of(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def last_committed_offsets(files: ResultsFolder) -> list[Any] | None:
-    """Return the settings and end offsets of the last committed batch; None if there is none.
+    """Return the settings and end offsets of the last committed batch, or None if there is none.
 
     Raises:
         PipelineError: the batch is committed, but its offsets are missing.
@@ -95,7 +95,7 @@ def last_committed_offsets(files: ResultsFolder) -> list[Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class CommittedBatch:
-    """A batch in a checkpoint, with its end offset."""
+    """A batch recorded in a checkpoint, and the offset at which it ends."""
 
     batch: int
     history_id: str | None  # None if the stream does not read the history
@@ -103,13 +103,13 @@ class CommittedBatch:
 
 
 def last_committed_batch(files: ResultsFolder, checkpoint: str) -> CommittedBatch | None:
-    """Return the last committed batch; None if there is none."""
+    """Return the last committed batch, or None if no batch has been committed."""
     batch = _last_commit(files, f"{checkpoint}/")
     return None if batch is None else planned_batch(files, checkpoint, batch)
 
 
 def planned_batch(files: ResultsFolder, checkpoint: str, batch: int) -> CommittedBatch:
-    """Return a planned batch, committed or not."""
+    """Return a planned batch, whether or not it has been committed."""
     sources = _read_sources(files, f"{checkpoint}/", batch)
     return CommittedBatch(batch, *(offset_of(sources[-1]) if sources else (None, None)))
 
@@ -120,7 +120,7 @@ def _last_commit(files: ResultsFolder, prefix: str) -> int | None:
 
 
 def _read_sources(files: ResultsFolder, prefix: str, batch: int) -> list[Any] | None:
-    """Return the parsed lines after the version: the settings, then the offset of each source."""
+    """Return the parsed settings and each source's offset, which follow the version line."""
     text = files.read(f"{prefix}offsets/{batch}")
     return None if text is None else [_parse_json(line) for line in text.splitlines()[1:]]
 
@@ -129,17 +129,17 @@ def _parse_json(line: str) -> Any:
     try:
         return json.loads(line)
     except ValueError:
-        return None  # the source uses a different format
+        return None  # another source, whose offset is not JSON
 
 
 def query_id(files: ResultsFolder, checkpoint: str) -> str | None:
-    """Return the id of the query that owns a checkpoint; None if it was never started."""
+    """Return the id of a checkpoint's query, or None if the query was never started."""
     text = files.read(f"{checkpoint}/metadata")
     return None if text is None else str(json.loads(text)["id"])
 
 
 def offset_of(written: Any) -> tuple[str | None, int | None]:
-    """Return the history id and offset from a stream's offset, given as JSON text or parsed."""
+    """Extract the history id and row offset from a streaming offset (JSON text or parsed)."""
     if isinstance(written, str):
         return offset_of(_parse_json(written))
     if not isinstance(written, dict):

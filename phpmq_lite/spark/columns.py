@@ -1,4 +1,4 @@
-"""Spark schemas for the history, queues and archive; helpers for batches, days and tables."""
+"""Spark schemas for the history, the queues and the archive, with related functions."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
@@ -28,14 +28,14 @@ def _columns(*columns: tuple[str, DataType]) -> StructType:
     return StructType([StructField(name, kind, nullable=True) for name, kind in columns])
 
 
-# Settled messages, ordered by offset. Times are UTC TIMESTAMPs with millisecond precision.
+# Columns of settled messages, in offset order. Times are UTC, with millisecond precision.
 HISTORY_COLUMNS: Final = _columns(
     ("offset", LongType()),
     ("seq", LongType()),
     ("message_id", StringType()),
     ("queue", StringType()),
     ("position", LongType()),
-    ("outcome", StringType()),  # acked, expired, dead, deleted
+    ("outcome", StringType()),  # acked, expired, dead or deleted
     ("reason", StringType()),
     ("published_at", TimestampType()),
     ("first_dispatched_at", TimestampType()),
@@ -54,7 +54,7 @@ HISTORY_COLUMNS: Final = _columns(
 )
 BODY: Final = "body"
 
-# Messages claimed by a subscription, ordered by claim.
+# Columns of messages claimed by a subscription, in the order of their claims.
 QUEUE_COLUMNS: Final = _columns(
     ("claim", LongType()),
     ("message_id", StringType()),
@@ -87,7 +87,7 @@ def history_columns(columns: tuple[str, ...] = (), *, body: bool = False) -> Str
 
 
 def check_read_schema(requested: StructType, offered: StructType) -> None:
-    """Check that a user's schema contains only offered columns with matching types.
+    """Check that a schema given by a user has only known columns, each with the right type.
 
     Raises:
         OptionError: a column is unknown or has another type.
@@ -111,7 +111,7 @@ def arrow_schema(schema: StructType) -> "pa.Schema":
 
 
 def conform_batch(batch: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
-    """Select and cast the columns that Spark requires; milliseconds become microseconds."""
+    """Select the columns that Spark requires, and convert milliseconds to microseconds."""
     import pyarrow as pa
 
     arrays = [batch.column(field.name).cast(field.type) for field in schema]
@@ -132,19 +132,19 @@ TIME_COLUMNS: Final = ("published_at", "first_dispatched_at", "last_dispatched_a
 
 
 def utc_day(at: "Column | str") -> "Column":
-    """Return the UTC date of a time, independent of the session's time zone."""
+    """Return the UTC date of a time, regardless of the session's time zone."""
     days = sf.floor(sf.unix_millis(sf.col(at) if isinstance(at, str) else at) / DAY_MS)
     return sf.date_from_unix_date(days.cast("int"))
 
 
-_MARK: Final = "provider"  # a property that every table has; it is not an option
-_PREFIX: Final = "option."  # prefix of the properties that are options
+_MARK: Final = "provider"  # set for every table, but not an option of the data source
+_PREFIX: Final = "option."  # properties with this prefix are options of the data source
 _KEY: Final = "phpmq.options"
 _TOKEN: Final = "token"  # noqa: S105 - the name of the option
 
 
 def table_options(options: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the options of a table that is being created; None in any other case.
+    """Return the options of a table that is being created, or None if none is being created.
 
     Properties without the prefix belong to Spark (``owner``, ``location``) or to the table.
     """
@@ -158,7 +158,7 @@ def table_options(options: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def add_table_options(columns: StructType, options: Mapping[str, str]) -> StructType:
-    """Return the columns with the table's options, except the token, stored in their metadata."""
+    """Store the table's options, except its token, in the columns' metadata."""
     kept = {name: value for name, value in options.items() if name.lower() != _TOKEN}
     first, *others = columns
     marked = StructField(first.name, first.dataType, first.nullable, {_KEY: kept})
@@ -174,5 +174,5 @@ def read_table_options(columns: StructType) -> dict[str, str]:
 
 
 def remove_table_options(columns: StructType) -> StructType:
-    """Return the columns without stored options."""
+    """Return the columns without the table options stored in their metadata."""
     return StructType([StructField(f.name, f.dataType, f.nullable) for f in columns])

@@ -39,8 +39,8 @@ class DataLossError(PipelineError):
 
 
 class ShortReadError(PipelineError):
-    """The number of received rows differs from the declared number; read the range again."""
+    """The broker sent more or fewer rows than it declared; the range must be read again."""
 
 
 class JavaError(PipelineError):
-    """Spark has no usable Java; the message says what was found and what to do."""
+    """Spark found no usable Java; the message says what was found and how to fix it."""

@@ -1,4 +1,4 @@
-"""Zip file that ships this package to executors, with ``--py-files`` or ``addPyFile``."""
+"""Builds a zip of this package to ship to executors with ``--py-files`` or ``addPyFile``."""
 
 import hashlib
 import zipfile
@@ -10,8 +10,8 @@ from typing import Final
 from phpmq_lite import __version__
 
 _PACKAGES: Final = ("phpmq_lite", "pyspark_phpmq")  # pyspark_phpmq registers format("phpmq")
-_EXCLUDED: Final = ("__pycache__", "_data", "admin", "bench", "server")  # not used by executors
-_DATE: Final = (1980, 1, 1, 0, 0, 0)  # earliest zip date; a fixed date keeps builds identical
+_EXCLUDED: Final = ("__pycache__", "_data", "admin", "bench", "server")  # not needed by executors
+_DATE: Final = (1980, 1, 1, 0, 0, 0)  # earliest date in zips; fixed for reproducible builds
 
 
 def zip_name() -> str:
@@ -20,7 +20,7 @@ def zip_name() -> str:
 
 
 def build_zip(to: Path) -> Path:
-    """Write the zip and rename it into place; identical code produces identical bytes."""
+    """Write the zip under a temporary name and rename it; equal code produces equal bytes."""
     to.parent.mkdir(parents=True, exist_ok=True)
     new = to.with_name(to.name + ".new")
     with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -31,11 +31,11 @@ def build_zip(to: Path) -> Path:
 
 
 def zip_files() -> Iterator[tuple[str, Path]]:
-    """Yield each file's name in the zip and its path, in order."""
+    """Yield each file's name in the zip and its path on disk, sorted within each package."""
     for package in _PACKAGES:
         spec = find_spec(package)
         if spec is None or spec.origin is None:
-            continue  # the shim exists only in a wheel or an installed checkout
+            continue  # only a wheel or an installed checkout has pyspark_phpmq
         root = Path(spec.origin).parent
         for path in sorted(root.rglob("*")):
             inner = path.relative_to(root)

@@ -1,4 +1,4 @@
-"""Access to the history's bounds and rows, over HTTP or in the database file."""
+"""Reads the history's bounds and rows, either over HTTP or from the database file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BODY: Final = "body"
-NAMES_MAX: Final = 1_000  # maximum queue names per request
-NAMES_BYTES: Final = 4_000  # maximum bytes of names per request; request lines are limited to 8,190
+NAMES_MAX: Final = 1_000  # maximum number of queue names per request
+NAMES_BYTES: Final = 4_000  # maximum bytes of queue names; a request line may have 8,190 bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class HistoryRequest:
 
     @property
     def has_body(self) -> bool:
-        """Return whether bodies are requested."""
+        """Return True if message bodies are requested."""
         return BODY in self.columns
 
     @property
@@ -47,7 +47,7 @@ class HistoryRequest:
 
 
 class HistorySource(Protocol):
-    """A source of history rows.
+    """Interface for reading rows of the history.
 
     All methods raise:
         DataLossError: requested rows are gone, or the history has changed.
@@ -57,17 +57,17 @@ class HistorySource(Protocol):
     def bounds(
         self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
     ) -> HistoryBounds:
-        """Return the bounds, and the last offset before a time; see ``PipelineClient.bounds``."""
+        """Return the bounds and the last offset before a given time; see ``PipelineClient``."""
 
     def queues(self) -> list[str]:
         """Return the names of all queues."""
 
     def rows(self, request: HistoryRequest) -> Iterator["pa.RecordBatch"]:
-        """Yield rows ordered by offset; they are complete only if the iteration ends normally."""
+        """Yield rows in offset order; if the iteration ends with an error, rows are missing."""
 
 
 def open_history(connection: SourceConnection) -> HistorySource:
-    """Return the history for a connection without opening it."""
+    """Return the source of history rows for a connection, without connecting yet."""
     return _FileHistory(connection.path) if connection.path else _BrokerHistory(connection)
 
 
@@ -81,7 +81,7 @@ def history_bounds(
 def resolve_position(
     history: HistorySource, bounds: HistoryBounds, position: HistoryPosition
 ) -> int:
-    """Return the offset just before a position; rows with higher offsets are at or after it.
+    """Return the last offset before a position in the history.
 
     Use the result as ``lo`` of a read that starts at the position (inclusive), or as ``hi`` of a
     read that ends there (exclusive), as in Kafka's source.
@@ -125,7 +125,7 @@ class _BrokerHistory:
     def _filtered_rows(
         self, request: HistoryRequest, query: list[tuple[str, str | int]]
     ) -> Iterator["pa.RecordBatch"]:
-        """Request rows of all queues and filter them here if the names do not fit into a request.
+        """Request the rows of all queues, and filter them here by the requested queues.
 
         The column ``queue`` is included even if it was not requested.
         """

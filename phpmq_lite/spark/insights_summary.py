@@ -1,7 +1,7 @@
 """The insights document, ``summary.json``, built from the archive and the metric tables.
 
 ``insights_document`` defines its fields. The jobs also write fields that no page shows: ``queues``
-(figures for the last 24 hours by queue), ``history_id`` and ``batch`` for each gap, and
+(statistics for the last 24 hours by queue), ``history_id`` and ``batch`` for each gap, and
 ``published``, ``bytes``, ``expired``, ``dead``, ``deleted`` and ``redelivered_messages`` for each
 URN.
 """
@@ -42,12 +42,12 @@ from phpmq_lite.spark.session import fit_shuffles
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-MAX_QUEUES: Final = 50  # queues listed by name, if they fit
-MAX_ROWS: Final = 200  # maximum rows in each of queues, urns, deaths and expiries
+MAX_QUEUES: Final = 50  # maximum number of queues listed by name; SHARES may allow fewer
+MAX_ROWS: Final = 200  # maximum length of each list: queues, urns, deaths, expiries
 MAX_PATHS: Final = 50
 MAX_GAPS: Final = 100
-MAX_KEYS: Final = 20  # maximum reasons and attempt counts per URN
-SHARES: Final = {"minutes": 1_150_000, "hours": 500_000}  # byte budgets out of SUMMARY_BYTES
+MAX_KEYS: Final = 20  # maximum number of reasons, and of attempt counts, per URN
+SHARES: Final = {"minutes": 1_150_000, "hours": 500_000}  # maximum bytes, within SUMMARY_BYTES
 
 _DAYS: Final = 30
 _DAY_MS: Final = 86_400_000
@@ -62,7 +62,7 @@ def write_summary(
 ) -> tuple[str, ...]:
     """Write ``summary.json`` and send it to the broker; return problems as notes.
 
-    The latest run of each job is stored in ``jobs.json``.
+    The most recent run of each job is stored in ``jobs.json``.
     """
     files = open_results(spark, options.out)
     kept = record_run(files, runs)
@@ -70,7 +70,7 @@ def write_summary(
     try:
         with block_swaps(files):
             summary = collect_summary(spark, files, now_ms)
-    except RefusedError as error:  # the job itself succeeded; the next run writes the summary
+    except RefusedError as error:  # the job succeeded; its next run will write the summary
         return (*notes, f"the summary was not written: {error}")
     archived = summary["archive"]["offset"]
     behind = None if lag is None or archived is None else max(0, lag - archived)
@@ -86,7 +86,7 @@ def write_summary(
 
 
 def record_run(files: ResultsFolder, runs: Iterable[PipelineJobState]) -> list[Item]:
-    """Store the latest run of each job; return all stored runs by name."""
+    """Store the most recent run of each job; return all stored runs, sorted by job name."""
     kept: dict[str, Item] = {
         run["name"]: run for run in json.loads(files.read(results_folder.JOBS) or "[]")
     }
@@ -97,7 +97,7 @@ def record_run(files: ResultsFolder, runs: Iterable[PipelineJobState]) -> list[I
 
 
 def _lag(options: JobOptions) -> tuple[int | None, tuple[str, ...]]:
-    """Return the broker's last offset and any notes."""
+    """Return the last offset in the broker's history, or None and a note if it is unknown."""
     if options.connection is None:
         return None, ()
     try:
@@ -107,7 +107,7 @@ def _lag(options: JobOptions) -> tuple[int | None, tuple[str, ...]]:
 
 
 def collect_summary(spark: "SparkSession", files: ResultsFolder, now_ms: int) -> Item:
-    """Build the document, except ``jobs`` and ``lag``, from the archive and the metrics."""
+    """Build the document from the archive and the metrics, without ``jobs`` and ``lag``."""
     done = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
     gaps = archive_gaps.read_gaps(files)
     tables = MetricTables(spark, files, now_ms)
@@ -154,7 +154,7 @@ def _moment(at_ms: int) -> datetime:
 
 
 class MetricTables:
-    """Reads the metric tables, up to what the document can hold; missing tables are empty."""
+    """Reads as many metrics as the document can hold; a missing table counts as empty."""
 
     def __init__(self, spark: "SparkSession", files: ResultsFolder, now_ms: int) -> None:
         self._spark = spark
@@ -162,7 +162,7 @@ class MetricTables:
         self._now_ms = now_ms
 
     def _read(self, table: str, days: int) -> "DataFrame | None":
-        """Return the rows for dates within the last ``days`` times 24 hours."""
+        """Return a table's rows, starting with the date ``days`` days ago."""
         path = f"{results_folder.METRICS}/{table}"
         if not self._files.files(path):
             return None
@@ -171,7 +171,7 @@ class MetricTables:
         return rows.where(sf.col("date") >= sf.lit((now - timedelta(days=days)).date()))
 
     def queues(self) -> list[Item]:
-        """Return 24-hour figures by queue, from the archive, as percentiles cannot be summed."""
+        """Compute 24-hour statistics from the archive, because percentiles cannot be summed."""
         if not self._files.files(results_folder.ARCHIVE):
             return []
         since_ms = self._now_ms - _DAY_MS
@@ -184,7 +184,7 @@ class MetricTables:
         return sorted(items, key=lambda item: (-_queue_weight(item), item["queue"]))[:MAX_ROWS]
 
     def periods(self, table: str, name: str, days: int) -> list[Item]:
-        """Return figures by period for ``days`` times 24 hours; ``name`` is the time column."""
+        """Return statistics by period for ``days`` days; ``name`` is the column with the time."""
         rows = self._read(table, days)
         if rows is None:
             return []
@@ -203,7 +203,7 @@ class MetricTables:
         )
 
     def urns(self) -> list[Item]:
-        """Return the busiest URNs with their results."""
+        """Return counts for the busiest URNs, with dead-letter reasons and attempts."""
         weights = ("published", "acked", "dead")
         found = self.totals("urns", ("queue", "urn"), _URN_COUNTS, weights)
         failed = self._by_urn("deaths", "reason", found)
@@ -216,7 +216,7 @@ class MetricTables:
     def _by_urn(
         self, table: str, column: str, wanted: list[Item]
     ) -> dict[tuple[str, str], dict[str, int]]:
-        """Return counts by value of ``column`` for each wanted (queue, urn), highest first."""
+        """Count messages by ``column`` for each wanted (queue, urn), most frequent values first."""
         rows = self._read(table, _DAYS)
         if rows is None:
             return {}
@@ -238,7 +238,7 @@ class MetricTables:
         counts: Sequence[str],
         weights: Sequence[str] | None = None,
     ) -> list[Item]:
-        """Return the sums of ``counts`` by ``keys``, highest total of ``weights`` first.
+        """Sum ``counts`` by ``keys``; sort the rows by their total of ``weights``, descending.
 
         ``weights`` defaults to ``counts``.
         """
@@ -283,14 +283,14 @@ def _percentile(buckets: Mapping[int, int], wanted: float) -> float | None:
 
 
 def _queue_weight(item: Mapping[str, Any]) -> int:
-    """Return the number of messages published and settled."""
+    """Return the number of published messages plus the number of settled messages."""
     return sum(int(item[name]) for name in ("published", *OUTCOMES))
 
 
 def fit_queues(
     items: list[Item], rest: list[Item], busiest: Sequence[str], name: str, share: int
 ) -> list[Item]:
-    """Return the items of the busiest queues that fit into ``share`` bytes, ordered by time.
+    """Return items, ordered by time, for as many of the busiest queues as fit in ``share`` bytes.
 
     Other items and ``rest`` (sums without ``queue``) are summed under ``OTHER_QUEUES``. ``name`` is
     the field with the time.
@@ -300,7 +300,7 @@ def fit_queues(
         by_queue[item["queue"]].append(item)
     sizes = {queue: _size(by_queue[queue]) for queue in busiest}
     if rest or sum(sizes.values()) > share:
-        share -= _size(_others([*items, *rest], name))  # reserve the maximum for other queues
+        share -= _size(_others([*items, *rest], name))  # maximum size of the other queues
     kept: list[Item] = []
     for number, queue in enumerate(busiest):
         if sizes[queue] > share:
@@ -317,12 +317,12 @@ def _size(items: Iterable[Item]) -> int:
 
 
 def round_times(item: Item) -> Item:
-    """Return an item with times rounded to a tenth of a millisecond."""
+    """Return an item with its times rounded to a tenth of a millisecond."""
     return {n: round(v, 1) if isinstance(v, float) else v for n, v in item.items()}
 
 
 def _others(items: Iterable[Item], name: str) -> list[Item]:
-    """Return the sums of items by period, without percentiles, which cannot be summed."""
+    """Sum the items of each period, leaving out percentiles, which cannot be summed."""
     sums: dict[int, Item] = {}
     for item in items:
         into = sums.setdefault(

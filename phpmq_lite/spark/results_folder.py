@@ -1,4 +1,4 @@
-"""Files and paths in the results folder, on this machine or through Hadoop."""
+"""Files and paths in the results folder, which is on this machine or accessed through Hadoop."""
 
 import fcntl
 import json
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NO_CLASS: Final = ("ClassNotFoundException", "NoClassDefFoundError", "No FileSystem for scheme")
 _AZURE: Final = "org.apache.hadoop:hadoop-azure:{hadoop}"
-_JARS: Final = {  # URI scheme -> file system package; pip's PySpark includes none of them
+_JARS: Final = {  # URI scheme -> package with the file system; PySpark from pip has none of these
     "s3a": "org.apache.hadoop:hadoop-aws:{hadoop}",
     "abfs": _AZURE,
     "abfss": _AZURE,
@@ -47,10 +47,10 @@ class ResultsFolder(Protocol):
         """Return the sizes in bytes of all data files below ``path``, except hidden ones."""
 
     def read(self, path: str) -> str | None:
-        """Return the content of a file as UTF-8; None if it does not exist."""
+        """Return the text of a UTF-8 file, or None if the file does not exist."""
 
     def write(self, path: str, text: str) -> None:
-        """Write a file under a temporary name, then rename it; create a missing folder."""
+        """Write a file under a temporary name and rename it, creating its folder if necessary."""
 
     def move(self, source: str, target: str) -> None:
         """Rename a file or folder; the target must not exist, but its folder is created."""
@@ -76,7 +76,7 @@ def open_results(spark: "SparkSession | None", out: str) -> ResultsFolder:
 
 
 def local_folder_of(out: str) -> Path | None:
-    """Return the folder for a path or a ``file:`` URI; None for other URIs.
+    """Return the folder for a path or a ``file:`` URI, or None for other URIs.
 
     Percent escapes are kept, because Hadoop does not decode them either.
     """
@@ -86,7 +86,7 @@ def local_folder_of(out: str) -> Path | None:
 
 
 def _is_data(name: str) -> bool:
-    """Return whether Spark reads the file, which it does unless it is hidden or a marker."""
+    """Return whether Spark reads the file as data; hidden files and markers are skipped."""
     return not name.startswith((".", "_"))
 
 
@@ -97,7 +97,7 @@ class LocalResultsFolder:
         self._root = root.absolute()
 
     def url(self, path: str) -> str:
-        """Return a ``file:`` URI, not percent-encoded, because Hadoop does not decode it."""
+        """Return a ``file:`` URI without percent-encoding, because Hadoop would not decode it."""
         return f"file://{self._root / path}"
 
     def exists(self, path: str) -> bool:
@@ -130,7 +130,7 @@ class LocalResultsFolder:
         """Write and sync a temporary file, then rename it."""
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.new")  # unique per process
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.new")  # unique for each process
         with temporary.open("w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
@@ -177,7 +177,7 @@ class LocalResultsFolder:
 
 
 def missing_jar(root: str, error: str, hadoop: str) -> PipelineError | None:
-    """Return an error that says how to install a URI's file system; None for other errors."""
+    """Return an error that says how to install a URI's file system, or None for other errors."""
     if not any(word in error for word in _NO_CLASS):
         return None
     scheme = root.partition(":")[0].lower()
@@ -302,8 +302,8 @@ REPLAYS: Final = "replays"
 JOBS: Final = "jobs.json"
 SUMMARY: Final = "summary.json"
 
-_NAME_MAX: Final = 255  # file name limit of common file systems, including HDFS
-_KEPT_BYTES: Final = 128  # number of bytes kept of a longer name
+_NAME_MAX: Final = 255  # maximum length of file names on common file systems, including HDFS
+_KEPT_BYTES: Final = 128  # number of bytes kept from a longer name
 _TEMPORARY_BYTES: Final = len("..json.4194304.new")  # suffix added while the file is written
 _LOCK: Final = len(".consume-.lock")
 
@@ -329,12 +329,12 @@ def replay_plan_file(name: str) -> str:
 
 
 def replay_progress_file(name: str) -> str:
-    """Return the file that stores the number of published pieces of a replay."""
+    """Return the file that stores how many pieces of a replay have been published."""
     return f"{REPLAYS}/{_file_name(name, _TEMPORARY_BYTES)}.done"
 
 
 def _file_name(text: str, extra: int = 0) -> str:
-    """Return a unique file name for any text; it is never hidden.
+    """Return a unique file name for any text; the file is never hidden.
 
     The name leaves room for ``extra`` more bytes. Only shortened names contain ``%-``.
     """

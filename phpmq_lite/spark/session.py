@@ -27,7 +27,7 @@ ALWAYS: Final[Mapping[str, str]] = {
 SHUFFLES: Final = "spark.sql.shuffle.partitions"
 SPARK_SHUFFLES: Final = "200"  # Spark's default
 ROWS_PER_PARTITION: Final = 500_000
-_FITTED: Final = "phpmq.shuffle.partitions"  # value that we set last; the user set any other value
+_FITTED: Final = "phpmq.shuffle.partitions"  # value that we set last; any other value is the user's
 LOCAL: Final[Mapping[str, str]] = {  # settings that make Spark listen only on loopback
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",

@@ -1,4 +1,4 @@
-"""Spark data source ``phpmq``, which selects the reader or writer."""
+"""Spark data source ``phpmq``, which chooses a reader or writer for each use."""
 
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING

@@ -16,7 +16,7 @@ from phpmq_lite.spark.errors import OptionError
 
 
 class SourceMode(StrEnum):
-    """Ways to use the data source, which accept different options."""
+    """Ways to use the data source; each of these accepts different options."""
 
     BATCH_READ = "a batch read"
     HISTORY_STREAM = "a stream read of the history"
@@ -318,7 +318,7 @@ def check_option_names(options: Mapping[str, str], use: SourceMode | None = None
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message: the most similar known name, or all names."""
+    """Return the end of an error message, suggesting the most similar name or listing all names."""
     by_lower = {each.lower(): each for each in known}
     found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     if found:
@@ -327,7 +327,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 class _OptionParser:
-    """Parser for one call's options."""
+    """Parses the options of a single call."""
 
     def __init__(self, options: Mapping[str, str], use: SourceMode) -> None:
         check_option_names(options, use)
@@ -385,14 +385,14 @@ class _OptionParser:
         return names
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return a boolean."""
+        """Return a boolean option."""
         value = self._values.get(name.lower(), str(default)).lower()
         if value not in ("true", "false"):
             raise OptionError(f"option {name!r} is {value!r}, but it must be true or false")
         return value == "true"
 
     def number(self, name: str, minimum: int, maximum: int) -> int | None:
-        """Return an integer from ``minimum`` to ``maximum``."""
+        """Return an integer option, which must be from ``minimum`` to ``maximum``."""
         value = self._values.get(name.lower())
         if value is None:
             return None

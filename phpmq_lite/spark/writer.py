@@ -24,8 +24,8 @@ from phpmq_lite.spark.source_options import WriteOptions, suggestion
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PIECE_BYTES: Final = 16 << 20  # maximum bytes per request; the broker's limit is 64 MiB
-PIECE_ROWS: Final = 50_000  # maximum rows per request; two requests fill one broker transaction
+PIECE_BYTES: Final = 16 << 20  # maximum size of a request in bytes; the broker's limit is 64 MiB
+PIECE_ROWS: Final = 50_000  # maximum number of rows per request; a transaction holds twice as many
 WRITTEN: Final[dict[str, tuple[type[DataType], ...]]] = {
     "body": (BinaryType, StringType),
     "queue": (StringType,),
@@ -35,7 +35,7 @@ WRITTEN: Final[dict[str, tuple[type[DataType], ...]]] = {
 
 @dataclass
 class StagedRows(WriterCommitMessage):
-    """Rows staged by one task: tokens, row count and query id."""
+    """What one task has staged: the tokens, the number of rows and the query id."""
 
     tokens: tuple[str, ...]
     rows: int
@@ -134,7 +134,7 @@ def drop_staged(messages: list[WriterCommitMessage | None], options: WriteOption
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Batch writer: exactly once with a key from the caller, otherwise at least once."""
+    """Publishes a batch exactly once if the caller sets a key, otherwise at least once."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -147,7 +147,7 @@ class BatchWriter(DataSourceArrowWriter):
         """Publish the rows of all tasks."""
         app_id, version = self._options.app_id, self._options.version
         if app_id is None or version is None:
-            app_id = f"batch-{uuid.uuid4().hex}"  # unique, so it never matches another write
+            app_id = f"batch-{uuid.uuid4().hex}"  # unique, so that no two writes share a key
             publish_staged(messages, self._options, app_id, 0, is_single=True)
         else:
             publish_staged(messages, self._options, app_id, version)
@@ -158,7 +158,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Stream writer: exactly once per checkpoint, because its query id is part of the key."""
+    """Publishes a stream exactly once per checkpoint, whose query id is part of the key."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -217,7 +217,7 @@ def _pieces(
 
 
 def _cut(batch: "pa.RecordBatch") -> Iterator["pa.RecordBatch"]:
-    """Yield a batch, halved until each part fits or is one row; yield nothing if it is empty."""
+    """Halve a batch until each part fits or has a single row; yield the non-empty parts."""
     if batch.num_rows == 0:
         return
     if batch.num_rows == 1 or (batch.nbytes <= PIECE_BYTES and batch.num_rows <= PIECE_ROWS):

@@ -78,7 +78,7 @@ def archive_stream(
     end: int | None = None,
     begin: int = 0,
 ) -> JobResult:
-    """Archive a stream with the history's columns; ``begin`` is the offset before its first row."""
+    """Archive a stream of history rows; ``begin`` is the offset just before the first row."""
     files = open_results(spark, options.out)
     with files.lock("checkpoint"), block_swaps(files):
         check_selection(files, options)
@@ -96,7 +96,7 @@ def archive_stream(
 
 
 class _GapRecorder:
-    """Records gaps; called with each batch number after the batch is written."""
+    """Records accepted gaps; call it with each batch's number after the batch is written."""
 
     def __init__(
         self, spark: "SparkSession", files: ResultsFolder, options: ArchiveOptions, begin: int
@@ -126,7 +126,7 @@ class _GapRecorder:
         self._begin = batch.offset
 
     def _archived(self, name: str) -> int | None:
-        """Return the number of rows in a batch; None if queues or outcomes are left out."""
+        """Return a batch's row count, or None if the archive excludes queues or outcomes."""
         options = self._options
         if options.queues or options.queue_pattern is not None or options.outcomes:
             return None
@@ -139,7 +139,7 @@ class _GapRecorder:
 def first_offset(
     options: ArchiveOptions, bounds: HistoryBounds, committed: CommittedBatch | None
 ) -> int:
-    """Return the offset after which a run starts: the last archived or the configured offset."""
+    """Return the offset after which a run starts: the last archived one or the configured one."""
     if committed is not None and committed.offset is not None:
         return committed.offset
     word = options.starting_offsets
@@ -152,7 +152,7 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
         **(options.connection.as_options() if options.connection else {}),
         "startingOffsets": options.starting_offsets,
         "maxOffsetsPerTrigger": str(options.max_offsets_per_trigger),
-        "reader": "archive",  # reported so that the admin can show the lag
+        "reader": "archive",  # the name under which the broker shows the archive's lag
         "failOnDataLoss": str(options.fail_on_data_loss).lower(),
     }
     if options.bodies:
@@ -169,7 +169,7 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
 
 
 def check_selection(files: ResultsFolder, options: ArchiveOptions) -> None:
-    """Store the selection, or check that it is unchanged: one offset fits only one selection.
+    """Store the selection, or check that it is unchanged, because an archive has one offset.
 
     Raises:
         RefusedError: ``other_selection``: the archive selects other queues or outcomes.

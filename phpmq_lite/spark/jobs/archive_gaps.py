@@ -1,4 +1,4 @@
-"""Accepted gaps: ranges with rows that retention removed before they were archived.
+"""Accepted gaps, which are offset ranges with rows that were removed before being archived.
 
 Each batch has a file, ``gaps/<batch>.json``, written before Spark commits the batch; a repeated
 batch replaces its own file. Files are never appended to, because object stores do not support it.
@@ -15,13 +15,13 @@ from phpmq_lite.spark.results_folder import ResultsFolder, read_json_files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveGap:
-    """A range of offsets ``(lo, hi]`` in one batch that lacks rows."""
+    """A range of offsets ``(lo, hi]`` in one batch, from which rows are missing."""
 
-    at_ms: int  # when the gap was accepted
+    at_ms: int  # time when the gap was accepted, in Unix ms
     history_id: str
     lo: int
     hi: int
-    rows: int | None  # missing rows; None if unknown because queues or outcomes are excluded
+    rows: int | None  # number of missing rows; None if the archive excludes queues or outcomes
     batch: str
 
     @property
@@ -40,7 +40,7 @@ def find_gap(
     batch: str,
     at_ms: int,
 ) -> ArchiveGap | None:
-    """Return the gap in a batch of offsets ``(begin, end]``, or None.
+    """Return the gap in the batch of offsets ``(begin, end]``, or None if no rows are missing.
 
     Args:
         begin: the last offset before the batch.
@@ -64,12 +64,12 @@ def find_gap(
 
 
 def store_gap(files: ResultsFolder, gap: ArchiveGap) -> None:
-    """Store a gap."""
+    """Store a gap in the file of its batch."""
     files.write(f"{results_folder.GAPS}/{gap.batch}.json", json.dumps(asdict(gap)))
 
 
 def read_gaps(files: ResultsFolder) -> list[ArchiveGap]:
-    """Return all gaps, newest first."""
+    """Return all stored gaps, newest first."""
     gaps = [ArchiveGap(**each) for each in read_json_files(files, results_folder.GAPS)]
     return sorted(gaps, key=lambda gap: (-gap.at_ms, -gap.lo))
 

@@ -1,4 +1,4 @@
-"""Compact job, which merges small files in the archive's closed dates into a few large files.
+"""Compact job, which merges each closed date's small archive files into a few large ones.
 
 A date is closed once all its batches precede the last committed batch in the archive's checkpoint,
 so that none of them can be repeated. A date takes four steps, and a crash is safe at each:
@@ -32,7 +32,7 @@ from phpmq_lite.spark.results_folder import ResultsFolder, open_results
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LOCK: Final = "archive"  # shared by readers and writers, exclusive for swaps
+LOCK: Final = "archive"  # held shared by readers and writers, exclusively during swaps
 
 _PLAN: Final = f"{results_folder.COMPACT}/plan.json"
 _STAGED: Final = f"{results_folder.COMPACT}/staged"
@@ -49,7 +49,7 @@ def transform(rows: "DataFrame", files: int) -> "DataFrame":
 def run(
     spark: "SparkSession", options: CompactOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
-    """Compact each closed date that has too many files; a stop takes effect between dates."""
+    """Compact each closed date that has too many files; the job can be stopped between dates."""
     files = open_results(spark, options.out)
     rows = compacted = before = after = 0
     is_stopped = False
@@ -94,7 +94,7 @@ def closed_dates(files: ResultsFolder) -> list[str]:
 
 
 def _stage(spark: "SparkSession", files: ResultsFolder, date: str, wanted: int) -> int:
-    """Write a date's batches as one, then the plan for the swap; return the number of rows.
+    """Merge a date's batches into one, then write the plan for the swap; return the row count.
 
     Raises:
         RefusedError: ``count_differs``: rows written differ from rows read; nothing was swapped.
@@ -110,7 +110,7 @@ def _stage(spark: "SparkSession", files: ResultsFolder, date: str, wanted: int) 
         raise RefusedError(
             "count_differs", f"{date}: read {expected} (rows, sum of offsets), but wrote {found}"
         )
-    files.sync(_STAGED)  # Spark does not sync, and the originals are about to be removed
+    files.sync(_STAGED)  # Spark does not sync its files, and the originals are about to be removed
     plan = {"date": date, "batches": batches, "merged": f"batch=merged-{merged}"}
     files.write(_PLAN, json.dumps(plan))
     return expected[0]
@@ -127,7 +127,7 @@ def _sums(rows: "DataFrame") -> tuple[int, int]:
 
 @contextmanager
 def block_swaps(files: ResultsFolder) -> Iterator[None]:
-    """Prevent swaps within the context; complete an interrupted swap first.
+    """Complete any interrupted swap, then prevent swaps while the context is active.
 
     Raises:
         RefusedError: ``is_locked``: a compact job is running.

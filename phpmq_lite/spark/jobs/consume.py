@@ -31,7 +31,7 @@ def run(
 
 
 def count_waiting(broker: PipelineClient, options: ConsumeOptions) -> tuple[int, tuple[str, ...]]:
-    """Return the number of messages to consume (claimed by an earlier run or ready) and notes.
+    """Return how many messages are ready or claimed by an earlier run, and any notes.
 
     A missing queue adds a note but is not an error, because its first message creates it.
     """
@@ -61,7 +61,7 @@ def consume_stream(
     control: JobControl = UNCONTROLLED,
     end: int | None = None,
 ) -> JobResult:
-    """Write a stream with the queue's columns, then acknowledge the last batch.
+    """Write a stream of a queue's messages, then acknowledge the last batch.
 
     Spark reports a batch to the source only when it plans the next one, which may never happen.
     """

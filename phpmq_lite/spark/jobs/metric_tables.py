@@ -1,4 +1,4 @@
-"""Pure functions that compute figures per period and queue, and per day and envelope."""
+"""Pure functions that compute statistics by period and queue, and by day and envelope."""
 
 import math
 from typing import TYPE_CHECKING, Final
@@ -11,13 +11,13 @@ from phpmq_lite.spark.columns import DAY_MS, utc_day
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-MAX_STEPS: Final = 50  # maximum steps per path
-MAX_PATHS: Final = 1_000  # maximum paths per day
-BUCKET_BASE: Final = 1.01  # durations in a bucket differ by at most 1 %
+MAX_STEPS: Final = 50  # maximum number of steps in a path
+MAX_PATHS: Final = 1_000  # maximum number of paths per day
+BUCKET_BASE: Final = 1.01  # durations in the same bucket differ by at most 1 %
 
 
 def urn_counts(rows: "DataFrame") -> "DataFrame":
-    """Return date, queue, urn and counts of messages published or settled on that date."""
+    """Count the messages published and settled on each date, by queue and URN."""
     named = rows.where(sf.col("urn").isNotNull())
     flags = {outcome: sf.col("outcome") == outcome for outcome in OUTCOMES}
     flags |= {"retried": sf.col("retried"), "redelivered_messages": sf.col("deliveries") > 1}
@@ -38,13 +38,13 @@ def urn_counts(rows: "DataFrame") -> "DataFrame":
 
 
 def attempt_counts(rows: "DataFrame") -> "DataFrame":
-    """Return the message count by settlement date, queue, urn and the envelope's attempts."""
+    """Count messages by settlement date, queue, URN and the number of attempts in the envelope."""
     counted = rows.where(sf.col("urn").isNotNull() & sf.col("attempts").isNotNull())
     return _count_by(counted, "queue", "urn", "attempts")
 
 
 def death_counts(rows: "DataFrame") -> "DataFrame":
-    """Return the dead-letter count by settlement date, queue, urn (may be null) and reason."""
+    """Count dead letters by settlement date, queue, URN (may be null) and reason."""
     return _count_by(rows.where(sf.col("outcome") == "dead"), "queue", "urn", "reason")
 
 
@@ -55,7 +55,7 @@ def _count_by(rows: "DataFrame", *keys: str) -> "DataFrame":
 
 
 def expiry_counts(rows: "DataFrame") -> "DataFrame":
-    """Return expired-message counts (``dispatched``, ``never``) by settlement date and queue."""
+    """Count expired messages (``dispatched`` or ``never``) by settlement date and queue."""
     expired = rows.where(sf.col("outcome") == "expired")
     return expired.groupBy(utc_day("settled_at").alias("date"), "queue").agg(
         sf.count_if(sf.col("deliveries") > 0).alias("dispatched"),
@@ -64,7 +64,7 @@ def expiry_counts(rows: "DataFrame") -> "DataFrame":
 
 
 def trace_paths(rows: "DataFrame") -> "DataFrame":
-    """Return the most frequent trace paths: date, path, traces, p50_ms, p95_ms, buckets.
+    """Return date, path, traces, p50_ms, p95_ms and buckets of the most frequent trace paths.
 
     ``path`` is an array of ``queue:urn`` in order of arrival, at most ``MAX_STEPS``. A trace that
     spans midnight counts on each day, with the messages published that day. Durations are measured
@@ -140,13 +140,13 @@ COUNTS: Final = (
     "redelivered",  # deliveries after the first, counted at the last dispatch
     *OUTCOMES,
     "redelivered_messages",  # settled messages with more than one delivery
-    "retried",  # acked messages republished with more attempts, which counts as failed
+    "retried",  # acked messages published again with more attempts; these count as failed
     "expired_dispatched",  # expired messages that had been dispatched
     "expired_never",
 )
 SPANS: Final = (
     "wait",  # time from publish to first dispatch, counted at that dispatch
-    "hold",  # time from last dispatch to settlement (acked and dead), counted at settlement
+    "hold",  # time from last dispatch to settlement as acked or dead, counted at settlement
 )
 PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 SPAN_FIGURES: Final = tuple(f"{span}_{name}" for span in SPANS for name in (*PERCENTILES, "max"))
@@ -159,7 +159,7 @@ def period_figures(
     *,
     since_ms: int | None = None,
 ) -> "DataFrame":
-    """Return figures by queue, or by queue and period; omit events before ``since_ms``.
+    """Return statistics by queue, or by queue and period, without events before ``since_ms``.
 
     ``rows`` has the history's columns and ``retried``. The result has ``queue``, ``COUNTS``,
     ``wait_p50 wait_p95 wait_p99 wait_max`` and the same for ``hold`` (exact milliseconds, null if
@@ -188,7 +188,7 @@ def period_figures(
 
 
 def _events(rows: "DataFrame") -> "DataFrame":
-    """Return one row per event: ``queue``, ``at`` in ms, ``COUNTS`` and ``SPANS``."""
+    """Return one row per event, with ``queue``, ``at`` in ms, ``COUNTS`` and ``SPANS``."""
     one = sf.lit(1)
     published, first, last, settled = (
         sf.unix_millis(sf.col(time))
@@ -228,7 +228,7 @@ def _flag(condition: "Column") -> "Column":
 
 
 def _span(begin: "Column", end: "Column") -> "Column":
-    """Return the milliseconds between two times; null if one is null, unlike ``greatest``."""
+    """Return the milliseconds between two times; null if either is null, unlike ``greatest``."""
     return sf.when(begin.isNotNull() & end.isNotNull(), sf.greatest(end - begin, sf.lit(0)))
 
 

@@ -1,4 +1,4 @@
-"""Metrics job, which finds retried rows in the archive and computes ``metrics/<table>/date=…``."""
+"""Metrics job, which finds retried rows in the archive and writes ``metrics/<table>/date=…``."""
 
 import json
 from bisect import bisect_left, bisect_right
@@ -32,14 +32,14 @@ _ROWS_AT_ONCE: Final = 10_000
 
 
 class RetryEvent(NamedTuple):
-    """An acked row, or a row that may retry one (``offset`` None), with microsecond times."""
+    """An acked row, or a possible retry (whose ``offset`` is None); times are in microseconds."""
 
     meta_id: str
     seq: int
     attempts: int
     offset: int | None
-    since: int  # first dispatch if the row is acked, otherwise the publish time
-    until: int  # settlement if the row is acked, otherwise the publish time
+    since: int  # time of the first dispatch if the row is acked, otherwise the publish time
+    until: int  # time of the settlement if the row is acked, otherwise the publish time
 
 
 def mark_retried(rows: "DataFrame", archive: "DataFrame") -> "DataFrame":
@@ -55,7 +55,7 @@ def mark_retried(rows: "DataFrame", archive: "DataFrame") -> "DataFrame":
     whole = of_one.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     in_order = (
         events.withColumn("repeats", sf.max(sf.col("offset").isNull()).over(whole))
-        .where("repeats")  # do not send other rows from the JVM to Python
+        .where("repeats")  # so that no other rows are sent from the JVM to Python
         .drop("repeats")
         .sortWithinPartitions("meta_id", sf.desc("seq"))
     )
@@ -76,7 +76,7 @@ def _events(rows: "DataFrame", offset: str, since: str, until: str) -> "DataFram
 
 
 def _offsets(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-    """Yield the offsets of retried rows; events are sorted by ``meta_id``, last ``seq`` first."""
+    """Yield the offsets of retried rows; input is sorted by ``meta_id``, highest ``seq`` first."""
     import pyarrow as pa
 
     def events() -> Iterator[RetryEvent]:
@@ -99,7 +99,7 @@ def retried_offsets(events: list[RetryEvent]) -> list[int]:
     times = sorted({event.since for event in events if event.offset is None})
     tree = [0] * (2 * len(times))
     found = []
-    for _, group in groupby(events, itemgetter(1)):  # a row may be a retry, but never of itself
+    for _, group in groupby(events, itemgetter(1)):  # a row never counts as a retry of itself
         at_once = list(group)
         for event in at_once:
             if event.offset is not None:
@@ -113,7 +113,7 @@ def retried_offsets(events: list[RetryEvent]) -> list[int]:
 
 
 def _raise(tree: list[int], at: int, value: int) -> None:
-    """Raise one leaf to ``value``, and update the maxima above it."""
+    """Raise one leaf of the tree to ``value``, and update the maxima above it."""
     node = at + len(tree) // 2
     while node and tree[node] < value:
         tree[node] = value
@@ -148,7 +148,7 @@ TABLES: Final[dict[str, Callable[["DataFrame"], "DataFrame"]]] = {
 VERSION: Final = 1  # table version; after a change, all dates are recomputed
 
 _EPOCH: Final = date(1970, 1, 1)
-_MAX_RANGES: Final = 50  # maximum date ranges in one condition; more are merged into one
+_MAX_RANGES: Final = 50  # maximum number of date ranges in a condition; more are merged into one
 
 
 def transform(archive: "DataFrame", table: str, dates: Iterable[date]) -> "DataFrame":
@@ -159,12 +159,12 @@ def transform(archive: "DataFrame", table: str, dates: Iterable[date]) -> "DataF
 def run(
     spark: "SparkSession", options: MetricsOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
-    """Compute the dates affected by new rows; after a stop between tables, start over."""
+    """Compute the dates affected by new rows; if the previous run was stopped, start over."""
     files = open_results(spark, options.out)
     with files.lock("metrics"), block_swaps(files):
         done = last_committed_batch(
             files, results_folder.ARCHIVE_CHECKPOINT
-        )  # read before the archive is listed
+        )  # must be read before the archive is listed
         try:
             archive = read_archive(spark, files)
         except RefusedError as nothing:
@@ -188,7 +188,7 @@ def run(
 
 
 def _included(files: ResultsFolder, done: CommittedBatch | None) -> "Column | None":
-    """Return the condition for rows not included by earlier runs; None if all rows are new.
+    """Return a condition that selects rows new since the last run, or None if all rows are new.
 
     Rows above the offset may have been included if their batch was written but not committed.
     Counting them as new again changes nothing. Offsets from another history are ignored.
@@ -213,7 +213,7 @@ def _unfinished_dates(files: ResultsFolder) -> set[date]:
 def _write(
     archive: "DataFrame", dates: list[date], files: ResultsFolder, control: JobControl
 ) -> bool:
-    """Overwrite the dates in all tables; return False if the job was stopped first."""
+    """Overwrite the dates in all tables; return False if the job is stopped before the last one."""
     if not dates:
         return True
     files.write(results_folder.METRICS_BEGUN, json.dumps([one.isoformat() for one in dates]))
@@ -241,14 +241,14 @@ def _write(
 
 
 def touched_dates(new: "DataFrame") -> set[date]:
-    """Return the dates of all events in the rows."""
+    """Return all dates on which an event in the rows happened."""
     days = sf.explode(sf.array(*(utc_day(time) for time in TIME_COLUMNS))).alias("day")
     found = new.select(days).where(sf.col("day").isNotNull()).distinct().collect()
     return {row["day"] for row in found}
 
 
 def dates_touched_by_retries(new: "DataFrame", archive: "DataFrame") -> set[date]:
-    """Return the dates of older rows that are now known to be retried.
+    """Return the dates of older rows that, as the new rows show, have been retried.
 
     A retry may be settled and archived after the row that it repeats, usually on the same date.
     """
@@ -262,7 +262,7 @@ def dates_touched_by_retries(new: "DataFrame", archive: "DataFrame") -> set[date
 
 
 def rows_of_dates(archive: "DataFrame", dates: Iterable[date]) -> "DataFrame":
-    """Return rows with an event on one of the dates, with ``retried`` and without the body."""
+    """Return rows with an event on any of the dates, adding ``retried`` and omitting the body."""
     ranges = _ranges(dates)
     rows = archive.drop("body", "batch").where(reduce(or_, (_is_in(*r) for r in ranges)))
     had = rows.where((sf.col("outcome") == "acked") & sf.col("meta_id").isNotNull())
@@ -293,12 +293,12 @@ def _ranges(dates: Iterable[date]) -> list[tuple[int, int]]:
 
 
 def _is_in(first: int, end: int) -> "Column":
-    """Return the condition, prunable by Parquet, that any time is within days [first, end)."""
+    """Return the condition (which can prune Parquet) that any time is within days [first, end)."""
     low = sf.timestamp_millis(sf.lit(first * DAY_MS))
     high = sf.timestamp_millis(sf.lit(end * DAY_MS))
     return reduce(or_, ((sf.col(time) >= low) & (sf.col(time) < high) for time in TIME_COLUMNS))
 
 
 def keep_dates(table: "DataFrame", dates: Iterable[date]) -> "DataFrame":
-    """Drop the rows of all other dates, because those dates are incomplete."""
+    """Keep only the rows of these dates, because all other dates are incomplete."""
     return table.where(sf.col("date").isin(*sorted(set(dates))))

@@ -26,7 +26,7 @@ UNCONTROLLED: Final = JobControl()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """Result of one run, excluding earlier runs."""
+    """The result of a single run of a job."""
 
     job: str
     rows: int
@@ -47,12 +47,12 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveOptions(JobOptions):
-    """Options for archiving; each selection of queues and outcomes requires its own ``out``."""
+    """Options for archiving; each selection of queues and outcomes needs its own ``out`` folder."""
 
     bodies: bool = False
     queues: tuple[str, ...] = ()  # all queues if empty and there is no pattern
     queue_pattern: str | None = None
-    outcomes: tuple[str, ...] = ()  # empty means all
+    outcomes: tuple[str, ...] = ()  # all outcomes if empty
     starting_offsets: str = "earliest"
     max_offsets_per_trigger: int = 1_000_000
     num_partitions: int | None = None
@@ -61,7 +61,7 @@ class ArchiveOptions(JobOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsOptions(JobOptions):
-    """Options for metrics; empty ``dates`` means the dates affected by rows since the last run."""
+    """Options for metrics; if ``dates`` is empty, the dates affected by new rows are computed."""
 
     dates: tuple[date, ...] = ()
 
@@ -75,7 +75,7 @@ class CompactOptions(JobOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions(JobOptions):
-    """Options for a replay. A message must match all filters, and any one value of each filter.
+    """Options for a replay. A message must match at least one value of every filter.
 
     ``name`` is the name of the stored plan, which a run with the same name continues. If None, it
     is derived from the selection, so the same selection is sent only once; another name sends it
@@ -87,7 +87,7 @@ class ReplayOptions(JobOptions):
     goes_on: bool = False
     queues: tuple[str, ...] = ()
     queue_pattern: str | None = None
-    since_ms: int | None = None  # limits settled_at to [since, until)
+    since_ms: int | None = None  # selects messages settled within [since, until)
     until_ms: int | None = None
     outcomes: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -106,6 +106,6 @@ class ConsumeOptions(JobOptions):
 
     queue: str
     subscription: str
-    max_messages: int = 10_000  # maximum messages per batch
+    max_messages: int = 10_000  # maximum number of messages per batch
     max_bytes: int = 64 << 20  # maximum total body size per batch
-    fail_on_data_loss: bool = True  # fail if claims of this batch were released manually
+    fail_on_data_loss: bool = True  # fail if claims in a batch were released manually

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
 
-MAX_ROWS: Final = 10_000  # maximum rows per piece
-MAX_BYTES: Final = 32 << 20  # maximum size of a piece, held by the driver and staged as one stream
+MAX_ROWS: Final = 10_000  # maximum number of rows per piece
+MAX_BYTES: Final = 32 << 20  # maximum size of a piece, which the driver holds in memory
 
 _REPORT_EVERY: Final = 10_000  # report progress after this many selected rows
 
 
 def transform(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
-    """Select rows and return offset, size, target queue, body (null if removed) and ttl_s.
+    """Select rows; return their offset, size, target queue, body (null if removed) and ttl_s.
 
     Raises:
         RefusedError: ``bad_where``: Spark does not accept the condition.
@@ -77,7 +77,7 @@ def _select(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
 def run(
     spark: "SparkSession", options: ReplayOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
-    """Publish the selection, or only count it (``dry_run``); a stop takes effect between pieces.
+    """Publish the selected messages, or only count them (``dry_run``); stop only between pieces.
 
     Raises:
         RefusedError: ``no_bodies``: none of the selected messages has its body;
@@ -107,7 +107,7 @@ def _history(spark: "SparkSession", files: ResultsFolder, options: ReplayOptions
         **connection,
         "includeBody": "true",
         "pushFilters": "true",  # each piece reads only its own rows
-        "failOnDataLoss": "false",  # read the remaining rows; pieces are counted
+        "failOnDataLoss": "false",  # read on if rows are gone; each piece's rows are counted
     }
     return spark.read.format("phpmq").options(**given).load()
 
@@ -123,7 +123,7 @@ def _count(rows: "DataFrame") -> JobResult:
     gone = sum(row["all"] - row["rows"] for row in found)
     details: dict[str, int | str] = {row["queue"]: row["rows"] for row in found}
     together = "bytes"
-    while together in details:  # a queue may have the same name
+    while together in details:  # a queue may also be called bytes
         together = f"({together})"
     details[together] = sum(row["bytes"] or 0 for row in found)
     total = sum(row["rows"] for row in found)
@@ -161,7 +161,7 @@ def _plan(
     plan.pieces = replay_plans.cut_pieces(sized_offsets(), max_rows=max_rows, max_bytes=MAX_BYTES)
     if plan.without_body and not plan.pieces:
         raise RefusedError("no_bodies", _notes(0, plan.without_body)[0])
-    if plan.pieces:  # an empty plan would hide messages that settle later
+    if plan.pieces:  # an empty plan would exclude messages that are settled later
         replay_plans.store_plan(files, plan)
     return plan
 
@@ -179,7 +179,7 @@ def _publish(
     control: JobControl,
 ) -> JobResult:
     """Publish the remaining pieces, each in one transaction, at the requested rate."""
-    free_at = 0.0  # monotonic clock; time lost by a slow piece is not made up for
+    free_at = 0.0  # on the monotonic clock; time lost by a slow piece is not made up for
     sent = pieces = 0
     done = replay_plans.sent_pieces(files, plan)
     before = plan.rows_of(done)
@@ -209,7 +209,7 @@ def _publish(
 
 
 def _describe_end(plan: ReplayPlan, sent: int, now: int) -> tuple[str, ...]:
-    """Describe how to continue, or why nothing was sent."""
+    """Explain how to continue an incomplete replay, or why nothing was sent."""
     if sent < plan.rows:
         return (f"{sent} of {plan.rows} messages were sent; continue with --name {plan.name}",)
     if plan.rows and not now:
@@ -256,7 +256,7 @@ def publish_piece(
     version: int,
     options: ReplayOptions,
 ) -> None:
-    """Publish a piece; the broker ignores a version of ``app_id`` that it already has."""
+    """Publish a piece; the broker ignores a version that it already has for this ``app_id``."""
     connection = options.connection.as_options() if options.connection else {}
     (
         spark.createDataFrame(piece)

@@ -24,13 +24,13 @@ _SELECTION: Final = [f.name for f in fields(ReplayOptions) if f.name not in _NOT
 
 @dataclass(slots=True)
 class ReplayPlan:
-    """A plan of what to publish, as selected by the first run."""
+    """A list of the messages to publish, as selected by the first run."""
 
     name: str
-    app_id: str  # publish key, unique per plan
+    app_id: str  # deduplication key for publishing, unique to this plan
     selection: dict[str, Any]
-    pieces: list[list[int]] = field(default_factory=list)  # [first offset, last offset, rows]
-    without_body: int = 0  # selected messages whose body was removed or not archived
+    pieces: list[list[int]] = field(default_factory=list)  # [first offset, last offset, row count]
+    without_body: int = 0  # number of selected messages whose body was removed or not archived
 
     @property
     def rows(self) -> int:
@@ -51,7 +51,7 @@ def plan_name(options: ReplayOptions) -> str:
 
 
 def selection_of(options: ReplayOptions) -> dict[str, Any]:
-    """Return a plan's selection and target, in JSON types."""
+    """Return the selection and the target in the options as JSON values."""
     given: dict[str, Any] = {name: getattr(options, name) for name in _SELECTION}
     return {n: list(v) if isinstance(v, tuple) else v for n, v in given.items()}
 
@@ -65,7 +65,7 @@ def with_planned_selection(plan: ReplayPlan, options: ReplayOptions) -> ReplayOp
 
 
 def find_plan(files: ResultsFolder, options: ReplayOptions) -> ReplayPlan | None:
-    """Return the plan that these options continue; None for a new plan.
+    """Return the stored plan that these options continue, or None if a new plan is needed.
 
     Raises:
         RefusedError: ``no_plan``: no plan has this name; ``other_plan``: the plan of this name has
@@ -109,7 +109,7 @@ def _without_times(selection: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_plan(plan: ReplayPlan) -> str:
-    """Describe what a plan selects, with readable times; omit empty members."""
+    """Describe what a plan selects, with readable times and without empty fields."""
     given = {name: value for name, value in plan.selection.items() if value}
     times = {
         name.removesuffix("_ms"): time_text(given.pop(name)) for name in _TIMES if name in given
@@ -118,17 +118,17 @@ def _describe_plan(plan: ReplayPlan) -> str:
 
 
 def time_text(at_ms: int) -> str:
-    """Format Unix milliseconds for ``--since`` and ``--until``, to the second, in UTC."""
+    """Format Unix milliseconds as a UTC time, to the second, for ``--since`` and ``--until``."""
     return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def sent_pieces(files: ResultsFolder, plan: ReplayPlan) -> int:
-    """Return the number of published pieces; the next piece may also have been published."""
+    """Return how many pieces are known to be published; one more may also have been published."""
     return int(files.read(results_folder.replay_progress_file(plan.name)) or 0)
 
 
 def store_plan(files: ResultsFolder, plan: ReplayPlan) -> None:
-    """Store a plan."""
+    """Store a plan in the file for its name."""
     files.write(results_folder.replay_plan_file(plan.name), json.dumps(asdict(plan)))
 
 
@@ -144,7 +144,7 @@ def _all(files: ResultsFolder) -> list[ReplayPlan]:
 def cut_pieces(
     rows: Iterable[tuple[int, int]], *, max_rows: int, max_bytes: int
 ) -> list[list[int]]:
-    """Group ordered (offset, size) pairs into pieces of [first offset, last offset, rows].
+    """Group sorted (offset, size) pairs into pieces: [first offset, last offset, row count].
 
     A piece has at least one row, whatever its size. Rows with equal offsets stay together.
     """

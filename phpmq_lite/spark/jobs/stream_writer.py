@@ -26,9 +26,9 @@ _POLL_S: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTarget:
-    """Target of a stream: folder, checkpoint, and partition columns before ``batch``."""
+    """Where a stream is written; the columns ``partitions`` come before the column ``batch``."""
 
-    name: str  # name of the query and of the reported phase
+    name: str  # name of the query, which is also the phase reported by the job
     folder: str
     checkpoint: str
     partitions: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class StreamTarget:
 
 @dataclass(slots=True)
 class StreamResult:
-    """Totals of what a stream query has written."""
+    """What a stream query has written in total."""
 
     rows: int = 0
     batches: int = 0
@@ -49,7 +49,7 @@ class _StoppedError(Exception):
 
 
 def batch_name(query: str, batch: int) -> str:
-    """Return the name of a batch's folder: up to 8 digits of the query id, then the number."""
+    """Return a batch's folder name, made of the first 8 digits of the query id and the number."""
     return f"{query[:8]}-{batch:08d}"
 
 
@@ -103,7 +103,7 @@ def write_batch(
 ) -> None:
     """Write one batch, replacing what an earlier attempt wrote."""
     name = batch_name(query_id(files, target.checkpoint) or "", number)
-    if not target.partitions:  # overwriting with an empty batch would keep old rows
+    if not target.partitions:  # overwriting with an empty batch would not remove old rows
         files.remove(f"{target.folder}/batch={name}")
     (
         batch.withColumn("batch", sf.lit(name))
@@ -115,7 +115,7 @@ def write_batch(
 
 
 def _report_batches(query: "StreamingQuery", result: StreamResult, report: ReportBatch) -> None:
-    """Wait until a query ends, and report its batches."""
+    """Report a query's batches until the query ends."""
     seen = -1
     try:
         while True:
@@ -132,7 +132,7 @@ def _report_batches(query: "StreamingQuery", result: StreamResult, report: Repor
 
 
 def _count(query: "StreamingQuery", result: StreamResult, seen: int, report: ReportBatch) -> int:
-    """Count the batches after ``seen``; return the number of the last one."""
+    """Count the batches after the batch numbered ``seen``; return the last batch's number."""
     for progress in query.recentProgress:
         number = progress["batchId"]
         if number <= seen or not progress["numInputRows"]:
