@@ -1,4 +1,4 @@
-"""Listen addresses: parsing, binding, and refusal to bind beyond loopback without opt-in."""
+"""Parses and binds listen addresses, and refuses to listen beyond loopback without opt-in."""
 
 import asyncio
 import errno
@@ -180,7 +180,7 @@ _MISSING_ADDRESS: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 async def bind_tcp(endpoint: ListenAddress) -> list[socket.socket]:
-    """Bind all addresses of the host, skipping addresses that this machine does not have.
+    """Bind all addresses of a host, skipping any that this machine does not have.
 
     Raises:
         OSError: an address is in use, or the host has no local address; nothing stays bound.

@@ -12,7 +12,7 @@ from phpmq_lite.settings import Settings
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-SPARE_FILES: Final = 64  # descriptors reserved for the database, readers, admin and listeners
+SPARE_FILES: Final = 64  # file descriptors reserved for the database, readers, admin and listeners
 
 NOT_ALLOWED: Final = "address not in tcp.allow"
 TOO_MANY: Final = "too many connections"
@@ -36,7 +36,7 @@ def max_http_connections(settings: Settings) -> int:
 def open_files_problem(
     connections: int, http_connections: int, files: int, hard: int | None
 ) -> tuple[str, str] | None:
-    """Return a problem and its remedy if the open-file limit is too low for the connections.
+    """Describe the problem and its remedy if the open-file limit allows too few connections.
 
     ``hard`` is the highest limit that this account can set itself; None means no limit.
     """
@@ -140,7 +140,7 @@ class Admission:
         self._drop(self._counts, _normalized(address)[0])
 
     def reserve(self, address: str | None) -> str | None:
-        """Reserve a place before a TLS handshake; return None, or why the connection is refused.
+        """Reserve a place before a TLS handshake, or return the reason for refusing one.
 
         Afterwards either the connection calls ``admit``, or the listener calls
         ``cancel_reservation``.
@@ -183,7 +183,7 @@ class Admission:
 
     @staticmethod
     def _drop(counts: Counter[str], name: str) -> None:
-        """Decrement an address's count, and delete the entry at zero."""
+        """Decrement an address's count, and delete the entry when the count is zero."""
         counts[name] -= 1
         if counts[name] <= 0:
             del counts[name]

@@ -22,7 +22,7 @@ class PausableConnection(Protocol):
         """Whether the connection is waiting for something while its data stays in memory."""
 
     def pause_reading(self, reason: str) -> None:
-        """Stop reading for the given reason."""
+        """Stop reading until this reason is removed."""
 
     def resume_reading(self, reason: str) -> None:
         """Remove a pause reason; reading resumes once no reasons remain."""
@@ -133,7 +133,7 @@ class MemoryLimiter:
         self._held: set[Publisher] = set()
 
     def check(self, sessions: Collection[Publisher], resident: int) -> None:
-        """Pause or resume publishers according to memory usage; call about once a second."""
+        """Pause or resume publishers according to memory usage; call this about once a second."""
         self.resident_bytes = resident
         was_on, self._is_on = self._is_on, resident > self.bound_bytes
         self.limit_hits += self._is_on and not was_on

@@ -1,4 +1,4 @@
-"""The engine, whose loop runs every command: decide, record, act.
+"""The engine, whose loop carries out every command: it decides, records, then acts.
 
 While the writer stores one batch, the next one is open: the clock is read once, and the core
 decides on the commands that arrive.  When the writer is free again, one transaction stores the
@@ -232,7 +232,7 @@ class Engine:
 
     def _finish_commit(self, stored: Batch) -> None:
         """Start the next commit, then send the results of the completed one."""
-        done = self._record()  # before sending results, because the writer is idle
+        done = self._record()  # first, so that the writer is not idle
         self._send_results(stored)
         if self._commit is not None:  # may dispatch messages that have just been stored
             self._send_stored(self._commit.batch)
@@ -482,7 +482,7 @@ class Engine:
                 return
 
     async def end(self) -> None:
-        """Wait for maintenance in progress; call after ``run``, before closing the writer."""
+        """Wait for any maintenance in progress; call this before closing the writer."""
         self._background.close()
         if self._maintenance is not None:
             await self._maintenance

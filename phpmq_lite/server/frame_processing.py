@@ -37,7 +37,7 @@ class SessionLimits:
 
 
 class FrameSession(Protocol):
-    """A session as frame processing sees it."""
+    """What frame processing requires of a session."""
 
     @property
     def connection(self) -> Connection | None:
@@ -90,9 +90,9 @@ class FrameProcessor:
         self._limits = limits
         self._frames: deque[ClientFrame] = deque()
         self._is_queued = False  # True while ``process`` is in the inbox or waits for a queue
-        self._waits_for: str | None = None  # the queue in whose waiting line ``process`` is
+        self._waits_for: str | None = None  # the queue that ``process`` is waiting for
         self._is_forced = False  # store the next parked publish even if its queue is full
-        self._validated: ValidatedPublish | None = None  # verdict on the first frame
+        self._validated: ValidatedPublish | None = None  # result of validating the first frame
 
     def __bool__(self) -> bool:
         """Return whether any frames are left."""
@@ -214,7 +214,7 @@ class FrameProcessor:
             self._process_in_next_batch()
             return True
         if result is CommandResult.VALIDATE and isinstance(frame, Publish):
-            self._is_queued = True  # later frames wait for the verdict
+            self._is_queued = True  # later frames wait for the validation
             core.validate_in_background(frame.queue, frame.content, self._on_validated)
             return True
         if result is CommandResult.CLOSE:
@@ -263,7 +263,7 @@ def apply_frame(
     frame: ClientFrame,
     validated: ValidatedPublish | None = None,
 ) -> CommandResult:
-    """Pass one frame to the core, with the verdict on its content, if available."""
+    """Pass one frame to the core, with the result of validating its content, if available."""
     match frame:
         case Publish():
             return core.publish(
@@ -315,7 +315,7 @@ def _publishes(
     most: int,
     quota: PublishQuota,
 ) -> tuple[list[QueueRun], list[Publish]]:
-    """Return the leading publishes to unchecked queues, either all with keys or all without.
+    """Return the first publishes to queues without checks, either all with keys or all without.
 
     Their number is limited by ``quota`` and by the bytes of content that the batch accepts.
     """

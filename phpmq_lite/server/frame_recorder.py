@@ -46,7 +46,7 @@ class DissectedFrame:
     kind: str  # such as publish or consume
     queue: str | None
     pieces: tuple[FramePiece, ...]
-    size: int  # bytes on the wire, including line breaks
+    size: int  # number of bytes on the wire, including line breaks
 
 
 class Dissector:
@@ -217,12 +217,12 @@ def _describe_packet(message: int, packet: int, content: bytes, length: int) -> 
             return f"packet {packet:02}"
 
 
-FRAMES: Final = 50  # frames recorded per connection
+FRAMES: Final = 50  # number of frames recorded per connection
 FRAMES_PER_S: Final = 200  # limit for both directions together; frames beyond it are skipped
 IDLE_S: Final = 60.0  # recording ends after this long without a viewer
 WATCHED: Final = 16  # maximum number of connections watched at the same time
 ERRORS: Final = 100  # number of protocol errors kept
-CONTEXT_BYTES: Final = 32  # bytes recorded on either side of a wrong byte
+CONTEXT_BYTES: Final = 32  # number of bytes recorded on either side of a wrong byte
 
 _EXPECTED: Final = {
     frames.BAD_HEADER: "a message header: H and seven digits",
@@ -293,7 +293,7 @@ class FrameRecorder:
         self._is_aligned = not side.partial_bytes
 
     def record_inbound(self, data: bytes, frames: int, side: ServerSide) -> None:
-        """Record inbound data after it was parsed into ``frames`` frames."""
+        """Record inbound data that has been parsed into ``frames`` frames."""
         self._adopt_framing(self._in, side)
         partial = side.partial_bytes
         if not self._has_budget():

@@ -150,7 +150,7 @@ class ScrubRunner:
             self.state.structure = [str(error)]
             _log.error("scrub_failed", reason=str(error))
             self._abandon_round(is_requested=is_requested)
-        except StorageError as error:  # for example, too few descriptors; retry soon
+        except StorageError as error:  # such as too few file descriptors; retry soon
             _log.error("scrub_failed", reason=str(error))
             self.state.now = ScrubRound()
         except Exception:

@@ -47,7 +47,7 @@ MAX_ROWS: Final = 200  # maximum length of each list: queues, urns, deaths, expi
 MAX_PATHS: Final = 50
 MAX_GAPS: Final = 100
 MAX_KEYS: Final = 20  # maximum number of reasons, and of attempt counts, per URN
-SHARES: Final = {"minutes": 1_150_000, "hours": 500_000}  # maximum bytes, within SUMMARY_BYTES
+SHARES: Final = {"minutes": 1_150_000, "hours": 500_000}  # maximum number of bytes of each list
 
 _DAYS: Final = 30
 _DAY_MS: Final = 86_400_000
@@ -300,7 +300,7 @@ def fit_queues(
         by_queue[item["queue"]].append(item)
     sizes = {queue: _size(by_queue[queue]) for queue in busiest}
     if rest or sum(sizes.values()) > share:
-        share -= _size(_others([*items, *rest], name))  # maximum size of the other queues
+        share -= _size(_others([*items, *rest], name))  # reserve space for other queues
     kept: list[Item] = []
     for number, queue in enumerate(busiest):
         if sizes[queue] > share:

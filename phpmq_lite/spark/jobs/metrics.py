@@ -213,7 +213,7 @@ def _unfinished_dates(files: ResultsFolder) -> set[date]:
 def _write(
     archive: "DataFrame", dates: list[date], files: ResultsFolder, control: JobControl
 ) -> bool:
-    """Overwrite the dates in all tables; return False if the job is stopped before the last one."""
+    """Overwrite the dates in all tables; return False if the job is stopped before that is done."""
     if not dates:
         return True
     files.write(results_folder.METRICS_BEGUN, json.dumps([one.isoformat() for one in dates]))
@@ -248,7 +248,7 @@ def touched_dates(new: "DataFrame") -> set[date]:
 
 
 def dates_touched_by_retries(new: "DataFrame", archive: "DataFrame") -> set[date]:
-    """Return the dates of older rows that, as the new rows show, have been retried.
+    """Return the dates of older rows of which the new rows contain a retry.
 
     A retry may be settled and archived after the row that it repeats, usually on the same date.
     """
@@ -293,7 +293,7 @@ def _ranges(dates: Iterable[date]) -> list[tuple[int, int]]:
 
 
 def _is_in(first: int, end: int) -> "Column":
-    """Return the condition (which can prune Parquet) that any time is within days [first, end)."""
+    """Return the condition that any time is within days [first, end); it lets Parquet prune."""
     low = sf.timestamp_millis(sf.lit(first * DAY_MS))
     high = sf.timestamp_millis(sf.lit(end * DAY_MS))
     return reduce(or_, ((sf.col(time) >= low) & (sf.col(time) < high) for time in TIME_COLUMNS))
