@@ -140,7 +140,7 @@ class Admission:
         self._drop(self._counts, _normalized(address)[0])
 
     def reserve(self, address: str | None) -> str | None:
-        """Reserve a place before a TLS handshake, or return the reason for refusing one.
+        """Reserve a place before a TLS handshake, or return the reason for refusing it.
 
         Afterwards either the connection calls ``admit``, or the listener calls
         ``cancel_reservation``.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SourceConnection", "final_ack", "register"]
 
-if not TYPE_CHECKING:  # only type checkers run the imports above
+if not TYPE_CHECKING:  # only type checkers see the imports above
     __getattr__, __dir__ = names_of(
         __name__,
         {"SourceConnection": "source_options", "final_ack": "checkpoints", "register": "source"},

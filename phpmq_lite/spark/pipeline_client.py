@@ -167,11 +167,11 @@ class PipelineClient:
         return int(self._post(f"{BASE}/claims/ack", body)["acked"])
 
     def ready(self, queue: str) -> int:
-        """Return the number of ready messages in a queue; 0 if the queue does not exist."""
+        """Return the number of ready messages in a queue, or 0 if the queue does not exist."""
         return self.ready_or_none(queue) or 0
 
     def ready_or_none(self, queue: str) -> int | None:
-        """Return the number of ready messages; None if the queue does not exist yet."""
+        """Return the number of ready messages, or None if the queue does not exist yet."""
         try:
             return int(self._get(f"/api/v1/queues/{queue_segment(queue)}")["ready"])
         except BrokerError as error:

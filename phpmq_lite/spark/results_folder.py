@@ -41,7 +41,7 @@ class ResultsFolder(Protocol):
         """Return whether a file or folder exists."""
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a folder, sorted; empty if it does not exist."""
+        """Return the sorted names in a folder, or an empty list if the folder does not exist."""
 
     def files(self, path: str) -> list[int]:
         """Return the sizes in bytes of all data files below ``path``, except hidden ones."""
@@ -105,7 +105,7 @@ class LocalResultsFolder:
         return (self._root / path).exists()
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a folder, sorted; empty if it does not exist."""
+        """Return the sorted names in a folder, or an empty list if the folder does not exist."""
         try:
             return sorted(entry.name for entry in (self._root / path).iterdir())
         except FileNotFoundError:
@@ -120,7 +120,7 @@ class LocalResultsFolder:
         return sizes
 
     def read(self, path: str) -> str | None:
-        """Return the content of a file; None if it does not exist."""
+        """Return the text of a file, or None if the file does not exist."""
         try:
             return (self._root / path).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -227,7 +227,7 @@ class HadoopResultsFolder:
         return bool(self._fs.exists(self._path(path)))
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a folder, sorted; empty if it does not exist."""
+        """Return the sorted names in a folder, or an empty list if the folder does not exist."""
         if not self.exists(path):
             return []
         return sorted(
@@ -247,7 +247,7 @@ class HadoopResultsFolder:
         return sizes
 
     def read(self, path: str) -> str | None:
-        """Return the content of a file; None if it does not exist."""
+        """Return the text of a file, or None if the file does not exist."""
         if not self.exists(path):
             return None
         stream = self._fs.open(self._path(path))
