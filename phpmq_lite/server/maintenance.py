@@ -27,7 +27,7 @@ from phpmq_lite.storage.integrity.scrub import (
     write_state,
 )
 
-START_S: Final = 60.0  # delay after startup, which has more urgent work
+START_S: Final = 60.0  # delay after startup, when other work is more urgent
 _TICK_S: Final = 0.2
 _SAVE_EVERY_S: Final = 10.0  # interval between saves of the scrub progress
 _BUSY_BYTES: Final = 64 << 10  # clients count as busy if this many bytes arrive per tick

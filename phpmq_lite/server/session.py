@@ -164,7 +164,7 @@ class Session(asyncio.Protocol):
         self._engine.submit(lambda core: self._set_blocked(core, is_blocked=True))
 
     def resume_writing(self) -> None:
-        """Resume dispatching, because the peer has read."""
+        """Resume dispatching, because the peer has read enough data."""
         self.blocked_at = None
         self.resume_reading("receipts")
         self._engine.submit(lambda core: self._set_blocked(core, is_blocked=False))
@@ -199,7 +199,7 @@ class Session(asyncio.Protocol):
 
     @property
     def _has_ended(self) -> bool:
-        """Return whether either side has ended the connection, according to the system."""
+        """Ask the operating system whether either side has ended the connection."""
         if self.has_eof or self._end_reason is not None:
             return True
         detector = self._end_detector

@@ -32,7 +32,7 @@ _totals: Final = attrgetter(*_TOTALS)  # asdict() takes ten times as long
 
 @dataclass(slots=True)  # not frozen, because creating frozen objects takes four times as long
 class QueueStatus:
-    """A queue's statistics; rates cover the last ten seconds, totals the time since startup.
+    """A queue's statistics; rates cover the last ten seconds, and totals the time since startup.
 
     The object of an idle queue is reused, so do not modify it.
     """
