@@ -292,7 +292,7 @@ class Peer(Protocol):
 
 @dataclass(slots=True)
 class Receipt:
-    """The reply to consecutive confirmed publishes; ``reason`` is None if they were stored."""
+    """The reply to publishes that requested one; ``reason`` is None if they were stored."""
 
     queue: str
     keys: Sequence[bytes]

@@ -129,7 +129,7 @@ def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
 
 DRAIN_S: Final = 5.0  # how long to wait for acknowledgements when draining
 _COMMAND_CHARS: Final = 80  # maximum length of the command shown for a process on our port
-CLOSE_S: Final = 2.0  # how long sockets may spend on sending pending data
+CLOSE_S: Final = 2.0  # time limit for sending pending data to sockets
 _log = logs.get_logger(__name__)
 
 

@@ -24,7 +24,7 @@ _log = logs.get_logger(__name__)
 
 
 async def run_engine(engine: Engine, folder: DataFolder) -> None:
-    """Run the engine; if it fails, fail-stop, because its in-memory state cannot be trusted.
+    """Run the engine. If it fails, stop the process: its in-memory state cannot be trusted.
 
     The cause is a defect or a lack of memory.  No client has been notified of the open batch, and
     the next start reads the database.

@@ -68,7 +68,7 @@ class PublishStream:
         self._rest = b""
 
     def encode(self, number: int, *, is_last: bool = False) -> bytes:
-        """Encode ``number`` publishes; ``is_last`` marks the final message for the consumer."""
+        """Encode ``number`` publish frames; ``is_last`` marks the consumer's final message."""
         if is_last:
             return self.encode(number - 1) + self._last_head + self._keys(1)[0]
         if not self._is_confirmed:
@@ -88,7 +88,7 @@ class PublishStream:
         end = count * size
         self._rest = data[end:]
         if data.count(self._receipt, 0, end) != count:
-            raise ClientError(f"the broker answered a publish with {data[:200]!r}")
+            raise ClientError(f"the broker responded to a publish with {data[:200]!r}")
         return count
 
     def has_receipt(self, data: bytes) -> bool:

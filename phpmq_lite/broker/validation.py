@@ -37,7 +37,7 @@ def validate(
     inspector = state.inspector
     inspection = NOT_INDEXED if inspector is None else inspector.validate(body, queue.settings)
     if inspection.reason is not None:
-        state.batch.inspected_bytes += len(body)  # count again, because a record is also created
+        state.batch.inspected_bytes += len(body)  # counts twice: a record is created as well
     return inspection
 
 

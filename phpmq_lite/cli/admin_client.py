@@ -149,7 +149,7 @@ class AdminClient(NamedTuple):
             ) from None
         except (aiohttp.ClientError, ValueError) as error:
             raise CommandError(
-                f"{self.socket or self.url} does not respond like a broker's admin address "
+                f"{self.socket or self.url} does not appear to be a broker's admin address "
                 f"({_REASONS.get(type(error), str(error))}); for PHPMQ, use phpmq://HOST:9100"
             ) from None
 

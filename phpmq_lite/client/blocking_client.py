@@ -309,13 +309,13 @@ class BlockingClient(ClientBase):
             TimeoutError: the broker is not reading; the message may still be sent later.
         """
         frame = self.session.side.publish(queue, body, ttl_s)
-        self.pump(lambda: True, self.timeout_s)  # notices if the connection has already been lost
+        self.pump(lambda: True, self.timeout_s)  # detect a connection that has already been lost
         generation = self.session.generation
         self._put(frame)
         if not self.pump(self._is_sent, self.timeout_s):
             raise TimeoutError(f"{self.target} stopped reading; the message may be sent later")
         if self.session.generation != generation:
-            raise ConnectionLostError("the connection ended while a message was being sent")
+            raise ConnectionLostError("the connection closed while a message was being sent")
 
     def publish_confirmed(
         self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None

@@ -332,7 +332,7 @@ class _ExportProcess:
                 )
             return kind, await stdout.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise _LostError("the export process ended") from None
+            raise _LostError("the export process exited unexpectedly") from None
         finally:
             self._is_read = False
 

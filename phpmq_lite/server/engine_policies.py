@@ -77,7 +77,7 @@ class BackgroundThread:
     """One thread for long-running work; the core receives the results in a later batch."""
 
     def __init__(self, submit: Callable[[Callable[[Any], None]], None]) -> None:
-        self.pending = 0  # number of calls whose results have not reached a batch
+        self.pending = 0  # number of calls whose results have not been added to a batch yet
         self._submit = submit
         self._executor = ThreadPoolExecutor(1, "background")  # threads compete for the GIL
 

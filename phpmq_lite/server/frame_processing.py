@@ -22,7 +22,7 @@ from phpmq_lite.protocol.frames import (
 )
 from phpmq_lite.server.engine import Engine
 
-FORCED_PUBLISH_S: Final = 0.1  # interval at which a parked publisher that also consumes may publish
+FORCED_PUBLISH_S: Final = 0.1  # publish interval of a paused publisher that also consumes messages
 UNSTORED: Final = "unstored"  # reason for pausing reads from a session
 _PRELOADED: Final = 500  # number of frames whose messages are loaded together
 

@@ -105,7 +105,7 @@ class PhpmqSource(DataSource):
         """Return the writer for a batch."""
         options = write_options(self.options, SourceMode.BATCH_WRITE)
         if overwrite:
-            raise OptionError("a queue cannot be overwritten; use mode append")
+            raise OptionError("a queue cannot be overwritten; use append mode")
         check_write_schema(schema, options)
         return BatchWriter(options)
 
@@ -115,7 +115,7 @@ class PhpmqSource(DataSource):
         """Return the writer for a stream."""
         options = write_options(self.options, SourceMode.STREAM_WRITE)
         if overwrite:
-            raise OptionError("a queue cannot be overwritten; use output mode append or update")
+            raise OptionError("a queue cannot be overwritten; use output mode 'append' or 'update'")
         check_write_schema(schema, options)
         return StreamWriter(options)
 

@@ -105,7 +105,7 @@ BAD_VALUES = [
     (["backup", "list", "--set", "tcp.allow=x"], 78, "it must be a network, such as 10.0.0.0/8"),
     (["queue", "list", "--config", __file__], 78, "is not valid TOML"),
     (["queue", "list", "--url", "https://127.0.0.1:{admin}"], 1, "the server does not speak TLS"),
-    (["queue", "list", "--url", "http://127.0.0.1:{phpmq}"], 1, "does not respond like"),
+    (["queue", "list", "--url", "http://127.0.0.1:{phpmq}"], 1, "does not appear to be"),
     (["queue", "list", "--url", "http://127.0.0.1:{admin}/no"], 3, "--url may not be"),
     (["queue", "list", "--url", "http://nowhere.invalid"], 1, "no broker answers on http://nowhere"),
     (["queue", "list", "--url", "phpmq://127.0.0.1:{phpmq}"], 1, "this command requires the admin"),

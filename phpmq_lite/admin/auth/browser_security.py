@@ -135,7 +135,7 @@ def check_form_type(request: web.Request) -> None:
     """Raise a 415 ``Problem`` if the request is not a form."""
     if request.content_type not in FORMS:
         raise Problem(
-            415, "media_type", "This address accepts only forms.", field="Content-Type",
+            415, "media_type", "This address accepts only form submissions.", field="Content-Type",
             bound=" or ".join(sorted(FORMS)),
         )  # fmt: skip
 

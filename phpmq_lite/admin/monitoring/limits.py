@@ -61,7 +61,7 @@ class LimitUsage:
 
 
 def count_paused_readers(status: BrokerStatus) -> Counter[str]:
-    """Count the connections from which the broker is not reading at the moment, by reason."""
+    """Count the connections that the broker is not reading from, grouped by reason."""
     return Counter(
         reason
         for client in status.clients

@@ -39,7 +39,7 @@ from phpmq_lite.storage.read.database_size import measure_database
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SIDES: Final = {"delivery": "delivery_paused", "publishing": "publishing_paused"}
 
-# Bounds of wait and hold times in ms; all are also bucket edges, so the counts are exact.
+# Wait and hold times in ms; all are also histogram bucket edges, so the counts are exact.
 SPANS_MS: Final = tuple(1 << power for power in range(0, 28, 2))
 
 _SOURCES: Final = ("http", "ui", "cli")  # sources of messages other than tcp

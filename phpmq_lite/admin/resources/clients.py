@@ -293,7 +293,7 @@ class ClientsQuery(BaseModel):
 
 
 class ConsumedView(BaseModel):
-    """A queue that a connection consumes."""
+    """A queue that a connection consumes from."""
 
     credit: int = Field(description="maximum number of unacknowledged messages")
     held: int = Field(description="number of held messages from this queue")
@@ -328,7 +328,7 @@ class ConnectionView(ResponseModel):
 
     @classmethod
     def of_client(cls, client: ClientStatus | ClientRow, label: str) -> Self:
-        """Return the view of an open connection or of a closed connection's row."""
+        """Return the view of a connection: the live connection if open, else its stored row."""
         if isinstance(client, ClientRow):
             return cls.of(client, label=label, state="closed")
         return cls.of(

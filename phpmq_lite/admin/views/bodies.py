@@ -89,7 +89,7 @@ def preview(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def preview_envelope(content: bytes | None, size: int) -> list[TextPiece]:
-    """Return an envelope's URN and data in one line, or the ``preview`` of any other body."""
+    """Return an envelope's URN and data on one line, or the ``preview`` of any other body."""
     urn = _URN.search(content or b"")
     data = preview_data(content, size) if urn else []
     if urn is None or not data:

@@ -105,7 +105,7 @@ async def inspect_content(
     *,
     is_asked: bool = False,
 ) -> EnvelopeCard | None:
-    """Return a body's card; if ``is_asked``, even if the body does not look like an envelope."""
+    """Return a body's card if it looks like an envelope or if ``is_asked`` is true."""
     policy = "" if settings is None else settings.payload_policy
     asked = JudgeOptions(
         empty_list_data_of(settings),

@@ -17,7 +17,7 @@ class RedriveContent:
 
     origin: str | None  # the queue that the record names
     content: bytes  # the content to republish
-    validated: ValidatedPublish | None  # None if the queue did not validate at that time
+    validated: ValidatedPublish | None  # None if the queue did not validate messages at that time
 
 
 NO_CONTENTS: Final[Mapping[int, RedriveContent]] = {}  # no records were read ahead

@@ -434,7 +434,7 @@ class _StagedPublish:
             transitions.publish(state, queues[queue_id], body, ttl_s or 0, client, inspection)
         first = state.next_number
         for stage in stages:
-            # Only valid rows become messages; the numbers of invalid rows remain unused.
+            # Only valid rows become messages; the row numbers of invalid rows are skipped.
             offset, state.next_number = state.next_number, state.next_number + stage.rows
             end_row = stage.first_row + stage.rows
             state.batch.writes.append(CopyStagedRows(

@@ -164,7 +164,7 @@ def run(
     with files.lock("metrics"), block_swaps(files):
         done = last_committed_batch(
             files, results_folder.ARCHIVE_CHECKPOINT
-        )  # must be read before the archive is listed
+        )  # must be read this before listing the archive
         try:
             archive = read_archive(spark, files)
         except RefusedError as nothing:

@@ -93,7 +93,7 @@ class StartReport:
     wal_commits: int = 0
     wal_dropped: int = 0  # number of commits after the damage, dropped because of accept_loss
     returned: int = 0  # number of messages dispatched when the broker ended, now ready again
-    interrupted: int = 0  # number of bulk jobs still running when the broker ended
+    interrupted: int = 0  # number of bulk jobs still running when the broker stopped
     expired: int = 0  # number of messages whose deadline passed before startup
     expired_by_queue: dict[str, int] = field(default_factory=dict)
     migrations: list[str] = field(default_factory=list)

@@ -103,7 +103,7 @@ class WalFrame:
         chunk = self._chunk
         expected = self.checksum_after(seed)
         gap = [(a - b) & _WORD for a, b in zip(self.stored, expected, strict=True)]
-        # The word ends the first pair, so each later pair has multiplied the error in it.
+        # The word is at the end of the first pair; every later pair multiplies the error in it.
         weights = _fibonacci(chunk.pairs - 1)[1:]
         odd = 0 if weights[0] & 1 else 1  # neighbouring Fibonacci numbers are never both even
         change = gap[odd] * pow(weights[odd], -1, _WORD + 1) & _WORD
@@ -114,7 +114,7 @@ class WalFrame:
 
     @property
     def is_split(self) -> bool:
-        """Return whether a disk sector ends between ``commit`` and ``salts``.
+        """Return whether a disk sector boundary falls between ``commit`` and ``salts``.
 
         If so, a power cut may leave new salts with an old ``commit``.
         """

@@ -97,7 +97,7 @@ class StoredPipeline(RowReader):
         return await self._all(AppIdRow, "app_ids", after=after, limit=limit)
 
     async def readers(self) -> list[HistoryReaderRow]:
-        """Return the history readers by name."""
+        """Return the history readers, keyed by name."""
         return await self._all(HistoryReaderRow, "history_readers")
 
     async def history_bounds(self) -> HistoryOffsets:

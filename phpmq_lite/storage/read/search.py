@@ -69,7 +69,7 @@ class FrozenSelection:
     seqs: "array[int]" = field(default_factory=lambda: array("Q"))
     is_complete: bool = True  # False if the match limit or the time limit was reached
     upto: int = 0  # highest seq at that moment; later messages are excluded
-    oldest_at: int | None = None  # Unix ms when the oldest match was published
+    oldest_at: int | None = None  # publish time of the oldest match, in Unix ms
     newest_at: int | None = None
     size: int = 0  # total size of the bodies in bytes
     held: int = 0  # number of currently dispatched messages

@@ -371,7 +371,7 @@ def _queue_row(row: tuple[Any, ...]) -> QueueRow:
     )  # fmt: skip
 
 
-_MIN_STEP_MS: Final = 2_000  # smaller clock differences are not stored at startup
+_MIN_STEP_MS: Final = 2_000  # smaller clock differences are not recorded at startup
 
 
 def note_clock(
