@@ -76,7 +76,7 @@ def test_receipt_is_found_among_dispatches() -> None:
 
 def test_refusal_is_an_error() -> None:
     stream = PublishStream("orders", 1)
-    with pytest.raises(ClientError, match="answered a publish with b'H0100703"):
+    with pytest.raises(ClientError, match="responded to a publish with b'H0100703"):
         stream.feed(receipts([b"0123456789abcdef"], "queue full: messages"))
 
 
