@@ -87,7 +87,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cheap_passwords() -> Iterator[None]:
-    """Make password hashes cheap in this process; tests of the real cost undo it."""
+    """Reduce the cost of password hashes in this process; tests of the real cost undo it."""
     cheap = partial(argon2.PasswordHasher, time_cost=1, memory_cost=8, parallelism=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argon2, "PasswordHasher", cheap)

@@ -160,7 +160,7 @@ async def _consume(site: Site) -> None:
 
 
 async def _operate(site: Site, http: aiohttp.ClientSession) -> dict[str, dict[str, str]]:
-    """Make the users, settings, claims and bulk work of a month."""
+    """Create a month of users, settings, claims and bulk jobs."""
 
     async def call(method: str, path: str, body: Any = None) -> Any:
         async with http.request(method, f"/api/v1{path}", json=body) as answer:

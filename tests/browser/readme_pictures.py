@@ -69,7 +69,7 @@ def write_day(database: Path) -> None:
 
 
 async def prepare(data: Path) -> None:
-    """Make queues, their backlogs, three dead letters, and a day of roll-ups."""
+    """Create queues, their backlogs, three dead letters, and a day of roll-ups."""
     async with site_of(data, is_filled=False) as site:
         client = await site.connect()
         for name, count in IDLE.items():

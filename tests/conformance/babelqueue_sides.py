@@ -220,7 +220,7 @@ class OursOnce:
         self._claims.remember(key)
 
     def forget(self, meta_id: str) -> None:
-        """Let the time pass for which ``meta_id`` is kept: the suite takes that as well."""
+        """Advance the clock until ``meta_id`` is forgotten, which the suite permits."""
         assert self._claims.seen(meta_id)
         self._now_ms += 60_000
         assert not self._claims.seen(meta_id)

@@ -135,7 +135,7 @@ def initphp(walk: Walk) -> None:
 
 
 def php_mq(walk: Walk) -> None:
-    """Make a database of the PHP server, with a message that is not text."""
+    """Create a database of the PHP server, with a message that is not text."""
     with closing(sqlite3.connect(walk.folder / "phpmq.sqlite3")) as connection, connection:
         connection.execute(
             "CREATE TABLE queue (messageId CHAR(32), queueName VARCHAR(50), content TEXT,"

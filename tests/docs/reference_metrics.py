@@ -1,4 +1,4 @@
-"""Make the tables of docs/reference/metrics.md from the definitions of the metrics."""
+"""Generate the tables of docs/reference/metrics.md from the definitions of the metrics."""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Make the table of parts in docs/develop/architecture.md from the code."""
+"""Generate the table of parts in docs/develop/architecture.md from the code."""
 
 import ast
 import re

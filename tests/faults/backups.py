@@ -113,7 +113,7 @@ class Taken:
 
 
 def run(folder: Path, seed: int, number: int, take: "Take | None" = None) -> list[Taken]:
-    """Make backups under load, and check each."""
+    """Create backups under load and check each one."""
     found: list[Taken] = []
     flags = "--admin", "127.0.0.1:0", "--set", f"backups.keep={number}"
     with broker_process(folder / "data", *flags) as broker:

@@ -62,7 +62,7 @@ class Tmpfs:
                     step //= 2
 
     def grow(self) -> None:
-        """Make room."""
+        """Enlarge the disk."""
         self._fill.unlink(missing_ok=True)
         _mount("-o", f"remount,size={2 * SIZE}", self._folder)
 
@@ -84,7 +84,7 @@ class Quota:
         self.shim.quota_bytes = self.shim.used_bytes
 
     def grow(self) -> None:
-        """Make room."""
+        """Enlarge the disk."""
         self.shim.quota_bytes = 2 * max(SIZE, self.shim.quota_bytes or 0)
 
 

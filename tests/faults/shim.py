@@ -138,7 +138,7 @@ class Shim:
     def fail(
         self, op: Op, nth: int, error: int, *, is_sticky: bool = False, name: str = ""
     ) -> None:
-        """Make the ``nth`` call from now on fail, 1 being the next; sticky: all later ones, too.
+        """Fail the ``nth`` call from now on (1 is the next), and all later ones if ``is_sticky``.
 
         After a sticky EROFS, the folder is read-only.
         ``name``: count only calls for files whose name below the folder contains it.
@@ -212,7 +212,7 @@ def library() -> Path:
 
 
 def attach(control: Path) -> None:
-    """Make the shim, preloaded without a control file, use this one.
+    """Pass this control file to the shim, which was preloaded without one.
 
     Raises:
         RuntimeError: the shim is not preloaded, or the file cannot be mapped.

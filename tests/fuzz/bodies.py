@@ -151,7 +151,7 @@ _NAMES: Final = (*MEMBERS, "urn", "dead_letter", "raw", "raw_encoding", "timesta
 
 
 def _fresh(dice: Random) -> bytes:
-    """Make an envelope with a few members that are odd, missing or written twice."""
+    """Draw an envelope with a few members that are invalid, missing or repeated."""
     meta = dict(META)
     for _ in range(dice.choice((0, 0, 1, 2))):
         meta[dice.choice((*META, "max_retries", "x"))] = dice.choice(_VALUES)

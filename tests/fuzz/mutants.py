@@ -120,7 +120,7 @@ def passes_over_types(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_beyond_64_bits(patch: pytest.MonkeyPatch) -> None:
-    """Gives SQLite numbers that it cannot hold."""
+    """Passes SQLite numbers that it cannot store."""
     patch.setattr(search_query, "_LARGEST", 1 << 70)
 
 

@@ -84,7 +84,7 @@ _NAMES: Final = (*(one.name for one in search_query.QUALIFIERS if one.name != "d
 
 
 def _fresh(dice: Random) -> bytes:
-    """Make a search of a few terms, or what a cursor holds."""
+    """Draw a search of a few terms, or the content of a cursor."""
     if dice.random() < 0.1:
         place = dice.choice(("5", "-1", "[1,2]", '["a","b"]', "1e400", "9" * 30, "true", "[1]"))
         return f'"{dice.choice(("after", "before", "on"))}",{place}'.encode()

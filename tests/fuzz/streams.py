@@ -163,7 +163,7 @@ def _outcome(whole: Reading) -> str:
 
 
 def _packet(dice: Random, kind: int) -> tuple[int, bytes]:
-    """Make a packet, mostly a right one of its kind."""
+    """Draw a packet, usually a valid one of its kind."""
     match kind if dice.random() < 0.98 else dice.randrange(7):
         case 1:
             return kind, dice.choice((b"a", b"orders", b"\xc3\xa4", b"", b"x" * 40, b"x" * 41))
@@ -177,7 +177,7 @@ def _packet(dice: Random, kind: int) -> tuple[int, bytes]:
 
 
 def _fresh(shapes: dict[bytes, Any], dice: Random) -> bytes:
-    """Make a stream of a few frames in one style, mostly right ones."""
+    """Draw a stream of a few frames in one style, usually valid ones."""
     width = dice.choice((32, 32, 32, 36))
     breaks = dice.choice(([b""], [b""], [b""], [b"\n"], [b"\r\n"], [b"\n", b"\r\n"]))
     style = width, forever(breaks)

@@ -28,7 +28,7 @@ AWAY_DAYS = 20
 
 
 def age(data: Path, days: int = AWAY_DAYS) -> None:
-    """Make a stopped broker's database ``days`` days old, from before the last boot."""
+    """Age a stopped broker's database by ``days`` days, to before the last boot."""
     with closing(sqlite3.connect(data / "phpmq.db", isolation_level=None)) as connection:
         for table, column in (("message", "deadline_ms"), ("message", "published_at")):
             connection.execute(f"UPDATE {table} SET {column} = {column} - ?", (days * DAY_MS,))

@@ -188,7 +188,7 @@ def fail(code: int) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make SQLite wait only 20 ms for a lock."""
+    """Limit how long SQLite waits for a lock to 20 ms."""
     monkeypatch.setitem(stores._PRAGMAS, "busy_timeout", 20)
 
 

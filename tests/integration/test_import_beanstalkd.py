@@ -58,7 +58,7 @@ def fill(source: BeanstalkdServer, tube: str) -> None:
 
 
 def assert_all_arrived(broker: BrokerProcess, queue: str) -> None:
-    """Take the jobs of ``fill``, each once and in order of priority."""
+    """Reserve the jobs of ``fill`` once each, in order of priority."""
     assert take_contents(broker, queue) == [b"first", b"second", b"third \r\n\x00\xff"]
     (later,) = take_all(broker, f"{queue}.retry")
     assert later.content == b"later"

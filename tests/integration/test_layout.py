@@ -44,7 +44,7 @@ class Batches:
         self.core.begin(self.clock.now(), self.loaded)
 
     def advance(self) -> None:
-        """Let 7 ms pass, in the same batch unless batches are split."""
+        """Advance the clock by 7 ms, in the same batch unless batches are split."""
         if self.is_split:
             self.end()
             return

@@ -30,7 +30,7 @@ def link(broker: BrokerProcess) -> Iterator[WorkerConnection]:
 
 
 def taken(link: WorkerConnection, timeout_s: float = 10.0) -> Delivery:
-    """Take the next message, over lost connections as a worker does."""
+    """Return the next message; reconnect after lost connections, as a worker does."""
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
         try:

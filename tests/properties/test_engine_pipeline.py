@@ -263,7 +263,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
                 assert m.holder is None or is_sent or house.engine.waiting
 
     async def drain(self) -> None:
-        """Let the last program acknowledge all remaining messages."""
+        """Acknowledge all remaining messages through the last program."""
         house = self.house
         await house.settle()
         for program in self.programs:

@@ -30,7 +30,7 @@ JSON = st.recursive(
 def schemas(
     draw: st.DrawFn, depth: int = 2, *, is_plain: bool = False, is_object: bool = False
 ) -> Document:
-    """Make a schema; ``is_plain``: only what the SDK looks at too."""
+    """Draw a schema; if ``is_plain``, only with keywords that the SDK also checks."""
     kinds = (
         ["object"]
         if is_object
@@ -68,7 +68,7 @@ def schemas(
 
 @st.composite
 def changed(draw: st.DrawFn, old: Document, *, is_mild: bool = False) -> Document:
-    """Make a new version by a few changes at any place; ``is_mild``: mostly harmless ones."""
+    """Draw a new version with a few changes; if ``is_mild``, mostly compatible ones."""
     new = copy.deepcopy(old)
     for _ in range(draw(st.integers(1, 2))):
         place = draw(st.sampled_from(list(_nodes(new))))
@@ -129,7 +129,7 @@ def _nodes(schema: Any) -> list[Document]:
 
 @st.composite
 def values(draw: st.DrawFn, schema: Any) -> Any:
-    """Make a value that is likely right, with no member that the schema does not describe.
+    """Draw a value that is probably valid, with no member that the schema does not describe.
 
     Where nothing is said it is a scalar or empty: a member that nobody described may be described
     later, which is compatible by agreement.  A rest of ``{}`` describes nothing either.

@@ -42,7 +42,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 @pytest.fixture
 def out(spark: SparkSession, tmp_path: Path) -> str:
-    """Make an archive of 30 rows with bodies."""
+    """Create an archive of 30 rows with bodies."""
     body = (
         b'{"job":"u","attempts":%d,"trace_id":"t","data":{},"meta":{"id":"m%d","schema_version":1}}'
     )

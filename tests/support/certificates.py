@@ -22,7 +22,7 @@ class CertificateAuthority:
     def make(
         self, name: str, *arguments: str, issuer: str = "", kind: tuple[str, ...] = EC
     ) -> Certificate:
-        """Make a certificate for localhost, signed by itself or by an earlier ``issuer``."""
+        """Create a certificate for localhost, signed by itself or by an earlier ``issuer``."""
         cert, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         if not cert.exists():
             ca = self.folder / issuer
@@ -36,7 +36,7 @@ class CertificateAuthority:
         return cert, key
 
     def make_dated(self, name: str, begin: str, end: str) -> Certificate:
-        """Make a certificate with dates, ``YYYYMMDDhhmmssZ``; only ``openssl ca`` takes them."""
+        """Create a certificate with dates, ``YYYYMMDDhhmmssZ``; only ``openssl ca`` takes them."""
         _, key = self.make(name)
         folder = self.folder / f"{name}.ca"
         folder.mkdir()

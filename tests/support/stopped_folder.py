@@ -25,7 +25,7 @@ def driver_with_history(folder: Path) -> Driver:
 
 
 def stopped_folder(driver: Driver, path: Path) -> Path:
-    """Make a cleanly closed data folder with the messages of a driver."""
+    """Create a cleanly closed data folder with the messages of a driver."""
     driver.store.checkpoint("TRUNCATE")
     folder = DataFolder.open(path)
     with closing(folder):

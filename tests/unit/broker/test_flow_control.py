@@ -184,7 +184,7 @@ def line_up(
     count: int = MAX_PER_PUBLISHER,
     at_front: bool = False,
 ) -> list[str]:
-    """Make publishers wait; each appends its name to the returned list when it runs."""
+    """Queue waiting publishers; each appends its name to the returned list when it runs."""
     called: list[str] = []
     for name in who:
 

@@ -43,7 +43,7 @@ class FakeSession:
 
 
 async def timers_end() -> None:
-    """Let the timers of a check expire."""
+    """Advance the clock until the timers of a check expire."""
     await asyncio.sleep(0.03)
 
 
