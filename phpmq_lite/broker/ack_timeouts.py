@@ -9,7 +9,7 @@ from phpmq_lite.model import Message
 class AckTimeouts:
     """Finds messages held longer than ``ack_timeout_s``; ``next_ms`` is the time of the next check.
 
-    Timeouts start at ``Message.held_since_ms``; a consumer's ``held`` begins with the oldest.
+    A timeout starts at ``Message.held_since_ms``; a consumer's ``held`` is sorted by that time.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class AckTimeouts:
             self.next_ms += gap_ms
 
     def take_overdue(self, connections: Iterable[Connection], now_ms: int) -> list[Message]:
-        """Return messages held longer than the timeout; the caller puts them back in their queues.
+        """Return messages held longer than the timeout, for the caller to put back in their queues.
 
         A message that has not been sent yet is not overdue: its timeout starts when it is sent.
         """

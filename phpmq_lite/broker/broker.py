@@ -48,8 +48,8 @@ from phpmq_lite.queue_settings import QueueSettings, check_name
 def add_loaded(state: BrokerState, loaded: LoadedRows) -> dict[int, Message | None]:
     """Add loaded rows to memory; return the rows that this batch's commands requested by seq.
 
-    Windows are extended first, before anything is appended to them.  Bodies come last: until then,
-    messages that wait for their body before they can be dead-lettered are skipped.
+    Windows are extended first, before anything is appended to them.  Bodies come last; until then,
+    messages that cannot be dead-lettered without their body are skipped.
     """
     state.transitioned.clear()
     for queue_id, page, reaches_end in loaded.windows:
@@ -132,7 +132,7 @@ class CommandResult(IntEnum):
     PARK = 2  # not executed; repeat the command when the peer is resumed, once the queue has room
     CLOSE = 3  # cannot be executed; close the connection
     WAIT = 4  # executed, but stored in the next batch; hold back later commands until then
-    VALIDATE = 5  # not executed; call ``validate_in_background`` for the content, then repeat
+    VALIDATE = 5  # not executed; call ``validate_in_background``, then repeat the command
 
 
 class Broker:
@@ -162,9 +162,9 @@ class Broker:
         self.publish_keys.load(stored.receipts)
         self.connections: dict[int, Connection] = {}  # keyed by client number
         self.ignored: Counter[str] = Counter()  # number of commands without effect, by reason
-        self.refused: Counter[str] = Counter()  # number of refused publishes, by reason
+        self.refused: Counter[str] = Counter()  # number of refused publish commands, by reason
         self.batch_number = 0
-        self._on_drained: Reply | None = None  # called once no messages are held
+        self._on_drained: Reply | None = None  # called as soon as no messages are held
         self._loaded: dict[int, Message | None] = {}  # rows loaded by seq in this batch
         self.ack_timeouts = AckTimeouts()
         self.subscriptions = Subscriptions(state, stored.pipeline)
@@ -174,7 +174,7 @@ class Broker:
 
     @property
     def next_wake_ms(self) -> int | None:
-        """Return the steady-clock time of the next deadline or timeout in ms, or None."""
+        """Return the steady-clock time, in ms, of the next deadline or timeout, or None."""
         deadline_ms = None if self.state.pending.is_full else self.state.next_deadline_ms
         times = (deadline_ms, self.ack_timeouts.next_ms, self.staging.due_ms)
         return min([at for at in times if at is not None], default=None)
@@ -207,8 +207,8 @@ class Broker:
     def dispatch(self) -> None:
         """Dispatch ready messages to consumers with credit.  May be called repeatedly in a batch.
 
-        Timed-out messages return after the commands, because a queued disconnect may settle them
-        first.
+        Timed-out messages are returned only after all commands have run, because a queued
+        disconnect may return them first.
         """
         state = self.state
         for message in self.ack_timeouts.take_overdue(
@@ -319,7 +319,7 @@ class Broker:
         key: bytes | None,
         validated: ValidatedPublish | None = None,
     ) -> CommandResult:
-        """Store a message; with a key, store it only once and send a receipt after the commit.
+        """Store a message; if it has a key, store it only once and send a receipt after the commit.
 
         ``validated`` is the result of ``validate_in_background`` for this content.
         """
@@ -367,7 +367,7 @@ class Broker:
         ttls: Sequence[int | None],
         keys: Sequence[bytes] | None,
     ) -> None:
-        """Store messages in order, at most one per key, in queues from ``unchecked_queue``."""
+        """Store messages in order, at most one per key; queues come from ``unchecked_queue``."""
         if keys is None or self._store_keys(connection, parts, keys):
             transitions.publish_run(self.state, parts, bodies, ttls, connection.number)
             connection.published += len(bodies)
@@ -481,8 +481,8 @@ class Broker:
     def acknowledge_run(self, connection: Connection, ends: Iterable[tuple[str, bytes]]) -> int:
         """Acknowledge, in order, messages held by this connection, each identified by queue and id.
 
-        Stops at the first message that it does not hold, and returns the number before it: pass
-        that message to ``acknowledge``.
+        Stops at the first message that the connection does not hold, and returns the number of
+        messages acknowledged.  Pass the message at which it stopped to ``acknowledge``.
         """
         count = self.state.acknowledge_held(connection, ends)
         connection.acked += count
@@ -513,7 +513,7 @@ class Broker:
     def _find(
         self, connection: Connection, name: str, message_id: bytes
     ) -> Message | CommandResult:
-        """Return the message that a command names or, failing that, the result of the command."""
+        """Return the message that a command names, or the command's result if it cannot run."""
         try:
             seq = int(message_id[:16], 16)
         except ValueError:

@@ -149,7 +149,7 @@ def link_record(state: BrokerState, record: Message, content: bytes) -> None:
 def link_record_of_consumer(state: BrokerState, record: Message, content: bytes) -> None:
     """Link a record in an ordinary queue to the message that the record's publisher received.
 
-    Records from other clients are not linked: any client could pass off a message as a record.
+    Records from other clients are not linked, because any client could pass off a message as one.
     """
     inspector = state.inspector
     # rfind takes a third as long as ``in`` because the block is at the end of the content.

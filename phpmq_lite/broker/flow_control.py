@@ -1,6 +1,6 @@
 """Flow control: limits on publishing to a queue while its consumers are working.
 
-A publisher sends as fast as it can, while a consumer waits for each batch.  Unlimited publishes
+A publisher sends as fast as it can, while a consumer waits for each batch.  Unlimited publishing
 would fill the batches, and messages beyond the window wait on disk; loading them from there costs
 50 % more.  So while messages in a queue are being acknowledged, publishers take turns using the
 free room in its window: the broker accepts new messages while it would otherwise wait for the disk
@@ -71,8 +71,8 @@ class FlowControl:
     def available(self, name: str, *, is_called: bool = False) -> int:
         """Return how many messages one publisher may publish to a queue now; 0 means it must wait.
 
-        Only a publisher that ``is_called``, because it waited longest, may go before those that
-        wait.
+        Only a publisher that ``is_called``, because it has waited longest, may go ahead of the
+        publishers that are still waiting.
         """
         queue = self._core.state.queues.get(name)
         if queue is None:

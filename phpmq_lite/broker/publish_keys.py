@@ -11,8 +11,8 @@ _TIME: Final = (1 << _TIME_BITS) - 1
 class PublishKeys:
     """The most recent publish keys, limited by count and age.
 
-    Times are steady milliseconds.  Each call is O(1) on average.  The table ``receipt`` is the
-    source of truth; this is its in-memory copy, loaded at startup.
+    Times are in ms on the steady clock.  Each call is O(1) on average.  The table ``receipt`` is
+    the source of truth; this is its in-memory copy, loaded at startup.
 
     There may be 100,000 keys, so each is stored as one bytes object and one number, which takes 170
     bytes instead of 340 in an ordered dictionary of tuples.  A dictionary does not reuse the slots

@@ -38,7 +38,7 @@ class Connection:
 
     @property
     def creator(self) -> str:
-        """Return the connection kind and host, which are recorded as the creator of queues."""
+        """Return the connection's kind and host, the recorded creator of any queue it creates."""
         host = self.address.rpartition(":")[0]
         return f"{self.kind} {host}" if host else self.kind
 
@@ -75,7 +75,7 @@ class QueueCounters:
     published_http: int = 0
     published_ui: int = 0
     published_cli: int = 0
-    deduplicated: int = 0  # publishes whose key was already stored
+    deduplicated: int = 0  # publish commands whose key was already stored
     dispatched: int = 0
     redelivered: int = 0
     acked: int = 0
@@ -141,7 +141,7 @@ class Queue:
         self.hold_histogram: list[int] | None = None  # times from dispatch to settlement
 
     def count_dead_letter(self, reason: str) -> None:
-        """Count a dead letter by reason.  Clients choose reasons, so their number is limited."""
+        """Count a dead letter by reason; if there are too many reasons, count it as ``other``."""
         if reason not in self.dead_by_reason and len(self.dead_by_reason) >= _REASONS_MAX:
             reason = "other"
         self.dead_by_reason[reason] = self.dead_by_reason.get(reason, 0) + 1

@@ -21,7 +21,7 @@ class PublishBlock(NamedTuple):
     code: str  # error code carried by RefusedError
     reason: str  # fixed text for receipts and counters
     detail: str  # human-readable text that includes the limits
-    is_bare: bool  # whether to refuse even publishes that a consumer's acknowledgements wait for
+    is_bare: bool  # whether to refuse even messages that acknowledgements are waiting for
 
 
 class QueueRegistry:
@@ -98,7 +98,7 @@ class QueueRegistry:
         del self.queues[row.name], self.by_id[row.queue_id]
         if not self.counts_with_origin(row.name):
             self.created[row.created_by] -= 1
-        self.batch.to_resume |= queue.parked  # the resumed publishes recreate the queue
+        self.batch.to_resume |= queue.parked  # publishers, when resumed, recreate the queue
         queue.parked.clear()
         self._change_reference(queue.settings.dead_letter_queue, "")
         self._refresh_retry_queue(queue)
@@ -192,14 +192,14 @@ class QueueRegistry:
         )
 
     def configured_dead_letter_queue(self, name: str) -> str:
-        """Return a queue's ``dead_letter_queue`` setting, empty if unset or the queue unknown."""
+        """Return a queue's ``dead_letter_queue`` setting; empty if there is no setting or queue."""
         queue = self.queues.get(name)
         return "" if queue is None else queue.settings.dead_letter_queue
 
     def dead_letter_refusal(
         self, queue: Queue, number: int = 1, size: int = 1
     ) -> tuple[Queue, str] | None:
-        """Return the dead-letter queue and why it refuses a record, or None if it accepts one.
+        """Return the dead-letter queue, paired with why it refuses a record (None if it does not).
 
         Creates the dead-letter queue if it does not exist.
         """

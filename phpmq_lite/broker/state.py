@@ -159,7 +159,7 @@ class BrokerState:
     def can_inspect_inline(self, size: int) -> bool:
         """Return whether this batch may validate content of this size or create a record for it.
 
-        Each of them takes 0.1 s for 1 MiB, during which the event loop is blocked.
+        Either takes 0.1 s for 1 MiB, during which the event loop is blocked.
         """
         batch = self.batch
         if size > BACKGROUND_BYTES or batch.inspected_bytes + size > INLINE_BYTES:
@@ -184,7 +184,7 @@ class BrokerState:
     ) -> list[Message]:
         """Create and record messages at the end of their queues without adding them to windows.
 
-        ``ttls`` are in seconds; 0: never expires, None: the queue's default.
+        ``ttls`` are in seconds; 0 means no expiry, and None means the queue's default.
         """
         tokens = self._tokens
         if len(tokens) < len(contents):
@@ -407,7 +407,7 @@ class BrokerState:
     def acknowledge_held(self, connection: Connection, acks: Iterable[tuple[str, bytes]]) -> int:
         """Settle messages held by a connection as acked; each is identified by queue and id.
 
-        Stops at the first message that the connection does not hold; returns the number before it.
+        Stops at the first message that the connection does not hold; returns the number settled.
         """
         messages, wall_ms = self.messages, self.batch.wall_ms
         seqs: list[int] = []

@@ -159,7 +159,7 @@ def requeue(state: BrokerState, message: Message, ttl_s: int) -> None:
 
 
 def requeue_uncharged(state: BrokerState, message: Message, ttl_s: int | None, detail: str) -> None:
-    """Move a message to the end of its queue for an operator; keep its deadline if TTL is None."""
+    """Move a message to the end of its queue for an operator; keep the deadline if TTL is None."""
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     queue.counters.requeued += 1

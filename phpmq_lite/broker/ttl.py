@@ -4,7 +4,7 @@ from phpmq_lite.queue_settings import LONGEST_TTL_S
 
 
 def deadline_of(ttl_s: int, now_ms: int) -> tuple[int | None, int | None]:
-    """Return the capped TTL and the steady-clock deadline in ms; both are None for TTL 0."""
+    """Return a pair: capped TTL and steady-clock deadline in ms; both are None if the TTL is 0."""
     if ttl_s <= 0:
         return None, None
     ttl_s = min(ttl_s, LONGEST_TTL_S)

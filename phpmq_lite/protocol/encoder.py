@@ -66,7 +66,7 @@ class BrokerEncoder:
         """
         if reason is None:
             head = self._receipts.get(queue) or self._receipt_head(queue)
-            if len(keys) == 1:  # the usual case with many queues
+            if len(keys) == 1:  # the usual case if there are many queues
                 key = keys[0]
                 parts += (head, self._keys.get(len(key)) or self._key_head(len(key)), key)
                 if self._break:

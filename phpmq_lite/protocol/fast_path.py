@@ -1,4 +1,4 @@
-"""The parser's fast path, which slices whole compact frames with packets in the usual order.
+"""The parser's fast path, which slices complete compact frames if their packets are in order.
 
 This module handles only frames whose packet headers have 32 bytes.  Anything unusual, invalid or
 incomplete is left to the steps in ``parser.py``: this code never refuses a frame, and accepts a
@@ -52,7 +52,7 @@ class FastFrames(Protocol):
     headers: set[bytes]  # headers of messages that the steps in parser.py have accepted
 
     def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
-        """Append whole common frames starting at ``pos``, and return the position after them."""
+        """Append complete common frames, starting at ``pos``; return the offset after the last."""
 
 
 class _FrameCache:
@@ -86,7 +86,7 @@ class _FrameCache:
         return size if data[pos : pos + 3] == b"P03" and 0 < size <= self._limits.max_id else 0
 
     def _number_end(self, data: bytes, pos: int) -> int:
-        """Return the end of the TTL packet at ``pos``, or 0 if there is no complete one."""
+        """Return the end of the TTL packet at ``pos``, or 0 if there is no complete TTL packet."""
         size = read_length(data[pos + 3 : pos + 32])
         if data[pos : pos + 3] != b"P05" or not 0 < size <= self._limits.max_number_digits:
             return 0  # in compiled code, slicing with a negative size raises SystemError
@@ -108,7 +108,7 @@ class FastClientFrames(_FrameCache):
         self._id_head: bytes | _Empty = ()  # P03 and 29 digits of the last acknowledgement
 
     def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
-        """Append whole publishes and acknowledgements from ``pos`` on; return where they end."""
+        """Append complete publish and acknowledgement frames at ``pos``; return the end offset."""
         while True:
             pos = self._parse_repeated(data, pos, frames)
             if pos == len(data) or not self._learn(data, pos):
@@ -176,7 +176,7 @@ class FastClientFrames(_FrameCache):
         return pos
 
     def _learn(self, data: bytes, pos: int) -> bool:
-        """Cache the frame kind at ``pos``; return False if this kind is known or uncommon."""
+        """Cache the frame kind at ``pos``; return False if it is already known or is uncommon."""
         after = self._queue_end(data, pos)
         if not after:
             return False
@@ -220,7 +220,7 @@ class FastBrokerFrames(_FrameCache):
         self._ttl_s = 0
 
     def parse(self, data: bytes, pos: int, frames: list[Frame]) -> int:
-        """Append whole dispatches and receipts from ``pos`` on; return where they end."""
+        """Append complete dispatch and receipt frames at ``pos``; return the end offset."""
         end = len(data)
         while True:
             if data.startswith(self._long, pos):

@@ -1,8 +1,8 @@
 """Parsing of byte chunks of any size into frames, as a state machine with named steps.
 
-``fast_path.py`` parses common frames (compact, 32-byte headers, usual order, whole in one read);
-all other frames go byte by byte through the steps below.  Each step consumes the available bytes,
-so each byte is copied a fixed number of times, whatever the chunks.
+``fast_path.py`` parses common frames (compact, with 32-byte headers, in the usual packet order, and
+complete in one read); all other frames go byte by byte through the steps below.  Each step consumes
+the available bytes, so each byte is copied a fixed number of times, however the chunks are divided.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ _MAKE: Final[dict[int, Callable[[Values], Frame]]] = {
 class Parser:
     """Parses one direction of a connection, from its first byte to its first error.
 
-    ``framing``, ``line_break``, ``packet_header`` and ``revision_seen`` are learnt from the bytes;
+    ``framing``, ``line_break``, ``packet_header`` and ``revision_seen`` are learned from the bytes;
     each is None until it is known.  Replies use the same style (R9).  ``error`` is set at the first
     invalid byte; from then on, :meth:`feed` returns no frames.
     """
@@ -155,7 +155,7 @@ class Parser:
         return pos
 
     def _check_message_header(self, head: bytes) -> None:
-        """Raise an error at the first invalid byte of ``head``, possibly an incomplete header."""
+        """Raise an error at the first invalid byte of ``head``, which may be incomplete."""
         for index, byte in enumerate(head):
             if index == 0:
                 if byte != _H:

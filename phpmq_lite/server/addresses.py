@@ -175,7 +175,7 @@ def _admin_problems(settings: Settings, has_admin_user: Callable[[], bool]) -> I
         )
 
 
-# Errors when a name resolves to an IPv6 address while IPv6 is disabled.
+# Errors raised when a name resolves to an IPv6 address while IPv6 is disabled.
 _MISSING_ADDRESS: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 

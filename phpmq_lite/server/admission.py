@@ -190,7 +190,7 @@ class Admission:
 
 
 def _normalized(address: str | None) -> tuple[str, bool]:
-    """Return the canonical spelling of an address, and whether it is loopback."""
+    """Return a pair: the canonical spelling of an address, and whether it is loopback."""
     if address is None:
         return "", True
     parsed = parse_address(address)

@@ -206,10 +206,10 @@ class SlowPeerLimits:
     """Limits on how slow a peer may be; see ``docs/operate/security.md``, section 9."""
 
     frame_s: int = 60  # time allowed to complete a frame that has begun
-    frame_bytes_per_s: int = 64 << 10  # frames that arrive at this rate may take longer
+    frame_bytes_per_s: int = 64 << 10  # frames arriving at least this fast may exceed frame_s
     write_s: int = 30  # time allowed without progress while blocked or closing
     silent_s: int = IDLE_S  # idle time allowed once connections are scarce
-    places: int = 500  # maximum number of connections, scarce once four fifths are in use
+    places: int = 500  # maximum number of connections; scarce once four fifths are in use
 
 
 class TimedSession(Protocol):

@@ -18,7 +18,7 @@ class ConnectionCounters:
     bytes_out: int = 0
     protocol_errors: Counter[str] = field(default_factory=Counter)  # number of errors by code
     closed: Counter[str] = field(default_factory=Counter)  # number of closed connections by reason
-    paused: Counter[str] = field(default_factory=Counter)  # read pauses by reason
+    paused: Counter[str] = field(default_factory=Counter)  # number of read pauses by reason
     late: int = 0  # number of messages not sent because they expired during the commit
     inspector: Inspector = field(default_factory=Inspector)
 

@@ -49,7 +49,7 @@ class BatchStore(Protocol):
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Store a batch in one transaction, then load the rows that it requests.
 
-        The future raises OutcomeUnknownError if it is unknown whether the batch is stored.
+        The future raises OutcomeUnknownError if it is unknown whether the batch was stored.
         """
 
     def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
@@ -176,7 +176,7 @@ class Engine:
         of CPU time instead of 280 µs.
 
         Raises:
-            OutcomeUnknownError: a commit failed; the in-memory state is invalid: stop the process.
+            OutcomeUnknownError: a commit failed; the in-memory state is invalid, so stop.
         """
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
@@ -305,7 +305,7 @@ class Engine:
 
     @property
     def _may_decide(self) -> bool:
-        """Return whether the core may decide: all rows are loaded, and the batch has room."""
+        """Return whether the core can decide now: all rows are loaded, and the batch has room."""
         commit, batch = self._commit, self._open
         if commit is None:
             return True
@@ -373,8 +373,8 @@ class Engine:
     def _send_stored(self, batch: Batch) -> None:
         """Send each connection its already stored messages, up to the first one not yet stored.
 
-        Consumers work on them while the batch is being stored.  With a credit of 100, throughput
-        is a third higher than if they waited for the commit (``benchmarks/profile.md``).
+        Consumers process these messages while the batch is being stored.  With a credit of 100,
+        throughput is a third higher than if they waited for the commit (``benchmarks/profile.md``).
         """
         commit = self._commit
         first = batch.first_number if commit is None else commit.batch.first_number

@@ -56,9 +56,9 @@ class WrongByte:
 
 @dataclass(slots=True, frozen=True)
 class Explanation:
-    """What the given bytes, sent at the start of a connection, show about the connection.
+    """What bytes sent at the start of a connection show about that connection.
 
-    ``outcomes`` contains one text per frame, which says what its receiver does with it.
+    ``outcomes`` contains one text per frame, which says what the receiver does with the frame.
     ``conclusion`` describes the bytes after the last complete frame.
     """
 

@@ -224,8 +224,8 @@ class FrameProcessor:
         return not isinstance(frame, Publish) or self._park(core, connection, frame)
 
     def _park(self, core: Broker, connection: Connection, frame: Publish) -> bool:
-        """Wait until the queue accepts messages; a client that also consumes continues slowly."""
-        if self._session.is_ending:  # the client no longer waits
+        """Wait until the queue accepts messages; a client that also consumes publishes slowly."""
+        if self._session.is_ending:  # the client is no longer waiting
             core.refused["connection ended"] += 1
         elif self._is_forced:
             piece = (frame.queue, frame.content, frame.ttl_s, self._validated)
@@ -288,9 +288,9 @@ def apply_frames(
 ) -> tuple[int, int]:
     """Remove the first frames that need no individual checks and pass them to the core as one run.
 
-    A run consists of publishes or of acknowledgements, for any queues.  Return how many frames were
-    passed, at most ``most`` and what ``quota`` allows, and the total size of their contents.  Pass
-    the next frame to ``apply_frame``.
+    A run consists of publishes or of acknowledgements, for any queues.  Return the number of frames
+    passed, which ``most`` and ``quota`` limit, and the total size of their contents.  Pass the next
+    frame to ``apply_frame``.
     """
     first = frames[0]
     count = size = 0

@@ -52,8 +52,8 @@ class DissectedFrame:
 class Dissector:
     """Splits a stream into frames.  Call ``reset`` at the first byte of a frame, then ``feed``.
 
-    ``width`` is the size of compact packet headers, 32 or 36 bytes; with ``is_line`` every piece
-    ends with a line break.  Invalid bytes are skipped without an error.
+    ``width`` is the size of compact packet headers, 32 or 36 bytes; if ``is_line`` is set, every
+    piece ends with a line break.  Invalid bytes are skipped without an error.
     """
 
     __slots__ = (
@@ -269,7 +269,7 @@ class ProtocolErrorRecord:
     detail: str
     expected: str
     offset: int  # position of the first wrong byte in the connection
-    before: bytes  # correct bytes before the wrong byte that arrived in the same read
+    before: bytes  # correct bytes that arrived before the wrong byte in the same read
     found: bytes  # the wrong byte and the bytes after it; empty if it arrived in an earlier read
 
 
@@ -308,7 +308,7 @@ class FrameRecorder:
                 self._in.feed(data[len(data) - partial :])
             return
         seen = self._in.feed(data)
-        if side.error is not None:  # bytes from the wrong byte on are not frames
+        if side.error is not None:  # the wrong byte and all bytes after it are not frames
             seen = seen[:frames]
         self._keep(seen, is_inbound=True)
         if not partial and not self._in.is_between:  # start again at the next frame
@@ -345,7 +345,7 @@ class FrameRecorder:
 class RecordedSide:
     """Wraps a ``ServerSide`` and records its traffic; everything else is delegated to ``side``.
 
-    The frames that ``release`` returns have been recorded on arrival.
+    The frames that ``release`` returns were recorded on arrival.
     """
 
     __slots__ = ("recorder", "side")
@@ -411,8 +411,8 @@ class Inspector:
     def watch(self, client: int, session: Watchable | None, now_s: float) -> FrameRecorder | None:
         """Return the recorder of a connection; the first call starts recording.
 
-        ``session`` is None if the connection has ended; then return its recording, if there is one.
-        At most ``WATCHED`` are recorded; one more replaces the least recently viewed.
+        ``session`` is None if the connection has ended; then return any recording of it.
+        At most ``WATCHED`` are recorded; another one replaces the least recently viewed.
         """
         known = self._watched.get(client)
         if known is not None:

@@ -62,7 +62,7 @@ class _Listener:
 class Listeners:
     """All configured PHPMQ listeners.  Optionally ``bind``, then ``open`` and ``close`` once each.
 
-    ``factory(kind, revision)`` returns the protocol of a connection.  With ``gate``, a TLS
+    ``factory(kind, revision)`` returns the protocol for a connection.  With ``gate``, a TLS
     connection reserves a place before its handshake; the protocol must call ``gate.admit`` in
     ``connection_made`` and ``gate.leave`` in ``connection_lost``.
     """
@@ -262,7 +262,7 @@ def _absolute(address: str) -> str:
 
 def _remove_own_socket(path: Path, file: tuple[int, int]) -> None:
     """Remove our socket file, unless another file has replaced it."""
-    with suppress(OSError):  # a remaining file counts as stale, as after a kill
+    with suppress(OSError):  # if it remains, it counts as stale, as it does after a kill
         status = path.stat()
         if (status.st_dev, status.st_ino) == file:
             path.unlink()

@@ -30,7 +30,7 @@ from phpmq_lite.storage.integrity.scrub import (
 START_S: Final = 60.0  # delay after startup, when other work is more urgent
 _TICK_S: Final = 0.2
 _SAVE_EVERY_S: Final = 10.0  # interval between saves of the scrub progress
-_BUSY_BYTES: Final = 64 << 10  # clients count as busy if this many bytes arrive per tick
+_BUSY_BYTES: Final = 64 << 10  # clients count as busy if at least this many bytes arrive per tick
 _DAY_MS: Final = 86_400_000
 # Limit on bytes written while a structure check keeps the WAL from being truncated.
 LOG_BYTES: Final = 1 << 30
@@ -60,7 +60,7 @@ class ScrubRunner:
         self._requested = asyncio.Event()
         self._is_cancelled = False
         self._bytes_in = 0
-        self._thread: asyncio.Future[Any] | None = None  # the last call made in a thread
+        self._thread: asyncio.Future[Any] | None = None  # the most recent call made in a thread
 
     @property
     def is_working(self) -> bool:
@@ -293,13 +293,13 @@ def _log_backup(result: Backup | StorageError) -> None:
 
 
 def _cause_of(failure: StorageError) -> BaseException | None:
-    """Return an error's cause if it is unexpected and its traceback is worth logging."""
+    """Return an error's cause if the cause is unexpected and its traceback worth logging."""
     cause = failure.__cause__
     return None if isinstance(cause, OSError | sqlite3.Error) else cause
 
 
 class DiskSpaceMonitor:
-    """Applies the writer thread's changes to a ``DiskSpace`` in the event loop.
+    """Reacts in the event loop to changes that the writer thread makes to a ``DiskSpace``.
 
     Create it in the loop; call ``attach`` once the engine exists.
     """

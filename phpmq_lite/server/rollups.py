@@ -146,7 +146,7 @@ class Rollups:
     """
 
     def __init__(self) -> None:
-        self.ages: dict[int, int] = {}  # publish time of each first ready message, in Unix ms
+        self.ages: dict[int, int] = {}  # publish time of each queue's first ready message, Unix ms
         self.ready_queues: list[int] = []  # queue_ids with ready messages at the last ``collect``
         self.dead_letter_queues: set[int] = set()  # non-empty queues of dead letters
         # Charts drawn from the points are valid until new points are added.
@@ -178,7 +178,7 @@ class Rollups:
         return [UptimeSpan(p.at_s, p.span_s, p.at_s in rests) for p in self.points(ALL)]
 
     def recently_refused(self, refused: Mapping[str, int]) -> dict[str, int]:
-        """Return the number of publishes refused in the last hour, by reason."""
+        """Return the number of publish commands refused in the last hour, by reason."""
         before = self._refused[0][1] if self._refused else {}
         lately = {reason: count - before.get(reason, 0) for reason, count in refused.items()}
         return {reason: count for reason, count in lately.items() if count > 0}
@@ -366,7 +366,7 @@ class Rollups:
     # -- once a minute
 
     def record_refused(self, now_s: int, refused: Mapping[str, int]) -> None:
-        """Record the number of publishes refused so far."""
+        """Record the number of publish commands refused so far."""
         self._refused.append((now_s, dict(refused)))
         while self._refused[0][0] < now_s - HOUR_S:
             self._refused.popleft()
@@ -409,7 +409,7 @@ class RollupSampler:
         self._stored = StoredRollups(readers)
         self._reader = MessageReader(readers)
         self._work: Iterator[Writes] = iter(())  # a sample in progress
-        self.is_loaded = False  # True once the stored rows were read or found unreadable
+        self.is_loaded = False  # True once the stored rows have been read or found unreadable
         rollups.begin(self._now_ms() // 1_000)
 
     def _now_ms(self) -> int:

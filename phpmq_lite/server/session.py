@@ -60,7 +60,7 @@ class SessionContext:
 
 
 class Session(asyncio.Protocol):
-    """A connection, which is a ``model.Peer`` for the engine and a protocol for the event loop."""
+    """A connection; it is a ``model.Peer`` for the engine and a protocol for the event loop."""
 
     def __init__(self, shared: SessionContext, side: ServerSide, kind: str) -> None:
         self.side: Side = side  # replaced with a RecordedSide while the connection is watched
@@ -214,7 +214,7 @@ class Session(asyncio.Protocol):
         self.frames.resume()
 
     def end(self, reason: str) -> None:
-        """Close the connection after the complete frames; the reason is logged and displayed."""
+        """Close the connection after its complete frames; the reason is logged and displayed."""
         self.finish(reason)
 
     # -- called once a second
@@ -404,7 +404,7 @@ def encode_batch(
     receipts: list[Receipt],
     now_ms: int,
 ) -> tuple[list[bytes], list[Message]]:
-    """Return the pieces to write, dispatches first, and the messages that expired unsent.
+    """Return a pair: the pieces to write, dispatches first, and the messages that expired unsent.
 
     Messages that the connection no longer holds, or has already received, are omitted.
     ``now_ms`` is on the steady clock.
@@ -454,7 +454,7 @@ class EndDetector:
     """Asks the operating system whether a socket's peer has closed its side.
 
     The event loop notices the end of a connection only after it has handled earlier events.  A
-    system call before each write, of 0.7 µs, notices it immediately.
+    system call before each write, which takes 0.7 µs, notices it immediately.
     """
 
     __slots__ = ("_poll",)

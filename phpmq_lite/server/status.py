@@ -34,7 +34,7 @@ _totals: Final = attrgetter(*_TOTALS)  # asdict() takes ten times as long
 class QueueStatus:
     """A queue's statistics; rates cover the last ten seconds, and totals the time since startup.
 
-    The object of an idle queue is reused, so do not modify it.
+    An idle queue's object is reused, so do not modify it.
     """
 
     queue_id: int
@@ -55,7 +55,7 @@ class QueueStatus:
     wait: Sequence[int] = ()  # histograms; empty if nothing was measured
     hold: Sequence[int] = ()
     deaths: Mapping[str, int] = field(default_factory=dict)  # totals["dead"], split by reason
-    is_dead_letter_queue: bool = False  # because of its name or another queue's setting
+    is_dead_letter_queue: bool = False  # True if its name or another queue's setting says so
     dead_letter_queue: str = ""  # queue that receives its dead-letter records
 
 
@@ -127,9 +127,9 @@ class BrokerStatus:
     consumer_bytes: int = 0  # highest number of bytes held by one consumer
     unsent_bytes: int = 0  # highest number of unsent bytes on one connection
     held_times: int = 0  # number of times that consumers reached the held limits
-    paused: Mapping[str, int] = field(default_factory=dict)  # read pauses by reason
-    refused_connections: Mapping[str, int] = field(default_factory=dict)  # refusals by reason
-    connections: int = 0  # including connections that the core does not know yet or any longer
+    paused: Mapping[str, int] = field(default_factory=dict)  # number of read pauses by reason
+    refused_connections: Mapping[str, int] = field(default_factory=dict)  # number by reason
+    connections: int = 0  # including those that the core does not know yet or no longer knows
     places: int = 0  # maximum number of connections
     queue_count: int = 0
 
@@ -220,7 +220,7 @@ class BrokerHandle:
         return self.engine.run_operation
 
     async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
-        """Decide whether a clock that was far ahead at startup is right.
+        """Apply the decision on whether a clock that was far ahead at startup is correct.
 
         Raises:
             RefusedError: ``no_doubt``: no decision is pending.

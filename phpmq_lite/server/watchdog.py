@@ -75,7 +75,7 @@ class SessionMonitor:
 
 
 class EngineWatchdog:
-    """Detects an engine or writer that has stopped for good, for example because the disk hangs.
+    """Detects an engine or writer that has stopped permanently, for example because the disk hangs.
 
     Health checks do not wait for the writer, so they respond even if the disk is slow.
     """

@@ -6,7 +6,7 @@ from phpmq_lite.writes import AdvanceAudit, InsertAudit
 
 
 def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True) -> None:
-    """Record an audit row for an entry; if the entry has a row, add ``number`` to its count.
+    """Record an audit row for an entry; if it already has one, add ``number`` to the count.
 
     The row says ``running`` until the last part of the work is done.  After a restart, such a row
     shows that the work was interrupted.

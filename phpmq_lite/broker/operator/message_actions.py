@@ -353,7 +353,7 @@ def check_action(
 
 
 class QueueAction(PagedAction):
-    """An action on a queue's messages, or its ``limit`` oldest; replies with how many changed."""
+    """An action on a queue's messages, or its ``limit`` oldest; replies with the number changed."""
 
     def __init__(
         self,
@@ -382,8 +382,8 @@ class QueueAction(PagedAction):
         self._request_page(row.position - 1 if with_row else row.position)
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
-        """Act on one page, then request the next page or reply."""
-        self.outcome = ActionOutcome()  # reset per page, as a queue may have millions of messages
+        """Act on one page, then either request the next page or send the reply."""
+        self.outcome = ActionOutcome()  # saves memory: a queue may have millions of messages
         super().process_page(page, is_last)
 
     def _apply(self, row: Message) -> str | None:

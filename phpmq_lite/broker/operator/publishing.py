@@ -19,11 +19,11 @@ from phpmq_lite.model import (
 )
 from phpmq_lite.writes import LinkMessages
 
-NewMessage = tuple[bytes, int | None]  # body and ttl_s; None is the queue's default, 0 no expiry
+NewMessage = tuple[bytes, int | None]  # body and ttl_s (None: queue's default; 0: no expiry)
 
 
 class Published(list[str]):
-    """Ids of stored messages, in order; ``quarantined`` maps invalid messages to reasons."""
+    """Ids of stored messages, in order; ``quarantined`` maps ids of invalid messages to reasons."""
 
     def __init__(self, ids: Sequence[str], quarantined: Mapping[str, str] | None = None) -> None:
         super().__init__(ids)
@@ -32,7 +32,7 @@ class Published(list[str]):
 
 PUBLISH_MAX: Final = 1_000
 KEY_BYTES: Final = 64
-_LAST: Final = b":last"  # follows a key padded to 64 bytes, so no client's key can be equal
+_LAST: Final = b":last"  # appended to a key padded to 64 bytes, so it cannot equal a client's key
 
 
 def publish(
@@ -50,10 +50,10 @@ def publish(
     """Store all messages at the end of a queue, or none of them.  Reply with ``Published``.
 
     Large messages are validated in a thread first; if the publish is refused after that, the reply
-    is a RefusedError.  ``validated`` holds the results, by index in the list.
+    is a RefusedError.  ``validated`` holds the results, keyed by list index.
 
     Repeating a ``key`` within the receipt window stores nothing and sends the same reply again.
-    ``source`` is a seq and an event kind: an event of that kind links the first message to it.
+    ``source`` is a seq and an event kind: such an event links that seq to the first message.
 
     Raises:
         RefusedError: ``draining``, ``bad_name``, ``unknown_queue``, ``too_many_queues``,
@@ -231,7 +231,7 @@ def _store_key(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> N
 def _reply_again(
     core: Broker, entry: AuditEntry, name: str, key: bytes, first: int, reply: Reply
 ) -> None:
-    """Repeat the original reply, rebuilt from the live or settled rows of its messages on disk."""
+    """Send the original reply again, rebuilt from its messages' live or settled rows on disk."""
     if (known := core.state.queues.get(name)) is not None:
         known.counters.deduplicated += 1
     last = max(first, _first_seq(core, name, _last_key(key)) or first)
@@ -255,7 +255,7 @@ def _reply_again(
 def _as_published(rows: Sequence[Message], first: int) -> Published:
     """Rebuild a publish reply from message rows, each followed by its dead-letter record, if any.
 
-    If a message has left the history but its record still exists, the record's id stands for it.
+    If a message has left the history but its record still exists, the record's id is used instead.
     """
     published = Published([])
     message_id = ""

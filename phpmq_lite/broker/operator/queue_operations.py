@@ -56,8 +56,8 @@ def redrive(
 ) -> None:
     """Redrive dead-letter records to ``target`` or their original queues.  Reply with the count.
 
-    ``ttl_s`` None uses the default of the destination; 0 never expires.  ``queues`` are the
-    queue_ids that records may return to; None allows all.
+    If ``ttl_s`` is None, the destination's default applies; 0 means no expiry.  ``queues`` contains
+    the queue_ids that records may return to; None allows all.
     """
     queue = core.find_queue(name)
     if target is not None:
@@ -275,8 +275,8 @@ def decide_clock(
 ) -> None:
     """Apply an operator's decision about the clock.  Reply with None.
 
-    ``number`` was the next number at that start.  Messages that were requeued or forwarded since
-    then already have a new deadline.
+    ``number`` was the next message number at the start with the doubtful clock.  Messages that were
+    requeued or forwarded since then already have a new deadline.
     """
     state = core.state
     if is_right:

@@ -40,7 +40,7 @@ class RedriveDestination:
 
 
 def is_record(state: BrokerState, message: Message) -> bool:
-    """Return whether a message is a dead-letter record of the broker, or may be a client's."""
+    """Return whether a message is one of the broker's dead-letter records, or may be a client's."""
     if message.source_queue_id is not None:
         return True
     return state.inspector is not None and state.by_id[message.queue_id].is_dead_letter_queue
@@ -56,7 +56,7 @@ def find_destination(
     reads: Mapping[int, RedriveContent] = NO_CONTENTS,
     is_dry_run: bool = False,
 ) -> RedriveDestination | str | None:
-    """Return a record's destination, or why it is skipped, or None if a thread must read it first.
+    """Return a record's destination, the reason to skip it, or None if a thread must read it first.
 
     Without a target, the record goes to the queue where its message died, or else to the queue that
     it names.  Without a target, it may return only to ``queues`` (queue_ids); None allows all.  A
@@ -161,7 +161,7 @@ def redrive_record(
 
 
 def _origin_queue(state: BrokerState, record: Message, name: str | None) -> Queue | None:
-    """Return a record's original queue, or the home queue if that is a ``.retry`` queue."""
+    """Return a record's original queue or, if that is a ``.retry`` queue, its home queue."""
     if record.source_queue_id is not None:
         died_in = state.by_id.get(record.source_queue_id)
         name = None if died_in is None else died_in.name

@@ -1,8 +1,8 @@
 """Claims: a subscription takes messages from a queue, then acknowledges or releases them.
 
 A claimed message is dispatched but held by no connection: it does not expire, has no
-acknowledgement timeout, and stays claimed after a restart.  A command takes several batches, with
-one page of rows each, and the commands of one subscription run one after another.
+acknowledgement timeout, and stays claimed after a restart.  A command is processed over several
+batches, one page of rows in each; a subscription's commands run one after another.
 """
 
 from collections.abc import Callable
@@ -38,9 +38,9 @@ def claim(
     """Claim ready messages in order.  Reply with the last claim number.
 
     If unacknowledged claims above ``after`` exist, claim nothing and reply with the last of them;
-    with None, always claim.  A single message may exceed ``max_bytes``.  Nothing is claimed while
-    delivery on the queue is paused or the broker is stopping.  The first claim creates the
-    subscription, with an audit row.
+    if ``after`` is None, always claim.  A single message may exceed ``max_bytes``.  Nothing is
+    claimed while delivery on the queue is paused or the broker is stopping.  The first claim
+    creates the subscription, with an audit row.
 
     Raises:
         RefusedError: ``bad_name``, ``unknown_queue``, ``too_many``, ``too_many_subscriptions``,
@@ -231,7 +231,7 @@ class ClaimOperation:
         self._state.batch.pages.append(page)
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
-        """Claim the free rows of a page, then request the next page or reply."""
+        """Claim the free rows on a page, then either request the next page or send the reply."""
         state, is_full = self._state, False
         queue = self._queue = state.by_id.get(self._queue.queue_id, self._queue)
         if queue.settings.delivery_paused:
@@ -267,7 +267,7 @@ class ClaimOperation:
         return row.deadline_ms is None or row.deadline_ms > state.now.steady_ms
 
     def _claim(self, message: Message) -> None:
-        """Claim one message; ``BrokerState.dispatch`` does the same for a connection."""
+        """Claim one message; ``BrokerState.dispatch`` is the counterpart for connections."""
         state, queue, subscription = self._state, self._queue, self._subscription
         wall_ms = state.now.wall_ms
         state.detach(message, queue)
@@ -312,7 +312,7 @@ def _settle_claims(
 ) -> None:
     """Settle claims page by page in ascending order; each claim row is removed with its message.
 
-    Calls ``end`` with their number.  Messages that an operator changed in the same batch are
+    Calls ``end`` with the number settled.  Messages that an operator changed in the same batch are
     skipped, because they are no longer claimed.
     """
     state, count = core.state, 0

@@ -1,8 +1,8 @@
 """Two-phase publishing: rows are staged under tokens, then published in one transaction.
 
-A publish is one transaction with any number of rows, so the writer thread copies them with SQL.
-The core reserves their numbers and counts them; the windows load them from disk.  Contents are
-inspected when they are staged.
+One transaction may publish any number of rows, so the writer thread copies them with SQL.  The core
+reserves their numbers and counts them; the windows load them from disk.  Contents are inspected
+when they are staged.
 """
 
 import json
@@ -40,7 +40,7 @@ STAGE_SLICE: Final = 1_000  # maximum number of rows per ``stage`` call
 TOKEN_ROWS: Final = 100_000
 TOKEN_BYTES: Final = 64 << 20  # maximum total size of the bodies staged under a token
 TOKENS: Final = 10_000
-STAGED_BYTES: Final = 1 << 30  # for all tokens together, as are the next two limits
+STAGED_BYTES: Final = 1 << 30  # limit for all tokens together, like the next two
 STAGED_ROWS: Final = 10_000_000
 STAGED_PARTS: Final = 100_000  # maximum number of queues in memory, counted once for each token
 PUBLISH_ROWS: Final = 100_000
@@ -51,7 +51,7 @@ PUBLISH_BAD_BYTES: Final = 16 << 20  # total size of invalid bodies, which pass 
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
 ANY_WRITER: Final = StageWriter()
 
-StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s; None is the default, 0 no expiry
+StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s (None: default; 0: no expiry)
 
 
 class _GivenRow(NamedTuple):
@@ -75,7 +75,7 @@ class StagedPublishResult(NamedTuple):
     is_repeated: bool  # True if this or a higher version was already published
     quarantined: int
     remaining: int = 0  # rows left for the next call with the same version
-    is_resumed: bool = False  # True if an earlier publish was continued and new tokens dropped
+    is_resumed: bool = False  # True if it continued an earlier publish and dropped new tokens
 
 
 # -- staging
@@ -95,7 +95,7 @@ def stage(
 
     ``after`` is the number of rows that the token already has; 0 creates the token.  ``is_whole``
     marks the last rows.  Missing queues are created.  TTLs start when the rows are published.
-    There is no audit row, because the publish has one.
+    There is no audit row, because publishing the rows stores one.
 
     Raises:
         RefusedError: ``draining``, ``bad_token``, ``token_staged``, ``unknown_token``, ``gap``,
@@ -262,7 +262,7 @@ def _effective_ttl(queue: Queue, ttl_s: int | None) -> int | None:
 
 
 def _validation_policy(queue: Queue) -> str:
-    """Return the settings that affect validation; an empty text if the queue does not validate."""
+    """Return the settings that affect validation; empty text if the queue does not validate."""
     settings = queue.settings
     if not queue.validates:
         return ""
@@ -309,7 +309,7 @@ def _foreign_queue(core: Broker, writer: StageWriter, stage: StageState) -> str 
 
 @dataclass(slots=True)
 class _StagedPublish:
-    """The arguments of one publish, and its rows that must be dead-lettered."""
+    """The arguments of one ``publish_staged`` call, and the rows that must be dead-lettered."""
 
     core: Broker
     entry: AuditEntry
@@ -320,11 +320,11 @@ class _StagedPublish:
     tokens: Sequence[str]
     reply: Reply
     in_parts: bool = False
-    spans: list[list[int]] = field(default_factory=list)  # row-number ranges that were read
+    spans: list[list[int]] = field(default_factory=list)  # row-number ranges that have been read
     bad: list[tuple[Any, ...]] = field(default_factory=list)  # invalid rows in those ranges
 
     def begin(self) -> None:
-        """Check the publish and store it, after reading its invalid rows, if any."""
+        """Check the publish, read its invalid rows, if there are any, and then store it."""
         core, state = self.core, self.core.state
         core.check_not_draining()
         app_ids, now_ms = core.staging.app_ids, state.now.steady_ms
@@ -349,7 +349,7 @@ class _StagedPublish:
         parts = _queue_sums(stages)
         queues = self._check_queues(parts)
         spans = [[s.first_row, s.first_row + s.rows] for s in stages if _has_invalid_rows(s)]
-        if spans != self.spans:  # not read yet, or a token was staged again since then
+        if spans != self.spans:  # not read yet, or a token has been staged again since
             self.spans = spans
             state.batch.queries.append((QuarantinedRows(json.dumps(spans)), self.resume))
             return
@@ -422,7 +422,7 @@ class _StagedPublish:
         queues: dict[int, Queue],
         whole: list[StageState],
     ) -> None:
-        """Publish ``stages``, the first ones in ``whole``, and keep the rest for later calls."""
+        """Publish ``stages``, the first items of ``whole``, and keep the rest for later calls."""
         core, state = self.core, self.core.state
         staging, is_resumed = core.staging, " " in stages[0].token if stages else False
         remaining = sum(stage.rows for stage in whole[len(stages) :])

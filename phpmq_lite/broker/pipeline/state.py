@@ -201,7 +201,7 @@ class KnownAppIds:
 
     The table ``published`` is the source of truth; this is a copy in memory.  Publishing under a
     forgotten app_id is no longer exactly-once, so each owner has a limit, and only app_ids that
-    were not used for 30 days are forgotten.
+    have not been used for 30 days are forgotten.
     """
 
     def __init__(self, stored: PipelineRows) -> None:
@@ -340,7 +340,7 @@ class StagingArea:
 
     @property
     def due_ms(self) -> int | None:
-        """Return the steady-clock time in ms when the next token is dropped, or None."""
+        """Return the steady-clock time, in ms, at which the next token is dropped, or None."""
         due = [stage.until_ms for stage in islice(self.stages.values(), 1)]
         if self.sealed:
             rests = (rest for versions in self.sealed.values() for rest in versions.values())
