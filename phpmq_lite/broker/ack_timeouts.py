@@ -9,7 +9,7 @@ from phpmq_lite.model import Message
 class AckTimeouts:
     """Finds messages held longer than ``ack_timeout_s``; ``next_ms`` is the time of the next check.
 
-    A timeout starts at ``Message.held_since_ms``; a consumer's ``held`` is sorted by that time.
+    A timeout starts at ``Message.held_since_ms``; a consumer's ``held`` begins with the oldest.
     """
 
     def __init__(self) -> None:

@@ -199,7 +199,7 @@ class QueueRegistry:
     def dead_letter_refusal(
         self, queue: Queue, number: int = 1, size: int = 1
     ) -> tuple[Queue, str] | None:
-        """Return the dead-letter queue, paired with why it refuses a record (None if it does not).
+        """Return the dead-letter queue and why that refuses a record, or None if it accepts one.
 
         Creates the dead-letter queue if it does not exist.
         """

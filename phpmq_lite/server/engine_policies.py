@@ -9,7 +9,7 @@ from typing import Any, Final
 from phpmq_lite.broker.state import ACKED_KEY
 from phpmq_lite.model import Batch
 
-_ACK_DELAY_S: Final = 0.0009  # uvloop's timers fire only after this delay, rounded to ms
+_ACK_DELAY_S: Final = 0.0009  # uvloop's timers are set in whole ms, so they fire after this delay
 _ACK_COMMANDS: Final = 500  # this many acknowledgements are committed without delay
 _MAX_DEFER_S: Final = 0.01  # deferred work waits at most this long for a commit; the disk may hang
 

@@ -288,9 +288,9 @@ def apply_frames(
 ) -> tuple[int, int]:
     """Remove the first frames that need no individual checks and pass them to the core as one run.
 
-    A run consists of publishes or of acknowledgements, for any queues.  Return the number of frames
-    passed, which ``most`` and ``quota`` limit, and the total size of their contents.  Pass the next
-    frame to ``apply_frame``.
+    A run consists of publish or acknowledgement frames, for any queues.  Return the number of
+    frames passed, which ``most`` and ``quota`` limit, and the total size of their contents.  Pass
+    the next frame to ``apply_frame``.
     """
     first = frames[0]
     count = size = 0

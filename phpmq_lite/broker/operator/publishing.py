@@ -49,7 +49,7 @@ def publish(
 ) -> None:
     """Store all messages at the end of a queue, or none of them.  Reply with ``Published``.
 
-    Large messages are validated in a thread first; if the publish is refused after that, the reply
+    Large messages are validated in a thread first; if the request is refused after that, the reply
     is a RefusedError.  ``validated`` holds the results, keyed by list index.
 
     Repeating a ``key`` within the receipt window stores nothing and sends the same reply again.
