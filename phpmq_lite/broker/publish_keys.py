@@ -1,4 +1,4 @@
-"""Deduplication keys of confirmed publishes."""
+"""Deduplication keys of confirmed publish commands."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence

@@ -95,7 +95,7 @@ class _FrameCache:
 
 
 class FastClientFrames(_FrameCache):
-    """Fast path for publishes and acknowledgements."""
+    """Fast path for publish and acknowledgement frames."""
 
     def __init__(self, names: dict[bytes, str], limits: WireLimits) -> None:
         super().__init__(names, limits)

@@ -1,4 +1,4 @@
-"""The two PHPMQ revisions; only the newer one has a TTL in publishes and dispatches.
+"""The two PHPMQ revisions; only the newer one has a TTL in publish and dispatch frames.
 
 The first frame that differs between them shows which one a client speaks (R7).  A client that only
 consumes sends no such frame, so the listener that it connected to decides.

@@ -224,7 +224,7 @@ class FrameProcessor:
         return not isinstance(frame, Publish) or self._park(core, connection, frame)
 
     def _park(self, core: Broker, connection: Connection, frame: Publish) -> bool:
-        """Wait until the queue accepts messages; a client that also consumes publishes slowly."""
+        """Park a publish until its queue accepts it; clients that also consume continue slowly."""
         if self._session.is_ending:  # the client is no longer waiting
             core.refused["connection ended"] += 1
         elif self._is_forced:
@@ -315,7 +315,7 @@ def _publishes(
     most: int,
     quota: PublishQuota,
 ) -> tuple[list[QueueRun], list[Publish]]:
-    """Return the first publishes to queues without checks, either all with keys or all without.
+    """Return the first publish frames for unchecked queues, all with keys or all without.
 
     Their number is limited by ``quota`` and by the bytes of content that the batch accepts.
     """

@@ -63,7 +63,7 @@ class ActionOutcome:
     skipped: Counter[str] = field(default_factory=Counter)  # number of skipped messages by reason
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # seq -> (queue_id, position)
     targets: Counter[str] = field(default_factory=Counter)  # number redriven, by target queue
-    poisoned: Counter[str] = field(default_factory=Counter)  # redrive: invalid messages, by reason
+    poisoned: Counter[str] = field(default_factory=Counter)  # number invalid (redrive), by reason
 
 
 _WITH_BODIES: Final = frozenset({Action.REDRIVE, Action.RESTORE})

@@ -155,7 +155,7 @@ def _check_stage(
     if total > TOKEN_BYTES:
         detail = f"{total} bytes under token {token!r}; the limit is {TOKEN_BYTES}"
         raise RefusedError("too_large", detail)
-    names = len({row[0] for row in rows})  # upper bound, as some queues may already be counted
+    names = len({row[0] for row in rows})  # upper bound: some queues may already be counted
     bounds: tuple[tuple[str, int, int, int, Callable[[StageState], int]], ...] = (
         ("tokens", len(staging.stages), int(known is None), TOKENS, lambda _: 1),
         ("bytes", staging.bytes, size, STAGED_BYTES, lambda stage: stage.bytes),
