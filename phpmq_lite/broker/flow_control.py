@@ -125,7 +125,7 @@ class FlowControl:
 
 
 class PublishQuota:
-    """The remaining publish quota of each queue, queried only once while frames are processed."""
+    """Each queue's remaining publish quota, queried only once while frames are processed."""
 
     def __init__(self, ask: Callable[[str], int]) -> None:
         self._ask = ask

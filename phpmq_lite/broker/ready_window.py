@@ -23,8 +23,8 @@ class ReadyWindow:
     Invariant: it contains every ready message of the queue at or before ``covered_to``.  If
     ``reaches_end``, these are all ready messages, and new ones are appended while there is room.
 
-    First, take, take_run, append, add and discard take O(1) per message.  Returned messages are
-    merged in one step at the next access.
+    The methods first, take, take_run, append, add and discard need O(1) time per message.
+    Returned messages are merged in one step at the next access.
     """
 
     def __init__(self, limit: int, bodies: BodyCache) -> None:

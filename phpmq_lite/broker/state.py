@@ -413,7 +413,7 @@ class BrokerState:
         seqs: list[int] = []
         consumer: Consumer | None = None
         last: str | None = None
-        first = size = 0  # for the current queue: its first index in seqs, and its total size
+        first = size = 0  # the current queue's first index in seqs, and its total size
         for name, message_id in acks:
             if name is not last:
                 if consumer is not None:

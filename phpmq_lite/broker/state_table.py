@@ -25,7 +25,7 @@ class StateEvent(StrEnum):
 
 TRANSITIONS: Final[dict[tuple[State, StateEvent], State]] = {
     (State.READY, StateEvent.DISPATCH): State.DISPATCHED,
-    (State.READY, StateEvent.ACKNOWLEDGE): State.ACKED,  # late, after the consumer reconnected
+    (State.READY, StateEvent.ACKNOWLEDGE): State.ACKED,  # late acknowledgement, after a reconnect
     (State.READY, StateEvent.REQUEUE): State.READY,  # moves to the end of the queue
     (State.READY, StateEvent.FORWARD): State.READY,  # moves to another queue, keeping its id
     (State.READY, StateEvent.MOVE): State.READY,  # moved to another queue by an operator

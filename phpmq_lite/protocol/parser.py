@@ -75,7 +75,7 @@ class Parser:
         self._names = _NAMES
         self._whole = whole(self._names, limits)
         self._width = pinned  # compact packet header width; None until the first one shows it (R4)
-        self._is_plain = False  # compact framing with 32-byte headers
+        self._is_plain = False  # True for compact framing with 32-byte headers
         self._frames: list[Frame] = []  # frames completed in this read
         self._fed = 0  # number of bytes received on the connection before this read
         # -- the current frame
@@ -89,7 +89,7 @@ class Parser:
         self._step: Step = Parser._message_header  # unbound, to avoid a reference cycle
         self._next: Step = Parser._message_header  # the step after a line break
         self._break_code = frames.BAD_FRAMING  # error code if the line break is missing
-        self._cr = False  # a CR was seen, so LF must follow
+        self._cr = False  # True if CR has been seen, so LF must follow
         self._head = b""  # the part of a header received so far
         self._head_at = 0
         self._packet = 0

@@ -77,7 +77,7 @@ class Session(asyncio.Protocol):
         self.closing_at: float | None = None  # last progress while closing with unsent data
         self.first_dispatch_at: float | None = None
         self.paused: set[str] = set()  # reasons why reading is paused
-        self.has_eof = False  # the peer will send no more data
+        self.has_eof = False  # True if the peer will send no more data
         self.frames = FrameProcessor(self, shared.engine, shared.limits)
         self._progress = WriteProgress()
         self._is_charged = True  # False if the peer closed before its first dispatch

@@ -280,7 +280,7 @@ def decide_clock(
     """
     state = core.state
     if is_right:
-        changed = list(state.batch.changed)  # messages stored with their in-memory values
+        changed = list(state.batch.changed)  # these are stored with their in-memory values
         for message in {**state.messages, **state.batch.changed}.values():
             if message.deadline_ms is not None and _existed_before(message, number):
                 message.deadline_ms -= away_ms
