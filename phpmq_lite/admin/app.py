@@ -87,13 +87,13 @@ def create_app(
     """Create the aiohttp application; the caller runs it and closes ``readers`` afterwards.
 
     Args:
-        engine: provides live figures and operations; first used by the first request.
-        readers: opened on first use, when the database exists.
+        engine: provides live statistics and runs operations; not used before the first request.
+        readers: database connections, opened on first use, when the database exists.
         settings: all settings of the broker, which the system page shows.
         version: shown on every page and in the metrics.
         is_ready: until it returns True, only early routes such as health checks are served.
-        sources: source of each setting's value.
-        now_ms: current time in Unix milliseconds, from which pages compute ages.
+        sources: where each setting's value comes from.
+        now_ms: returns the current time in Unix milliseconds, from which pages compute ages.
     """
     folder = templates_folder()
     static = rendering.StaticFiles(folder / "static")
@@ -140,7 +140,7 @@ async def _stop(app: web.Application) -> None:
 
 
 async def _count_refusals(app: web.Application) -> AsyncIterator[None]:
-    """Record the number of failed logins every minute, and close the auth services on shutdown."""
+    """Store the number of refused logins every minute, and close the auth services on shutdown."""
     context = app[CONTEXT]
 
     async def count() -> None:

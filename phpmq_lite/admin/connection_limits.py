@@ -27,7 +27,7 @@ _log = get_logger(__name__)
 class SlowClientTimeouts:
     """Timeouts for slow peers, in seconds."""
 
-    head_s: float = 10.0  # time until all headers of a request have arrived
+    head_s: float = 10.0  # maximum time until all headers of a request have arrived
     body_s: float = 30.0
     body_bytes_per_s: int = 8 << 10  # body_s grows by one second for every 8 KiB received
     answer_s: float = 30.0  # maximum time without progress; streams have their own timeouts
@@ -58,7 +58,7 @@ class ConnectionLimits:
         return cls(gate, settings.admin.trusted_proxies)
 
     def name_of(self, host: str | None) -> str | None:
-        """Return the address to count, or None for a trusted proxy, as many clients share it."""
+        """Return the address to count, or None for a trusted proxy, which many clients share."""
         address = None if host is None else parse_address(host)
         is_trusted = address is not None and any(
             address.version == network.version and address in network for network in self._trusted
@@ -104,7 +104,7 @@ class ConnectionLimits:
 class LimitedConnection(asyncio.Protocol):
     """A connection that passes its data to ``inner``, an aiohttp protocol.
 
-    If ``is_counted`` is False, as for the control socket, it does not count toward the limits.
+    If ``is_counted`` is False, as for the control socket, no limit on connections applies.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class LimitedConnection(asyncio.Protocol):
         self._bytes = 0  # bytes received since the request began
         self._request: web.BaseRequest | None = None  # request being processed by a handler
         self._is_refused = False  # whether more of a refused body may still arrive
-        self._rest: list[bytes] = []  # data of a refused body, not passed on yet
+        self._rest: list[bytes] = []  # data of a refused body, not yet passed on
         self._progress = WriteProgress()
         self._stuck_at: float | None = None  # when sending the response last made progress
 

@@ -1,4 +1,4 @@
-"""Binds the control socket and the admin addresses; imports no heavy modules."""
+"""Binds the control socket and the admin addresses, without importing heavy modules."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ _BACKLOG: Final = 128  # maximum number of connections waiting to be accepted
 async def bind_sockets(
     stack: AsyncExitStack, addresses: Iterable[str], control: Path
 ) -> list[socket.socket]:
-    """Listen on the control socket and all addresses; return the control socket first.
+    """Listen on the control socket and all addresses; return the sockets, control socket first.
 
     ``stack`` closes the sockets and removes the files of Unix sockets.
 

@@ -33,7 +33,7 @@ class Page:
     """A resource's page: a template, or a form that performs an action.
 
     ``values`` returns additional values for the template. ``done`` returns the message after an
-    action and the next page, unless the form names one. ``again`` shows the form with its error.
+    action and the default next page. ``again`` shows a refused form with its error.
     """
 
     path: str
@@ -42,7 +42,7 @@ class Page:
     values: Callable[[web.Request, Any, Any], Awaitable[dict[str, Any]]] | None = None
     done: Callable[[web.Request, Any, Any], tuple[FlashMessage | str, str]] | None = None
     again: Callable[[web.Request, Form, Problem], Awaitable[web.Response]] | None = None
-    typed: Callable[[web.Request], Awaitable[Collection[str]]] | None = None  # any must be typed
+    typed: Callable[[web.Request], Awaitable[Collection[str]]] | None = None  # one must be typed
     needs_reason: bool = False
 
 

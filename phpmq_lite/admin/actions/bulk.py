@@ -1,4 +1,4 @@
-"""Actions on many messages: frozen selections and background jobs."""
+"""Actions on many messages, which background jobs perform on frozen selections."""
 
 import json
 from array import array
@@ -31,7 +31,7 @@ from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.audit import BulkJobLog, BulkJobRow
 from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
 
-TARGET_MAX: Final = 1_000  # maximum number of characters of a search in the audit log
+TARGET_MAX: Final = 1_000  # maximum length, in characters, of a search in the audit log
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,7 +48,7 @@ class BulkRequest:
 async def freeze_selection(
     request: web.Request, query: SearchQuery, action: str = ""
 ) -> MessageSelection:
-    """Freeze a selection of the visible messages that match a search at this moment.
+    """Freeze a selection of the messages that match a search now and that the caller can see.
 
     A search without a state selects live messages or, for ``restore``, deleted ones.
     """
@@ -69,7 +69,7 @@ def find_selection(request: web.Request, token: str) -> MessageSelection:
 
 
 def texts_to_type_for(request: web.Request, selection: MessageSelection) -> tuple[str, ...]:
-    """Return the texts that confirm an action on a selection, or () if no text is required."""
+    """Return the accepted texts for confirming an action on a selection, or () if not needed."""
     settings = context_of(request).settings
     return confirmation.texts_to_type(settings, selection.count, selection.frozen.by_queue)
 
@@ -98,7 +98,7 @@ async def begin_job(
     token: str = "",
     target: str = "",
 ) -> BulkJob:
-    """Start a bulk job and return after its first slice; the audit log shows ``target``."""
+    """Start a bulk job, with ``target`` in the audit log; return the job after its first slice."""
     context = context_of(request)
     options = check_options(request, asked.action, asked.options)
     detail = _detail(asked, len(seqs))
@@ -119,7 +119,7 @@ async def act_on_queue(
     limit: int | None = None,
     upto: int | None = None,
 ) -> BulkJob:
-    """Act on at most ``limit`` messages of a queue, in queue order, with a seq up to ``upto``."""
+    """Act on those of the first ``limit`` messages in a queue whose seq is at most ``upto``."""
     return await act_on_search(request, name, asked, queue_search(name, states), limit, upto)
 
 
@@ -131,7 +131,7 @@ async def act_on_search(
     limit: int | None = None,
     upto: int | None = None,
 ) -> BulkJob:
-    """Act on at most ``limit`` matching messages of a queue, in queue order."""
+    """Act on at most ``limit`` messages in a queue that match a search, in queue order."""
     context = context_of(request)
     frozen = await context.search.freeze(
         query, queues=None, limit=min(limit or MESSAGES_MAX, MESSAGES_MAX)
@@ -145,10 +145,10 @@ async def act_on_search(
 
 
 async def undo_action(request: web.Request, token: str) -> BulkJob:
-    """Start a bulk job that undoes an action, and return after its first slice.
+    """Start a bulk job that undoes an action, and return the job after its first slice.
 
     Raises:
-        Problem: 410 if it can no longer be undone.
+        Problem: 410 if the action can no longer be undone.
     """
     context = context_of(request)
     undo = context.actions.undos.find(token, identity_of(request).actor, context.now_ms())
@@ -183,7 +183,7 @@ def _detail(asked: BulkRequest, total: int) -> str:
 
 
 def job_message(job: BulkJob, link: tuple[str, str] | None = None) -> FlashMessage:
-    """Return the flash message about a finished bulk job, including the token for undoing it."""
+    """Return a flash message that describes a finished bulk job and contains its undo token."""
     text = flash_messages.describe_result(job.order.action, job.done, job.skipped)
     if job.state is BulkJobState.STOPPED:
         text = f"{text} The job stopped: {job.error}"
@@ -195,8 +195,8 @@ def job_message(job: BulkJob, link: tuple[str, str] | None = None) -> FlashMessa
 async def history_loss(context: Context, count: int, size: int) -> int:
     """Return how many deleted messages the history would drop if ``count`` more were deleted.
 
-    Deleted messages may use only a share of the history's rows and bytes; above that share, the
-    oldest are dropped.
+    Deleted messages can use only a certain share of the history's rows and bytes. Above that
+    share, the oldest deleted messages are dropped.
     """
     bounds, trash = context.settings.history, await BulkJobLog(context.readers).trash()
     rows = trash.rows + count - int(bounds.rows * bounds.deleted_share)
@@ -219,13 +219,13 @@ def job_number(request: web.Request) -> int:
 
 
 def visible_jobs(request: web.Request) -> list[BulkJob]:
-    """Return the visible jobs. A caller limited to certain queues sees only jobs they started."""
+    """Return all jobs, or only the caller's own jobs if the caller is limited to some queues."""
     identity = identity_of(request)
     return [job for job in context_of(request).actions.jobs.all if _may_see(identity, job.owner)]
 
 
 def find_job(request: web.Request, number: int) -> BulkJob | None:
-    """Return a job in memory, or None if it is missing or the caller may not see it."""
+    """Return the job with this number, or None if it is not in memory or not visible to them."""
     found = context_of(request).actions.jobs.find(number)
     return found if found is not None and _may_see(identity_of(request), found.owner) else None
 
@@ -249,7 +249,7 @@ async def stored_job(request: web.Request, number: int) -> BulkJobRow:
 
 
 def job_total(row: BulkJobRow) -> int | None:
-    """Return the number of messages a job selected, or None if not recorded in the audit row."""
+    """Return the number of messages that a job selected, or None if its audit row omits it."""
     try:
         total = json.loads(row.detail)["total"]
     except (ValueError, KeyError, TypeError):
@@ -258,7 +258,7 @@ def job_total(row: BulkJobRow) -> int | None:
 
 
 def job_time_left_s(context: Context, job: BulkJob) -> float | None:
-    """Estimate how many more seconds a job will run; return None if unknown."""
+    """Estimate how many more seconds a job will run; return None if no estimate is available."""
     spent_ms = context.now_ms() - job.started_at
     if job.state is not BulkJobState.RUNNING or not job.handled or spent_ms < 1_000:
         return None
@@ -277,7 +277,7 @@ class RedrivePlan:
 async def plan_redrive(
     context: Context, entry: AuditEntry, seqs: Sequence[int], options: ActionOptions
 ) -> RedrivePlan:
-    """Predict what a redrive of these records would do, without changing or auditing anything."""
+    """Predict what a redrive of these records would do; change nothing and write no audit row."""
     options = replace(options, is_dry_run=True)
     plan = RedrivePlan(Counter(), Counter(), Counter())
     for at in range(0, len(seqs), ACTION_SLICE):

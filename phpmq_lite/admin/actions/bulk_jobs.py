@@ -1,4 +1,4 @@
-"""Bulk jobs that run in the background, with one transaction per slice."""
+"""Bulk jobs, which run in the background and process their messages in slices."""
 
 import asyncio
 from array import array
@@ -16,7 +16,7 @@ from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
 
 SLICE: Final = 100  # messages per slice; at 500, five jobs delayed other batches by 60 ms
-RUNNING_MAX: Final = 4  # jobs per user, and twice that in total; a job holds up to 1,000,000 seqs
+RUNNING_MAX: Final = 4  # jobs per user; twice that in total, because a job can hold 1,000,000 seqs
 KEPT_MAX: Final = 100  # maximum number of finished jobs kept in memory
 KEPT_MS: Final = 3_600_000
 
@@ -42,7 +42,7 @@ class BulkWork:
     options: ActionOptions
     seqs: "array[int]"
     what: str = ""  # description of the search or queue that selected the messages
-    rate: int | None = None  # messages per second
+    rate: int | None = None  # maximum number of messages per second
     undo: UndoRecord | None = None  # set if this job undoes an action
     token: str = ""  # token of the selection, if the job started from one
 
@@ -53,7 +53,7 @@ class BulkJob:
 
     order: BulkWork
     entry: AuditEntry
-    started_at: int  # Unix ms, as is ended_at
+    started_at: int  # in Unix ms, like ended_at
     total: int  # number of selected messages
     handled: int = 0  # number of messages changed or skipped so far
     done: int = 0
@@ -94,7 +94,7 @@ class BulkJobs:
         return list(reversed(self._kept.values()))
 
     def _check_running(self, owner: str) -> None:
-        """Refuse a job above the user's share, so that other users can start jobs too."""
+        """Refuse a job if its owner already runs as many as allowed; leave room for other users."""
         running = Counter(job.owner for job in self._kept.values() if job.ended_at is None)
         bound = min(RUNNING_MAX, 2 * RUNNING_MAX - running.total())
         if running[owner] >= bound:
@@ -111,7 +111,7 @@ class BulkJobs:
         return self._kept.get(number)
 
     def of_selection(self, token: str, owner: str) -> BulkJob | None:
-        """Return the owner's job that was started from a selection, or None if there is none."""
+        """Return the job that the owner started from this selection, or None if there is none."""
         found = self._by_token.get(token)
         return found if found is not None and found.owner == owner else None
 
@@ -145,7 +145,7 @@ class BulkJobs:
         return job
 
     def cancel(self, job: BulkJob) -> None:
-        """Cancel a job before its next slice; finished slices are kept but can be undone."""
+        """Cancel a job before its next slice; the changes made so far remain but can be undone."""
         job.cancelled.set()
 
     async def close(self) -> None:
@@ -178,7 +178,7 @@ class BulkJobs:
             job.error = problem.detail if problem is not None else "The broker could not continue."
             if problem is None:
                 _log.exception("bulk_failed", job=job.number, action=str(job.order.action))
-            with suppress(Exception):  # if this also fails, the audit row still says running
+            with suppress(Exception):  # if this fails too, the audit row still says "running"
                 await _close_row(act, job, problem.code if problem is not None else "failed")
         finally:
             self._end(job, state, undo, undos)
@@ -187,13 +187,13 @@ class BulkJobs:
         self, job: BulkJob, state: BulkJobState, undo: UndoRecord | None, undos: UndoStore
     ) -> None:
         job.state, job.ended_at = state, self._now_ms()
-        if job.order.undo is None:  # because an undo cannot be undone
+        if job.order.undo is None:  # an undo cannot be undone
             job.undo = undos.add(undo, job.ended_at)
         job.order = replace(job.order, seqs=array("Q"), undo=None)  # frees the memory
         job.ended.set()
 
     def _forget(self) -> None:
-        """Drop expired jobs; if too many remain, drop the oldest of the user with the most jobs."""
+        """Drop expired jobs and, while too many remain, the oldest of the user who has the most."""
         ended = [job for job in self._kept.values() if job.ended_at is not None]
         late = [job for job in ended if (job.ended_at or 0) + KEPT_MS <= self._now_ms()]
         rest = [job for job in ended if job not in late]

@@ -20,7 +20,7 @@ class Confirmation:
 
     title: str
     text: str
-    button: str  # button label, a verb with its object
+    button: str  # button label: a verb and its object
     url: str  # URL that the form is submitted to
     back: str  # URL of the page to return to
     number: str = ""  # message number shown after the title
@@ -32,7 +32,7 @@ class Confirmation:
     reason: str = "optional"  # "required", "optional", or "" to omit the field
     is_danger: bool = False
     is_disabled: bool = False  # true if the action would affect nothing
-    preview: tuple[str, str] | None = None  # search and action whose effects to preview
+    preview: tuple[str, str] | None = None  # search and action of which to show a preview
 
 
 def is_production(settings: Settings) -> bool:
@@ -41,9 +41,9 @@ def is_production(settings: Settings) -> bool:
 
 
 def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tuple[str, ...]:
-    """Return texts that confirm an action, with the suggested text first, or () if none is needed.
+    """Return the accepted confirmation texts, suggested text first, or () if none is required.
 
-    The number of messages is always accepted, the queue name only if all are in that queue.
+    The message count is always accepted, the queue name only if all messages are in one queue.
     """
     if count <= settings.ui.confirm_count and not is_production(settings):
         return ()
@@ -51,7 +51,7 @@ def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tu
 
 
 def check_typed_text(needed: Collection[str], typed: str | None) -> None:
-    """Refuse an unconfirmed action; characters that cannot be typed may be entered as escapes.
+    """Refuse an unconfirmed action; characters that cannot be typed can be entered as escapes.
 
     Raises:
         Problem: 422, with the text to type.

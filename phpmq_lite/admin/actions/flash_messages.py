@@ -1,4 +1,4 @@
-"""Messages about the result of an action, shown on the next page."""
+"""Flash messages, which report the result of an action on the next page."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -24,7 +24,7 @@ DONE: Final = {
 }
 VERBS: Final = {action: action.capitalize() for action in Action} | {Action.PLACE: "Put back"}
 
-# skip reason -> wording for several messages, wording for a single message
+# maps a skip reason to its wording for several messages and its wording for a single message
 REASONS: Final[dict[str, tuple[str, str]]] = {
     "gone": ("already settled", "It has already been settled, so there is nothing to act on."),
     "dispatched": (
@@ -53,11 +53,11 @@ REASONS: Final[dict[str, tuple[str, str]]] = {
         "not stored: the database is full", "The database has reached storage.max_bytes."
     ),
     "restored already": ("already restored", "It has already been restored."),
-    "foreign queue": ("in a queue that you may not use", "You may not use its queue."),
+    "foreign queue": ("in a queue you have no access to", "You have no access to its queue."),
     "body gone": ("without a body", "Its body is no longer stored."),
     "damaged": ("damaged", "Its body is damaged: the checksum does not match."),
     "queue gone": ("whose queue no longer exists", "Its target queue no longer exists."),
-    "there already": ("already there", "It is already there."),
+    "there already": ("already at its destination", "It is already at its destination."),
     "no place": ("whose previous position is unknown", "Its previous position is unknown."),
 }  # fmt: skip
 _GONE: Final = frozenset({"gone", "body gone"})

@@ -1,4 +1,4 @@
-"""Pure functions for the publish form's placeholders, JSON checks, bodies and envelopes."""
+"""Pure functions that check the publish form's text and build message bodies from it."""
 
 import json
 import re
@@ -9,9 +9,9 @@ from typing import Final, NoReturn
 
 from phpmq_lite.admin.base.problems import Problem
 
-KINDS: Final = ("json", "text", "base64")  # what the form's text is: JSON, plain text or Base64
+KINDS: Final = ("json", "text", "base64")  # format of the form's text: JSON, plain text or base64
 _PLACEHOLDER: Final = re.compile(r"\{\{\s*(uuid|now_ms|n)\s*\}\}")
-_BLANK: Final = " \t\n\x0b\x0c\r"  # a URN must contain a character other than these
+_BLANK: Final = " \t\n\x0b\x0c\r"  # a URN that consists only of these is blank
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,7 +45,7 @@ def check_json(text: str) -> DraftError | None:
 
 
 def fill_placeholders(text: str, number: int, now_ms: int, new_uuid: Callable[[], str]) -> str:
-    """Replace ``{{uuid}}`` (a new UUID each time), ``{{now_ms}}`` and ``{{n}}`` (``number``)."""
+    """Replace ``{{n}}`` with ``number``, ``{{now_ms}}``, and each ``{{uuid}}`` with a new UUID."""
     values = {"now_ms": lambda: str(now_ms), "n": lambda: str(number), "uuid": new_uuid}
     return _PLACEHOLDER.sub(lambda found: values[found[1]](), text)
 
@@ -128,7 +128,7 @@ def envelope_text(urn: str, data: str, queue: str) -> str:
 
 
 def as_form_text(content: bytes) -> tuple[str, str]:
-    """Return a body as text that a form submits unchanged, and the kind of text.
+    """Return a pair: the body as text that a form submits unchanged, and the kind of that text.
 
     Bodies that a browser's text field would change, because they contain carriage returns or other
     control characters, are returned as base64.

@@ -1,4 +1,4 @@
-"""Saved templates, views and labels, and the rules for who may see and change them."""
+"""Saved templates, views and labels, and the rules for who can see and change them."""
 
 from typing import Any, Final
 
@@ -14,17 +14,17 @@ from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.accounts import SavedItem, SavedItems, saved_item_write
 from phpmq_lite.writes import DeleteSavedItem
 
-_OF_QUEUES: Final = ("queue", "origin")  # search terms that name queues
+_OF_QUEUES: Final = ("queue", "origin")  # kinds of search terms that name queues
 
 
 async def visible_items(request: web.Request, kind: str) -> list[SavedItem]:
-    """Return the saved items of a kind, except items that name queues the caller may not use."""
+    """Return the saved items of a kind, except any that name queues hidden from the caller."""
     rows = await SavedItems(context_of(request).readers).all(kind)
     return [row for row in rows if _may_see(request, kind, row.content)]
 
 
 async def visible_item(request: web.Request, kind: str, name: str) -> SavedItem | None:
-    """Return a saved item by name, or None if it is missing or the caller may not see it."""
+    """Return a saved item by name, or None if it is missing or hidden from the caller."""
     row = await SavedItems(context_of(request).readers).one(kind, name)
     return row if row is not None and _may_see(request, kind, row.content) else None
 
@@ -32,10 +32,10 @@ async def visible_item(request: web.Request, kind: str, name: str) -> SavedItem 
 async def check_item_change(
     request: web.Request, kind: str, name: str, content: Any = None
 ) -> None:
-    """Check that the caller may save an item or, if ``content`` is None, remove it.
+    """Check that the caller is allowed to save an item or, if ``content`` is None, remove it.
 
-    A caller limited to some queues can change an item only if it names no other queues; all other
-    items are shared with other users.
+    A caller limited to some queues can change only items that name at least one of these queues
+    and no other queues.
 
     Raises:
         Problem: 403, or 409 if the name is taken.
@@ -48,8 +48,8 @@ async def check_item_change(
             check_queue_right(request, queue)
         if not queues:
             raise Problem(
-                403, "foreign_queue", f"{identity_of(request).actor!r} may save a {kind} only for "
-                "the queues they may use. Name one of those.", field="queue",
+                403, "foreign_queue", f"{identity_of(request).actor!r} can save a {kind} only for "
+                "queues that they are allowed to use. Choose one of those queues.", field="queue",
                 bound=", ".join(identity_of(request).queues),
             )  # fmt: skip
     row = await SavedItems(context_of(request).readers).one(kind, name)

@@ -10,7 +10,7 @@ from phpmq_lite.storage.read.search import FrozenSelection
 
 LIFE_MS: Final = 600_000
 MESSAGES_MAX: Final = 1_000_000
-BYTES_MAX: Final = 32 << 20  # maximum size of all selections, and likewise of all undo records
+BYTES_MAX: Final = 32 << 20  # maximum total size of all selections, and also of all undo records
 
 
 class OwnedItem(Protocol):
@@ -72,7 +72,7 @@ class OwnedStore(Generic[T]):
         return found
 
     def _oldest_of_largest(self, newest: str) -> str:
-        """Return the oldest token except ``newest`` of the user whose items use the most bytes."""
+        """Return the token of the largest user's oldest item, never the token ``newest``."""
         sizes: Counter[str] = Counter()
         for one in self._kept.values():
             sizes[one.owner] += one.size
@@ -86,7 +86,7 @@ class OwnedStore(Generic[T]):
 
 @dataclass(slots=True, frozen=True)
 class MessageSelection:
-    """Messages that the search ``query`` selected for an action."""
+    """The messages that the search ``query`` selected for an action."""
 
     token: str
     query: str

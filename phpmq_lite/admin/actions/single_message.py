@@ -30,7 +30,7 @@ from phpmq_lite.storage.read.search import FrozenSelection
 
 AT_ONCE_MAX: Final = 200  # maximum number of messages; for more, a frozen selection is required
 _ALIVE: Final = frozenset({State.READY, State.DISPATCHED})
-_TAKES: Final = {  # action -> message states it accepts, skip reason for all other messages
+_TAKES: Final = {  # message states that each action accepts, and the skip reason for other states
     Action.REQUEUE: (_ALIVE, "gone"),
     Action.RELEASE: (frozenset({State.DISPATCHED}), "not dispatched"),
     Action.MOVE: (_ALIVE, "gone"),
@@ -54,7 +54,7 @@ def check_options(request: web.Request, action: Action, options: ActionOptions) 
     """Validate an action's options and return a copy limited to the caller's queues.
 
     Raises:
-        Problem: 422 if the target is missing or invalid, 403 if the caller may not use it.
+        Problem: 422 if the target is missing or invalid, 403 if the caller is not allowed to use it.
     """
     if action is Action.MOVE and not options.target:
         raise Problem(422, "invalid", "Enter a target queue.", field="target", bound="a queue name")
@@ -91,7 +91,7 @@ async def act_on_selected(
     *,
     is_one: bool = False,
 ) -> ActionResult:
-    """Apply an action to a few messages in one transaction; skip messages that do not allow it."""
+    """Apply an action to a few messages in one transaction; skip any to which it does not apply."""
     context = context_of(request)
     options = check_options(request, action, options)
     entry = audit_entry(request, target=target, reason=reason)
@@ -105,13 +105,13 @@ async def act_on_selected(
 
 
 async def selected_messages(request: web.Request, ids: Sequence[str]) -> FrozenSelection:
-    """Select messages by id; skip unknown ids and messages in queues the caller may not use."""
+    """Select messages by id; skip unknown ids and messages in queues hidden from the caller."""
     context = context_of(request)
     return await context.search.freeze(ids_search(ids), queues=allowed_queues(request))
 
 
 def result_message(done: ActionResult) -> FlashMessage:
-    """Return a flash message with the description of a result and the undo token."""
+    """Return a flash message that describes an action's result and contains its undo token."""
     return FlashMessage(
         flash_messages.describe_result(done.action, len(done.outcome.done), done.outcome.skipped),
         done.undo,

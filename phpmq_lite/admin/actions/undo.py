@@ -1,4 +1,4 @@
-"""Undo records, each of which applies the opposite action to the same messages."""
+"""Undo records, each of which stores an opposite action and the messages to apply it to."""
 
 from array import array
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class UndoRecord:
                 self.positions.append(position)
 
     def positions_of(self, start: int, end: int) -> dict[int, tuple[int, int]]:
-        """Return the old positions of the messages in a slice as seq -> (queue_id, position)."""
+        """Return the old (queue_id, position) of each message in a slice, keyed by seq."""
         if self.action is not Action.PLACE:
             return {}
         return {

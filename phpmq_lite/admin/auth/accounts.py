@@ -61,7 +61,7 @@ class Accounts:
         self._readers = readers
         self._engine = engine
         self._changing = asyncio.Lock()  # prevents a name from being taken between check and write
-        self._writes: set[asyncio.Task[None]] = set()  # tasks that still store last-seen times
+        self._writes: set[asyncio.Task[None]] = set()  # tasks that are storing last-seen times
         self.is_loaded = False
         self.users: dict[str, User] = {}  # keyed by name
         self.tokens: dict[bytes, ApiToken] = {}  # keyed by the token's SHA-256
@@ -69,7 +69,7 @@ class Accounts:
         self._by_id: dict[int, User] = {}
 
     async def load(self, now_ms: int) -> list[str]:
-        """Load all accounts; return the addresses that logged in during the last 30 days.
+        """Load all accounts; return the addresses used for logins in the last 30 days.
 
         Raises:
             StorageError: the database cannot be read.
@@ -174,7 +174,7 @@ class Accounts:
     async def rehash(self, user: User, old: str, password: str) -> None:
         """Store a password's new hash, computed with newer parameters, without ending sessions.
 
-        Nothing is stored if the password has changed.
+        Nothing is stored if the password has changed in the meantime.
         """
 
         def done() -> None:
@@ -218,7 +218,7 @@ class Accounts:
     async def add_token(self, entry: AuditEntry, token: ApiToken) -> str:
         """Create and store a token; return its secret, which is not stored.
 
-        ``token_id`` and ``sha256`` are set here.
+        This method assigns ``token_id`` and ``sha256``.
 
         Raises:
             Problem: 409 if the name is taken.
@@ -262,7 +262,7 @@ class Accounts:
         is_kept: bool,
         password: str | None = None,
     ) -> str:
-        """Create a session and return its cookie; end sessions that expired or exceed the limit.
+        """Create a session and return its cookie; end expired sessions and any above the limit.
 
         ``password`` is the hash that was checked, or None if no password was required.
 
@@ -386,7 +386,7 @@ def hash_secret(secret: str) -> bytes:
 
 
 def has_session_ended(session: LoginSession, now_ms: int) -> bool:
-    """Return whether a session is too old or, without "keep me signed in", was idle too long."""
+    """Return whether a session is too old or, without "keep me signed in", idle for too long."""
     is_kept = session.expires_at - session.created_at > LONGEST_MS
     return session.expires_at <= now_ms or (not is_kept and now_ms - session.seen_at >= IDLE_MS)
 

@@ -19,7 +19,7 @@ _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
 
 def _is_own_origin(origin: str, host: str, *, is_secure: bool) -> bool:
-    """Return whether host and port match; allow ``https`` even if a proxy hides the scheme."""
+    """Return whether an origin is our own; accept ``https`` because a proxy may hide the scheme."""
     parts = urlsplit(origin)
     if parts.scheme not in _DEFAULT_PORTS or (is_secure and parts.scheme != "https"):
         return False
@@ -74,7 +74,7 @@ def _is_ours(request: web.Request, origin: str, public_url: str) -> bool:
         if public_url and origin_of(origin) == origin_of(public_url):
             return True
         return _is_own_origin(origin, request.host, is_secure=request.secure)
-    except ValueError:  # the origin is malformed, for example brackets without an address
+    except ValueError:  # the origin is malformed, for example with empty brackets
         return False
 
 

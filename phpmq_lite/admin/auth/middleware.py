@@ -20,7 +20,7 @@ from phpmq_lite.admin.base.route import Role, Route
 def find_identity(request: web.Request) -> Identity:
     """Return the caller's identity without reading the database.
 
-    The caller of a request with an unknown token is unknown, even if its cookie is valid.
+    A request with an invalid token has an unknown caller, even if its session cookie is valid.
     """
     context = context_of(request)
     if is_control(request):
@@ -127,7 +127,7 @@ def _no_login(request: web.Request) -> Problem:
 
 
 def login_url(request: web.Request) -> str:
-    """Return the URL of the login page; after the login, it redirects to the current page."""
+    """Return the URL of the login page, which redirects to the current page after the login."""
     urls = context_of(request).urls
     here = urls.base_path + request.path_qs.removeprefix(urls.base_path)
     query = urlencode({"next": here}) if here not in ("/", f"{urls.base_path}/") else ""
@@ -169,7 +169,7 @@ def _is_program(request: web.Request) -> bool:
 
 
 def session_key_of(request: web.Request) -> str:
-    """Return a key for the client: its session, or its identity and address without a session."""
+    """Return a key for the client: its session or, without one, its identity and address."""
     if request.get(LOGIN) is not None or cookie_of(request):
         return f"session {cookie_of(request)}"
     return f"{identity_of(request).actor} {request_source.address_of(request)}"

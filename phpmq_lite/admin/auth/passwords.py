@@ -40,7 +40,7 @@ class Passwords:
         return self._given or PasswordHasher()  # the defaults follow RFC 9106
 
     def close(self) -> None:
-        """Stop the threads when they finish their current hash."""
+        """Stop each thread as soon as it finishes its current hash."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def hash(self, password: str) -> str:
@@ -53,7 +53,7 @@ class Passwords:
         return await self._run(lambda: self._argon2.hash(_same_everywhere(password)))
 
     async def is_right(self, known: str | None, password: str) -> bool:
-        """Return whether a password matches a hash; takes the same time if ``known`` is None.
+        """Return whether a password matches a hash; without one, return False after the same time.
 
         Raises:
             Problem: 429 if too many hashes are pending.
@@ -106,7 +106,7 @@ def _same_everywhere(password: str) -> str:
 
 
 MAX_ATTEMPTS: Final = 5  # maximum number of attempts per minute from one address
-MAX_ATTEMPTS_UNKNOWN: Final = 20  # attempts per minute from all addresses without a recent login
+MAX_ATTEMPTS_UNKNOWN: Final = 20  # maximum per minute from all addresses without a recent login
 WINDOW_S: Final = 60.0
 KNOWN_S: Final = 30 * 86_400.0
 
@@ -114,20 +114,20 @@ KNOWN_S: Final = 30 * 86_400.0
 class LoginThrottle:
     """Limits the rate of login attempts. Refused attempts do not count; times are in seconds.
 
-    Memory is bounded by the attempts in the last minute and the addresses that logged in.
+    Memory use depends on the attempts in the last minute and on the addresses that logged in.
     """
 
     def __init__(self) -> None:
-        self._tries: dict[str, deque[float]] = {}  # address -> times of attempts in the last minute
+        self._tries: dict[str, deque[float]] = {}  # times of last minute's attempts, by address
         self._unknown: deque[float] = deque()
-        self._known: dict[str, float] = {}  # address -> time of its last login
+        self._known: dict[str, float] = {}  # time of the last login, by address
 
     def add_login(self, address: str, now_s: float) -> None:
         """Record a login; from then on, other addresses cannot use up this address's attempts."""
         self._known[throttle_key(address)] = now_s
 
     def wait_s(self, address: str, now_s: float) -> float:
-        """Count an attempt and return 0.0, or return the time to wait before the next attempt."""
+        """Count an attempt and return 0.0; if it must wait, return the seconds to wait instead."""
         self._forget(now_s)
         key = throttle_key(address)
         is_known = now_s - self._known.get(key, now_s - KNOWN_S) < KNOWN_S

@@ -1,4 +1,4 @@
-"""Permissions: the queues and messages that a caller may use."""
+"""Permissions: the queues and messages that a caller is allowed to use."""
 
 from typing import Final
 
@@ -18,33 +18,33 @@ _FORWARD: Final = "forward:"  # an on_expire value with this prefix names a queu
 
 
 def allowed_queues(request: web.Request) -> frozenset[int] | None:
-    """Return the ids of the queues that the caller may see, or None for all queues."""
+    """Return the ids of the queues that the caller can see, or None for all queues."""
     if not identity_of(request).queues:
         return None
     return frozenset(queue.queue_id for queue in status_of(request).queues)
 
 
 def may_use(request: web.Request, name: str) -> bool:
-    """Return whether the caller may use a queue with this name, even if it does not exist yet."""
+    """Return whether the caller is allowed to use a queue with this name, which need not exist."""
     globs = identity_of(request).queues
     return not globs or is_match(name, globs)
 
 
 def check_queue_right(request: web.Request, name: str, field: str = "queue") -> None:
-    """Raise a 403 ``Problem`` that names the globs if the caller may not use a queue."""
+    """Raise a 403 ``Problem`` that names the allowed globs if a queue does not match them."""
     if not may_use(request, name):
         identity = identity_of(request)
         raise Problem(
-            403, "foreign_queue", f"{identity.actor!r} may not use the queue {name!r}.",
+            403, "foreign_queue", f"{identity.actor!r} is not allowed to use the queue {name!r}.",
             field=field, bound=", ".join(identity.queues),
         )  # fmt: skip
 
 
 def check_all_queues(request: web.Request, what: str) -> None:
-    """Refuse an action on all queues if the caller is limited to some.
+    """Refuse an action on all queues if the caller is limited to some queues.
 
     Raises:
-        Problem: 403, naming the globs.
+        Problem: 403, naming the allowed globs.
     """
     identity = identity_of(request)
     if identity.queues:
@@ -53,10 +53,10 @@ def check_all_queues(request: web.Request, what: str) -> None:
 
 
 def check_forward_right(request: web.Request, on_expire: object, field: str = "on_expire") -> None:
-    """Refuse a setting that forwards messages to a queue that the caller may not use.
+    """Refuse a setting that forwards messages to a queue that the caller is not allowed to use.
 
     Raises:
-        Problem: 403, naming the globs.
+        Problem: 403, naming the allowed globs.
     """
     if isinstance(on_expire, str) and on_expire.startswith(_FORWARD):
         check_queue_right(request, on_expire.removeprefix(_FORWARD), field)
@@ -66,7 +66,7 @@ def queue_name_of(request: web.Request) -> str:
     """Return the queue name in the path; the queue itself need not exist.
 
     Raises:
-        Problem: 403 for a change to a queue that the caller may not use.
+        Problem: 403 for a change to a queue that the caller is not allowed to use.
     """
     name = path_name(request, "q")
     if request.method not in ("GET", "HEAD"):
@@ -121,7 +121,7 @@ def queue_id_of(request: web.Request, name: str) -> int | None:
     """Return the id of the requested queue, or None for all queues.
 
     Raises:
-        Problem: 404 if the queue does not exist; 422 if a caller who may see only some queues
+        Problem: 404 if the queue does not exist; 422 if a caller who can see only some queues
             requests all queues.
     """
     if name:
@@ -131,6 +131,6 @@ def queue_id_of(request: web.Request, name: str) -> int | None:
         return queue.queue_id
     if allowed_queues(request) is not None:
         raise Problem(
-            422, "invalid", "You can see only some queues. Name one of them.", field="queue"
+            422, "invalid", "You can see only some queues. Specify one of them.", field="queue"
         )
     return None

@@ -75,7 +75,7 @@ _log = get_logger(__name__)
 
 
 async def finish_entry(request: web.Request, entry: AuditEntry) -> None:
-    """Write a request's audit row unless an operation has written it or another task will.
+    """Write a request's audit row unless an operation has written it or another task will do so.
 
     While the broker starts or drains, the entry is only logged.
     """
@@ -96,7 +96,7 @@ async def write_entry(context: Context, entry: AuditEntry, more: int = 0) -> Non
 
 
 def mark_refused(request: web.Request, problem: Problem) -> None:
-    """Record a change as refused, even though the response shows the form again."""
+    """Record that a change was refused; the response shows the form again."""
     audit_entry(request).result = problem.code
 
 

@@ -1,4 +1,4 @@
-"""Where a request comes from: control socket, loopback, known hosts and trusted proxies."""
+"""Functions that determine where a request comes from, even behind trusted proxies."""
 
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network
@@ -16,7 +16,7 @@ LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def is_control(request: web.BaseRequest) -> bool:
-    """Return whether a request came over the control socket, so that it needs no other checks."""
+    """Return whether a request came over the control socket and so needs no other checks."""
     name = local_name(request)
     return isinstance(name, str) and name.rpartition("/")[2] == CONTROL_SOCKET
 
@@ -29,10 +29,10 @@ def local_name(request: web.BaseRequest) -> object:
 
 
 def host_name(host: str) -> str:
-    """Return the host in a Host header in lowercase, without port or brackets."""
+    """Return the host name from a Host header, in lowercase and without port or brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
-    if host.count(":") > 1:  # IPv6 without brackets, as in settings and socket addresses
+    if host.count(":") > 1:  # an IPv6 address without brackets, as in settings and socket addresses
         return host.lower().removeprefix("::ffff:")
     return host.partition(":")[0].lower().removesuffix(".")
 
@@ -46,7 +46,7 @@ def known_hosts(settings: Settings) -> list[str]:
 def is_known_host(request: web.BaseRequest, hosts: Iterable[str]) -> bool:
     """Return whether the Host header is accepted (``docs/operate/security.md``, section 5).
 
-    Accepted hosts are loopback, the local address of the connection, and ``hosts``.
+    Loopback hosts, the connection's local address, and the names in ``hosts`` are accepted.
     """
     given = request.headers.getall("Host", [])
     if len(given) != 1:
@@ -90,7 +90,7 @@ def as_browser_sent(request: web.Request, trusted: Networks) -> web.Request:
 
 
 def _browser(headers: Sequence[str], trusted: Networks) -> str:
-    """Return the first address that is not a trusted proxy, from the nearest proxy outward."""
+    """Return the first address, starting at the nearest proxy, that is not a trusted proxy."""
     steps = [step.strip() for header in headers for step in header.split(",")]
     found = ""
     for step in reversed(steps[-_LONGEST:]):
@@ -121,7 +121,7 @@ def _is_in(text: str, networks: Networks) -> bool:
 
 
 def address_of(request: web.BaseRequest) -> str:
-    """Return the browser's address for the audit log, even for a request from a trusted proxy."""
+    """Return the browser's address for the audit log, even if a trusted proxy is in between."""
     return "control" if is_control(request) else (request.remote or "local")
 
 

@@ -78,13 +78,13 @@ class SetupToken:
 @dataclass(slots=True)
 class _RefusalRow:
     entry: AuditEntry
-    more: int = 0  # number of refusals that the row does not yet count
+    more: int = 0  # number of refusals not yet added to the stored row
 
 
 class RefusedLogins:
     """Combines refused logins into one audit row per address and minute. Times are in Unix ms.
 
-    An address's first refusal is written immediately; later refusals are added after the minute.
+    The first refusal for an address is stored immediately, later ones at the end of the minute.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ class FlashMessage:
 
 
 class BrowserSessions:
-    """Session cookies, which contain random ids, and the tokens in our forms.
+    """Manages session cookies, which contain random ids, and the CSRF tokens in forms.
 
     Without a login, the token is derived from the cookie, so only pending messages are stored.
     A restart invalidates open forms.
@@ -65,7 +65,7 @@ class BrowserSessions:
         cookie: str,
         max_age_s: int | None = None,
     ) -> None:
-        """Replace the session cookie; without ``max_age_s`` it lasts until the browser closes."""
+        """Set the session cookie; without ``max_age_s``, it lasts until the browser is closed."""
         response.set_cookie(
             cookie_name(request),
             cookie,

@@ -30,10 +30,10 @@ _NAME: Final = re.compile(rf"[^\W_][\w.@+-]{{0,{NAME_LENGTH - 1}}}")
 
 
 def check_may_manage(request: web.Request) -> None:
-    """Raise a 403 ``Problem`` if the caller may not create or change users and tokens.
+    """Raise a 403 ``Problem`` if the caller is not allowed to create or change users and tokens.
 
-    Without a login, an admin could create an account that outlives the loopback bind; an admin
-    limited to some queues could create an account without that limit.
+    An admin without a login could create an account that stays valid after others gain access;
+    an admin limited to some queues could create an account without that limit.
 
     Raises:
         Problem: 403, saying what to do instead.
@@ -52,16 +52,16 @@ Account = TypeVar("Account", User, ApiToken)
 
 
 def visible_accounts(request: web.Request, accounts: Iterable[Account]) -> list[Account]:
-    """Return users or tokens sorted by name, except any with queues that the caller may not use."""
+    """Return users or tokens, sorted by name, except those with queues hidden from the caller."""
     seen = (one for one in accounts if all(may_use(request, glob) for glob in one.queues))
     return sorted(seen, key=lambda one: one.name)
 
 
 def visible_user(request: web.Request, name: str) -> User:
-    """Return the user with this name, if the caller may see that user.
+    """Return the user with this name, if that user is visible to the caller.
 
     Raises:
-        Problem: 404 if the user does not exist, or the caller may not see them.
+        Problem: 404 if the user does not exist or is not visible to the caller.
     """
     user = context_of(request).auth.accounts.user_named(name)
     if not visible_accounts(request, [user]):
@@ -81,7 +81,7 @@ def check_name(name: str) -> str:
 
 
 def owner_named(request: web.Request, name: str) -> str:
-    """Return the app_id owner for a user name or ``token NAME``.
+    """Return the app_id owner that a user name or ``token NAME`` refers to.
 
     Raises:
         Problem: 404 if there is no such user or token.
@@ -120,7 +120,7 @@ def check_globs(globs: Sequence[str]) -> tuple[str, ...]:
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the non-blank lines of a text without leading and trailing white space."""
+    """Return a text's non-blank lines, each without leading and trailing white space."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 

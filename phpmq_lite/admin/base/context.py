@@ -63,13 +63,13 @@ Reply = Callable[[Any], None]
 
 
 class EngineProtocol(Protocol):
-    """The part of the engine that the admin uses: live statistics and committed changes."""
+    """The part of the engine that the admin interface uses to read statistics and make changes."""
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
         """Return the live statistics, including only queues whose names satisfy ``is_wanted``."""
 
     def summary(self) -> BrokerStatus:
-        """Return the status without queues, which takes the same time for any number of queues."""
+        """Return the status without queues; the time needed does not depend on their number."""
 
     def queue_slices(self) -> Iterator[list[QueueStatus]]:
         """Yield the statistics of all queues in lists of a few hundred queues."""
@@ -106,7 +106,7 @@ class Context:
     engine: EngineProtocol
     readers: Readers  # read-only database connections
     reader: MessageReader
-    search: Search  # uses a database connection of its own
+    search: Search  # uses its own database connection
     settings: Settings
     sources: Mapping[str, str]  # where each setting's value came from
     urls: Urls
@@ -117,17 +117,17 @@ class Context:
     now_ms: Callable[[], int]  # returns the time in Unix ms
     auth: AuthServices  # accounts, passwords, login limits and the setup token
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
-    rollups: Rollups = field(default_factory=Rollups)  # last hour's statistics
+    rollups: Rollups = field(default_factory=Rollups)  # statistics for the last hour
     maintenance: Maintenance | None = None  # backups and scrubs; None until the broker is ready
-    schemas: ActiveSchemas = field(default_factory=lambda: ActiveSchemas(None))  # for payloads
-    connection_limits: ConnectionLimits = field(init=False)  # for the admin interface
+    schemas: ActiveSchemas = field(default_factory=lambda: ActiveSchemas(None))  # payload schemas
+    connection_limits: ConnectionLimits = field(init=False)  # limits for the admin interface
     live: LiveFeeds = field(default_factory=LiveFeeds)  # open streams and waiting requests
     http: HttpCounters = field(default_factory=HttpCounters)
     labels: MetricLabels = field(default_factory=MetricLabels)  # label of each queue in the metrics
     uploads: FairReadSlots = field(default_factory=lambda: FairReadSlots(UPLOADS))
     summaries: SummaryFile = field(init=False)  # results of pipeline jobs
     exports: ExportProcesses = field(init=False)  # Arrow exports, which run in separate processes
-    memory: HttpMemory = field(init=False)  # shared by large requests and responses
+    memory: HttpMemory = field(init=False)  # memory budget for large requests and responses
     docs: Documentation = field(init=False)  # the pages under /docs/
     actions: ActionState = field(init=False)  # selections, bulk jobs and undo records
 
@@ -144,7 +144,7 @@ class Context:
 
 
 CONTEXT: Final = web.AppKey("context", Context)
-QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # globs; empty for all queues
+QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # queue globs; empty means all
 _STATUS: Final = web.RequestKey("status", BrokerStatus)
 
 
@@ -156,7 +156,7 @@ def context_of(request: web.Request) -> Context:
 def status_of(request: web.Request) -> BrokerStatus:
     """Return the live statistics, cached per request because reading them takes O(queues) time.
 
-    A caller limited to some queues sees only those, including in each client's subscriptions.
+    A caller limited to some queues sees only these queues, even in each client's subscriptions.
     """
     if _STATUS not in request:
         engine, globs = context_of(request).engine, request.get(QUEUES, ())

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from phpmq_lite.model import State
 
 DASH: Final = "–"
-SPANS_MAX: Final = 2_000  # maximum number of pieces of a text
+SPANS_MAX: Final = 2_000  # maximum number of pieces into which a text is split
 
 # Matches control, bidi, zero-width and line-separating characters, and noncharacters.
 # Section 7 of docs/operate/security.md explains why these are escaped.
@@ -63,7 +63,7 @@ def format_size(count: int) -> str:
 def format_duration(ms: int, *, with_seconds: bool = True) -> str:
     """Format a duration in one or two units, such as ``340 ms``, ``12 s`` or ``3 h 12 min``.
 
-    ``with_seconds`` adds seconds below ten minutes.
+    With ``with_seconds``, durations below ten minutes include seconds.
     """
     if ms < 1_000:
         return f"{max(ms, 0)} ms"

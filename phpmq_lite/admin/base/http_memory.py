@@ -19,9 +19,9 @@ _RETRY: Final = {"Retry-After": "2"}
 class HttpMemory:
     """A budget of ``total`` bytes, shared by the requests of all identities.
 
-    An identity may hold as much as remains free after its request, so some memory always remains
-    for others, but its only request may use everything that is free.  If no other request holds
-    memory, a request gets what it asks for, within the limits of its route.
+    An identity can hold as much as remains free after its request, so that others always have some
+    left, but the only request of an identity can use all free memory.  If no other request holds
+    memory, a request receives what it asks for, within the limits of its route.
     """
 
     def __init__(self, total: int, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -98,7 +98,7 @@ class HttpMemory:
         )  # fmt: skip
 
     def _slowest_transfer(self, hold: "MemoryReservation", more: int) -> "MemoryReservation | None":
-        """Return a transfer to end: one of the same identity, or of one that holds more memory."""
+        """Return a transfer to end, of the same identity or of an identity with more memory."""
         own = self._of[hold.identity]
         is_share = self._is_over_share(hold, more)
         candidates = [
@@ -183,7 +183,7 @@ class MemoryReservation:
         self._began_active_s, self._waited_s, self._moved = self._memory.now_s(), 0.0, 0
 
     def move(self, count: int) -> None:
-        """Add to the number of bytes that the peer has sent or read."""
+        """Add ``count`` to the number of bytes that the peer has sent or read."""
         self._moved += count
 
     def finish(self) -> None:

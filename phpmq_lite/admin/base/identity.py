@@ -32,8 +32,8 @@ class Identity:
     def owner(self) -> str:
         """The owner of the caller's app_ids, or "" for a local caller, which has no account.
 
-        A token acts for the user who created it, so its replacement keeps the app_ids.  Tokens
-        limited to some queues own separate app_ids: one user creates tokens for many programs.
+        A token acts for the user who created it, so a replacement token keeps the app_ids.  Tokens
+        limited to some queues own separate app_ids, because a user may create many such tokens.
         """
         if self.kind == "token":
             return " for ".join(filter(None, (self.made_by, ", ".join(sorted(self.queues)))))
@@ -48,7 +48,7 @@ _IDENTITY: Final = web.RequestKey("identity", Identity)
 
 
 def set_identity(request: web.Request, identity: Identity) -> None:
-    """Store the caller's identity; ``status_of`` then returns only queues that the caller may see.
+    """Store the caller's identity; ``status_of`` then returns only queues that the caller can see.
 
     Database reads for the request wait in this identity's queue.
     """

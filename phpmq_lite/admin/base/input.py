@@ -52,7 +52,7 @@ async def read_json_model(request: web.Request, model: type[Model]) -> Model:
     """Parse the JSON body into a model; a missing body is treated as an empty object.
 
     Raises:
-        Problem: 400 if it is not JSON, and as ``read_json_body``.
+        Problem: 400 if it is not JSON, or an error from ``read_json_body``.
         ValidationError: a member is unknown or out of bounds.
     """
     return model.model_validate(await read_json_body(request) or {})
@@ -135,7 +135,7 @@ OutputFormat = Annotated[
 ]
 LimitParameter = Annotated[int, Field(ge=1, le=LIMIT_MAX, description="maximum number of items")]
 CursorParameter = Annotated[
-    str | None, Field(max_length=2_000, description="the previous page's next value")
+    str | None, Field(max_length=2_000, description="the next value returned with the previous page")
 ]
 
 # Field types that several models use.
@@ -161,7 +161,7 @@ SubscriptionName = Annotated[
 TraceId = Annotated[str | None, Field(description="trace id of the envelope; null if it has none")]
 TtlSeconds = Annotated[
     int | None,
-    Field(ge=0, le=TTL_MAX_S, description="seconds to live; 0 is forever, null the queue default"),
+    Field(ge=0, le=TTL_MAX_S, description="seconds to live (0: forever; null: queue default)"),
 ]
 UndoToken = Annotated[
     str | None,
@@ -176,13 +176,13 @@ class QueryModel(BaseModel):
 
 
 class FormatQuery(QueryModel):
-    """The output format of a list without pages."""
+    """The output format of an unpaginated list."""
 
     format: OutputFormat = "html"
 
 
 class JsonFormatQuery(QueryModel):
-    """The output format of a list without pages in the API."""
+    """The output format of an unpaginated list in the API."""
 
     format: OutputFormat = "json"
 
@@ -284,7 +284,7 @@ class Form:
         return None if value is None else value * length
 
     def queue(self, name: str) -> str:
-        """Return a queue name including its white space, or "" if the field is empty.
+        """Return a queue name with its white space unchanged, or "" if the field is empty.
 
         Raises:
             Problem: 422 if it is not a valid queue name.

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, StorageFullError
 from phpmq_lite.settings.validation_errors import describe_error
 
-_REFUSALS: Final = {  # maps an HTTP status to RefusedError codes; all others have 409
+_REFUSALS: Final = {  # maps an HTTP status to RefusedError codes; all other codes have 409
     403: ("foreign_queue", "foreign_app_id"),
     404: (
         "unknown_queue", "unknown_client", "unknown_app_id", "unknown_subscription",

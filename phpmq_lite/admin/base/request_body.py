@@ -238,7 +238,7 @@ async def parse_large(request: web.Request, raw: bytes | bytearray, work: Callab
     ``work`` runs in a thread, for one large body at a time, with memory reserved for its values.
 
     Raises:
-        Problem: 413 for too many values, 429 or 503 if no memory is available, or from ``work``.
+        Problem: 413 for too many values, 429 or 503 if no memory is available; any from ``work``.
     """
     memory, values_max = context_of(request).memory, request[ROUTE].values
     count = await asyncio.to_thread(check_values, raw, values_max)
@@ -254,7 +254,7 @@ async def read_json_body(request: web.Request) -> object:
     A large body is parsed in a thread, one at a time.
 
     Raises:
-        Problem: as ``read_body`` and ``read_json``.
+        Problem: see ``read_body`` and ``read_json``.
     """
     raw, values_max = await read_body(request), request[ROUTE].values
     if len(raw) <= FREE_BYTES:
@@ -263,9 +263,9 @@ async def read_json_body(request: web.Request) -> object:
 
 
 def check_values(raw: bytes | bytearray, values_max: int) -> int:
-    """Return an upper limit for the number of JSON values; refuse a body with too many.
+    """Return an upper bound on the number of JSON values in a body; refuse a body with too many.
 
-    In ``[{},{},`` each value takes three bytes, but 64 or more in memory.
+    In ``[{},{},``, each value occupies three bytes of the body, but at least 64 bytes of memory.
 
     Raises:
         Problem: 413, naming the bound.
@@ -274,7 +274,7 @@ def check_values(raw: bytes | bytearray, values_max: int) -> int:
     for start in range(0, len(raw), _BLOCK):  # a single call for 3 MiB would hold the GIL for 3 ms
         block = raw[start : start + _BLOCK]
         count += sum(block.count(mark) for mark in b",[{")
-        if count > FREE_VALUES:  # exclude commas in strings
+        if count > FREE_VALUES:  # count again, without commas in strings
             count = _values(raw, values_max)
             break
     if count > values_max:
@@ -287,7 +287,7 @@ def check_values(raw: bytes | bytearray, values_max: int) -> int:
 
 
 def _values(raw: bytes | bytearray, values_max: int) -> int:
-    """Count opening brackets and commas outside strings, stopping at a bound."""
+    """Count opening brackets and commas outside strings; stop above ``values_max``."""
     count, is_text, carried = 1, False, b""
     for start in range(0, len(raw), _BLOCK):
         block = (carried + raw[start : start + _BLOCK]).replace(b"\\\\", b"")

@@ -11,13 +11,13 @@ from pydantic import BaseModel
 BODY_BYTES: Final = 1 << 20  # default maximum size of a request body
 LOGIN_BYTES: Final = 16 << 10  # maximum size of a request body if no login is required
 VALUES: Final = 10_000  # default maximum number of JSON values in a request body
-JSON_LINES: Final = "application/x-ndjson"  # a form on another site cannot send this
+JSON_LINES: Final = "application/x-ndjson"  # a form on another site cannot use this type
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Role(StrEnum):
-    """A role that a route can require; each role includes the permissions of those above it."""
+    """A role that a route can require; each role includes the permissions of the roles above it."""
 
     PUBLIC = "public"  # no login required, as for health checks and the login page
     METRICS = "metrics"  # only for tokens; permits nothing but reading /metrics
@@ -26,7 +26,7 @@ class Role(StrEnum):
     ADMIN = "admin"
 
     def may(self, needed: "Role") -> bool:
-        """Return whether a caller with this role may use a route that requires ``needed``."""
+        """Return whether a caller with this role can use a route that requires ``needed``."""
         order = list(Role)
         return order.index(self) >= order.index(needed)
 
@@ -48,7 +48,7 @@ class Route:
     query: type[BaseModel] | None = None  # API: model of the query string
     takes: Any = None  # API: model of the JSON request body, or list[Model]
     gives: Any = None  # API: model of the response
-    media: str = "application/json"  # API: content type of the request; if not JSON, takes is bytes
+    media: str = "application/json"  # API: request content type; if not JSON, takes is bytes
     takes_lines: bool = False  # API: whether JSON lines are accepted as well
     gives_media: str = "application/json"  # API: response content type; if not JSON, gives is bytes
     status: int = 200  # API: HTTP status of a successful response
@@ -76,7 +76,7 @@ class Route:
 
     @property
     def is_writing(self) -> bool:
-        """Return whether the route may change anything; if so, it has an audit name."""
+        """Return whether the route can change anything; if so, it has an audit name."""
         return self.method not in ("GET", "HEAD")
 
 

@@ -40,7 +40,7 @@ _HIDDEN: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # queue names may
 
 @dataclass(slots=True, frozen=True)
 class Qualifier:
-    """A qualifier, as listed in the help and in the error about an unknown qualifier."""
+    """A search qualifier, listed in the help and in the error about an unknown qualifier."""
 
     name: str
     example: str

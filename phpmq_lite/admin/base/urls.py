@@ -21,7 +21,7 @@ def encode_name(name: str) -> str:
 def decode_name(segment: str) -> str:
     """Return the queue name in a path segment that has not been percent-decoded.
 
-    A leading ``~`` is an escape only if ``~`` or nothing but dots follows; ``%7E`` never is one.
+    A leading ``~`` is an escape only before ``~`` or before dots alone; ``%7E`` is never an escape.
     So ``~orders`` and ``%7Eorders`` both name the queue ``~orders``, not ``orders``.
     """
     name = unquote(segment)

@@ -17,7 +17,7 @@ from phpmq_lite.insights_document import (
     SummaryStep,
 )
 
-_ROW_S: Final = {"24h": 60, "30d": 3_600}  # number of seconds that a summary row covers
+_ROW_S: Final = {"24h": 60, "30d": 3_600}  # number of seconds covered by a row of the summary
 _SEEN: Final = TrendBucket()
 
 
@@ -38,7 +38,7 @@ def steps_of(summary: PipelineSummary, key: str, queue: str = "") -> Sequence[Su
 
 
 def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> InsightsCharts:
-    """Draw charts for one queue or all queues combined; their time span ends with the summary."""
+    """Draw charts for one queue or all queues combined, ending when the summary was completed."""
     span, now_s, row_s = SPANS[key], summary.finished_at // 1_000, _ROW_S[key]
     count = span.length_s // span.step_s
     start_s = (now_s // row_s + 1) * row_s - span.length_s  # so that the last bucket is complete

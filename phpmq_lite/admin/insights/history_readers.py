@@ -26,7 +26,7 @@ class HistoryExtent:
     age_ms: int  # retention time, after which rows are removed
     rows_max: int
     bytes_max: int
-    lo_deleted: int = 0  # from this offset on, deleted messages still have rows
+    lo_deleted: int = 0  # deleted messages with at least this offset still have rows
 
     def per_ms(self, now_ms: int) -> float:
         """The mean number of rows per millisecond, averaged over at least one hour."""
@@ -37,7 +37,7 @@ class HistoryExtent:
 
 @dataclass(slots=True, frozen=True)
 class ReaderLag:
-    """A reader's lag; ``reached_at`` is when its next unread row is expected to be removed."""
+    """A reader's lag; ``reached_at`` is when the reader's next row is expected to be removed."""
 
     behind: int  # number of unread offsets
     is_reached: bool  # whether rows were removed before the reader read them
@@ -50,8 +50,8 @@ def measure_lag(
 ) -> ReaderLag:
     """Return the lag of a reader that has read all rows up to ``position``.
 
-    ``next_settled_at`` is when its first unread row was settled; None if nothing is unread.
-    Rows and bytes are forecast from the mean rate and size of existing rows.
+    ``next_settled_at`` is when the first unread row was settled, or None if there is none.
+    The growth of the history is forecast from the mean rate and size of existing rows.
     """
     behind = max(kept.hi - position, 0)
     if not behind or next_settled_at is None:
@@ -89,21 +89,21 @@ class SubscriptionClaimsView(BaseModel):
 
 
 class ReaderView(BaseModel):
-    """A history reader; at ``reached_at``, limit ``bound`` is expected to remove an unread row."""
+    """A history reader; at ``reached_at``, the limit ``bound`` is likely to remove its next row."""
 
     reader: str
     offset: int
     behind: int
     seen_at: int  # Unix ms
-    is_reached: bool  # rows were removed before the reader read them
+    is_reached: bool  # whether rows were removed before they were read
     reached_at: int | None
     bound: str | None
 
 
 class HistoryBoundsView(BaseModel):
-    """The extent of the history: all offsets from ``lo + 1`` to ``hi``, except deleted messages.
+    """The extent of the history: offsets ``lo + 1`` to ``hi``, except those of deleted messages.
 
-    Above ``lo_deleted``, deleted messages also exist.
+    Above ``lo_deleted``, the rows of deleted messages also still exist.
     """
 
     history_id: str
@@ -118,7 +118,7 @@ async def read_bounds(context: Context) -> HistoryBoundsView:
 
 
 async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
-    """Return the subscriptions visible to the caller, sorted by the age of their oldest claim."""
+    """Return the subscriptions visible to the caller, in the order of their oldest claims."""
     rows = await StoredPipeline(context_of(request).readers).subscriptions()
     made = [
         SubscriptionClaimsView(

@@ -50,10 +50,10 @@ def _refuse(word: str) -> NoReturn:
 def visible_to(
     summary: PipelineSummary, allow: IsQueueAllowed, known: Iterable[str] = ()
 ) -> PipelineSummary:
-    """Return the parts of the summary about queues that the caller may see, omitting combined rows.
+    """Return the parts of the summary about queues visible to the caller, without combined rows.
 
-    Only paths through allowed queues remain.  A step is text: its queue is the longest name in
-    the summary or ``known`` that it begins with; a step without a queue is removed.
+    Only paths whose steps all belong to allowed queues remain.  A step belongs to the queue with
+    the longest name, in the summary or in ``known``, that the step begins with.
     """
     names = sorted({*summary.queues(), *known}, key=len, reverse=True)
 
@@ -77,7 +77,7 @@ def visible_to(
 
 
 def _queue_of(step: str, names: Iterable[str]) -> str | None:
-    """Return the queue that a step in a path belongs to; ``names`` must be sorted longest first."""
+    """Return the queue that a step in a path belongs to; ``names`` must begin with the longest."""
     return next((name for name in names if step == name or step.startswith(f"{name}:")), None)
 
 

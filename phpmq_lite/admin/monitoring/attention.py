@@ -19,7 +19,7 @@ EXPIRY_NOTICE_MS: Final = 600_000  # messages that expire within this time cause
 LATELY_MS: Final = 86_400_000  # recent dead letters and expiries are counted over this period
 NOTICES_MAX: Final = 200
 _HELD_LONG_MS: Final = 3_600_000  # used for queues without an acknowledgement timeout
-_LOST: Final = ("Envelopes", "Dead letters")  # links in notices about messages not handled
+_LOST: Final = ("Envelopes", "Dead letters")  # link texts in notices about unhandled messages
 _DISK_WARN: Final = 0.85
 _DISK_BAD: Final = 0.93
 
@@ -41,17 +41,17 @@ class AttentionFacts:
     """The facts behind the notices; mappings are keyed by queue id, and times are in Unix ms."""
 
     now_ms: int
-    ages: Mapping[int, int] = field(default_factory=dict)  # publish time of first ready message
-    expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # number, earliest
-    deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # number by reason
-    unread: Mapping[int, int] = field(default_factory=dict)  # expired without a dispatch
+    ages: Mapping[int, int] = field(default_factory=dict)  # publish time of the first ready message
+    expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # number, earliest expiry
+    deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # counts by reason
+    unread: Mapping[int, int] = field(default_factory=dict)  # expired without ever being dispatched
     held: Sequence[ConsumerLoad] = ()
     refused: Mapping[str, int] = field(default_factory=dict)  # recent refusals, by reason
     disk_share: float = 0.0  # fraction of the disk in use
     wal_bytes: int = 0
     wal_limit_bytes: int = 1 << 62
     damage: Sequence[str] = ()  # damage that the scrub found
-    backup_error: str | None = None  # why the most recent backup failed, if so
+    backup_error: str | None = None  # why the most recent backup failed, if it did
     backup_age_ms: int | None = None  # None if no backups are scheduled
     backup_each_ms: int = 0
 
@@ -114,7 +114,7 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
         )
         yield Notice("warn", "Clock", text, "system", {}, "System")
     if total := sum(seen.refused.values()):
-        text = f"{count_of(total, 'publish', 'publishes')} refused in the last hour: "
+        text = f"{count_of(total, 'message', 'messages')} refused in the last hour: "
         text += _by_reason(seen.refused)
         if "paused" in seen.refused:
             yield Notice("warn", "Publishers", text, "queues", {"has": "paused"}, "Paused queues")
@@ -142,7 +142,7 @@ def _maintenance_notices(seen: AttentionFacts) -> Iterator[Notice]:
 def _of_queue(
     queue: QueueStatus, seen: AttentionFacts, is_waiting: bool, *, only_bad: bool
 ) -> Iterator[Notice]:
-    """Yield notices about a queue; with ``is_waiting``, waiting messages are not a problem."""
+    """Yield notices about a queue; if ``is_waiting`` is True, waiting messages cause none."""
     expires = queue.queue_id in seen.expiring and not queue.consumers
     # If expired messages are forwarded or dead-lettered, they are not lost.
     is_losing = expires and queue.settings.on_expire == "history"
@@ -220,7 +220,7 @@ def _longest(held: Iterable[ConsumerLoad]) -> dict[int, ConsumerLoad]:
 
 
 def expects_waiting(queue: QueueStatus) -> bool:
-    """Return whether a queue's messages are expected to wait, as dead letters and retries are."""
+    """Return whether a queue's messages are expected to wait, like dead letters and retries."""
     return queue.name.endswith((".dlq", ".retry"))
 
 

@@ -27,12 +27,12 @@ CLOSED_MS: Final = 24 * 3_600_000  # how long a closed connection stays in the l
 LABEL: Final = "label"  # labels are saved items of this kind
 LABEL_MAX: Final = 60  # maximum number of characters in a label
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid and gid of a Unix socket's peer
-HIDDEN_QUEUE_TEXT: Final = "hidden: you may not see this queue"
+HIDDEN_QUEUE_TEXT: Final = "hidden: you do not have access to this queue"
 
 
 @dataclass(slots=True, frozen=True)
 class HeldMessage:
-    """A message that was dispatched to a connection and is not settled yet."""
+    """A message that has been dispatched to a connection but not yet settled."""
 
     queue: str
     seq: int
@@ -69,7 +69,7 @@ def host_of(address: str) -> str:
 
 
 def label_of(address: str, labels: Mapping[str, str]) -> str:
-    """Return an address's label, or the label of the smallest labelled network around it."""
+    """Return an address's label, or that of the smallest labelled network containing it."""
     if not labels:
         return ""
     host = host_of(address)
@@ -90,7 +90,7 @@ def label_of(address: str, labels: Mapping[str, str]) -> str:
 
 
 def read_label_name(text: str) -> str | None:
-    """Parse the address, network or ``unix`` that a label applies to; return None if invalid."""
+    """Parse the address, network or ``unix`` that a label applies to, or return None if invalid."""
     text = text.strip()
     if text == "unix":
         return text
@@ -106,7 +106,7 @@ def read_label_name(text: str) -> str | None:
 
 
 def format_figures(client: ClientStatus) -> dict[str, str]:
-    """Return the table cells for a connection, keyed by the name of the live field."""
+    """Return the table cells for a connection, keyed by the names of the live fields."""
     held = sum(held for _, held in client.queues.values())
     credit = sum(credit for credit, _ in client.queues.values())
     return {
@@ -195,7 +195,7 @@ def _unix_pid(connection: Any) -> int | None:
 
 
 async def find_process(address: str, pid: int | None) -> processes.PeerProcess | None:
-    """Find the process of a connection's peer, in a thread, or return None if not visible."""
+    """Find the process of a connection's peer in a thread; return None if it is not visible."""
     if pid is not None:
         return await asyncio.to_thread(processes.describe, pid)
     return await asyncio.to_thread(processes.find_peer, address)

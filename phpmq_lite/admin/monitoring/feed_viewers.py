@@ -22,7 +22,7 @@ def feed_key(request: web.Request, topic: str, ids: tuple[int, ...] = ()) -> Has
         if value and name not in _NOT_FILTER
     ))  # fmt: skip
     identity = identity_of(request)
-    actor = identity.actor if identity.queues else ""  # limited callers have feeds of their own
+    actor = identity.actor if identity.queues else ""  # limited callers have their own feeds
     return topic, ids, filter_, identity.role, identity.queues, actor
 
 

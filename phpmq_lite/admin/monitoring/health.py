@@ -34,7 +34,7 @@ class HealthCheck:
     name: str
     is_good: bool
     text: str
-    is_needed: bool = True  # if False, a broker that fails is degraded, but still ready
+    is_needed: bool = True  # if False, a broker that fails the check is degraded but still ready
 
 
 def start_percent(step: str) -> int:

@@ -40,7 +40,7 @@ class LimitUsage:
 
     @property
     def level(self) -> str:
-        """The CSS class: ``bad`` if the limit is reached, ``warn`` from 80 % of it, else empty."""
+        """The CSS class: ``bad`` at the limit, ``warn`` at 80 % of it or more, otherwise empty."""
         share = self.share or 0.0
         return "bad" if share >= 1 else "warn" if share >= 0.8 else ""
 

@@ -14,7 +14,7 @@ from phpmq_lite.logs import get_logger, is_quiet
 EVERY_S: Final = 1.0  # interval between two evaluations of a feed
 STREAMS: Final = 64
 STREAMS_PER_SESSION: Final = 4  # a browser opens at most six connections to a host
-STREAMS_OF_CONTROL: Final = 16  # the control socket has no sessions, so all its streams count
+STREAMS_OF_CONTROL: Final = 16  # all streams of the control socket share one limit
 STREAM_S: Final = 600.0  # a browser must then reconnect, so that permissions are checked
 IDLE_FEEDS: Final = 64  # number of feeds kept without a stream, for polling and reconnecting
 ROWS: Final = 500  # number of rows kept per feed
@@ -57,14 +57,14 @@ class FeedUpdate:
 class Feed:
     """A topic's current data, including the version in which each field last changed.
 
-    Data for ``update`` has the members ``shown`` and ``points`` (a text per field), ``rows``
-    (only new rows), ``missed`` (number of rows omitted before them), and any other single values.
+    The data for ``update`` consists of ``shown`` and ``points`` (a text per field), ``rows`` (only
+    new rows), ``missed`` (number of rows omitted before these), and any other single values.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self._version = 0
-        self._fields: dict[tuple[str, str], tuple[Any, int]] = {}  # (member, key) -> value, version
+        self._fields: dict[tuple[str, str], tuple[Any, int]] = {}  # value, version by (member, key)
         self._rows: deque[tuple[int, dict[str, Any]]] = deque(maxlen=ROWS)  # number and row
         self._row = 0  # number of rows so far, including those omitted
 
@@ -123,13 +123,13 @@ class Feed:
 
 
 class FeedStream:
-    """A viewer's stream of updates; after its end, ``reason`` says why it ended."""
+    """A viewer's stream of updates; once the stream has ended, ``reason`` says why."""
 
     def __init__(
         self, session: str, seen: FeedPosition | None, is_alive: Callable[[], bool]
     ) -> None:
         self.session = session
-        self.reason = ""  # after the end: "stopping", "renew" or "gone"
+        self.reason = ""  # once ended: "stopping", "renew" or "gone"
         self.is_alive = is_alive
         self.ends_at = asyncio.get_running_loop().time() + STREAM_S
         self._seen = seen
@@ -233,12 +233,12 @@ class LiveFeeds:
         seen: FeedPosition | None,
         is_alive: Callable[[], bool],
     ) -> FeedStream | None:
-        """Open a stream, or return None if there are too many, so that the caller has to poll.
+        """Open a stream, or return None if there are too many, in which case the caller must poll.
 
         Args:
             key: identifies the data: streams with the same key share evaluations.
             evaluate: returns the current data; a ``Problem`` ends the streams.
-            session: the session whose four streams this one counts toward.
+            session: the session toward whose limit the stream counts.
             seen: the browser's last position.
             is_alive: returns whether the peer is connected and still authorized.
         """

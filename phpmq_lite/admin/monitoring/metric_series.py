@@ -9,13 +9,13 @@ from typing import Final
 from phpmq_lite import histogram
 from phpmq_lite.server.status import QueueStatus
 
-OTHER: Final = "~other"  # label of all other queues; label_name() avoids conflicts
+OTHER: Final = "~other"  # label of all queues without their own; label_name() avoids conflicts
 GAUGES: Final = ("ready", "dispatched", "dead", "bytes", "consumers", "credit",
                  "delivery_paused", "publishing_paused", "is_dead_letter_queue")  # fmt: skip
 
 
 def label_name(name: str) -> str:
-    """Return a queue's label: its name, with another ``~`` in front if it begins with ``~``."""
+    """Return a queue's label: its name, with an extra ``~`` in front if it begins with ``~``."""
     return f"~{name}" if name.startswith("~") else name
 
 
@@ -25,14 +25,14 @@ class QueueSeries:
     def __init__(self, label: str) -> None:
         self.label = label
         self.counts: Counter[str] = Counter()  # since startup, keyed by texts such as "dead crc"
-        self.wait: Sequence[int] = ()  # histograms of all times since startup
+        self.wait: Sequence[int] = ()  # histogram of all wait times since startup
         self.hold: Sequence[int] = ()
         self.gauges: Counter[str] = Counter()
         self.oldest_at: int | None = None  # in Unix ms
         self.is_alive = False  # whether a queue has this label at this scrape
         self._last: Counter[str] = Counter()  # sums at the previous scrape
-        self._base: Counter[str] = Counter()  # added for queues removed since then
-        self._wait, self._hold = _Span(), _Span()  # same for the histograms
+        self._base: Counter[str] = Counter()  # compensates for removed or reset queues
+        self._wait, self._hold = _Span(), _Span()  # the same for the histograms
         self._is_rest = label == OTHER
 
     def begin(self) -> None:
@@ -99,16 +99,16 @@ class _Span:
 
 
 class MetricLabels:
-    """All queue labels.  A scrape calls ``begin``, then ``add`` for each slice, then ``end``."""
+    """All queue labels.  A scrape calls ``begin``, ``add`` for each list of queues, and ``end``."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()  # held during a scrape
         self._named: dict[str, QueueSeries] = {}  # keyed by label, in order of assignment
-        self._ids: dict[int, QueueSeries] = {}  # queues that have a label, keyed by queue_id
+        self._ids: dict[int, QueueSeries] = {}  # series of labelled queues, keyed by queue_id
         self._gone: dict[str, None] = {}  # labels of removed queues, oldest removal first
         self._other = QueueSeries(OTHER)
         self._has_other = False
-        # Highest queue_id of earlier scrapes.  Queues seen then that have no label never get one.
+        # Highest queue_id in earlier scrapes.  Up to this id, queues without a label never get one.
         self._seen = 0
         self._highest = 0
 
@@ -119,7 +119,7 @@ class MetricLabels:
             group.begin()
 
     def add(self, queues: Iterable[QueueStatus], limit: int) -> None:
-        """Add queues, which must be in order of age, and assign at most ``limit`` labels."""
+        """Add queues, ordered by age, and assign labels until there are ``limit`` of them."""
         for queue in queues:
             group = self._ids.get(queue.queue_id) or self._group(queue, limit)
             group.add(queue)
@@ -153,7 +153,7 @@ class MetricLabels:
             group.end()
 
     def set_oldest(self, ages: Mapping[int, int]) -> None:
-        """Record when each queue's first ready message was published, keyed by queue_id."""
+        """Record when each queue's first ready message was published; keys are queue ids."""
         for queue_id, at_ms in ages.items():
             self._ids.get(queue_id, self._other).set_oldest(at_ms)
 
@@ -167,7 +167,7 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 
 
 class DurationHistogram:
-    """A histogram of durations, with a count for each upper bound and one above the last."""
+    """A histogram of durations, with a count for each upper bound and one for longer durations."""
 
     __slots__ = ("counts", "total_s")
 

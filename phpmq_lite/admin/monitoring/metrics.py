@@ -39,11 +39,11 @@ from phpmq_lite.storage.read.database_size import measure_database
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SIDES: Final = {"delivery": "delivery_paused", "publishing": "publishing_paused"}
 
-# Wait and hold times in ms; all are also histogram bucket edges, so the counts are exact.
+# Exported bounds for wait and hold times, in ms.  All are bucket edges, so counts are exact.
 SPANS_MS: Final = tuple(1 << power for power in range(0, 28, 2))
 
 _SOURCES: Final = ("http", "ui", "cli")  # sources of messages other than tcp
-_QUEUE_COUNTERS: Final = {  # metric -> key in QueueSeries.counts
+_QUEUE_COUNTERS: Final = {  # keys in ``QueueSeries.counts``, by metric
     "publishes_deduplicated": "deduplicated",
     "messages_dispatched": "dispatched",
     "messages_redelivered": "redelivered",
@@ -53,13 +53,13 @@ _QUEUE_COUNTERS: Final = {  # metric -> key in QueueSeries.counts
     "messages_deleted": "deleted",
     "messages_restored": "restored",
 }
-_QUEUE_GAUGES: Final = {  # metric -> key in QueueSeries.gauges
+_QUEUE_GAUGES: Final = {  # keys in ``QueueSeries.gauges``, by metric
     "queue_dead_letters": "dead",
     "queue_bytes": "bytes",
     "queue_consumers": "consumers",
     "queue_credit": "credit",
 }
-_REFUSALS: Final = {  # the core's reason for a refusal -> label value
+_REFUSALS: Final = {  # label values, keyed by the core's reason for a refusal
     "paused": "paused",
     "queue full: messages": "queue_full",
     "queue full: bytes": "queue_full",
@@ -89,7 +89,7 @@ class MetricReadings:
     removed: int | None = None
     streams: int = 0
     exports: int = 0  # number of running exports
-    export_ends: Mapping[str, int] = field(default_factory=dict)  # number ended, by outcome
+    export_ends: Mapping[str, int] = field(default_factory=dict)  # ended exports, by outcome
     login_failures: int = 0
     limits: Sequence[LimitUsage] = ()
     backup_at: int = 0  # when the newest backup was made, in Unix ms; 0 if there is none
@@ -132,7 +132,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
         _D("counter", "messages_published", "Stored messages; source is tcp, http, ui or cli",
            ("queue", "source")),
         _D("counter", "publishes_deduplicated",
-           "Publishes not stored again because their key was already stored", _QUEUE),
+           "Publish requests not stored again because their key was already stored", _QUEUE),
         _D("counter", "messages_dispatched", "Messages dispatched to consumers", _QUEUE),
         _D("counter", "messages_redelivered", "Repeated dispatches of a message", _QUEUE),
         _D("counter", "messages_acked", "Acknowledged messages", _QUEUE),
@@ -179,7 +179,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
            "Connections not being read; reason is memory, resident, unstored, receipts, queue, "
            "disk or ending", ("reason",)),
         _D("counter", "publishes_refused",
-           "Refused publishes; reason is paused, queue_full, too_many_queues, too_large, "
+           "Refused publish requests; reason is paused, queue_full, too_many_queues, too_large, "
            "disk_full, database_full, draining or connection_ended", ("reason",)),
         _D("counter", "protocol_errors", "Connections that violated the protocol", ("code",)),
         _D("counter", "acks_ignored",
@@ -212,7 +212,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
         _D("gauge", "disk_free_bytes", "Free space on the disk that holds the database",
            value=lambda r: r.disk_free),
         _D("gauge", "publishing_stopped",
-           "1 if publishes are refused or wait for space (storage.free_bytes, storage.max_bytes)",
+           "1 if publishing is refused or waits for space (storage.free_bytes, storage.max_bytes)",
            value=lambda r: bool(r.status.shortage)),
         _D("gauge", "storing_stopped", "1 if nothing can be stored",
            value=lambda r: bool(r.status.write_problem)),
@@ -238,7 +238,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
         _D("gauge", "limit",
            "Each limit on the System page (connections, held, memory, streams, …), in bytes, in "
            "seconds or as a count", ("limit",)),
-        _D("gauge", "limit_used", "Current usage of the limit, if it is one figure", ("limit",)),
+        _D("gauge", "limit_used", "Current usage of the limit, if it is one number", ("limit",)),
         _D("counter", "limit_reached", "Number of times that the limit was exceeded", ("limit",)),
         _D("gauge", "clock_doubt_seconds",
            "How far the clock was ahead at startup, until an operator decides whether it is "
@@ -256,9 +256,9 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the pa
         _D("gauge", "exports_running", "Running exports to Spark, at most two",
            value=lambda r: r.exports),
         _D("counter", "exports",
-           "Ended exports to Spark: whole; stalled (the reader read nothing for 5 min, or needed "
-           "more than 10 min); left (the reader disconnected); broken (the broker failed); busy "
-           "(refused because two were running)", ("end",)),
+           "Ended exports to Spark, by outcome: whole; stalled (the reader read nothing for "
+           "5 min, or needed more than 10 min); left (the reader disconnected); broken (the broker "
+           "failed); or busy (refused because two were running)", ("end",)),
         _D("counter", "login_failures", "Refused logins", value=lambda r: r.login_failures),
         _D("counter", "audit_rows", "Rows written to the audit log", ("action",)),
     ),
@@ -271,7 +271,7 @@ def _family(name: str) -> Any:
 
 
 async def render_metrics(readings: MetricReadings, groups: Sequence[QueueSeries]) -> bytes:
-    """Return all metrics as text, letting other tasks run between two metric families."""
+    """Return all metrics as text, letting other tasks run between metric families."""
     parts = []
     for family in metric_families(readings, groups):
         registry = CollectorRegistry(auto_describe=False)
@@ -460,14 +460,14 @@ async def answer_metrics(request: web.Request) -> web.StreamResponse:
 
 
 def _is_shown(request: web.Request, group: QueueSeries) -> bool:
-    """Return whether the caller may see a series; ``~other`` requires access to all queues."""
+    """Return whether the caller can see a series; ``~other`` requires access to all queues."""
     if group.label == OTHER:
         return not identity_of(request).queues
     return may_use(request, group.label.removeprefix("~"))
 
 
 async def _read_queues(context: Context) -> Sequence[QueueSeries]:
-    """Read all queues in slices, and the publish time of each queue's first ready message."""
+    """Read all queues in slices, and then the publish times of their first ready messages."""
     labels, limit = context.labels, context.settings.metrics.max_queues
     waiting: list[int] = []
     labels.begin()

@@ -1,4 +1,4 @@
-"""Finds the process at the other end of a local connection in ``/proc``."""
+"""Uses ``/proc`` to find the process at the other end of a local connection."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,14 +28,14 @@ _LISTENS: Final = "0A"
 
 @dataclass(slots=True, frozen=True)
 class PeerProcess:
-    """A process; ``command`` omits further arguments, because they may contain passwords."""
+    """A process; ``command`` omits most arguments, because they may contain passwords."""
 
     pid: int
     command: str
 
 
 def split_address(text: str) -> tuple[IPv4Address | IPv6Address, int] | None:
-    """Parse an address such as ``127.0.0.1:50000`` or ``::1:50000``; return None for others."""
+    """Parse an address such as ``127.0.0.1:50000`` or ``::1:50000``; return None for other text."""
     host, _, port = text.rpartition(":")
     address = parse_address(host.strip("[]"))
     return None if address is None or not port.isdecimal() else (address, int(port))
@@ -84,7 +84,7 @@ def inode_of(table: str, host: IPv4Address | IPv6Address, port: int) -> str | No
 
 
 def _kernel_names(host: IPv4Address | IPv6Address) -> Iterable[str]:
-    """Return an address as the kernel writes it, in 32-bit words in native byte order."""
+    """Yield the forms in which the kernel writes an address: 32-bit words in native byte order."""
     yield _split_words(host.packed)
     if isinstance(host, IPv4Address):
         yield _split_words(IPv6Address(f"::ffff:{host}").packed)
@@ -107,7 +107,7 @@ def _owner(inode: str, proc: Path) -> int | None:
 
 
 def _target(link: Path) -> str | None:
-    """Return the target of the link for an open file, or None if the file was closed."""
+    """Return the target of an open file's link, or None if the file has been closed."""
     try:
         return str(link.readlink())
     except OSError:
@@ -115,7 +115,7 @@ def _target(link: Path) -> str | None:
 
 
 def describe(pid: int, proc: Path = PROC) -> PeerProcess | None:
-    """Return the process with a pid, or None if it has ended or is not visible."""
+    """Return the process with this pid, or None if it has ended or is not visible."""
     try:
         raw = (proc / str(pid) / "cmdline").read_bytes()
     except OSError:

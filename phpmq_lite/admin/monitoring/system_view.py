@@ -22,7 +22,7 @@ from phpmq_lite.storage.integrity.startup import Start
 from phpmq_lite.storage.read.database_size import DatabaseSize
 
 _SAFE_SQLITE: Final = (3, 51, 3)  # in older versions, two writers can damage the WAL
-_PAUSES: Final = {  # why a connection is not being read -> explanation
+_PAUSES: Final = {  # explanations, keyed by the reason why a connection is not being read
     "memory": "unstored data exceeds limits.unstored_total",
     "unstored": "data is waiting to be stored (limits.unstored_frames, limits.unstored_bytes)",
     "receipts": "receipts are not being read",
@@ -51,7 +51,7 @@ class RestartReport:
     start: Start
     title: str
     facts: list[SystemFact]
-    expired: list[tuple[str, int]]  # queues and expired messages, most first
+    expired: list[tuple[str, int]]  # queues and their numbers of expired messages, largest first
     checks: list[str]
 
 
@@ -179,7 +179,7 @@ def _installed(package: str) -> str:
 
 
 def listener_facts(settings: Settings, status: BrokerStatus) -> list[SystemFact]:
-    """Return each listener and who may connect to it."""
+    """Return each listener and who can connect to it."""
     tcp, admin = settings.tcp, settings.admin
     who = ", ".join(map(str, tcp.allow)) if tcp.allow else "anyone who can reach it"
     how = {
@@ -247,7 +247,7 @@ def _oldest(name: str, at_ms: int | None, days: float) -> SystemFact:
 
 
 def waiting_facts(status: BrokerStatus, reached: Iterable[LimitUsage] = ()) -> list[SystemFact]:
-    """Return which connections are not being read, and why, and which limits are reached."""
+    """Return how many connections are not being read, and why, and which limits are reached."""
     found = [
         SystemFact(
             f"{count_of(count, 'connection', 'connections')} not being read",
@@ -271,7 +271,7 @@ def _full(reached: Iterable[LimitUsage]) -> Iterator[SystemFact]:
 def refusal_facts(status: BrokerStatus) -> list[SystemFact]:
     """Return the number of refusals since startup for each reason."""
     groups: Mapping[str, Mapping[str, int] | None] = {
-        "Publishes refused": status.refused,
+        "Publish requests refused": status.refused,
         "Commands ignored": status.acks_ignored,
         "Protocol errors": status.protocol_errors,
     }

@@ -101,14 +101,14 @@ def test_broker_reports_its_own_problems() -> None:
         ("warn", "Publishers"),
         ("warn", "Client 9"),
     ]
-    assert notices[4].text == "3 publishes refused in the last hour: paused 2, too_large 1"
+    assert notices[4].text == "3 messages refused in the last hour: paused 2, too_large 1"
     assert notices[4].go == "Paused queues"
 
 
 def test_refusals_point_to_paused_queues_only_where_there_are_some() -> None:
     (notice,) = found(seen=AttentionFacts(NOW_MS, refused={"too many queues": 1}))
     assert (notice.text, notice.go) == (
-        "1 publish refused in the last hour: too many queues 1", "System",
+        "1 message refused in the last hour: too many queues 1", "System",
     )  # fmt: skip
 
 
