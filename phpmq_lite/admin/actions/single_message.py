@@ -54,7 +54,7 @@ def check_options(request: web.Request, action: Action, options: ActionOptions) 
     """Validate an action's options and return a copy limited to the caller's queues.
 
     Raises:
-        Problem: 422 if the target is missing or invalid, 403 if the caller is not allowed to use it.
+        Problem: 422 if the target is missing or invalid, 403 if the caller has no access to it.
     """
     if action is Action.MOVE and not options.target:
         raise Problem(422, "invalid", "Enter a target queue.", field="target", bound="a queue name")

@@ -135,7 +135,7 @@ OutputFormat = Annotated[
 ]
 LimitParameter = Annotated[int, Field(ge=1, le=LIMIT_MAX, description="maximum number of items")]
 CursorParameter = Annotated[
-    str | None, Field(max_length=2_000, description="the next value returned with the previous page")
+    str | None, Field(max_length=2_000, description="value of next from the previous page")
 ]
 
 # Field types that several models use.
