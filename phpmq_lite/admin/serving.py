@@ -18,7 +18,7 @@ from phpmq_lite.logs import is_quiet
 
 _RETRY_S: Final = 0.1  # delay before accepting connections again after an error
 _LINGER_S: Final = 2.0  # maximum time spent reading the rest of a refused body
-_READ_BYTES: Final = 64 << 10  # buffer size; aiohttp pauses reading when it holds twice as much
+_READ_BYTES: Final = 64 << 10  # aiohttp pauses reading when it has buffered twice as much
 
 
 async def open_admin(

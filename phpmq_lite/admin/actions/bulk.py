@@ -69,7 +69,7 @@ def find_selection(request: web.Request, token: str) -> MessageSelection:
 
 
 def texts_to_type_for(request: web.Request, selection: MessageSelection) -> tuple[str, ...]:
-    """Return the accepted texts for confirming an action on a selection, or () if not needed."""
+    """Return the accepted confirmation texts for a selection, or () if none is required."""
     settings = context_of(request).settings
     return confirmation.texts_to_type(settings, selection.count, selection.frozen.by_queue)
 
@@ -225,7 +225,7 @@ def visible_jobs(request: web.Request) -> list[BulkJob]:
 
 
 def find_job(request: web.Request, number: int) -> BulkJob | None:
-    """Return the job with this number, or None if it is not in memory or not visible to them."""
+    """Return a job, or None if it is not in memory or the caller is not allowed to see it."""
     found = context_of(request).actions.jobs.find(number)
     return found if found is not None and _may_see(identity_of(request), found.owner) else None
 
@@ -249,7 +249,7 @@ async def stored_job(request: web.Request, number: int) -> BulkJobRow:
 
 
 def job_total(row: BulkJobRow) -> int | None:
-    """Return the number of messages that a job selected, or None if its audit row omits it."""
+    """Return how many messages a job selected, or None if the job's audit row does not say."""
     try:
         total = json.loads(row.detail)["total"]
     except (ValueError, KeyError, TypeError):

@@ -94,7 +94,7 @@ class BulkJobs:
         return list(reversed(self._kept.values()))
 
     def _check_running(self, owner: str) -> None:
-        """Refuse a job if its owner already runs as many as allowed; leave room for other users."""
+        """Refuse a job if its owner has too many running jobs, so that others can start theirs."""
         running = Counter(job.owner for job in self._kept.values() if job.ended_at is None)
         bound = min(RUNNING_MAX, 2 * RUNNING_MAX - running.total())
         if running[owner] >= bound:
@@ -193,7 +193,7 @@ class BulkJobs:
         job.ended.set()
 
     def _forget(self) -> None:
-        """Drop expired jobs and, while too many remain, the oldest of the user who has the most."""
+        """Drop expired jobs and, if too many remain, old jobs of the users with the most jobs."""
         ended = [job for job in self._kept.values() if job.ended_at is not None]
         late = [job for job in ended if (job.ended_at or 0) + KEPT_MS <= self._now_ms()]
         rest = [job for job in ended if job not in late]

@@ -32,7 +32,7 @@ class Confirmation:
     reason: str = "optional"  # "required", "optional", or "" to omit the field
     is_danger: bool = False
     is_disabled: bool = False  # true if the action would affect nothing
-    preview: tuple[str, str] | None = None  # search and action of which to show a preview
+    preview: tuple[str, str] | None = None  # search and action for the preview
 
 
 def is_production(settings: Settings) -> bool:

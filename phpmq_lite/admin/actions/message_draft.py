@@ -45,7 +45,7 @@ def check_json(text: str) -> DraftError | None:
 
 
 def fill_placeholders(text: str, number: int, now_ms: int, new_uuid: Callable[[], str]) -> str:
-    """Replace ``{{n}}`` with ``number``, ``{{now_ms}}``, and each ``{{uuid}}`` with a new UUID."""
+    """Fill in ``{{n}}`` and ``{{now_ms}}``, and replace each ``{{uuid}}`` with a new UUID."""
     values = {"now_ms": lambda: str(now_ms), "n": lambda: str(number), "uuid": new_uuid}
     return _PLACEHOLDER.sub(lambda found: values[found[1]](), text)
 

@@ -38,7 +38,7 @@ async def check_item_change(
     and no other queues.
 
     Raises:
-        Problem: 403, or 409 if the name is taken.
+        Problem: 403 if this is not allowed, 409 if the name is taken.
     """
     if not identity_of(request).queues:
         return

@@ -33,7 +33,7 @@ T = TypeVar("T", bound=OwnedItem)
 
 
 class OwnedStore(Generic[T]):
-    """Stores items by token, oldest first, and keeps each item until it expires.
+    """Stores items by token, oldest first; an item normally remains until it expires.
 
     Above ``limit_bytes``, the oldest item of the user with the most bytes is dropped; the newest
     item is stored regardless of its size.
@@ -72,7 +72,7 @@ class OwnedStore(Generic[T]):
         return found
 
     def _oldest_of_largest(self, newest: str) -> str:
-        """Return the token of the largest user's oldest item, never the token ``newest``."""
+        """Return the oldest token, except ``newest``, of the user whose items are largest."""
         sizes: Counter[str] = Counter()
         for one in self._kept.values():
             sizes[one.owner] += one.size

@@ -386,7 +386,7 @@ def hash_secret(secret: str) -> bytes:
 
 
 def has_session_ended(session: LoginSession, now_ms: int) -> bool:
-    """Return whether a session is too old or, without "keep me signed in", idle for too long."""
+    """Return whether a session is too old, or idle for too long without "keep me signed in"."""
     is_kept = session.expires_at - session.created_at > LONGEST_MS
     return session.expires_at <= now_ms or (not is_kept and now_ms - session.seen_at >= IDLE_MS)
 

@@ -53,7 +53,7 @@ class Passwords:
         return await self._run(lambda: self._argon2.hash(_same_everywhere(password)))
 
     async def is_right(self, known: str | None, password: str) -> bool:
-        """Return whether a password matches a hash; without one, return False after the same time.
+        """Check a password against a hash; if there is no hash, take the same time to return False.
 
         Raises:
             Problem: 429 if too many hashes are pending.
@@ -127,7 +127,7 @@ class LoginThrottle:
         self._known[throttle_key(address)] = now_s
 
     def wait_s(self, address: str, now_s: float) -> float:
-        """Count an attempt and return 0.0; if it must wait, return the seconds to wait instead."""
+        """Count an attempt and return 0.0, or return how many seconds the attempt has to wait."""
         self._forget(now_s)
         key = throttle_key(address)
         is_known = now_s - self._known.get(key, now_s - KNOWN_S) < KNOWN_S

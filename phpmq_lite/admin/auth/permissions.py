@@ -31,7 +31,7 @@ def may_use(request: web.Request, name: str) -> bool:
 
 
 def check_queue_right(request: web.Request, name: str, field: str = "queue") -> None:
-    """Raise a 403 ``Problem`` that names the allowed globs if a queue does not match them."""
+    """Raise a 403 ``Problem`` that names the caller's globs if a queue matches none of them."""
     if not may_use(request, name):
         identity = identity_of(request)
         raise Problem(
@@ -48,7 +48,7 @@ def check_all_queues(request: web.Request, what: str) -> None:
     """
     identity = identity_of(request)
     if identity.queues:
-        raise Problem(403, "foreign_queue", f"Only an admin for all queues may {what}.",
+        raise Problem(403, "foreign_queue", f"Only an admin with access to all queues can {what}.",
                       bound=", ".join(identity.queues))  # fmt: skip
 
 

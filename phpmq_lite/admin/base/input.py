@@ -52,7 +52,7 @@ async def read_json_model(request: web.Request, model: type[Model]) -> Model:
     """Parse the JSON body into a model; a missing body is treated as an empty object.
 
     Raises:
-        Problem: 400 if it is not JSON, or an error from ``read_json_body``.
+        Problem: 400 if the body is not JSON, or an error from ``read_json_body``.
         ValidationError: a member is unknown or out of bounds.
     """
     return model.model_validate(await read_json_body(request) or {})

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, StorageFullError
 from phpmq_lite.settings.validation_errors import describe_error
 
-_REFUSALS: Final = {  # maps an HTTP status to RefusedError codes; all other codes have 409
+_REFUSALS: Final = {  # maps an HTTP status to RefusedError codes; all other codes use 409
     403: ("foreign_queue", "foreign_app_id"),
     404: (
         "unknown_queue", "unknown_client", "unknown_app_id", "unknown_subscription",
@@ -157,6 +157,6 @@ def _of_http(error: web.HTTPException) -> Problem:
 
 
 def _sentence(text: str) -> str:
-    if text.partition(" ")[0].isalpha():  # not a field name, such as max_bytes
+    if text.partition(" ")[0].isalpha():  # skip field names such as max_bytes
         text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "?", "!")) else f"{text}."

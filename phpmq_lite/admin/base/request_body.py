@@ -102,11 +102,11 @@ def _part(raw: bytes | bytearray, at: int, begin: int, end: int) -> tuple[str, F
 
 
 WHOLE_S: Final = 600.0  # maximum time until a body has arrived completely
-STALLED_S: Final = 30.0  # maximum time without any data
+STALLED_S: Final = 30.0  # maximum time without receiving any data
 FIELDS_MAX: Final = 1_000  # maximum number of fields in a form
 FORMS: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 FREE_VALUES: Final = 10_000  # number of JSON values that do not count toward the memory budget
-VALUE_BYTES: Final = 100  # average memory per value: {} requires 64, a member 120 or more
+VALUE_BYTES: Final = 100  # average bytes of memory per value: {} requires 64, a member at least 120
 _BLOCK: Final = 64 << 10
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -221,7 +221,7 @@ def read_json(raw: bytes | bytearray, values_max: int) -> object:
     """Parse a JSON value of any type; return None if the body is empty.
 
     Raises:
-        Problem: 400 if it is not JSON, 413 above ``values_max`` values.
+        Problem: 400 if the body is not JSON, 413 above ``values_max`` values.
     """
     if not raw.strip():
         return None
@@ -308,7 +308,7 @@ async def read_form_fields(request: web.Request) -> list[tuple[str, FormValue]]:
     """Return a form's fields in order; they are read only once per request.
 
     Raises:
-        Problem: 400 if it cannot be read, 413 for too many fields, and as ``read_body``.
+        Problem: 400 if it cannot be read, 413 for too many fields, or see ``read_body``.
     """
     if request.content_type not in FORMS:
         return []
@@ -326,7 +326,7 @@ async def read_form_field(request: web.Request, name: str) -> str:
     """Return the value of the first field with this name, or "" if it is missing or a file.
 
     Raises:
-        Problem: as ``read_form_fields``.
+        Problem: see ``read_form_fields``.
     """
     values = (value for key, value in await read_form_fields(request) if key == name)
     value = next(values, "")

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 BODY_BYTES: Final = 1 << 20  # default maximum size of a request body
 LOGIN_BYTES: Final = 16 << 10  # maximum size of a request body if no login is required
 VALUES: Final = 10_000  # default maximum number of JSON values in a request body
-JSON_LINES: Final = "application/x-ndjson"  # a form on another site cannot use this type
+JSON_LINES: Final = "application/x-ndjson"  # HTML forms cannot send this content type
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

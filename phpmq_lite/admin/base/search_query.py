@@ -1,4 +1,4 @@
-"""Pure functions that parse and build searches; ``docs/guides/admin.md`` has the syntax."""
+"""Pure functions that parse and build searches; see ``docs/guides/admin.md`` for the syntax."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -138,7 +138,7 @@ def _term(text: str, at: int) -> tuple[SearchTerm, int]:
 def _value(text: str, at: int) -> tuple[str, int, bool]:
     """Parse a value; return the value, the index of its end, and whether it was quoted.
 
-    In quotes a backslash escapes a quote or a backslash.
+    In quotes, a backslash escapes a quote or a backslash.
     """
     if at >= len(text) or text[at] != '"':
         end = at

@@ -118,7 +118,7 @@ async def read_bounds(context: Context) -> HistoryBoundsView:
 
 
 async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
-    """Return the subscriptions visible to the caller, in the order of their oldest claims."""
+    """Return the subscriptions visible to the caller, those with the oldest claims first."""
     rows = await StoredPipeline(context_of(request).readers).subscriptions()
     made = [
         SubscriptionClaimsView(

@@ -221,7 +221,7 @@ async def find_client(request: web.Request, number: int) -> ClientRow:
     """Return a connection's row, whether the connection is open or closed.
 
     Raises:
-        Problem: 404 if it never existed or its row no longer exists.
+        Problem: 404 if the connection never existed or its row has been removed.
     """
     status = find_client_status(request, number)
     if status is not None:

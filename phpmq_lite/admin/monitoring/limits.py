@@ -96,7 +96,7 @@ def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[LimitU
         "limits.connections_per_address",
     )  # fmt: skip
     yield LimitUsage(
-        "silent", "Silence, when 80 % of connections are in use", IDLE_S, _ENDED,
+        "silent", "Inactivity when 80 % of connections are in use", IDLE_S, _ENDED,
         reached=closed.get(SILENT, 0), unit="s",
     )  # fmt: skip
     yield LimitUsage(

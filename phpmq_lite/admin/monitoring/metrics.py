@@ -127,7 +127,7 @@ _FAMILIES: Final[dict[str, Callable[..., Metric]]] = {
 }
 _QUEUE: Final = ("queue",)
 _D = MetricDefinition
-METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # section of the page -> metrics
+METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by section of their page
     "Messages, by `queue`": (
         _D("counter", "messages_published", "Stored messages; source is tcp, http, ui or cli",
            ("queue", "source")),
@@ -495,7 +495,7 @@ def _maintenance(context: Context) -> dict[str, Any]:
 
 
 async def _readings(context: Context) -> MetricReadings:
-    """Return the readings; readings from the database are None if it cannot be read."""
+    """Return the readings; those from the database are None if the database cannot be read."""
     status = context.engine.summary()
     readings = MetricReadings(
         status=status,

@@ -165,7 +165,7 @@ def version_facts(own: str) -> list[SystemFact]:
 
 
 def sqlite_note(version: tuple[int, ...]) -> str:
-    """Return a note if the SQLite version is old, otherwise an empty text."""
+    """Return a note if the SQLite version is old, otherwise an empty string."""
     if version >= _SAFE_SQLITE:
         return ""
     return "older than 3.51.3, which is safe here because only one connection writes"
