@@ -15,7 +15,7 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, Ac
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
 
-SLICE: Final = 100  # messages per slice; at 500, five jobs delayed other batches by 60 ms
+SLICE: Final = 100  # messages per slice; with 500, five jobs delayed other batches by 60 ms
 RUNNING_MAX: Final = 4  # jobs per user; twice that in total, because a job can hold 1,000,000 seqs
 KEPT_MAX: Final = 100  # maximum number of finished jobs kept in memory
 KEPT_MS: Final = 3_600_000
@@ -102,7 +102,7 @@ class BulkJobs:
                 429, "too_many_jobs",
                 f"{running.total()} bulk jobs are running, {running[owner]} of them yours. Wait "
                 "until one ends, or cancel one.",
-                bound=f"{RUNNING_MAX} concurrent jobs per user, fewer while other users' jobs run",
+                bound=f"{RUNNING_MAX} jobs at a time per user, fewer if other users run jobs",
                 headers={"Retry-After": "5"},
             )  # fmt: skip
 

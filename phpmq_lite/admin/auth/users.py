@@ -174,7 +174,7 @@ async def _make_user(
     if not services.accounts.users and (role != "admin" or globs):
         raise Problem(
             422, "invalid",
-            "The first user must be an admin for all queues, because everyone must then log in.",
+            "The first user must be an admin for all queues, because login becomes mandatory.",
             field="role", bound="admin",
         )  # fmt: skip
     entry = audit_entry(request, target=check_name(name), detail=detail)

@@ -86,7 +86,7 @@ class HttpMemory:
         if not hold.is_ended and self._is_over_share(hold, more):
             return Problem(
                 429, "memory_share",
-                "Your other requests use all the memory that one user can use. Nothing was stored. "
+                "Your other requests use all the memory available to one user. Nothing was stored. "
                 "Repeat the request later, or send fewer requests at a time.",
                 field="limits.http_memory", bound=f"{self.total} bytes in total", headers=_RETRY,
             )  # fmt: skip

@@ -145,7 +145,7 @@ def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsage]
     most, paused = settings.limits, status.paused
     yield LimitUsage(
         "memory", "Memory of the process", status.memory_bound or most.memory,
-        "publishers are read briefly once a second",
+        "data from publishers is read only briefly, once a second",
         status.memory_bytes, status.memory_times, "limits.memory", "bytes",
     )  # fmt: skip
     yield LimitUsage(

@@ -139,7 +139,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
         _D("counter", "messages_requeued",
            "Messages moved to the end of their queue, by a client or operator", ("queue", "by")),
         _D("counter", "messages_returned",
-           "Messages returned to their position after a timeout, lost connection or new credit",
+           "Messages returned to their position after a timeout, a lost connection or new credit",
            _QUEUE),
         _D("counter", "messages_expired",
            "Expired messages; the label dispatched is yes or never", ("queue", "dispatched")),

@@ -97,7 +97,7 @@ def _found_at_start(start: Start) -> list[SystemFact]:
     if report.clock_doubt_ms:
         text = f"{formats.format_duration(report.clock_doubt_ms)} ahead"
         found.append(
-            SystemFact("Clock", text, "or stopped for that long; an operator must decide", "bad")
+            SystemFact("Clock", text, "or the downtime was as long; an operator must decide", "bad")
         )
     elif report.clock_jump_ms:
         way = "forward" if report.clock_jump_ms > 0 else "back"
