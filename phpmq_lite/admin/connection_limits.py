@@ -46,7 +46,7 @@ class ConnectionLimits:
         self.timeouts = patience or SlowClientTimeouts()
         self.ended: Counter[str] = Counter()  # number of slow connections closed, by reason
         self.open: set[LimitedConnection] = set()
-        self._paused: deque[LimitedConnection] = deque()  # waiting to resume reading
+        self._paused: deque[LimitedConnection] = deque()  # connections waiting to resume reading
         self._trusted = tuple(trusted)
 
     @classmethod

@@ -42,7 +42,7 @@ class Page:
     values: Callable[[web.Request, Any, Any], Awaitable[dict[str, Any]]] | None = None
     done: Callable[[web.Request, Any, Any], tuple[FlashMessage | str, str]] | None = None
     again: Callable[[web.Request, Form, Problem], Awaitable[web.Response]] | None = None
-    typed: Callable[[web.Request], Awaitable[Collection[str]]] | None = None  # one must be typed
+    typed: Callable[[web.Request], Awaitable[Collection[str]]] | None = None  # confirmation texts
     needs_reason: bool = False
 
 

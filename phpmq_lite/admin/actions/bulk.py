@@ -40,7 +40,7 @@ class BulkRequest:
 
     action: Action
     options: ActionOptions
-    rate: int | None = None  # messages per second
+    rate: int | None = None  # maximum number of messages per second
     reason: str = ""
     confirm: str | None = None  # confirmation text that the user typed
 
@@ -48,7 +48,7 @@ class BulkRequest:
 async def freeze_selection(
     request: web.Request, query: SearchQuery, action: str = ""
 ) -> MessageSelection:
-    """Freeze a selection of the messages that match a search now and that the caller can see.
+    """Freeze a selection of the visible messages that currently match a search.
 
     A search without a state selects live messages or, for ``restore``, deleted ones.
     """
@@ -119,7 +119,7 @@ async def act_on_queue(
     limit: int | None = None,
     upto: int | None = None,
 ) -> BulkJob:
-    """Act on those of the first ``limit`` messages in a queue whose seq is at most ``upto``."""
+    """Of the first ``limit`` messages in a queue, act on those whose seq is at most ``upto``."""
     return await act_on_search(request, name, asked, queue_search(name, states), limit, upto)
 
 
