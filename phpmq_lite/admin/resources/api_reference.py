@@ -57,7 +57,7 @@ _PROBLEM: Final[dict[str, Any]] = {
 _KEY: Final[dict[str, Any]] = {
     "name": "Idempotency-Key",
     "in": "header",
-    "description": "Publish key. A repeated request with the same key returns the original ids.",
+    "description": "Publish key. Repeating a request with the same key returns the original ids.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 64},
 }
 
@@ -179,7 +179,7 @@ def _schema(
 
 
 def _whole_schema(shape: Any, mode: JsonSchemaMode, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema without its ``$defs``, which are added to ``schemas``."""
+    """Return the schema of a type, moving its ``$defs`` to ``schemas``."""
     made = dict(_generate_schema(shape, mode))
     schemas.update(made.pop("$defs", {}))
     return made
@@ -222,7 +222,7 @@ class ApiCall:
     takes: list[ApiField]
     takes_text: str  # description of the request body
     gives: list[ApiField]
-    response: str  # HTTP status, then the name of the model or the content type
+    response: str  # HTTP status, followed by the model's name or the content type
     curl: str
 
 
@@ -279,7 +279,7 @@ def fields_of(schema: dict[str, Any], schemas: dict[str, Any]) -> list[ApiField]
 
 
 def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the object schema behind a reference, inside a list, or first in a union."""
+    """Resolve a reference, a list's items or a union's first member to an object schema."""
     if "$ref" in schema:
         found: dict[str, Any] = schemas[schema["$ref"].rpartition("/")[2]]
         return found
@@ -316,7 +316,7 @@ def _number_bounds(schema: dict[str, Any]) -> str:
 
 
 def _query(operation: dict[str, Any], schemas: dict[str, Any]) -> str:
-    """Return a query string with the required parameters and placeholders such as ``TOKEN``."""
+    """Return a query string that sets the required parameters, with placeholders like ``TOKEN``."""
     needed: dict[str, Any] = {}
     for p in operation.get("parameters", []):
         if p["in"] == "query" and p["required"]:

@@ -34,7 +34,7 @@ MEDIA: Final = "application/vnd.apache.arrow.stream"
 
 
 def need_arrow() -> None:
-    """Reject the request if pyarrow is not installed. Importing it to check would take 0.3 s.
+    """Reject the request if pyarrow is not installed; do not import it, which would take 0.3 s.
 
     Raises:
         Problem: 501; the detail names the extra to install.
@@ -47,19 +47,19 @@ def need_arrow() -> None:
 
 
 OFFSET_MAX: Final = 1 << 62
-# If a reader accepts no data for this long, its export is aborted. Other clients are given 30 s.
+# An export is aborted if its reader accepts no data for this long; other clients get only 30 s.
 # A Spark task reads while its sink writes, and a lock or commit may block the sink for longer.
-# Disconnecting would fail the Spark job, so other exports wait for a slot, at most ``WHOLE_S``.
+# Disconnecting would fail the Spark job. Other exports wait up to ``WHOLE_S`` seconds for a slot.
 STALLED_S: Final = 300.0
 WHOLE_S: Final = 600.0  # maximum duration of an export, excluding the broker's pauses
-RETRY_S: Final = 1  # value of Retry-After while all export slots are in use, in seconds
+RETRY_S: Final = 1  # Retry-After value in seconds, sent while all export slots are in use
 NAMES: Final = 1_000  # maximum number of queue names in a request
 
 _log = get_logger(__name__)
 
 
 class ExportBoundsInput(QueryModel):
-    """A reader's name and position, which must be set together, and a time to look up."""
+    """A reader's name and position, to be set together, and a time whose offset to look up."""
 
     reader: str = Field("", max_length=255, description="reader whose position to record, if any")
     position: int | None = Field(None, ge=0, le=OFFSET_MAX, description="last processed offset")
@@ -79,7 +79,7 @@ class ExportBoundsView(BaseModel):
     lo: int = Field(description="rows after this offset are complete, except for deleted messages")
     hi: int = Field(description="last offset in the history; 0 if it is empty")
     lo_deleted: int = Field(description="rows after this offset are complete, even deleted ones")
-    offset: int | None = Field(description="last offset before at_ms or else lo; may be null")
+    offset: int | None = Field(description="last offset before at_ms, else lo; null without at_ms")
     queues: list[str] | None = Field(description="all queue names; null if not requested")
 
 
@@ -102,12 +102,12 @@ class RangeInput(QueryModel):
         "", max_length=1_000, description="comma-separated columns; default is all except body"
     )
     body: Literal["0", "1"] = Field("0", description="1 to include the body column")
-    gap: Literal["fail", "ok"] = Field("fail", description="fail on missing rows, or ok to skip")
+    gap: Literal["fail", "ok"] = Field("fail", description="on missing rows: fail, or ok to skip")
     history: str = Field("", max_length=64, description="history_id that must match, if set")
 
 
 class ClaimsInput(QueryModel):
-    """A range of claims: those numbered above ``lo``, up to and including ``hi``."""
+    """A range of claims, numbered from ``lo`` (exclusive) to ``hi`` (inclusive)."""
 
     subscription: SubscriptionName
     lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
@@ -186,7 +186,7 @@ async def _export(request: web.Request, wanted: dict[str, Any]) -> web.StreamRes
         exports.ends["busy"] += 1
         headers = {"Retry-After": str(RETRY_S)}
         raise Problem(503, "busy", f"{error}.".capitalize(), headers=headers) from None
-    if is_whole:  # ends the response only after the export slot has been released
+    if is_whole:  # end the response only after the export slot has been released
         await response.write_eof()
     return response
 

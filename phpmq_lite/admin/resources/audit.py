@@ -56,7 +56,7 @@ class AuditQuery(ListQuery):
 
     @property
     def scope(self) -> str:
-        """Return the cursor scope. It contains ``span``, because the start time keeps changing."""
+        """Return the cursor scope, using ``span`` because the start time keeps changing."""
         parts = (
             self.actor,
             self.action,
@@ -137,7 +137,7 @@ class SettingChange:
 
 @dataclass(slots=True, frozen=True)
 class AuditRowText:
-    """An audit row and the texts that the page shows for it."""
+    """An audit row with the texts that the page shows for the row."""
 
     row: AuditRow
     level: str  # CSS class of the result: good, info, warn, bad or empty
@@ -168,7 +168,7 @@ def result_class(result: str) -> str:
 
 
 def target_link(row: AuditRow, queues: Container[str]) -> tuple[str, dict[str, str]] | None:
-    """Return the route and parameters of the target's page, or None if it has no page."""
+    """Return the route and parameters of the target's page, or None if there is no such page."""
     if is_message_id(row.target):
         return "message", {"id": row.target}
     if row.target in queues and not row.action.startswith(_NO_QUEUES):

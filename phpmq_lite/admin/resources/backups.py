@@ -84,7 +84,7 @@ def maintenance_of(context: Context) -> Maintenance:
     """Return the database maintenance object.
 
     Raises:
-        Problem: 503 before the broker is ready.
+        Problem: 503 if the broker is not ready yet.
     """
     if context.maintenance is None:
         raise Problem(503, "not_ready", "The broker is not ready.")
@@ -98,7 +98,7 @@ async def list_backups(request: web.Request) -> BackupsView:
 
 
 async def make_backup(request: web.Request) -> web.StreamResponse:
-    """Create a backup; on a 202, which comes after 20 s, poll until ``is_running`` is false."""
+    """Create a backup; if the response is 202 (after 20 s), poll until ``is_running`` is false."""
     context = context_of(request)
     await begin_backup(request)
     care = maintenance_of(context)
@@ -162,7 +162,7 @@ async def stop_scrub(request: web.Request, _asked: None) -> ScrubView:
 
 
 def _audit_writer(request: web.Request, target: str) -> Callable[[], Awaitable[None]]:
-    """Return a callback that writes the audit row when the backup or scrub starts."""
+    """Return a callback that writes the audit row for an action on the backup or scrub."""
     context, entry = context_of(request), audit_entry(request, target=target)
     return lambda: context.engine.run(queue_operations.record_only, entry, 1)
 
@@ -210,7 +210,7 @@ async def submit_backup(request: web.Request) -> web.StreamResponse:
 
 
 async def download_backup(request: web.Request) -> web.StreamResponse:
-    """Download a backup's database, which contains all messages and password and token hashes."""
+    """Download a backup's database, which contains all messages, and password and token hashes."""
     check_all_queues(request, "download a backup")
     name = request.match_info["n"]
     context = context_of(request)

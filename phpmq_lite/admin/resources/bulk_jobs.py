@@ -40,7 +40,7 @@ from phpmq_lite.storage.read.audit import BulkJobRow
 
 
 class BulkJobView(ResponseModel):
-    """A bulk job; ``undo`` is a token for POST /undo/{token}."""
+    """A bulk job; ``undo`` is the token to use in ``POST /undo/{token}``."""
 
     job: int = Field(
         validation_alias="number", description="job number, which is also its audit row number"
@@ -78,7 +78,7 @@ class BulkJobView(ResponseModel):
 
 
 def next_page_after(request: web.Request, job: BulkJob, to: str) -> str:
-    """Return ``to`` if the job is already done, otherwise the URL of its progress page."""
+    """Return ``to`` if the job is already done, otherwise the URL of the job's progress page."""
     context = context_of(request)
     progress = context.urls.to("bulk-job", job=job.number, next=to)
     if job.state is BulkJobState.RUNNING or not to:
@@ -162,8 +162,8 @@ class BulkInput(StrictInput):
         description="seconds to live; 0 means forever, null unchanged (or the default on redrive)",
     )
     target: RedriveTarget = None
-    create: bool = Field(False, description="with move, create a missing target queue")
-    dispatched: bool = Field(False, description="with delete, include held messages")
+    create: bool = Field(False, description="for move: create a missing target queue")
+    dispatched: bool = Field(False, description="for delete: include messages held by consumers")
     rate: int | None = Field(None, ge=1, le=100_000, description="messages/s; null means no limit")
     reason: AuditReason = ""
     confirm: str | None = Field(

@@ -50,7 +50,7 @@ class ClaimInput(_ClaimsInput):
         None,
         ge=0,
         le=NUMBER_MAX,
-        description="last claim number received; later open claims come before new claims, "
+        description="last claim number received; later open claims are returned before new ones; "
         "null for new claims only",
     )
 
@@ -150,7 +150,7 @@ async def find_subscription(request: web.Request, name: str) -> SubscriptionRow:
     """Return the stored row of a subscription.
 
     Raises:
-        Problem: 404 if there is none, 403 if the caller may not use its queue.
+        Problem: 404 if there is no such subscription, 403 if the caller may not use its queue.
     """
     found = await _find(request, name)
     if found is None:
@@ -161,9 +161,9 @@ async def find_subscription(request: web.Request, name: str) -> SubscriptionRow:
 
 
 async def _check_subscription(request: web.Request, name: str) -> None:
-    """Reject an invalid name, or a subscription to a queue that the caller may not use.
+    """Reject an invalid name, or a subscription to a queue that the caller is not allowed to use.
 
-    Read the subscription only if the caller is limited to some queues: each claim costs a row.
+    Read the subscription only if the caller is limited to some queues; this reads a row per claim.
     """
     check_text(name, "subscription")
     if identity_of(request).queues and (found := await _find(request, name)) is not None:
@@ -176,7 +176,7 @@ async def _find(request: web.Request, name: str) -> SubscriptionRow | None:
 
 
 def _check_right(request: web.Request, row: SubscriptionRow) -> None:
-    """Reject a subscription to a queue that the caller may not use, without naming the queue.
+    """Reject a subscription if the caller is not allowed to use its queue; do not name the queue.
 
     Raises:
         Problem: 403.
@@ -196,7 +196,7 @@ _CLAIMS: Final = "/api/v1/pipeline/claims"
 
 
 async def show_release_form(request: web.Request, name: str, queue: str) -> web.StreamResponse:
-    """Ask for confirmation to release claims; ``queue`` names the page to return to."""
+    """Ask for confirmation before claims are released; ``queue`` names the page to return to."""
     context = context_of(request)
     if not identity_of(request).role.may(Role.OPERATOR):
         raise Problem(403, "role", "Releasing claims requires the operator role.",

@@ -57,7 +57,7 @@ _SCOPE: Final = "closed clients"
 
 
 class ClientsPageQuery(ListQuery):
-    """Query for the connections page: the filter, and the page of closed connections to show."""
+    """Query for the connections page: a filter, and which page of closed connections to show."""
 
     queue: str = Field("", max_length=LONGEST_NAME)
     state: Literal["open", "closed", "errors"] = "open"
@@ -91,14 +91,14 @@ async def show_clients(request: web.Request) -> web.StreamResponse:
 
 
 def list_consuming(request: web.Request, queue: str = "") -> list[ClientStatus]:
-    """Return all open connections, or only those that consume the given queue."""
+    """Return all open connections, or only the connections that consume from the given queue."""
     return [c for c in status_of(request).clients if not queue or queue in c.queues]
 
 
 async def read_closed_page(
     request: web.Request, cursor: str | None, limit: int
 ) -> tuple[list[ClientRow], str | None]:
-    """Return connections closed within the last day, newest first, and the next cursor."""
+    """Return connections closed within the last day, newest first, with the next page's cursor."""
     context = context_of(request)
     before = responses.pair_in(responses.decode_cursor(_SCOPE, cursor))
     since_ms = context.now_ms() - connections.CLOSED_MS
@@ -144,7 +144,7 @@ class ClientPageQuery(QueryModel):
 class _RecordingPosition(FeedState):
     """The position in a recording up to which viewers have seen the frames."""
 
-    began_at: int  # when the recording began, Unix ms; this identifies the recording
+    began_at: int  # when the recording began, Unix ms; also identifies the recording
     count: int
     missed: int
 
@@ -233,7 +233,7 @@ async def live_client(request: web.Request, argument: str, _ids: tuple[int, ...]
 def _new_frames(
     request: web.Request, context: Context, recorder: FrameRecorder | None
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the frames recorded since the last evaluation, and the number of dropped frames."""
+    """Return a pair: the frames recorded since the last evaluation, and how many were dropped."""
     if recorder is None:
         return [], 0
     key = request[FEED]
@@ -257,7 +257,7 @@ def _new_frames(
 
 
 async def submit_label(request: web.Request) -> web.StreamResponse:
-    """Save a label for an address or network, or remove it if the text is empty."""
+    """Save a label for an address or network, or remove the label if the text is empty."""
     context, form = context_of(request), await read_form(request)
     name = connections.read_label_name(form.text("name", 64))
     if name is None:
@@ -284,11 +284,11 @@ class ClientsQuery(BaseModel):
 
     state: Literal["open", "closed"] = Field("open", description="open, or closed in the last 24 h")
     queue: str = Field(
-        "", max_length=LONGEST_NAME, description="queue whose consumers to list, with state open"
+        "", max_length=LONGEST_NAME, description="for state open: queue whose consumers to list"
     )
     limit: LimitParameter = 50  # maximum number of closed connections; ignored for open ones
     cursor: str | None = Field(
-        None, max_length=200, description="next value of the previous page, with state closed"
+        None, max_length=200, description="for state closed: next value of the previous page"
     )
 
 

@@ -168,9 +168,9 @@ class RedrivePlanView(BaseModel):
 
 
 class RedrivenView(BaseModel):
-    """The result of a redrive; with a rate or search, bulk job ``job`` redrives remaining records.
+    """The result of a redrive; if a rate or search is set, bulk job ``job`` redrives the rest.
 
-    ``bypassed`` is always false, because messages carry no mark that they were republished.
+    ``bypassed`` is always false, because messages are not marked as republished.
     """
 
     redriven: int = Field(description="number of records republished so far")

@@ -24,7 +24,7 @@ from phpmq_lite.storage.read.accounts import NAME_MAX, SAVED_MAX, saved_item_wri
 
 _KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}
 QUEUES_MAX: Final = 10_000
-VALUES_MAX: Final = 500_000  # limit on JSON values; 10,000 queues with all settings have 250,000
+VALUES_MAX: Final = 500_000  # maximum number of values; 10,000 queues with all settings use 250,000
 DETAIL_MAX: Final = 10_000  # maximum length of the list of names in the audit row, in characters
 
 
@@ -66,7 +66,7 @@ async def export_definitions(request: web.Request) -> DefinitionsView:
 
 
 async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
-    """Return each queue's non-default settings, all read at the same point between two batches."""
+    """Return each queue's non-default settings, all read at once between two batches."""
 
     def read(core: Broker, reply: Callable[[dict[str, dict[str, Any]]], None]) -> None:
         rows = (queue.row for queue in core.state.queues.values())
@@ -76,7 +76,7 @@ async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
 
 
 async def import_definitions(request: web.Request, asked: DefinitionsInput) -> DefinitionsView:
-    """Import all definitions or none; a listed queue gets exactly the settings given for it."""
+    """Import all definitions or none; each listed queue gets exactly the settings given for it."""
     context = context_of(request)
     queues = {name: settings.changes() for name, settings in asked.queues.items()}
     for name, settings in queues.items():
@@ -112,14 +112,14 @@ async def import_definitions(request: web.Request, asked: DefinitionsInput) -> D
 
 
 async def _check_saved(request: web.Request, asked: DefinitionsInput) -> None:
-    """Reject changes to views and templates that the caller's queue limits forbid."""
+    """Reject changes to views and templates if the caller's queue limits forbid the changes."""
     for member in ("views", "templates"):
         for name, content in getattr(asked, member).items():
             await saved_items.check_item_change(request, _KINDS[member], name, content or {})
 
 
 def _check_circles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:
-    """Reject settings with which dead-letter queues would form a cycle."""
+    """Reject settings that would make dead-letter queues form a cycle."""
     named = {
         name: queue.settings.dead_letter_queue for name, queue in core.state.queues.items()
     } | {name: settings.get("dead_letter_queue") or "" for name, settings in queues.items()}

@@ -46,7 +46,7 @@ async def docs_page(request: web.Request) -> web.Response:
 
 
 async def docs_moved(request: web.Request) -> web.Response:
-    """Redirect an old or short documentation URL to the current page."""
+    """Redirect an old or short documentation URL to the page's current URL."""
     return await _redirect_renamed(context_of(request), request.match_info.get("page", INDEX))
 
 

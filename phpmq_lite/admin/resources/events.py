@@ -30,7 +30,7 @@ from phpmq_lite.admin.resources.tail import live_tail
 
 TopicEvaluator = Callable[[web.Request, str, tuple[int, ...]], Awaitable[FeedData]]
 
-# topic name (the part before any colon) -> evaluator, whether the topic requires an argument
+# maps a topic name (before any colon) to its evaluator and whether it requires an argument
 TOPICS: Final[dict[str, tuple[TopicEvaluator, bool]]] = {
     "overview": (live_overview, False),
     "queues": (live_queues, False),

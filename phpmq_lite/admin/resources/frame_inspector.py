@@ -56,7 +56,7 @@ def format_bytes(raw: bytes) -> str:
 
 
 def frame_filter(request: web.Request) -> Callable[[str], bool]:
-    """Return a function that checks whether the caller may see a queue's frames."""
+    """Return a function that checks whether the caller is allowed to see a queue's frames."""
     if not identity_of(request).queues:
         return lambda _name: True
     return lambda name: may_use(request, name)

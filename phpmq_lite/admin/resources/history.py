@@ -135,14 +135,14 @@ async def show_history(request: web.Request) -> web.StreamResponse:
 
 
 def _is_one(request: web.Request, query: HistoryPageQuery) -> bool:
-    """Return whether the list covers one queue or all queues, so that an index can sort it."""
+    """Return whether an index can sort the list, because it covers one queue or all queues."""
     return bool(query.queue) or allowed_queues(request) is None
 
 
 async def _draw_chart(
     request: web.Request, query: HistoryPageQuery, chosen: history_chart.ChosenPeriod
 ) -> history_chart.HistoryChart | None:
-    """Return the chart, or None if it would count messages that the caller may not see."""
+    """Return the chart, or None if it would count messages hidden from the caller."""
     if not _is_one(request, query) or not status_of(request).queues:
         return None
     context, span = context_of(request), history_chart.SPANS[query.span]

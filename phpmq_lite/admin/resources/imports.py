@@ -47,7 +47,7 @@ ImportRun = tuple[str, list[ImportedMessage]]
 
 
 class ImportedInput(PublishInput):
-    """A message to import; all other members of an exported message are ignored."""
+    """A message to import; members of an exported message that are not listed here are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -87,7 +87,7 @@ async def import_messages(request: web.Request) -> web.StreamResponse:
 
 
 def _all_checked(request: web.Request, context: Context, raw: bytearray) -> list[ImportLine]:
-    names: dict[str, str] = {}  # interned: 100,000 lines for the same queue share one string
+    names: dict[str, str] = {}  # so that 100,000 lines for the same queue share one string
     return [
         (names.setdefault(queue, queue), message)
         for queue, message in (
@@ -222,7 +222,7 @@ def _publish(
     """Store one or more runs of messages in a single batch, and reply with the number stored.
 
     The batch ends before a run that is rejected, and before a run that may be validated in the
-    background: later runs would be stored before it, so it starts a call of its own.
+    background. Such a run needs a batch of its own, so that later runs are not stored before it.
     """
     count = 0
     for queue, messages in runs:
@@ -243,7 +243,7 @@ def _publish(
 
 
 def _counted(reply: Reply, result: Any) -> None:
-    reply(len(result) if isinstance(result, Published) else result)  # passes errors on unchanged
+    reply(len(result) if isinstance(result, Published) else result)  # pass errors on unchanged
 
 
 def _ignore_reply(result: Any) -> None:
@@ -251,7 +251,7 @@ def _ignore_reply(result: Any) -> None:
 
 
 async def _close_row(context: Context, entry: AuditEntry, result: str) -> None:
-    """Record in the import's audit row, which counts the stored messages, why the import ended."""
+    """Record why the import ended in its audit row, which also counts the stored messages."""
     entry.result = result
     await request_audit.write_entry(context, entry)
 

@@ -77,7 +77,7 @@ async def get_summary(request: web.Request) -> web.StreamResponse:
 
 
 async def visible_summary(request: web.Request) -> PipelineSummary | None:
-    """Return the part of the summary that the caller may see, or None if no summary is stored.
+    """Return the part of the summary visible to the caller, or None if no summary is stored.
 
     Raises:
         BadSummaryError: the summary cannot be read, or is invalid.
@@ -91,7 +91,7 @@ async def visible_summary(request: web.Request) -> PipelineSummary | None:
 
 
 ROWS: Final = 200  # maximum number of table rows on the page; other formats contain all rows
-OLD_MS: Final = 26 * 3_600_000  # a summary older than this is outdated; daily runs are enough
+OLD_MS: Final = 26 * 3_600_000  # a summary older than this is outdated; allows for daily runs
 
 InsightsTab = Literal[
     "charts", "queues", "urns", "dead", "expired", "paths", "jobs", "claims", "readers"

@@ -48,9 +48,9 @@ from phpmq_lite.storage.read.messages import Body, LinkRow, MessageRow
 
 
 class BodyInput(QueryModel):
-    """The response format: the whole body as a file, or at most 64 KiB of the body as JSON."""
+    """The response format: the entire body as a file, or at most 64 KiB of the body as JSON."""
 
-    download: str | None = Field(None, description="any value downloads the whole body as a file")
+    download: str | None = Field(None, description="any value downloads the entire body as a file")
 
 
 class ProblemView(BaseModel):
@@ -170,7 +170,7 @@ async def get_body(request: web.Request) -> web.StreamResponse:
 
 
 async def download_body(request: web.Request) -> web.StreamResponse:
-    """Return the whole body as a download; a damaged body has ``.damaged`` in its file name.
+    """Return the entire body as a download; a damaged body has ``.damaged`` in its file name.
 
     The header ``Repr-Digest`` contains its SHA-256.
     """
@@ -246,7 +246,7 @@ async def show_message(request: web.Request) -> web.StreamResponse:
 
 
 async def _life(request: web.Request, context: Context, row: MessageRow) -> MessageLife:
-    """Collect the messages related by a restore, redrive, edit or dead letter, up to a limit."""
+    """Collect messages linked by a restore, redrive, edit or dead-lettering, up to a limit."""
     allowed = allowed_queues(request)
     rows = {row.seq: row}
     links: dict[tuple[int, str, str], LinkRow] = {}
@@ -269,7 +269,7 @@ async def _life(request: web.Request, context: Context, row: MessageRow) -> Mess
 async def _neighbours(
     request: web.Request, context: Context, query: MessagePageQuery, row: MessageRow
 ) -> tuple[MessageRow | None, MessageRow | None]:
-    """Return the next newer and the next older search result."""
+    """Return a pair: the next newer and the next older search result."""
     if not query.q:
         return None, None
     try:

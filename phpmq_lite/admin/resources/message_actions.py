@@ -105,7 +105,7 @@ class DeleteInput(ActionInput):
 
 
 class RedriveOneInput(ActionInput):
-    """The target queue and time to live with which to redrive a dead-letter record."""
+    """The target queue and time to live for redriving a dead-letter record."""
 
     ttl_s: TtlSeconds = None
     target: RedriveTarget = None

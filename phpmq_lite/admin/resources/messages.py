@@ -103,8 +103,8 @@ class BodyView(BaseModel):
 
     content: str = Field(description="the body or its beginning, in the given encoding")
     encoding: str = Field(description="encoding of content: utf-8 or base64")
-    size: int = Field(description="size of the whole body in bytes")
-    is_whole: bool = Field(description="whether content is the whole body")
+    size: int = Field(description="size of the complete body in bytes")
+    is_whole: bool = Field(description="whether content is the complete body")
 
     @classmethod
     def of(cls, body: Body) -> Self:
@@ -120,7 +120,7 @@ class MessagePage:
     rows: Sequence[MessageRow]
     next: str | None = None
     previous: str | None = None
-    searched: int | None = None  # number of offsets searched until the time limit, if reached
+    searched: int | None = None  # number of offsets searched if the time limit was reached
 
 
 async def read_messages_page(context: Context, query: MessagesQuery, queue_id: int) -> MessagePage:
@@ -147,7 +147,7 @@ async def read_history_page(
 ) -> MessagePage:
     """Return a page of settled messages, newest first, with cursors.
 
-    ``since`` (inclusive) and ``until`` (exclusive) limit the settling times, Unix ms.
+    ``since`` (inclusive) and ``until`` (exclusive) limit the time of settlement, Unix ms.
     """
     scope = f"history {queue_id} {query.outcome} {since} {until}"
     cursor = responses.decode_cursor(scope, query.cursor)

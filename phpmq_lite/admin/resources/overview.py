@@ -1,4 +1,4 @@
-"""The overview page, which shows the broker at a glance and what needs attention."""
+"""The overview page, which shows the broker's state at a glance and what needs attention."""
 
 from typing import Any, Final, Literal
 
@@ -34,7 +34,7 @@ class OverviewPageQuery(QueueQuery):
 
 
 async def show_overview(request: web.Request) -> web.StreamResponse:
-    """Show the broker at a glance, what needs attention, and the fullest queues."""
+    """Show the broker's state at a glance, what needs attention, and the fullest queues."""
     context, query = context_of(request), _query(request)
     status, now_ms = status_of(request), context.now_ms()
     ages = await read_oldest_ready(context, status.queues)

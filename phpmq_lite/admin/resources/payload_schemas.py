@@ -125,7 +125,7 @@ class SchemasPageQuery(FormatQuery):
 
 
 async def find_schemas(request: web.Request, _query: SchemasPageQuery) -> SchemasView:
-    """List the URNs that have a schema, with their fields and validation results."""
+    """List the URNs that have a schema, with the schema's fields and the validation results."""
     return SchemasView(
         items=list_registered(request),
         faults=[str(fault) for fault in context_of(request).schemas.faults],
@@ -139,7 +139,7 @@ def list_registered(request: web.Request) -> list[SchemaView]:
 
 
 def _tally(request: web.Request, urn: str) -> ValidationCounts | None:
-    """Return the validation counts, or None if the caller may not see every queue."""
+    """Return the validation counts, or None if the caller cannot access every queue."""
     is_limited = allowed_queues(request) is not None
     return None if is_limited else context_of(request).schemas.counts(urn)
 
@@ -148,7 +148,7 @@ def find_registered(request: web.Request, urn: str) -> RegisteredSchema:
     """Return the schema registered for a URN.
 
     Raises:
-        Problem: 404 if there is none.
+        Problem: 404 if no schema is registered for the URN.
     """
     found = context_of(request).schemas.registry.entries.get(urn)
     if found is None:
@@ -159,10 +159,10 @@ def find_registered(request: web.Request, urn: str) -> RegisteredSchema:
 async def compare_schemas(
     request: web.Request, entry: RegisteredSchema, content: bytes
 ) -> tuple[PayloadSchema, tuple[SchemaChange, ...]]:
-    """Compare a new schema version with the registered version, using a worker thread.
+    """Compare a new schema version with the registered version in a worker thread.
 
     Raises:
-        Problem: 413 if it is too large, 422 if it is not a schema.
+        Problem: 413 if the new schema is too large, 422 if it is not a valid schema.
     """
     if len(content) > DOCUMENT_BYTES:
         raise Problem(
@@ -222,7 +222,7 @@ class SchemaCheckForm:
 
     urn: str = ""
     document: str = ""
-    changes: tuple[SchemaChange, ...] | None = None  # None until the schemas are compared
+    changes: tuple[SchemaChange, ...] | None = None  # None until the schemas have been compared
     unchecked: tuple[str, ...] = ()
     error: str = ""
 

@@ -90,7 +90,7 @@ class PublishedView(BaseModel):
 
 
 async def publish_messages(request: web.Request) -> web.StreamResponse:
-    """Publish one message or a whole array of messages; respond with 201 after the commit.
+    """Publish one message or an array of messages; respond with 201 after the commit.
 
     A request that repeats an Idempotency-Key stores nothing and gets the original response.
     """
@@ -107,7 +107,7 @@ async def publish_messages(request: web.Request) -> web.StreamResponse:
     for at, (body, _) in enumerate(pieces):
         check_size(context, body, f"{at}.content")
     entry = audit_entry(request, target=name)
-    before = await WaitPosition.now(context.readers)  # before publishing, so no event is missed
+    before = await WaitPosition.now(context.readers)  # before publishing, to miss no event
     ids = await context.engine.run(publishing.publish, entry, name, pieces, key=key)
     cursor = before.after(ids).text
     out = PublishedView(ids=ids, cursor=cursor, quarantined=ids.quarantined)
@@ -184,9 +184,9 @@ class PublishForm:
     anyway: bool = False  # publish even if the queue or a schema rejects the message
     create: str = ""  # name of the queue to create
     code: str = ""  # error code if publishing failed
-    checked: str = ""  # text that describes the checked body
+    checked: str = ""  # description of the checked body
     card: envelope_card.EnvelopeCard | None = None  # verdict on the envelope
-    errors: dict[str, str] = field(default_factory=dict)  # field name -> error text
+    errors: dict[str, str] = field(default_factory=dict)  # error texts by field name
 
 
 def _draft_of(form: Form) -> PublishForm:
@@ -314,7 +314,7 @@ async def _publish(
 def _check_envelopes(context: Context, queue: QueueStatus | None, made: Sequence[bytes]) -> None:
     """Reject envelopes that the queue would quarantine, and data that does not match its schema.
 
-    Large bodies, and those after the first ``JUDGED_MAX``, are only validated by the queue.
+    Large bodies, and bodies after the first ``JUDGED_MAX``, are validated only by the queue.
 
     Raises:
         Problem: 422; the detail names the reason.
@@ -371,7 +371,7 @@ def _bodies(context: Context, form: Form, draft: PublishForm, count: int) -> Seq
 
 
 def _check_total(size: int, count: int) -> None:
-    """Reject copies whose total size would be too large, before any are created."""
+    """Reject copies whose total size would exceed the limit, before any copy is created."""
     total = size * count
     if count > 1 and total > TOTAL_MAX:
         raise Problem(
@@ -383,7 +383,7 @@ def _check_total(size: int, count: int) -> None:
 
 
 def _after(request: web.Request, draft: PublishForm) -> str:
-    """Return the form's URL: users often publish several messages in a row."""
+    """Return the form's URL, because users often publish several messages in a row."""
     return context_of(request).urls.to("publish", queue=draft.queue, template=draft.template)
 
 

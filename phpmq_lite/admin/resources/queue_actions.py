@@ -101,9 +101,9 @@ _ASKS: Final[dict[str, tuple[str, str, tuple[FormField, ...]]]] = {
 
 
 async def show_form(request: web.Request, action: str) -> web.StreamResponse:
-    """Show the confirmation form for an action on a whole queue.
+    """Show the confirmation form for an action on all of a queue's messages.
 
-    Its field ``upto`` is the seq of the last message, so that later messages are not included.
+    The form's field ``upto`` is the seq of the last message, which excludes later messages.
     """
     context, queue = context_of(request), require_queue(request)
     urls = context.urls
@@ -136,7 +136,7 @@ async def show_form(request: web.Request, action: str) -> web.StreamResponse:
     return await render_page(request, "confirm.html", ask=ask)
 
 
-# -- actions on a whole queue
+# -- actions on all of a queue's messages
 
 
 async def submit_form(request: web.Request, action: Action) -> web.StreamResponse:

@@ -93,7 +93,7 @@ class SearchPageQuery(ListQuery):
 
 @dataclass(slots=True, frozen=True)
 class SearchChip:
-    """A search term, and the search that remains without the term."""
+    """A search term, and the search that remains when the term is removed."""
 
     text: str
     without: str
@@ -159,7 +159,7 @@ async def _page(
 def actions_for_rows(rows: Sequence[MessageRow], others: frozenset[str] = frozenset()) -> list[str]:
     """Return the actions that apply to at least one of these messages, least destructive first.
 
-    ``others`` are the dead-letter queues named by settings.
+    ``others`` contains the dead-letter queues named in queue settings.
     """
     states = {State(row.state).name.lower() for row in rows}
     is_record = any(row.is_alive and _is_record(row, others) for row in rows)

@@ -32,7 +32,7 @@ from phpmq_lite.model import AuditEntry
 
 RATE_MAX: Final = 100_000
 PLANNED: Final = 500  # maximum number of records in a redrive plan
-_NEEDS: Final = {  # action -> message states it accepts; least destructive action first
+_NEEDS: Final = {  # message states that each action accepts, least destructive action first
     Action.REQUEUE: {"ready", "dispatched"},
     Action.RELEASE: {"dispatched"},
     Action.MOVE: {"ready"},
@@ -73,7 +73,7 @@ async def show_selection(request: web.Request) -> web.StreamResponse:
 async def _plan(
     request: web.Request, selection: MessageSelection, action: str
 ) -> tuple[bulk.RedrivePlan | None, int]:
-    """Return a redrive plan for the first records, and how many records the plan covers."""
+    """Return a pair: a redrive plan for the first records, and how many records it covers."""
     if action != Action.REDRIVE:
         return None, 0
     seqs = selection.frozen.seqs[:PLANNED]
@@ -98,7 +98,7 @@ def possible_actions(
 ) -> dict[str, str]:
     """Return the actions available for a selection, each with the verb for its button.
 
-    ``others`` are the dead-letter queues named by settings.
+    ``others`` contains the dead-letter queues named in queue settings.
     """
     frozen = selection.frozen
     states = {state for state, count in frozen.by_state.items() if count}
@@ -119,7 +119,7 @@ def read_action(form: Form) -> Action:
     """Return the bulk action that a form requests.
 
     Raises:
-        Problem: 422 if there is no such action.
+        Problem: 422 if the action does not exist.
     """
     name = form.text("action", 40)
     if name not in _NEEDS:
@@ -192,7 +192,7 @@ async def create_selection(request: web.Request, asked: SelectionInput) -> Selec
 
 
 async def get_selection(request: web.Request) -> SelectionView:
-    """Return a selection; only the user who created it may read it."""
+    """Return a selection; only the user who created it can read it."""
     return await _view_of(request, bulk.find_selection(request, request.match_info["token"]))
 
 

@@ -79,7 +79,7 @@ def _home(request: web.Request) -> str:
 
 
 async def show_setup(request: web.Request) -> web.StreamResponse:
-    """Show the setup form for the first admin, or 404 if a user already exists."""
+    """Show the setup form for the first admin; respond with 404 if a user already exists."""
     _check_open(request)
     return await _setup_page(request, "admin")
 
@@ -142,7 +142,7 @@ class SessionView(ResponseModel):
     user: str = Field(description="user name")
     created_at: int = Field(description="when the session was created, Unix ms")
     seen_at: int = Field(description="when last used, Unix ms; may lag by five minutes")
-    expires_at: int = Field(description="latest time when the session expires, Unix ms")
+    expires_at: int = Field(description="when the session expires at the latest, Unix ms")
     address: str = Field(description="host or host:port; unix or control on the broker's machine")
     agent: str = Field(description="the browser's User-Agent")
     is_own: bool = Field(description="whether this request belongs to the session")

@@ -68,7 +68,7 @@ class UploadedRows(NamedTuple):
 
 
 def _rows_that_fit(bodies: Any) -> int:
-    """Return how many of the first bodies fit into one slice, but at least 1."""
+    """Return how many bodies from the start of the list fit into one slice, but at least 1."""
     import pyarrow.compute as pc
 
     sizes: Iterator[int] = accumulate(pc.binary_length(bodies).to_pylist())
@@ -78,7 +78,7 @@ def _rows_that_fit(bodies: Any) -> int:
 def read_rows(
     raw: bytes | bytearray, content_max: int, check_right: Callable[[str], None]
 ) -> UploadedRows:
-    """Read and validate a whole stream; call ``check_right`` once for each queue in the stream.
+    """Read and validate a complete stream; call ``check_right`` once for each queue in the stream.
 
     Raises:
         Problem: 422 naming the column or bound, 413 for too many rows or a body that is too large.
@@ -98,7 +98,7 @@ def read_rows(
 
 
 def _batches(pa: Any, reader: Any) -> list[Any]:
-    """Read non-empty batches; a 64 MiB stream could expand to 290,000 empty ones of 3 KiB each."""
+    """Read only non-empty batches; a 64 MiB stream could expand to 290,000 empty 3 KiB batches."""
     batches, rows = [], 0
     for batch in reader:
         batch.validate(full=True)
@@ -162,7 +162,7 @@ def _check_schema(pa: Any, schema: Any) -> None:
 
 
 def _arrange_columns(pa: Any, batch: Any) -> Any:
-    """Return the columns in the order of ``_COLUMNS``, converted to the types we use."""
+    """Return the columns in the order of ``_COLUMNS``, converted to the types used here."""
     ttl = (
         batch.column("ttl_s").cast(pa.int64())
         if "ttl_s" in batch.schema.names
@@ -278,7 +278,7 @@ class AppIdView(BaseModel):
     """An app_id with its owner."""
 
     app_id: str = Field(description="publisher name")
-    owner: str | None = Field(description="user or token NAME; null for the next to publish")
+    owner: str | None = Field(description="user or token NAME; null means the next publisher")
     version: int = Field(description="highest published version")
     at_ms: int = Field(description="when that version was published, Unix ms")
     rows: int = Field(description="number of messages in that version")
@@ -288,14 +288,14 @@ class TransferInput(StrictInput):
     """The new owner of an app_id."""
 
     app_id: AppIdParameter
-    owner: str | None = Field(description="user or token NAME; null for the next to publish")
+    owner: str | None = Field(description="user or token NAME; null means the next publisher")
 
 
 class TransferView(BaseModel):
     """The owner of an app_id."""
 
     app_id: str = Field(description="publisher name")
-    owner: str | None = Field(description="user or token NAME; null for the next to publish")
+    owner: str | None = Field(description="user or token NAME; null means the next publisher")
 
 
 class UnstageInput(StrictInput):
@@ -313,14 +313,14 @@ class UnstageView(BaseModel):
 async def stage_rows(request: web.Request) -> web.StreamResponse:
     """Stage an Arrow IPC stream (columns body, queue and optionally ttl_s) under a token.
 
-    A header ``X-Row-Count`` must match.  Nothing is published until ``publish`` names the token.
+    A header ``X-Row-Count`` must equal the number of rows. ``publish`` later publishes the rows.
     """
     need_arrow()
     context, token = context_of(request), read_query(request, StageQuery).token
     expected = _row_count(request)
     entry = audit_entry(request, target=token)
     content_max = int(context.settings.limits.max_content)
-    raw = await read_body(request)  # read before taking a slot, because the body may arrive slowly
+    raw = await read_body(request)  # before taking a slot, because the body may arrive slowly
     async with _slot(context):
         upload = await asyncio.to_thread(
             read_rows, raw, content_max, lambda name: check_queue_right(request, name)

@@ -134,7 +134,7 @@ def _queue_id(request: web.Request, name: str) -> int:
     """Return the queue_id of the queue that the query names.
 
     Raises:
-        Problem: 404 if it does not exist, 403 for all queues if the caller is limited to some.
+        Problem: 404 if the queue does not exist, 403 if a limited caller asks for all queues.
     """
     if not name:
         if allowed_queues(request) is not None:

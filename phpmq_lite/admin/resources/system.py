@@ -37,7 +37,7 @@ from phpmq_lite.storage.integrity.startup import Start, StoredStarts
 from phpmq_lite.storage.read.database_size import DatabaseSize, measure_database
 from phpmq_lite.writes import DismissStartReport
 
-COUNTED: Final = 1_000_000  # counting of expiring messages stops at this number
+COUNTED: Final = 1_000_000  # maximum number of expiring messages to count
 ClockDecision = Literal["expire", "keep"]
 
 
@@ -241,7 +241,7 @@ async def _log(_request: web.Request, query: SystemPageQuery) -> dict[str, Any]:
 async def read_restart_report(request: web.Request) -> system_view.RestartReport | None:
     """Return the report on the most recent start, or None if the report has been dismissed.
 
-    There is also no report for the first start or for one that cannot be read.
+    Also return None for the first start, and if the record of the start cannot be read.
     """
     try:
         found = await StoredStarts(context_of(request).readers).newest(1)
@@ -253,13 +253,13 @@ async def read_restart_report(request: web.Request) -> system_view.RestartReport
 
 
 def _seen_by(request: web.Request, report: system_view.RestartReport) -> system_view.RestartReport:
-    """Return the report without the queues that the caller may not see."""
+    """Return the report without the queues that the caller is not allowed to see."""
     expired = [(name, count) for name, count in report.expired if may_use(request, name)]
     return replace(report, expired=expired)
 
 
 async def submit_dismissal(request: web.Request) -> web.StreamResponse:
-    """Dismiss the report on a start and hide the report from the overview."""
+    """Dismiss the report on a start, so that the overview no longer shows the report."""
     context = context_of(request)
     number = await read_form_field(request, "start")
     if not number.isascii() or not number.isdecimal() or len(number) > 15:
@@ -319,12 +319,12 @@ async def submit_drain(request: web.Request) -> web.StreamResponse:
 
 
 def _word(context: Context) -> str:
-    """Return the text that confirms a drain: the environment's name, or ``drain`` if unnamed."""
+    """Return the text that confirms a drain: the environment's name, or ``drain`` if not set."""
     return context.settings.ui.environment.strip() or "drain"
 
 
 def _is_admin(request: web.Request) -> bool:
-    """Return whether the caller is an admin of all queues, as needed to read the log or drain."""
+    """Return whether the caller is an admin of all queues, who can read the log and drain."""
     identity = identity_of(request)
     return identity.role.may(Role.ADMIN) and not identity.queues
 
@@ -344,7 +344,7 @@ class ListenerView(BaseModel):
 
     address: str = Field(description="HOST:PORT, or unix:PATH")
     transport: Literal["tcp", "tls", "unix"] = Field(description="plain TCP, TLS or a Unix socket")
-    has_ttl: bool = Field(description="false if the listener serves the older revision")
+    has_ttl: bool = Field(description="false if it serves the older protocol revision")
 
 
 class ListenersView(ListPage[ListenerView]):

@@ -44,7 +44,7 @@ _OUTCOMES: Final[dict[int, str]] = {
     State.DELETED: "delete",
 }
 _OWN_EVENT: Final = {"redriven"}  # deletion reasons that have their own event kind
-_MOVES: Final = {StateEvent.FORWARD, StateEvent.MOVE, StateEvent.PLACE}  # their detail is "A to B"
+_MOVES: Final = {StateEvent.FORWARD, StateEvent.MOVE, StateEvent.PLACE}  # whose detail is "A to B"
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,7 +87,7 @@ class QueueTail(FeedState):
         self._timer: asyncio.TimerHandle | None = None
 
     def listen(self) -> None:
-        """Start or continue collecting events; collecting stops ``IDLE_S`` after the last call."""
+        """Start or continue collecting events, until ``IDLE_S`` seconds after the last call."""
         if self._remove is None:
             self._remove = self._tap(self.record_batch)
         if self._timer is not None:
@@ -143,7 +143,7 @@ class QueueTail(FeedState):
     def _record_copied(self, copied: CopiedRows, at_ms: int) -> None:
         """Count messages published by Spark; ``take_events`` looks up the newest ones later."""
         count = copied.counts.get(self.queue_id, 0)
-        self._dropped += count  # take_events() subtracts those that it finds in the database
+        self._dropped += count  # take_events() subtracts the rows it finds in the database
         if count:
             for seq in range(max(copied.first, copied.end - ROWS_PER_S), copied.end):
                 if len(self._pending) < PENDING_MAX:
@@ -187,7 +187,7 @@ class QueueTail(FeedState):
     # -- called by the feed
 
     async def take_events(self) -> tuple[list[TailEvent], int]:
-        """Return the events since the previous call, in order, and how many events were dropped."""
+        """Return a pair: the events since the last call, in order, and how many were dropped."""
         self.listen()
         pending, self._pending = self._pending, deque()
         missed, self._dropped = self._dropped, 0

@@ -72,7 +72,7 @@ async def create_token(request: web.Request, asked: TokenInput) -> NewTokenView:
 
 
 async def revoke_token(request: web.Request, _asked: None) -> TokenView:
-    """Revoke a token; from then on, calls that use it are rejected."""
+    """Revoke a token; any further call that uses the token is rejected."""
     token = context_of(request).auth.accounts.token_named(path_name(request, "name"))
     await users.remove_token(request, token)
     return TokenView.of(token)

@@ -81,14 +81,14 @@ class MessageWait:
     apart_s: Callable[[], float] = lambda: _APART_S  # returns the seconds between two reads
 
     async def first(self, woken: asyncio.Event, timeout_s: float) -> MessageRow | None:
-        """Return the first match, or None on timeout; move ``mark`` past the messages that it read.
+        """Return the first match, or None on timeout; move ``mark`` past the messages read.
 
         Read at least once, and stop early only if ``is_over`` returns True.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + timeout_s
         while True:
-            woken.clear()  # cleared before reading, because a new message must set it again
+            woken.clear()  # before reading, so that a message stored since then sets it again
             found = await self._read_match(ends_at)
             if found is not None or self.is_over():
                 return found
@@ -100,7 +100,7 @@ class MessageWait:
                 return await self._read_match(ends_at) if woken.is_set() else None
 
     async def _read_match(self, ends_at: float) -> MessageRow | None:
-        """Read slices until one has a match or none is left; after ``ends_at``, read only one."""
+        """Read slices until one contains a match or none is left; only one after ``ends_at``."""
         while places := await self._next():
             rows = await self.search.matches(self.query, list(places), self.queues())
             if rows:
@@ -113,7 +113,7 @@ class MessageWait:
         return None
 
     async def _next(self) -> dict[int, int]:
-        """Return the next messages as seq -> position, which is a seq or a history offset."""
+        """Return the next messages as a mapping of seq to position (a seq or a history offset)."""
         if self.until == "published":
             return {seq: seq for seq in await self.tails.published_after(self.mark.seq)}
         settled = await self.tails.settled_after(self.mark.offset)
@@ -178,7 +178,7 @@ class WaitQuery(BaseModel):
     after: str | None = Field(
         None,
         max_length=200,
-        description="cursor from a publish, or X-Cursor from a response; empty to wait only for "
+        description="cursor from a publish response or an X-Cursor header; empty to wait only for "
         "new messages",
     )
     until: WaitCondition = Field("published", description="what to wait for: published or settled")
@@ -186,7 +186,7 @@ class WaitQuery(BaseModel):
 
 
 async def wait_for_message(request: web.Request) -> web.StreamResponse:
-    """Wait for the first matching message after a cursor and return it, or 204 on timeout.
+    """Wait for the first matching message after a cursor; respond with 204 on timeout.
 
     Either way, the header ``X-Cursor`` contains the cursor to continue from.
     """
