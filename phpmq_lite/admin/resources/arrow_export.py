@@ -48,7 +48,7 @@ def need_arrow() -> None:
 
 OFFSET_MAX: Final = 1 << 62
 # An export is aborted if its reader accepts no data for this long; other clients get only 30 s.
-# A Spark task reads while its sink writes, and a lock or commit may block the sink for longer.
+# A Spark task reads while its sink writes, and a lock or commit can block the sink for longer.
 # Disconnecting would fail the Spark job. Other exports wait up to ``WHOLE_S`` seconds for a slot.
 STALLED_S: Final = 300.0
 WHOLE_S: Final = 600.0  # maximum duration of an export, excluding the broker's pauses

@@ -143,7 +143,7 @@ class AuditRowText:
     level: str  # CSS class of the result: good, info, warn, bad or empty
     link: tuple[str, dict[str, str]] | None  # route name and URL parameters of the target's page
     changes: list[SettingChange]
-    detail: str  # the row's details as text; empty if they are setting changes
+    detail: str  # the row's details as text; empty if ``changes`` contains them
 
 
 def describe_rows(rows: Iterable[AuditRow], queues: Container[str]) -> list[AuditRowText]:

@@ -193,7 +193,7 @@ async def find_jobs(request: web.Request, _query: FormatQuery) -> list[BulkJob]:
 
 
 async def get_job(request: web.Request) -> BulkJobView:
-    """Return a bulk job's progress, or its audit row if the broker has since restarted."""
+    """Return a bulk job's progress, or the job's audit row if the broker has since restarted."""
     number = job_number(request)
     found = find_job(request, number)
     if found is not None:

@@ -150,7 +150,7 @@ async def find_subscription(request: web.Request, name: str) -> SubscriptionRow:
     """Return the stored row of a subscription.
 
     Raises:
-        Problem: 404 if there is no such subscription, 403 if the caller may not use its queue.
+        Problem: 404 if there is no such subscription, 403 if the caller cannot use its queue.
     """
     found = await _find(request, name)
     if found is None:

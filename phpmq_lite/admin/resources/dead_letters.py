@@ -43,7 +43,7 @@ from phpmq_lite.storage.read.search_plan import SearchQuery
 class DeadLettersPageQuery(FormatQuery):
     """Query for the dead-letter groups: how many records to read, and the output format."""
 
-    deep: bool = Field(False, description="whether to read more records, which takes longer")
+    deep: bool = Field(False, description="whether to read more records (slower)")
 
 
 class DeadLetterGroupsQuery(DeadLettersPageQuery):

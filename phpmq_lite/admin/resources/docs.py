@@ -33,7 +33,7 @@ async def docs(request: web.Request) -> web.Response:
 
 
 async def docs_page(request: web.Request) -> web.Response:
-    """Show a documentation page, or return one of its images."""
+    """Show a documentation page, or return an image from the documentation."""
     context = context_of(request)
     name = f"{request.match_info['section']}/{request.match_info['page']}"
     section, _, file = name.partition("/")

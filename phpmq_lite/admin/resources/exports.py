@@ -126,7 +126,7 @@ async def _write_all(
     if is_csv:
         await _write(hold, response, _csv_line(list(ExportView.model_fields)).encode())
     async for pairs in _messages(context_of(request), hold, seqs):
-        lines = await asyncio.to_thread(_lines, pairs, is_csv=is_csv)  # takes 50 ms for 4 MiB
+        lines = await asyncio.to_thread(_lines, pairs, is_csv=is_csv)  # 4 MiB take 50 ms
         await _write(hold, response, lines)
         count += len(pairs)
     if not is_csv:

@@ -100,7 +100,7 @@ def _all_checked(request: web.Request, context: Context, raw: bytearray) -> list
 def _read(request: web.Request, raw: bytearray) -> tuple[int, Iterable[object]]:
     """Return the number of messages and an iterator over them.
 
-    Lines are parsed one at a time, so that only one parsed line is in memory.
+    The lines are parsed one at a time, so that only one parsed line is in memory.
     """
     found: Iterable[object]
     if request.content_type == JSON_LINES:
@@ -191,7 +191,7 @@ def _checked(request: web.Request, context: Context, number: int, line: object) 
 
 
 async def _store(request: web.Request, context: Context, lines: Sequence[ImportLine]) -> int:
-    """Store messages in line order. If a message is rejected, those before it remain stored."""
+    """Store messages in line order. If a message is rejected, earlier messages remain stored."""
     stored = 0
     entry = audit_entry(request, target=", ".join(list(dict.fromkeys(q for q, _ in lines))[:10]))
     while stored < len(lines):

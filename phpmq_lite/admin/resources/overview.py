@@ -68,7 +68,7 @@ def _query(request: web.Request) -> OverviewPageQuery:
 
 
 async def _charts(request: web.Request, key: str) -> dict[str, Any]:
-    """Return charts covering all queues, or none if the caller may not see every queue."""
+    """Return charts covering all queues, or none if the caller cannot access every queue."""
     context, span = context_of(request), SPANS[key]
     if allowed_queues(request) is not None or not status_of(request).queues:
         return {"charts": (), "table": None, "span": span}

@@ -94,7 +94,7 @@ class SchemaDetailView(SchemaView):
 
 
 class SchemaCheckInput(BaseModel):
-    """A new version of a schema."""
+    """The new version of a schema, to compare with the registered version."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -110,7 +110,7 @@ class SchemaChangeView(ResponseModel):
 
 
 class SchemaCheckView(BaseModel):
-    """The result of comparing a new schema version with the registered one."""
+    """The result of comparing a new schema version with the registered version."""
 
     urn: str = Field(description="URN of the schema")
     compatible: bool = Field(description="whether the new schema can replace the registered one")
@@ -133,7 +133,7 @@ async def find_schemas(request: web.Request, _query: SchemasPageQuery) -> Schema
 
 
 def list_registered(request: web.Request) -> list[SchemaView]:
-    """Return the registered schemas ordered by URN, with the counts that the caller may see."""
+    """Return the registered schemas ordered by URN, with the counts visible to the caller."""
     entries = context_of(request).schemas.registry.entries
     return [SchemaView.of_entry(entries[urn], _tally(request, urn)) for urn in sorted(entries)]
 
@@ -194,7 +194,7 @@ async def get_schema(request: web.Request) -> SchemaDetailView:
 
 
 async def check_schema(request: web.Request, given: SchemaCheckInput) -> SchemaCheckView:
-    """Compare a new schema version with the registered one, without storing anything."""
+    """Compare a new schema version with the registered version, without storing anything."""
     entry = find_registered(request, path_name(request, "urn"))
     if "document" not in given.model_fields_set:
         raise Problem(422, "invalid", "The new schema (document) is missing.", field="document")
@@ -233,7 +233,7 @@ class SchemaCheckForm:
 
 
 async def submit_schema_check(request: web.Request) -> web.StreamResponse:
-    """Compare a pasted schema with the registered one, without storing anything."""
+    """Compare a pasted schema with the registered schema, without storing anything."""
     form = await read_form(request)
     asked = SchemaCheckForm(form.text("urn", INDEX_CHARACTERS), form.raw("document"))
     audit_entry(request, target=asked.urn).result = "checked"

@@ -107,7 +107,7 @@ async def publish_messages(request: web.Request) -> web.StreamResponse:
     for at, (body, _) in enumerate(pieces):
         check_size(context, body, f"{at}.content")
     entry = audit_entry(request, target=name)
-    before = await WaitPosition.now(context.readers)  # before publishing, to miss no event
+    before = await WaitPosition.now(context.readers)  # read first, so that no event is missed
     ids = await context.engine.run(publishing.publish, entry, name, pieces, key=key)
     cursor = before.after(ids).text
     out = PublishedView(ids=ids, cursor=cursor, quarantined=ids.quarantined)
@@ -288,7 +288,7 @@ async def _publish(
     if count > 1 and form.file("file") is None:
         await memory_hold_of(request).grow(min(len(draft.body) * count, TOTAL_MAX))
     ttl_s = form.ttl_s()
-    made = await asyncio.to_thread(_bodies, context, form, draft, count)  # up to 1,000 copies
+    made = await asyncio.to_thread(_bodies, context, form, draft, count)  # makes up to 1,000 copies
     queue = find_queue(request, name)
     if queue is None and draft.create != name:
         raise Problem(

@@ -190,7 +190,7 @@ async def _listed(request: web.Request, query: QueuePageQuery, queue: QueueStatu
 
 
 def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageRow]) -> str:
-    """Return a search that matches every message in the list, for acting on all of them."""
+    """Return a search that matches every message in the list, for an action on all messages."""
     if not rows:
         return ""
     if query.tab == "history":

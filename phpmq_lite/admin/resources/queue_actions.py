@@ -101,7 +101,7 @@ _ASKS: Final[dict[str, tuple[str, str, tuple[FormField, ...]]]] = {
 
 
 async def show_form(request: web.Request, action: str) -> web.StreamResponse:
-    """Show the confirmation form for an action on all of a queue's messages.
+    """Show the confirmation form for an action on an entire queue.
 
     The form's field ``upto`` is the seq of the last message, which excludes later messages.
     """
@@ -136,7 +136,7 @@ async def show_form(request: web.Request, action: str) -> web.StreamResponse:
     return await render_page(request, "confirm.html", ask=ask)
 
 
-# -- actions on all of a queue's messages
+# -- actions on an entire queue
 
 
 async def submit_form(request: web.Request, action: Action) -> web.StreamResponse:

@@ -157,7 +157,7 @@ async def _page(
 
 
 def actions_for_rows(rows: Sequence[MessageRow], others: frozenset[str] = frozenset()) -> list[str]:
-    """Return the actions that apply to at least one of these messages, least destructive first.
+    """Return the actions that apply to at least one of the messages, least destructive first.
 
     ``others`` contains the dead-letter queues named in queue settings.
     """

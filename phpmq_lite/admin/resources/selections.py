@@ -146,7 +146,7 @@ class SelectionInput(StrictInput):
 
 
 class SelectionView(ResponseModel):
-    """A selection; ``POST /bulk`` may require one of the ``to_confirm`` texts."""
+    """A selection; if ``to_confirm`` has texts, ``POST /bulk`` requires one of these texts."""
 
     token: str = Field(description="token for POST /bulk, valid for ten minutes")
     q: str = Field(description="the search as parsed")

@@ -57,7 +57,7 @@ class UploadedRows(NamedTuple):
     bytes: int
 
     def chunks(self) -> Iterator[list[staging.StagedRow]]:
-        """Yield the rows in order, in chunks small enough for the broker to accept as one slice."""
+        """Yield the rows in order, in chunks that the broker accepts as a single slice."""
         for batch in self.batches:
             at = 0
             while at < batch.num_rows:
@@ -263,7 +263,7 @@ class PublishStagedView(ResponseModel):
     resumed: bool = Field(
         False,
         validation_alias="is_resumed",
-        description="whether the call published rows left from an earlier call",
+        description="whether the call published rows left over from an earlier call",
     )
 
 

@@ -63,7 +63,7 @@ class ClockDecisionInput(BaseModel):
 
 
 async def read_clock(context: Context) -> ClockView:
-    """Read the clock, and count the messages that will expire if the downtime counts."""
+    """Read the clock, and count the messages that expire if the downtime is counted."""
     status = context.engine.summary()
     doubt_ms, would_expire = status.clock_doubt_ms, None
     if doubt_ms:
@@ -107,7 +107,7 @@ class SettingView(BaseModel):
     setting: str = Field(description="name, such as limits.credit")
     value: Any = Field(description="effective value; sizes are in bytes, secrets are masked")
     text: str = Field(description="value as written in an environment variable")
-    default: str = Field(description="default value, in the same notation as text")
+    default: str = Field(description="default value, written in the same way as text")
     source: str = Field(description="flag, environment NAME, file PATH, … or default")
     help: str = Field(description="what the setting does")
     bounds: str = Field(description="allowed values; empty if any value of the type is allowed")
@@ -348,7 +348,7 @@ class ListenerView(BaseModel):
 
 
 class ListenersView(ListPage[ListenerView]):
-    """All open listeners; those for the older protocol revision come last."""
+    """All open listeners; listeners for the older protocol revision come last."""
 
     content_bytes: int = Field(description="maximum body size in bytes (limits.max_content)")
 

@@ -30,7 +30,7 @@ ROWS_PER_S: Final = 100  # maximum number of rows shown per second
 LOOKUPS_MAX: Final = 1_000  # maximum number of messages looked up in the database per second
 PENDING_MAX: Final = 5_000  # maximum number of events kept between two reads
 PREVIEWS_MAX: Final = 20_000  # maximum number of cached message previews
-IDLE_S: Final = 15.0  # a tail stops if it is not read for this long
+IDLE_S: Final = 15.0  # a tail stops if its events are not read for this long
 PREVIEW_BYTES: Final = 480
 
 KINDS: Final = (
@@ -63,7 +63,7 @@ class QueueTail(FeedState):
     """Collects one queue's message events; ``take_events`` should be called about once per second.
 
     ``tap(function)`` makes the engine call ``function`` with every batch after its commit, and
-    returns a function that removes it.
+    returns a function that stops these calls.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class TailPageQuery(QueryModel):
 
 
 def _query_of(request: web.Request) -> TailPageQuery:
-    """Read the filter; ``kind`` may be repeated and may be a comma-separated list."""
+    """Read the filter; ``kind`` can be repeated and can be a comma-separated list."""
     kinds = [kind for text in request.query.getall("kind", []) for kind in text.split(",") if kind]
     return TailPageQuery(kind=tuple(dict.fromkeys(kinds)), q=request.query.get("q", ""))
 
@@ -327,7 +327,7 @@ async def show_tail(request: web.Request) -> web.StreamResponse:
 
 
 async def live_tail(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
-    """Return the message events in a queue since this feed was last evaluated."""
+    """Return the message events in a queue since the feed was last evaluated."""
     queue, query = find_queue(request, argument), _query_of(request)
     if queue is None:
         raise not_found("queue", argument)
@@ -345,7 +345,7 @@ def _tail_of(request: web.Request, queue: QueueStatus) -> QueueTail:
     known = kept.get(key)
     if isinstance(known, QueueTail) and known.queue_id == queue.queue_id:
         return known
-    if known is not None:  # the queue was removed and recreated
+    if known is not None:  # the queue has been removed and recreated
         known.stop()
     made = kept[key] = QueueTail(
         queue.queue_id,

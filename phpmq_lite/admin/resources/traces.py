@@ -27,7 +27,7 @@ def trace_id_in(request: web.Request) -> str:
     """Return the trace id from the path.
 
     Raises:
-        Problem: 404 if it is not a valid trace id.
+        Problem: 404 if the trace id is not valid.
     """
     trace_id = path_name(request, "trace")
     if len(trace_id) > TRACE_CHARACTERS or not trace_id.isprintable():

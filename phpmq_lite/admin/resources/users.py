@@ -74,7 +74,7 @@ async def change_user(request: web.Request, asked: UserChangeInput) -> UserView:
     user = _named(request)
     password = None if asked.password is None else asked.password.get_secret_value()
     globs = asked.queues
-    if globs == users.split_lines("\n".join(user.queues)):  # the queues field is unchanged
+    if globs == users.split_lines("\n".join(user.queues)):  # the queues field was not changed
         globs = list(user.queues)
     await users.change_user(request, user, role=asked.role, globs=globs, password=password)
     return UserView.of(user)

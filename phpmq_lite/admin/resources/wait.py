@@ -44,7 +44,7 @@ class WaitPosition:
 
     @classmethod
     async def now(cls, readers: Readers) -> Self:
-        """Return the current position, which is after everything stored so far."""
+        """Return the current position, which follows everything stored so far."""
         return cls(*await RecentActivity(readers).ends())
 
     @classmethod
@@ -52,7 +52,7 @@ class WaitPosition:
         """Parse a cursor; return None if there is no cursor.
 
         Raises:
-            Problem: 422 if it is malformed.
+            Problem: 422 if the cursor is malformed.
         """
         place = responses.pair_in(responses.decode_cursor(_SCOPE, text))
         return None if place is None else cls(*place)
