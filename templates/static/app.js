@@ -1,7 +1,7 @@
 /* Page behaviour beyond links and forms.
    data-complete="URL"  completions
-   data-copy="#id"  copies an element's text or the value itself; data-copy-from="URL"  copies a response
-   data-dialog  a link whose .confirm section opens as a dialog; data-cancel closes the dialog
+   data-copy="#id"  copies that element's text, or any other value itself; data-copy-from="URL"  copies the response
+   data-dialog  a link to a page whose .confirm section opens as a dialog; data-cancel closes it
    data-open="#id"  opens a <dialog>
    .tick input, data-select-all, data-selected  checkboxes in a list and the text "3 selected"
    data-key="r", "g q"  key that activates the element in the focused row, otherwise on the page
@@ -121,7 +121,7 @@ function walk(step) {
   if (next) focusRow(next);
 }
 
-// Opens a row's page; pressing Esc there returns to the row.
+// Pressing Esc on a page that was opened from a row returns to that row.
 const trail = stored("sessionStorage");
 const walked = () => JSON.parse(trail.phpmq ?? "{}");
 

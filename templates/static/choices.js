@@ -1,6 +1,6 @@
 /* The user's preferences (theme, times, keys), and times formatted to match.
    data-set="theme=dark", data-cycle  saves a choice; switches to the next theme
-   time[data-when], text[data-at]  relative, local or UTC; <body data-now> is the server's clock */
+   time[data-when], text[data-at]  times shown as relative, local or UTC; <body data-now> is the server's clock */
 
 import { all, number, setText, stored, toast } from "./dom.js";
 

@@ -1,7 +1,7 @@
 /* Live updates of pages.
    <main data-live="TOPIC" data-live-ids="1,2">  the stream; <body data-events data-poll>  its URLs
    #broker, #broker-text  the header's chip and its text; <body data-ready>  URL of its state
-   data-live="KEY", data-points="KEY"  a text or <progress>, a sparkline
+   data-live="KEY", data-points="KEY"  an updated text or <progress>; an updated sparkline
    #live, #live-text, #new-rows, #says  the live chip, its text, the pill, screen reader texts
    data-hold  holds updates
    <ol data-tail data-max>, <template data-tail-row>  new rows; the template contains
@@ -50,7 +50,7 @@ function showNew(count) {
   pill.href = location.href;
 }
 
-// Announces the latest summary, at most once every ten seconds.
+// Announces the latest summary to screen readers, at most once every ten seconds.
 function speak(text) {
   spoken.text = text;
   spoken.timer ||= setTimeout(() => {
@@ -185,7 +185,7 @@ function openStream() {
   source.onmessage = (event) => take(JSON.parse(event.data), event.lastEventId);
   source.addEventListener("bye", (event) => JSON.parse(event.data).reason === "gone" && end());
   source.onerror = () => {
-    if (source.readyState === EventSource.CLOSED) poll(); // too many streams, or an error
+    if (source.readyState === EventSource.CLOSED) poll(); // the stream was refused: too many streams, or an error
     else showState("lost");
   };
 }

@@ -82,7 +82,7 @@ async def test_every_chart_says_its_period_and_when_it_was_drawn(filled: FullBro
         assert (path, bool(charts)) == (path, True)
         for chart in charts:
             assert re.search(
-                rf"{period}.*, drawn at \d{{4}}-\d\d-\d\d \d\d:\d\d UTC", visible_text(chart)
+                rf"{period}.*, generated at \d{{4}}-\d\d-\d\d \d\d:\d\d UTC", visible_text(chart)
             )
 
 

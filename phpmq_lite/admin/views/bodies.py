@@ -13,13 +13,13 @@ from phpmq_lite.admin.base.formats import HIDDEN_RUN, TextPiece, split_hidden
 VIEWS: Final = ("tree", "pretty", "raw", "hex")
 HEX_BYTES: Final = 64 * 1024  # maximum number of body bytes shown as hex
 PREVIEW_CHARACTERS: Final = 120
-PRETTY_CHARACTERS: Final = 1 << 20  # maximum length of an indented body; others are shown raw
+PRETTY_CHARACTERS: Final = 1 << 20  # maximum length of an indented body; longer ones are shown raw
 TREE_NODES: Final = 2_000  # maximum number of members shown in a tree
-TREE_DEPTH: Final = 24  # number of levels in a tree; deeper values are shown as text
-_OPEN_NODES: Final = 100  # a branch with more children is collapsed at first
-_LEAF_CHARACTERS: Final = 4_000  # maximum number of characters shown for each text in a tree
+TREE_DEPTH: Final = 24  # maximum number of levels in a tree; deeper values are shown as text
+_OPEN_NODES: Final = 100  # a branch with more children is initially collapsed
+_LEAF_CHARACTERS: Final = 4_000  # maximum number of characters shown per value in a tree
 _INDENT: Final = "  "
-_DEEPEST_INDENT: Final = 32  # levels below this one are not indented further
+_DEEPEST_INDENT: Final = 32  # deeper levels are not indented further
 _COLOURED: Final = 4_000  # maximum number of tokens with syntax highlighting
 
 _MARKS: Final = frozenset("{}[]:,")
@@ -39,14 +39,14 @@ class ShownBody:
     views: tuple[str, ...]
     pieces: list[TextPiece]
     note: str | None
-    tree: "BodyBranch | None" = None  # only set if ``view`` is "tree"
+    tree: "BodyBranch | None" = None  # set only if ``view`` is "tree"
 
 
 @dataclass(slots=True)
 class BodyBranch:
     """A JSON value in a tree; ``mark`` is ``{`` or ``[``, or empty for a leaf."""
 
-    key: list[TextPiece]  # as sent, with quotes; empty for the root and list items
+    key: list[TextPiece]  # with quotes; empty for the root and for list items
     value: list[TextPiece]  # value of a leaf
     mark: str = ""
     children: "list[BodyBranch]" = field(default_factory=list)
@@ -54,22 +54,22 @@ class BodyBranch:
 
     @property
     def close(self) -> str:
-        """Closing bracket, or an empty string for a leaf."""
+        """The closing bracket, or an empty string for a leaf."""
         return {"{": "}", "[": "]"}.get(self.mark, "")
 
     @property
     def is_open(self) -> bool:
-        """Return whether the branch is expanded at first."""
+        """Return whether the branch is initially expanded."""
         return len(self.children) <= _OPEN_NODES
 
     @property
     def hidden(self) -> int:
-        """Number of omitted members."""
+        """The number of omitted members."""
         return self.count - len(self.children)
 
 
 def decode_text(content: bytes, *, is_whole: bool) -> str | None:
-    """Decode UTF-8, dropping a truncated last character; return None if it is not UTF-8."""
+    """Decode UTF-8 text, dropping a truncated last character; return None for invalid UTF-8."""
     for dropped in range(1 if is_whole else 4):
         try:
             return content[: len(content) - dropped].decode()
@@ -79,7 +79,7 @@ def decode_text(content: bytes, *, is_whole: bool) -> str | None:
 
 
 def preview(content: bytes | None, size: int) -> list[TextPiece]:
-    """Return the beginning of a body as one line, with white space collapsed, or in hex."""
+    """Return the beginning of a body on one line: as text with collapsed white space, or in hex."""
     if content is None:
         return []
     text = decode_text(content, is_whole=len(content) >= size)
@@ -98,7 +98,7 @@ def preview_envelope(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def preview_data(content: bytes | None, size: int) -> list[TextPiece]:
-    """Return the beginning of an envelope's ``data`` in one line, or "" if it is not found.
+    """Return the beginning of an envelope's ``data`` on one line, or an empty list if none.
 
     ``content`` may be only the beginning of the body.
     """
@@ -122,10 +122,10 @@ def preview_data(content: bytes | None, size: int) -> list[TextPiece]:
 
 
 def view_body(content: bytes, size: int, wanted: str | None) -> ShownBody:
-    """Return a body, or its beginning, in the requested view if that is available.
+    """Return the requested view of a body or of its beginning, if that view is available.
 
-    The default view is a tree for a JSON object or list, pretty for a JSON string, raw for other
-    UTF-8, and hex for everything else.  If the requested view is unavailable, another one is used.
+    Otherwise, return the default view: a tree for a JSON object or list, pretty for a JSON string,
+    raw for other UTF-8, and hex for everything else.
     """
     is_whole = len(content) == size
     text = decode_text(content, is_whole=is_whole)
@@ -152,15 +152,15 @@ def view_body(content: bytes, size: int, wanted: str | None) -> ShownBody:
 
 
 def is_strict_json(text: str) -> bool:
-    """Return whether a text is standard JSON containing an object, a list or a string.
+    """Return whether a text is an object, a list or a string in standard JSON.
 
-    Numbers and literals are excluded because they look the same in both views.
+    Numbers and literals are excluded because their pretty and raw views look the same.
     """
     return text.lstrip(" \t\r\n").startswith(("{", "[", '"')) and check_json(text) is None
 
 
 def prettify(text: str) -> list[TextPiece] | None:
-    """Indent valid JSON, keeping tokens such as large numbers and repeated keys unchanged.
+    """Indent valid JSON without changing tokens such as large numbers or repeated keys.
 
     Returns None if the result would exceed ``PRETTY_CHARACTERS``.
     """
@@ -182,10 +182,10 @@ def prettify(text: str) -> list[TextPiece] | None:
 
 
 def build_tree(text: str) -> tuple[BodyBranch, bool]:
-    """Return a tree of valid JSON and whether the tree is complete.
+    """Return the tree of a valid JSON text, and whether the tree is complete.
 
-    Numbers are shown as sent, and strings without unnecessary escapes.  This iterates over tokens
-    instead of recursing, so deep nesting cannot overflow the stack.
+    Numbers are shown as sent, and strings without unnecessary escapes.  The tokens
+    are processed in a loop, not recursively, so deep nesting cannot overflow the stack.
     """
     root = closed = BodyBranch([], [])
     stack: list[BodyBranch] = []
@@ -268,7 +268,7 @@ def _append(out: list[TextPiece], text: str, kind: str) -> None:
 
 
 def _lay_out(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (preceding white space, token, CSS class) for each token of valid JSON."""
+    """Yield (preceding white space, token, CSS class) for each token of a JSON text."""
     depth = 0
     words: list[str] = _TOKEN.findall(text)
     before = ""
@@ -312,7 +312,7 @@ def _hex(content: bytes, note: str | None) -> tuple[list[TextPiece], str | None]
 
 
 def as_content(content: bytes) -> tuple[str, str]:
-    """Return a body as text for JSON, with the encoding of the text, ``utf-8`` or ``base64``."""
+    """Return a body as a string for JSON, and the encoding of the string: utf-8 or base64."""
     try:
         return content.decode(), "utf-8"
     except UnicodeDecodeError:

@@ -28,7 +28,7 @@ class AxisMark(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class ChartLine:
-    """A line, split at gaps into runs, each with the ``points`` of a polyline and of an area."""
+    """A line, split into runs at gaps; ``runs`` and ``areas`` contain SVG ``points``."""
 
     key: str  # CSS class of the line
     title: str
@@ -40,7 +40,7 @@ class ChartLine:
 
 @dataclass(slots=True, frozen=True)
 class Chart:
-    """A chart; screen readers read its description in ``about``."""
+    """A chart; ``about`` is a description for screen readers."""
 
     key: str
     title: str
@@ -48,22 +48,22 @@ class Chart:
     lines: Sequence[ChartLine]
     times: Sequence[AxisMark]
     scale: Sequence[AxisMark]
-    width: int  # width in plot units
+    width: int  # in plot units
     is_empty: bool  # whether there is no data to draw
 
 
 @dataclass(slots=True, frozen=True)
 class ChartTable:
-    """One page of a chart's data, with the newest row first and no rows for gaps."""
+    """The data of a chart as a table, with the newest row first and no rows for gaps."""
 
     head: Sequence[str]
     rows: Sequence[tuple[str, str, Sequence[str]]]  # (ISO time, displayed time, cells)
 
 
 class ChartSeries(NamedTuple):
-    """The data of a line, with a value for each bucket, which is None at a gap.
+    """The data of a line: a value for each bucket, or None where there is a gap.
 
-    ``key`` is the CSS class of its colour.
+    ``key`` is the CSS class of the line.
     """
 
     key: str
@@ -74,25 +74,25 @@ class ChartSeries(NamedTuple):
 
 
 def draw_depth(trend: Trend, records: Trend | None = None) -> Chart:
-    """Draw how many messages a queue has in each state; ``records`` adds dead letters."""
+    """Draw a chart of a queue's messages by state; ``records`` adds its dead letters."""
     return _chart("depth", "Depth", trend, _depths(trend, records), _Linear, _count)
 
 
 def draw_rates(trend: Trend) -> Chart:
-    """Draw how many messages are published and settled per second."""
+    """Draw a chart of the messages published and settled per second."""
     return _chart("rates", "Rates/s", trend, _rates(trend), _Linear, formats.format_rate)
 
 
 def draw_waits(trend: Trend) -> Chart:
-    """Draw the time from publishing to the first dispatch, and the age of the oldest message.
+    """Draw a chart of wait times until the first dispatch and of the oldest message's age.
 
-    A stalled queue has no percentiles, but its age is still drawn.
+    A stalled queue has no wait times, but the age of its oldest message is still drawn.
     """
     return _chart("waits", "Wait for a consumer", trend, _waits(trend), _Logarithmic, _ms)
 
 
 def draw_holds(trend: Trend) -> Chart:
-    """Draw the time from dispatch to settlement."""
+    """Draw a chart of the time from dispatch to settlement."""
     return _chart("holds", "Held by consumers", trend, _holds(trend), _Logarithmic, _ms)
 
 
@@ -105,10 +105,10 @@ def draw_lines(
     are_times: bool = False,
     when: str = "",
 ) -> Chart:
-    """Draw a line for each series, which contains one value for each bucket of a trend.
+    """Draw a chart with a line for each series; a series has a value for each bucket.
 
-    Counts have a linear axis, and times in milliseconds have a logarithmic one.  ``when`` describes
-    the period; if empty, the text says "The last …".
+    The axis is linear for counts and logarithmic for times, which are in milliseconds.  ``when``
+    describes the period; if it is empty, the description begins with "The last …".
     """
     scale_of, write = (_Logarithmic, _ms) if are_times else (_Linear, _count)
     return _chart(key, title, trend, series, scale_of, write, when)
@@ -225,7 +225,7 @@ def _about(series: Sequence[ChartSeries], trend: Trend, write: FormatValue, when
 
 
 class _Linear:
-    """A scale from zero to a round number above the highest value."""
+    """A linear scale from zero to a round number at or above the highest value."""
 
     def __init__(self, values: Sequence[float], write: FormatValue) -> None:
         self._top, self.marks = linear_scale(max(values, default=0.0))
@@ -243,7 +243,7 @@ _TIMES_MS: Final = (
 
 
 class _Logarithmic:
-    """A logarithmic scale from milliseconds to days, each mark about ten times the one before."""
+    """A logarithmic scale from milliseconds to days; each mark is about ten times the previous."""
 
     def __init__(self, values: Sequence[float], write: FormatValue) -> None:
         low, high = min(values, default=1.0), max(values, default=10.0)
@@ -268,7 +268,7 @@ _Scale = _Linear | _Logarithmic
 
 
 def linear_scale(highest: float, least_step: float = 0.1) -> tuple[float, list[AxisMark]]:
-    """Return the highest value and the marks of an axis that starts at zero."""
+    """Return the upper end and the marks of an axis that starts at zero."""
     step = max(round_step(highest), least_step)
     count = max(1, math.ceil(highest / step - 1e-9))
     marks = [AxisMark(100 - 100 * at / count, _count(step * at)) for at in range(count, -1, -1)]
@@ -311,7 +311,7 @@ def _iso(at: datetime) -> str:
 def trend_table(
     trend: Trend, *, records: Trend | None = None, with_times: bool = False
 ) -> ChartTable:
-    """Return a table of chart data; ``with_times`` adds wait and hold times."""
+    """Return a trend's data as a table; ``with_times`` adds wait and hold times."""
     columns: list[tuple[ChartSeries, FormatValue]] = [
         (one, _count) for one in _depths(trend, records)
     ]
@@ -327,7 +327,7 @@ def trend_table(
 def lines_table(
     trend: Trend, counts: Sequence[ChartSeries], times: Sequence[ChartSeries]
 ) -> ChartTable:
-    """Return a table of the data drawn by ``draw_lines``, with a title for each column."""
+    """Return the data drawn by ``draw_lines`` as a table with column titles."""
     columns: list[tuple[ChartSeries, FormatValue]] = [(one, _count) for one in counts]
     columns += [(one, _ms) for one in times]
     return ChartTable([one.title for one, _ in columns], _rows(trend, columns))

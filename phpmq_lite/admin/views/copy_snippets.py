@@ -26,7 +26,7 @@ class Snippet(NamedTuple):
 
 
 def tcp_address(listeners: Sequence[PhpmqListener], host: str) -> tuple[str, int]:
-    """Return the first TCP listener's address, with the browser's host instead of a wildcard."""
+    """Return the first TCP listener's address, with the browser's host in place of a wildcard."""
     for listener in listeners:
         if listener.transport == "unix":
             continue
@@ -37,12 +37,12 @@ def tcp_address(listeners: Sequence[PhpmqListener], host: str) -> tuple[str, int
 
 
 def http_address(scheme: str, host: str, base_path: str) -> str:
-    """Return the admin URL that the browser uses, without a slash at the end."""
+    """Return the admin URL that the browser uses, without a trailing slash."""
     return f"{scheme}://{host}{base_path}"
 
 
 def publish_snippets(host: str, port: int, base: str) -> list[Snippet]:
-    """Return code in each language that publishes a first message; ``base`` is the admin URL."""
+    """Return snippets that publish a first message, one per language; ``base`` is the admin URL."""
     where = f"[{host}]" if ":" in host else host
     command = f"phpmq-lite publish {QUEUE} --url phpmq://{where}:{port} --body '{CONTENT}'"
     return [
@@ -92,14 +92,14 @@ _REVISION: Final = "ttl"
 def copy_snippets(
     queue: str, content: bytes, message_id: str, ttl_s: int | None, base: str, where: str
 ) -> list[Snippet]:
-    """Return code that publishes a message again, and the frame that dispatched the message.
+    """Return snippets that republish a message, and one with the frame that dispatched it.
 
     Args:
         queue: name of the message's queue.
         content: the complete body.
         message_id: 32 hex digits.
-        ttl_s: time to live as published; None if the message never expires.
-        base: URL of the admin.
+        ttl_s: time to live set by the publisher; None if the message never expires.
+        base: URL of the admin interface.
         where: host and port of the broker.
     """
     return [
@@ -111,7 +111,7 @@ def copy_snippets(
 
 
 def _is_plain(content: bytes) -> bool:
-    """Return whether all bytes are visible characters, so that copied text equals the content."""
+    """Return whether the content is UTF-8 without hidden characters and can be copied as text."""
     text, encoding = as_content(content)
     return encoding == "utf-8" and all(piece.kind != "esc" for piece in split_hidden(text))
 
@@ -121,7 +121,7 @@ def _base64(content: bytes) -> str:
 
 
 def _php_text(content: bytes) -> str:
-    """Return a PHP expression for the content: a quoted string if that is exact, else base64."""
+    """Return a PHP expression for the content: a quoted string or, if necessary, base64."""
     if not _is_plain(content):
         return f"base64_decode('{_base64(content)}')"
     escaped = content.decode().replace("\\", "\\\\").replace("'", "\\'")
@@ -163,7 +163,7 @@ def _message_cli(queue: str, content: bytes, ttl_s: int | None) -> str:
 
 
 def _frame(queue: str, content: bytes, message_id: str, ttl_s: int | None) -> str:
-    """Return the dispatch frame as text or, if it has an invisible byte, in hex."""
+    """Return the dispatch frame as text, or in hex if it contains hidden characters."""
     parts: list[bytes] = []
     encoder = encoder_for(b"", _HEADER_BYTES, _REVISION)
     encoder.append_dispatch(parts, queue, content, message_id.encode(), ttl_s or 0)

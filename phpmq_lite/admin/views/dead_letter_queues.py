@@ -17,7 +17,7 @@ def dead_letter_queues_named(queues: Iterable[QueueStatus]) -> frozenset[str]:
 
 
 def has_records(name: str, others: frozenset[str]) -> bool:
-    """Return whether a dead-letter queue has this name; ``others`` are those named in settings."""
+    """Return whether ``name`` is a dead-letter queue; ``others`` are those named in settings."""
     return name.endswith(SUFFIX) or name in others
 
 

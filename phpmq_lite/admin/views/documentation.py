@@ -31,7 +31,7 @@ _ALIGNED: Final = re.compile(r"text-align:(\w+)")
 
 @dataclass(slots=True, frozen=True)
 class DocHeading:
-    """A heading on a page, with the anchor that GitHub also generates."""
+    """A heading on a page, with the same anchor as on GitHub."""
 
     level: int
     title: str
@@ -40,7 +40,7 @@ class DocHeading:
 
 @dataclass(slots=True, frozen=True)
 class DocMatch:
-    """A page that matches a search, with those of its headings that match."""
+    """A page that matches a search, with the headings to list below its title."""
 
     name: str
     title: str
@@ -56,7 +56,7 @@ class DocGroup:
 
 
 def outline_of(text: str) -> tuple[DocHeading, ...]:
-    """Return the headings of a page in order; nothing else on the page is parsed."""
+    """Return the headings of a Markdown page in order, without parsing the rest of the page."""
     found: list[DocHeading] = []
     used: dict[str, int] = {}
     fence = ""
@@ -72,10 +72,10 @@ def outline_of(text: str) -> tuple[DocHeading, ...]:
 
 
 class Documentation:
-    """The pages in a folder; the list is read on first use, and each page rendered on first use.
+    """The documentation pages in a folder; the list is read, and each page rendered, on first use.
 
-    ``url_of`` returns the address of a page or picture from its name below ``/docs/``.  Names are
-    looked up among the files found in the folder, so no address leads outside the folder.
+    ``url_of`` returns the URL of a page or picture, given its name below ``/docs/``.  Names are
+    looked up in the list of the folder's files, so no URL leads outside the folder.
     """
 
     def __init__(self, folder: Path, url_of: Callable[[str], str]) -> None:
@@ -124,7 +124,7 @@ class Documentation:
         return tuple(DocGroup(title, tuple(names)) for title, names in groups)
 
     def title_of(self, name: str) -> str:
-        """Return the title of a page, up to a colon if it has one."""
+        """Return a page's title, up to its first colon, if any."""
         return self.outlines[name][0].title.partition(":")[0]
 
     def moved_to(self, name: str) -> str | None:
@@ -162,7 +162,7 @@ class Documentation:
         return [match for _, match in sorted(found, key=lambda one: one[0])]
 
     def render(self, name: str) -> Markup:
-        """Return a page as HTML; rendering it, only on first use, takes up to 0.2 s.
+        """Return a page as HTML; the first call for each page renders it, which takes up to 0.2 s.
 
         Raises:
             KeyError: there is no page with this name.
@@ -176,7 +176,7 @@ class Documentation:
         return self._rendered[name]
 
     def _changed(self, name: str, tokens: "list[Token]") -> "Iterator[Token]":
-        """Yield a page's tokens; add anchors, resolve links and remove inline styles."""
+        """Yield a page's tokens with anchors added, links resolved and inline styles removed."""
         headings = iter(self.outlines[name])
         for token in tokens:
             if token.type == "heading_open":
@@ -194,7 +194,7 @@ class Documentation:
                 yield _raw("</div>\n")
 
     def _linked(self, name: str, tokens: "list[Token]") -> "Iterator[Token]":
-        """Yield the tokens of a line; replace links that lead outside the folder by their text."""
+        """Yield inline tokens with links resolved; links that are not served become text."""
         is_dropped = False
         for token in tokens:
             if token.type == "image":
@@ -208,7 +208,7 @@ class Documentation:
                 yield token
 
     def _resolve(self, name: str, link: str) -> str | None:
-        """Return the address to which a link on a page leads, or None if that is not served."""
+        """Return the URL for a link on a page, or None if its target is not served."""
         path, mark, anchor = link.partition("#")
         if not path or re.match(r"[a-z]+:", path):
             return link
@@ -228,6 +228,6 @@ def _raw(html: str) -> "Token":
 
 
 def _render_code(_renderer: Any, tokens: "list[Token]", index: int, *_: Any) -> str:
-    """Return the HTML of a code block, which keyboard users can scroll as well."""
+    """Return the HTML of a code block that can also be scrolled with the keyboard."""
     text = escape(tokens[index].content, quote=False)
     return f'<pre class="code" tabindex="0"><code>{text}</code></pre>\n'

@@ -24,9 +24,9 @@ from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.read.messages import Body, MessageRow
 
 CARD_BYTES: Final = INDEX_BYTES  # pages do not validate larger envelopes
-THREAD_BYTES: Final = 4 * 1024  # larger envelopes are validated in a thread; 64 KiB take 6 ms
+THREAD_BYTES: Final = 4 * 1024  # larger envelopes are validated in a thread; 64 KiB takes 6 ms
 PROBLEMS_SHOWN: Final = 50
-TEXT_CHARACTERS: Final = 2_000  # maximum number of characters shown of each text
+TEXT_CHARACTERS: Final = 2_000  # maximum number of characters shown per text
 _RETRY: Final = ".retry"
 MEMBERS: Final = ("lang", "queue", "created_at", "schema_version")  # members of meta that are shown
 
@@ -43,14 +43,14 @@ class EnvelopeCard:
     index: IndexedFields
     said: Mapping[str, Any]
     verdict: Verdict
-    problems: tuple[EnvelopeProblem, ...]  # limited to PROBLEMS_SHOWN, the verdict's first
-    hidden: int  # number of problems left out
+    problems: tuple[EnvelopeProblem, ...]  # at most PROBLEMS_SHOWN, with the verdict's first
+    hidden: int  # number of omitted problems
     block: DeadLetterBlock | None
     is_wrapped: bool  # whether a record contains the original message as a string
 
     @property
     def reason(self) -> str | None:
-        """The reason for the verdict, or None if consumers may handle the message."""
+        """The reason for the verdict, or None if consumers can handle the message."""
         return self.verdict.problem.reason if self.verdict.problem else None
 
     @property
@@ -82,9 +82,9 @@ def looks_like_envelope(index: IndexedFields | None) -> bool:
 async def card_of(
     request: web.Request, context: Context, row: MessageRow, body: Body | None
 ) -> EnvelopeCard | None:
-    """Return a message's card; None if it has no envelope or its body is missing or too large.
+    """Return a message's card, or None if its body is missing, too large or not an envelope.
 
-    ``body`` is the part of the body that was already read.
+    ``body`` is the part of the body that has already been read.
     """
     if body is None or not 0 < row.size <= CARD_BYTES:
         return None
@@ -133,7 +133,7 @@ class JudgeOptions:
 
 
 def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
-    """Validate a body; return None if it is not an envelope and need not be one.  Pure."""
+    """Validate a body; return None if it is not an envelope and is not meant to be.  Pure."""
     block = read_block(content)
     original = content if block is None else redrive_content(content)
     verdict = validate(original, asked.empty_list_data)
@@ -173,7 +173,7 @@ def _mismatch(
 
 
 def _is_wrapper(content: bytes) -> bool:
-    """Return whether a record's first member indicates that the record contains the original."""
+    """Return whether a record's first member is ``raw``, which contains the original message."""
     return content.lstrip(b" \t\r\n{")[:5] == b'"raw"'
 
 
@@ -197,7 +197,7 @@ def _integer(text: str) -> int | str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for display: a number, a shortened text or, for others, the type's name."""
+    """Return a value for display: texts are shortened; objects and lists are only named."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -218,7 +218,7 @@ def shorten(text: str | None) -> str:
 
 
 def is_too_large(row: MessageRow) -> bool:
-    """Return whether a message is too large to validate and may be an envelope."""
+    """Return whether a message may be an envelope but is too large to validate."""
     return row.size > CARD_BYTES and (row.preview or b"").lstrip()[:1] == b"{"
 
 
@@ -228,7 +228,7 @@ def is_settled_by_verdict(row: MessageRow) -> bool:
 
 
 def other_queue(card: EnvelopeCard, row: MessageRow) -> str:
-    """Return the queue named in the envelope, or ``""`` if that is the message's own queue."""
+    """Return the queue named in the envelope if it is not the message's queue, else ``""``."""
     said = card.said["queue"]
     home = card.block.original_queue if card.block is not None else row.queue
     if not isinstance(said, str) or not said or home is None:
@@ -262,7 +262,7 @@ def empty_list_data_of(settings: QueueSettings | None) -> EmptyListData:
 class RowVerdicts:
     """Validates the envelopes in the rows of a page, each when its row is rendered.
 
-    Only rows with a complete body and without a verdict as their reason are validated.
+    A row is skipped if its body is incomplete or its reason is already a verdict.
     """
 
     def __init__(self, request: web.Request) -> None:

@@ -28,15 +28,15 @@ SPANS: Final = {
         TrendPeriod("30d", "30 d", 30 * 86_400, 86_400),
     )
 }
-INSET: Final = 5.0  # percentage of the width that the axis labels on the left occupy
+INSET: Final = 5.0  # percentage of the width occupied by the axis labels on the left
 _GAP: Final = 0.12  # space on each side of a column, as a fraction of the slice's width
-_LEAST: Final = 1.0  # minimum height of a bar that is not zero, as a percentage
+_LEAST: Final = 1.0  # minimum height of a nonzero bar, as a percentage
 _FIRST_MS: Final = -62_135_596_800_000  # start of year 1, the earliest time that Python supports
 _LAST_MS: Final = 253_402_300_799_999
 
 
 class HistorySlice(NamedTuple):
-    """A time slice, with a count for each of ``OUTCOMES``, or None if there is no data."""
+    """A time slice; ``counts`` has an entry per outcome, or is None if there is no data."""
 
     start_s: int  # Unix seconds
     end_s: int  # Unix seconds, exclusive
@@ -46,7 +46,7 @@ class HistorySlice(NamedTuple):
 class HistoryBar(NamedTuple):
     """A segment of a column; ``x``, ``y``, ``width`` and ``height`` are percentages."""
 
-    key: str  # outcome that the segment stands for
+    key: str  # outcome that the segment represents
     x: float
     y: float
     width: float
@@ -63,12 +63,12 @@ class HistoryColumn(NamedTuple):
     since: str
     until: str
     bars: Sequence[HistoryBar]
-    cells: Sequence[str]  # cells of the table; empty if there is no data
+    cells: Sequence[str]  # cells of the table row; empty if there is no data
     is_chosen: bool
 
 
 class ChosenShade(NamedTuple):
-    """The shading of the chosen period, in percent of the chart's width."""
+    """The shaded area for the chosen period; values are percentages of the chart's width."""
 
     x: float
     width: float
@@ -76,7 +76,7 @@ class ChosenShade(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class HistoryChart:
-    """The whole chart; ``about`` describes it in words."""
+    """The complete chart; ``about`` is a description for screen readers."""
 
     span: TrendPeriod
     outcomes: Sequence[str]
@@ -86,11 +86,11 @@ class HistoryChart:
     times: Sequence[AxisMark]
     shade: ChosenShade | None
     about: str
-    nothing: str  # text shown instead of the plot, or empty
+    nothing: str  # text shown if there is nothing to plot; otherwise empty
 
 
 class ChosenPeriod(NamedTuple):
-    """The period chosen for the list, in Unix ms; None means that there is no bound."""
+    """The period chosen for the list, in Unix ms; None means unbounded."""
 
     since: int | None = None
     until: int | None = None
@@ -101,8 +101,8 @@ def count_slices(
 ) -> list[HistorySlice]:
     """Count settled messages per slice; a point that overlaps two slices is divided between them.
 
-    If the broker was running but no point exists, nothing was settled, unless the queue may have
-    been counted in the combined point for other queues; in that case, the slice has no data.
+    If the broker was running, a slice without points has counts of zero.  However, it has no data
+    if the queue may have been counted in the combined point for other queues.
     """
     start_s, step_s, count = first_bucket_s(span, now_s), span.step_s, span.length_s // span.step_s
     sums = [[0.0] * len(OUTCOMES) for _ in range(count)]
@@ -187,7 +187,7 @@ def _column(
 
 
 def _shade(cut: Sequence[HistorySlice], chosen: ChosenPeriod) -> ChosenShade | None:
-    """Return the shading for the chosen period, or None if no such period is visible."""
+    """Return the shading for the chosen period, or None if none is chosen or visible."""
     first_ms, last_ms = cut[0].start_s * 1_000, cut[-1].end_s * 1_000
     since = first_ms if chosen.since is None else max(first_ms, chosen.since)
     until = last_ms if chosen.until is None else min(last_ms, chosen.until)
@@ -276,7 +276,7 @@ def _clock(at: datetime) -> str:
 
 
 async def read_slices(context: Context, queue_id: int, span: TrendPeriod) -> list[HistorySlice]:
-    """Count messages settled in each slice of a span that ends now; ALL means all queues."""
+    """Count the messages settled in each slice of a span that ends now; ALL means all queues."""
     now_s = context.now_ms() // 1_000
     points, beats = await gather_points(context, queue_id, first_bucket_s(span, now_s))
     return await asyncio.to_thread(count_slices, points, beats, span, now_s)

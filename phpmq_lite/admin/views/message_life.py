@@ -13,20 +13,20 @@ from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, is_m
 
 @dataclass(slots=True, frozen=True)
 class LifeStep:
-    """One step on the timeline of a message."""
+    """A step on a message's timeline."""
 
     at_ms: int
     title: str
     kind: str  # CSS class, which is the name of the resulting state
     detail: str | None = None
-    message_id: str | None = None  # id of the other message, if one is involved
+    message_id: str | None = None  # id of the other message involved, if any
     gap: str | None = None  # time since the previous step, as text
-    of_seq: int | None = None  # seq of the related message whose step this is, if any
+    of_seq: int | None = None  # seq of the related message to which the step belongs, if any
 
 
 @dataclass(slots=True, frozen=True)
 class RelatedMessage:
-    """A related message, how it is related, and its row if that still exists."""
+    """A message related to another one, and its row if the row still exists."""
 
     message_id: str
     how: str  # how the message is related, such as "Restored from"
@@ -34,7 +34,7 @@ class RelatedMessage:
 
     @property
     def seq(self) -> int:
-        """The number of the related message."""
+        """The related message's sequence number."""
         return int(self.message_id[:16], 16)
 
 
@@ -48,12 +48,12 @@ _TITLES: Final[dict[str, tuple[str, str]]] = {
     "place": ("Moved back to its earlier position", "ready"),
     "erase": ("Body erased", "deleted"),
 }
-_PAIRS: Final = {  # maps a kind to the texts for the older and the newer message
+_PAIRS: Final = {  # maps a kind of event to its titles for the older and the newer message
     "redrive": ("Redriven as a new message", "Created by a redrive"),
     "restore": ("Restored as a new message", "Created by a restore"),
     "edit": ("Edited and published as a new message", "Created by an edit"),
 }
-_HOW: Final = {  # maps a kind to the labels for a newer and an older message
+_HOW: Final = {  # maps a kind of event to the labels for a newer and an older message
     "redrive": ("Redriven as", "Redriven from"),
     "restore": ("Restored as", "Restored from"),
     "edit": ("Edited as", "Edited from"),
@@ -75,8 +75,8 @@ def make_timeline(
 ) -> list[LifeStep]:
     """Return the steps in a message's life, oldest first, with the time between them.
 
-    ``others`` contains related messages by seq: sources of this message, and messages created from
-    it.  Their steps are included, with ``of_seq`` set.
+    ``others`` contains the messages from which this message was created and those created from it,
+    keyed by seq.  Their steps are included, with ``of_seq`` set.
     """
     steps = _steps(row, events)
     for seq, (other, turns) in (others or {}).items():
@@ -146,7 +146,7 @@ def list_relatives(
 
 @dataclass(slots=True, frozen=True)
 class MessageLife:
-    """A message and, keyed by number, the messages related to it, with all their events."""
+    """A message and its related messages, with their events; rows and events are keyed by seq."""
 
     rows: dict[int, MessageRow]
     events: dict[int, list[EventRow]]

@@ -30,7 +30,7 @@ NAVIGATION: Final = (
     ("system", "System", "s"),
 )
 
-# Maps the first path segment of a page without its own entry to the entry above it.
+# Maps the first path segment of a page without its own navigation entry to its parent entry.
 PARENT_ENTRIES: Final = {
     "selections": "messages",
     "bulk": "messages",
@@ -70,9 +70,9 @@ HELP: Final = {
     "api": "reference/api",
 }
 
-DISK_WARNING_SHARE: Final = 0.93  # from this share of used disk space, every page shows a warning
+DISK_WARNING_SHARE: Final = 0.93  # used share of the disk at which every page shows a warning
 
-# All colours have a contrast of 4.5:1 with white; app.css contains the same values.
+# All colours have a contrast of at least 4.5:1 with white; app.css contains the same values.
 COLOURS: Final = {
     "grey": "#5b6472",
     "blue": "#1f5fc4",
@@ -97,7 +97,7 @@ class NavigationItem:
     title: str
     key: str
     url: str
-    current: str  # aria-current: "page" for this page, "true" for a page above it, "" for others
+    current: str  # aria-current: "page" for this page, "true" for its section, otherwise ""
 
 
 @dataclass(slots=True, frozen=True)
@@ -138,7 +138,7 @@ def viewer_of(request: web.Request) -> Viewer:
 
 
 def colour_of(environment: str, colour: str) -> str:
-    """Return an environment's colour, as configured or based on its name, or ``""`` without one."""
+    """Return the configured colour or one based on the environment's name, or ``""`` if none."""
     if colour or not environment:
         return colour
     name = environment.lower()
@@ -155,13 +155,13 @@ def url_or_none(urls: Urls, route: str) -> str | None:
 
 
 def may_open(request: web.Request, name: str) -> bool:
-    """Return whether the viewer may use a route; pages omit actions that are not permitted."""
+    """Return whether the viewer can use a route; pages omit actions that are not permitted."""
     needed = next(route.role for route in context_of(request).routes if route.name == name)
     return identity_of(request).role.may(needed)
 
 
 def navigation(request: web.Request, here: str) -> list[NavigationItem]:
-    """Return the navigation for the page ``here``, without routes that the viewer may not open."""
+    """Return the navigation for the page ``here``, without pages that the viewer cannot open."""
     context, mine = context_of(request), identity_of(request).role
     base = context.urls.base_path
     needed = {route.name: route.role for route in context.routes}
@@ -189,7 +189,7 @@ def help_page(request: web.Request) -> str:
 
 
 def list_access_warnings(request: web.Request) -> Iterator[HeaderWarning]:
-    """Yield warnings about open access (see ``docs/operate/security.md`` 1)."""
+    """Yield warnings about open access (see section 1 of ``docs/operate/security.md``)."""
     context = context_of(request)
     if identity_of(request).kind == "local":
         yield HeaderWarning(
@@ -223,7 +223,7 @@ def _is_wide(*listeners: str) -> bool:
 
 
 def list_broker_problems(request: web.Request, context: Context) -> list[str]:
-    """Return problems that affect the whole broker; every page shows these in a red bar."""
+    """Return the problems that affect the entire broker; every page shows them in a red bar."""
     status = status_of(request)
     found = [f"Last error: {status.last_error}"] if status.last_error else []
     if status.is_draining and context.is_ready():
@@ -241,7 +241,7 @@ def list_broker_problems(request: web.Request, context: Context) -> list[str]:
 
 
 def disk_warning(used: int, usable: int) -> list[str]:
-    """Return a warning if the disk is nearly full; root's reserve does not count as usable."""
+    """Return a warning if the disk is nearly full; space reserved for root is not usable."""
     if used < usable * DISK_WARNING_SHARE:
         return []
     return [f"The disk is {used / usable:.0%} full. Publishing stops when it is full."]

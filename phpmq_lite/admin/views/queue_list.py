@@ -34,8 +34,8 @@ class QueueQuery(ListQuery):
     )
     sort: QueueSort = Field(
         "name",
-        description="sort key, - for descending; in, out: publishes and acks per second; "
-        "age: of the oldest ready message",
+        description="sort key, with - for descending order; in and out: messages published and "
+        "acked per second; age: age of the oldest ready message",
     )
 
 
@@ -57,7 +57,7 @@ class QueuePage:
     """One page of the list, with cursors for the next and the previous page."""
 
     queues: list[ListedQueue]
-    matching: int  # number of matching queues on all pages together
+    matching: int  # number of matching queues on all pages
     next: str | None
     previous: str | None
 
@@ -82,7 +82,7 @@ _HAS: Final[dict[str, Callable[[ListedQueue], bool]]] = {
 
 
 def matches_name(name: str, pattern: str) -> bool:
-    """Return whether a name matches a glob, or contains a text without ``*`` and ``?``."""
+    """Return whether a name matches a glob or, if the pattern has no wildcards, contains it."""
     name, pattern = name.casefold(), pattern.strip().casefold()
     if "*" in pattern or "?" in pattern:
         return fnmatchcase(name, pattern.replace("[", "[[]"))
@@ -92,7 +92,7 @@ def matches_name(name: str, pattern: str) -> bool:
 def make_queue_page(
     statuses: Iterable[QueueStatus], ages: Mapping[int, int], query: QueueQuery
 ) -> QueuePage:
-    """Return the requested page; queues with the same value are in the order of their names."""
+    """Return the requested page; queues with equal values are sorted by name."""
     listed = [ListedQueue(status, ages.get(status.queue_id)) for status in statuses]
     if query.q:
         listed = [queue for queue in listed if matches_name(queue.status.name, query.q)]
@@ -146,7 +146,7 @@ def _place_of(
 
 
 def _is_behind(pair: SortedPair, place: SortedPair, *, is_descending: bool) -> bool:
-    """Return whether a row comes after a position; for equal values, compare the names."""
+    """Return whether a row comes after a position; rows with equal values are sorted by name."""
     value: Any = pair[0]
     other: Any = place[0]
     if value == other:
@@ -155,10 +155,10 @@ def _is_behind(pair: SortedPair, place: SortedPair, *, is_descending: bool) -> b
 
 
 def sum_totals(status: BrokerStatus) -> dict[str, float]:
-    """Return the totals over all queues that the tiles of the overview show.
+    """Return the totals over all queues, as shown in the tiles of the overview.
 
-    Dead-letter records count only as dead, although they are ready in their own queues, and only
-    once, although several queues, such as a queue and its ``.retry``, may share their DLQ.
+    Dead-letter records count only as dead, not as ready in their own queues.  They count only once
+    even if several queues, such as a queue and its ``.retry``, share a dead-letter queue.
     """
     queues, others = status.queues, dead_letter_queues_named(status.queues)
     records = {queue.dead_letter_queue: queue.dead for queue in queues if queue.dead}
@@ -210,7 +210,7 @@ def queue_figures(queue: ListedQueue, now_ms: int) -> dict[str, str]:
 
 
 def common_prefixes(names: Sequence[str]) -> dict[str, str]:
-    """Map names to the prefix, such as ``orders.``, that each shares with the name above it."""
+    """Map each name to the prefix, such as ``orders.``, that it shares with the name above it."""
     found = {}
     for above, name in pairwise(names):
         parts, others = name.split("."), above.split(".")
@@ -239,7 +239,7 @@ AGES_READ_MAX: Final = 200  # maximum number of queues whose ages are read from 
 async def read_oldest_ready(context: Context, queues: Iterable[QueueStatus]) -> dict[int, int]:
     """Return when the first ready message of each queue was published.
 
-    For a few queues, the times are read; for many, they are from the last sample, up to 10 s ago.
+    For many queues, the times come from the last sample, which may be up to 10 s old.
     """
     ready = [queue.queue_id for queue in queues if queue.ready > 0]
     if len(ready) <= AGES_READ_MAX:

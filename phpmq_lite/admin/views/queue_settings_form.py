@@ -61,7 +61,7 @@ class SettingField:
     target: str  # target queue, if the value is "forward"
     default: str  # default value, in words
     is_own: bool  # whether the value differs from the default
-    shown: str  # value with a unit, such as "30 min", if it is a number
+    shown: str  # value with a unit, such as "30 min", for a duration or size
     error: str = ""
 
 
@@ -81,7 +81,7 @@ def form_fields_of(
     *,
     home: QueueStatus | None = None,
 ) -> list[tuple[str, list[SettingField]]]:
-    """Return the form's fields by group, with the ``typed`` values, if any, and the ``error``.
+    """Return the form's fields by group, with any ``typed`` values and the ``error``, if any.
 
     ``home`` is the queue to which a ``.retry`` queue belongs.
     """
@@ -155,7 +155,7 @@ def _in_words(kind: _FieldKind, value: Any) -> str:
 
 
 class BadFieldError(ValueError):
-    """Raised if the value of a field is invalid; the text says what is allowed."""
+    """Raised if a field's value is invalid; the text says what is allowed."""
 
     def __init__(self, field: str, text: str) -> None:
         super().__init__(text)
@@ -169,7 +169,7 @@ def changed_settings(
     *,
     home: QueueStatus | None = None,
 ) -> dict[str, Any]:
-    """Return the settings that the user changed; an empty number means the default.
+    """Return the settings that the user changed; an empty number field means the default.
 
     ``home`` has the same meaning as in ``form_fields_of``.
 
@@ -250,7 +250,7 @@ _ChangedSettings: Any = cast(Any, create_model("_ChangedSettings", __config__=_S
 
 
 class SettingsInput(_ChangedSettings):  # type: ignore[misc]  # made of DEFINITIONS
-    """Settings to change; null resets to the broker's default, omitted members are unchanged."""
+    """Settings to change; null resets to the broker's default, and omitted ones are unchanged."""
 
     def changes(self) -> dict[str, Any]:
         """Return the settings that the request contains."""

@@ -26,13 +26,13 @@ from phpmq_lite.admin.views.trends import polyline
 
 T = TypeVar("T")
 
-PIECE_S: Final = 0.000_3  # maximum duration of one slice, about half that of a commit
+PIECE_S: Final = 0.000_3  # maximum duration of one slice, about half as long as a commit
 
 
 async def collect_in_slices(items: Iterable[T], pause: Callable[[], Awaitable[None]]) -> list[T]:
-    """Collect all items in short slices of time, and await the engine's ``pause`` between them.
+    """Collect all items in short time slices, and await the engine's ``pause`` between slices.
 
-    Rendering a page in one slice of 5 ms would delay publishes by 5 ms.
+    Rendering a page in one slice of 5 ms would delay publishing by 5 ms.
     """
     taken: list[T] = []
     ends_s = 0.0
@@ -45,8 +45,8 @@ async def collect_in_slices(items: Iterable[T], pause: Callable[[], Awaitable[No
 
 
 THEMES: Final = ("light", "dark")
-_THEME_COOKIE: Final = "phpmq-theme"  # set by choices.js; read here to prevent a flash of colour
-_MARK_FILL: Final = b"#5357c6"  # the colour that mark.svg is filled with
+_THEME_COOKIE: Final = "phpmq-theme"  # set by choices.js; read here to avoid a flash of colour
+_MARK_FILL: Final = b"#5357c6"  # the fill colour of mark.svg
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -88,7 +88,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
 
 
 class PageTemplates:
-    """The page templates, each compiled on first use, in a thread because it takes up to 100 ms."""
+    """The page templates; each is compiled in a thread on first use, which takes up to 100 ms."""
 
     def __init__(self, folder: Path) -> None:
         self._environment = make_environment(folder)
@@ -149,8 +149,8 @@ async def render_page(
 ) -> web.Response:
     """Render a page within the layout; if the page has a form, set the session cookie.
 
-    ``values`` may override values of the layout, such as ``search_text``, or ``is_bare`` for a page
-    without navigation, search and menu (login).
+    ``values`` can override values of the layout, such as ``search_text`` or ``is_bare``, which is
+    true for a page without navigation, search and menu, such as the login page.
     """
     context = context_of(request)
     made = await context.templates.get(template)
@@ -162,7 +162,7 @@ async def render_page(
 
 
 def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
-    """Return the values that the layout of every page requires."""
+    """Return the values that the layout requires on every page."""
     urls, ui = context.urls, context.settings.ui
     here = request.get(ROUTE_NAME, "")
     theme = request.cookies.get(_THEME_COOKIE, "")
@@ -244,7 +244,7 @@ STALLED_S: Final = 30.0  # maximum time until the peer has read a piece
 
 
 async def send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Send a response above 64 KiB in pieces; return a smaller or started response unchanged.
+    """Send a response larger than 64 KiB in pieces; return smaller or started ones unchanged.
 
     Returns a 503 or 429 response if there is not enough memory.
     """
@@ -290,6 +290,6 @@ async def send_piece(stream: web.StreamResponse, piece: bytes) -> None:
 
 
 def abort_response(request: web.Request) -> None:
-    """Abort the connection, because the response would look complete if it ended normally."""
+    """Abort the connection; if it were closed normally, the response would look complete."""
     if request.transport is not None:
         request.transport.abort()

@@ -8,8 +8,8 @@ from phpmq_lite.admin.views.dead_letter_queues import has_records
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 
-LANES: Final = 24  # maximum number of queues shown, each in a lane
-_DIED: Final = 1 << 63  # used for dead-letter records; no envelope has as many attempts
+LANES: Final = 24  # maximum number of queues shown, each in its own lane
+_DIED: Final = 1 << 63  # stands for a dead-letter record; no envelope has this many attempts
 _LEAST: Final = 0.8  # minimum width of a bar, in percent
 
 
@@ -20,12 +20,12 @@ class TraceBar:
     row: MessageRow
     start: float
     width: float
-    is_failed: bool = False  # whether its worker failed, although it was acked
+    is_failed: bool = False  # whether the worker failed although the message was acked
 
 
 @dataclass(slots=True, frozen=True)
 class TraceStep:
-    """A message in a group; ``what`` says how it relates to earlier messages, if there are any."""
+    """A message in a group; ``what`` says how it relates to earlier messages, if any."""
 
     bar: TraceBar
     what: str = ""
@@ -45,7 +45,7 @@ class TraceGroup:
 
     @property
     def retries(self) -> int:
-        """The number of messages that have more attempts than every earlier message."""
+        """The number of messages that have more attempts than all earlier ones in the group."""
         return sum(turn.what == "retried" for turn in self.turns)
 
     @property
@@ -74,7 +74,7 @@ class TraceView:
 
 
 def build_trace(rows: Iterable[MessageRow], others: frozenset[str] = frozenset()) -> TraceView:
-    """Return the view of a trace's messages; ``others`` are dead-letter queues set by name."""
+    """Return the view of a trace's messages; ``others`` are dead-letter queues from settings."""
     ordered = sorted(rows, key=lambda row: (row.published_at, row.seq))
     if not ordered:
         return TraceView([], [], 0, 0, 0)
@@ -95,10 +95,10 @@ def find_failed_attempts(rows: Iterable[MessageRow], others: frozenset[str]) -> 
     """Return the seqs of messages that were acknowledged although their attempt failed.
 
     A failing worker republishes the envelope, with one more attempt or as a dead-letter record, and
-    acknowledges the message, so acked means settled, not handled.
+    acknowledges the message.  Therefore, acked does not mean handled successfully.
     """
     failed = set()
-    later: dict[str, int] = {}  # meta.id -> most attempts of any later message
+    later: dict[str, int] = {}  # meta.id -> highest number of attempts of any later message
     for row in sorted(rows, key=lambda row: -row.seq):
         if row.meta_id is None:
             continue
@@ -113,7 +113,7 @@ def find_failed_attempts(rows: Iterable[MessageRow], others: frozenset[str]) -> 
 
 
 def _bar(row: MessageRow, first_at: int, last_at: int) -> TraceBar:
-    """Return the bar for a message; if the message is live, the bar ends where the trace ends."""
+    """Return the bar for a message; a live message's bar ends where the trace ends."""
     whole = max(1, last_at - first_at)
     start = min((row.published_at - first_at) / whole * 100, 100 - _LEAST)
     width = ((row.settled_at or last_at) - row.published_at) / whole * 100

@@ -25,11 +25,11 @@ from phpmq_lite.storage.read.rollups import (
 
 SPARK_STEP_S: Final = 30
 SPARK_SAMPLES: Final = 120  # number of samples in a sparkline, which covers one hour
-FORECAST_S: Final = 300  # a forecast is based on the data of this many seconds
+FORECAST_S: Final = 300  # number of seconds of data on which a forecast is based
 
 
 class TrendPeriod(NamedTuple):
-    """A period that a chart covers, and the length of each step."""
+    """A period that a chart covers, and the length of its steps."""
 
     key: str  # the period's name in URLs
     title: str
@@ -50,7 +50,7 @@ SPANS: Final = {
 
 @dataclass(slots=True, frozen=True)
 class TrendBucket:
-    """One step of a chart, with rates per second, and with percentiles and an age in ms.
+    """One step of a chart; rates are per second, and percentiles and the age are in ms.
 
     A percentile or age is None if nothing was dispatched, settled or waiting.
     """
@@ -75,7 +75,7 @@ class TrendBucket:
 
 @dataclass(slots=True, frozen=True)
 class Trend:
-    """The trend of one queue or of all queues over a span; a bucket that is None is a gap."""
+    """The trend of one queue or of all queues over a span; buckets without data are None."""
 
     span: TrendPeriod
     start_s: int  # in Unix seconds; a multiple of the step length
@@ -139,7 +139,7 @@ def _percentiles(counts: list[int] | None) -> tuple[int | None, int | None]:
 
 
 def first_bucket_s(span: TrendPeriod, now_s: int) -> int:
-    """Return when a chart's first bucket starts if its last bucket contains ``now_s``."""
+    """Return when a chart's first bucket starts, given that the last one contains ``now_s``."""
     return (now_s // span.step_s + 1) * span.step_s - span.length_s
 
 
@@ -153,8 +153,8 @@ def make_trend(
 ) -> Trend:
     """Compute the trend over a span that ends now.
 
-    If the broker was running but no point exists, the queue was idle and empty, unless it may have
-    been counted in the combined point for other queues; in that case, there is no data.
+    If the broker was running, a bucket without points counts as idle and empty.  However, it has
+    no data if the queue may have been counted in the combined point for other queues.
     """
     start_s, count = first_bucket_s(span, now_s), span.length_s // span.step_s
     gathered = [_BucketSums() for _ in range(count)]
@@ -172,7 +172,7 @@ def make_trend(
 def split_over_buckets(
     part: Point | UptimeSpan, start_s: int, step_s: int, count: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield each bucket that a point overlaps, and the number of seconds of the overlap."""
+    """Yield the index of each bucket that ``part`` overlaps, and the overlap in seconds."""
     at_s, end_s = part.at_s, part.at_s + part.span_s
     while at_s < end_s:
         bucket = (at_s - start_s) // step_s
@@ -188,7 +188,7 @@ def split_over_buckets(
 def make_spark(
     points: Iterable[Point], beats: Sequence[UptimeSpan], column: str, now_s: int, *, is_rate: bool
 ) -> list[float]:
-    """Return the samples of a sparkline since the last gap in the past hour, oldest first."""
+    """Return a sparkline's samples since the last gap in the past hour, oldest first."""
     value_of = attrgetter(column)
     start_s = (now_s // SPARK_STEP_S + 1 - SPARK_SAMPLES) * SPARK_STEP_S
     observed = [0] * SPARK_SAMPLES
@@ -214,7 +214,7 @@ def make_spark(
 
 
 def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str:
-    """Return the ``points`` of an SVG polyline; its scale starts at 0, and it ends on the right.
+    """Return the ``points`` of an SVG polyline that ends at the right edge; its scale starts at 0.
 
     Returns "" for fewer than two samples, or if all are 0.
     """
@@ -256,7 +256,7 @@ def slope(points: Iterable[Point], beats: Iterable[UptimeSpan], now_s: int) -> f
 
 
 def forecast(ready: int, per_s: float | None, consumers: int) -> str:
-    """Return a forecast, such as ``Empty in about 4 min`` or ``Grows by 12/s``, or ``""``."""
+    """Return a forecast such as ``Empty in about 4 min`` or ``Grows by 12/s``, or ``""``."""
     if not ready:
         return ""
     nobody = "" if consumers else ", no consumers"
@@ -288,13 +288,13 @@ def _about(seconds: float) -> str:
     return f"{round(seconds / 86_400):,} d"
 
 
-_MINUTES_S: Final = 90_000  # how long the points for each minute are stored
+_MINUTES_S: Final = 90_000  # how long per-minute points are stored
 
 
 async def read_trend(
     context: Context, queue_id: int, span: TrendPeriod, *, with_times: bool = False
 ) -> Trend:
-    """Return the trend over a span that ends now, for a queue, ALL or DEAD_LETTERS.
+    """Return the trend of a queue, ALL or DEAD_LETTERS over a span that ends now.
 
     ``with_times`` adds the percentiles of wait and hold times.
     """
@@ -311,7 +311,7 @@ async def read_trend(
 async def gather_points(
     context: Context, queue_id: int, start_s: int
 ) -> tuple[list[Point], list[UptimeSpan]]:
-    """Return the points since ``start_s``: those in the database and the newer ones in memory."""
+    """Return the points and uptime since ``start_s``, from the database and then from memory."""
     rollups = context.rollups
     points, beats = rollups.points(queue_id), rollups.uptime()
     joint_s = _joint(beats, rollups.minute_s)
@@ -323,9 +323,9 @@ async def gather_points(
 
 
 def _joint(beats: list[UptimeSpan], minute_s: int) -> int:
-    """Return the time from which points in memory are used: their first full minute, if any.
+    """Return the time from which points in memory are used: the first minute boundary, if any.
 
-    A minute is stored once it is complete; before that, all points in memory are used.
+    A minute is stored once it is complete; before any is complete, all points in memory are used.
     ``minute_s`` is the start of the current minute.
     """
     if not beats:
@@ -337,7 +337,7 @@ def _joint(beats: list[UptimeSpan], minute_s: int) -> int:
 async def _older(
     context: Context, queue_id: int, start_s: int, until_s: int
 ) -> tuple[list[Point], list[UptimeSpan]]:
-    """Read points from the database: one per minute, and for older times one per quarter hour."""
+    """Read points and uptime from the database: per minute, or per quarter hour if older."""
     points: list[Point] = []
     beats: list[UptimeSpan] = []
     if start_s >= until_s:
