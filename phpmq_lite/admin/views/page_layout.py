@@ -228,7 +228,7 @@ def list_broker_problems(request: web.Request, context: Context) -> list[str]:
     found = [f"Last error: {status.last_error}"] if status.last_error else []
     if status.is_draining and context.is_ready():
         found.append(
-            "Draining: publishes are refused, and the broker stops once consumers hold no messages."
+            "Draining: new messages are refused, and the broker stops once no messages are held."
         )
     if status.write_problem:
         found.append(f"Nothing can be stored: {status.write_problem}.")
