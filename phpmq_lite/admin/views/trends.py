@@ -94,7 +94,7 @@ class Trend:
 
 @dataclass(slots=True)
 class _BucketSums:
-    """The sums over all points in one bucket."""
+    """The values accumulated from all points in one bucket."""
 
     observed_s: int = 0
     has_rest: bool = False
