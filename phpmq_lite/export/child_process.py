@@ -17,20 +17,20 @@ from phpmq_lite.storage.arrow import HistoryRanges, RangeRows, RowSelection
 PREFIX: Final = struct.Struct(">cI")  # frame header: kind, payload length
 PIECE_BYTES: Final = 1 << 20  # maximum size of a frame's payload
 
-HEADER: Final = b"H"  # start of an export: JSON with rows, lo, hi, history_id and queue
+HEADER: Final = b"H"  # start of an export: JSON object with rows, lo, hi, history_id, queue
 DATA: Final = b"D"  # a part of the Arrow stream
-END: Final = b"Z"  # end of an export: JSON with the number of rows sent
-ERROR: Final = b"E"  # error: JSON with detail and code (empty unless refused)
+END: Final = b"Z"  # end of an export: JSON object with the number of rows sent
+ERROR: Final = b"E"  # error: JSON object with detail and code (empty unless the export was refused)
 BEAT: Final = b"B"  # heartbeat with an empty payload
 
 
 NICE: Final = 10  # a tenth of the broker's weight; enough for exports on a busy machine
 BEAT_S: Final = 1.0
-_PIPE_BYTES: Final = 1 << 20  # Linux's limit for unprivileged users; saves wake-ups
+_PIPE_BYTES: Final = 1 << 20  # Linux's limit for unprivileged users; reduces wake-ups
 
 
 class FrameWriter:
-    """Writes frames to a file descriptor; also acts as the file object of Arrow's writer."""
+    """Writes frames to a file descriptor; Arrow's writer can use it as a file object."""
 
     closed = False  # pyarrow requires this attribute
 
@@ -92,7 +92,7 @@ class FrameWriter:
 def main(database: str) -> int:
     """Answer requests until standard input ends; return the exit code."""
     descriptor = os.dup(1)
-    os.dup2(2, 1)  # redirects printed text, so that it does not end up in frames
+    os.dup2(2, 1)  # redirect printed text, so that it does not mix with frames
     _lower_priority()
     _enlarge_pipe(descriptor)
     try:

@@ -70,7 +70,7 @@ class ExportPacer:
 EXPORT_LIMIT: Final = 2  # maximum number of concurrent exports
 STALLED_S: Final = 30.0  # an export that sends no frame for this long has stalled
 IDLE_S: Final = 60.0  # export processes that stay idle this long are killed
-PROGRAM: Final = (  # our folder comes last in sys.path so that it does not shadow modules
+PROGRAM: Final = (  # our folder comes last in sys.path so that it shadows no other modules
     sys.executable, "-P", "-c",
     "import sys; sys.path.append(sys.argv[1]);"
     " from phpmq_lite.export.child_process import main; sys.exit(main(sys.argv[2]))",
@@ -173,7 +173,7 @@ class ExportProcesses:
 
     @asynccontextmanager
     async def open(self, request: Mapping[str, Any]) -> AsyncIterator[RunningExport]:
-        """Start an export; its process is killed if the block is left before the end of the stream.
+        """Start an export; leaving the block before the end of the stream kills its process.
 
         Raises:
             RefusedError: two exports are already running (``busy``), or ``storage.arrow`` refuses.
@@ -225,7 +225,7 @@ class ExportProcesses:
             started = await asyncio.create_subprocess_exec(
                 *self.program, str(self._database), stdin=PIPE, stdout=PIPE,
                 limit=child_process.PIECE_BYTES,
-                start_new_session=True,  # shield it from Ctrl-C; the broker ends it instead
+                start_new_session=True,  # shield it from Ctrl-C, because the broker ends it
             )  # fmt: skip
         except OSError as error:
             raise ExportError(f"the export process did not start: {os_reason(error)}") from error

@@ -2,7 +2,7 @@
 
 ``stats-job`` and ``peek`` do not change a job, but no command lists the ids. We therefore request
 every id up to the newest, many in one write, because waiting for each reply would take a round trip
-per id. Only finding the newest id requires a command with a temporary effect, ``put``.
+per id. The only command with an effect, a temporary one, is ``put``, which finds the newest id.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_recor
 from phpmq_lite.errors import PhpmqError, os_reason
 
 DEFAULT_PORT: Final = 11_300
-STATES: Final = ("ready", "delayed", "buried", "reserved")  # jobs are moved in this order of states
+STATES: Final = ("ready", "delayed", "buried", "reserved")  # the order in which jobs move
 READY, RESERVED = STATES[0], STATES[3]
 PROBE_TUBE: Final = "phpmq-lite-import"
 _PROBE_S: Final = 86_400  # delay of the probe job, so that no worker receives it
@@ -43,7 +43,7 @@ class BeanstalkdReply(NamedTuple):
 
 
 class JobGroup(NamedTuple):
-    """Tube, state and priority of jobs that are moved together; groups sort in moving order."""
+    """The tube, state and priority of jobs that are moved together; sorts in moving order."""
 
     tube: str
     state_index: int  # index into STATES
@@ -63,7 +63,7 @@ class BeanstalkdJob:
     tube: str
     state: str
     delay_s: int  # number of seconds until the job is ready
-    reserves: int  # number of times that the job was reserved
+    reserves: int  # number of times that the job has been reserved
     body: bytes = b""
 
 
@@ -75,7 +75,7 @@ class BeanstalkdClient:
         self._reader = reader
         stats = _fields(self.expect(b"OK", b"stats").body)
         try:
-            self.instance = stats["id"]  # id of the server process, as a restart may reuse job ids
+            self.instance = stats["id"]  # server process id; job ids may be reused after a restart
             self.max_job_bytes = int(stats["max-job-size"])
         except (KeyError, ValueError):
             raise BeanstalkdError("beanstalkd's stats lack id or max-job-size") from None
@@ -164,7 +164,7 @@ class BeanstalkdClient:
         return [_job_from(*answers[at : at + 2]) for at in range(0, len(answers), 2)]
 
     def delete(self, job_ids: Sequence[int]) -> int:
-        """Delete jobs unless other clients reserved them; return the number of deleted jobs."""
+        """Delete the jobs that no other client has reserved; return how many were deleted."""
         answers = self.ask([b"delete %d" % job_id for job_id in job_ids])
         return sum(answer.words[0] == b"DELETED" for answer in answers)
 
@@ -185,7 +185,7 @@ def connect_beanstalkd(target: BrokerAddress) -> Iterator[BeanstalkdClient]:
 
 
 def find_jobs(server: BeanstalkdClient, tubes: Sequence[str] = ()) -> "dict[JobGroup, array[int]]":
-    """Return the ids of all jobs, or only of those in ``tubes``, by group in the order of moving.
+    """Return the ids of all jobs, or only of those in ``tubes``, grouped in the order of moving.
 
     Jobs that are added during the search are not included.
     """
@@ -206,7 +206,7 @@ def find_jobs(server: BeanstalkdClient, tubes: Sequence[str] = ()) -> "dict[JobG
 
 
 def _all_ids(newest: int | None) -> Iterator[range]:
-    """Yield ranges of ids down from ``newest``, or if that is unknown, upward without end."""
+    """Yield ranges of ids downward from ``newest`` or, if it is None, upward without end."""
     if newest is None:
         return (range(first, first + _IDS_AT_ONCE) for first in count(1, _IDS_AT_ONCE))
     return (
@@ -215,7 +215,7 @@ def _all_ids(newest: int | None) -> Iterator[range]:
 
 
 def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> KeyedMessage | None:
-    """Return the message to publish for a job, or None if a worker has reserved it. Pure.
+    """Return the message to publish for a job, or None if a worker has reserved it.
 
     The key depends only on values that never change, so a second run stores nothing twice, unless
     the target queue has changed, because the broker remembers keys per queue.
@@ -229,7 +229,7 @@ def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> K
         block = DeadLetterBlock(
             reason="failed",
             original_queue=queue,
-            failed_at=now_ms,  # beanstalkd does not report the time of burying
+            failed_at=now_ms,  # beanstalkd does not report when a job was buried
             attempts=job.reserves,
             error="buried in beanstalkd",
             detail="buried",

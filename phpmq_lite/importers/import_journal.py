@@ -1,4 +1,4 @@
-"""Journal of messages that imports have stored, for longer than the broker remembers keys."""
+"""Journal of the messages stored by imports, kept longer than the broker remembers keys."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,9 +7,9 @@ from phpmq_lite.envelopes.sqlite_file import open_file, transaction
 
 
 class ImportJournal:
-    """SQLite file that contains the keys of all messages that imports have stored.
+    """An SQLite file with the keys of all messages that imports have stored.
 
-    The broker remembers keys for 10 minutes or 100,000 publishes by default.
+    By default, the broker remembers at most 100,000 keys, and each for 10 minutes.
     """
 
     def __init__(self, path: Path) -> None:

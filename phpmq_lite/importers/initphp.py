@@ -5,7 +5,7 @@ Their columns, as created by ``PdoTransport::createSchema``::
     jobs         id queue urn trace_id attempts payload available_at reserved_at created_at
     jobs_failed  id queue urn trace_id attempts payload reason failed_at created_at
 
-``payload`` is the whole envelope, with its ``attempts`` and, after a failure, its ``dead_letter``
+``payload`` is the complete envelope, with ``attempts`` and, after a failure, a ``dead_letter``
 block; the other columns repeat parts of the envelope. The payload is published byte for byte:
 
 - A job is published to its queue, or if it was released before, to ``<queue>.retry`` with the rest
@@ -37,7 +37,7 @@ OPTIONAL: Final[dict[Kind, tuple[str, ...]]] = {
     "jobs": ("available_at", "reserved_at", "created_at"),
     "failed": ("reason", "failed_at", "attempts"),
 }
-RESERVED_S: Final = 90  # as InitPHP's retryAfter; older reservations count as abandoned
+RESERVED_S: Final = 90  # the same as InitPHP's retryAfter; older reservations count as abandoned
 _PAGE: Final = 500
 _REASONS: Final = ("failed", "unknown_urn", "poison")
 
@@ -48,12 +48,12 @@ class InitphpError(PhpmqError):
 
 @dataclass(slots=True, frozen=True)
 class TableMapping:
-    """Names of the tables, and of columns if not the default, such as ``{"payload": "body"}``."""
+    """Names of the tables and of renamed columns, such as ``{"payload": "body"}``."""
 
     jobs: str = "jobs"
     failed: str = "jobs_failed"
     columns: Mapping[str, str] = field(default_factory=dict)  # default name -> actual name
-    failed_columns: Mapping[str, str] = field(default_factory=dict)  # exceptions for table `failed`
+    failed_columns: Mapping[str, str] = field(default_factory=dict)  # exceptions for failed jobs
 
     def table(self, kind: Kind) -> str:
         """Return the name of the table for ``kind``."""
@@ -102,7 +102,7 @@ def open_source(path: Path) -> sqlite3.Connection:
 def read_rows(
     connection: sqlite3.Connection, kind: Kind, layout: TableMapping, zone: tzinfo
 ) -> Iterator[InitphpRow]:
-    """Yield a table's rows in the order of their ids; read page by page to avoid long transactions.
+    """Yield a table's rows in order of their ids, reading page by page to avoid long transactions.
 
     Raises:
         InitphpError: the table or a required column is missing, or a time cannot be parsed.
@@ -128,7 +128,7 @@ def read_rows(
 def find_columns(
     connection: sqlite3.Connection, kind: Kind, layout: TableMapping
 ) -> dict[str, str]:
-    """Return the names of the columns to read, by default name.
+    """Return the actual names of the columns to read, keyed by default name.
 
     Raises:
         InitphpError: the table or a required column is missing.
@@ -198,7 +198,7 @@ def _parse_time_ms(value: object, zone: tzinfo) -> int | None:
 def plan_row(
     row: InitphpRow, now_ms: int, *, source: str, reserved_s: float = RESERVED_S
 ) -> PlannedMessage:
-    """Plan how to publish a row. Pure.
+    """Plan how to publish a row.
 
     ``source`` names the database and is part of the key if the payload has no ``meta.id``.
     """
@@ -220,7 +220,7 @@ def plan_row(
 
 
 def _was_released(row: InitphpRow, now_ms: int) -> bool:
-    """Return whether a job was released; a new job is available from its creation time on."""
+    """Return whether a job has been released; a new job is available from its creation time."""
     if row.available_ms is None:
         return False
     if row.created_ms is None:

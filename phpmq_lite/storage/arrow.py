@@ -24,7 +24,7 @@ from phpmq_lite.storage.statements import load, parts
 _PARTS: Final = parts("arrow")
 BUSY_MS: Final = 5_000  # maximum time to wait for a lock, in ms; ADBC sets no timeout of its own
 RANGE_SLICE: Final = 10_000  # maximum number of offsets or claims per statement
-PART_BYTES: Final = 16 << 20  # maximum total size of bodies per statement; one body may be larger
+PART_BYTES: Final = 16 << 20  # maximum total body size per statement; a single body may be larger
 
 ArrowEngine = Literal["auto", "adbc", "python"]
 ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]
@@ -34,7 +34,7 @@ _PARAMETER: Final = re.compile(r":(\w+)")
 
 @dataclass(slots=True, frozen=True)
 class ArrowColumn:
-    """An Arrow column; ``timestamp`` values are in milliseconds, UTC."""
+    """The Arrow definition of a column; values of type ``timestamp`` are in UTC milliseconds."""
 
     name: str
     type: ColumnType
@@ -107,7 +107,7 @@ class _AdbcDatabase:
         import adbc_driver_sqlite
         from adbc_driver_sqlite import dbapi
 
-        # ADBC infers types from the first batch, so the whole result must fit into one batch.
+        # ADBC infers types from the first batch, so the complete result must fit into one batch.
         self._options = {adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: str(RANGE_SLICE + 1)}
         self._error = dbapi.Error
         try:  # without autocommit, all reads would share one long transaction
@@ -133,7 +133,7 @@ class _AdbcDatabase:
 
 
 def _cast(table: Any, schema: Any) -> Any:
-    """Cast a table to a schema, because ADBC returns an all-null column as a column of numbers."""
+    """Cast a table to a schema, because ADBC returns a column that is all null as numeric."""
     import pyarrow as pa
 
     if table.num_rows == 0:
@@ -147,7 +147,7 @@ def _cast(table: Any, schema: Any) -> Any:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-COLUMNS: Final = (  # history columns in order, as described in docs/guides/pipeline.md
+COLUMNS: Final = (  # columns of the history, in order; see docs/guides/pipeline.md
     ArrowColumn("offset", "int64"),
     ArrowColumn("seq", "int64"),
     ArrowColumn("message_id", "string"),
@@ -163,14 +163,14 @@ COLUMNS: Final = (  # history columns in order, as described in docs/guides/pipe
     ArrowColumn("ttl_s", "int64", is_nullable=True),
     ArrowColumn("deliveries", "int32"),
     ArrowColumn("size", "int64"),  # body size in bytes
-    ArrowColumn("publisher", "int64", is_nullable=True),  # client number of the publisher
+    ArrowColumn("publisher", "int64", is_nullable=True),  # the publisher's client number
     ArrowColumn("consumer", "int64", is_nullable=True),
     ArrowColumn("urn", "string", is_nullable=True),
     ArrowColumn("trace_id", "string", is_nullable=True),
     ArrowColumn("meta_id", "string", is_nullable=True),
     ArrowColumn("attempts", "int64", is_nullable=True),
 )
-OUTCOMES: Final = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}  # as stored in the database
+OUTCOMES: Final = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}  # codes in the database
 DELETED: Final = "deleted"
 # The body is null if it is damaged or was removed by retention.
 BODY: Final = ArrowColumn("body", "binary", is_nullable=True)
@@ -193,7 +193,7 @@ CLAIM_COLUMNS: Final = (
 class HistoryOffsets:
     """The range of offsets in the history."""
 
-    history_id: str  # offsets can be compared only if they have the same history_id
+    history_id: str  # offsets with different history_ids cannot be compared
     lo: int  # above this offset, only rows of deleted messages can be missing
     hi: int  # last assigned offset
     lo_deleted: int  # above this offset, no rows are missing
@@ -201,7 +201,7 @@ class HistoryOffsets:
 
 @dataclass(slots=True, frozen=True)
 class RowSelection:
-    """Selects history rows above offset ``lo``, up to ``hi`` (inclusive), that match all filters.
+    """Selects history rows with offsets above ``lo`` and up to ``hi`` that match all filters.
 
     ``pattern`` and ``allowed`` are case-sensitive globs.
     """
@@ -213,17 +213,17 @@ class RowSelection:
     outcomes: Sequence[str] = ()  # keys of OUTCOMES; empty means all
     columns: Sequence[str] = ()  # column names; empty means all
     body: bool = False
-    allowed: Sequence[str] = ()  # globs for queues that the caller may use; empty means all
+    allowed: Sequence[str] = ()  # globs for queues that the caller can use; empty means all
     history_id: str | None = None  # if set, the history must have this id
 
     @property
     def needs_deleted(self) -> bool:
-        """Return whether rows of deleted messages are selected; these are removed separately."""
+        """Return whether deleted messages are selected; retention removes these separately."""
         return not self.outcomes or DELETED in self.outcomes
 
 
 class RangeError(StorageError):
-    """Rows were removed while a range was read, so the result is incomplete; read it again."""
+    """Rows of a range were removed during the read; discard the result and read the range again."""
 
 
 def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowColumn, ...]:
@@ -245,16 +245,16 @@ def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowC
 class RangeRows:
     """The number of rows in a range, and a single-use iterator of ``pyarrow.RecordBatch`` objects.
 
-    Batches are in order, have at most ``RANGE_SLICE`` rows and are never empty.  If the number of
-    rows is not ``count``, the iterator raises RangeError at its end; discard the rows in that case.
+    Batches are in order, have at most ``RANGE_SLICE`` rows and are never empty.  If their
+    rows do not add up to ``count``, the iterator ends with RangeError; then discard the rows.
     """
 
-    lo: int  # requested lower bound, or a higher one after clipping
+    lo: int  # the requested lower bound, or a higher bound after clipping
     hi: int
     count: int
     schema: Any
     batches: Iterator[Any]
-    queue: str = ""  # queue of the subscription, if claims are read
+    queue: str = ""  # the subscription's queue, if claims are read
 
     def __iter__(self) -> Iterator[Any]:
         returned = 0
@@ -269,7 +269,7 @@ class RangeRows:
 
 
 class HistoryRanges:
-    """Reads one database in one thread.  Call ``close`` or use it as a context manager.
+    """Reads ranges from one database, in one thread.  Close it or use it as a context manager.
 
     With ``engine="auto"``, ADBC is used if it is installed.
     Methods raise StorageError if the database cannot be read.  ``on_statement`` is called before
@@ -303,7 +303,7 @@ class HistoryRanges:
         return HistoryOffsets(**row)
 
     def offset_at(self, at_ms: int) -> int:
-        """Return the last offset settled before ``at_ms`` (Unix ms), or else ``bounds().lo``."""
+        """Return the last offset settled before ``at_ms`` (Unix ms); if none, ``bounds().lo``."""
         bounds = self.bounds()
         values = {"lo": bounds.lo, "hi": bounds.hi, "at_ms": at_ms}
         return int(self._rows(load("arrow")["offset_at"], values)[0]["offset"])
@@ -315,7 +315,7 @@ class HistoryRanges:
     # -- ranges
 
     def history(self, selection: RowSelection, *, is_gap_ok: bool = False) -> RangeRows:
-        """Return the selected settled messages; if ``hi`` exceeds the last offset, stop there.
+        """Return the selected settled messages, stopping at the last offset if ``hi`` is higher.
 
         With ``is_gap_ok``, ``lo`` is clipped to the first offset, and rows of deleted messages that
         retention removed are omitted.
@@ -402,7 +402,7 @@ class HistoryRanges:
         return {row["name"]: row["queue_id"] for row in rows}
 
     def _queue_ids(self, selection: RowSelection) -> list[int] | None:
-        """Return the ids of the selected queues that the caller may use, or None for all queues."""
+        """Return the ids of the selected queues that the caller can use, or None for all queues."""
         if not selection.queues and selection.pattern is None and not selection.allowed:
             return None
         known = self._ids_by_name()

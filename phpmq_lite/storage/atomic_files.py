@@ -19,12 +19,12 @@ def create_private(path: Path) -> int:
         FileExistsError: the file exists.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
-    os.fchmod(fd, PRIVATE_FILE)  # sets the mode again, because the umask may have removed bits
+    os.fchmod(fd, PRIVATE_FILE)  # set the mode again, because the umask may have cleared bits
     return fd
 
 
 def new_folder(parent: Path, prefix: str) -> Path:
-    """Create a folder with mode 0700, named after the UTC time: ``<prefix>20261231T235959Z``."""
+    """Create a folder with mode 0700 and the UTC time in its name: ``<prefix>20261231T235959Z``."""
     target = unused_path(parent, f"{prefix}{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     target.mkdir(mode=PRIVATE_FOLDER)
     target.chmod(PRIVATE_FOLDER)
@@ -38,9 +38,9 @@ def unused_path(parent: Path, name: str) -> Path:
 
 
 def write_whole(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """Replace ``path`` atomically: readers see the old or the new content, even after a power cut.
+    """Replace ``path`` atomically: readers see either old or new content, even after a power cut.
 
-    ``sync=False`` does not wait for the disk, which may hang while the process is shutting down.
+    With ``sync=False``, return without waiting for the disk, which could block a shutdown.
     """
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)

@@ -36,7 +36,7 @@ from phpmq_lite.storage.atomic_files import (
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 
-# These file systems are remote or shared by several machines; all other "fuse.*" are local.
+# These file systems are remote or shared by several machines; all other "fuse.*" types are local.
 NETWORK: Final = frozenset(
     (
         *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs"),
@@ -99,7 +99,7 @@ def file_system(path: Path) -> str | None:
 DATABASE: Final = "phpmq.db"
 _META: Final = "meta.json"
 _LOCK: Final = "lock"
-_SHARED_LOCK_S: Final = 5.0  # maximum wait for checks that hold a shared lock for up to 1 s
+_SHARED_LOCK_S: Final = 5.0  # maximum wait for checks, which hold a shared lock for up to 1 s
 _RETRY_S: Final = 0.02
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
@@ -180,7 +180,7 @@ class DataFolder:
 
     @property
     def has_journal(self) -> bool:
-        """Return whether the first write was interrupted; if so, SQLite will roll it back."""
+        """Return whether a rollback journal remains because the first write was interrupted."""
         return self.path.joinpath(f"{DATABASE}-journal").exists()
 
     @property
@@ -199,7 +199,7 @@ class DataFolder:
         return self.path / "last_error.json"
 
     def record(self, *, has_messages: bool | None = None, is_running: bool | None = None) -> None:
-        """Store changes in ``meta.json`` with two fsyncs, or do nothing if there are no changes.
+        """Store changes in ``meta.json`` with two fsyncs; do nothing if nothing has changed.
 
         Call it with ``is_running=True`` after the writer's first transaction, when the WAL exists,
         and with ``is_running=False`` before its connection closes, which deletes the WAL.  In the
@@ -242,7 +242,7 @@ class DataFolder:
         return read_json(self.last_error_file)
 
     def close(self) -> None:
-        """Release the lock.  May be called twice.  Deleting the lock file would cause a race."""
+        """Release the lock; can be called twice.  Deleting the lock file would cause a race."""
         if self._lock >= 0:
             with suppress(OSError):  # the pid in the file is valid only while the file is locked
                 os.ftruncate(self._lock, 0)
@@ -314,7 +314,7 @@ def read_meta(path: Path) -> DataFolderMetadata:
 def locking_pid(path: Path) -> str | None:
     """Return the pid of the broker that has locked a folder, or None if the folder is not locked.
 
-    Changes nothing, but prevents a broker from starting for some microseconds.
+    This changes nothing, but prevents a broker from starting for a few microseconds.
     """
     with _shared_lock(path) as pid:
         return pid
@@ -335,7 +335,7 @@ def prevent_start(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _shared_lock(path: Path) -> Iterator[str | None]:
-    """Lock a folder in shared mode; yield None, or the pid of the broker that has locked it."""
+    """Lock a folder in shared mode and yield None; if a broker has locked it, yield its pid."""
     try:
         fd = os.open(path / _LOCK, os.O_RDONLY)
     except FileNotFoundError:  # no broker has ever used this folder
@@ -473,8 +473,8 @@ def _sqlite_cause(error: BaseException | None) -> BaseException | None:
 
 # -- detecting a removed or replaced database or write-ahead log
 
-# SQLite keeps writing to an unlinked or replaced file, and finally removes another database's WAL.
-# Without a check, the broker would confirm messages that are lost at the next startup.
+# SQLite keeps writing to an unlinked or replaced file, and on closing removes the wrong WAL.
+# Without this check, the broker would confirm messages that are lost at the next startup.
 
 _REMEDY: Final = (
     "confirmed messages are in the file that the broker had open; move that file back, or restore "
@@ -483,17 +483,17 @@ _REMEDY: Final = (
 
 
 # Since Linux 6.13, reading a file's times slows down its next sync (for the WAL, by 40 of 120 µs).
-# statx reads only the link count and the inode; os.stat is the fallback.
+# Here, statx reads only the link count and the inode; os.stat is the fallback.
 _STATX: Final = getattr(ctypes.PyDLL(None), "statx", None)
 _AT_FDCWD: Final = -100
 _MASK: Final = 0x4 | 0x100  # STATX_NLINK | STATX_INO; the device is always returned
-_STRUCT: Final = struct.Struct("=16x I 12x Q 96x I I 112x")  # links, inode, major and minor device
+_STRUCT: Final = struct.Struct("=16x I 12x Q 96x I I 112x")  # links, inode, device (major, minor)
 
 
 class _OpenedFile:
     """A file, and its link count, inode and device numbers at the time it was opened.
 
-    The arguments of statx are created only once: on a cold cache, this saves a third of its time.
+    The arguments of statx are created only once: on a cold cache, this saves a third of the time.
     """
 
     __slots__ = ("_arguments", "_found", "opened", "path")
@@ -521,10 +521,10 @@ class _OpenedFile:
 
 
 class OpenedFiles:
-    """Detects that the database or WAL was removed or replaced, with two system calls (5 µs).
+    """Detects, with two system calls (5 µs), whether the database or WAL was removed or replaced.
 
     Call ``note_database`` before the connection is opened and ``note_log`` once the WAL exists.
-    Usable in any thread.
+    Any thread can use this class.
     """
 
     __slots__ = ("_database", "_log", "_opened")
@@ -555,7 +555,7 @@ class OpenedFiles:
         """Compare the files on disk with those that were opened.
 
         Raises:
-            DatabaseReplacedError: a file was unlinked or replaced, or got another hard link.
+            DatabaseReplacedError: a file was unlinked or replaced, or has gained another hard link.
         """
         for file in self._opened.values():
             try:
@@ -574,7 +574,7 @@ class OpenedFiles:
         """Check only the database, because SQLite removes the WAL when the last connection closes.
 
         Raises:
-            DatabaseReplacedError: as ``check``.
+            DatabaseReplacedError: as for ``check``.
         """
         self._opened.pop(self._log, None)
         self.check()

@@ -32,9 +32,9 @@ DATABASE_FULL: Final = ("database_full", "database full: storage.max_bytes")
 class DiskSpaceBounds:
     """Limits on disk space and database size, in bytes."""
 
-    free_bytes: int = 0  # publishing stops if less space is free; 0 means only if the disk is full
+    free_bytes: int = 0  # publishing stops if less is free; with 0, only if the disk is full
     max_bytes: int = 0  # publishing stops when the database exceeds this size; 0 means no limit
-    ballast_bytes: int = 0  # size of the ballast file; a batch requires less; 0 means no ballast
+    ballast_bytes: int = 0  # size of the ballast file, more than a batch needs; 0: no ballast
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,7 +53,7 @@ class LowWatermark:
     is_short: bool = False
 
     def update(self, left: int, least: int, enough: int) -> bool:
-        """Return whether ``left`` is below ``least``, or was and is not yet back at ``enough``."""
+        """Return whether ``left`` is below ``least``, or has been and is still below ``enough``."""
         self.is_short = left < (enough if self.is_short else least)
         return self.is_short
 
@@ -61,8 +61,8 @@ class LowWatermark:
 class DiskSpace:
     """Tracks disk space for one database; used in the writer's thread.
 
-    Other threads read ``shortage`` and ``write_problem``; ``on_change`` is called when either of
-    them changes.  ``bounds`` may be replaced at any time.
+    Other threads can read ``shortage`` and ``write_problem``; ``on_change`` is called when either
+    changes.  ``bounds`` may be replaced at any time.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class DiskSpace:
     ) -> None:
         self.bounds = bounds or DiskSpaceBounds()
         self.shortage: Shortage | None = None  # why publishing is stopped, or None if it is not
-        self.write_problem: str | None = None  # why nothing can be stored at the moment, or None
+        self.write_problem: str | None = None  # why nothing can be stored now, or None
         self.free_bytes = 0  # free disk space, as last measured
-        self.used_bytes = 0  # database space in use, as last measured
+        self.used_bytes = 0  # used size of the database, as last measured
         self.on_change: Callable[[], None] = lambda: None
         self._folder = folder
         self._ballast = folder / BALLAST
@@ -90,7 +90,7 @@ class DiskSpace:
 
     @property
     def has_ballast(self) -> bool:
-        """Return whether the ballast has its full size; after a kill, it may be incomplete."""
+        """Return whether the ballast has its full size; after a crash, it may be incomplete."""
         try:
             size = self._ballast.stat().st_size
         except OSError:
@@ -214,7 +214,7 @@ class DiskSpace:
             raise error
 
     def wait_after(self, error: StorageFullError | NotWritableError) -> None:
-        """Free some space, or wait, before the caller retries the write.
+        """Free some space or wait before the caller retries the write.
 
         A full disk has no time limit: waiting loses nothing, and a restart would not help.
 
@@ -268,7 +268,7 @@ _SUFFIXES: Final = {"database": "", "wal": "-wal", "shm": "-shm"}
 class DiskUsage:
     """Disk usage of the data folder and its file system, in bytes."""
 
-    files: dict[str, int]  # sizes of database, wal and shm; 0 if a file does not exist
+    files: dict[str, int]  # sizes of the database, WAL and shm; 0 if a file does not exist
     total: int
     free: int  # bytes available to the account that runs the broker
 

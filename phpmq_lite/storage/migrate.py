@@ -7,7 +7,7 @@ To add a migration:
 2. Write plain statements, each ending with a semicolon, with the unit of every new column as a
    comment.  No BEGIN, COMMIT, ATTACH, VACUUM or PRAGMA: the file runs inside one transaction,
    which also sets ``user_version`` to NNNN.
-3. Filling a column of a large table delays the start: add it with a default and fill it later.
+3. Filling a column of a large table delays the start: add the column with a default; fill it later.
 4. ``tests/integration/test_upgrade.py`` opens a database of each older version.  Add rows to
    the tables that your migration changes.
 
@@ -73,11 +73,11 @@ def read_migrations(folder: Path) -> list[Migration]:
 
 
 def pending(connection: sqlite3.Connection, folder: Path) -> list[Migration]:
-    """Return, in order, the migrations in ``folder`` that the database lacks, but change nothing.
+    """Return the migrations in ``folder`` that have not been applied yet, in order.
 
     Raises:
         StartRefusedError: the database is newer than ``folder``, was not created by phpmq-lite, or
-            was created with another text of a migration.
+            was created with a different text of a migration.
         DataDamagedError: the file is damaged or not a database.
     """
     migrations = read_migrations(folder)
@@ -103,7 +103,7 @@ def migrate(
 
     Raises:
         StartRefusedError: as for ``pending``, or because the copy or a migration failed.  Earlier
-            migrations stay; the failed one is rolled back.
+            migrations stay applied; the failed one is rolled back.
         StorageFullError, NotWritableError, OutcomeUnknownError: as for a batch.
         DataDamagedError: the file is damaged or not a database.
     """
@@ -150,7 +150,7 @@ def schema_problems(connection: sqlite3.Connection, folder: Path) -> list[str]:
 
 
 def _statements(connection: sqlite3.Connection) -> dict[str, str]:
-    """Return the schema's statements by name, without spaces and quotes, which vary by version."""
+    """Return the schema's statements, keyed by object name, without spaces or quotes."""
     return {
         name: "".join(text.replace('"', "").split())
         for name, text in connection.execute(load("migrate")["statements"])
@@ -226,7 +226,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _check_known(connection: sqlite3.Connection, migrations: list[Migration], version: int) -> None:
-    """Raise an error if these migrations did not create the schema."""
+    """Raise an error unless the schema was created by these migrations."""
     sql = load("migrate")
     newest = migrations[-1].number
     if version > newest:

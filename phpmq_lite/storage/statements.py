@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-SIZES: Final = (500, 100, 20, 5, 1)  # few sizes, so that all statements stay in SQLite's cache
+SIZES: Final = (500, 100, 20, 5, 1)  # only a few, so that all statements stay in SQLite's cache
 
 _FOLDER = Path(__file__).parent / "sql"
 _NAME = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
@@ -24,12 +24,12 @@ _ROWS = re.compile(r"\{rows:([^}]*)\}")
 
 
 def load(name: str) -> dict[str, str]:
-    """Return the statements in ``<name>.sql`` by name, without comments."""
+    """Return the statements in ``<name>.sql``, keyed by statement name, with comments removed."""
     return _read(name)[1]
 
 
 def parts(name: str) -> dict[str, str]:
-    """Return the parts in ``<name>.sql``, for statements that are composed at run time."""
+    """Return the parts in ``<name>.sql``, by name, for statements composed at run time."""
     return _read(name)[0]
 
 
@@ -50,7 +50,7 @@ class MultiRowStatement:
     """A statement for many rows, executed in chunks of fixed size from a flat parameter list.
 
     A multi-row statement holds the GIL only to bind its parameters, not to run;
-    ``executemany`` reached 50 to 90 % of its rate.
+    ``executemany`` reached only 50 to 90 % of this rate.
     """
 
     __slots__ = ("_texts", "width")

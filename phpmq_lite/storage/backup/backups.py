@@ -1,8 +1,8 @@
 """Creates, verifies, lists and removes backups, which are complete copies of the database.
 
-The backup folder contains a folder per backup, named after its time, with the database and
-``manifest.json``.  ``VACUUM INTO`` on a separate reader makes the copy, which therefore includes
-every earlier commit and needs no WAL.  The name of an incomplete backup begins with a dot.
+The backup folder contains one folder per backup, named after the time of the backup and holding
+the database and ``manifest.json``.  ``VACUUM INTO`` on a separate reader makes the copy, so it
+includes all earlier commits and needs no WAL.  The name of an incomplete backup begins with a dot.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class Backup:
 class BackupMaker:
     """Makes one backup.  Call ``run`` in a separate thread; ``stop`` may be called from any thread.
 
-    With ``is_open``, a broker has the database open; otherwise the caller must lock its folder.
+    ``is_open`` means that a broker has the database open; if not, the caller must lock its folder.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class BackupMaker:
         is_open: bool = True,
         check_files: Callable[[], None] = lambda: None,
     ) -> None:
-        self._check_files = check_files  # raises StorageError if the database was replaced
+        self._check_files = check_files  # raises StorageError if the database has been replaced
         self._reserve = reserve  # number of bytes to leave free on the database's disk
         self._is_open = is_open
         self._database = database
@@ -123,7 +123,7 @@ class BackupMaker:
             StorageFullError: free space is below twice the database size, or would be below the
                 reserve afterwards.
             DataDamagedError: the database or its copy is damaged.
-            StorageError: it took longer than ``limit_s``, was stopped, or cannot be written.
+            StorageError: the backup took longer than ``limit_s``, was stopped or cannot be written.
         """
         began_at = time_ns() // 1_000_000
         clock = threading.Timer(limit_s, self.stop)
@@ -253,12 +253,12 @@ def read_backup(folder: Path) -> Backup | None:
 def remove_old(folder: Path, keep: int, made: str) -> list[str]:
     """Remove all but the ``keep`` newest backups and return the ids of those removed.
 
-    ``made`` always counts as the newest, because the clock may have been wrong for other backups.
+    ``made`` always counts as the newest, because others may have been made with a wrong clock.
     """
     gone = []
     others = [backup for backup in list_backups(folder) if backup.manifest.id != made]
     for backup in others[keep - 1 :]:
-        # rename it first, so that a partly removed backup never looks complete
+        # rename the folder first, so that a partly removed backup never looks complete
         hidden = folder / f".{backup.manifest.id}.new"
         backup.folder.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
@@ -301,7 +301,7 @@ RETRY_S: Final = 600.0  # delay before retrying a failed backup
 
 
 class BackupSchedule:
-    """Makes backups on a schedule and on demand, and keeps the result of the most recent one.
+    """Makes backups on a schedule and on demand, and remembers the result of the last one.
 
     ``keep`` returns how many backups to keep.  ``reserve`` returns how many bytes to leave free on
     the database's disk, so that publishing does not stop.
@@ -323,12 +323,12 @@ class BackupSchedule:
         self.folder = folder
         self.last_manifest: BackupManifest | None = None
         self.last_id: str | None = None  # id of the last backup made since startup
-        self.error: str | None = None  # error message if the last backup failed
+        self.error: str | None = None  # error message of the last backup if it failed
         self._keep = keep
         self._reserve = reserve
         self._is_starting = False  # whether a requested backup is still waiting for its audit row
         self._database = database
-        self.interval_s = every_h * 3_600  # time between two backups; 0 disables the schedule
+        self.interval_s = every_h * 3_600  # time between backups; 0 disables the schedule
         self._version = version
         self._tell = tell
         self._maker: BackupMaker | None = None
@@ -351,7 +351,7 @@ class BackupSchedule:
             raise StorageError(f"cannot read {self.folder}: {error.strerror}") from error
 
     def start(self) -> "asyncio.Task[Backup]":
-        """Start a backup; the returned task yields the backup or raises StorageError.
+        """Start a backup in a task, which returns the backup or raises StorageError.
 
         Raises:
             RefusedError: a backup is in progress.
@@ -362,7 +362,7 @@ class BackupSchedule:
         return self._task
 
     async def start_after(self, ahead: Callable[[], Awaitable[None]]) -> None:
-        """Start a backup after ``ahead`` has returned, or no backup if ``ahead`` raises an error.
+        """Await ``ahead``, then start a backup; if ``ahead`` raises an error, start none.
 
         Raises:
             RefusedError: a backup is in progress or about to start; ``ahead`` is not called.
@@ -421,10 +421,10 @@ class BackupSchedule:
     async def run(self) -> None:
         """Create backups when they are due; when cancelled, stop the backup thread."""
         try:
-            with suppress(StorageError):  # if the problem persists, the next backup reports it
+            with suppress(StorageError):  # if the problem persists, the next backup will report it
                 now_ms = time_ns() // 1_000_000
                 for backup in await self.all():
-                    if backup.manifest.made_at <= now_ms:  # the clock may have been set back since
+                    if backup.manifest.made_at <= now_ms:  # the clock may since have been set back
                         self.last_manifest = backup.manifest
                         break
             while self.interval_s:

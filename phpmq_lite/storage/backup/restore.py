@@ -1,10 +1,10 @@
 """Replaces a database with a backup; the old files are moved aside, not deleted.
 
 After a power cut during a restore, the database is missing and startup fails; restore again.
-New messages are numbered 1,000,000 above the backup, so that a late acknowledgement of a message
-that is not in the backup matches no other.  The history gets a new id, so that its readers notice
-the change.  Login sessions end and tokens are disabled unless they are valid in the replaced
-database, because a restore must not revive revoked access.
+New messages are numbered from 1,000,000 above the backup's last number, so that no late
+acknowledgement of a message missing from the backup matches another message.  The history gets a
+new id, so that its readers notice the change.  Login sessions end and tokens are disabled unless
+they are valid in the replaced database, because a restore must not revive revoked access.
 """
 
 import os
@@ -48,10 +48,10 @@ _CACHE_BYTES: Final = 8 << 20
 class WithdrawnAccess:
     """Access that was granted in the backup but revoked by the restore."""
 
-    has_proof: bool = False  # whether the replaced database was readable
-    sessions: int = 0  # number of login sessions ended
+    has_proof: bool = False  # whether the replaced database could be read
+    sessions: int = 0  # number of login sessions that were ended
     tokens: list[str] = field(default_factory=list)  # names of the disabled tokens
-    users: list[str] = field(default_factory=list)  # names of removed or changed users
+    users: list[str] = field(default_factory=list)  # names of users that were removed or changed
 
 
 @dataclass(slots=True)
@@ -81,13 +81,13 @@ def restore(
 ) -> RestoreResult:
     """Restore a backup, or a bare database file, into the data folder of a stopped broker.
 
-    ``keep_tokens`` keeps the users, sessions and tokens of the backup.
+    With ``keep_tokens``, the users, sessions and tokens in the backup remain valid.
 
     Raises:
         DataDamagedError: the backup differs from its manifest or is damaged.  With ``accept_loss``,
             a damaged backup is restored.
         StartRefusedError: a broker is running there, or the backup is from a newer version.
-        StorageFullError: there is no space for the backup.
+        StorageFullError: there is not enough space for the backup.
     """
     database = _verify_source(source, tell)
     folder = DataFolder.open(data, allow_network_fs=allow_network_fs, is_replaced=True)
@@ -123,7 +123,7 @@ def restore(
 def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: None) -> RestoreResult:
     """Restore into a temporary folder, perform a trial startup there and verify everything.
 
-    The folder is in TMPDIR and is deleted.  ``migrations`` are those of the version to start.
+    The folder is in TMPDIR and is deleted at the end.  ``migrations`` holds those to apply.
 
     Raises:
         PhpmqError: as for ``restore`` or startup.
@@ -189,10 +189,10 @@ def _transaction(staged: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _replaced_accounts(folder: DataFolder) -> StoredAccounts | None:
-    """Return the accounts from the database to be replaced.
+    """Return the accounts in the database that is about to be replaced.
 
-    None if there is no database, or if its latest commits may be missing, because access that was
-    revoked in them would look valid.
+    Returns None if there is no database, or if its latest commits may be missing, because access
+    that those commits revoked would appear valid.
     """
     try:
         folder.check_database()
@@ -205,7 +205,7 @@ def _replaced_accounts(folder: DataFolder) -> StoredAccounts | None:
 
 
 def _move_aside(folder: DataFolder) -> Path | None:
-    """Move the old files aside, the database first; startup then fails if this is interrupted."""
+    """Move the old files aside, the database first, so that startup fails after an interruption."""
     files = (
         folder.database,
         folder.wal,
@@ -226,7 +226,7 @@ def _move_aside(folder: DataFolder) -> Path | None:
 
 
 def _start_once(database: Path, migrations: Path) -> list[str]:
-    """Perform the startup steps between checking the files and opening the listeners."""
+    """Perform the startup steps after the file checks and before the listeners are opened."""
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         store = Store(connection)
         store.configure(_CACHE_BYTES)
@@ -240,10 +240,10 @@ def _start_once(database: Path, migrations: Path) -> list[str]:
 
 
 def _read_accounts(connection: sqlite3.Connection) -> StoredAccounts:
-    """Return the accounts in a database that no broker has opened.
+    """Return the accounts in a database that no broker has open.
 
     Raises:
-        sqlite3.Error: a table or its index cannot be trusted.
+        sqlite3.Error: a table or its index is damaged.
     """
     execute, sql = connection.execute, load("accounts")
     if not execute(sql["has_users"]).fetchone()[0]:
@@ -257,11 +257,11 @@ def _read_accounts(connection: sqlite3.Connection) -> StoredAccounts:
 def _withdraw_access(
     connection: sqlite3.Connection, valid: StoredAccounts | None, now_ms: int
 ) -> WithdrawnAccess:
-    """Revoke access that the backup brought back, within a transaction on the restored database.
+    """Revoke access that the backup brought back; call this in a transaction on the restored copy.
 
-    ``valid`` has the accounts of the replaced database; None if it cannot be read.  Sessions and
-    tokens missing from ``valid`` are ended.  If the backup shares a user with ``valid``, its users
-    become those of ``valid``; otherwise the backup is from another broker, and its users stay.
+    ``valid`` holds the replaced database's accounts, or is None if they cannot be read.  Sessions
+    and tokens missing from ``valid`` are ended.  If the backup shares a user with ``valid``, the
+    users become those of ``valid``; otherwise, the backup is from another broker and keeps its own.
     """
     done, write = WithdrawnAccess(valid is not None), partial(execute_write, connection.execute)
     restored, valid = _read_accounts(connection), valid or StoredAccounts([], [], [])
@@ -295,7 +295,7 @@ def _withdraw_access(
 
 
 def _rights(user: User) -> tuple[int, str, int, str, str, tuple[str, ...]]:
-    """Return the three columns that identify a user, and the columns on which a login depends."""
+    """Return the three values that identify a user, then those on which a login depends."""
     return (
         user.user_id, user.name, user.created_at, user.password, user.role, user.queues,
     )  # fmt: skip

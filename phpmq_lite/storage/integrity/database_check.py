@@ -1,4 +1,4 @@
-"""Verifies a whole database: its structure, its contents and the consistency of its tables.
+"""Verifies a complete database: its structure, its contents and the consistency of its tables.
 
 It changes nothing, not even what SQLite changes when it opens a file: it opens a database without a
 WAL as immutable, and first copies a database that has a WAL together with the WAL.
@@ -25,7 +25,7 @@ from phpmq_lite.storage.statements import load
 
 NAMED: Final = 10  # maximum number of examples listed per problem
 _PROBLEMS_MAX: Final = 100  # maximum number of problems that SQLite reports
-# Each consistency rule has a statement, the first schema version it applies to, and a message.
+# Each consistency rule: a statement, the first schema version it applies to, and a message.
 _RULES: Final[tuple[tuple[str, int, str], ...]] = (
     ("inconsistent_queues", 1, "queues have wrong message counts"),
     ("missing_queues", 1, "messages belong to queues that do not exist"),
@@ -50,7 +50,7 @@ class DatabaseCheck:
 def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
     """Verify the data folder of a stopped broker, a backup or a database file.
 
-    ``migrations`` is the folder with applied and pending migrations; None means our own.
+    ``migrations`` is the folder of the applied and pending migrations; None means the default one.
 
     Raises:
         StartRefusedError: a broker is running there.
@@ -115,10 +115,10 @@ def _check_structure(connection: sqlite3.Connection, check: DatabaseCheck) -> No
 def integrity_problems(
     connection: sqlite3.Connection, pragma: str = "integrity_check"
 ) -> list[str]:
-    """Return problems that SQLite finds in structure and indexes (``quick_check`` skips indexes).
+    """Return problems in the structure and, unless ``pragma`` is ``quick_check``, in the indexes.
 
     Raises:
-        sqlite3.Error: the check was interrupted, or the file is unreadable now but not damaged.
+        sqlite3.Error: the check was interrupted, or the file cannot be read but is not damaged.
     """
     try:
         rows = connection.execute(f"PRAGMA {pragma}({_PROBLEMS_MAX})").fetchall()
@@ -176,7 +176,7 @@ def _run_check(
     connection: sqlite3.Connection,
     look: Callable[[sqlite3.Connection, DatabaseCheck], None],
 ) -> DatabaseCheck:
-    """Run a check; anything that SQLite cannot read is recorded as a problem."""
+    """Run a check, recording anything that SQLite cannot read as a problem."""
     check = DatabaseCheck(name)
     try:
         look(connection, check)

@@ -1,7 +1,7 @@
-"""The scrub, which reads every body in slices and checks the structure of the database.
+"""The scrub, which checks every body, slice by slice, and the structure of the database.
 
 It is synchronous and has its own read-only connection; ``server/maintenance.py`` schedules it.  Its
-progress and findings are in ``scrub.json`` in the data folder, so a restart continues the round.
+progress and findings are stored in ``scrub.json``, so that it continues after a restart.
 """
 
 import sqlite3
@@ -32,7 +32,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 @dataclass(slots=True)
 class ScrubRound:
-    """One pass over all bodies; times are Unix ms, and 0 means not yet."""
+    """One pass over all bodies; times are in Unix ms, and a time of 0 means not yet."""
 
     began_at: Number = 0
     ended_at: Number = 0
@@ -40,7 +40,7 @@ class ScrubRound:
     upto: Number = 0
     bodies: Number = 0
     bytes: Number = 0
-    bad_alive: Number = 0  # damaged live messages; those not held were settled as dead
+    bad_alive: Number = 0  # damaged live messages; those not held are settled as dead
     bad_settled: Number = 0
     named: list[Number] = field(default_factory=list)  # seqs of the first damaged bodies
 
@@ -67,7 +67,7 @@ class ScrubState:
 
     @property
     def last_ended_at(self) -> int:
-        """Return when the last round ended, in Unix ms, to schedule the next one; 0 means never."""
+        """Return when the last round ended or was abandoned, in Unix ms; 0 means never."""
         return max(self.tried_at, 0 if self.last is None else self.last.ended_at)
 
     @property
@@ -106,7 +106,7 @@ def read_state(folder: Path) -> ScrubState:
 
 
 def write_state(folder: Path, state: ScrubState) -> None:
-    """Store the state without a sync; after a crash, a slice may be read again."""
+    """Store the state without syncing it, because a slice can be read again after a crash."""
     write_json(folder / FILE, asdict(state), sync=False)
 
 
@@ -124,8 +124,8 @@ class Scrub:
         """Check about ``most_bytes`` bytes of bodies, starting after a position.
 
         Raises:
-            DataDamagedError: the database cannot be read there.
-            StorageError: the scrub was stopped, or the database cannot be read now.
+            DataDamagedError: the database cannot be read at that position.
+            StorageError: the scrub was stopped, or the database cannot be read at present.
         """
         found = ScrubSlice(after)
         with closing(self._rows(part, after)) as rows:
@@ -141,10 +141,10 @@ class Scrub:
         return found
 
     def structure(self) -> list[str]:
-        """Return problems found in database pages and indexes.  This takes at least 2 s per GiB.
+        """Return problems in the database's pages and indexes.  This takes at least 2 s per GiB.
 
         Raises:
-            StorageError: the check was interrupted, or the database cannot be read now.
+            StorageError: the check was interrupted, or the database cannot be read at present.
         """
         try:
             with closing(self._open()) as connection:

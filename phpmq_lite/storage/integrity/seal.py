@@ -1,8 +1,8 @@
-"""The seal: a checksum of the whole database, written at a clean stop and verified at startup.
+"""The seal: a checksum of the entire database, written at a clean stop and verified at startup.
 
-SQLite detects few flipped bits, and a message's CRC covers only its body; the seal covers every bit
-while the file is not written to.  zlib processes 1 to 6 GiB/s.  Files above ``SEALED_BYTES`` are
-not sealed.  ``LiveSeal`` seals an open database, for startup after a crash.
+SQLite detects few flipped bits, and a message's CRC covers only its body.  The seal covers every
+bit, as long as nothing is written to the file.  zlib processes 1 to 6 GiB/s.  Files larger than
+``SEALED_BYTES`` are not sealed.  ``LiveSeal`` seals an open database, for startup after a crash.
 """
 
 import os
@@ -54,7 +54,7 @@ def erase_seal(file: int) -> None:
 
 
 def erase_leftover_seal(folder: Path) -> None:
-    """Erase the seal that an earlier broker left, if any."""
+    """Erase any seal that an earlier broker left behind."""
     if (folder / _NAME).exists():
         file = open_seal(folder)
         try:
@@ -88,7 +88,7 @@ def seal(folder: DataFolder, files: OpenedFiles | None = None) -> None:
 
 
 def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
-    """Compare the database with its seal, and erase the seal before the database is modified.
+    """Compare the database with its seal, then erase the seal, because the database will change.
 
     Call it after ``check_wal`` and before SQLite opens the file.  Returns False if there was no
     seal, or if the database differs and ``accept_loss`` is set.
@@ -132,7 +132,7 @@ class _Readable(Protocol):
 
 
 def checksum_of_file(file: _Readable, goes_on: Callable[[], bool] = lambda: True) -> int:
-    """Return the CRC-32 of the rest of a file; stop early as soon as ``goes_on`` returns False."""
+    """Return the CRC-32 of the rest of a file, stopping early once ``goes_on`` returns False."""
     found = 0
     while goes_on() and (chunk := file.read(_CHUNK_BYTES)):
         found = zlib.crc32(chunk, found)
@@ -202,7 +202,7 @@ class LiveSeal:
     def _seal(self, checkpoints: int) -> None:
         began_s = monotonic()
         # Without a seal, startup checks the structure after a crash.
-        # A replaced database is not sealed; the writer stops when it also detects the replacement.
+        # A replaced database is not sealed; the writer detects the replacement too and stops.
         with suppress(OSError, DatabaseReplacedError):
             if os.fstat(self._database.fileno()).st_size <= SEALED_BYTES:
                 self._database.seek(0)

@@ -43,11 +43,11 @@ def check_files(
     """Check the files of a locked folder before its database is opened for writing.
 
     Blocks for up to 0.3 s; after a clean stop, for 0.3 s per GiB, or 1 s per GiB with a slow zlib.
-    ``tell`` is called with each step.
+    ``tell`` is called with a description of each step.
 
     Raises:
         DataDamagedError: commits or contents are lost or damaged.
-        StartRefusedError: the database cannot be read at the moment, possibly without damage.
+        StartRefusedError: the database cannot be read at the moment, but may be intact.
     """
     tell("checking the write-ahead log")
     done = StartupCheck(check_wal(folder, accept_loss=accept_loss))
@@ -86,13 +86,13 @@ QUEUES_NAMED: Final = 20  # maximum number of queues whose expired messages are 
 
 @dataclass(slots=True)
 class StartReport:
-    """A startup report, stored as JSON in a row of ``start``; counts default to 0."""
+    """A startup report, stored as JSON in the table ``start``; counts default to 0."""
 
     version_before: str | None = None  # None if the version is unchanged or unknown
     wal_frames: int = 0  # number of WAL frames not yet copied to the database
     wal_commits: int = 0
-    wal_dropped: int = 0  # number of commits after the damage, dropped because of accept_loss
-    returned: int = 0  # number of messages dispatched when the broker ended, now ready again
+    wal_dropped: int = 0  # number of commits dropped after damage, with accept_loss
+    returned: int = 0  # number of dispatched messages that became ready again
     interrupted: int = 0  # number of bulk jobs still running when the broker stopped
     expired: int = 0  # number of messages whose deadline passed before startup
     expired_by_queue: dict[str, int] = field(default_factory=dict)
@@ -101,13 +101,13 @@ class StartReport:
     queues: int = 0
     messages: int = 0  # number of live messages
     seconds: float = 0.0  # time from acquiring the lock to the first batch
-    clock_jump_ms: int = 0  # how far the wall clock was moved while the broker was down
-    clock_doubt_ms: int = 0  # downtime or clock change that an operator must decide on
+    clock_jump_ms: int = 0  # change of the wall clock while the broker was down
+    clock_doubt_ms: int = 0  # downtime or clock change that an operator must assess
     last_error: str | None = None  # error that stopped the broker immediately, if any
 
 
 class StartRecorder:
-    """Collects the report of one startup; its methods must be called in the order defined here."""
+    """Collects the report on one startup; call the methods in the order of their definition."""
 
     def __init__(self, version: str, at_ms: int, *, was_clean: bool) -> None:
         self.version = version
@@ -117,7 +117,7 @@ class StartRecorder:
         self.report = StartReport()
 
     def note_error(self, content: dict[str, Any] | None) -> None:
-        """Record the error in ``last_error.json`` that stopped the broker immediately, if any."""
+        """Record the error, read from ``last_error.json``, that stopped the broker immediately."""
         if content is not None and not self.was_clean:
             self.report.last_error = str(
                 content.get("message") or content.get("error") or "unknown"
@@ -136,11 +136,11 @@ class StartRecorder:
         self.report.checks.append("the schema against the migrations")
 
     def note_clock(self, jump_ms: int, doubt_ms: int) -> None:
-        """Record the clock jump, and a downtime or clock change that an operator must judge."""
+        """Record the clock jump, and any downtime or clock change that an operator must assess."""
         self.report.clock_jump_ms, self.report.clock_doubt_ms = jump_ms, doubt_ms
 
     def read_database(self, connection: sqlite3.Connection, now_steady_ms: int) -> None:
-        """Read downtime, previous version and expired messages; call it in the writer's thread."""
+        """Read the downtime, previous version and expired messages, in the writer's thread."""
         sql = load("startup")
         counters: dict[str, int] = dict(connection.execute("SELECT name, value FROM counter"))
         seen_ms = counters.get("last_seen_ms")
@@ -193,7 +193,7 @@ class Start:
 
     @property
     def down_ms(self) -> int:
-        """Downtime before startup; up to a minute too long if the broker was killed while idle."""
+        """Downtime before startup; if an idle broker was killed, up to a minute too long."""
         return 0 if self.down_from_ms is None else max(0, self.at_ms - self.down_from_ms)
 
 

@@ -23,10 +23,10 @@ from phpmq_lite.storage.statements import load
 
 @contextmanager
 def open_stopped(database: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database for a short read, while ``prevent_start`` keeps a broker from starting.
+    """Open a database for a brief read; the caller must keep a broker from starting meanwhile.
 
     The WAL index stays unchanged for ``check_wal``, because SQLite builds an index in memory if it
-    may not share one.  On close, SQLite removes a WAL without a commit, whether the WAL is damaged
+    cannot share one.  On close, SQLite removes a WAL without a commit, whether the WAL is damaged
     or was just restarted; such a WAL is therefore hidden from SQLite.
     """
     database = database.resolve()
@@ -47,7 +47,7 @@ def _has_log(database: Path) -> bool:
 
 @dataclass(slots=True)
 class StoppedDatabase:
-    """What was found in a stopped broker's files; the check ends at the first problem."""
+    """Result of checking a stopped broker's files; the check ends at the first problem."""
 
     is_new: bool = False  # True if no message has ever been stored
     was_clean: bool = True  # whether the last stop was clean
@@ -123,8 +123,8 @@ def _check_database(folder: DataFolder, found: StoppedDatabase) -> None:
 def has_admin(database: Path) -> bool:
     """Return whether a database has a user with the admin role; call this before startup.
 
-    False if there is no database or it has no users.  True if the database cannot be read or a
-    broker is running, because startup will report the problem.
+    Returns False if there is no database or it has no users, but True if the database cannot be
+    read or a broker is running, because startup will report that problem.
     """
     if not database.is_file():
         return False

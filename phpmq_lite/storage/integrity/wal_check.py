@@ -36,19 +36,19 @@ from phpmq_lite.storage.integrity.wal_format import (
 )
 
 _PAGE_SIZES: Final = tuple(1 << power for power in (12, 13, 14, 15, 16, 11, 10, 9))
-_FRAMES_FOR_SALTS: Final = 16  # a lost sector may include the header and the first frames
+_FRAMES_FOR_SALTS: Final = 16  # a lost sector may contain the header and the first frames
 _ORDERS: Final[tuple[Order, ...]] = ("little", "big")
 
 
 @dataclass(slots=True, frozen=True)
 class WalScan:
-    """Contents of a WAL.  Frames are numbered from 1, and 0 stands for the file header."""
+    """Result of scanning a WAL.  Frames are numbered from 1, and 0 stands for the file header."""
 
     commits: int = 0  # number of complete commits that SQLite will find
     frames: int = 0  # number of valid frames before the first bad one
     first_bad: int | None = None  # frame where SQLite stops reading; None if it reads all frames
-    commits_after: int = 0  # complete commits after the first bad frame; SQLite would drop them
-    last_after: int = 0  # number of the last frame of those commits
+    commits_after: int = 0  # number of complete commits after first_bad, which SQLite drops
+    last_after: int = 0  # last frame of the commits after first_bad
     salts: bytes = field(default=b"", compare=False)  # salts from the header; empty if invalid
     known_frames: int = 0  # number of committed frames according to the WAL index
 
@@ -82,7 +82,7 @@ def scan_wal(file: BinaryIO) -> WalScan:
 def has_commits(file: BinaryIO) -> bool:
     """Return whether a WAL file contains a commit that SQLite would find.
 
-    Reads the first transaction only.
+    Only the first transaction is read.
     """
     file.seek(0)
     raw = file.read(HEADER_BYTES)
@@ -102,7 +102,7 @@ def _scan_without_header(file: BinaryIO, header: WalHeader) -> WalScan:
     """Search for commits with every page size and byte order that the file may have used.
 
     The header reaches the disk before the first frame is written, so any commit proves damage.
-    No commit is found by chance, because its checksum has 64 bits.
+    No commit is found by chance, because checksums have 64 bits.
     """
     sizes = dict.fromkeys((header.page_size, *_PAGE_SIZES))
     for page_size in filter(is_page_size, sizes):
@@ -209,9 +209,9 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
     Blocks for 0.2 s for a WAL of 64 MiB, and longer if damaged files are copied.
 
     Raises:
-        DataDamagedError: complete commits would be lost, or the WAL is missing.  Database, WAL and
-            shm were copied to ``damaged-<time>/``.  With ``accept_loss``, the files are copied and
-            SQLite drops those commits; a failed copy still raises the error.
+        DataDamagedError: complete commits would be lost, or the WAL is missing.  The files were
+            copied to ``damaged-<time>/``.  With ``accept_loss``, the files are copied and SQLite
+            drops those commits; if copying fails, the error is still raised.
     """
     try:
         found = scan_wal_files(folder.wal, folder.shm)
@@ -268,7 +268,7 @@ def refuse_damaged_database(
     """Copy the damaged files, then raise an error unless ``accept_loss`` is set.
 
     Raises:
-        DataDamagedError: names ``loss``, the copies and the remedies; or the copy failed.
+        DataDamagedError: the message states ``loss`` and the remedies, or copying failed.
     """
     copies = copy_damaged_files(folder, loss, f"crc32:{checksum:08x}")
     if not accept_loss:

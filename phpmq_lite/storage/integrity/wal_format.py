@@ -2,7 +2,7 @@
 
 See https://www.sqlite.org/fileformat2.html#walformat.  The checksum is a sum of 32-bit words
 weighted with Fibonacci numbers, so it is linear: each frame adds an amount independent of earlier
-frames, and ``follows`` combines both.  Therefore, frames can be summed in parallel, in the lanes of
+frames, and ``follows`` adds that amount.  Therefore, frames can be summed in parallel, in lanes of
 one large int.  This takes 13 µs per frame of 4 KiB; a loop over its words takes 83 µs.
 """
 
@@ -135,7 +135,7 @@ def read_frames(file: BinaryIO, header: WalHeader) -> Iterator[WalFrame]:
 
 
 class _Chunk:
-    """Frames read together; their sums are computed on first use."""
+    """Frames that were read together; their sums are computed on first use."""
 
     __slots__ = ("_sums", "frame_bytes", "order", "pairs", "raw")
 
@@ -155,7 +155,7 @@ class _Chunk:
 
 
 def frame_sums(raw: bytes, frame_bytes: int, order: Order) -> list[Checksum]:
-    """Return each complete frame's checksum as if it followed the checksum (0, 0)."""
+    """Return what each complete frame's checksum would be if the previous one were (0, 0)."""
     count = len(raw) // frame_bytes
     pairs = array("Q", raw[: count * frame_bytes])
     if order == "big":
@@ -182,7 +182,7 @@ def _lanes(lanes: int, count: int) -> Iterator[int]:
 
 @cache
 def _fibonacci(pairs: int) -> tuple[int, int, int]:
-    """Return F(2n-1), F(2n) and F(2n+1) modulo 2**32, weights of a checksum ``n`` pairs back."""
+    """Return F(2n-1), F(2n), F(2n+1) modulo 2**32: the weights of a checksum ``n`` pairs back."""
     low, mid = 1, 0  # F(-1), F(0)
     for _ in range(2 * pairs):
         low, mid = mid, (low + mid) & _WORD
@@ -197,7 +197,7 @@ _SUMMED_BYTES: Final = 40  # the checksum of these bytes follows, in native byte
 
 
 def committed_frames(index: Path, salts: bytes) -> int:
-    """Return the number of committed frames stored in the WAL index, or 0 if it does not match."""
+    """Return the number of committed frames in the WAL index, or 0 if the index does not match."""
     try:
         with index.open("rb") as file:
             head, copy = file.read(_HEAD_BYTES), file.read(_HEAD_BYTES)

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class User:
-    """A user; times are Unix milliseconds."""
+    """A user; times are in Unix milliseconds."""
 
     user_id: int
     name: str
@@ -56,7 +56,7 @@ class LoginSession:
 
 @dataclass(slots=True)
 class StoredAccounts:
-    """All stored accounts, read once at startup; ``admin/auth`` keeps them in memory."""
+    """All stored accounts, which are read once at startup and kept in memory by ``admin/auth``."""
 
     users: list[User]
     tokens: list[ApiToken]
@@ -65,7 +65,7 @@ class StoredAccounts:
 
 
 async def read_all(readers: Readers, since_ms: int) -> StoredAccounts:
-    """Return all accounts, and the addresses from logins after ``since_ms``."""
+    """Return all accounts, and the addresses used in logins after ``since_ms``."""
     return accounts_of(
         await readers.read("accounts", "users"),
         await readers.read("accounts", "tokens"),
@@ -106,7 +106,7 @@ NAME_MAX: Final = 80  # maximum number of characters in a name
 
 @dataclass(slots=True, frozen=True)
 class SavedItem:
-    """A saved view, template or label; ``saved_at`` is Unix ms."""
+    """A saved view, template or label; ``saved_at`` is in Unix ms."""
 
     name: str
     content: Any
@@ -115,7 +115,7 @@ class SavedItem:
 
 
 class SavedItems(RowReader):
-    """Reads the table ``saved``; the write ``SaveItem`` stores a row."""
+    """Reads the table ``saved``, in which the write ``SaveItem`` stores rows."""
 
     file = "accounts"
 
@@ -124,7 +124,7 @@ class SavedItems(RowReader):
         return await self._all(_item, "saved_items", kind=kind, limit=SAVED_MAX)
 
     async def one(self, kind: str, name: str) -> SavedItem | None:
-        """Return an item by name, or None if it does not exist."""
+        """Return the item with a given name, or None if it does not exist."""
         return await self._one(_item, "saved_item", kind=kind, name=name)
 
 

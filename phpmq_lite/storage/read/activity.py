@@ -10,7 +10,7 @@ from phpmq_lite.storage.read.read_connections import RowReader
 SLICE: Final = 500  # maximum number of rows per read
 COUNT_LIMIT: Final = 2_000  # number of deaths or expiries at which counting stops
 HELD_ROWS: Final = 50_000
-_EVENTS_SCANNED: Final = 2_000  # number of newest events searched for those of one queue
+_EVENTS_SCANNED: Final = 2_000  # number of newest events searched for one queue's events
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,12 +47,12 @@ class ConsumerLoad(NamedTuple):
 
 
 class RecentActivity(RowReader):
-    """Reads the newest rows.  The cost of each method is independent of the number of messages."""
+    """Reads the newest rows.  The cost of each method does not depend on the number of messages."""
 
     file = "activity"
 
     async def previews(self, seqs: Iterable[int]) -> dict[int, MessagePreview]:
-        """Return previews of live and settled messages by seq, omitting unknown seqs."""
+        """Return previews of live and settled messages, keyed by seq, omitting unknown seqs."""
         rows = await self._all(MessagePreview, "previews", seqs=json.dumps(list(seqs)))
         return {row.seq: row for row in rows}
 
@@ -68,11 +68,11 @@ class RecentActivity(RowReader):
         return next_number - 1, offset or 0
 
     async def published_after(self, seq: int) -> list[int]:
-        """Return the seqs of the next messages published, at most ``SLICE`` of them."""
+        """Return the seqs of the next published messages, at most ``SLICE`` of them."""
         return [row[0] for row in await self._read("published_after", after=seq, limit=SLICE)]
 
     async def settled_after(self, offset: int) -> list[tuple[int, int]]:
-        """Return the offsets and seqs of the next messages settled, at most ``SLICE`` of them."""
+        """Return (offset, seq) pairs of the next settled messages, at most ``SLICE`` of them."""
         rows = await self._read("settled_after", after=offset, limit=SLICE)
         return [(settled, seq) for settled, seq in rows]
 

@@ -1,6 +1,6 @@
-"""Reads the audit log for pages, newest first, with filters and a cursor.
+"""Reads pages of the audit log, newest first, with filters and a cursor.
 
-A row is written in the same transaction as its change (``broker/operator/queue_operations.py``).
+A row is written in the same transaction as its change; see ``broker/operator/queue_operations.py``.
 """
 
 from collections.abc import Callable
@@ -51,10 +51,10 @@ class AuditFilter:
 
 @dataclass(slots=True, frozen=True)
 class AuditPage:
-    """A page of rows, newest first; ``searched_to`` is set if time ran out before a full page."""
+    """A page of rows, newest first; ``searched_to`` is set if time ran out before it was full."""
 
     rows: list[AuditRow]
-    has_more: bool  # whether more rows exist after this page, or before it when reading upwards
+    has_more: bool  # whether more rows exist in the direction of reading
     searched_to: int | None = None  # audit_id from which to continue the search
 
 
@@ -103,7 +103,7 @@ class AuditLog(RowReader):
         return AuditPage(page, has_more, place if not has_more and place > first else None)
 
     async def last_of(self, target: str) -> AuditRow | None:
-        """Return the newest row with this target, such as a queue, a message id or a user."""
+        """Return the newest row with a given target, such as a queue, a message id or a user."""
         return await self._one(AuditRow, "newest_of_target", target=target)
 
 
@@ -142,6 +142,6 @@ class BulkJobLog(RowReader):
         return Trash(*(await self._readers.read("database_size", "totals"))[0][2:])
 
     async def next_number(self) -> int:
-        """Return the next message number; every later message has this number or a higher one."""
+        """Return the next message number; every later message gets this or a higher number."""
         rows = await self._readers.read("messages", "next_number")
         return int(rows[0][0])

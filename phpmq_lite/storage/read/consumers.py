@@ -32,7 +32,7 @@ class StoredClients(RowReader):
     async def closed(
         self, since_ms: int, *, before: tuple[int, int] | None = None, limit: int = 50
     ) -> list[ClientRow]:
-        """Return connections closed since a time, newest first, before ``(closed_at, client)``."""
+        """Return connections closed since a time, before ``(closed_at, client)``, newest first."""
         before_at, before_client = before or _LATEST
         return await self._all(
             ClientRow, "closed_clients", since=since_ms, before_at=before_at,
@@ -46,17 +46,17 @@ class StoredClients(RowReader):
 
 @dataclass(slots=True, frozen=True)
 class SubscriptionRow:
-    """A subscription and the messages it holds; times are Unix ms."""
+    """A subscription and the messages it holds; times are in Unix ms."""
 
     name: str
     queue_id: int
-    queue: str | None  # None if the queue was removed and its name is lost
+    queue: str | None  # None if the queue was removed and its name is unknown
     acked_upto: int  # number of the last acknowledged or released claim
     hi: int  # number of the last claim; 0 if there is none
     created_at: int
     count: int  # number of currently claimed messages
     bytes: int
-    oldest_at_ms: int | None  # time when the oldest message was claimed
+    oldest_at_ms: int | None  # time when the oldest held message was claimed
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,7 +85,7 @@ class StoredPipeline(RowReader):
     file = "consumers"
 
     async def subscriptions(self) -> list[SubscriptionRow]:
-        """Return all subscriptions by name.  This reads one row per claim."""
+        """Return all subscriptions, sorted by name.  This reads one row per claim."""
         return await self._all(SubscriptionRow, "subscriptions", name=None)
 
     async def subscription(self, name: str) -> SubscriptionRow | None:
@@ -97,7 +97,7 @@ class StoredPipeline(RowReader):
         return await self._all(AppIdRow, "app_ids", after=after, limit=limit)
 
     async def readers(self) -> list[HistoryReaderRow]:
-        """Return the history readers, keyed by name."""
+        """Return the history readers, sorted by name."""
         return await self._all(HistoryReaderRow, "history_readers")
 
     async def history_bounds(self) -> HistoryOffsets:
@@ -105,7 +105,7 @@ class StoredPipeline(RowReader):
         return HistoryOffsets(*(await self._readers.read("arrow", "bounds"))[0])
 
     async def offset_at(self, bounds: HistoryOffsets, at_ms: int) -> int:
-        """Return the last offset settled before ``at_ms`` (Unix ms), or else ``bounds.lo``."""
+        """Return the last offset settled before ``at_ms`` (Unix ms); if none, ``bounds.lo``."""
         rows = await self._readers.read(
             "arrow", "offset_at", lo=bounds.lo, hi=bounds.hi, at_ms=at_ms
         )

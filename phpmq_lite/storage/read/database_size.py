@@ -7,7 +7,7 @@ from phpmq_lite.storage.read.read_connections import Readers
 
 @dataclass(slots=True, frozen=True)
 class DatabaseSize:
-    """Sizes of the stored data; times are Unix ms, or None if there are no rows."""
+    """Sizes of the stored data; times are in Unix ms, or None if there are no rows."""
 
     pages: int
     pages_free: int
@@ -31,7 +31,7 @@ class DatabaseSize:
 
 
 async def measure_database(readers: Readers) -> DatabaseSize:
-    """Return database sizes from counters, the first and last rows, and the rows not yet counted.
+    """Compute the sizes from counters, the first and last rows, and the rows not yet counted.
 
     Raises:
         StorageError: the database cannot be read.

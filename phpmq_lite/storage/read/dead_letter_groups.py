@@ -18,7 +18,7 @@ RECORDS_SCANNED: Final = 50_000  # maximum number of records read from all queue
 LIMIT_S: Final = 0.04
 DEEP_LIMIT_S: Final = 1.5  # time limit if a longer search is requested
 SPANS: Final = 28  # number of bars in the chart
-SPAN_MS: Final = 6 * 3_600_000  # time span of one bar; all bars cover seven days
+SPAN_MS: Final = 6 * 3_600_000  # time span of one bar; all bars together cover seven days
 CAUSE_CHARACTERS: Final = 200
 CAUSE_WILDCARDS: Final = 7  # search patterns allow one more wildcard, which is used at the end
 _SLICE: Final = 100  # number of records read from a queue at a time
@@ -50,10 +50,10 @@ class FailureCause(NamedTuple):
 
 @dataclass(slots=True)
 class DeadLetterGroup:
-    """Records with the same queue, origin, URN, reason and cause, any of which may be None.
+    """Dead letters with the same queue, origin, URN, reason and cause, any of which may be None.
 
     ``stated`` contains the members that provided origin and reason if a program published the
-    record and the broker does not know the original message.
+    dead letter and the broker does not know the original message.
     """
 
     queue_id: int
@@ -72,7 +72,7 @@ class DeadLetterGroup:
     last_seq: int = 0
     sample_id: str = ""  # message id of the newest record
     died_again: int = 0  # number of records that died again after a redrive
-    arrivals: Counter[int] = field(default_factory=Counter)  # records by time span, oldest first
+    arrivals: Counter[int] = field(default_factory=Counter)  # records by time span
 
     @property
     def bars(self) -> list[int]:

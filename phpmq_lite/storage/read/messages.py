@@ -33,8 +33,8 @@ _ID_DIGITS: Final = frozenset("0123456789abcdef")
 class MessageRow:
     """A live or settled message, with fields in the order of the columns in messages.sql.
 
-    Fields ending in ``_at`` are Unix milliseconds.  ``offset``, ``reason`` and ``settled_at`` are
-    None while the message is live; names and addresses are None if their row was removed.
+    Fields ending in ``_at`` are in Unix ms.  ``offset``, ``reason`` and ``settled_at`` are
+    None while the message is live; names and addresses are None if their rows were removed.
     """
 
     offset: int | None
@@ -83,7 +83,7 @@ class MessageRow:
 
     @property
     def source_id(self) -> str | None:
-        """Id of the message that this dead letter refers to, if it is still in the history."""
+        """Id of the message to which this dead letter refers, if that is still in the history."""
         if self.source_seq is None or self.source_token is None:
             return None
         return wire_id(self.source_seq, self.source_token)
@@ -95,7 +95,7 @@ class Body:
 
     size: int
     content: bytes
-    is_damaged: bool | None  # whether the stored CRC differs; None if the body was read in part
+    is_damaged: bool | None  # whether the CRC is wrong; None if only a part was read
 
     @property
     def is_whole(self) -> bool:
@@ -179,7 +179,7 @@ class MessageReader(RowReader):
         return {queue_id: published_at for queue_id, published_at in rows if published_at}
 
     async def expiring(self, before_ms: int) -> dict[int, tuple[int, int]]:
-        """Count ready messages that expire before a time: queue_id -> (count, soonest deadline).
+        """Return how many ready messages expire before a time, and the first deadline, by queue_id.
 
         Only the ``EXPIRING_ROWS`` soonest are counted; if that many are found, more may exist.
         """
@@ -187,7 +187,7 @@ class MessageReader(RowReader):
         return {queue_id: (count, soonest_ms) for queue_id, count, soonest_ms in rows}
 
     async def count_expiring(self, until_ms: int, before_number: int, limit: int) -> int:
-        """Count at most ``limit`` ready messages with a deadline up to ``until_ms`` (steady).
+        """Count at most ``limit`` ready messages with a steady deadline up to ``until_ms``.
 
         Messages and positions numbered ``before_number`` or higher are not counted.
         """
@@ -255,7 +255,7 @@ class MessageReader(RowReader):
         return {seq: content or b"" for seq, content in rows}
 
     async def sha256(self, message: MessageRow) -> str | None:
-        """Return the SHA-256 of a body, read in parts; None if it is missing or exceeds 8 MiB."""
+        """Return the SHA-256 of a body, read in parts, or None if missing or larger than 8 MiB."""
         if message.size > SHA256_BYTES:
             return None
         made = hashlib.sha256()
@@ -298,9 +298,9 @@ class MessageReader(RowReader):
     ) -> HistoryPage:
         """Return settled messages below offset ``before`` or above ``after``, or else the newest.
 
-        ``since`` and ``until`` (exclusive) bound the time of settlement in Unix ms.  There is no
-        index on acked messages of all queues; they are read in slices of offsets until the page is
-        full, the end is reached or a second has passed, and ``searched_to`` says where to continue.
+        ``since`` and ``until`` (exclusive) bound the time of settlement in Unix ms.  No index
+        covers acked messages of all queues; they are read in slices of offsets until the page is
+        full, the end is reached or a second has passed; ``searched_to`` says where to continue.
         """
         lowest, highest = (await self._read("history_ends"))[0]
         if lowest is None or highest is None:
@@ -329,7 +329,7 @@ class MessageReader(RowReader):
         return HistoryPage(page, len(rows) > limit, searched_to, lowest, highest)
 
     async def _offset_at(self, at_ms: int, lowest: int, highest: int) -> int:
-        """Find the first offset settled at a time or later, by bisection, as times only grow."""
+        """Find the first offset settled at or after a time, by bisection: times never decrease."""
         low, high = lowest, highest + 1
         while low < high:
             middle = (low + high) // 2
@@ -349,7 +349,7 @@ class MessageReader(RowReader):
     ) -> TrashPage:
         """Return restorable deleted messages, newest first, scanning a limited number of rows.
 
-        ``queues`` are the ids of the queues that the caller may see; None: all.
+        ``queues`` are the ids of the queues that the caller can see; None means all.
         """
         start = 1 << 62 if before is None else before
         looked = await self._read(

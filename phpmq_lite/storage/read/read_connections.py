@@ -1,6 +1,6 @@
 """Read-only connections; each read is a single call to a thread, with a time limit.
 
-No transaction therefore stays open across an ``await``, and no checkpoint waits for a reader.
+Therefore, no transaction stays open across an ``await``, and no checkpoint waits for a reader.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from phpmq_lite.storage.statements import load
 
 T = TypeVar("T")
 
-# The user or client for whom the current task reads.
+# The user or client on whose behalf the current task reads.
 read_owner: Final[ContextVar[str]] = ContextVar("read_owner", default="")
 
 
 class FairReadSlots:
-    """Assigns free read slots to the owners that hold the fewest; equal owners take turns.
+    """Assigns free read slots to the owners that hold the fewest; in a tie, owners take turns.
 
-    A single owner may use all slots.  Each owner's requests are served in order of arrival.
+    A single owner can use all slots.  Each owner's requests are served in order of arrival.
     """
 
     def __init__(self, count: int) -> None:
@@ -133,7 +133,7 @@ class _Reader(sqlite3.Connection):
         return monotonic() > self._ends_s
 
     def interrupt(self) -> None:
-        """Stop the current statement, even inside our functions.  May be called from any thread."""
+        """Stop the current statement, even inside our functions.  Can be called from any thread."""
         self._ends_s = 0.0
         super().interrupt()
 
@@ -146,7 +146,7 @@ class Readers:
     """A few read-only connections to one database, opened on first use.
 
     Callers (``read_owner``) take turns, so that one caller's many reads do not delay other callers.
-    Methods raise ReadTooLongError, and StorageError if the database cannot be read.
+    Methods raise ReadTooLongError after the time limit, and StorageError if reading fails.
     """
 
     def __init__(self, path: Path, *, count: int = 2, limit_s: float = READ_LIMIT_S) -> None:
@@ -156,13 +156,13 @@ class Readers:
         self._free: list[aiosqlite.Connection | None] = [None] * count  # None means not opened yet
         self._count = count
         self._busy: set[_Reader] = set()
-        self._closes = 0  # number of ``close`` calls; each makes all reads begun earlier fail
+        self._closes = 0  # number of ``close`` calls; a call makes all earlier reads fail
         # Two concurrent ``close`` calls would wait for each other.
         self._closing = asyncio.Lock()
         self._pools: list[Readers] = []
 
     def separate(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> "Readers":
-        """Return a pool of further connections to the same database, for slow reads.
+        """Return a separate pool of connections to the same database, for slow reads.
 
         They are closed together with this object.
         """
@@ -250,7 +250,7 @@ class Readers:
             self._slots.release(owner)
 
     async def _connect(self) -> aiosqlite.Connection:
-        if not self._path.is_file():  # because a failed attempt to open it leaves a thread behind
+        if not self._path.is_file():  # a failed attempt to open it would leave a thread behind
             raise StorageError(f"database {self._path.name} does not exist")
         uri = f"{self._path.resolve().as_uri()}?mode=ro"
         factory = partial(_Reader, limit_s=self._limit_s)
@@ -286,8 +286,8 @@ class RowReader:
 
 # -- text and patterns in large bodies
 
-# SQLite's ``instr`` and ``GLOB`` compare the whole pattern at each position of a body.
-# If all letters are equal, 8 MiB and a pattern of 2,000 take half a minute without interruption.
+# SQLite's ``instr`` and ``GLOB`` compare the complete pattern at each position of a body.
+# For 8 MiB of one letter and a pattern of 2,000, that takes half a minute without interruption.
 # The functions below take linear time; before each piece, ``check`` raises if time is up.
 
 PIECE: Final = 1 << 16  # in bytes or characters; searching this many bytes takes 20 µs

@@ -10,7 +10,7 @@ QUARTER_S: Final = 900
 KEPT_S: Final = {MINUTE_S: 25 * 3_600, QUARTER_S: 31 * 86_400}  # how long rows are kept, by span
 
 # These queue ids stand for several queues.
-ALL: Final = -1  # all queues; dead-letter queues do not count for ``ready`` and the age
+ALL: Final = -1  # all queues; ``ready`` and the age exclude dead-letter queues
 DEAD_LETTERS: Final = -2  # all dead-letter queues
 OTHERS: Final = 0  # all queues without rows of their own
 

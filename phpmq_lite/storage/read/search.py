@@ -34,13 +34,13 @@ _LAST_WIDTH: Final = 1 << 40
 _FAST_S: Final = 0.025
 _SLOW_S: Final = 0.1
 _SLICE_ROWS: Final = 1_000  # maximum number of rows per slice, which the event loop counts in 2 ms
-_LONG_TAIL: Final = 50_000  # number of unindexed messages, exceeded only after an upgrade
+_LONG_TAIL: Final = 50_000  # maximum number of unindexed messages, except after an upgrade
 _MAX_TRACED: Final = 2_000  # maximum number of messages of a trace to look up individually
 _MAX_SEQS: Final = 500  # maximum number of seqs per statement
 _MAX_URNS: Final = 20  # number of URNs listed separately in a summary
 _URNS_COUNTED: Final = 10_000
 
-SearchCursor = tuple[int, int]  # highest position when the search began, and where to continue
+SearchCursor = tuple[int, int]  # (highest position when the search began, where to continue)
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,7 +76,7 @@ class FrozenSelection:
     expired: int = 0  # number of settled messages whose deadline has passed
     by_queue: dict[str, int] = field(default_factory=dict)
     by_state: dict[str, int] = field(default_factory=dict)
-    by_urn: dict[str, int] = field(default_factory=dict)  # "": no URN, "~other": all further URNs
+    by_urn: dict[str, int] = field(default_factory=dict)  # "": no URN; "~other": all other URNs
     samples: list[MessageRow] = field(default_factory=list)  # the first, middle and last match
 
 
@@ -104,7 +104,7 @@ class Search(RowReader):
     """Runs searches, at most one slice at a time.
 
     Methods raise StorageError if the database cannot be read.  ``queues`` are the queue_ids that
-    the caller may see; None: all.
+    the caller can see; None means all.
     """
 
     file = "search"
@@ -170,7 +170,7 @@ class Search(RowReader):
     async def matches(
         self, query: SearchQuery, seqs: Sequence[int], queues: frozenset[int] | None
     ) -> list[MessageRow]:
-        """Return which of the given messages (at most 500) match, in seq order."""
+        """Return those of the given messages (at most 500) that match, in order of seq."""
         if not seqs:
             return []
         only, others = await self._queues(query, queues)
@@ -256,7 +256,7 @@ class Search(RowReader):
         return _search_range(plan, line, upto, has_queues=queues is not None)
 
     async def _traced_seqs(self, query: SearchQuery, plan: SearchPlan) -> list[int] | None:
-        """Return the seqs of messages whose traces match the query's prefixes; None if too many."""
+        """Return the seqs of messages whose traces may match the query; None if too many."""
         found: set[int] = set()
         ranges = trace_ranges(query)
         given = {"low": plan.low, "high": plan.high, "limit": _MAX_TRACED + 1}
@@ -291,7 +291,7 @@ class Search(RowReader):
     async def _slices(
         self, run: _SearchRun, limit_s: float, *, wanted: int, is_newest_first: bool = True
     ) -> AsyncIterator[list[Row]]:
-        """Yield the matches in slices, at most ``wanted`` each; ``run`` tracks the progress.
+        """Yield the matches in slices of at most ``wanted``; ``run`` tracks the progress.
 
         The width of a slice adapts to the duration of the previous one.
         """
@@ -312,7 +312,7 @@ class Search(RowReader):
             if rows is None and width > 1:
                 width = max(1, width // 16)
             else:
-                rows = rows or []  # skip a single body that is too large
+                rows = rows or []  # skip a message whose body takes too long
                 full = len(rows) >= wanted
                 ahead = low + 1 if is_newest_first else high - 1
                 run.place = int(rows[-1][0]) if full else ahead

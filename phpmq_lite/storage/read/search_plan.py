@@ -22,7 +22,7 @@ class SearchTerm:
     """One condition in a query.
 
     ``kind`` is its qualifier, or ``text`` for free text; ``value`` is the text after the colon, as
-    typed.  Comparisons have a ``sign``, and a ``number`` in the column's unit: bytes, ms, times.
+    typed.  Comparisons have a ``sign``, and a ``number`` in the column's unit: bytes, ms or none.
     """
 
     kind: str
@@ -136,8 +136,8 @@ class SearchPlan:
     """A plan for executing a query.
 
     ``line`` is the order in which messages are read: ``seq``, ``position`` or ``offset``.  ``low``
-    and ``high`` (exclusive) bound it if the query names ids.  ``skip_statement`` finds the next
-    message in the queues of the query; if it is empty, nothing is skipped.
+    and ``high`` (exclusive) bound the search if the query names ids.  ``skip_statement`` finds the
+    next message in the queues of the query; if it is empty, nothing is skipped.
     """
 
     line: str
@@ -169,10 +169,10 @@ def make_plan(
 
     Args:
         query: the query; its terms about queues are ignored.
-        queues: queue_ids to search; None: all except ``others``.
+        queues: queue_ids to search; None means all except ``others``.
         others: queue_ids to exclude.
         now_ms: Unix ms; ages are relative to it.
-        seqs: messages to search; None: all.
+        seqs: messages to search; None means all.
         has_numbers: the index by number is nearly complete; unindexed messages may be scanned.
         has_traces: the index by trace is nearly complete as well.
     """
@@ -282,7 +282,7 @@ def _source_conditions(
 
 
 def _queue_condition(builder: "_ConditionBuilder") -> str:
-    """Return the condition on queues; comparing a single queue is three times faster."""
+    """Return the condition on queues; for one queue, a comparison is three times faster."""
     return _PARTS["this_queue" if "queue" in builder.parameters else "these_queues"]
 
 
@@ -326,7 +326,7 @@ class _ConditionBuilder:
         return name
 
     def conditions(self, query: SearchQuery) -> tuple[list[str], bool]:
-        """Return the conditions, those on bodies last, and whether any condition is on bodies."""
+        """Return the conditions, with those on bodies last, and whether there are any on bodies."""
         cheap: list[str] = []
         expensive: list[str] = []
         for terms in _groups(query):
@@ -375,14 +375,14 @@ class _ConditionBuilder:
         then = " OR ".join(f"({one})" for one in either)
         text = _PARTS["is_json"].replace("{then}", then)
         if not term.sign and not is_pattern(term.value) and _WORD.fullmatch(plain):
-            # Searching bytes first is three times faster than parsing JSON.
+            # Searching the bytes first is three times faster than only parsing JSON.
             seen = " OR ".join(self._part("text", part) for part in (plain.encode(), b"\\u"))
             text = f"({seen}) AND {text}"
         return text
 
 
 def _groups(query: SearchQuery) -> Iterator[list[SearchTerm]]:
-    """Yield groups of terms that are alternatives; each negated term is its own group."""
+    """Yield groups of terms that are alternatives; each negated term forms its own group."""
     for kind in _ANY_OF:
         terms = [term for term in query.of(kind) if not term.is_negated]
         if terms:
@@ -393,7 +393,7 @@ def _groups(query: SearchQuery) -> Iterator[list[SearchTerm]]:
 
 
 def json_spellings(text: str) -> Iterable[bytes]:
-    r"""Return a text as bytes, both plain and as JSON may escape it: ``\u00e9``, ``\/``."""
+    r"""Return a text as bytes, both plain and with JSON escapes such as ``\u00e9`` and ``\/``."""
     escaped = json.dumps(text)[1:-1].replace("/", "\\/")
     return dict.fromkeys((text.encode(), escaped.encode()))
 
@@ -401,7 +401,7 @@ def json_spellings(text: str) -> Iterable[bytes]:
 def json_paths(path: str) -> list[str]:
     """Convert ``data.items.0.sku`` to SQLite's JSON path syntax, treating numbers as indexes.
 
-    ``data`` is a member of an envelope, or else the whole body, because most bodies are not
+    ``data`` means a member of an envelope, or else the complete body, because most bodies are not
     envelopes.
     """
     steps = [

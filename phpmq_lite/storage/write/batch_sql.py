@@ -120,7 +120,7 @@ def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
 
 
 # A step is either a statement with one row of values, or a multi-row statement.
-# A multi-row statement has a flat list of all rows' values, then the values that precede the rows.
+# A multi-row statement needs a flat list of all rows' values, and the values before the rows.
 Step = tuple[str | MultiRowStatement, Any, tuple[Any, ...]]
 
 _ACKED: Final = (int(State.ACKED), None)
@@ -160,7 +160,7 @@ def execute_write(execute: Callable[..., Any], write: Write) -> None:
 
 
 def batch_statements(batch: Batch) -> list[Step]:
-    """Return the steps of a batch in the order of ``model.Batch``."""
+    """Return the steps of a batch in the order of the fields of ``model.Batch``."""
     steps: list[Step] = []
     if batch.new_queues:
         text = load("batch")["insert_queue"]
@@ -230,7 +230,7 @@ def _insert_messages(batch: Batch) -> list[Step]:
 
 
 def _insert_name(message: Message) -> str:
-    """Return the insert statement that takes the fewest values for a message."""
+    """Return the name of the insert statement that binds the fewest values for a message."""
     if message.source_seq is not None or message.source_reason is not None:
         return "insert_with_source"
     is_ready = not (message.deliveries or message.charged or message.state)
@@ -259,7 +259,7 @@ _FLAT: Final[dict[str, Callable[[Iterable[Message]], list[Any]]]] = {
 
 
 def _split_dispatched(batch: Batch) -> tuple[dict[int, Message], list[Message]]:
-    """Split stored messages that a batch dispatched: those it also settled (by seq), and others."""
+    """Split stored messages that a batch dispatched into those it also acked, and the others."""
     first, changed = batch.first_number, batch.changed
     acked = {*batch.settled.get(_ACKED, ())}
     settled_now: dict[int, Message] = {}

@@ -23,7 +23,7 @@ class WriterMaintenance:
     Each call checks ``space`` first: once a second, and whenever the WAL is long.  If there is no
     space, or nothing can be written, the remaining work is left to the next call without waiting.
 
-    ``wal_limit_bytes`` bounds the WAL file, which only grows that far if readers delay a
+    ``wal_limit_bytes`` bounds the WAL file, which grows that large only if readers delay a
     checkpoint; the larger the file, the longer truncating it takes.  ``live_seal`` seals the
     database between checkpoints.
 

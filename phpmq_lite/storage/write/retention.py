@@ -3,9 +3,9 @@
 The oldest receipts, closed connections and audit rows are removed in the same slices.
 
 Ordinary rows (acked, expired, dead) and deleted rows have separate fronts and bounds, so that a
-large purge does not push out other history: deleted rows may take ``deleted_share`` of rows and
-bytes, ordinary rows the remainder.  Rows keep their ``offset``, and offsets are never reused,
-because the newest row stays, even if its body is too old and removed.  No offset is missing above
+large purge does not push out other history: deleted rows can use ``deleted_share`` of rows and
+bytes, and ordinary rows the remainder.  Rows keep their ``offset``, and offsets are never reused,
+because the newest row stays, even if its body is removed.  No offset is missing above
 both fronts.
 
 ``history_index`` adds to the totals in the table ``counter`` (``history_rows``, ``history_bytes``
@@ -30,7 +30,7 @@ STEPS_KEPT: Final = 1_000  # maximum number of clock jumps kept, so that they ca
 
 
 class ClockJumps:
-    """How many ms the wall clock was ahead of the steady scale when each message was settled."""
+    """Records the lead of the wall clock over the steady scale, in ms, for each settled message."""
 
     __slots__ = ("_from", "_steps")
 
@@ -57,7 +57,7 @@ class ClockJumps:
 ROWS_PER_STEP: Final = 1_000
 STEP_S: Final = 0.02
 _ROWS_AT_ONCE: Final = 100  # number of rows removed between two checks of the time
-KEYS_AT_ONCE: Final = 10_000  # deleting this many takes 5 ms; each slice also costs a COMMIT
+KEYS_AT_ONCE: Final = 10_000  # deleting this many takes 5 ms; each slice requires a COMMIT
 _BYTES_AT_ONCE: Final = 1 << 20  # to free a large body, SQLite reads each of its pages
 _DAY_MS: Final = 86_400_000
 
@@ -73,7 +73,7 @@ class RetentionBounds:
     bytes: int = 2 << 30  # maximum total body size, including bodies of deleted messages
     deleted_share: float = 0.1  # fraction of rows and bytes reserved for deleted messages
     receipts: int = 100_000  # maximum number of receipts
-    receipt_window_ms: int = 600_000  # keep younger receipts; ages are relative to the newest one
+    receipt_window_ms: int = 600_000  # keep receipts younger than this, relative to the newest
     audit_age_ms: int = 400 * _DAY_MS
     audit_rows: int = 1_000_000
 
@@ -131,7 +131,7 @@ def remove_expired(
     *,
     timer: Callable[[], float] = time.monotonic,
 ) -> RetentionResult:
-    """Remove rows that exceed a bound in one transaction: at most 1,000 rows, for up to 20 ms.
+    """Remove rows that exceed a bound: up to 1,000 rows, for up to 20 ms, in one transaction.
 
     Runs once a second in the writer's thread, outside of a batch.  A step after each batch would
     require a COMMIT for a few rows, which cost 8 % of the confirmed publishing rate. ``now_ms`` is
@@ -285,7 +285,7 @@ _SWEEP_ROWS_AT_ONCE: Final = 20  # rows removed between time checks; SQLite read
 def remove_dropped_stages(
     connection: sqlite3.Connection, *, timer: Callable[[], float] = time.monotonic
 ) -> bool:
-    """Spend 2 ms removing staged rows that were published or dropped; return whether any remain.
+    """For up to 2 ms, remove published or dropped staged rows; return whether any remain.
 
     Runs in the writer's thread, outside of a batch.
     """

@@ -43,7 +43,7 @@ DUE_AT_ONCE: Final = 1_000  # maximum number of messages to expire per batch
 _KEYS_AT_ONCE: Final = 5_000  # number of receipts read per statement at startup
 _PAGE_BYTES: Final = 4 << 20  # maximum total size of the bodies in a page
 _RECORD_BYTES: Final = 16 << 20  # maximum total size of client-written records loaded per batch
-# Batches with messages this large are checkpointed at once: later batches do not rewrite the pages.
+# Later batches do not rewrite the pages of messages this large, so these are checkpointed at once.
 # A checkpoint of 1 MiB delays other batches by 3 ms, one of 8 MiB by 17 ms.
 _LARGE_BYTES: Final = 256 << 10
 _STAGED_WEIGHT: Final = 8  # staged rows are not rewritten either; this forces a checkpoint per MiB
@@ -56,7 +56,7 @@ _COMMITS: Final = 8  # number of commits in the moving average
 
 _PRAGMAS: Final[dict[str, Any]] = {
     "journal_mode": "wal",
-    "synchronous": 2,  # FULL; no setting lowers it, see docs/concepts/durability.md
+    "synchronous": 2,  # FULL; no setting can lower it (see docs/concepts/durability.md)
     "locking_mode": "normal",
     "wal_autocheckpoint": 0,  # we run checkpoints ourselves, after sending the replies
     "busy_timeout": 5_000,
@@ -69,7 +69,7 @@ _PRAGMAS: Final[dict[str, Any]] = {
 } | ({"fullfsync": 1, "checkpoint_fullfsync": 1} if sys.platform == "darwin" else {})
 
 
-# A callback, the rows to pass to it, and whether they are the last ones.
+# A callback, the rows to pass to it, and whether they are the last rows.
 LoadedPage = tuple[Callable[[list[Message], bool], None], list[Message], bool]
 
 
@@ -90,7 +90,7 @@ class Store:
         """Set the pragmas and verify their values.
 
         Raises:
-            StartRefusedError: SQLite keeps another value for a pragma, which the message names.
+            StartRefusedError: SQLite did not accept the value of a pragma, which the message names.
         """
         for name, value in _PRAGMAS.items():
             self.execute(f"PRAGMA {name}={value}").fetchall()
@@ -134,7 +134,7 @@ class Store:
         )
 
     def counters(self) -> dict[str, int]:
-        """Return all stored counters by name."""
+        """Return all stored counters, keyed by name."""
         return dict(self.execute(self._sql["counters"]).fetchall())
 
     def _receipts(self, after_ms: int, limit: int) -> Iterator[tuple[int, bytes, int, int]]:
@@ -174,12 +174,12 @@ class Store:
     def begin(self, steps: Sequence[Step], *, at_once: bool = False) -> bool:
         """Begin a transaction and execute a batch's steps; without steps, do nothing.
 
-        With ``at_once``, do not wait, but return False, with nothing stored, if the disk is full or
-        nothing can be written.
+        With ``at_once``, do not wait if the disk is full or nothing can be written; instead, return
+        False with nothing stored.
 
         Raises:
             StorageFullError, NotWritableError: nothing is stored.
-            OutcomeUnknownError: as ``commit``.
+            OutcomeUnknownError: as for ``commit``.
         """
         if not steps:
             return True
@@ -204,7 +204,7 @@ class Store:
 
         Raises:
             StorageFullError, NotWritableError: nothing is stored; call ``begin`` again.
-            OutcomeUnknownError: as ``commit``.
+            OutcomeUnknownError: as for ``commit``.
         """
         if self.connection.in_transaction:
             with translate_errors(self.connection):
@@ -300,7 +300,7 @@ class Store:
             message.body = bodies[message.seq]
 
     def _bodies(self, seqs: list[int], checksums: str = "checksums") -> dict[int, bytes | None]:
-        """Return bodies by seq, with None for a body that is missing or has a wrong checksum."""
+        """Return bodies, keyed by seq; None if a body is missing or has a wrong checksum."""
         expected = dict(many("batch", checksums).run(self.execute, seqs))
         found = many("batch", "bodies").run(self.execute, seqs)
         whole = {seq: body for seq, body in found if checksum(seq, body) == expected.get(seq)}
@@ -311,7 +311,7 @@ class Store:
     ) -> dict[int, list[tuple[bytes, bytes]]]:
         """Return the ids and contents of dead-letter records, keyed by the seqs of their messages.
 
-        If all together are too large, the smallest are returned: real records, not padding.
+        If their total size is too large, only the smallest are returned: real records, not padding.
         """
         flat = [number for seq, others in places.items() for number in (seq, *others)]
         found = many("batch", "client_records").run(self.execute, flat)
@@ -336,8 +336,8 @@ class Store:
     def checkpoint(self, mode: str) -> bool:
         """Copy the WAL into the database and restart the WAL; mode TRUNCATE also truncates it.
 
-        The other mode is RESTART.  Waits a few seconds for readers.  Returns False if one still
-        reads from the WAL, which then keeps growing; the caller tries again soon.
+        The other mode is RESTART.  Waits a few seconds for readers.  Returns False if a reader
+        still uses the WAL, which then keeps growing; the caller tries again soon.
         """
         self.wal_bytes = LONG_WAL_BYTES - _RETRY_BYTES  # set beforehand, in case the disk is full
         is_busy, _, _ = self.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()

@@ -32,10 +32,10 @@ _SHORT_ROWS: Final = (
     15_000  # reached with 5,000 commands, or when clients holding many messages disconnect
 )
 _SHORT_BYTES: Final = 1 << 20
-FEW_COMMANDS: Final = 50  # so few commands that all senders wait for the replies
+FEW_COMMANDS: Final = 50  # up to this number, all senders are waiting for replies
 _FEW_ROWS: Final = 4 * FEW_COMMANDS
 _FEW_BYTES: Final = 64 << 10
-MANY_COMMANDS: Final = 100  # enough to make it worthwhile to wait until the thread has begun
+MANY_COMMANDS: Final = 100  # from this number, it pays to wait until the thread has begun
 _FAST_S: Final = 0.001  # if commits take longer, they run in the writer's thread
 _BEGIN_S: Final = 0.001  # maximum wait for the thread to begin, which takes about 0.05 ms
 
@@ -44,7 +44,7 @@ class Writer:
     """Stores batches over one aiosqlite connection, with one call to the writer's thread per batch.
 
     A write that is known to have failed is retried (``DiskSpace.wait_after``).  ``on_fatal`` is
-    called, in any thread, once nothing more may be written, and should end the process.
+    called, in any thread, once nothing more can be written, and should end the process.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class _DirectConnection(aiosqlite.Connection):
 
 
 def _truncate_wal(store: Store) -> None:
-    """Copy the WAL into the database one last time and truncate it; leave it if that fails."""
+    """Copy the WAL into the database one last time and truncate the WAL, ignoring failures."""
     with suppress(StorageFullError, NotWritableError), translate_errors(store.connection):
         store.set_lock_wait(True)
         store.checkpoint("TRUNCATE")
