@@ -128,7 +128,7 @@ class RunningExport:
             return
 
     async def finish(self) -> None:
-        """Receive the last frame of an export if only the header was requested."""
+        """Receive the last frame of an export for which only the header was requested."""
         kind, _ = await self._child.frame()
         self._child.is_clean = kind == child_process.END
 
@@ -176,7 +176,7 @@ class ExportProcesses:
         """Start an export; leaving the block before the end of the stream kills its process.
 
         Raises:
-            RefusedError: two exports are already running (``busy``), or ``storage.arrow`` refuses.
+            RefusedError: two exports are already running (``busy``), or as for ``HistoryRanges``.
             StorageError: the database cannot be read.
             ExportError: the process died or stalled.
         """

@@ -8,7 +8,7 @@ Their columns, as created by ``PdoTransport::createSchema``::
 ``payload`` is the complete envelope, with ``attempts`` and, after a failure, a ``dead_letter``
 block; the other columns repeat parts of the envelope. The payload is published byte for byte:
 
-- A job is published to its queue, or if it was released before, to ``<queue>.retry`` with the rest
+- A job is published to its queue or, if it has been released, to ``<queue>.retry`` with the rest
   of its delay, but at least one second. This depends only on the row, not on the current time, so
   a second run publishes the job to the same queue with the same key.
 - A failed job is published to ``<queue>.dlq``, with a block built from the columns if it has none.

@@ -4,7 +4,7 @@ Importing this module needs only the standard library.
 
 ADBC has its own copy of SQLite, and two copies in one process release each other's file locks
 (sqlite.org/howtocorrupt.html 2.2.1).  So ADBC is never used in a process that has the same
-database open with ``sqlite3``, and a ``HistoryRanges`` uses only one of the two.
+database open with ``sqlite3``, and a ``HistoryRanges`` object uses only one of them.
 """
 
 import json

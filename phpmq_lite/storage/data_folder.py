@@ -107,7 +107,7 @@ _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 
 @dataclass(slots=True, frozen=True)
 class DataFolderMetadata:
-    """The contents of ``meta.json``, which reveal whether the database was lost."""
+    """The contents of ``meta.json``, which reveal whether the database has been lost."""
 
     created_at: int  # Unix ms
     has_messages: bool = False  # whether a message has ever been stored; never reset to False
@@ -255,7 +255,7 @@ class DataFolder:
         ``open`` calls this method.
 
         Raises:
-            DataDamagedError: it is missing, empty or not an SQLite file, but messages were stored.
+            DataDamagedError: messages were stored, but the database is missing, empty or invalid.
         """
         size = _size_of(self.database)
         if size:

@@ -184,7 +184,7 @@ def back_up(connection: sqlite3.Connection, number: int) -> Path | None:
 
 
 def split_statements(sql: str) -> Iterator[str]:
-    """Yield the statements of a file one by one, keeping semicolons in triggers and strings."""
+    """Yield the statements of a file without splitting at semicolons in triggers or strings."""
     statement = ""
     for piece in re.split(r"(?<=;)", sql):
         statement += piece

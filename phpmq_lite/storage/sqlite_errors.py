@@ -42,7 +42,7 @@ def translate_errors(connection: sqlite3.Connection) -> Iterator[None]:
         MemoryError,
         OverflowError,
         UnicodeError,
-    ) as error:  # the last two are raised if a value cannot be bound
+    ) as error:  # OverflowError and UnicodeError mean that a value cannot be bound
         raise translated_error(connection, error) from error
 
 

@@ -85,7 +85,7 @@ def restore(
 
     Raises:
         DataDamagedError: the backup differs from its manifest or is damaged.  With ``accept_loss``,
-            a damaged backup is restored.
+            a damaged backup is restored anyway.
         StartRefusedError: a broker is running there, or the backup is from a newer version.
         StorageFullError: there is not enough space for the backup.
     """

@@ -1,7 +1,7 @@
 """Verifies a complete database: its structure, its contents and the consistency of its tables.
 
-It changes nothing, not even what SQLite changes when it opens a file: it opens a database without a
-WAL as immutable, and first copies a database that has a WAL together with the WAL.
+It changes nothing, not even what SQLite changes on opening a file: a database without a WAL is
+opened as immutable, and a database with a WAL is first copied together with the WAL.
 """
 
 import shutil
@@ -72,7 +72,7 @@ def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
 def check_all(
     connection: sqlite3.Connection, migrations: Path | None = None
 ) -> list[DatabaseCheck]:
-    """Verify everything in a database over an open connection."""
+    """Run all checks on a database over an open connection."""
     connection.create_function("checksum", 2, _checksum, deterministic=True)
     checks = [
         _run_check("structure and indexes", connection, _check_structure),

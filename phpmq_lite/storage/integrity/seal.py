@@ -144,7 +144,7 @@ def _has_wal(folder: DataFolder) -> bool:
 
 
 _MAX_SHARE: Final = 100  # sealing may take at most 1/100 of the total time
-_MIN_INTERVAL_S: Final = 1.0  # minimum time between seals, because erasing one costs an fsync
+_MIN_INTERVAL_S: Final = 1.0  # minimum interval between seals, because erasing one costs an fsync
 
 
 class LiveSeal:

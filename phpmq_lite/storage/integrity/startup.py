@@ -1,4 +1,4 @@
-"""Startup checks before SQLite may write (WAL, seal, structure), and the startup report.
+"""Checks of WAL, seal and structure before SQLite writes anything, and the startup report.
 
 A failed check raises DataDamagedError and changes nothing; with ``accept_loss``, startup continues
 with the remaining data.
@@ -88,7 +88,7 @@ QUEUES_NAMED: Final = 20  # maximum number of queues whose expired messages are 
 class StartReport:
     """A startup report, stored as JSON in the table ``start``; counts default to 0."""
 
-    version_before: str | None = None  # None if the version is unchanged or unknown
+    version_before: str | None = None  # previous version; None if unchanged or unknown
     wal_frames: int = 0  # number of WAL frames not yet copied to the database
     wal_commits: int = 0
     wal_dropped: int = 0  # number of commits dropped after damage, with accept_loss

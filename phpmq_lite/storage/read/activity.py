@@ -77,7 +77,7 @@ class RecentActivity(RowReader):
         return [(settled, seq) for settled, seq in rows]
 
     async def deaths(self, since_ms: int) -> dict[int, dict[str, int]]:
-        """Count messages that were settled as dead since a given time, by queue_id and reason."""
+        """Count messages that have died since a given time, by queue_id and reason."""
         found: dict[int, dict[str, int]] = {}
         for queue_id, reason, count in await self._read(
             "recent_deaths", since=since_ms, limit=COUNT_LIMIT
@@ -86,7 +86,7 @@ class RecentActivity(RowReader):
         return found
 
     async def unread_expiries(self, since_ms: int) -> dict[int, int]:
-        """Count messages that expired without being dispatched since a given time, by queue_id."""
+        """Count messages that have expired undispatched since a given time, by queue_id."""
         return dict(await self._read("unread_expiries", since=since_ms, limit=COUNT_LIMIT))
 
     async def held(self) -> list[ConsumerLoad]:

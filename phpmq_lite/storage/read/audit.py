@@ -134,7 +134,7 @@ class BulkJobLog(RowReader):
     file = "audit"
 
     async def row(self, number: int) -> BulkJobRow | None:
-        """Return the row of a job, or None if retention removed it."""
+        """Return the row of a job, or None if retention has removed it."""
         return await self._one(BulkJobRow, "bulk_job", audit_id=number)
 
     async def trash(self) -> Trash:

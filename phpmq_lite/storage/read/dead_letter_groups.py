@@ -26,7 +26,7 @@ _FIRST_SLICE: Final = 20
 _FIRST_ROUND_FACTOR: Final = 1.5  # multiplies the time limit until each queue has been read once
 _MAX_GROUPS: Final = 2_000  # once there are this many groups, further causes are merged
 
-# Matches text that varies between similar failures: words with a digit, and punctuation.
+# Matches text that varies between similar failures: words with a digit, joined by punctuation.
 _VARYING: Final = re.compile(r"[\w+-]*[0-9][\w+-]*(?:[.:,@/]+[\w+-]*[0-9][\w+-]*)*")
 
 

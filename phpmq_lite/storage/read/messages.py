@@ -16,7 +16,7 @@ from phpmq_lite.model import State, checksum
 from phpmq_lite.storage.read.read_connections import RowReader
 
 PAGE_ROWS: Final = 200  # maximum number of rows per page
-BODY_WHOLE_BYTES: Final = 256 * 1024  # maximum body size that is shown completely
+BODY_WHOLE_BYTES: Final = 256 * 1024  # maximum size of a body that is shown in full
 BODY_HEAD_BYTES: Final = 64 * 1024  # number of bytes shown of a larger body
 BODY_PART_BYTES: Final = 1 << 20  # number of body bytes per read
 SHA256_BYTES: Final = 8 << 20  # for larger bodies, only the download includes the hash

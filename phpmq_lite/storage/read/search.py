@@ -35,7 +35,7 @@ _FAST_S: Final = 0.025
 _SLOW_S: Final = 0.1
 _SLICE_ROWS: Final = 1_000  # maximum number of rows per slice, which the event loop counts in 2 ms
 _LONG_TAIL: Final = 50_000  # maximum number of unindexed messages, except after an upgrade
-_MAX_TRACED: Final = 2_000  # maximum number of messages of a trace to look up individually
+_MAX_TRACED: Final = 2_000  # maximum number of messages in a trace to look up individually
 _MAX_SEQS: Final = 500  # maximum number of seqs per statement
 _MAX_URNS: Final = 20  # number of URNs listed separately in a summary
 _URNS_COUNTED: Final = 10_000
@@ -94,7 +94,7 @@ class _SearchRun:
     is_done: bool = False
 
     def searched(self) -> int:
-        """Estimate how many messages have been searched so far, from the newest."""
+        """Estimate how many messages have been searched so far, starting with the newest."""
         if self.is_done or self.high - self.low < 2:
             return self.total
         return round(self.total * (self.high - self.place) / (self.high - 1 - self.low))

@@ -168,13 +168,13 @@ def make_plan(
     """Choose the sources and compose the statement; return None if nothing can match.
 
     Args:
-        query: the query; its terms about queues are ignored.
+        query: the query, whose terms about queues are ignored.
         queues: queue_ids to search; None means all except ``others``.
         others: queue_ids to exclude.
-        now_ms: Unix ms; ages are relative to it.
+        now_ms: the current time in Unix ms, to which ages are relative.
         seqs: messages to search; None means all.
-        has_numbers: the index by number is nearly complete; unindexed messages may be scanned.
-        has_traces: the index by trace is nearly complete as well.
+        has_numbers: whether the index by number is nearly complete; the rest can be scanned.
+        has_traces: whether the index by trace is nearly complete as well.
     """
     states = _states(query)
     low, high = _seq_bounds(query)
@@ -218,7 +218,7 @@ def make_plan(
 
 
 def trace_ranges(query: SearchQuery) -> list[tuple[str, str]]:
-    """Return ranges (end exclusive) that include the query's traces; an empty list means any."""
+    """Return ranges (end exclusive) that cover the query's traces; an empty list covers all."""
     terms = [term for term in query.of("trace") if not term.is_negated]
     starts = [literal_prefix(term.value) for term in terms]
     ranges = [(start, end) for start in starts if (end := prefix_end(start)) is not None]

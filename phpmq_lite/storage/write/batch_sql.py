@@ -279,7 +279,7 @@ def _settle_messages(batch: Batch, settled_now: dict[int, Message]) -> list[Step
         before = (outcome, reason, batch.wall_ms)
         now = settled_now if (outcome, reason) == _ACKED else {}
         others = [seq for seq in seqs if seq not in now] if now else seqs
-        if others:  # dispatched in earlier batches, so settled first
+        if others:  # dispatched in earlier batches, and therefore settled first
             steps.append((many("batch", "settle_messages"), others, before))
         if now:
             flat = flat_dispatched(now.values())

@@ -179,7 +179,7 @@ class _RetentionStep:
 
     @property
     def _rows_left(self) -> int:
-        """Number of rows that may still be removed; even a slow disk gets at least one slice."""
+        """Number of rows that can still be removed; even a slow disk gets at least one slice."""
         is_late = self._has_moved and self._timer() >= self._ends_at
         return 0 if is_late else max(0, ROWS_PER_STEP - self._removed)
 

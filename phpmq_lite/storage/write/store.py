@@ -49,7 +49,7 @@ _LARGE_BYTES: Final = 256 << 10
 _STAGED_WEIGHT: Final = 8  # staged rows are not rewritten either; this forces a checkpoint per MiB
 LONG_WAL_BYTES: Final = 8 << 20  # a WAL of this size is checkpointed between two batches
 _RETRY_BYTES: Final = 1 << 20  # bytes to write before a blocked checkpoint is retried
-# How much a commit adds to the WAL is estimated, because getting the size requires a SQLite call.
+# Growth of the WAL per commit is estimated, because getting its size requires an SQLite call.
 _ROW_BYTES: Final = 500
 _COMMIT_BYTES: Final = 16 << 10
 _COMMITS: Final = 8  # number of commits in the moving average
@@ -81,7 +81,7 @@ class Store:
         self.execute = connection.execute
         self._sql = load("batch")
         self.wal_bytes = 0  # estimated bytes written since the last checkpoint
-        self.commit_s = 1.0  # moving average of COMMIT durations, assumed slow at first
+        self.commit_s = 1.0  # moving average of COMMIT durations; initially assumed slow
         self._waits_for_locks = True  # whether SQLite currently waits for locks
 
     # -- startup

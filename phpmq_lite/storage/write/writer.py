@@ -141,7 +141,7 @@ class Writer:
     ) -> asyncio.Future[LoadedRows | None]:
         """Commit in the event loop's thread, which is idle, to save two thread switches.
 
-        Eight publishers that wait for each receipt reach 1.2 times the confirmed messages/s.
+        This raises the rate of eight publishers that wait for each receipt by a factor of 1.2.
         """
         try:
             loaded = store.end(batch)
