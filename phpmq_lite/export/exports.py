@@ -68,7 +68,7 @@ class ExportPacer:
 
 
 EXPORT_LIMIT: Final = 2  # maximum number of concurrent exports
-STALLED_S: Final = 30.0  # an export that sends no frame for this long has stalled
+STALLED_S: Final = 30.0  # an export that sends no frame for this long is considered stalled
 IDLE_S: Final = 60.0  # export processes that stay idle this long are killed
 PROGRAM: Final = (  # our folder comes last in sys.path so that it shadows no other modules
     sys.executable, "-P", "-c",
@@ -238,7 +238,7 @@ class ExportProcesses:
         return process
 
     def _release(self, process: "_ExportProcess") -> None:
-        """Keep a process for the next export if it finished its last one; otherwise kill it."""
+        """Keep a process for the next export if it has finished its last one; otherwise kill it."""
         if not process.is_clean or self._is_closed or process not in self._all:
             self._end_process(process)
             return

@@ -2,7 +2,7 @@
 
 ``stats-job`` and ``peek`` do not change a job, but no command lists the ids. We therefore request
 every id up to the newest, many in one write, because waiting for each reply would take a round trip
-per id. The only command with an effect, a temporary one, is ``put``, which finds the newest id.
+per id. Finding the newest id, however, requires a command with a temporary effect, ``put``.
 """
 
 import hashlib

@@ -172,7 +172,7 @@ COLUMNS: Final = (  # columns of the history, in order; see docs/guides/pipeline
 )
 OUTCOMES: Final = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}  # codes in the database
 DELETED: Final = "deleted"
-# The body is null if it is damaged or was removed by retention.
+# The body is null if it is damaged or has been removed by retention.
 BODY: Final = ArrowColumn("body", "binary", is_nullable=True)
 # These columns are read to verify bodies but are not returned.
 _CHECKS: Final = (ArrowColumn("_seq", "int64"), ArrowColumn("_crc", "int64"))

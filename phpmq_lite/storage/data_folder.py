@@ -543,7 +543,7 @@ class OpenedFiles:
         """Record the identity of the WAL, and that of the database if it has just been created.
 
         Raises:
-            DatabaseReplacedError: the database was replaced since ``note_database``.
+            DatabaseReplacedError: the database has been replaced since ``note_database``.
         """
         if self._opened:
             self.check()

@@ -62,7 +62,7 @@ class DiskSpace:
     """Tracks disk space for one database; used in the writer's thread.
 
     Other threads can read ``shortage`` and ``write_problem``; ``on_change`` is called when either
-    changes.  ``bounds`` may be replaced at any time.
+    changes.  ``bounds`` can be replaced at any time.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ class Backup:
 
 
 class BackupMaker:
-    """Makes one backup.  Call ``run`` in a separate thread; ``stop`` may be called from any thread.
+    """Makes one backup.  Call ``run`` in a separate thread; ``stop`` can be called from any thread.
 
     ``is_open`` means that a broker has the database open; if not, the caller must lock its folder.
     """
@@ -149,7 +149,7 @@ class BackupMaker:
         if not self._folder.exists():
             self._folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
             sync_folder(self._folder.parent)
-        for left in self._folder.glob(".*.new"):  # left over from interrupted backups
+        for left in self._folder.glob(".*.new"):  # these remain from interrupted backups
             shutil.rmtree(left, ignore_errors=True)
         size = _size(self._database)
         is_beside = self._folder.stat().st_dev == self._database.stat().st_dev

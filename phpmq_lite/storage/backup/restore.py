@@ -163,7 +163,7 @@ def _verify_source(source: Path, tell: ReportStep) -> Path:
 def _check_and_renumber(staged: Path) -> list[DatabaseCheck]:
     """Check the copy, then raise its next message number and assign a new history id."""
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
-        migrate.pending(connection, migrations_folder())  # rejects a newer or foreign database
+        migrate.pending(connection, migrations_folder())  # this rejects a newer or foreign database
         checks = check_all(connection)
     with _transaction(staged) as connection:
         last = connection.execute(load("restore")["last_number"]).fetchone()[0]
@@ -179,7 +179,7 @@ def _transaction(staged: Path) -> Iterator[sqlite3.Connection]:
     """Run one transaction on the copy and flush the copy to disk."""
     with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
         try:
-            connection.execute("PRAGMA journal_mode=DELETE").fetchall()  # removes the WAL
+            connection.execute("PRAGMA journal_mode=DELETE").fetchall()  # this removes the WAL
             connection.execute("BEGIN IMMEDIATE")
             yield connection
             connection.execute("COMMIT")

@@ -111,7 +111,7 @@ def write_state(folder: Path, state: ScrubState) -> None:
 
 
 class Scrub:
-    """Checks one database.  ``interrupt`` and ``stop`` may be called from any thread."""
+    """Checks one database.  ``interrupt`` and ``stop`` can be called from any thread."""
 
     def __init__(self, database: Path) -> None:
         self._database = database

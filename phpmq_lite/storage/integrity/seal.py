@@ -156,7 +156,7 @@ class LiveSeal:
 
     def __init__(self, database: Path, files: OpenedFiles | None = None) -> None:
         self._files = files or OpenedFiles(database)
-        # Stays open until ``close``, because closing it earlier would release SQLite's locks.
+        # This stays open until ``close``, because closing it earlier would release SQLite's locks.
         self._database = database.open("rb", buffering=0)
         self._file = _open_erased(database.parent)
         self._lock = threading.Lock()  # guards the content of the seal file

@@ -1,4 +1,4 @@
-"""Checks the WAL before SQLite reads it; if it is damaged, copies all files and refuses to start.
+"""Checks the WAL before SQLite reads it; if it is damaged, copies all files and aborts startup.
 
 ``wal_format.py`` parses the file.
 """

@@ -105,7 +105,7 @@ class WalFrame:
         gap = [(a - b) & _WORD for a, b in zip(self.stored, expected, strict=True)]
         # The word is at the end of the first pair; every later pair multiplies the error in it.
         weights = _fibonacci(chunk.pairs - 1)[1:]
-        odd = 0 if weights[0] & 1 else 1  # neighbouring Fibonacci numbers are never both even
+        odd = 0 if weights[0] & 1 else 1  # adjacent Fibonacci numbers are never both even
         change = gap[odd] * pow(weights[odd], -1, _WORD + 1) & _WORD
         if [(weight * change) & _WORD for weight in weights] != gap:
             return None
@@ -148,7 +148,7 @@ class _Chunk:
 
     @property
     def sums(self) -> list[Checksum]:
-        """Contribution of each frame to the checksum."""
+        """Each frame's contribution to the checksum."""
         if not self._sums:
             self._sums = frame_sums(self.raw, self.frame_bytes, self.order)
         return self._sums

@@ -209,7 +209,7 @@ class Readers:
         """Execute a statement composed of parts; ``name`` appears in error messages."""
         async with self._connection() as connection:
             reader = cast(_Reader, connection._conn)
-            # An interrupt stops a statement at the next row, the progress handler only after many rows.
+            # An interrupt stops a read at the next row, the progress handler only after many rows.
             timer = asyncio.get_running_loop().call_later(self._limit_s, reader.interrupt)
             closes = self._closes
             reader.begin()

@@ -27,7 +27,7 @@ class WriterMaintenance:
     checkpoint; the larger the file, the longer truncating it takes.  ``live_seal`` seals the
     database between checkpoints.
 
-    ``bounds`` may be replaced at any time.  ``counters`` returns the state of the clocks, which is
+    ``bounds`` can be replaced at any time.  ``counters`` returns the state of the clocks, which is
     stored with each checkpoint and once a minute, so that the next startup knows the downtime.
     """
 
