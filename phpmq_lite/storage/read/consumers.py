@@ -40,7 +40,7 @@ class StoredClients(RowReader):
         )  # fmt: skip
 
     async def one(self, client: int) -> ClientRow | None:
-        """Return a connection by number, or None if its row does not exist or was removed."""
+        """Return a connection by number, or None if its row does not exist or has been removed."""
         return await self._one(ClientRow, "client", client=client)
 
 

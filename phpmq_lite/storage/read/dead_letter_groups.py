@@ -82,7 +82,7 @@ class DeadLetterGroup:
 
 @dataclass(slots=True, frozen=True)
 class DeadLetterPage:
-    """Groups of dead letters, newest first; ``scanned`` of ``total`` records were read."""
+    """Groups of dead letters, newest first; ``scanned`` of ``total`` have been read."""
 
     groups: list[DeadLetterGroup]
     scanned: int

@@ -250,7 +250,7 @@ class MessageReader(RowReader):
         return Body(rows[0][0], rows[0][1] or b"", None) if rows else None
 
     async def bodies(self, seqs: Sequence[int]) -> dict[int, bytes]:
-        """Return complete bodies by seq; the caller must limit their total size."""
+        """Return complete bodies, keyed by seq; the caller must limit their total size."""
         rows = await self._read("bodies", seqs=json.dumps(list(seqs)))
         return {seq: content or b"" for seq, content in rows}
 

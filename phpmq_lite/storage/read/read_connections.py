@@ -74,7 +74,7 @@ class FairReadSlots:
             waiter = line.popleft()
             if line:
                 self._waiting[following] = line  # move the owner behind all others
-            if not waiter.done():  # a waiter that is done was cancelled
+            if not waiter.done():  # a waiter that is already done has been cancelled
                 self.free -= 1
                 self.held[following] += 1
                 waiter.set_result(None)
@@ -111,7 +111,7 @@ class _Reader(sqlite3.Connection):
         self.set_progress_handler(self.is_over, _STEPS_BETWEEN_CHECKS)
 
     def body_part(self, seq: int, start: int, size: int) -> bytes:
-        """Read part of a body; SQL's ``substr`` would read the whole body first."""
+        """Read part of a body; SQL's ``substr`` would read the complete body first."""
         with self.blobopen("body", "content", seq, readonly=True) as blob:
             blob.seek(min(start, len(blob)))
             return blob.read(size)
@@ -123,7 +123,7 @@ class _Reader(sqlite3.Connection):
         return None if content is None else matches_glob(content, glob, self._check_time)
 
     def _check_time(self) -> int:
-        sleep(0)  # releases the GIL, so that the broker does not wait 5 ms for it
+        sleep(0)  # this releases the GIL, so that the broker does not wait 5 ms for it
         if self.is_over():
             raise ReadTooLongError
         return 1
@@ -209,7 +209,7 @@ class Readers:
         """Execute a statement composed of parts; ``name`` appears in error messages."""
         async with self._connection() as connection:
             reader = cast(_Reader, connection._conn)
-            # An interrupt stops a read at the next row, the progress handler only after many rows.
+            # An interrupt stops a read at the next row; the progress handler needs many rows.
             timer = asyncio.get_running_loop().call_later(self._limit_s, reader.interrupt)
             closes = self._closes
             reader.begin()

@@ -128,7 +128,7 @@ class Search(RowReader):
         limit: int = 50,
         limit_s: float = SEARCH_LIMIT_S,
     ) -> SearchHits:
-        """Return the newest matches from ``place`` onwards that are found within the time limit."""
+        """Return the newest matches, starting at ``place``, that are found in the time limit."""
         limit = max(1, min(limit, PAGE_ROWS))
         run = await self._begin(query, queues, place[0] if place else None)
         if run is None:
@@ -231,7 +231,7 @@ class Search(RowReader):
             frozen.samples = await self._rows_of(list(asked))
 
     async def newest_contents(self, limit: int = 200) -> list[Row]:
-        """Return the URN and body (None if above 4 KiB) of the newest live and settled messages."""
+        """Return the URN and body (None if over 4 KiB) of the newest live and settled messages."""
         return await self._read("lately", limit=limit)
 
     # -- slices

@@ -87,7 +87,7 @@ def flat_with_source(messages: Iterable[Message]) -> list[Any]:
 
 
 def flat_dispatched(messages: Iterable[Message]) -> list[Any]:
-    """Return parameters of ``dispatch_messages`` and ``settle_dispatched`` for stored messages."""
+    """Return ``dispatch_messages`` or ``settle_dispatched`` parameters for stored messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (m.seq, m.consumer, m.last_dispatched_at)

@@ -153,7 +153,7 @@ class Store:
     def set_lock_wait(self, is_patient: bool) -> None:
         """Set whether SQLite waits for locks held by other programs or fails immediately.
 
-        The setting is cached; changing it for each batch would take a third as long as BEGIN.
+        The setting is cached, because changing it per batch would take a third as long as BEGIN.
         """
         if is_patient is not self._waits_for_locks:
             self.execute(f"PRAGMA busy_timeout={_PRAGMAS['busy_timeout'] if is_patient else 0}")

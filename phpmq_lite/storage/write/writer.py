@@ -77,7 +77,7 @@ class Writer:
         await connection
         self._store = Store(connection.raw)
         await self.run(lambda store: store.configure(cache_bytes))
-        # Truncate before the first write, so that a power cut during startup leaves an empty WAL.
+        # Truncate the WAL before the first write, so that it is empty after a power cut in startup.
         await self.run(lambda store: store.checkpoint("TRUNCATE"))
         self.files.note_log()
 
@@ -258,7 +258,7 @@ class Writer:
 
 
 class _DirectConnection(aiosqlite.Connection):
-    """An aiosqlite connection that executes a whole batch in one call.
+    """An aiosqlite connection that executes a complete batch in one call.
 
     A call to the thread takes about 45 µs; one call per statement cost a fifth of the throughput.
     """
