@@ -17,8 +17,8 @@ from phpmq_lite.client.session import (
     PublishBatch,
 )
 
-_WRITE_BYTES: Final = 65_536  # less data than this is sent at the end of the loop iteration
-_CLOSE_S: Final = 5.0  # how long the broker may take to read remaining data
+_WRITE_BYTES: Final = 65_536  # smaller amounts are sent at the end of the event loop iteration
+_CLOSE_S: Final = 5.0  # maximum time for the broker to read the remaining data
 
 
 def connect(
@@ -178,7 +178,7 @@ class Client(ClientBase):
 
         Raises:
             PublishRefusedError: the broker refused the message; ``reason`` says why.
-            LocalProtocolError: as for :meth:`publish`, or a publish with this key is unanswered.
+            LocalProtocolError: as for :meth:`publish`, or an unanswered publish has this key.
             ConnectionLostError: the client ended, or gave up repeating the publish.
         """
         answered = asyncio.Event()
@@ -198,7 +198,7 @@ class Client(ClientBase):
         ttl_s: int = 0,
         window: int = 1_000,
     ) -> int:
-        """Publish all bodies with confirmation, keeping at most ``window`` publishes unanswered.
+        """Publish all bodies with confirmation, leaving at most ``window`` unanswered at a time.
 
         Returns the number of stored messages, which is the number of bodies.
 
@@ -264,7 +264,7 @@ class Client(ClientBase):
     # -- consuming
 
     def consume(self, queue: str, credit: int = 100) -> "Consumer":
-        """Return an iterator over a queue's messages, of which at most ``credit`` are unsettled.
+        """Return an iterator over a queue's messages; at most ``credit`` are unsettled at a time.
 
         ::
 

@@ -32,8 +32,8 @@ from phpmq_lite.errors import (
 
 _READ_BYTES: Final = 65_536
 _WRITE_BYTES: Final = 262_144
-# A signal does not interrupt a system call if it arrives just before or in another thread.
-# Its Python handler then has to wait, so this is the time limit for each system call.
+# A signal that arrives just before a system call, or in another thread, does not interrupt it.
+# The signal's Python handler then runs only after the call, so this limits each call's time.
 _SIGNAL_S: Final = 1.0
 _WOULD_BLOCK: Final = (BlockingIOError, tls.SSLWantReadError, tls.SSLWantWriteError)
 
@@ -135,8 +135,8 @@ class BufferedSocket:
         self._socket.close()
 
 
-_CLOSE_S: Final = 5.0  # how long the broker may take to read remaining data
-_GATHER_S: Final = 0.005  # how long to delay a settlement to send it with others
+_CLOSE_S: Final = 5.0  # maximum time for the broker to read the remaining data
+_GATHER_S: Final = 0.005  # maximum delay of a settlement that is to be sent together with others
 _PUT_BYTES: Final = 65_536  # buffered data is sent immediately above this size
 
 
@@ -232,7 +232,7 @@ class BlockingClient(ClientBase):
         return stream
 
     def _reconnect(self, deadline: float | None) -> BufferedSocket:
-        """Try to reconnect until ``deadline``; if it fails, the next call can keep trying."""
+        """Try to reconnect until ``deadline``; after a failure, the next call can try again."""
         while True:
             left_s = _seconds_left(deadline)
             if left_s == 0:
@@ -345,7 +345,7 @@ class BlockingClient(ClientBase):
     def publish_many(
         self, queue: str, bodies: Iterable[bytes], ttl_s: int = 0, window: int = 1_000
     ) -> int:
-        """Publish all bodies with confirmation, keeping at most ``window`` publishes unanswered.
+        """Publish all bodies with confirmation, leaving at most ``window`` unanswered at a time.
 
         Returns the number of stored messages, which is the number of bodies.
 
@@ -372,9 +372,9 @@ class BlockingClient(ClientBase):
         return batch.stored
 
     def _wait_below(self, batch: PublishBatch, bound: int) -> None:
-        """Wait for answers; after a refusal, wait for all others and raise the first refusal."""
+        """Wait for answers; after an error, wait for the remaining answers, then raise the error."""
         if not self.pump(lambda: batch.unanswered < bound, self.timeout_s):
-            raise TimeoutError(f"{batch.unanswered} publishes were not answered in time")
+            raise TimeoutError(f"{batch.unanswered} publish requests were not acknowledged in time")
         if batch.error is not None:
             self.pump(lambda: not batch.unanswered, self.timeout_s)
             raise batch.error
@@ -384,7 +384,7 @@ class BlockingClient(ClientBase):
     def consume(
         self, queue: str, credit: int = 100, timeout_s: float | None = None
     ) -> "BlockingConsumer":
-        """Return an iterator over a queue's messages, of which at most ``credit`` are unsettled.
+        """Return an iterator over a queue's messages; at most ``credit`` are unsettled at a time.
 
         ::
 
@@ -514,7 +514,7 @@ def _finish(stream: BufferedSocket) -> None:
                 stream.half_close()
                 is_open = False
             for _ in stream.receive():
-                pass  # discard it, as no caller is waiting for this data
+                pass  # discard the data, because no caller is waiting for it
             stream.wait(_seconds_left(deadline))
     except OSError:
         pass  # the broker has closed the connection, as expected
@@ -611,7 +611,7 @@ def publish_each(
             waiting.add(place)
             client.send_now(frame, may_wait=True)
         client.pump(lambda: not waiting, timeout_s)
-    except ConnectionLostError as error:  # all waiting publishes have failed
+    except ConnectionLostError as error:  # all unanswered publish requests have failed
         gone = NoReplyError(str(error))
         for place, outcome in enumerate(outcomes):
             if isinstance(outcome, ConnectionLostError | NoReplyError):

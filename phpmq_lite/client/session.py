@@ -27,7 +27,7 @@ AnswerCallback = Callable[[ClientError | None], None]  # receives None if the me
 
 @dataclass(slots=True)
 class UnansweredPublish:
-    """A publish without an answer; ``sent`` is the number of connections on which it was sent."""
+    """An unanswered publish request; ``sent`` counts the connections on which it has been sent."""
 
     queue: str
     content: bytes
@@ -38,9 +38,9 @@ class UnansweredPublish:
 
 
 class PendingPublishes:
-    """Publishes without an answer, by queue and key, in the order in which they were published.
+    """Unanswered publish requests by queue and key, in the order in which they were made.
 
-    The broker stores each key only once, so all publishes can be repeated on the next connection.
+    The broker stores each key only once, so all requests can be repeated on the next connection.
     The client gives up on a publish after ``max_sends`` connections have ended without an answer,
     because the publish may be the reason why the broker closes them.
     """
@@ -80,12 +80,12 @@ class PendingPublishes:
         self._waiting.pop((queue, key), None)
 
     def forget_all(self, answer: AnswerCallback) -> None:
-        """Forget all unanswered publishes whose callback is ``answer``."""
+        """Forget all unanswered publish requests whose callback is ``answer``."""
         for place in [at for at, entry in self._waiting.items() if entry.answer == answer]:
             del self._waiting[place]
 
     def to_repeat(self) -> list[UnansweredPublish]:
-        """Return the publishes to send again, oldest first; fail any that were sent too often."""
+        """Return the publish requests to repeat, oldest first; fail any sent too often."""
         hopeless = [entry for entry in self._waiting.values() if entry.sent >= self._max_sends]
         for entry in hopeless:
             del self._waiting[entry.queue, entry.key]
@@ -94,7 +94,7 @@ class PendingPublishes:
         return list(self._waiting.values())
 
     def fail(self, detail: str) -> None:
-        """Fail all unanswered publishes, because there will be no other connection."""
+        """Fail all unanswered publish requests, because the client will not connect again."""
         waiting, self._waiting = self._waiting, {}
         for entry in waiting.values():
             entry.answer(ConnectionLostError(detail))
@@ -144,7 +144,7 @@ class Delivery:
     def __init__(self, client: DeliveryOwner, frame: Dispatch, generation: int) -> None:
         self.queue = frame.queue
         self.body = frame.content
-        self.ttl_s = frame.ttl_s  # remaining time when sent by the broker; 0 means no expiry
+        self.ttl_s = frame.ttl_s  # time left when the broker sent the message; 0 means no expiry
         self.is_settled = False
         self._id = frame.message_id
         self._client = client
@@ -203,7 +203,7 @@ class ClientSession:
         self.pending = PendingPublishes()
         self.windows: dict[str, ConsumedQueue] = {}
         self.late_settlements: list[bytes] = []  # settlements to send on the next connection
-        self.late_settlement_count = 0  # settled after the delivery's connection ended
+        self.late_settlement_count = 0  # settlements made after the delivery's connection ended
 
     def protocol_problem(self, peer: object) -> str | None:
         """Describe what is wrong with the broker's data and how to fix it, or return None."""
@@ -252,7 +252,7 @@ class ClientSession:
                 if filled is not None:
                     filled.wake()
                 filled = self.windows.get(frame.queue)
-            if filled is not None:  # if None, the broker returns the message to its queue
+            if filled is not None:  # otherwise, the broker returns the message to its queue
                 filled.dispatches.append(frame)
         if filled is not None:
             filled.wake()
@@ -260,7 +260,7 @@ class ClientSession:
     def confirm(
         self, queue: str, content: bytes, ttl_s: int, key: bytes | None, answer: AnswerCallback
     ) -> tuple[bytes, bytes]:
-        """Begin a confirmed publish; return its key, and the frame to send if connected."""
+        """Begin a confirmed publish; return its key and a frame, which must be sent if connected."""
         if key is None:
             key = b"%s%016x" % (self._prefix, next(self._keys))
         frame = self.side.publish(queue, content, ttl_s, key)
@@ -288,7 +288,7 @@ class ClientSession:
         return self.side.consume(window.queue, 0)
 
     def settlement_to_send(self, frame: bytes, generation: int) -> bytes:
-        """Return a settlement that can be sent now, or keep it for the next connection."""
+        """Return the frame if it can be sent now; otherwise, keep it for the next connection."""
         self.late_settlement_count += generation != self.generation or not self.is_connected
         if self.is_connected:
             return frame
@@ -341,7 +341,7 @@ class ConnectionOptions:
 
 
 class ClientBase:
-    """Base class of the asyncio and blocking clients: their common state, without I/O."""
+    """Base class of the asyncio and blocking clients, with their common state; performs no I/O."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self.target = options.address

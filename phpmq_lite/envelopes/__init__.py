@@ -1,4 +1,4 @@
-"""BabelQueue envelopes: validation for the broker, producers and workers for other programs.
+"""BabelQueue envelopes: validation for the broker, and producers and workers for programs.
 
 The names below are loaded on first use, because the broker does not need the SDK.
 

@@ -18,9 +18,9 @@ _UNSUPPORTED: Final = "unsupported_schema_version"
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class DeadLetterBlock:
-    """The ``dead_letter`` member of a record, with its fields in the order of writing."""
+    """The ``dead_letter`` member of a record, with its fields in the order they are written."""
 
-    reason: str  # failed, unknown_urn or poison
+    reason: str  # one of failed, unknown_urn, poison
     error: str | None = None  # message of the handler's last exception
     exception: str | None = None  # class of the handler's last exception
     failed_at: int  # Unix time in milliseconds
@@ -53,7 +53,7 @@ _RECORD: Final = msgspec.json.Decoder(_Record)
 
 
 def build_record(content: bytes, block: DeadLetterBlock, *, keeps_content: bool = False) -> bytes:
-    """Return failed content with the block added or replaced; if that is impossible, wrap both.
+    """Return failed content with the block added or replaced, or else a wrapper around both.
 
     The content is returned unchanged if ``keeps_content`` is set (for opaque queues) or its
     ``schema_version`` is unsupported.

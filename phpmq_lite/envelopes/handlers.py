@@ -13,7 +13,7 @@ from babelqueue import BabelQueue
 
 from phpmq_lite.envelopes import codec
 
-_CANCEL_S: Final = 5.0  # how long an interrupted coroutine may spend on cleanup
+_CANCEL_S: Final = 5.0  # maximum time for an interrupted coroutine to clean up
 
 Handler = Callable[..., Any]
 
@@ -185,7 +185,7 @@ def _wrap_handler(
         chain = partial(_step, one, chain)
 
     def work(_data: Any, _meta: Any, _envelope: Any) -> None:
-        """Call middleware and handler with a copy; for a retry, the SDK encodes the original."""
+        """Call the middleware and handler with a copy of the data; a retry sends the original."""
         context = current.begin()
         try:
             with codec.continue_trace(context.envelope):
@@ -203,7 +203,7 @@ def _step(one: Middleware, next_handler: NextHandler, context: JobContext) -> No
 
 
 def takes_envelope(handler: Handler) -> bool:
-    """Return whether a handler accepts the whole envelope as a third positional argument."""
+    """Return whether a handler accepts the complete envelope as a third positional argument."""
     try:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError):  # raised for some builtins, which have no signature

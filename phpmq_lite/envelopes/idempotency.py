@@ -178,7 +178,7 @@ class SqliteIdempotencyStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Lock the file for writing, so that no other process changes rows read in the block."""
+        """Lock the file for writing, so that no other process changes rows while the block runs."""
         with self._lock, transaction(self._connect()) as connection:
             yield connection
 

@@ -1,6 +1,6 @@
 """Reads the indexed fields of an envelope: URN, trace id, ``meta.id`` and attempts. Pure.
 
-Every publish to an observed queue runs this, so one typed decode handles the usual case.
+This runs for each publish to an observed queue, so a single typed decode handles most envelopes.
 """
 
 import re
@@ -41,7 +41,7 @@ class _MetaHead(msgspec.Struct, gc=False):
 
 
 class _Head(msgspec.Struct, gc=False):
-    """The indexed members if their types and lengths are as usual, decoded in one pass in C."""
+    """The indexed members, decoded in a single pass in C if their types and lengths are usual."""
 
     job: Text = ""
     urn: Text = ""

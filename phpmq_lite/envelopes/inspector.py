@@ -36,7 +36,7 @@ _DATA: Final = msgspec.json.Decoder(_Data)
 
 
 class BabelQueueInspector:
-    """``EnvelopeInspector`` for BabelQueue; its methods never raise and may run in any thread.
+    """``EnvelopeInspector`` for BabelQueue; its methods never raise and can run in any thread.
 
     ``schemas`` holds the payload schemas by URN; None disables schema checks.
     """
@@ -77,7 +77,7 @@ class BabelQueueInspector:
         return schemas.check(urn, {} if is_empty else _data_of(content))
 
     def read_only_reason(self, content: bytes) -> str | None:
-        """Return ``unsupported_schema_version`` if validation finds that problem, or else None."""
+        """Return ``unsupported_schema_version`` if validation finds this problem, or None."""
         problem = validation.validate(content).problem
         is_unsupported = problem is not None and problem.reason == _UNSUPPORTED
         return _UNSUPPORTED if is_unsupported else None

@@ -130,7 +130,7 @@ def _encode_name(name: str) -> bytes:
 
 
 def _removals(content: bytes, members: list[JsonMember], removed: list[int]) -> list[_Cut]:
-    """Return the cuts that remove the members at the indices ``removed``, which are ascending."""
+    """Return the cuts that remove the members at the ascending indices ``removed``."""
     leading = 0  # number of removed members at the start of the object
     while leading < len(removed) and removed[leading] == leading:
         leading += 1

@@ -23,7 +23,7 @@ from phpmq_lite.envelopes.validation import validate
 from phpmq_lite.errors import EnvelopeError
 
 TABLE: Final = "phpmq_outbox"
-LEASE_S: Final = 30.0  # when a relay dies, others take over its queues after this time
+LEASE_S: Final = 30.0  # after this time, other relays take over the queues of a dead relay
 RETRY_FIRST_S: Final = 5.0  # delay before a row's first retry; doubles with each failure
 RETRY_MAX_S: Final = 300.0
 PURGE_ROWS: Final = 1_000  # maximum number of rows deleted per transaction
@@ -318,7 +318,7 @@ class SqliteOutboxStore:
             size += len(row.body)
             if size >= max_bytes:
                 break
-        cursor.close()  # closing it ends the read transaction
+        cursor.close()  # closing the cursor ends the read transaction
         return rows
 
     def release(self) -> None:

@@ -21,7 +21,7 @@ from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
 from phpmq_lite.errors import ConnectionLostError, PublishRefusedError
 
 BATCH_ROWS: Final = 500  # number of rows to send before waiting for replies
-PAUSE_FIRST_S: Final = 1.0  # first pause for a queue that rejects a message; then doubles
+PAUSE_FIRST_S: Final = 1.0  # first pause of a queue that rejects a message; doubles each time
 PAUSE_MAX_S: Final = 30.0
 
 Report = Callable[[OutboxRow, str], None]
@@ -33,7 +33,7 @@ class RelayPass:
 
     sent: int = 0
     failed: int = 0  # number of rows that failed and were kept
-    is_unreachable: bool = False  # no reply from the broker, so the pass ended early
+    is_unreachable: bool = False  # whether the pass ended early because the broker did not reply
     refused: set[str] = field(default_factory=set)  # queues that currently reject messages
 
 

@@ -44,7 +44,7 @@ TYPES: Final = tuple(_ARTICLES)
 
 
 class SchemaError(PhpmqError):
-    """Invalid schema; ``pointer`` (RFC 6901) locates the error, and is empty for the whole file."""
+    """Invalid schema; ``pointer`` (RFC 6901) locates the error and is empty for the file itself."""
 
     def __init__(self, detail: str, pointer: str = "") -> None:
         super().__init__(f"{pointer or 'the document'}: {detail}")
@@ -100,7 +100,7 @@ class PayloadSchema:
         """
         rule = self.rule
         if rule.sensitivity is not None and is_on_wire:
-            rule = replace(rule, sensitivity=None)  # the SDK encrypts members, never the whole data
+            rule = replace(rule, sensitivity=None)  # the SDK encrypts only members of the data
         found = _check(rule, data, is_on_wire)
         return None if found is None else _problem(*found)
 
@@ -429,7 +429,7 @@ def escape_pointer(name: str) -> str:
 class SchemaField:
     """A location in ``data`` for which a schema has a rule."""
 
-    path: str  # such as lines[].sku; empty for the whole data
+    path: str  # such as lines[].sku; empty for ``data`` itself
     types: str  # the allowed types in words, such as "a string or null"
     is_required: bool  # whether the enclosing object must have this member
     limits: str  # such as "one of 3 values, at least 1"; usually empty

@@ -1,4 +1,4 @@
-"""Envelope producers: the broker confirms each publish, which returns the ``meta.id``.
+"""Envelope producers. Each publish waits for the broker's receipt and returns the ``meta.id``.
 
 The publish key is the ``meta.id``, with ``attempts`` appended unless they are 0, so an envelope
 that is sent again after a lost connection or an error is stored only once while the broker
@@ -21,7 +21,7 @@ KEY_BYTES: Final = 64  # maximum length of a publish key
 
 
 class EnvelopeSource(Protocol):
-    """An object with a URN and a payload; it may also have ``get_babel_trace_id()``."""
+    """An object with a URN and a payload; it can also have ``get_babel_trace_id()``."""
 
     def get_babel_urn(self) -> str:
         """Return the URN of the job."""
@@ -48,7 +48,7 @@ def envelope_for(
     trace_id: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return an envelope for a URN and data or for a job object; it continues the current trace.
+    """Return an envelope for a URN with data or for a job object, continuing the current trace.
 
     ``trace_id`` and the job's ``get_babel_trace_id`` take precedence over the current trace. With a
     job, the second argument may be the queue: ``publish(UserRegistered(42), "emails")``.

@@ -34,7 +34,7 @@ Stamp = dict[str, tuple[int, int, int]]  # file name -> (modification time, size
 
 @dataclass(slots=True, frozen=True)
 class RegistryFault:
-    """An error in a file of the schema folder; an empty ``pointer`` means the whole file."""
+    """An error in a file of the schema folder; an empty ``pointer`` means the file itself."""
 
     file: str
     pointer: str
@@ -216,7 +216,7 @@ def is_changed(folder: Path, registry: SchemaRegistry) -> bool:
 
 @dataclass(slots=True)
 class ValidationCounts:
-    """Numbers of payloads of a URN that have passed and failed validation since startup."""
+    """How many payloads of a URN have passed and how many have failed validation since startup."""
 
     passed: int = 0
     failed: int = 0
@@ -226,7 +226,7 @@ class ValidationCounts:
 class ActiveSchemas:
     """The active schema registry; if the folder is None, every payload passes.
 
-    ``check`` and ``is_registered`` may be called from any thread. ``watch`` runs on the event loop
+    ``check`` and ``is_registered`` can be called from any thread. ``watch`` runs on the event loop
     and reads in a thread. After an invalid change, the previous version stays in use.
     """
 

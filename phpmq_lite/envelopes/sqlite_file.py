@@ -59,7 +59,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         yield connection
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # False if the disk was full, as SQLite then rolls back
+        if connection.in_transaction:  # False if SQLite rolled back because the disk was full
             connection.execute("ROLLBACK")
         raise
 

@@ -23,7 +23,7 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _WITHOUT_LONE: Final = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB]..\\u[dD][c-fC-F])*+", re.DOTALL
 )
-# To find long numbers, map each digit to 0, e and E to e, + to +, and all else to a space.
+# To find long numbers, map each digit to 0, e and E to e, + to +, and other bytes to a space.
 _NUMBER_SIGNS: Final = bytes(
     48 if byte in b"0123456789" else 101 if byte in b"eE" else 43 if byte == 43 else 32
     for byte in range(256)

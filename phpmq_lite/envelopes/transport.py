@@ -59,7 +59,7 @@ ATTEMPTS_LIMIT: Final = 1 << 31
 RELEASE_S: Final = 5.0  # delay before a message that cannot be handled yet is retried
 DEAD_SUFFIX: Final = ".dlq"
 RETRY_SUFFIX: Final = ".retry"
-QUEUE_BYTES: Final = 255  # longer .retry queue names are not used; retries then have no delay
+QUEUE_BYTES: Final = 255  # if the .retry queue's name is longer, retries have no delay
 _SETTLED_LIMIT: Final = 10_000  # number of settled message ids to remember
 _ERROR_CHARACTERS: Final = 2_000  # exception messages in records are truncated to this length
 _TRACEBACK_LINES: Final = 20
@@ -147,7 +147,7 @@ class PhpmqTransport(Transport):
         self.link.publish(queue, content)
 
     def pop(self, queue: str, timeout: float = 1.0) -> ReceivedMessage | None:
-        """Return the next message to handle, or None if there is none within ``timeout``."""
+        """Return the next message to handle, or None if none arrives within ``timeout``."""
         self._job = None
         try:
             return self._pop(queue, timeout)
@@ -242,7 +242,7 @@ class PhpmqTransport(Transport):
         while True:
             if self.must_stop(False):
                 return None
-            # Wait the full timeout even after malformed messages, as None must mean an empty queue.
+            # After a malformed message, continue to wait, because None must mean an empty queue.
             delivery = self.link.receive(queue, timeout_s)
             self._is_unreachable = False
             if delivery is None:
@@ -255,7 +255,7 @@ class PhpmqTransport(Transport):
     def _validate(self, delivery: Delivery) -> ReceivedMessage | None:
         """Return a message that can be handled; settle any other message and return None."""
         how = self._settled.get(delivery.message_id)
-        if how is not None:  # settled before, but the connection was lost
+        if how is not None:  # already settled, but the settlement was lost with the connection
             self.link.settle(delivery, how)
             self.emit(
                 "info", "job.duplicate", delivery.queue,
@@ -358,7 +358,7 @@ class PhpmqTransport(Transport):
     ) -> None:
         """Publish the record, wait for the receipt, then settle the message as dead.
 
-        The broker writes the record instead if the version is unsupported, because those bytes must
+        The broker writes the record instead if the version is unsupported, because its bytes must
         not change, or if the content with its block is too long. Messages in a dead-letter queue
         get no record.
         """

@@ -25,7 +25,7 @@ from phpmq_lite.envelopes.indexed_fields import (
 from phpmq_lite.model import Indexed
 
 EmptyListData = Literal["php", "never", "always"]  # when to read ``data: []`` as ``{}``
-REASONS: Final = (  # problems in layers A and B; only the first one is reported
+REASONS: Final = (  # kinds of problems in layers A and B; only the first problem is reported
     "poison",
     "too_deep",
     "missing_meta",
@@ -38,7 +38,7 @@ REASONS: Final = (  # problems in layers A and B; only the first one is reported
 CONVENTION: Final = "convention"  # a hint about the form of a URN, reported only by lint
 DEPTH_LIMIT: Final = strict_json.DEPTH_LIMIT  # maximum number of nesting levels
 LANGUAGES: Final = ("php", "go", "python", "java", "dotnet", "node")  # known values of meta.lang
-OUTDATED: Final = (  # (container, name) pairs that consumers drop and producers must not write
+OUTDATED: Final = (  # (container, name) of members that consumers drop and producers must not write
     ("", "timestamp"),
     ("meta", "max_retries"),
     ("meta", "attempts"),
@@ -84,7 +84,7 @@ class EnvelopeProblem:
 
     reason: str  # an item of REASONS, or a reason from layer C
     detail: str  # in words, such as "attempts is true, not an integer"
-    pointer: str = ""  # JSON pointer (RFC 6901); empty for the whole document
+    pointer: str = ""  # JSON pointer (RFC 6901); empty for the document itself
 
 
 @dataclass(slots=True, frozen=True)
@@ -416,7 +416,7 @@ _decode = msgspec.json.Decoder(_Envelope).decode
 
 
 def fast_verdict(content: bytes) -> Indexed | None:
-    """Return the indexed fields of an ordinary valid envelope; None if ``validate`` must decide."""
+    """Return an ordinary valid envelope's indexed fields, or None if ``validate`` must decide."""
     try:
         envelope = _decode(content)
     except (ValueError, RecursionError):

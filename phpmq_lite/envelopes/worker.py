@@ -146,7 +146,7 @@ class _RunLimits:
         limits: WorkerLimits,
         monotonic: Callable[[], float],
     ) -> None:
-        self.reason = "stopped"  # the default, as the SDK reports neither signals nor stop()
+        self.reason = "stopped"  # default, because the SDK reports neither signals nor stop()
         self._app = app
         self._transport = transport
         self._jobs_before = transport.jobs
@@ -160,7 +160,7 @@ class _RunLimits:
         return self._transport.jobs - self._jobs_before
 
     def must_stop(self, is_empty: bool) -> bool:
-        """Stop the loop and return True at a limit, or on an empty queue if that ends the run."""
+        """Stop the loop and return True if a limit is reached or if an empty queue ends the run."""
         if is_empty:
             reason = "empty" if self._limits.stop_when_empty else None
         else:

@@ -49,7 +49,7 @@ class App(BabelQueue):
             )
         if self.max_attempts < 1:
             raise ValueError(f"max_attempts is {self.max_attempts}; the minimum is 1")
-        self.middleware: list[Middleware] = []  # in order, with the outermost first
+        self.middleware: list[Middleware] = []  # outermost middleware first
 
     def use(self, middleware: Middleware) -> Middleware:
         """Add middleware inside the existing middleware; can also be used as a decorator.

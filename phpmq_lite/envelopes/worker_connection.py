@@ -13,7 +13,7 @@ from phpmq_lite.client.session import Backoff, ConsumedQueue, Delivery
 from phpmq_lite.errors import ConnectionLostError
 
 PUBLISH_TIMEOUT_S: Final = 30.0  # how long a publish is retried after lost connections
-_CLOSE_TIMEOUT_S: Final = 1.0  # how long close may spend on sending outstanding settlements
+_CLOSE_TIMEOUT_S: Final = 1.0  # maximum time for ``close`` to send outstanding settlements
 
 
 class Settlement(Enum):

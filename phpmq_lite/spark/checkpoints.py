@@ -120,7 +120,7 @@ def _last_commit(files: ResultsFolder, prefix: str) -> int | None:
 
 
 def _read_sources(files: ResultsFolder, prefix: str, batch: int) -> list[Any] | None:
-    """Return the parsed settings and each source's offset, which follow the version line."""
+    """Return the settings and each source's offset, parsed from the lines below the version."""
     text = files.read(f"{prefix}offsets/{batch}")
     return None if text is None else [_parse_json(line) for line in text.splitlines()[1:]]
 

@@ -35,7 +35,7 @@ HISTORY_COLUMNS: Final = _columns(
     ("message_id", StringType()),
     ("queue", StringType()),
     ("position", LongType()),
-    ("outcome", StringType()),  # acked, expired, dead or deleted
+    ("outcome", StringType()),  # one of acked, expired, dead, deleted
     ("reason", StringType()),
     ("published_at", TimestampType()),
     ("first_dispatched_at", TimestampType()),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BODY: Final = "body"
 NAMES_MAX: Final = 1_000  # maximum number of queue names per request
-NAMES_BYTES: Final = 4_000  # maximum bytes of queue names; a request line may have 8,190 bytes
+NAMES_BYTES: Final = 4_000  # maximum bytes of queue names; a request line is limited to 8,190
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

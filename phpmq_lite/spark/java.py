@@ -62,7 +62,7 @@ class JavaRuntime:
 
 
 def version_of(home: Path) -> int | None:
-    """Return the major version of a folder's Java, or None if it is missing or does not respond."""
+    """Return a folder's major Java version, or None if Java is missing or does not respond."""
     try:
         done = subprocess.run(
             [str(home / "bin" / "java"), "-version"],

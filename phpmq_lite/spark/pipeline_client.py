@@ -21,7 +21,7 @@ BASE: Final = "/api/v1/pipeline"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 JSON: Final[Mapping[str, str]] = {"Content-Type": "application/json"}
 TIMEOUT_S: Final = 120  # maximum time to wait for more bytes of a response
-BUSY_TIMEOUT_S: Final = 600  # maximum wait while busy; the broker runs only two exports at a time
+BUSY_TIMEOUT_S: Final = 600  # maximum wait for a busy broker, which runs only two exports at a time
 RETRY_DELAYS_S: Final = (0.5, 1, 2, 4, 8)  # a restarting broker is back within seconds
 _WAIT_MAX_S: Final = 30
 _BUFFER_BYTES: Final = 1 << 20
@@ -69,7 +69,7 @@ class ClaimState:
 class PublishResult:
     """Result of a publish; repeat the call while ``remaining`` is not 0.
 
-    ``is_resumed`` means that the call continued with tokens of an earlier call, not its own.
+    ``is_resumed`` means that the call continued with an earlier call's tokens instead of its own.
     """
 
     rows: int
@@ -343,7 +343,7 @@ def _decode_stream(response: HTTPResponse, source: str) -> Iterator["pa.RecordBa
     try:
         with ipc.open_stream(buffered) as stream:
             yield from stream
-            # Read on, because a body cut off after Arrow's end mark is also incomplete.
+            # Continue reading, because a body cut off after Arrow's end mark is also incomplete.
             if buffered.read(1):
                 raise ShortReadError(f"{source} sent more than one Arrow stream")
     except (OSError, HTTPException, pa.ArrowInvalid) as error:

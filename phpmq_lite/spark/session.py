@@ -48,7 +48,7 @@ def settings_of(
 
 
 def python_of(master: str, conf: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    """Return the Python for workers: on a cluster the configured one, otherwise our own.
+    """Return the Python for workers: the configured one on a cluster, otherwise our own.
 
     Driver and workers must have the same minor version. ``spark.pyspark.python`` takes precedence
     over ``PYSPARK_PYTHON``, as in spark-submit.

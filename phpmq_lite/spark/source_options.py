@@ -16,7 +16,7 @@ from phpmq_lite.spark.errors import OptionError
 
 
 class SourceMode(StrEnum):
-    """Ways to use the data source; each of these accepts different options."""
+    """Ways to use the data source, each of which accepts different options."""
 
     BATCH_READ = "a batch read"
     HISTORY_STREAM = "a stream read of the history"

@@ -159,7 +159,7 @@ def period_figures(
     *,
     since_ms: int | None = None,
 ) -> "DataFrame":
-    """Return statistics by queue, or by queue and period, without events before ``since_ms``.
+    """Return statistics by queue, or by queue and period, excluding events before ``since_ms``.
 
     ``rows`` has the history's columns and ``retried``. The result has ``queue``, ``COUNTS``,
     ``wait_p50 wait_p95 wait_p99 wait_max`` and the same for ``hold`` (exact milliseconds, null if

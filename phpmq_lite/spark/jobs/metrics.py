@@ -152,7 +152,7 @@ _MAX_RANGES: Final = 50  # maximum number of date ranges in a condition; more ar
 
 
 def transform(archive: "DataFrame", table: str, dates: Iterable[date]) -> "DataFrame":
-    """Compute one table for ``dates`` from the whole archive."""
+    """Compute one table for ``dates`` from the entire archive."""
     return keep_dates(TABLES[table](rows_of_dates(archive, dates)), dates)
 
 
@@ -164,7 +164,7 @@ def run(
     with files.lock("metrics"), block_swaps(files):
         done = last_committed_batch(
             files, results_folder.ARCHIVE_CHECKPOINT
-        )  # must be read this before listing the archive
+        )  # this must be read before the archive is listed
         try:
             archive = read_archive(spark, files)
         except RefusedError as nothing:
@@ -188,7 +188,7 @@ def run(
 
 
 def _included(files: ResultsFolder, done: CommittedBatch | None) -> "Column | None":
-    """Return a condition that selects rows new since the last run, or None if all rows are new.
+    """Return a condition that selects rows added since the last run, or None if all are new.
 
     Rows above the offset may have been included if their batch was written but not committed.
     Counting them as new again changes nothing. Offsets from another history are ignored.
@@ -248,7 +248,7 @@ def touched_dates(new: "DataFrame") -> set[date]:
 
 
 def dates_touched_by_retries(new: "DataFrame", archive: "DataFrame") -> set[date]:
-    """Return the dates of older rows of which the new rows contain a retry.
+    """Return the dates of older rows whose retries are among the new rows.
 
     A retry may be settled and archived after the row that it repeats, usually on the same date.
     """

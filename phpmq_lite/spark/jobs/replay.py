@@ -107,7 +107,7 @@ def _history(spark: "SparkSession", files: ResultsFolder, options: ReplayOptions
         **connection,
         "includeBody": "true",
         "pushFilters": "true",  # each piece reads only its own rows
-        "failOnDataLoss": "false",  # read on if rows are gone; each piece's rows are counted
+        "failOnDataLoss": "false",  # not needed, because the rows of each piece are counted
     }
     return spark.read.format("phpmq").options(**given).load()
 
@@ -123,7 +123,7 @@ def _count(rows: "DataFrame") -> JobResult:
     gone = sum(row["all"] - row["rows"] for row in found)
     details: dict[str, int | str] = {row["queue"]: row["rows"] for row in found}
     together = "bytes"
-    while together in details:  # a queue may also be called bytes
+    while together in details:  # a queue may also be named "bytes"
         together = f"({together})"
     details[together] = sum(row["bytes"] or 0 for row in found)
     total = sum(row["rows"] for row in found)

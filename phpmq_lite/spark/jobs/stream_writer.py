@@ -132,7 +132,7 @@ def _report_batches(query: "StreamingQuery", result: StreamResult, report: Repor
 
 
 def _count(query: "StreamingQuery", result: StreamResult, seen: int, report: ReportBatch) -> int:
-    """Count the batches after the batch numbered ``seen``; return the last batch's number."""
+    """Add up the non-empty batches numbered above ``seen``; return the last counted number."""
     for progress in query.recentProgress:
         number = progress["batchId"]
         if number <= seen or not progress["numInputRows"]:
