@@ -372,7 +372,7 @@ class BlockingClient(ClientBase):
         return batch.stored
 
     def _wait_below(self, batch: PublishBatch, bound: int) -> None:
-        """Wait for answers; after an error, wait for the remaining answers, then raise the error."""
+        """Wait for answers; after an error, wait for the remaining answers and raise the error."""
         if not self.pump(lambda: batch.unanswered < bound, self.timeout_s):
             raise TimeoutError(f"{batch.unanswered} publish requests were not acknowledged in time")
         if batch.error is not None:
@@ -424,7 +424,7 @@ class BlockingClient(ClientBase):
         """Send the settlement of a delivery; called by :class:`Delivery`.
 
         If more received messages are waiting, settlements within 5 ms are sent together; otherwise,
-        the broker would have to read each of them separately.
+        the broker would have to read each settlement separately.
         """
         self.raise_if_ended()
         self.send_now(
@@ -582,7 +582,7 @@ Send = Callable[[Sequence[KeyedMessage]], list[PublishOutcome]]
 def publish_each(
     client: BlockingClient, messages: Sequence[KeyedMessage], timeout_s: float | None = 30.0
 ) -> list[PublishOutcome]:
-    """Publish all messages in order, without waiting between them; return the outcome of each.
+    """Publish all messages in order, without waiting for each answer; return each outcome.
 
     ``PublishRefusedError``: the queue does not accept the message now.  ``LocalProtocolError``: the
     message is invalid and was not sent.  ``ConnectionLostError``: several connections ended

@@ -42,7 +42,7 @@ class PendingPublishes:
 
     The broker stores each key only once, so all requests can be repeated on the next connection.
     The client gives up on a publish after ``max_sends`` connections have ended without an answer,
-    because the publish may be the reason why the broker closes them.
+    because that publish may be why the broker closes connections.
     """
 
     def __init__(self, max_sends: int = 10) -> None:
@@ -260,7 +260,7 @@ class ClientSession:
     def confirm(
         self, queue: str, content: bytes, ttl_s: int, key: bytes | None, answer: AnswerCallback
     ) -> tuple[bytes, bytes]:
-        """Begin a confirmed publish; return its key and a frame, which must be sent if connected."""
+        """Begin a confirmed publish; return its key and a frame that must be sent if connected."""
         if key is None:
             key = b"%s%016x" % (self._prefix, next(self._keys))
         frame = self.side.publish(queue, content, ttl_s, key)

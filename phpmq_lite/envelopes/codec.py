@@ -180,7 +180,7 @@ _current: ContextVar[str | None] = ContextVar("phpmq_lite_trace_id", default=Non
 
 @contextmanager
 def continue_trace(envelope: Mapping[str, Any]) -> Iterator[None]:
-    """Continue this envelope's trace by default in all envelopes published within the block.
+    """Within the block, published envelopes continue this envelope's trace by default.
 
     The trace id is kept in a context variable: tasks and ``run_coroutine_threadsafe`` inherit it,
     but new threads do not.

@@ -141,13 +141,13 @@ class SqliteIdempotencyStore:
         return decision
 
     def remember(self, key: str) -> None:
-        """Mark a key as done for ``keep_s``, even if another process has claimed it since."""
+        """Mark a key as done for ``keep_s``, even if another process has claimed it since then."""
         with self._transaction() as connection:
             self._owners.pop(key, None)
             connection.execute(_REMEMBER, (key, self._now_ms() + self._keep_ms))
 
     def forget(self, key: str) -> None:
-        """Release this process's claim unless another process has claimed the key since."""
+        """Release this process's claim, unless another process has claimed the key since then."""
         owner = self._owners.pop(key, None)
         if owner is not None:
             with self._transaction() as connection:

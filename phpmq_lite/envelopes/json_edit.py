@@ -1,4 +1,4 @@
-"""Edit members of a serialized JSON object and leave the bytes of all other members unchanged.
+"""Edits members of a serialized JSON object, leaving the bytes of all other members unchanged.
 
 All functions take linear time. Offsets are in bytes.
 """

@@ -28,7 +28,7 @@ RETRY_FIRST_S: Final = 5.0  # delay before a row's first retry; doubles with eac
 RETRY_MAX_S: Final = 300.0
 PURGE_ROWS: Final = 1_000  # maximum number of rows deleted per transaction
 ERROR_CHARACTERS: Final = 500
-_ENCODER: Final = ClientSession(1).side  # encodes arguments only to validate them
+_ENCODER: Final = ClientSession(1).side  # used only to validate arguments
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 _SCHEMA: Final = """
@@ -322,7 +322,7 @@ class SqliteOutboxStore:
         return rows
 
     def release(self) -> None:
-        """Release this relay's leases, so that other relays need not wait for them to expire."""
+        """Release this relay's leases, so that other relays can lease the queues immediately."""
         with transaction(self._connection):
             self._connection.execute(
                 f"DELETE FROM {self._table}_lease WHERE relay = ?",  # noqa: S608 - checked name

@@ -14,8 +14,8 @@ class RetryDelays:
     """Delays in seconds before the second run of a message, the third run and so on.
 
     If ``steps`` is set, its last value repeats. Otherwise the delay is ``base_s * multiplier^(n -
-    1)``, at most ``max_s`` (0 means unlimited). With jitter, the delay is random, up to that value,
-    so that messages that failed together do not return together.
+    1)``, at most ``max_s`` (0 means unlimited). With jitter, a random delay
+    from 0 to that value is used, so that messages that failed together do not return together.
     """
 
     steps: tuple[float, ...] = ()

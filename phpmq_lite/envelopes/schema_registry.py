@@ -227,7 +227,7 @@ class ActiveSchemas:
     """The active schema registry; if the folder is None, every payload passes.
 
     ``check`` and ``is_registered`` can be called from any thread. ``watch`` runs on the event loop
-    and reads in a thread. After an invalid change, the previous version stays in use.
+    and reads files in a thread. After an invalid change, the previous version stays in use.
     """
 
     def __init__(self, folder: Path | None) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-BUSY_S: Final = 10.0  # how long to wait until other writers release the lock
+BUSY_S: Final = 10.0  # maximum time to wait for other writers to release the lock
 _RETRY_S: Final = 0.01
 
 

@@ -50,7 +50,7 @@ _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": log
 
 
 def log_event(level: EventLevel, event: str, context: Mapping[str, Any]) -> None:
-    """Log an event to the ``phpmq_lite.worker`` logger; this is the default hook."""
+    """Log an event to the ``phpmq_lite.worker`` logger. This function is the default hook."""
     details = " ".join(f"{name}={value}" for name, value in context.items())
     _log.log(_LEVELS[level], "%s %s", event, details)
 
@@ -60,7 +60,7 @@ RELEASE_S: Final = 5.0  # delay before a message that cannot be handled yet is r
 DEAD_SUFFIX: Final = ".dlq"
 RETRY_SUFFIX: Final = ".retry"
 QUEUE_BYTES: Final = 255  # if the .retry queue's name is longer, retries have no delay
-_SETTLED_LIMIT: Final = 10_000  # number of settled message ids to remember
+_SETTLED_LIMIT: Final = 10_000  # how many ids of settled messages to remember
 _ERROR_CHARACTERS: Final = 2_000  # exception messages in records are truncated to this length
 _TRACEBACK_LINES: Final = 20
 _UNSUPPORTED: Final = "unsupported_schema_version"

@@ -43,8 +43,8 @@ class WorkerLimits:
         return None
 
 
-RESERVE_S = 1.0  # how long to wait for a message before limits are checked
-_ENCODER: Final = ClientSession(1).side  # encodes queue names only to validate them
+RESERVE_S = 1.0  # time to wait for a message before limits are checked again
+_ENCODER: Final = ClientSession(1).side  # used only to validate queue names
 
 
 @dataclass(slots=True, frozen=True)

@@ -35,7 +35,7 @@ STRATEGIES: Final[tuple[Unknown, ...]] = get_args(Unknown)
 class App(BabelQueue):
     """The SDK's app class running on PHPMQ, with middleware support (:meth:`use`).
 
-    Envelopes are validated before they are published, and the broker confirms each of them. Use
+    Envelopes are validated before they are published, and the broker confirms each one. Use
     :func:`connect` to create an app.
     """
 

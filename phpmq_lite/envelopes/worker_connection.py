@@ -12,7 +12,7 @@ from phpmq_lite.client.blocking_client import BlockingClient
 from phpmq_lite.client.session import Backoff, ConsumedQueue, Delivery
 from phpmq_lite.errors import ConnectionLostError
 
-PUBLISH_TIMEOUT_S: Final = 30.0  # how long a publish is retried after lost connections
+PUBLISH_TIMEOUT_S: Final = 30.0  # how long to retry a publish after the connection is lost
 _CLOSE_TIMEOUT_S: Final = 1.0  # maximum time for ``close`` to send outstanding settlements
 
 
@@ -163,8 +163,8 @@ class WorkerConnection:
     def close(self, *, is_tidy: bool = True) -> None:
         """Send outstanding settlements and close. Safe to call twice.
 
-        With ``is_tidy``, held messages are returned first, which charges no delivery. Otherwise,
-        the broker charges one delivery to the oldest held message, because that message may have
+        With ``is_tidy``, held messages are returned first, so no delivery is counted. Otherwise,
+        the broker counts one delivery of the oldest held message, because that message may have
         crashed the worker. If settlements are outstanding, one more connection attempt is made.
         """
         if is_tidy:

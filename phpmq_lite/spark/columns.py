@@ -87,7 +87,7 @@ def history_columns(columns: tuple[str, ...] = (), *, body: bool = False) -> Str
 
 
 def check_read_schema(requested: StructType, offered: StructType) -> None:
-    """Check that a schema given by a user has only known columns, each with the right type.
+    """Check that a user's schema has only known columns, each with the right type.
 
     Raises:
         OptionError: a column is unknown or has another type.

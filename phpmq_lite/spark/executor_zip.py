@@ -20,7 +20,7 @@ def zip_name() -> str:
 
 
 def build_zip(to: Path) -> Path:
-    """Write the zip under a temporary name and rename it; equal code produces equal bytes."""
+    """Write the zip under a temporary name and rename it; the same code yields the same bytes."""
     to.parent.mkdir(parents=True, exist_ok=True)
     new = to.with_name(to.name + ".new")
     with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:

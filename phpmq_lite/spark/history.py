@@ -125,7 +125,7 @@ class _BrokerHistory:
     def _filtered_rows(
         self, request: HistoryRequest, query: list[tuple[str, str | int]]
     ) -> Iterator["pa.RecordBatch"]:
-        """Request the rows of all queues, and filter them here by the requested queues.
+        """Request the rows of all queues, and keep only those of the requested queues.
 
         The column ``queue`` is included even if it was not requested.
         """
@@ -133,7 +133,7 @@ class _BrokerHistory:
         from pyarrow import compute
 
         known = set(self.queues())
-        for name in request.queues:  # reject unknown names, as the broker would
+        for name in request.queues:  # reject unknown names, just as the broker would
             if name not in known:
                 raise OptionError(f"queue {name!r} does not exist, or the token cannot read it")
         wanted = pa.array(request.queues, pa.string())

@@ -70,7 +70,7 @@ def write_summary(
     try:
         with block_swaps(files):
             summary = collect_summary(spark, files, now_ms)
-    except RefusedError as error:  # the job succeeded; its next run will write the summary
+    except RefusedError as error:  # not an error, because the job's next run will write the summary
         return (*notes, f"the summary was not written: {error}")
     archived = summary["archive"]["offset"]
     behind = None if lag is None or archived is None else max(0, lag - archived)

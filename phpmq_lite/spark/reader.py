@@ -308,7 +308,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(self._broker.claimed(self._options.subscription).acked)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Set where this run ends: it reads only messages that are now claimed or ready."""
+        """Set the end of this run, which reads only messages that are now claimed or ready."""
         claimed = self._broker.claimed(self._options.subscription).hi
         self._target = claimed + self._broker.ready(self._options.queue)
 

@@ -208,7 +208,7 @@ class HadoopResultsFolder:
         self._io = spark._jvm.org.apache.commons.io.IOUtils
         try:
             self._fs = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
-        except Exception as error:  # py4j's error, whose text contains the Java exception
+        except Exception as error:  # an error of py4j whose text contains the Java exception
             hadoop = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
             refusal = missing_jar(self._root, str(error), hadoop)
             if refusal is None:
@@ -329,7 +329,7 @@ def replay_plan_file(name: str) -> str:
 
 
 def replay_progress_file(name: str) -> str:
-    """Return the file that stores how many pieces of a replay have been published."""
+    """Return the file that stores the number of a replay's published pieces."""
     return f"{REPLAYS}/{_file_name(name, _TEMPORARY_BYTES)}.done"
 
 

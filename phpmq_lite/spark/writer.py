@@ -35,7 +35,7 @@ WRITTEN: Final[dict[str, tuple[type[DataType], ...]]] = {
 
 @dataclass
 class StagedRows(WriterCommitMessage):
-    """What one task has staged: the tokens, the number of rows and the query id."""
+    """The rows that one task has staged: their tokens, their number and the query id."""
 
     tokens: tuple[str, ...]
     rows: int
@@ -67,7 +67,7 @@ def check_write_schema(schema: StructType, options: WriteOptions) -> None:
 def stage_rows(
     batches: Iterator["pa.RecordBatch"], options: WriteOptions, query_id: str | None
 ) -> StagedRows:
-    """Send the rows of one task in pieces, each under a random token, without publishing them.
+    """Stage the rows of one task at the broker in pieces, each under a random token.
 
     After an error, the pieces already sent are dropped. If the broker does not reply, it drops them
     itself after a day.
@@ -197,7 +197,7 @@ def _pieces(
 ) -> Iterator["pa.RecordBatch"]:
     """Yield rows with the staged columns, in pieces of ``PIECE_ROWS`` and ``PIECE_BYTES``.
 
-    A single row may exceed ``PIECE_BYTES``.
+    A single row can exceed ``PIECE_BYTES``.
     """
     import pyarrow as pa
 

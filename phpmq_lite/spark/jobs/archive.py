@@ -152,7 +152,7 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
         **(options.connection.as_options() if options.connection else {}),
         "startingOffsets": options.starting_offsets,
         "maxOffsetsPerTrigger": str(options.max_offsets_per_trigger),
-        "reader": "archive",  # the name under which the broker shows the archive's lag
+        "reader": "archive",  # reader name under which the broker shows the archive's lag
         "failOnDataLoss": str(options.fail_on_data_loss).lower(),
     }
     if options.bodies:

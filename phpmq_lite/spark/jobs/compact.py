@@ -1,7 +1,7 @@
 """Compact job, which merges each closed date's small archive files into a few large ones.
 
 A date is closed once all its batches precede the last committed batch in the archive's checkpoint,
-so that none of them can be repeated. A date takes four steps, and a crash is safe at each:
+so that none of them can be repeated. A date is merged in four steps, and a crash is safe at each:
 
 1. Merge the date's batches into ``compact/staged``, and check the number of rows.
 2. Write ``compact/plan.json``; from then on, the swap can only be completed.

@@ -191,7 +191,7 @@ def _included(files: ResultsFolder, done: CommittedBatch | None) -> "Column | No
     """Return a condition that selects rows added since the last run, or None if all are new.
 
     Rows above the offset may have been included if their batch was written but not committed.
-    Counting them as new again changes nothing. Offsets from another history are ignored.
+    Treating those rows as new again is harmless. Offsets from another history are ignored.
     """
     state = json.loads(files.read(results_folder.METRICS_STATE) or "{}")
     offset = state.get("offset")

@@ -1,4 +1,4 @@
-"""Job options and results, without pyspark so that errors appear before a JVM starts."""
+"""Job options and results, without pyspark so that errors are reported before a JVM starts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -108,4 +108,4 @@ class ConsumeOptions(JobOptions):
     subscription: str
     max_messages: int = 10_000  # maximum number of messages per batch
     max_bytes: int = 64 << 20  # maximum total body size per batch
-    fail_on_data_loss: bool = True  # fail if claims in a batch were released manually
+    fail_on_data_loss: bool = True  # fail if claims in a batch have been released manually

@@ -1,4 +1,4 @@
-"""Replay job, which publishes messages from the archive or the history again.
+"""Replay job, which republishes messages from the archive or the history.
 
 A run has a plan, stored under a name, that cuts the selected offsets into pieces. Each piece is
 published under its number in one broker transaction, so an interrupted run can be repeated without
@@ -241,7 +241,7 @@ def _piece(rows: "DataFrame", first: int, last: int, expected: int) -> "pyarrow.
 
 
 def redriven_rows(piece: "pyarrow.Table") -> "pyarrow.Table":
-    """Return the rows with bodies as a redrive would send them (``docs/guides/envelopes.md``)."""
+    """Return the rows with the bodies that a redrive would send (``docs/guides/envelopes.md``)."""
     import pyarrow
 
     bodies = [redrive_content(body) for body in piece.column("body").to_pylist()]
@@ -256,7 +256,7 @@ def publish_piece(
     version: int,
     options: ReplayOptions,
 ) -> None:
-    """Publish a piece; the broker ignores a version that it already has for this ``app_id``."""
+    """Publish a piece; the broker ignores it if it already has this version for this ``app_id``."""
     connection = options.connection.as_options() if options.connection else {}
     (
         spark.createDataFrame(piece)

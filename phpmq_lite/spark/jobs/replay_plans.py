@@ -123,7 +123,7 @@ def time_text(at_ms: int) -> str:
 
 
 def sent_pieces(files: ResultsFolder, plan: ReplayPlan) -> int:
-    """Return how many pieces are known to be published; one more may also have been published."""
+    """Return how many pieces are known to be published; one more may have been published too."""
     return int(files.read(results_folder.replay_progress_file(plan.name)) or 0)
 
 

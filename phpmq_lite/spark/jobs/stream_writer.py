@@ -36,7 +36,7 @@ class StreamTarget:
 
 @dataclass(slots=True)
 class StreamResult:
-    """What a stream query has written in total."""
+    """The totals of what a stream query has written."""
 
     rows: int = 0
     batches: int = 0
