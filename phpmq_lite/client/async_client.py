@@ -56,7 +56,7 @@ def connect(
 class Client(ClientBase):
     """A broker's asyncio client, which reconnects automatically; created by :func:`connect`.
 
-    All tasks of an event loop may use the client concurrently, because publishes are pipelined.
+    All tasks of an event loop can use the client concurrently, because publishes are pipelined.
     After a lost connection, the client consumes its queues again and repeats unanswered confirmed
     publishes.  Plain publishes may be lost.
     """

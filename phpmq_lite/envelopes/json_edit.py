@@ -99,7 +99,7 @@ def _in_bytes(text: str, members: list[JsonMember]) -> list[JsonMember]:
 def edit_members(
     content: bytes, members: list[JsonMember], changes: Mapping[str, bytes | None]
 ) -> bytes:
-    """Return the content with members replaced, added at its end, or removed if set to None.
+    """Return the content with members replaced, added at the end, or removed if set to None.
 
     ``members`` is the result of ``find_members``. If a changed name is repeated, the last member
     receives the value and the others are removed, so that every parser reads the new value.

@@ -298,7 +298,7 @@ class SqliteOutboxStore:
         return found
 
     def lease_rows(self, queue: str, limit: int, max_bytes: int = 4 << 20) -> list[OutboxRow]:
-        """Lease a queue and return its oldest due rows; return none if another relay has the lease.
+        """Lease a queue and return its oldest due rows, or no rows if another relay has the lease.
 
         Returns at most ``limit`` rows, and stops after ``max_bytes`` of bodies.
         """

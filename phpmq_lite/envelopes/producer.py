@@ -51,7 +51,7 @@ def envelope_for(
     """Return an envelope for a URN with data or for a job object, continuing the current trace.
 
     ``trace_id`` and the job's ``get_babel_trace_id`` take precedence over the current trace. With a
-    job, the second argument may be the queue: ``publish(UserRegistered(42), "emails")``.
+    job, the second argument can be the queue: ``publish(UserRegistered(42), "emails")``.
 
     Raises:
         EnvelopeError: as in ``codec.make`` and ``codec.from_message``; or the data is missing or
@@ -168,7 +168,7 @@ class Producer:
         Args:
             job: the URN, ``urn:babel:<context>:<event>``; or an object with ``get_babel_urn`` and
                 ``to_payload``.
-            data: the payload for the URN; with an object, the queue may be passed here.
+            data: the payload for the URN; with an object, the queue can be passed here.
             queue: replaces the producer's queue.
             trace_id: the trace to continue; defaults to the object's trace, the trace of the
                 envelope being handled, or a new one.
@@ -203,14 +203,14 @@ class Producer:
 
 
 class AsyncProducer:
-    """Asyncio producer; all tasks of one event loop may share it.
+    """Asyncio producer; all tasks of one event loop can share it.
 
     ::
 
         async with AsyncProducer("127.0.0.1:9100", queue="orders") as orders:
             await orders.publish("urn:babel:orders:created", {"order_id": 1042})
 
-    Takes the same arguments as :class:`Producer`.
+    Accepts the same arguments as :class:`Producer`.
     """
 
     def __init__(

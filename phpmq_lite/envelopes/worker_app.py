@@ -97,7 +97,7 @@ class App(BabelQueue):
         """Publish an envelope; return its ``meta.id`` once the broker has stored it.
 
         ``job`` is a URN with its ``data``, or an object with ``get_babel_urn`` and ``to_payload``.
-        With an object, the second argument may be the queue::
+        With an object, the second argument can be the queue::
 
             app.publish("urn:babel:users:registered", {"user_id": 42}, "emails")
             app.publish(UserRegistered(42), "emails")

@@ -184,7 +184,7 @@ class MetricTables:
         return sorted(items, key=lambda item: (-_queue_weight(item), item["queue"]))[:MAX_ROWS]
 
     def periods(self, table: str, name: str, days: int) -> list[Item]:
-        """Return statistics by period for ``days`` days; ``name`` is the column with the time."""
+        """Return statistics by period for ``days`` days; ``name`` names the time column."""
         rows = self._read(table, days)
         if rows is None:
             return []

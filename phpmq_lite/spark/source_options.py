@@ -258,12 +258,12 @@ def queue_options(options: Mapping[str, str]) -> QueueOptions:
 
 
 def queues_text(names: Sequence[str]) -> str:
-    """Encode names as JSON for the option ``queues``, so they may contain commas and spaces."""
+    """Encode names as JSON for the option ``queues``, so they can contain commas and spaces."""
     return json.dumps(list(names), ensure_ascii=False)
 
 
 def _is_json(text: str) -> bool:
-    """Return whether the text is a JSON list; names may start with ``[`` but not with ``["``."""
+    """Return whether the text is a JSON list; names can start with ``[`` but not with ``["``."""
     text = text.lstrip()
     return text.startswith("[") and text.removeprefix("[").lstrip().startswith('"')
 

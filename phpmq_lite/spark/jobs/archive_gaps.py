@@ -47,7 +47,7 @@ def find_gap(
         end: the last offset of the batch.
         ends: the bounds of the history after the batch was written.
         needs_deleted: whether the archive includes deleted messages.
-        archived: returns the number of rows in the batch; None if queues or outcomes are left out.
+        archived: returns the number of rows in the batch; None if queues or outcomes are excluded.
         batch: the name of the batch.
         at_ms: the time at which the gap is accepted, in Unix milliseconds.
     """

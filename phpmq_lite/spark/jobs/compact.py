@@ -32,7 +32,7 @@ from phpmq_lite.spark.results_folder import ResultsFolder, open_results
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LOCK: Final = "archive"  # held shared by readers and writers, exclusively during swaps
+LOCK: Final = "archive"  # readers and writers hold it shared, swaps hold it exclusively
 
 _PLAN: Final = f"{results_folder.COMPACT}/plan.json"
 _STAGED: Final = f"{results_folder.COMPACT}/staged"

@@ -94,7 +94,7 @@ def retried_offsets(events: list[RetryEvent]) -> list[int]:
     """Return the offsets of one message's retried rows; ``events`` are sorted as in ``_offsets``.
 
     Rows published later come first, so a row was retried if a row already seen was published while
-    it was held and has more attempts. A tree of maxima over the publish times answers this.
+    the former was held and has more attempts. A tree of maxima over publish times finds such rows.
     """
     times = sorted({event.since for event in events if event.offset is None})
     tree = [0] * (2 * len(times))
