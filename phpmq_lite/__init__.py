@@ -22,7 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = ["BlockingClient", "Client", "Delivery", "__version__", "connect", "connect_blocking"]
 
-if not TYPE_CHECKING:  # type checkers read the imports above instead
+if not TYPE_CHECKING:  # type checkers use the imports above instead
     __getattr__, __dir__ = names_of(
         __name__, {name: "client" for name in __all__ if name != "__version__"}
     )

@@ -17,8 +17,8 @@ from typing import Final, Self, TextIO
 
 from phpmq_lite.errors import StartRefusedError
 
-_START_S: Final = 120.0  # the broker is killed if it is not ready after this time
-_STOP_S: Final = 30.0  # how long the broker may take to exit
+_START_S: Final = 120.0  # seconds after which a broker that is not ready is killed
+_STOP_S: Final = 30.0  # maximum number of seconds for the broker to exit
 
 
 class StartFailedError(StartRefusedError):
@@ -31,7 +31,7 @@ class StartFailedError(StartRefusedError):
 
 @contextmanager
 def signals_blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Block signals within the ``with`` block; processes that are started there also block them."""
+    """Block signals within the ``with`` block, also for processes that are started there."""
     former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -42,8 +42,8 @@ def signals_blocked(*signals: signal.Signals) -> Iterator[None]:
 def _hold_port() -> socket.socket:
     """Reserve a free loopback port that a broker keeps when it is restarted.
 
-    A UDP socket holds the port, so the broker can still listen on it with TCP, and no other test
-    gets it. The port is below the range from which systems choose outgoing ports.
+    A UDP socket holds the port, so that no other test uses it; the broker can still listen on it
+    with TCP. The port is below the range from which systems choose outgoing ports.
     """
     while True:
         address = "127.0.0.1", 20_000 + secrets.randbelow(12_000)
@@ -67,13 +67,13 @@ class BrokerProcess:
 
     data: Path
     flags: list[str] = field(default_factory=list)
-    listeners: int = 1  # number of PHPMQ listeners, including any added by flags
-    phpmq: list[str] = field(default_factory=list)  # addresses of the listeners, set by start()
+    listeners: int = 1  # number of PHPMQ listeners, including those added by flags
+    phpmq: list[str] = field(default_factory=list)  # the listeners' addresses, set by start()
     admin: list[str] = field(default_factory=list)
     process: subprocess.Popen[str] | None = None
     program: tuple[str, ...] = ("-m", "phpmq_lite")  # arguments to the Python interpreter
-    env: Mapping[str, str] | None = None  # if None, the environment of this process
-    is_isolated: bool = False  # whether to use default settings only and ignore Ctrl-C
+    env: Mapping[str, str] | None = None  # None means this process's environment
+    is_isolated: bool = False  # whether to use only default settings and ignore Ctrl-C
     _port_holder: socket.socket = field(default_factory=_hold_port, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,14 +92,14 @@ class BrokerProcess:
         self.kill()
 
     def start(self) -> float:
-        """Start the broker; return how many seconds it took until all its listeners were open.
+        """Start the broker; return the number of seconds until all its listeners were open.
 
         Raises:
-            StartFailedError: the broker exited or was late; the message has its last output.
+            StartFailedError: the broker exited or was too slow; the message shows its last output.
         """
         began_s = time.monotonic()
-        # If Ctrl-C came before the assignment to self.process, the process would keep running.
-        # A broker that is not isolated must receive Ctrl-C, so it must not inherit the block.
+        # If Ctrl-C arrived before self.process is assigned, the process would keep running.
+        # A broker that is not isolated must receive Ctrl-C, so SIGINT must not be blocked for it.
         blocked = [signal.SIGINT] if self.is_isolated else []
         with signals_blocked(*blocked), self.log.open("a", encoding="utf-8") as log:
             self.process = process = self._open(log)
@@ -137,7 +137,7 @@ class BrokerProcess:
 
     @property
     def command(self) -> list[str]:
-        """The command line, always with the same address; the admin is off by default."""
+        """The command line, which always contains the same address; the admin is off by default."""
         admin = [] if "--admin" in self.flags else ["--admin", "none"]
         listen = "{}:{}".format(*self._port_holder.getsockname())
         settings = (
@@ -175,7 +175,7 @@ class BrokerProcess:
             self._end(signal.SIGKILL)
 
     def terminate(self) -> int:
-        """Stop the broker with SIGTERM, so that it drains first; return its exit code."""
+        """Stop the broker with SIGTERM, which lets it drain first; return its exit code."""
         return self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> int:

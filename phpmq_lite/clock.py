@@ -1,12 +1,12 @@
 """The wall clock, and a *steady* time scale that does not change when the wall clock is set.
 
-The steady scale follows a clock that cannot be set, within this process and across restarts, unless
-the machine was rebooted in between.  After a reboot, only the wall clock can show how long the
-broker was down, and it may have been set during that time:
+The steady scale follows a clock that cannot be set, both within this process and across restarts,
+unless the machine is rebooted in between.  After a reboot, only the wall clock shows how long the
+broker was down, and the clock may have been set during that time:
 
-- if it is before the last stored time, it was set back, and no time is counted;
-- if it is up to a week after that time, it is trusted;
-- if it is later, an operator must decide.  Until then, the time is not counted, so no message
+- if its time is before the last stored time, the clock was set back, and no time is counted;
+- if its time is up to a week after the last stored time, the clock is trusted;
+- if its time is later, an operator must decide.  Until then, no time is counted, so no message
   expires wrongly.
 """
 
@@ -19,22 +19,22 @@ from typing import Final, NamedTuple
 
 from phpmq_lite.model import ClockReading
 
-JUMP_MS: Final = 2_000  # if the wall clock deviates by more than this, it was set
-GAP_MS: Final = 3_000  # read every second; a longer gap means that the process was stopped
+JUMP_MS: Final = 2_000  # a larger deviation means that the wall clock was set
+GAP_MS: Final = 3_000  # read every second; a longer gap means that the process was suspended
 DOUBT_MS: Final = 7 * 86_400_000
 
-_RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # also runs during suspend
+_RUNNING: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # continues during suspend
 
 
 class ClockDisturbance(NamedTuple):
-    """Gaps in the readings and jumps of the wall clock since the last check."""
+    """The total gap in the readings, and the total jump of the wall clock, since the last check."""
 
     gap_ms: int  # time for which the clocks were not read; 0 if negligible
-    jump_ms: int  # how far the wall clock was set forward, or back if negative
+    jump_ms: int  # how far the wall clock was set forward; negative if it was set back
 
 
 class Clock:
-    """Reads wall and steady time together; see "The clock" in ``docs/operate/reliability.md``.
+    """Reads wall and steady time together, as described in ``docs/operate/reliability.md``.
 
     ``counters`` are stored every minute, and immediately after a jump; the next start receives them
     as ``stored``.  ``is_disturbed`` means that ``take_disturbance`` has something to report.
@@ -47,13 +47,13 @@ class Clock:
         read: Callable[[], tuple[int, int]] | None = None,
         boot: int | None = None,
     ) -> None:
-        """Continue from ``stored`` counters; ``read`` returns the wall and running clocks in ms."""
+        """Continue from ``stored`` counters; ``read`` returns wall and running time in ms."""
         self._read = read_clocks if read is None else read
         self._boot = boot_id() if boot is None else boot
         stored = stored or {}
         wall_ms, running_ms = self._read()
         self.doubt_ms = stored.get("clock_doubt_ms", 0)  # either downtime or a clock jump
-        self.doubt_number = stored.get("clock_doubt_number", 0)  # first unaffected message number
+        self.doubt_number = stored.get("clock_doubt_number", 0)  # first unaffected message
         self.is_doubt_new = False
         steady_ms = self._resume(stored, wall_ms, running_ms)
         jump_ms = wall_ms - stored.get("clock_step_ms", 0) - steady_ms if stored else 0
@@ -97,21 +97,21 @@ class Clock:
         return ClockReading(wall_ms, running_ms + self._base_ms)
 
     def take_disturbance(self) -> ClockDisturbance:
-        """Return the gaps in the readings and the clock jumps since the last call."""
+        """Return the total gap in the readings and the total clock jump since the last call."""
         happened = ClockDisturbance(self._gap_ms, self._jump_ms)
         self._gap_ms = self._jump_ms = 0
         self.is_disturbed = False
         return happened
 
     def pending_decision_counters(self, next_number: int) -> dict[str, int]:
-        """Return counters that record a new gap awaiting a decision; empty if there is none."""
+        """Return counters that record a new gap awaiting a decision, or none if there is no gap."""
         if not self.is_doubt_new:
             return {}
         self.doubt_number = next_number
         return {"clock_doubt_ms": self.doubt_ms, "clock_doubt_number": next_number}
 
     def counters(self, now: ClockReading) -> dict[str, int]:
-        """Return the counters with which the next start can continue from this reading."""
+        """Return counters that allow the next start to continue from this reading."""
         return {
             "last_seen_ms": now.steady_ms,
             "clock_step_ms": now.wall_ms - now.steady_ms,
@@ -128,7 +128,7 @@ def read_clocks() -> tuple[int, int]:
 def boot_id() -> int:
     """Return a number that identifies the current boot of the machine, or 0 if unknown.
 
-    The number also covers the time namespace, because each has its own start of the running clock.
+    The number also identifies the time namespace, because the running clock depends on it.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -31,13 +31,13 @@ _TLS: Final = {"WRONG_VERSION_NUMBER": "the server does not speak TLS"}
 
 
 def os_reason(error: OSError) -> str:
-    """Describe a system or TLS error without its error number and Python's own wording."""
+    """Describe a system or TLS error without its error number or Python's own wording."""
     if verify := getattr(error, "verify_message", None):  # only TLS errors have this attribute
         return f"the server's certificate is not trusted: {verify}"
     if reason := getattr(error, "reason", None):
         return _TLS.get(reason, f"TLS failed: {reason.replace('_', ' ').lower()}")
     text = error.strerror or str(error) or type(error).__name__
-    if "Connect call failed" in text or "Multiple exceptions" in text:  # messages from asyncio
+    if "Connect call failed" in text or "Multiple exceptions" in text:  # asyncio's own messages
         number = error.errno or next(map(int, re.findall(r"\[Errno (\d+)\]", text)), None)
         return text if number is None else os.strerror(number)
     return text
@@ -48,11 +48,11 @@ class PhpmqError(Exception):
 
 
 class ProtocolError(PhpmqError):
-    """Some bytes violate the PHPMQ protocol."""
+    """Received or outgoing bytes violate the PHPMQ protocol."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent bytes that the grammar does not allow; close the connection without replying.
+    """The peer sent bytes that the grammar does not allow: close the connection without replying.
 
     ``code`` is one of the short names in ``protocol/frames.py``, for counters; ``offset`` is the
     number of bytes in the connection before the first invalid one.
@@ -70,7 +70,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class TransitionError(PhpmqError):
-    """A state change is not allowed: the message is settled, or another consumer holds it."""
+    """A state change was rejected: the message is settled, or another consumer holds it."""
 
 
 class RefusedError(PhpmqError):
@@ -90,7 +90,7 @@ class StorageFullError(StorageError):
 
 
 class NotWritableError(StorageError):
-    """The database is not writable; nothing was stored.  Retry, and stop if the error persists."""
+    """The database is not writable; nothing was stored.  Retry, or stop if the error persists."""
 
 
 class ReadTooLongError(StorageError):
@@ -106,7 +106,7 @@ class DatabaseReplacedError(OutcomeUnknownError):
 
 
 class DataDamagedError(StorageError):
-    """The data files are damaged or not the expected ones; they were left unchanged."""
+    """The data files are damaged or not the expected ones; they have been left unchanged."""
 
 
 class EnvelopeError(PhpmqError):
@@ -118,7 +118,7 @@ class SettingsError(PhpmqError):
 
 
 class StartRefusedError(PhpmqError):
-    """The broker cannot start with this data folder; the message says why and what to do."""
+    """The broker cannot start with this data folder; the message explains why and what to do."""
 
 
 class ClientError(PhpmqError):
@@ -126,7 +126,7 @@ class ClientError(PhpmqError):
 
 
 class ConnectionLostError(ClientError):
-    """The connection to the broker ended; publishes without an answer may or may not be stored."""
+    """The connection to the broker ended; messages without a receipt may or may not be stored."""
 
 
 class PublishRefusedError(ClientError):

@@ -1,4 +1,4 @@
-"""Details of this installation: kind of build, folders, and the command to reinstall it."""
+"""Details of this installation: its kind of build, its folders, and how to reinstall it."""
 
 import json
 import re
@@ -14,21 +14,21 @@ from urllib.request import url2pathname
 
 NAME: Final = "phpmq-lite"
 _EXTRA: Final = re.compile(r"""extra == ["']([\w-]+)["']""")
-_OWN: Final = re.compile(rf"{NAME}\[([\w,-]+)\]")  # matches extras of this package in a requirement
+_OWN: Final = re.compile(rf"{NAME}\[([\w,-]+)\]")  # matches this package's extras in a requirement
 
 
 def build_kind() -> str:
     """Return ``compiled`` or ``pure Python``."""
-    spec = find_spec("phpmq_lite.model")  # found without importing it; compiled in compiled builds
+    spec = find_spec("phpmq_lite.model")  # not imported; an extension module if compiled
     is_source = spec is None or (spec.origin or "").endswith(".py")
     return "pure Python" if is_source else "compiled"
 
 
 def install_command(*extras: str, flags: str = "") -> str:
-    """Return a command that reinstalls this package, with ``extras``, into the running Python.
+    """Return a command that reinstalls this package with ``extras`` into the running Python.
 
     The command names the checkout or wheel that the package was installed from.  If that is unknown
-    or gone, it names the packages that the extras require, because no index has this package.
+    or gone, it names the packages that the extras require, because this package is in no index.
     """
     try:
         own = distribution(NAME)
@@ -46,8 +46,8 @@ def install_command(*extras: str, flags: str = "") -> str:
 
 
 def _source(own: Distribution | None) -> tuple[Path | None, str]:
-    """Return the checkout or wheel (None if it is gone) and the pip options for installing it."""
-    if own is None:  # the program runs in a checkout that is not installed
+    """Return a pair: the checkout or wheel (None if it is gone), and pip options to install it."""
+    if own is None:  # the program runs from a checkout that is not installed
         checkout = Path(__file__).resolve().parent.parent
         return (checkout, "-e") if (checkout / "pyproject.toml").is_file() else (None, "")
     try:

@@ -1,4 +1,4 @@
-"""Lazy imports: the names in a package are imported when they are first used."""
+"""Lazy imports, which import a package's names when they are first used."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -12,7 +12,7 @@ def names_of(
 
     Args:
         package: the package's ``__name__``.
-        homes: the defining module of each name, relative to the package, such as ``async_client``.
+        homes: the module that defines each name, relative to the package, such as ``async_client``.
     """
 
     def load(name: str) -> Any:

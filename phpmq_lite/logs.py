@@ -1,4 +1,4 @@
-"""Logging to standard error with structlog, as JSON or console text, rate-limited per event.
+"""Logging to standard error with structlog, as JSON or console text, with a limit per event.
 
 A line has ``event``, ``level``, ``ts``, ``area`` and the fields of the call.  Standard fields are
 named request_id, client, queue, message_id and trace_id; a body is never logged.  Before logging an
@@ -7,9 +7,9 @@ event that peers can cause at any rate, code checks the limit, using a fixed nam
     if not is_quiet("protocol_error"):
         log.warning("protocol_error", client=12, code="bad-framing")
 
-For each name, 10 lines per minute are written; a later line says how many were suppressed.
+For each name, up to 10 lines per minute are written; a later line counts the suppressed ones.
 
-The newest lines are also kept in memory for the admin, in ``recent``.  Lines with the area
+The newest lines are also kept in memory, in ``recent``, for the admin.  Lines with the area
 ``access``, one per HTTP request if ``log.access`` is set, are not kept.
 """
 
@@ -25,8 +25,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TextIO
 
-# If rich is installed, structlog imports all of rich to draw tracebacks that we do not use.
-# An entry of None hides rich, which saves a tenth of the startup time and 5 MB of memory.
+# If rich is installed, structlog imports all of it to draw tracebacks, which we do not use.
+# An entry of None hides rich; this saves a tenth of the startup time and 5 MB of memory.
 _absent = {"rich": None} if "rich" not in sys.modules else {}
 sys.modules.update(_absent)  # type: ignore[arg-type]
 try:
@@ -41,14 +41,14 @@ ACCESS: Final = "access"  # value of ``area`` in access log lines
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 RECENT_LINES: Final = 1_000
 RECENT_BYTES: Final = 1 << 20  # maximum total size of lines kept in memory
-LINE_BYTES: Final = 8 << 10  # texts in kept lines, such as tracebacks, are truncated to this size
+LINE_BYTES: Final = 8 << 10  # longer texts in kept lines, such as tracebacks, are truncated
 _ESCAPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, format, surrogate, separator
 _SECRET: Final = frozenset({"token"})  # shown only on a terminal, and never kept in memory
 _MULTILINE: Final = "exception"  # line breaks in this field are not escaped
 
 
 class RateLimit:
-    """Limits each kind of line to ``limit`` lines per ``window_s``, and counts the excess.
+    """Limits each kind of line to ``limit`` lines per ``window_s``, and counts the excess lines.
 
     Kinds are never evicted, so they must be a few fixed names, never text from a peer.
     """
@@ -61,9 +61,9 @@ class RateLimit:
         self._kinds: dict[str, tuple[float, int]] = {}  # kind -> (window start, lines)
 
     def count(self, kind: str, now_s: float) -> tuple[bool, int]:
-        """Count a line; return whether to write it, and how many lines were suppressed before it.
+        """Count a line; return whether to write it, and how many lines were suppressed earlier.
 
-        ``now_s`` is monotonic.  The second value is above 0 only for the first line of a window.
+        ``now_s`` is monotonic time.  The second value is above 0 only for a window's first line.
         """
         start_s, lines = self._kinds.get(kind, (now_s, 0))
         not_shown = 0
@@ -81,7 +81,7 @@ _peers = RateLimit()
 class LogLine:
     """One log line."""
 
-    number: int  # sequence number, counting from 1 since the process started
+    number: int  # sequence number; the process's first line is 1
     ts: str
     level: str
     area: str
@@ -96,7 +96,7 @@ class LogLine:
 
 
 class RecentLogLines:
-    """Thread-safe buffer of the newest log lines, oldest first, limited in number and size."""
+    """A thread-safe buffer of the newest log lines, oldest first, limited in number and size."""
 
     def __init__(self, lines: int = RECENT_LINES, size: int = RECENT_BYTES) -> None:
         self._limit = lines
@@ -107,7 +107,7 @@ class RecentLogLines:
         self._lock = threading.Lock()
 
     def add(self, event: EventDict) -> None:
-        """Add a line, truncated if too long; evict the oldest lines if a limit is exceeded."""
+        """Add a line, with long texts truncated; evict the oldest lines if a limit is exceeded."""
         known = {"event", "ts", "level", "area", _MULTILINE}
         rest = " ".join(
             f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"
@@ -150,7 +150,7 @@ recent: Final = RecentLogLines()
 
 
 def is_quiet(kind: str) -> bool:
-    """Count a line of this kind; return True if ten have already been written this minute."""
+    """Count a line of this kind; return True if ten such lines were already written this minute."""
     is_written, not_shown = _peers.count(kind, time.monotonic())
     if not_shown:
         get_logger(__name__).warning("lines_not_shown", kind=kind, count=not_shown)
@@ -200,7 +200,7 @@ def configure(
     style: Literal["auto", "json", "console"] = "auto",
     stream: TextIO | None = None,
 ) -> None:
-    """Send our logs and those of libraries to ``stream``; call this only once.
+    """Send our logs and those of libraries to ``stream``; must be called only once.
 
     Args:
         level: lowest level to write: debug, info, warning or error.
@@ -252,6 +252,6 @@ def _renderer(is_console: bool, out: TextIO) -> Processor:
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """Return a logger for a module (``__name__``); a later ``configure()`` also affects it."""
+    """Return a logger for a module (``__name__``); a later ``configure()`` also affects the logger."""
     logger: FilteringBoundLogger = structlog.get_logger(area=name.removeprefix("phpmq_lite."))
     return logger

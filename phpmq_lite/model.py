@@ -12,7 +12,7 @@ from zlib import crc32
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.writes import QuarantinedRows, Write
 
-ROW_BITS: Final = 17  # low bits of stage_row.row_id, for the row's index within its token
+ROW_BITS: Final = 17  # low bits of stage_row.row_id, which hold the row's index within its token
 
 
 class ClockReading(NamedTuple):
@@ -101,7 +101,7 @@ class Message:
         source_reason: str | None = None,
     ) -> None:
         self.seq = seq
-        self.token = token  # a random number of 63 bits
+        self.token = token  # a random 63-bit number
         self.queue_id = queue_id
         self.position = position
         self.state = state
@@ -124,20 +124,20 @@ class Message:
         self.source_queue_id = source_queue_id
         self.source_reason = source_reason
         self.body: bytes | None = None
-        self.message_id = b"%016x%016x" % (seq, token)  # the id as sent on the wire
-        self.holder: Any = None  # the Consumer holding the message, or SUBSCRIPTION
-        self.held_since_ms = 0  # steady time; valid while the message is held
-        self.is_sent = False  # whether the message was written to the holder's connection
+        self.message_id = b"%016x%016x" % (seq, token)  # the id in the form sent over the wire
+        self.holder: Any = None  # the Consumer that holds the message, or SUBSCRIPTION
+        self.held_since_ms = 0  # steady time; valid only while the message is held
+        self.is_sent = False  # whether the message has been written to the holder's connection
 
 
 def checksum(seq: int, body: bytes) -> int:
-    """Return the CRC-32 of seq (8 bytes, big-endian) and body; it also detects swapped bodies."""
+    """Return the CRC-32 of seq (8 bytes, big-endian) and body, which also detects swapped bodies."""
     return crc32(body, crc32(seq.to_bytes(8, "big")))
 
 
 @dataclass(slots=True)
 class QueueRow:
-    """One row of the table ``queue``; ``own`` contains only settings that override defaults."""
+    """A row of the table ``queue``; ``own`` contains only settings that override defaults."""
 
     queue_id: int
     name: str
@@ -146,15 +146,15 @@ class QueueRow:
     live_count: int = 0
     live_bytes: int = 0
     stored: tuple[int, int] = (0, 0)  # live_count and live_bytes as last passed to the writer
-    created_by: str = ""  # an actor, or the address of a connection; empty if unknown
+    created_by: str = ""  # an actor or a connection's address; empty if unknown
 
 
 def has_room(own: int, total: int, more: int, limit: int) -> bool:
     """Return whether an owner that already uses ``own`` of ``total`` may use ``more``.
 
-    A single owner may have all of ``limit``.  So that other owners still get a share, an owner that
-    has little may exceed the limit by up to a quarter.  Each must leave at least as much of that
-    quarter to the next owner as it already has.
+    A single owner can use all of ``limit``.  So that other owners still get a share, an owner that
+    uses little can exceed the limit by up to a quarter.  Each must leave at least as much of that
+    quarter to the next owner as it already uses.
     """
     return total + more <= limit or own + more <= limit + limit // 4 - total
 
@@ -164,11 +164,11 @@ class Limits:
     """Limits on accepted input and on memory use; see section 9 of ``docs/operate/security.md``."""
 
     queues: int = 10_000
-    window: int = 3_000  # number of ready messages in memory, per queue with consumers
+    window: int = 3_000  # ready messages in memory, per queue that has consumers
     window_bytes: int = 4 << 20  # total size of ready bodies in memory, per queue
     bodies_bytes: int = 64 << 20  # total size of bodies in memory, across all queues
     credit: int = 1_000  # number of unacknowledged messages per consumer
-    credit_bytes: int = 16 << 20  # unacknowledged bytes per consumer, or one larger message
+    credit_bytes: int = 16 << 20  # unacknowledged bytes per consumer, unless a single message is larger
     held: int = 50_000  # number of dispatched messages, across all consumers
     held_bytes: int = 256 << 20
     batch_commands: int = 5_000
@@ -180,20 +180,20 @@ class Limits:
 
 @dataclass(slots=True)
 class AuditEntry:
-    """One row of the audit log, written in the transaction of the change that it describes.
+    """A row of the audit log, written in the same transaction as the change that it describes.
 
     The caller sets most fields; the core updates ``count`` and ``audit_id`` when it writes the row.
     """
 
-    actor: str  # user, "token NAME", "local" (loopback, no login) or "control" (the socket)
+    actor: str  # a user, "token NAME", "local" (loopback, no login) or "control" (the socket)
     source: str  # where the action came from: ui, http or cli
     address: str
     action: str  # action name, such as "queue.purge"
-    target: str = ""  # such as a queue, a message id or a user name
-    reason: str = ""  # reason as typed by the user
+    target: str = ""  # for example, a queue, a message id or a user name
+    reason: str = ""  # the reason, as typed by the user
     request_id: str = ""
-    detail: str = ""  # JSON, such as settings before and after; never bodies or secrets
-    count: int = 0  # number of affected items, such as messages
+    detail: str = ""  # JSON, such as the old and new settings; never bodies or secrets
+    count: int = 0  # number of items affected, such as messages
     result: str = "done"  # done, running, cancelled, or a refusal code
     audit_id: int | None = None  # row number, set when the row is written
 
@@ -209,21 +209,21 @@ class RowsRequest:
 
 
 # The indexed fields of a message: URN, trace id, meta.id and attempts.
-# This is a plain tuple, because a named tuple costs 0.2 µs more per message.
+# They form a plain tuple, because a named tuple costs 0.2 µs more per message.
 Indexed = tuple[str | None, str | None, str | None, int | None]
 
 
 class EnvelopeInspection(NamedTuple):
-    """Indexed fields of a message body, and the reason if the body is invalid."""
+    """The indexed fields of a message body and, if the body is invalid, the reason."""
 
     indexed: Indexed
-    reason: str | None = None  # code of the reason why no consumer may receive the body
+    reason: str | None = None  # code for why consumers must not receive the body
     detail: str = ""  # the reason in words
     record: tuple[bytes, bytes] | None = None  # record built in advance: (placeholder id, content)
 
 
 class ValidatedPublish(NamedTuple):
-    """Result of validating large content before its batch."""
+    """The result of validating large content before its batch begins."""
 
     settings: QueueSettings  # if the queue's settings have changed since, ignore the result
     inspection: EnvelopeInspection
@@ -233,16 +233,16 @@ class RecordSource(NamedTuple):
     """The original message that a client's dead-letter record describes."""
 
     message_id: bytes
-    reason: str  # exact cause, as stored in the history
+    reason: str  # the exact cause, as stored in the history
     error: str | None
 
 
 class DeadLetterCause(NamedTuple):
-    """Details of a dead-lettered message, as stored in its dead-letter record."""
+    """Details of how a message was dead-lettered, as stored in its dead-letter record."""
 
     queue: str
     message_id: bytes
-    reason: str  # client, max_deliveries, expired or a code from validation
+    reason: str  # client, max_deliveries, expired or a validation code
     detail: str
     at_ms: int  # Unix time in milliseconds
 
@@ -263,7 +263,7 @@ class EnvelopeInspector(Protocol):
         """Return the content of a dead-letter record."""
 
     def record_source(self, content: bytes) -> RecordSource | None:
-        """Return the original message that a record describes, or None if it describes none."""
+        """Return the original message that a record describes, or None if there is none."""
 
     def redrive_content(self, content: bytes) -> bytes:
         """Return the content to publish when a record is redriven."""
@@ -284,15 +284,15 @@ class Peer(Protocol):
         """
 
     def resume(self) -> None:
-        """Process the received commands that were held back."""
+        """Process the commands that were received but held back."""
 
     def end(self, reason: str) -> None:
-        """Close the connection, because the broker wants to end it."""
+        """Close the connection at the broker's request; ``reason`` states why."""
 
 
 @dataclass(slots=True)
 class Receipt:
-    """The reply to publishes that requested one; ``reason`` is None if they were stored."""
+    """The reply to publish requests that asked for one; ``reason`` is None if they were stored."""
 
     queue: str
     keys: Sequence[bytes]
@@ -324,7 +324,7 @@ class PageRequest:
     For ``PageKind.CLAIMED``, ``queue_id`` is a subscription_id and positions are claim numbers.
     """
 
-    on_rows: Callable[[list[Message], bool], None]  # called with the rows and is_last
+    on_rows: Callable[[list[Message], bool], None]  # called with rows and is_last
     queue_id: int
     after: int
     upto: int
@@ -334,29 +334,29 @@ class PageRequest:
 
 
 class CopiedRows(NamedTuple):
-    """Messages that the writer creates from staged rows; the core does not load them.
+    """Messages that the writer creates from staged rows, and that the core does not load.
 
     Their seqs are between ``first`` (inclusive) and ``end`` (exclusive), in the order of the rows.
     """
 
     first: int
     end: int
-    publisher: int  # number of the publishing client
+    publisher: int  # the publishing client's number
     counts: dict[int, int]  # queue_id -> number of messages; leftover seqs are never used
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What a transaction stores, what is loaded right after the commit, and what is done then.
+    """What a transaction stores, and what is loaded and done right after the commit.
 
-    Stored in this order: queues, created, dispatched, changed, settled, events, keys, clients,
+    Rows are stored in this order: queues, created, dispatched, changed, settled, events, keys, clients,
     counters, claims, staged rows, writes.  A message is either in ``created`` or already on disk;
     the transaction writes the values that its object has at the end of the batch.
     """
 
     wall_ms: int
     first_number: int = 1  # messages with a smaller seq were already on disk
-    commands: int = 0  # number of commands so far, which is limited
+    commands: int = 0  # number of commands so far (limited)
     inspected_bytes: int = 0  # bytes validated or turned into records so far (limited)
     # -- stored by the transaction
     new_queues: list[QueueRow] = field(default_factory=list)
@@ -365,9 +365,9 @@ class Batch:
     created: list[Message] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)  # flat list: seq, content
     created_bytes: int = 0
-    # messages that were already on disk and are dispatched in this batch
+    # messages already on disk that are dispatched in this batch
     dispatched: list[Message] = field(default_factory=list)
-    # messages that were already on disk and have other changes, by seq
+    # messages already on disk that have other changes, keyed by seq
     changed: dict[int, Message] = field(default_factory=dict)
     # (outcome, reason) -> seqs of the messages
     settled: dict[tuple[int, str | None], list[int]] = field(default_factory=dict)
@@ -380,10 +380,10 @@ class Batch:
     counters: dict[str, int] = field(default_factory=dict)
     # flat list: subscription_id, claim, seq, claimed_at
     claims_added: list[Any] = field(default_factory=list)
-    claims_removed: list[int] = field(default_factory=list)  # seqs of the messages
-    staged_rows: list[Any] = field(default_factory=list)  # flat list; batch_sql names the fields
+    claims_removed: list[int] = field(default_factory=list)  # message seqs
+    staged_rows: list[Any] = field(default_factory=list)  # flat list; see batch_sql for the fields
     writes: list[Write] = field(default_factory=list)
-    # stored by items of ``writes``; listed here for code that reads the batch
+    # stored by items of ``writes``, but also listed here for code that reads the batch
     copied: list[CopiedRows] = field(default_factory=list)
     # -- loaded after the commit
     windows: list[WindowRequest] = field(default_factory=list)
@@ -399,8 +399,8 @@ class Batch:
     # -- done after the commit
     # connection -> messages to dispatch and receipts to send
     sends: dict[Any, tuple[list[Message], list[Receipt]]] = field(default_factory=dict)
-    is_partly_sent: bool = False  # clients may already be processing a part that was sent
-    to_resume: set[Any] = field(default_factory=set)  # connections that may publish again
+    is_partly_sent: bool = False  # a part was sent, which clients may already be processing
+    to_resume: set[Any] = field(default_factory=set)  # connections allowed to publish again
     replies: list[tuple[Callable[[Any], None], Any]] = field(default_factory=list)
     # (slow work to do outside a batch, callback that receives its result in a later batch)
     background: list[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=list)
@@ -432,7 +432,7 @@ class Batch:
     def implies_next_number(self, next_number: int) -> bool:
         """Return whether the next message number follows from the stored rows without a counter.
 
-        The number before it then belongs to a body.  Rows in ``writes`` may remove bodies.
+        If so, the previous number belongs to a stored body.  Rows in ``writes`` may remove bodies.
         """
         born = self.created
         last = born[-1].seq if born else self.first_number - 1
@@ -455,20 +455,20 @@ class Batch:
 
 @dataclass(slots=True)
 class LoadedRows:
-    """Rows that the writer reads right after a commit, with the changes made by the batch."""
+    """Rows that the writer reads right after a commit, and that include the batch's changes."""
 
     windows: list[tuple[int, list[Message], bool]] = field(default_factory=list)
     # (queue_id, messages in order, whether these are the last messages)
     by_seq: dict[int, Message | None] = field(default_factory=dict)  # None if the message is gone
-    bodies: dict[int, bytes | None] = field(default_factory=dict)  # None if damaged or missing
+    bodies: dict[int, bytes | None] = field(default_factory=dict)  # None: damaged or missing
     records: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
-    # message seq -> (id, content) of each record that clients published for it, oldest first
+    # message seq -> (id, content) of each record that clients published for the message, oldest first
     pages: list[tuple[Callable[[list[Message], bool], None], list[Message], bool]] = field(
         default_factory=list
     )  # (callback, messages in order, whether these are the last messages)
     query_results: list[tuple[Callable[[list[Any]], None], list[Any]]] = field(default_factory=list)
     due: list[Message] = field(default_factory=list)  # messages past their deadline, earliest first
-    next_deadline_ms: int | None = None  # earliest deadline of the other ready messages
+    next_deadline_ms: int | None = None  # earliest deadline of all other ready messages
     has_due: bool = False
 
 
@@ -480,21 +480,21 @@ class PipelineRows:
     held: list[tuple[int, int, int]] = field(default_factory=list)  # queue_id, claimed, bytes
     staged: list[tuple[int, str, int, int, int]] = field(default_factory=list)
     parts: list[tuple[int, int, int, int, int, int, int | None, str]] = field(default_factory=list)
-    # app_id, version, owner, used_ms, single_use; least recently used first
+    # (app_id, version, owner, used_ms, single_use), least recently used first
     published: list[tuple[str, int, str | None, int, int]] = field(default_factory=list)
     next_stage_id: int = 1
 
 
 @dataclass(slots=True)
 class RecoveredState:
-    """State that the writer reads at startup: all that is kept in memory, except messages."""
+    """The state that the writer reads at startup: everything kept in memory except messages."""
 
     queues: list[QueueRow]
-    # (queue_id, key, seq, at_ms), oldest first; iterate once only, before anything is stored
+    # (queue_id, key, seq, at_ms), oldest first; iterate only once, before anything is stored
     receipts: Iterable[tuple[int, bytes, int, int]]
     counters: dict[str, int]
     next_deadline_ms: int | None
-    returned: int  # number of messages that were dispatched and are ready again
+    returned: int  # number of dispatched messages that are ready again
     pipeline: PipelineRows = field(default_factory=PipelineRows)
 
 

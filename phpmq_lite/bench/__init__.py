@@ -1,1 +1,1 @@
-"""Benchmark that measures a broker from the outside, and also the limits of the machine."""
+"""A benchmark that measures a broker from the outside, and the limits of the machine."""

@@ -1,4 +1,4 @@
-"""The machine that runs the benchmark: processor, file system, and its limits without a broker."""
+"""Describes the machine that runs the benchmark, and measures its limits without a broker."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ class Machine:
     """The environment on which benchmark results depend."""
 
     broker: str  # version of PHPMQ Lite
-    build: str | None  # compiled or pure Python; None if the broker is not ours
+    build: str | None  # "compiled" or "pure Python"; None if the benchmark did not start the broker
     cpu: str
     cores: int
     kernel: str
@@ -30,7 +30,7 @@ class Machine:
 
 
 def describe_machine(folder: Path, *, is_own: bool) -> Machine:
-    """Describe the machine, with the data in ``folder``; ``is_own`` if we start the broker."""
+    """Describe the machine and ``folder``'s file system; ``is_own`` if we start the broker."""
     return Machine(
         broker=__version__,
         build=installation.build_kind() if is_own else None,
@@ -67,10 +67,10 @@ def _cpu_name() -> str:
 ROW_BYTES: Final = 256
 ECHO_BYTES: Final = 256
 LARGE_ROW_BYTES: Final = 100_000
-COMMIT_BYTES: Final = 4 << 20  # total body size per commit, as in the broker
+COMMIT_BYTES: Final = 4 << 20  # maximum total body size per commit; the same limit as in the broker
 _BLOCK: Final = b"x" * 4096
 _ROWS_PER_STATEMENT: Final = 500
-_CACHE_BYTES: Final = 8 << 20  # the broker's cache size in SQLite
+_CACHE_BYTES: Final = 8 << 20  # size of SQLite's page cache; the same as in the broker
 _RECEIVE_BYTES: Final = 1 << 16
 
 
@@ -132,7 +132,7 @@ def measure_writes(folder: Path, seconds: float) -> Generator[None, None, float]
 
     Uses the broker's SQLite settings and checkpoints, so everything is written twice.
     """
-    # Imported here, because the broker's code is used only for this measurement.
+    # Import this here, because only this measurement uses the broker's code.
     from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store
 
     connection = sqlite3.connect(folder / "writes.db", isolation_level=None)

@@ -20,14 +20,14 @@ from phpmq_lite.errors import ClientError, PhpmqError, os_reason
 
 BenchFunction = Callable[..., Generator[None, None, Any]]
 
-_START_S: Final = 60.0  # how long a process may take for imports and preparation
+_START_S: Final = 60.0  # maximum number of seconds for a process to import modules and prepare
 _TICK_S: Final = 0.25
-_spawn = multiprocessing.get_context("spawn")  # starts without the parent's threads or memory
+_spawn = multiprocessing.get_context("spawn")  # processes without the parent's threads or memory
 
 
 @dataclass(slots=True, frozen=True)
 class BenchJob:
-    """A generator function to be run in a separate process, with arguments that can be pickled.
+    """A generator function to run in a separate process, with arguments that can be pickled.
 
     The function prepares, yields once, and measures when it is resumed.
     """
@@ -108,7 +108,7 @@ def _start(job: BenchJob) -> tuple[SpawnProcess, Connection]:
 def _gather(
     pipes: dict[Connection, str], limit_s: float, on_tick: Callable[[], None]
 ) -> dict[str, Any]:
-    """Wait for a reply from each pipe; return the replies in the order of the pipes."""
+    """Wait for one reply from each pipe; return the replies in the order of the pipes."""
     replies: dict[str, Any] = {}
     end_s = time.monotonic() + limit_s
     while len(replies) < len(pipes):

@@ -8,27 +8,27 @@ from typing import Any, Final, Self
 from phpmq_lite.bench.machine import Machine
 
 _FULL_CORE: Final = 0.85  # a process that uses this share of a core is saturated
-_ALL_CORES_FULL: Final = 0.92  # if this share of all cores is used, the machine is saturated
-_NOISE: Final = 0.25  # other processes that use more of a core distort the results
-_LARGE_BYTES: Final = 64 << 10  # above this body size, disk bandwidth is the limit
+_ALL_CORES_FULL: Final = 0.92  # a machine that uses this share of all its cores is saturated
+_NOISE: Final = 0.25  # other processes that use a larger share of a core distort the results
+_LARGE_BYTES: Final = 64 << 10  # for bodies of at least this size, disk bandwidth is the limit
 
 
 @dataclass(slots=True, frozen=True)
 class MachineLimits:
-    """Rates per second that the machine reaches without a broker."""
+    """The rates per second that the machine reaches without a broker."""
 
-    syncs: float  # rate of appending 4 KiB blocks to a file, with a sync after each
-    rows_1: float  # 256-byte rows inserted into SQLite, one per commit with synchronous=FULL
-    rows_1000: float  # rate of inserting 256-byte rows into SQLite, 1,000 per commit
+    syncs: float  # 4 KiB blocks appended to a file, with a sync after each
+    rows_1: float  # 256-byte rows inserted, one per commit, with synchronous=FULL
+    rows_1000: float  # 256-byte rows inserted, 1,000 per commit, with synchronous=FULL
     written_bytes: (
-        float  # bytes inserted into SQLite as 100 KB rows, 4 MiB per commit, checkpointed
+        float  # bytes inserted as 100 KB rows, 4 MiB per commit, including checkpoints
     )
-    round_trips: float  # round trips of 256 bytes over loopback
+    round_trips: float  # round trips over loopback with 256 bytes each
 
 
 @dataclass(slots=True, frozen=True)
 class CpuLoad:
-    """CPU usage, where 1.0 is one fully used core; None if unknown."""
+    """CPU usage, where 1.0 means one fully used core and None means unknown."""
 
     broker: float | None
     clients: dict[str, float]
@@ -36,7 +36,7 @@ class CpuLoad:
 
     @property
     def limit(self) -> str:
-        """The bottleneck, or ``waiting`` if the processes wait for the disk or for each other."""
+        """The bottleneck, or "waiting" if the processes wait for the disk or for each other."""
         busiest = max(self.clients, key=lambda name: self.clients[name])
         is_client_full = self.clients[busiest] >= _FULL_CORE
         if self.broker is None:
@@ -72,7 +72,7 @@ class Throughput:
     def share_of_sqlite(self, limits: MachineLimits) -> float:
         """Return the rate relative to that of SQLite alone; 1.0 means equally fast.
 
-        Compares rows at 1,000 per commit, or bytes written for bodies of 64 KiB or more.
+        Compares rows (1,000 per commit) or, for bodies of 64 KiB or more, the bytes written.
         """
         if self.size >= _LARGE_BYTES:
             return self.per_second * self.size / limits.written_bytes
@@ -98,11 +98,11 @@ class Quantiles:
 
 @dataclass(slots=True, frozen=True)
 class LatencyResult:
-    """Latencies measured from the publish, with one message in flight."""
+    """Latencies measured from the time of publishing, with one message in flight."""
 
     rounds: int
-    receive: Quantiles  # time from publish until the consumer has the message
-    receipt: Quantiles  # time from publish until the publisher has the receipt
+    receive: Quantiles  # time from publishing a message until the consumer has received it
+    receipt: Quantiles  # time from publishing a message until the publisher has its receipt
 
     @classmethod
     def of(cls, receive_s: Sequence[float], receipt_s: Sequence[float]) -> Self:
@@ -130,7 +130,7 @@ class BenchReport:
         return any(rate.load.is_noisy for rate in self.rates)
 
     def latency_ratio(self, quantiles: Quantiles) -> float:
-        """Return the p50 relative to its lower bound (a commit of one row plus a round trip)."""
+        """Return the ratio of the p50 to its lower bound: a one-row commit plus a round trip."""
         least_ms = 1_000 / self.limits.rows_1 + 1_000 / self.limits.round_trips
         return quantiles.p50 / least_ms
 

@@ -13,9 +13,9 @@ from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.encoder import encoder_for
 
 KEY_BYTES: Final = 16
-ID_BYTES: Final = 32  # length of the broker's message ids
+ID_BYTES: Final = 32  # length of a message id from the broker
 _BODY: Final = b"x"
-_LAST_BODY: Final = b"y"  # tells the consumer that this is the last message
+_LAST_BODY: Final = b"y"  # marks the last message for the consumer
 
 PLAIN: Final = "plain"
 ENVELOPE: Final = "envelope"
@@ -44,7 +44,7 @@ def body_of(content: str, size: int, *, is_last: bool = False) -> bytes:
 
 
 class PublishStream:
-    """Encodes publishes of the same body to one queue, confirmed or plain, without expiry.
+    """Encodes publish frames with the same body for one queue, confirmed or plain, without expiry.
 
     The keys of confirmed publishes are unique across all processes.
     """
@@ -68,7 +68,7 @@ class PublishStream:
         self._rest = b""
 
     def encode(self, number: int, *, is_last: bool = False) -> bytes:
-        """Encode ``number`` publish frames; ``is_last`` marks the consumer's final message."""
+        """Encode ``number`` publish frames; if ``is_last``, mark the final message as the last."""
         if is_last:
             return self.encode(number - 1) + self._last_head + self._keys(1)[0]
         if not self._is_confirmed:
@@ -77,7 +77,7 @@ class PublishStream:
         return b"".join([head + key for key in self._keys(number)])
 
     def feed(self, data: bytes) -> int:
-        """Process bytes from the broker; return the number of publishes that the bytes confirm.
+        """Process bytes from the broker; return the number of messages that the bytes confirm.
 
         Raises:
             ClientError: the bytes contain a refusal or anything other than receipts.
@@ -102,19 +102,19 @@ class PublishStream:
 
 
 class DispatchStream:
-    """Decodes dispatches of messages from a ``PublishStream`` and encodes the acknowledgements."""
+    """Decodes dispatched messages of a ``PublishStream`` and encodes the acknowledgements."""
 
     __slots__ = ("_ack_head", "_head", "_last_head", "_parts", "_size", "consume", "frame_bytes",
                  "is_complete", "received")  # fmt: skip
 
     def __init__(self, queue: str, size: int, window: int, content: str = PLAIN) -> None:
-        self.consume = _client.consume(queue, window)  # frame that asks for the first messages
+        self.consume = _client.consume(queue, window)  # frame that requests the first messages
         self.received = 0
-        self.is_complete = False  # whether the message marked as the last was received
+        self.is_complete = False  # whether the message marked as the last has been received
         self._ack_head = _client.acknowledge(queue, bytes(ID_BYTES))[:-ID_BYTES]
         self._head = _dispatch_head(queue, body_of(content, size))
         self._last_head = _dispatch_head(queue, body_of(content, size, is_last=True))
-        self.frame_bytes = len(self._head) + ID_BYTES + len(_dispatch_tail())  # bytes per dispatch
+        self.frame_bytes = len(self._head) + ID_BYTES + len(_dispatch_tail())  # per dispatch
         self._parts: list[bytes] = []  # parts of an incomplete frame
         self._size = 0  # total number of bytes in `_parts`
 
@@ -164,22 +164,22 @@ def _dispatch_tail() -> bytes:
 
 Address = tuple[str, int]
 
-UNCONFIRMED: Final = 1_000  # maximum number of unconfirmed publishes on one connection
+UNCONFIRMED: Final = 1_000  # maximum number of unconfirmed messages on one connection
 BARRIER_QUEUE: Final = "bench.barrier"
 RECEIVE_TIMEOUT_S: Final = 30.0
 _UNCONFIRMED_BYTES: Final = 32 << 20  # maximum total size of unconfirmed bodies
-_MAX_PER_WRITE: Final = 200  # maximum number of publishes per write
+_MAX_PER_WRITE: Final = 200  # maximum number of messages per write
 _RECEIVE_BYTES: Final = 1 << 18
-_RECEIPT_BYTES: Final = 256  # no receipt is larger than this
+_RECEIPT_BYTES: Final = 256  # maximum size of a receipt
 
 
 def unconfirmed_limit(size: int) -> int:
-    """Return how many messages of ``size`` bytes may wait for confirmation at the same time."""
+    """Return how many messages of ``size`` bytes can wait for confirmation at the same time."""
     return max(2, min(UNCONFIRMED, _UNCONFIRMED_BYTES // size))
 
 
 def publishes_per_write(size: int) -> int:
-    """Return how many publishes of ``size`` bytes to send in one write."""
+    """Return how many messages of ``size`` bytes to publish in one write."""
     return max(1, min(_MAX_PER_WRITE, unconfirmed_limit(size) // 5))
 
 
@@ -203,7 +203,7 @@ def receive(link: socket.socket) -> bytes:
 
 
 def wait_until_stored(link: socket.socket, before: bytes = b"") -> None:
-    """Send the frames in ``before`` and wait until the broker has stored what they cause.
+    """Send the frames in ``before`` and wait until the broker has stored their effects.
 
     Acknowledgements have no reply, but the commands of a connection are stored in order, so the
     receipt of a later publish proves that the acknowledgements are stored. The broker must not be
@@ -226,7 +226,7 @@ def publish(
 ) -> Generator[None, None, int]:
     """Publish for ``seconds``, wait until all messages are stored, and return their number.
 
-    Publishing ends early after ``limit`` messages, rounded up to whole writes.
+    Publishing ends early after ``limit`` messages, rounded up to complete writes.
     """
     stream = PublishStream(queue, size, is_confirmed=is_confirmed, content=content)
     with connect(address) as link:
@@ -247,7 +247,7 @@ def publish(
 def publish_number(
     address: Address, queue: str, size: int, number: int
 ) -> Generator[None, None, int]:
-    """Publish ``number`` confirmed messages, rounded up to whole writes; return the actual number.
+    """Publish ``number`` confirmed messages, rounded up to full writes; return the actual number.
 
     No message is marked as the last, because more may follow.
     """

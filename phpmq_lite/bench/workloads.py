@@ -1,4 +1,4 @@
-"""A benchmark run, which first measures the limits of the machine and then the workloads.
+"""A benchmark run, which first measures the machine's limits and then runs the workloads.
 
 Disks and machines vary from run to run. Only ratios within one run are comparable, so everything
 is measured within seconds and in the same folder.
@@ -36,7 +36,7 @@ LATENCY: Final = "latency"
 WORKLOADS: Final = (PUBLISH, FLOW, FLOW_PLAIN, LATENCY)
 _RATES: Final = (PUBLISH, FLOW, FLOW_PLAIN)
 
-_TIMEOUT_FACTOR: Final = 10.0  # consuming may take this many times as long as publishing
+_TIMEOUT_FACTOR: Final = 10.0  # maximum ratio of the time for consuming to the time for publishing
 _EXTRA_TIMEOUT_S: Final = 60.0
 _MAX_BYTES: Final = 1 << 30  # maximum number of bytes that each step writes to disk
 
@@ -47,15 +47,15 @@ class BenchPlan:
 
     seconds: float = 5.0  # seconds of publishing per workload; consuming may take longer
     size: int = 256  # body size in bytes
-    window: int = 100  # maximum number of messages that the consumer has not acknowledged
+    window: int = 100  # maximum number of messages that the consumer holds unacknowledged
     workloads: tuple[str, ...] = (PUBLISH, FLOW, LATENCY)
-    folder: Path = field(default_factory=Path.cwd)  # a folder on the disk to measure
-    address: Address | None = None  # address of a running broker; if None, start one
+    folder: Path = field(default_factory=Path.cwd)  # folder on the disk that is to be measured
+    address: Address | None = None  # address of a running broker, or None to start one
     content: str = PLAIN
 
     @property
     def limit_seconds(self) -> float:
-        """The number of seconds for measuring each limit of the machine."""
+        """The number of seconds spent on measuring each limit of the machine."""
         return min(1.0, self.seconds / 5)
 
     @property
@@ -68,7 +68,7 @@ class BenchObserver:
     """Observes the progress of a benchmark run; this base class does nothing."""
 
     def begin(self, step: str, seconds: float) -> None:
-        """Called at the start of a step that takes about ``seconds``."""
+        """Called at the start of a step that is expected to take ``seconds``."""
 
     def tick(self) -> None:
         """Called a few times per second, to update a progress display."""
@@ -113,7 +113,7 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 
 @contextmanager
 def _measured_broker(plan: BenchPlan, data: Path) -> Iterator[tuple[Address, int | None]]:
-    """Yield the address of the broker, and its process id if it was started here."""
+    """Yield the broker's address, and its process id if the benchmark started it."""
     if plan.address is not None:
         yield plan.address, None
         return

@@ -26,7 +26,7 @@ from phpmq_lite.cli.output import (
 )
 from phpmq_lite.cli.parameters import FILE_OR_STDIN, duration
 
-_TIMES: Final = ("created_at", "expires_at", "last_login_at", "last_used_at")  # in Unix ms
+_TIMES: Final = ("created_at", "expires_at", "last_login_at", "last_used_at")  # as Unix times in ms
 
 
 def write_accounts(
@@ -44,7 +44,7 @@ def _format_account(row: Row) -> Mapping[str, Any]:
 
 
 def _format_ms(at_ms: int) -> str:
-    """Format a time to the second, or as a number if it is after the year 9999."""
+    """Format a Unix time in ms to the second, or as a number if it is after the year 9999."""
     return format_time(at_ms, at_ms).title.partition(".")[0]
 
 

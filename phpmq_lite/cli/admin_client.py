@@ -51,7 +51,7 @@ class AdminClient(NamedTuple):
     socket: Path | None
     url: str = "http://localhost"
     token: str | None = None
-    settings: Settings | None = None  # only if the broker was found by its data folder
+    settings: Settings | None = None  # set only if the broker was found through its data folder
 
     def list(self, path: str, limit: int | None = None, **query: Any) -> Iterator[dict[str, Any]]:
         """Yield up to ``limit`` items of a list, which is fetched page by page."""
@@ -199,11 +199,11 @@ async def check_response(response: aiohttp.ClientResponse) -> None:
 
 
 def _append_bound(text: str, field: object, bound: object) -> str:
-    """Append the field and its bound to an error text unless the text contains them."""
+    """Append the field's name and its bound to an error text that does not contain them."""
     said = [str(one) for one in (field, bound) if one]
     if field and text.startswith((f"{field}: ", f"{field} ")):
         del said[0]
-        if bound and str(bound).split()[-1] in text:  # such as "less than or equal to 20"
+        if bound and str(bound).split()[-1] in text:  # a bound such as "less than or equal to 20"
             said = []
     return f"{text} ({': '.join(said)})" if said else text
 

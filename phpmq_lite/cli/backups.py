@@ -123,7 +123,7 @@ def _request(admin: AdminClient) -> Row:
         raise CommandError(state["error"])
     items: list[Row] = state["items"]
     name = state.get("made")
-    # Older brokers do not name the new backup; if the clock was ahead, another may be listed first.
+    # Older brokers do not name the new backup, which may not be listed first if a clock was wrong.
     made = [row for row in items if name is None or row["id"] == name]
     if not made:
         raise CommandError(f"the backup {name or 'just created'} no longer exists", NOT_FOUND)

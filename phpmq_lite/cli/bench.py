@@ -53,7 +53,7 @@ _LATENCY_COLUMNS: Final = (
 
 
 class _Section(NamedTuple):
-    """A table of results, and the notes printed above the table."""
+    """A table of results, with the notes that are printed above it."""
 
     notes: tuple[str, ...]
     columns: Sequence[Column]
@@ -185,7 +185,7 @@ _ALL: Final = "all"
 
 
 def workload_list(value: str) -> tuple[str, ...]:
-    """Parse ``all``, or a list such as ``publish,flow``; return the workloads in a fixed order."""
+    """Parse ``all`` or a list such as ``publish,flow``; return the workloads in a fixed order."""
     names = {name.strip() for name in value.split(",")}
     if names == {_ALL}:
         return WORKLOADS
@@ -290,7 +290,7 @@ def bench(
     kind = file_system(folder)
     if kind in _IN_MEMORY:
         raise CommandError(
-            f"{folder} is in memory ({kind}), not on a disk. Choose another folder with --data."
+            f"{folder} is stored in memory ({kind}), not on disk. Choose another with --data."
         )
     plan = BenchPlan(seconds, size, window, workloads, folder, connect, content)
     observer = _BenchProgressBar(plan)
@@ -319,7 +319,7 @@ class _BenchProgressBar(BenchObserver):
             disable=not console.is_terminal,
         )
         self._task = self.progress.add_task("starting", total=plan.planned_seconds)
-        self._done_s = 0.0  # planned duration of all finished steps
+        self._done_s = 0.0  # total planned duration of the finished steps
         self._step_s = 0.0
         self._began_s = 0.0
 

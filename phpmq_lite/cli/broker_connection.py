@@ -22,8 +22,8 @@ from phpmq_lite.client.blocking_client import BlockingClient, client_from_url
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 
 _TIMEOUT_S: Final = 30.0
-_COMPARED: Final = 1_000  # maximum number of names compared with an unknown queue name
-_RETRY_S: Final = 2.0  # pause between two attempts to find the listener
+_COMPARED: Final = 1_000  # maximum number of existing names to compare with an unknown queue name
+_RETRY_S: Final = 2.0  # seconds between attempts to find the listener
 
 
 class ClientFactory(Protocol):

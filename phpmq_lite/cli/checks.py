@@ -18,7 +18,7 @@ from phpmq_lite.logs import escape
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
-_CLOCKS_DIFFER_S: Final = 60.0  # maximum difference between the two machines' clocks
+_CLOCKS_DIFFER_S: Final = 60.0  # maximum difference between this machine's clock and the broker's
 
 _ages = {"type": duration, "metavar": "DURATION"}
 _counts: dict[str, Any] = {"type": click.IntRange(min=0), "metavar": "N"}
@@ -43,7 +43,7 @@ def threshold_options(
 
 @contextmanager
 def _usage_errors_are_unknown() -> Iterator[None]:
-    """Exit with UNKNOWN after a usage error; click's own code, 2, would mean critical."""
+    """Exit with UNKNOWN after a usage error, because click's exit code 2 would mean critical."""
     try:
         yield
     except click.UsageError as error:
@@ -55,12 +55,12 @@ class MonitoringGroup(click.Group):
     """A command group that reports every error as UNKNOWN, as monitoring systems expect."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options of the group itself; exit with UNKNOWN if these are invalid."""
+        """Parse the group's own options; exit with UNKNOWN if any of them is invalid."""
         with _usage_errors_are_unknown():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the check; if an error occurs, report UNKNOWN, which is exit code 3."""
+        """Run the check; if an error occurs, report UNKNOWN (exit code 3)."""
         try:
             with _usage_errors_are_unknown():
                 return super().invoke(ctx)
@@ -78,13 +78,13 @@ def check() -> None:
 
 
 def report_check(level: int, text: str) -> NoReturn:
-    """Print a status line for the monitoring system and exit with code ``level``."""
+    """Print a status line for the monitoring system and exit with ``level`` as the exit code."""
     click.echo(f"{WORDS[level]}: {text}")
     click.get_current_context().exit(level)
 
 
 def level_of(value: float, warning: float, critical: float) -> int:
-    """Return the worst level whose threshold a value has reached; higher values are worse."""
+    """Return the most severe level whose threshold the value reaches; higher values are worse."""
     return CRITICAL if value >= critical else WARNING if value >= warning else OK
 
 
@@ -156,7 +156,7 @@ def consumers(admin: AdminClient, queue: str, minimum: int) -> None:
 def dead_letters(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
     """Check the number of dead letters for QUEUE or for all queues."""
     counted = admin.get("/stats") if queue is None else _queues(admin, queue)[0]
-    count = counted["dead"]  # counts messages in a shared dead-letter queue only once
+    count = counted["dead"]  # this total counts messages in a shared dead-letter queue only once
     report_check(level_of(count, warning, critical), f"{count:,} dead letters")
 
 
@@ -185,7 +185,7 @@ def backup(admin: AdminClient, warning: int, critical: int) -> None:
 def check_newest_backup(
     items: list[dict[str, Any]], now_s: float, warning: float, critical: float
 ) -> tuple[int, str]:
-    """Return the level for the age of the newest backup, and a text that explains it.
+    """Return a pair: the level for the age of the newest backup, and a text that explains it.
 
     A backup dated in the future is ignored with a warning, because a clock was or is wrong.
     """

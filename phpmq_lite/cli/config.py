@@ -61,7 +61,7 @@ def reference() -> None:
 
 
 def reference_page() -> str:
-    """Return the content of ``docs/reference/settings.md``, which describes all settings."""
+    """Return the contents of ``docs/reference/settings.md``, which describes all settings."""
     lines = [_HEAD]
     for section, group in settings.settings_by_section().items():
         if section:

@@ -17,7 +17,7 @@ from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, broker_url, is_phpm
 class BrokerContext:
     """How to reach a broker: by its data folder, or by its URL with an API token file.
 
-    ``connect`` is the URL of the PHPMQ listener; None means that the admin is asked for it.
+    ``connect`` is the URL of the PHPMQ listener; if it is None, the admin is asked for the URL.
     """
 
     name: str
@@ -34,7 +34,7 @@ def contexts_file() -> Path:
 
 
 def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
-    """Return the name of the current context, and all contexts keyed by name.
+    """Return a pair: the name of the current context, and all contexts keyed by name.
 
     Raises:
         CommandError: the file cannot be read.
@@ -59,7 +59,7 @@ def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
 
 
 def save_contexts(current: str | None, contexts: dict[str, BrokerContext]) -> None:
-    """Write the contexts to their file, which is replaced atomically."""
+    """Atomically replace the file that contains the contexts."""
     path = contexts_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     rows = {name: _row(context) for name, context in sorted(contexts.items())}

@@ -67,14 +67,14 @@ def verify(path: Path | None, output: str | None, settings_args: SettingsArgumen
 
 
 def _has_no_history(path: Path) -> bool:
-    """Return whether a folder never contained a database, as opposed to one that was lost."""
+    """Return whether a folder never contained a database, rather than one that has been lost."""
     if path.is_file() or (path / DATABASE).exists() or (path / f"{DATABASE}-wal").exists():
         return False
     return not read_meta(path).has_messages
 
 
 def print_checks(checks: list[DatabaseCheck], output: str | None) -> None:
-    """Write a row for each check, and a row for each problem found."""
+    """Write one row for each check and one for each problem found."""
     rows = []
     for check in checks:
         result = "damaged" if check.problems else "ok"
@@ -123,13 +123,13 @@ def migrate(dry_run: bool, settings_args: SettingsArguments) -> None:
 
 @contextmanager
 def _open(folder: DataFolder) -> Iterator[sqlite3.Connection]:
-    """Open the database in a folder that is locked and whose write-ahead log was checked."""
+    """Open the database in a locked folder whose write-ahead log has been checked."""
     connection = sqlite3.connect(folder.database, isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous=FULL")
         yield connection
     finally:
-        folder.record(is_running=False)  # record this first, because closing removes the WAL
+        folder.record(is_running=False)  # must come first, because closing removes the WAL
         connection.close()
 
 

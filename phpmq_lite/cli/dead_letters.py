@@ -139,7 +139,7 @@ def delete(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
 
 
 def _groups(admin: AdminClient) -> list[dict[str, Any]]:
-    """Return dead letters grouped by cause; print a note if some of them were not counted."""
+    """Return the dead letters grouped by cause; print a note if some were not counted."""
     found = admin.get("/dead/groups", deep="true")
     if found["looked"] < found["total"]:
         print_message(f"counted the newest {found['looked']:,} of {found['total']:,} dead letters")
@@ -150,7 +150,7 @@ def _groups(admin: AdminClient) -> list[dict[str, Any]]:
 def _is_dead_letter(admin: AdminClient, message_id: str) -> bool:
     """Return whether a message is a dead letter, and print an error if it is not.
 
-    Also return True for a missing message, which the deletion reports.
+    Also return True for a missing message, because the deletion will report it.
     """
     found = admin.find(f"/messages/{quote(message_id, safe='')}")
     is_record = found is None or found["origin"] is not None
@@ -163,7 +163,7 @@ def _is_dead_letter(admin: AdminClient, message_id: str) -> bool:
 
 
 def _check_selection(admin: AdminClient, token: str) -> None:
-    """Reject a selection that contains other messages; accept one that no longer exists."""
+    """Reject a selection that is not limited to dead letters; accept one that no longer exists."""
     selection = read_selection(admin, token)
     if selection is not None and _narrow_to_dead_letters(selection["q"]) != selection["q"]:
         raise CommandError(
@@ -172,7 +172,7 @@ def _check_selection(admin: AdminClient, token: str) -> None:
 
 
 def _narrow_to_dead_letters(q: str) -> str:
-    """Return a search that is limited to dead letters, unless it already names an origin."""
+    """Return the search limited to dead letters, or unchanged if it already names an origin."""
     from phpmq_lite.admin.base.problems import Problem
     from phpmq_lite.admin.base.search_query import parse_search
 

@@ -63,13 +63,13 @@ def docs(
 
 
 def _check_answers(admin: AdminClient) -> None:
-    """Raise BrokerUnavailableError if no broker responds, before a browser would show an error."""
+    """Raise BrokerUnavailableError if no broker responds, so that no browser is opened."""
     try:
         admin.get("/listeners")
     except BrokerUnavailableError:
         raise
     except CommandError:
-        return  # the broker responded, and the browser will ask for the login
+        return  # the broker responded, and the user can log in with the browser
 
 
 def _show(path: Path) -> None:

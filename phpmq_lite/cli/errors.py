@@ -25,7 +25,7 @@ REFUSED: Final = 4
 TIMED_OUT: Final = 5
 DAMAGED: Final = os.EX_DATAERR  # 65
 
-_EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first class that matches is used
+_EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first matching class applies
     (PublishRefusedError, REFUSED),
     (RefusedError, REFUSED),
     (DataDamagedError, os.EX_DATAERR),  # 65
@@ -43,7 +43,7 @@ _AROUND: Final = 20  # number of characters shown on each side of invalid UTF-8
 
 
 class CommandError(Exception):
-    """An error that ends the command with an exit code, after a line on standard error."""
+    """An error that prints a line on standard error and ends the command with an exit code."""
 
     def __init__(self, message: str, code: int = ERROR) -> None:
         super().__init__(message)
@@ -51,12 +51,12 @@ class CommandError(Exception):
 
 
 def expected_error(error: Exception) -> Exception | None:
-    """Return an expected error, unwrapped from any ExceptionGroup, or None for other errors."""
+    """Return the error, unwrapped from any ExceptionGroup, or None if it is not an expected one."""
     if isinstance(error, ExceptionGroup):
         found = [expected_error(inner) for inner in error.exceptions]
         return found[0] if all(found) else None
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
-        return None  # the output is no longer read, so click exits silently
+        return None  # the reader of the output has closed the pipe, so click exits silently
     is_ours = isinstance(error, CommandError | PhpmqError | OSError | UnicodeError)
     return error if is_ours else None
 
@@ -80,7 +80,7 @@ def describe_error(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-# Maps former commands and options to the new ones; the key of an option may include a command.
+# Maps old commands and options to their new names; an option's key may include the command.
 RENAMED: Final = {
     "queues": "queue list",
     "show": "queue show",
@@ -138,11 +138,11 @@ RENAMED: Final = {
     "--backoff-multiplier": "--backoff, or --app with connect(backoff=...)",
     "--set": "--config FILE, or PHPMQ_SECTION__NAME in the environment",
 }
-WORDS: Final = "phpmq_lite.words"  # key in the context's ``meta`` for the process's arguments
+WORDS: Final = "phpmq_lite.words"  # the key for the process's arguments in the context's ``meta``
 
 
 def explain_rename(error: click.UsageError) -> click.UsageError:
-    """Return an error; if it is about a renamed command or option, add the new name."""
+    """Return the error, with the new name added if it is about a renamed command or option."""
     context = error.ctx
     if context is None:
         return error

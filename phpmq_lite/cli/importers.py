@@ -34,26 +34,26 @@ from phpmq_lite.logs import escape
 _COUNTS: Final = (
     Column("found", "FOUND", is_number=True),
     Column("held", "HELD", is_number=True),
-    Column("before", "BEFORE", is_number=True),  # items stored by an earlier run
+    Column("before", "BEFORE", is_number=True),  # number of items that an earlier run stored
 )
 _STORED: Final = Column("stored", "STORED", is_number=True)
-_NAMED: Final = 10  # number of errors to print; a paused queue may cause millions
+_NAMED: Final = 10  # maximum number of errors to print; a paused queue may cause millions
 NOT_VALID: Final = Column("not_valid", "NOT VALID", is_number=True)
 
 
 @dataclass(slots=True, frozen=True)
 class ImportItem:
-    """A message to import, with what is known about it."""
+    """A message to import, with its group and any problem that was found."""
 
     group: tuple[str, str, str]  # the group in which ImportCounts counts the item
-    name: str  # name for the item in errors, such as "jobs row 7 for orders"
-    message: KeyedMessage | None  # None if reserved by a worker
-    problem: str | None = None  # why the envelope is invalid, if it is
+    name: str  # the item's name in error messages, such as "jobs row 7 for orders"
+    message: KeyedMessage | None  # None if a worker has reserved the item
+    problem: str | None = None  # why the envelope is invalid, or None
 
 
 @dataclass(slots=True)
 class ImportCounts:
-    """The number of items of each group; ``heads`` are the columns for a group's three names."""
+    """The number of items in each group; ``heads`` are the columns for a group's three names."""
 
     heads: tuple[Column, ...]
     journal: ImportJournal | None
@@ -65,7 +65,7 @@ class ImportCounts:
     _groups: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
 
     def count(self, item: ImportItem) -> bool:
-        """Count an item that was found, and return whether to publish it."""
+        """Add a found item to the counts, and return whether to publish it."""
         group = self._group(item)
         group["found"] += 1
         if item.problem is not None:
@@ -83,7 +83,7 @@ class ImportCounts:
         return False
 
     def store(self, item: ImportItem) -> None:
-        """Count an item that was stored."""
+        """Add a stored item to the counts."""
         self._group(item)["stored"] += 1
         self.stored += 1
 
@@ -120,7 +120,7 @@ class ImportCounts:
 def publish_items(
     client: BlockingClient, items: Sequence[ImportItem], tally: ImportCounts
 ) -> list[bool]:
-    """Count and publish items in order; return for each item whether it is stored.
+    """Count and publish items in order; return, for each item, whether it has been stored.
 
     Raises:
         CommandError: the broker does not answer.
@@ -155,12 +155,12 @@ def journal_option(command: Command) -> Command:
 
 
 def open_journal(path: Path | None) -> AbstractContextManager[ImportJournal | None]:
-    """Open the journal at a path; without a path, return a context that yields None."""
+    """Open the journal at a path; if there is no path, return a context that yields None."""
     return nullcontext() if path is None else closing(ImportJournal(path))
 
 
 _BATCH: Final = 500
-_BATCH_BYTES: Final = 32 << 20  # limit for a batch in which all jobs have the maximum size
+_BATCH_BYTES: Final = 32 << 20  # limit for a batch, assuming that all jobs have the maximum size
 _SMALLEST_BATCH: Final = 16
 _BEANSTALKD_HEADS: Final = columns("tube", "state", target="TO")
 
@@ -249,9 +249,9 @@ class BeanstalkdImport:
     names: Mapping[str, str]
     tally: ImportCounts
     is_move: bool
-    gone: int = 0  # number of jobs listed that no longer existed when read
+    gone: int = 0  # number of listed jobs that no longer existed when they were read
     deleted: int = 0
-    taken: int = 0  # number of stored jobs that a worker reserved before their deletion
+    taken: int = 0  # number of stored jobs that a worker reserved before they were deleted
 
     def preview(self, tubes: Sequence[str]) -> None:
         """Count the jobs that would be published, without reading their bodies."""
@@ -260,7 +260,7 @@ class BeanstalkdImport:
                 self.tally.count(self._item(BeanstalkdJob(job_id, lot.tube, lot.state, 0, 0)))
 
     def publish(self, client: BlockingClient, tubes: Sequence[str]) -> None:
-        """Publish all jobs in batches; in a move, delete each batch before reading the next."""
+        """Publish all jobs in batches; in a move, delete each batch before reading the next one."""
         is_held = self.is_move and self.server.can_reserve
         if self.is_move and not is_held:
             print_message(
@@ -293,7 +293,7 @@ class BeanstalkdImport:
         return ImportItem(group, f"job {job.job_id} of tube {job.tube}", message)
 
     def report(self) -> None:
-        """Print how many jobs were skipped, or deleted from beanstalkd."""
+        """Print how many jobs were skipped and how many were deleted from beanstalkd."""
         if self.gone:
             print_message(f"{self.gone:,} skipped: a worker finished them before they were read")
         if not self.is_move:

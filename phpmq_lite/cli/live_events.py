@@ -22,8 +22,8 @@ from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import print_message
 from phpmq_lite.cli.parameters import duration
 
-_POLL_S: Final = 1.0  # pause between two polls while no stream is available
-_POLLS: Final = 30  # number of polls before a stream is requested again
+_POLL_S: Final = 1.0  # seconds between polls while no stream is available
+_POLLS: Final = 30  # number of polls before another request for a stream
 
 
 @click.command()
@@ -68,7 +68,7 @@ async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[st
         CommandError: the broker stops or is unreachable, or the topic no longer exists.
     """
     seen: str | None = None
-    polls: int | None = None  # number of polls until a stream is requested; None before a refusal
+    polls: int | None = None  # polls left until a stream is requested; None until one is refused
     while True:
         # Make this request first, because a stream that has begun cannot report a problem.
         async with admin.open("GET", "/live", query={"topic": topic, "after": seen}) as response:
@@ -102,7 +102,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, s
     event: dict[str, str] = {}
     async for line in _lines(response):
         if line:
-            name, _, value = line.partition(":")  # comments have an empty name
+            name, _, value = line.partition(":")  # comment lines have an empty name
             event[name] = value.removeprefix(" ")
             continue
         if event.get("event") == "bye":
@@ -116,7 +116,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, s
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
-    """Yield the lines of a response, each complete and of any length."""
+    """Yield the complete lines of a response, which may be of any length."""
     rest = b""
     async for piece in response.content.iter_any():
         *lines, rest = (rest + piece).split(b"\n")
@@ -124,7 +124,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
             yield line.decode("utf-8", "replace").rstrip("\r")
 
 
-_REQUEST_S: Final = 60  # maximum time that a single request waits
+_REQUEST_S: Final = 60  # maximum number of seconds that a single request waits
 
 
 @click.command()
@@ -164,7 +164,7 @@ def wait(
         click.echo(now)
         return
     ends_s = time.monotonic() + timeout_s
-    text = f"{queue_search(queue)} {query}".strip()  # escapes wildcards in the name
+    text = f"{queue_search(queue)} {query}".strip()  # with wildcards in the queue's name escaped
     while (left_s := ends_s - time.monotonic()) > 0:
         wait_s = min(_REQUEST_S, max(1, round(left_s)))
         asked: dict[str, Any] = {"q": text, "until": until, "after": after, "timeout": wait_s}

@@ -18,7 +18,7 @@ from phpmq_lite.cli.errors import (
 
 
 class CommandEntry(NamedTuple):
-    """A command that is imported only when it is called; ``help`` is shown without importing."""
+    """A command that is imported only when it is called, not when its ``help`` is shown."""
 
     module: str  # name of the module in this package
     help: str
@@ -127,7 +127,7 @@ class RootGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command and add its documentation page to its help; return None if not found."""
+        """Import a command and add its documentation page to its help; return None if unknown."""
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
@@ -148,7 +148,7 @@ class RootGroup(click.Group):
             raise NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands in each section of the help text, without importing them."""
+        """Write the commands to each section of the help text without importing them."""
         width = max(map(len, COMMANDS))
         for section, entries in SECTIONS.items():
             with formatter.section(section):
@@ -157,7 +157,7 @@ class RootGroup(click.Group):
                 )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options of the root command, and keep all arguments for ``explain_rename``."""
+        """Parse the root command's options, and save all arguments for ``explain_rename``."""
         ctx.meta[WORDS] = list(args)
         return super().parse_args(ctx, args)
 
@@ -196,7 +196,7 @@ def root_command() -> None:
 
 
 def main() -> None:
-    """Run the command that the arguments of this process specify."""
+    """Run the command that this process's arguments specify."""
     root_command(prog_name="phpmq-lite")
 
 

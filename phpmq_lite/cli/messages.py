@@ -30,7 +30,7 @@ from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.transfer import export, import_
 from phpmq_lite.logs import escape
 
-_POLL_S: Final = 0.5  # pause between two requests for a job's progress
+_POLL_S: Final = 0.5  # seconds between requests for a job's progress
 
 
 def bulk_options(command: Command) -> Command:
@@ -64,7 +64,7 @@ def act_on_messages(
     reason: str,
     **options: Any,
 ) -> None:
-    """Apply an action to the messages with these ids, or to all that match, and print the results.
+    """Apply an action to the messages with these ids, or to all matching ones; print the results.
 
     ``options`` are additional request fields, such as ``ttl_s`` and ``target``.
     """
@@ -88,7 +88,7 @@ def act_on_messages(
     elif dry_run:
         raise click.UsageError("--dry-run and --selection cannot be combined")
     elif (selection := read_selection(admin, token)) is not None and selection["to_confirm"]:
-        given |= _confirm_count(action, selection, is_yes=yes)  # otherwise, no question is asked
+        given |= _confirm_count(action, selection, is_yes=yes)  # otherwise, do not ask the user
     run_bulk_job(admin, {"token": token, "action": action, "reason": reason} | given)
 
 
@@ -122,13 +122,13 @@ def _confirm_count(action: str, selection: dict[str, Any], *, is_yes: bool) -> d
 
 
 def read_selection(admin: AdminClient, token: str) -> dict[str, Any] | None:
-    """Return a stored selection, or None if it no longer exists, whether or not its job does."""
+    """Return a stored selection, or None if it no longer exists, even if its job still does."""
     found: dict[str, Any] | None = admin.find(f"/selections/{quote(token, safe='')}")
     return found
 
 
 def preview_selection(selection: dict[str, Any]) -> None:
-    """Print how many messages a selection contains, to standard error."""
+    """Print to standard error how many messages a selection contains."""
     print_message(
         ("" if selection["is_complete"] else "at least ") + format_message_count(selection["count"])
     )
@@ -220,7 +220,7 @@ def search(admin: AdminClient, query: str, limit: int, output: str | None) -> No
 
 
 def _explain_nothing(admin: AdminClient, query: str) -> None:
-    """Print that nothing matches and, for a plain word, how to search for a queue of that name."""
+    """Print that nothing matches; for a plain word, add how to search for queues with that name."""
     word = query.strip()
     hint = ""
     if word and not any(sign in word for sign in ':" '):

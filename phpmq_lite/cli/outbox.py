@@ -38,10 +38,10 @@ COLUMNS: Final = (
     Column("error", "ERROR"),
 )
 
-_REPLY_S: Final = 20.0  # how long to wait for the broker's reply; shorter than a lease
-_PASS_S: Final = 5.0  # interval between passes if there are only failed rows to retry
-_PURGE_S: Final = 60.0  # interval between purges of published rows
-_RETRY_S: Final = 2.0  # pause between two attempts to connect
+_REPLY_S: Final = 20.0  # seconds to wait for the broker's reply; less than the duration of a lease
+_PASS_S: Final = 5.0  # seconds between passes when there are only failed rows to retry
+_PURGE_S: Final = 60.0  # seconds between purges of published rows
+_RETRY_S: Final = 2.0  # seconds between attempts to connect
 
 
 def database_options(command: Command) -> Command:
@@ -189,7 +189,7 @@ class _RelayLoop:
                 if now_s >= purge_at:
                     self._store.purge(keep_s)
                     purge_at = now_s + _PURGE_S
-                changes = self._store.data_version()  # the pass may miss later commits
+                changes = self._store.data_version()  # read first: the pass may miss later commits
                 if changes != seen or now_s >= pass_at:
                     is_away = self.run_once().is_unreachable
                     seen, pass_at = changes, time.monotonic() + (0 if is_away else _PASS_S)
@@ -207,7 +207,7 @@ def _report_pass(done: RelayPass, left: int) -> None:
     print_message(f"{done.sent:,} published")
     if done.is_unreachable:
         raise CommandError("the broker did not answer; the remaining rows stay in the outbox")
-    if left:  # rows that failed, are not due, or are leased by another relay
+    if left:  # these rows failed, are not due, or are leased by another relay
         rows = f"{left:,} {plural(left, 'row', 'rows')}"
         raise CommandError(f"{rows} left; `phpmq-lite outbox status` has details")
 

@@ -18,7 +18,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 
 FORMATS: Final = ("table", "json", "jsonl", "csv")
-_REST_WIDTH: Final = 16  # other columns are hidden before a REST column is narrower
+_REST_WIDTH: Final = 16  # SPARE columns are hidden before a REST column becomes narrower than this
 _GAP: Final = 2  # number of spaces between columns
 
 
@@ -32,7 +32,7 @@ class ColumnOverflow(Enum):
 
 
 class Column(NamedTuple):
-    """A column of a list; ``is_number`` and ``fit`` determine how tables show the column."""
+    """A column of a list; ``is_number`` and ``fit`` determine how tables display it."""
 
     key: str
     title: str
@@ -41,13 +41,13 @@ class Column(NamedTuple):
 
 
 def columns(*keys: str, **titles: str) -> tuple[Column, ...]:
-    """Return a column for each of ``keys``, titled after the key, and for each of ``titles``."""
+    """Return a column for each of ``keys``, titled with the key, and for each of ``titles``."""
     named = {key: key.replace("_", " ").upper() for key in keys} | titles
     return tuple(Column(key, title) for key, title in named.items())
 
 
 def number_columns(*keys: str, **titles: str) -> tuple[Column, ...]:
-    """Return the same columns as ``columns`` does, but for numbers."""
+    """Return the same columns as ``columns``, but for numbers."""
     return tuple(one._replace(is_number=True) for one in columns(*keys, **titles))
 
 
@@ -163,7 +163,7 @@ def _fit_columns(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) 
 
 
 def print_table(table: "Table") -> None:
-    """Print a table in the width of the terminal, or in full width if the output is redirected."""
+    """Print a table as wide as the terminal, or at its full width if the output is redirected."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 10_000
@@ -171,7 +171,7 @@ def print_table(table: "Table") -> None:
 
 
 def format_cell(value: object) -> str:
-    """Return a value as text for a cell of a table."""
+    """Format a value as the text of a table cell."""
     if value is None:
         return "–"
     if isinstance(value, bool):

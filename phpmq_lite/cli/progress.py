@@ -11,9 +11,9 @@ from typing import IO, TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from rich.progress import Progress, Task
 
-EVERY_S: Final = 10.0  # interval between lines about the same phase
-_SPEED_OVER_S: Final = 30.0  # each Spark batch takes seconds, so rates need a longer period
-_MIN_TOTAL: Final = 1_000  # no bar is shown for a smaller total
+EVERY_S: Final = 10.0  # seconds between lines about the same phase
+_SPEED_OVER_S: Final = 30.0  # a rate needs a period longer than a Spark batch, which takes seconds
+_MIN_TOTAL: Final = 1_000  # no bar is shown if the total is smaller than this
 
 
 class JobProgress:
@@ -31,7 +31,7 @@ class JobProgress:
         self._written_s = -EVERY_S
 
     def __call__(self, phase: str, done: int = 0, total: int | None = None) -> None:
-        """Report the current phase, how many rows or offsets are done, and the total if known."""
+        """Report the current phase, the number of rows or offsets done, and the total if known."""
         with self._lock:
             task = self._bars.tasks[0]
             is_new = phase != task.description
@@ -39,11 +39,11 @@ class JobProgress:
                 self._bars.reset(self._id, description=phase, completed=done)
             elif done > task.completed:
                 self._bars.update(self._id, completed=done)
-            task.total = total  # update() would reset the rate after a change of the total
+            task.total = total  # set directly, because update() would reset the rate
             self._write_line(task, is_due=is_new)
 
     def tick(self) -> None:
-        """Write a line if none was written recently; a batch may report nothing for a minute."""
+        """Write a line if none was written recently, because a batch may be silent for a minute."""
         with self._lock:
             self._write_line(self._bars.tasks[0], is_due=False)
 
@@ -144,7 +144,7 @@ def _tick_regularly(progress: JobProgress) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a bar if standard error is a terminal; yield a function that advances it.
+    """Show a progress bar if standard error is a terminal; yield a function that advances the bar.
 
     ``total`` is None if it is unknown.  Short jobs show no bar.
     """

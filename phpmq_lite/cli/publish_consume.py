@@ -24,7 +24,7 @@ from phpmq_lite.client.blocking_client import BlockingClient, BlockingConsumer
 from phpmq_lite.client.session import Delivery
 
 _READ_BYTES: Final = 1 << 20
-_LINE_BYTES: Final = 512 << 20  # maximum line length; no broker accepts a larger body
+_LINE_BYTES: Final = 512 << 20  # maximum line length; no broker accepts a body longer than this
 _AT_ONCE: Final = 1_000  # number of copies per step of the progress bar
 
 
@@ -64,7 +64,7 @@ def publish(
         groups = read_lines(file) if lines else repeat_content(file.read(), count or 1)
         stored = 0
         with progress_bar("publishing", None if lines else count or 1) as advance:
-            for bodies in groups:  # publish at once, so that lines from a slow pipe are not delayed
+            for bodies in groups:  # publish each group immediately, in case a pipe is slow
                 stored += broker.publish_many(queue, bodies, ttl_s)
                 advance(len(bodies))
     print_message(
@@ -83,7 +83,7 @@ def _open_source(source: str | None, body: str | None) -> io.BufferedIOBase:
 
 
 def repeat_content(content: bytes, count: int) -> Iterator[list[bytes]]:
-    """Yield ``count`` copies of the content, in groups."""
+    """Yield groups that together contain ``count`` copies of the content."""
     for done in range(0, count, _AT_ONCE):
         yield [content] * min(_AT_ONCE, count - done)
 
@@ -184,7 +184,7 @@ def consume(
 def _take_deliveries(
     deliveries: BlockingConsumer, limit: int | None, stop: StopRequest
 ) -> Iterator[Delivery]:
-    """Yield up to ``limit`` messages; after the last of them, do not wait for another."""
+    """Yield up to ``limit`` messages; do not wait for another message after the last one."""
     taken = 0
     while not stop.is_requested and (limit is None or taken < limit):
         delivery = stop.interruptible(partial(next, deliveries, None))
@@ -195,10 +195,10 @@ def _take_deliveries(
 
 
 class AckSchedule:
-    """Settles messages in such a way that the broker dispatches no more than ``limit``.
+    """Settles messages in such a way that the broker dispatches at most ``limit`` messages.
 
-    Each acknowledgement lets the broker dispatch another message.  The last acknowledgements, as
-    many as the credit, are therefore held back and sent in one write with a credit of 0.
+    Each acknowledgement lets the broker dispatch another message.  Therefore, the last ones (as
+    many as the credit) are held back and sent in a single write, together with a credit of 0.
     """
 
     __slots__ = ("_client", "_credit", "_ended", "_limit", "_queue", "_waiting", "failed", "taken")
@@ -214,7 +214,7 @@ class AckSchedule:
         self.failed = 0
 
     def end(self, delivery: Delivery, *, is_done: bool, is_acked: bool) -> None:
-        """Count a message; if ``is_acked``, acknowledge it, or requeue it unless ``is_done``."""
+        """Count a message; if ``is_acked``, acknowledge it (``is_done``) or requeue it."""
         self.taken += 1
         self.failed += not is_done
         if not is_acked:
@@ -230,7 +230,7 @@ class AckSchedule:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        if not self._client.is_connected:  # sent on the next connection, if there is one
+        if not self._client.is_connected:  # they are sent on the next connection, if there is one
             for delivery, is_done in waiting:
                 _settle(delivery, is_done=is_done)
             return

@@ -36,7 +36,7 @@ QUEUE_COLUMNS: Final = (
     Column("consumers", "CONSUMERS", is_number=True),
 )
 
-_DIGITS: Final = 20  # maximum number of digits; SQLite integers have at most 19
+_DIGITS: Final = 20  # maximum number of digits in a number; SQLite integers have at most 19
 
 _name = click.argument("name", metavar="QUEUE")
 _side = click.option(
@@ -102,7 +102,7 @@ def set_(admin: AdminClient, name: str, settings: tuple[str, ...]) -> None:
 
 
 def _parse_value(name: str, text: str) -> Any:
-    """Convert text to the type of a setting, or empty text to None, which means the default.
+    """Convert text to the setting's type, or empty text to None, which means the default.
 
     Any other text is returned unchanged, so that the broker reports what the setting accepts.
     """
@@ -112,7 +112,7 @@ def _parse_value(name: str, text: str) -> Any:
     if known is not None and known.type is bool and text in ("true", "false"):
         return text == "true"
     if known is not None and known.type is int and text.removeprefix("-").isdecimal():
-        if len(text) > _DIGITS:  # Python would refuse more than 4,300 digits
+        if len(text) > _DIGITS:  # Python refuses to parse more than 4,300 digits
             raise click.UsageError(f"{name}: the number exceeds the limit of {_DIGITS} digits")
         return int(text)
     return text
@@ -164,7 +164,7 @@ def delete(
 
 
 def _delete(admin: AdminClient, name: str, *, with_messages: bool, may_stay: bool = False) -> None:
-    """Delete a queue or, if it may stay, print why it was not deleted.
+    """Delete a queue; if that fails and ``may_stay`` is true, print why it was not deleted.
 
     Raises:
         CommandError: the queue cannot be deleted, with neither ``with_messages`` nor ``may_stay``.
@@ -208,7 +208,7 @@ def resume(admin: AdminClient, name: str, side: str) -> None:
 
 queue.add_command(tail)
 
-_BUSIEST: Final = 30  # how many queues ``queue top`` shows
+_BUSIEST: Final = 30  # number of queues that ``queue top`` shows
 
 
 @queue.command()

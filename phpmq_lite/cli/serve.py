@@ -40,7 +40,7 @@ def serve(ctx: click.Context, settings_args: SettingsArguments) -> None:
     retention, disk space, limits, audit, metrics and pages.
     Exit codes: 0 stopped, 65 damaged data, 74 failing disk, 78 invalid settings.
     """
-    gc.disable()  # enabled again by the service; a collection now would take 60 ms
+    gc.disable()  # the service enables it again; a collection during startup would take 60 ms
     from phpmq_lite import logs, process
 
     effective = settings_args.load()

@@ -14,14 +14,14 @@ from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, assignment
 Command = Callable[..., None]
 
 _NAMING: Final = frozenset({"data", "admin.listen", "tcp.listen", "tcp.legacy_listen"})
-_MARK: Final = "setting__"  # prefix of the names of flags, as in setting__tcp__listen
+_MARK: Final = "setting__"  # prefix of the flags' parameter names, such as setting__tcp__listen
 
 
 class SettingsArguments(NamedTuple):
-    """The settings on the command line, keyed by name, and the configuration file."""
+    """The settings given on the command line, keyed by name, and the configuration file."""
 
     values: Mapping[str, object]
-    config: Path | None = None  # None means the default locations
+    config: Path | None = None  # None means that the default locations are searched
 
     @property
     def names_broker(self) -> bool:
@@ -73,7 +73,7 @@ def config_option(command: Command) -> Command:
 
 
 def collect_setting_flags(command: Command) -> Command:
-    """Collect the settings on the command line, and pass them on as ``settings_args``.
+    """Collect the settings given on the command line, and pass them on as ``settings_args``.
 
     Unused flags are omitted; a setting's own flag overrides ``--set``.
     """
@@ -123,7 +123,7 @@ def listener_options(command: Command) -> Command:
 
 
 def startup_override_options(command: Command) -> Command:
-    """Add the flags that make the broker start where it would otherwise refuse to."""
+    """Add the flags that make the broker start in cases where it would otherwise refuse to."""
     for flag, setting, help_text in (
         ("--accept-loss", "storage.accept_loss",
          "Start once with what can be recovered from damaged files."),

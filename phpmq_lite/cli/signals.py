@@ -44,7 +44,7 @@ class StopRequest:
     ) -> None:
         for number, handler in self._previous:
             signal.signal(number, handler)
-        if self.is_aborted and isinstance(error, Exception):  # the abort caused this error
+        if self.is_aborted and isinstance(error, Exception):  # the abort has caused this error
             raise KeyboardInterrupt from None
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
@@ -54,7 +54,7 @@ class StopRequest:
         self.signal = number
         self._requested.set()
         if self._note is not None:
-            # In a thread, because the interrupted code may hold the lock of the progress display.
+            # Use a thread, because the interrupted code may hold the lock of the progress display.
             text = "stopping after this batch; press Ctrl-C again to stop immediately"
             threading.Thread(target=self._note, args=(text,), daemon=True).start()
         if self._is_interruptible:
@@ -65,10 +65,10 @@ class StopRequest:
         self._requested.wait(seconds)
 
     def interruptible(self, call: Callable[[], T]) -> T | None:
-        """Return the result of ``call``, or None if a signal arrived before or during the call."""
+        """Return the result of ``call``, or None if a signal arrives before or during the call."""
         try:
             self._is_interruptible = True
-            # Check now: a signal that arrived before the line above did not raise anything.
+            # Check here, because an earlier signal has not raised an exception.
             return None if self.is_requested else call()
         except KeyboardInterrupt:
             return None

@@ -21,7 +21,7 @@ from phpmq_lite.cli.output import format_message_count, print_message
 from phpmq_lite.cli.progress import progress_bar
 
 _BATCH: Final = 500  # maximum number of messages per request
-_BATCH_BYTES: Final = 1_000_000  # less than 1 MiB, which every broker accepts
+_BATCH_BYTES: Final = 1_000_000  # every broker accepts requests of up to 1 MiB
 
 
 @click.command()
@@ -37,7 +37,7 @@ def export(admin: AdminClient, query: str, style: str) -> None:
     A JSONL export ends with the line `{"complete": true}`; an export without it is incomplete.
     """
     lines = asyncio.run(_copy_export(admin, query, style))
-    messages = max(0, lines - 1)  # do not count the CSV header or the end marker
+    messages = max(0, lines - 1)  # do not count the CSV header or the end marker of a JSONL export
     print_message(f"{format_message_count(messages)} exported")
 
 
@@ -101,7 +101,7 @@ def import_(admin: AdminClient, file: Any, queue: str | None, dry_run: bool) -> 
 
 
 async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandError | None]:
-    """Store messages in order; return how many were stored, and the error that ended this.
+    """Store messages in order; return the number stored, and the error that stopped the import.
 
     Raises:
         CommandError: the broker did not report how many were stored.
@@ -118,7 +118,7 @@ async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandErro
 
 
 def _batches(messages: Iterable[dict[str, Any]]) -> Iterator[list[bytes]]:
-    """Yield encoded messages in batches of at most ``_BATCH_BYTES``, or singly if larger."""
+    """Yield batches of encoded messages, at most ``_BATCH_BYTES`` long or a single message each."""
     part: list[bytes] = []
     size = 0
     for line in map(_encode, messages):
@@ -132,7 +132,7 @@ def _batches(messages: Iterable[dict[str, Any]]) -> Iterator[list[bytes]]:
 
 
 def _encode(message: dict[str, Any]) -> bytes:
-    """Encode a message as JSON, with the content in base64 if this is shorter."""
+    """Encode a message as JSON, with the content in base64 if that makes it shorter."""
     content = message["content"].encode()
     text = json.dumps(message, ensure_ascii=False)
     if message.get("encoding") != "base64" and len(text.encode()) > len(content) * 4 // 3:
@@ -146,7 +146,7 @@ def _request_body(part: list[bytes]) -> bytes:
 
 
 def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number and the message of each line that contains a message.
+    """Yield the line number and the message for each line that contains a message.
 
     Raises:
         CommandError: a line is not a message.
@@ -156,7 +156,7 @@ def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str
     name = Path(str(getattr(file, "name", "<stdin>"))).name
     has_ids = is_complete = False
     gone = 0
-    for number, line in enumerate(file, 1):  # bytes, because text files are decoded in advance
+    for number, line in enumerate(file, 1):  # as bytes: text files are decoded in advance
         if not line.strip():
             continue
         try:

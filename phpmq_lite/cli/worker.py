@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from phpmq_lite.envelopes.transport import EventHook
 
-_RESTART_S: Final = 1.0  # pause before replacing a process that was killed
-_REASONS: Final = {  # reason for an outcome -> text shown to the user
+_RESTART_S: Final = 1.0  # seconds to wait before replacing a process that was killed
+_REASONS: Final = {  # reason why a worker ended -> text shown to the user
     "stopped": "a signal arrived",
     "exit": "a handler exited",
     "jobs": "job limit reached",
@@ -40,7 +40,7 @@ _STRATEGIES: Final = ("fail", "delete", "release", "dead_letter")
 
 
 def _queue_name(value: str) -> str:
-    """Validate a queue name, because the broker would refuse to dispatch from an invalid one."""
+    """Validate a queue name, because the broker dispatches only from queues with valid names."""
     from phpmq_lite.queue_settings import name_problem
 
     if (problem := name_problem(value)) is not None:
@@ -141,7 +141,7 @@ def load_app(name: str) -> "BabelQueue":
         found = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # a module that this one imports is missing
+            raise  # the app's module exists, but imports a missing one
         raise click.BadParameter(
             f"there is no module {module_name!r}", param_hint="--app"
         ) from None
@@ -166,7 +166,7 @@ def load_app(name: str) -> "BabelQueue":
 
 
 def _connect(app: "BabelQueue", client: ClientFactory, options: Mapping[str, Any]) -> None:
-    """Set the app's transport; if ``connect()`` already did, apply the flags to that transport."""
+    """Set the app's transport; if ``connect()`` already set one, apply the flags to it."""
     from phpmq_lite.envelopes.retry_delays import DEFAULT_DELAYS_S, RetryDelays
     from phpmq_lite.envelopes.transport import PhpmqTransport, log_event
     from phpmq_lite.envelopes.worker_connection import WorkerConnection
@@ -247,7 +247,7 @@ def _worker_limits(options: Mapping[str, Any]) -> Any:
 
 
 class _WorkerProcesses:
-    """Runs workers as child processes that have the arguments of this process."""
+    """Runs workers as child processes with the same arguments as this process."""
 
     def __init__(self) -> None:
         self._command = [
@@ -261,10 +261,10 @@ class _WorkerProcesses:
         """Start another worker, unless a signal has arrived."""
         if self._is_stopping.is_set():
             return
-        # In a new session, the worker receives Ctrl-C only once, from this process.
+        # A worker in its own session receives Ctrl-C only once, through this process.
         child = subprocess.Popen(self._command, start_new_session=True)
         self.running.append(child)
-        if self._is_stopping.is_set():  # a signal arrived while the worker started
+        if self._is_stopping.is_set():  # a signal arrived while the worker was starting
             child.terminate()
 
     def forward(self, number: int, _frame: object) -> None:

@@ -26,7 +26,7 @@ _LEFT: Final = {
 
 
 def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Check the broker if it is running, otherwise its database files."""
+    """Check the broker if it is running; otherwise, check its database files."""
     path = settings.data
     if pid is not None:
         yield _running_broker(settings, pid)
@@ -117,7 +117,7 @@ def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
 
 
 def leftover_findings(path: Path) -> Iterator[Finding]:
-    """Yield findings about files left in the data folder, which an operator may remove."""
+    """Yield findings about leftover files in the data folder, which an operator can remove."""
     for pattern, words in _LEFT.items():
         paths = sorted(path.glob(pattern))
         if not paths:
@@ -142,7 +142,7 @@ def _size(path: Path) -> int:
 
 NAME: Final = "backups"
 _HOUR_MS: Final = 3_600_000
-OLD_MS: Final = 7 * 24 * _HOUR_MS  # maximum age of the newest backup if none are scheduled
+OLD_MS: Final = 7 * 24 * _HOUR_MS  # maximum age of the newest backup if no backups are scheduled
 
 
 def check_backups(settings: Settings) -> Iterator[Finding]:
@@ -153,14 +153,14 @@ def check_backups(settings: Settings) -> Iterator[Finding]:
     found = list_backups(folder)
     now_ms = time.time_ns() // 1_000_000
     ages = [now_ms - one.manifest.made_at for one in found]
-    # If the age is negative, the clock was ahead when the backup was made.
+    # If an age is negative, the clock was ahead when that backup was made.
     age_ms = min((age for age in ages if age >= 0), default=None)
     is_same = folder.is_dir() and folder.stat().st_dev == settings.data.stat().st_dev
     yield backup_finding(folder, age_ms, settings.backups.every_h, is_same=is_same)
 
 
 def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same: bool) -> Finding:
-    """Return a finding about the newest backup; ``every_h`` is 0 if none are scheduled."""
+    """Return a finding about the newest backup; ``every_h`` is 0 if no backups are scheduled."""
     if age_ms is None:
         return warn(
             NAME,

@@ -29,16 +29,16 @@ class Finding(NamedTuple):
     check: str
     state: str
     found: str
-    hint: str = ""  # what the user can do
+    hint: str = ""  # advice on what the user can do
 
 
 def as_root(command: str) -> str:
-    """Return a command for root; for any other user, add the advice to ask root."""
+    """Return a command that requires root; unless the user is root, add the advice to ask root."""
     return command if os.geteuid() == 0 else f"ask root to run: {command}"
 
 
 def ok(check: str, found: str, hint: str = "") -> Finding:
-    """Return a finding about something without problems."""
+    """Return a finding about something that has no problems."""
     return Finding(check, OK, found, hint)
 
 
@@ -53,7 +53,7 @@ def bad(check: str, found: str, hint: str) -> Finding:
 
 
 def report_findings(findings: Sequence[Finding], output: str | None) -> None:
-    """Write the findings, and exit with code 1 if one of them is bad.
+    """Write the findings, and exit with code 1 if any of them is bad.
 
     In a table, each hint is below its finding, because two columns would be too narrow.
     """
@@ -80,7 +80,7 @@ def _write_table(findings: Sequence[Finding]) -> None:
 
 
 def summarize_findings(findings: Sequence[Finding]) -> str:
-    """Return a sentence that says how many problems were found."""
+    """Return a sentence that states how many problems were found."""
     bad = sum(one.state == BAD for one in findings)
     warn = sum(one.state == WARN for one in findings)
     if not bad + warn:
@@ -89,7 +89,7 @@ def summarize_findings(findings: Sequence[Finding]) -> str:
 
 
 def run_check(part: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """Yield the findings of a group of checks; if it raises an exception, report that instead."""
+    """Yield the findings of a group of checks; if the group fails, yield the error as a finding."""
     try:
         yield from check()
     except Exception as error:  # the other groups of checks must still run

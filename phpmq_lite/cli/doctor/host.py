@@ -38,7 +38,7 @@ _VOLATILE: Final = {
     "overlay": "a container layer, which is deleted with the container",
 }
 _SYNCS: Final = 9
-_SYNC_BYTES: Final = b"x" * 4_096  # about as much as a small commit writes to the WAL
+_SYNC_BYTES: Final = b"x" * 4_096  # about the number of bytes that a small commit writes to the WAL
 _SLOW_MS: Final = 100.0
 
 
@@ -50,11 +50,11 @@ class FolderAccess(NamedTuple):
     owner: int | None = None  # None if the folder does not exist
     mode: int = PRIVATE_FOLDER
     can_write: bool = True  # refers to the parent if the folder does not exist
-    strangers: tuple[str, ...] = ()  # names of files that other accounts own
+    strangers: tuple[str, ...] = ()  # names of files in the folder that other accounts own
 
 
 def broker_pid(path: Path) -> str | None:
-    """Return the pid of the broker that uses a folder, or None if there is none."""
+    """Return the pid of the broker that uses a folder, or None if no broker uses it."""
     try:
         return locking_pid(path)
     except OSError:
@@ -84,7 +84,7 @@ def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
 
 
 def folder_access(path: Path) -> FolderAccess:
-    """Return what this process may do with a folder."""
+    """Return a folder's owner and permissions, and whether this process can write to it."""
     if not path.exists():
         above = nearest_existing(path)
         return FolderAccess(path, os.geteuid(), can_write=os.access(above, os.W_OK | os.X_OK))
@@ -103,7 +103,7 @@ def folder_access(path: Path) -> FolderAccess:
 
 
 def folder_access_finding(rights: FolderAccess, pid: str | None) -> Finding:
-    """Return a finding about permissions; ``pid`` is that of a broker using the folder."""
+    """Return a finding about a folder's permissions; ``pid`` is the broker that uses the folder."""
     path, owner = rights.path, rights.owner
     if owner is None:
         if not rights.can_write:
@@ -145,7 +145,7 @@ def folder_access_finding(rights: FolderAccess, pid: str | None) -> Finding:
 
 
 def account_name(number: int) -> str:
-    """Return the name of an account, or its number if it has no name on this machine."""
+    """Return the name of an account, or its user id if it has no name on this machine."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -160,7 +160,7 @@ def nearest_existing(path: Path) -> Path:
 def file_system_finding(
     kind: str | None, refusal: str = "", *, is_allowed: bool = False
 ) -> Finding:
-    """Return a finding about a file system; ``refusal`` says why the broker would reject it."""
+    """Return a finding about a file system; ``refusal`` states why the broker would reject it."""
     name = "file system"
     if refusal and not is_allowed:
         return bad(name, refusal, "the broker refuses to start (exit code 1)")
@@ -186,7 +186,7 @@ def _disk_speed(path: Path) -> Finding:
 
 
 def measure_syncs_ms(path: Path) -> list[float]:
-    """Return how long each of several small synced writes took, in milliseconds."""
+    """Perform several small synced writes, and return how many milliseconds each of them took."""
     probe = path / f".doctor-{os.getpid()}"
     file = create_private(probe)
     try:
@@ -203,7 +203,7 @@ def measure_syncs_ms(path: Path) -> list[float]:
 
 
 def sync_finding(took_ms: float) -> Finding:
-    """Return a finding about the time that the disk requires for a synced write."""
+    """Return a finding about how long the disk takes for a synced write."""
     text = f"writes and syncs 4 KiB in {took_ms:.{0 if took_ms >= 10 else 2}f} ms"
     if took_ms < _SLOW_MS:
         return ok("disk", text)
@@ -220,7 +220,7 @@ def _disk_space(settings: Settings, path: Path) -> Finding:
 
 
 def disk_space_finding(free: int, least: int, shortage: str) -> Finding:
-    """Return a finding about free disk space; ``shortage`` says why publishing is stopped."""
+    """Return a finding about free disk space; ``shortage`` states why publishing is stopped."""
     text = f"{formats.format_size(free)} free"
     if shortage:
         hint = "free up space, move the folder to another disk, or lower storage.free_bytes"
@@ -234,13 +234,13 @@ def disk_space_finding(free: int, least: int, shortage: str) -> Finding:
 
 _EARLIEST_MS: Final = 1_735_689_600_000  # start of 2025, before this program existed
 _LATEST_MS: Final = 4_102_444_800_000  # start of 2100
-_AHEAD_MS: Final = 60_000  # how far the data folder's creation may be in the future
+_AHEAD_MS: Final = 60_000  # how far in the future the data folder's creation time may be
 _TIMEX_BYTES: Final = 512  # larger than the kernel's struct timex
 _UNSYNCHRONISED: Final = 5  # TIME_ERROR, as returned by adjtimex(2)
 
 
 def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
-    """Check the memory, the clock, and the limit on open files of this process or the broker."""
+    """Check the memory, the clock, and the limit on open files (the broker's if it is running)."""
     limits = settings.limits
     files = open_files()
     with suppress(OSError, ValueError):  # the broker belongs to another account or pid namespace
@@ -255,9 +255,9 @@ def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
 def open_files_finding(
     connections: int, http_connections: int, files: int | None, hard: int | None = None
 ) -> Finding:
-    """Return a finding about the limit on open files, of which each connection uses one.
+    """Return a finding about the limit on open files; each connection uses one file.
 
-    ``hard`` is the limit up to which this account may raise it, or None for no limit.
+    ``hard`` is the maximum to which this account can raise the limit, or None for no maximum.
     """
     name = "open files"
     if files is None:
@@ -271,7 +271,7 @@ def open_files_finding(
 def memory_finding(setting: int, bound: int, machine: int) -> Finding:
     """Return a finding about the setting ``limits.memory``.
 
-    ``setting``, ``bound`` (what a container allows of it) and ``machine`` (RAM) are in bytes.
+    ``bound`` is how much of it a container allows; ``machine`` is the RAM.  All are in bytes.
     """
     name, wanted = "memory", f"limits.memory ({formats.format_size(setting)})"
     if bound < setting:
@@ -298,7 +298,7 @@ def _memory_bytes() -> int:
 
 
 def clock_finding(now_ms: int, made_ms: int, is_synchronized: bool | None) -> Finding:
-    """Return a finding about the clock; ``made_ms`` is when the data folder was created, or 0.
+    """Return a finding about the clock; ``made_ms`` is the data folder's creation time, or 0.
 
     ``is_synchronized`` is None if the kernel does not know.
     """

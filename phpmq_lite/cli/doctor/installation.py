@@ -1,4 +1,4 @@
-"""Checks of the installation: of Python, packages, SQLite, page files and Java."""
+"""Checks of the installation: Python, packages, SQLite, files for the web pages, and Java."""
 
 import os
 import platform
@@ -29,7 +29,7 @@ _LEAST: Final = (">=", ">")  # operators that specify a minimum version
 def requirements(extra: str = "") -> list[Requirement]:
     """Return the packages that this package requires, or those that an extra adds.
 
-    The list is empty if the package runs without being installed.
+    The list is empty if this package is not installed.
     """
     try:
         all_of = [Requirement(text) for text in requires(DISTRIBUTION) or []]
@@ -75,7 +75,7 @@ def python_finding(found: str, needed: str) -> Finding:
 
 
 def package_finding(needed: Requirement, found: str | None, install: str) -> Finding:
-    """Return a finding about a package, whose version is ``found``, or None if it is missing.
+    """Return a finding about a package; ``found`` is its version, or None if it is not installed.
 
     ``install`` is the command that installs it.  A version newer than those tested is a warning.
     """
@@ -105,7 +105,7 @@ PAGES: Final = (  # files required by every web page
 
 
 def check_installation() -> Iterator[Finding]:
-    """Check what every broker requires: Python, packages, SQLite and page files."""
+    """Check what every broker requires: Python, packages, SQLite and the web pages' files."""
     yield check_python()
     yield from package_findings(requirements(), installed_version, _import_problem())
     yield sqlite_finding(sqlite3.sqlite_version_info, sqlite3.threadsafety, _sqlite_problem())
@@ -117,7 +117,7 @@ def package_findings(
 ) -> Iterator[Finding]:
     """Yield a finding for each package that is not suitable, or one finding if all are suitable.
 
-    ``find`` returns the version of a package; ``problem`` is why a module cannot be imported.
+    ``find`` returns a package's version; ``problem`` states why a module cannot be imported.
     """
     name, own = "packages", f"phpmq-lite {__version__} ({installation.build_kind()})"
     again = reinstall_command(flags="--upgrade")
@@ -143,7 +143,7 @@ def _import_problem() -> str:
 
 
 def sqlite_finding(found: tuple[int, ...], threadsafety: int, problem: str) -> Finding:
-    """Return a finding about SQLite; ``problem`` says why it cannot create the tables."""
+    """Return a finding about SQLite; ``problem`` states why it cannot create the tables."""
     note = sqlite_note(found)
     text = ".".join(map(str, found)) + (f", {note}" if note else "")
     if problem:
@@ -192,7 +192,7 @@ def check_pipeline_packages() -> Iterator[Finding]:
 
 
 def pipeline_finding(spark: str | None, java: str, problem: str = "") -> Finding:
-    """Return a finding about Spark and Java; ``problem`` says why Java was not found."""
+    """Return a finding about Spark and Java; ``problem`` states why Java was not found."""
     if spark is None:
         return ok(
             "pipeline",

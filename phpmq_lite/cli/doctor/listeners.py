@@ -1,4 +1,4 @@
-"""Checks of the listeners: of their ports, access and certificates."""
+"""Checks of the listeners' ports, access and certificates."""
 
 import asyncio
 import errno
@@ -33,13 +33,13 @@ SOON_DAYS: Final = 21  # a certificate that expires sooner should be renewed
 
 
 class ListenerProbe(NamedTuple):
-    """The address of a listener, and the result of an attempt to bind to the address."""
+    """A listener's address, and the result of an attempt to bind to that address."""
 
     setting: str
     endpoint: ListenAddress
     error: OSError | None = None  # None if the address is free
     process: PeerProcess | None = None  # process that uses the address, if known
-    may_stop: bool = True  # whether this account may stop ``process``
+    may_stop: bool = True  # whether this account is allowed to stop ``process``
 
 
 def check_listeners(settings: Settings, pid: str | None) -> Iterator[Finding]:
@@ -67,7 +67,7 @@ def _listen_addresses(settings: Settings) -> Iterator[tuple[str, ListenAddress]]
 
 
 def _probe(setting: str, endpoint: ListenAddress) -> ListenerProbe:
-    """Bind to an address and release it again; no connection is accepted."""
+    """Bind to an address and release it again, without accepting any connection."""
     try:
         if endpoint.kind == "unix":
             _try_unix(endpoint)
@@ -94,7 +94,7 @@ def _may_stop(pid: int) -> bool:
 
 
 def _try_unix(endpoint: ListenAddress) -> None:
-    """Check that no process listens on a Unix socket; the broker would replace an unused one.
+    """Check that no process listens on a Unix socket; the broker would replace an unused socket.
 
     Raises:
         OSError: the address is in use, or the folder is not writable.
@@ -113,7 +113,7 @@ def _try_unix(endpoint: ListenAddress) -> None:
 
 
 def port_findings(ports: Sequence[ListenerProbe], pid: str | None) -> Iterator[Finding]:
-    """Yield findings about the addresses, all of which a running broker (``pid``) should use."""
+    """Yield findings about the addresses; a running broker (``pid``) should use all of them."""
     good: list[str] = []
     missing: list[str] = []
     for port in ports:
@@ -135,7 +135,7 @@ def port_findings(ports: Sequence[ListenerProbe], pid: str | None) -> Iterator[F
 
 
 def _is_used_by_broker(port: ListenerProbe, pid: str | None) -> bool:
-    """Return whether the address is used by the broker, or by a process that may be the broker."""
+    """Return whether the broker, or a process that may be the broker, uses the address."""
     is_taken = port.error is not None and port.error.errno == errno.EADDRINUSE
     return is_taken and pid is not None and (port.process is None or str(port.process.pid) == pid)
 
@@ -159,7 +159,7 @@ def _unavailable_finding(port: ListenerProbe) -> Finding:
 
 
 def _access_problem(settings: Settings) -> str:
-    """Return why exposed listeners or an unusable password keep the broker from starting."""
+    """Return why exposed listeners or an unusable password prevent the broker from starting."""
     database = settings.data / DATABASE
     try:
         check_exposed_listeners(settings, lambda: has_admin(database))
@@ -174,7 +174,7 @@ def _access_problem(settings: Settings) -> str:
 def access_finding(
     settings: Settings, problem: str, wanted: Sequence[tuple[str, ListenAddress]]
 ) -> Finding:
-    """Return a finding about access; ``problem`` says why the broker would refuse to start."""
+    """Return a finding about access; ``problem`` states why the broker would refuse to start."""
     if problem:
         return bad("access", problem, "until then, the broker refuses to start (exit code 78)")
     wide = [(name, endpoint) for name, endpoint in wanted if not is_loopback(endpoint)]
@@ -219,7 +219,7 @@ def _certificate_findings(settings: Settings) -> Iterator[Finding]:
 
 
 def certificate_finding(one: Certificate, now_ms: int) -> Finding:
-    """Return a finding about how long a certificate is still valid."""
+    """Return a finding about how long a certificate will remain valid."""
     names = ", ".join(one.names) or one.subject
     text = f"{one.section}: {names}"
     if one.expires_at is None:

@@ -1,4 +1,4 @@
-"""Checks of the settings, for unknown names, conflicting values and invalid schemas."""
+"""Checks of the settings for unknown names, conflicting values and invalid schemas."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +11,11 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings import Settings, as_text, find_file
 
 NAME: Final = "settings"
-_PROCESS_BYTES: Final = 128 << 20  # memory that a broker uses without messages, with a reserve
+_PROCESS_BYTES: Final = 128 << 20  # memory that a broker without messages uses, plus a reserve
 
 
 def read_settings(settings_args: SettingsArguments) -> tuple[Settings, list[Finding]]:
-    """Return the settings, or the defaults if they are invalid, and findings about the settings."""
+    """Return a pair: the settings, or the defaults if they are invalid, and findings about them."""
     path = settings_args.config or find_file()
     try:
         effective = settings_args.read()

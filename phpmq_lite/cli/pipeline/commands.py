@@ -274,7 +274,7 @@ def replay(
 
 
 def _check_continuation(**selection: Any) -> None:
-    """Validate the options of a replay that has no selection, because it continues another.
+    """Validate the options of a replay without a selection, which continues a stored plan.
 
     Raises:
         UsageError: the name is missing, or an option would override the stored plan.
@@ -293,7 +293,7 @@ def _describe(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]
     """Yield lines with the period of a replay, its name, and how to continue it.
 
     Raises:
-        RefusedError: the replay conflicts with the plans in a local folder; on other storage the
+        RefusedError: the replay conflicts with the plans in a local folder; on other storage, the
             job detects the conflict.
     """
     from phpmq_lite.spark.jobs import replay_plans
@@ -364,7 +364,7 @@ def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None
 
 
 def gap_rows(target: PipelineTarget, summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the accepted gaps, newest first, from the ledger or else from the summary."""
+    """Return the accepted gaps, newest first, from the ledger or, if it is missing, the summary."""
     folder = target.out_folder
     found = summary.get("gaps", [])
     if folder is not None and folder.is_dir():
@@ -373,7 +373,7 @@ def gap_rows(target: PipelineTarget, summary: dict[str, Any]) -> list[dict[str, 
 
 
 def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
-    """Return ``summary.json`` from the results folder or the broker, or None if it is missing."""
+    """Return ``summary.json`` from the results folder or the broker, or None if neither has it."""
     found: dict[str, Any] | None = None
     if target.out_folder is not None:
         file = target.out_folder / "summary.json"
@@ -388,7 +388,7 @@ def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
 
 
 def job_rows(summary: dict[str, Any], bounds: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return a row for each job; ``behind`` is the number of offsets that it has not read."""
+    """Return a row for each job; ``behind`` is the number of offsets that the job has not read."""
     end = bounds["hi"] if bounds and bounds["history_id"] == summary.get("history_id") else None
     return [
         {
@@ -405,7 +405,7 @@ def job_rows(summary: dict[str, Any], bounds: dict[str, Any] | None) -> list[dic
 def status_notes(
     summary: dict[str, Any], bounds: dict[str, Any] | None, now_ms: float
 ) -> list[str]:
-    """Return notes on the age of the last run, the archive, its gaps and a changed history."""
+    """Return notes on the last run's age, the archive and its gaps, and a change of history."""
     finished_at = summary.get("finished_at") or 0
     age = format_duration(int(now_ms - finished_at))
     found = [f"last run: {time_text(finished_at)} UTC, {age} ago"]

@@ -76,7 +76,7 @@ def _java() -> Finding:
 
 
 def _master(master: str) -> Finding:
-    """Check the TCP port of a standalone Spark master; do not check any other kind."""
+    """Check the TCP port of a standalone Spark master; skip masters of any other kind."""
     parts = urlsplit(master)
     if parts.scheme != "spark":
         return Finding("master", WARN, master, "only local and spark:// masters are checked")
@@ -89,7 +89,7 @@ def _master(master: str) -> Finding:
 
 
 def _broker(target: PipelineTarget) -> Iterator[Finding]:
-    """Check that the history can be read and exported, and then that the role is operator."""
+    """Check that the history can be read and exported, and that the user's role is operator."""
     where = str(target.url)
 
     def ask(path: str, method: str = "GET", **query: object) -> Any:
@@ -108,7 +108,7 @@ def _broker(target: PipelineTarget) -> Iterator[Finding]:
         ask("history/arrow", "HEAD", lo=end, hi=end)
         yield Finding("export", OK, "the broker exports its history")
     except CommandError as error:
-        is_bad = error.code == ERROR  # with any other code, the broker may just be busy
+        is_bad = error.code == ERROR  # any other code may only mean that the broker is busy
         hint = "install the extra export on the broker's machine and restart it" if is_bad else ""
         yield Finding("export", BAD if is_bad else WARN, str(error), hint)
     try:

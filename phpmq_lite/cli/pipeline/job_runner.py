@@ -71,7 +71,7 @@ def source_connection(target: PipelineTarget) -> "SourceConnection":
 def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[SparkSession]":
     """Start a Spark session, and stop it on exit; the JVM logs to a file.
 
-    On a cluster, our code is shipped as a zip file from which the executors import it.
+    On a cluster, our code is sent as a zip file, from which the executors import it.
     """
     from phpmq_lite.spark import java
     from phpmq_lite.spark import session as sessions
@@ -127,7 +127,7 @@ def _replace_handlers(name: str, handlers: list[logging.Handler]) -> list[loggin
 
 
 def probe(target: PipelineTarget) -> str:
-    """Start Spark, read some rows of the history, and return a text that says how many."""
+    """Start Spark, read some rows of the history, and return a text with the number of rows."""
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(sys.stderr))
         stack.enter_context(explain_spark_errors(target))
@@ -147,7 +147,7 @@ _COLUMNS: Final = (
 
 
 class PipelineJob(NamedTuple):
-    """The module name and options of a job; if ``is_noted``, the summary includes the job."""
+    """A job's module name and options; the summary includes the job only if ``is_noted``."""
 
     name: str
     options: "JobOptions"
@@ -155,7 +155,7 @@ class PipelineJob(NamedTuple):
 
 
 class JobOutcome(NamedTuple):
-    """The result of a job, and how long the job took."""
+    """A job's result and duration."""
 
     result: "JobResult"
     seconds: float
@@ -229,7 +229,7 @@ def _round(
             raise
         try:
             _summarize(spark, jobs, runs, progress)
-        except Exception as error:  # report the error of the job instead
+        except Exception as error:  # the job's own error is reported instead
             if _error_text(error) != _error_text(first):
                 progress.note(f"the summary was not written: {_error_text(error)}")
         raise

@@ -16,7 +16,7 @@ from phpmq_lite.errors import PhpmqError
 _LONGEST: Final = 600
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _EXCEPTION: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: ?(?P<text>.*))?$")
-_JAVA: Final = tuple(  # tried in this order; the last match of each is preferred
+_JAVA: Final = tuple(  # patterns tried in this order, starting with the last match of each
     re.compile(head + r"(?P<name>[\w.$]+)(?:: (?P<text>.*))?$", re.MULTILINE)
     for head in ("^Caused by: ", r"\([^()]*executor [^()]*\): ", "^: ")
 )
@@ -34,7 +34,7 @@ _ENDS: Final = ("\tat ", "    at ", "===", " SQLSTATE", "During handling", "The 
 
 
 def find_cause(text: str) -> str:
-    """Return the cause as one line: from a Python worker, from Java, or else the first line.
+    """Return the cause in one line, from a Python worker or Java; otherwise, return the first line.
 
     Our own errors are shown without the class name.
     """
@@ -51,7 +51,7 @@ def find_cause(text: str) -> str:
 
 
 def _last_exception(traceback: str) -> str | None:
-    """Return the exception at the end of a traceback, with its whole message."""
+    """Return the exception at the end of a traceback, with its complete message."""
     lines = traceback.splitlines()[1:]
     at = next((n for n, line in enumerate(lines) if line and not line[0].isspace()), len(lines))
     match = _EXCEPTION.match(lines[at]) if at < len(lines) else None
@@ -79,12 +79,12 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
-INTERRUPTED: Final = 130  # 128 + SIGINT, as shells return
+INTERRUPTED: Final = 130  # 128 + SIGINT, the exit code that shells use
 
 
 @contextmanager
 def explain_spark_errors(target: PipelineTarget) -> Iterator[None]:
-    """Replace a Spark error with its cause in one line, and write the whole error to the log."""
+    """Replace a Spark error with a one-line cause, and write the complete error to the log."""
     try:
         yield
     except KeyboardInterrupt:

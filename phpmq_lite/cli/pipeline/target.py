@@ -122,7 +122,7 @@ def _resolve(
         return None, None, path.absolute(), out or str(path.absolute().parent / "pipeline")
     admin = find_admin_client(settings_args, url, None)
     token = read_token(token_file) if token_file else admin.token
-    here = admin.settings  # only if the broker was found by its data folder
+    here = admin.settings  # set only if the broker was found through its data folder
     found_url = admin.url if here is None else admin_url_of(here)
     if out is None and here is not None:
         out = str(here.data.absolute() / "pipeline")
@@ -131,7 +131,7 @@ def _resolve(
             found_url, settings_args.read().settings.data, is_named=settings_args.data is not None
         )
     elif folder := local_folder_of(out):
-        out = str(folder.absolute())  # Spark's processes have other working folders
+        out = str(folder.absolute())  # because Spark's processes have other working folders
     return found_url, token, None, out
 
 

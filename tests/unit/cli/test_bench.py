@@ -40,4 +40,4 @@ def test_bench_refuses_a_folder_in_memory(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(bench, "file_system", lambda _folder: "tmpfs")
     result = CliRunner().invoke(root_command, ["bench"])
     assert result.exit_code == 1
-    assert "is in memory (tmpfs), not on a disk. Choose another folder with" in result.stderr
+    assert "is stored in memory (tmpfs), not on disk. Choose another with" in result.stderr
