@@ -1,4 +1,4 @@
-"""Lazy imports, which import a package's names when they are first used."""
+"""Lazy imports: a package's names are imported when they are first used."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module

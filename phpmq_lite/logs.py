@@ -252,6 +252,6 @@ def _renderer(is_console: bool, out: TextIO) -> Processor:
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """Return a logger for a module (``__name__``); a later ``configure()`` also affects the logger."""
+    """Return a logger for a module (``__name__``), which a later ``configure()`` also affects."""
     logger: FilteringBoundLogger = structlog.get_logger(area=name.removeprefix("phpmq_lite."))
     return logger

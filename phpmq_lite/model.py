@@ -131,7 +131,7 @@ class Message:
 
 
 def checksum(seq: int, body: bytes) -> int:
-    """Return the CRC-32 of seq (8 bytes, big-endian) and body, which also detects swapped bodies."""
+    """Return a CRC-32 of seq (8 bytes, big-endian) and body, so that it detects swapped bodies."""
     return crc32(body, crc32(seq.to_bytes(8, "big")))
 
 
@@ -168,7 +168,7 @@ class Limits:
     window_bytes: int = 4 << 20  # total size of ready bodies in memory, per queue
     bodies_bytes: int = 64 << 20  # total size of bodies in memory, across all queues
     credit: int = 1_000  # number of unacknowledged messages per consumer
-    credit_bytes: int = 16 << 20  # unacknowledged bytes per consumer, unless a single message is larger
+    credit_bytes: int = 16 << 20  # unacknowledged bytes per consumer, or a larger single message
     held: int = 50_000  # number of dispatched messages, across all consumers
     held_bytes: int = 256 << 20
     batch_commands: int = 5_000
@@ -349,7 +349,7 @@ class CopiedRows(NamedTuple):
 class Batch:
     """What a transaction stores, and what is loaded and done right after the commit.
 
-    Rows are stored in this order: queues, created, dispatched, changed, settled, events, keys, clients,
+    Rows are stored in order: queues, created, dispatched, changed, settled, events, keys, clients,
     counters, claims, staged rows, writes.  A message is either in ``created`` or already on disk;
     the transaction writes the values that its object has at the end of the batch.
     """
@@ -462,7 +462,7 @@ class LoadedRows:
     by_seq: dict[int, Message | None] = field(default_factory=dict)  # None if the message is gone
     bodies: dict[int, bytes | None] = field(default_factory=dict)  # None: damaged or missing
     records: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
-    # message seq -> (id, content) of each record that clients published for the message, oldest first
+    # message seq -> (id, content) of each record that a client published for it, oldest first
     pages: list[tuple[Callable[[list[Message], bool], None], list[Message], bool]] = field(
         default_factory=list
     )  # (callback, messages in order, whether these are the last messages)

@@ -1,4 +1,4 @@
-"""Runs the broker process: event loop, signals, service manager and memory."""
+"""Runs the broker process: its event loop, signal handlers, service manager and memory."""
 
 import asyncio
 import ctypes
@@ -17,12 +17,12 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.service import Service
 from phpmq_lite.settings import EffectiveSettings, Settings
 
-_NOTIFY_S: Final = 5.0  # seconds between notifications if there is no watchdog
-_NOTIFICATIONS_PER_TIMEOUT: Final = 4  # number of notifications per watchdog timeout
+_NOTIFY_S: Final = 5.0  # maximum number of seconds between notifications
+_NOTIFICATIONS_PER_TIMEOUT: Final = 4  # minimum number of notifications per watchdog timeout
 
 
 class SystemdNotifier:
-    """Notifies the service manager that started this process (systemd) over a datagram socket."""
+    """Notifies systemd, the service manager that started this process, over a datagram socket."""
 
     def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
         """Send to a socket path or abstract ``@`` name; ``watchdog_s`` is 0 without a watchdog."""
@@ -45,11 +45,11 @@ class SystemdNotifier:
         """Send assignments such as ``READY=1`` to the service manager; failures are ignored."""
         lines = (f"{name}={' '.join(str(value).split())}" for name, value in assignments.items())
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)  # do not wait for a manager that is not reading
+            sender.setblocking(False)  # do not wait if the manager is not reading
             sender.sendto("\n".join(lines).encode(), self._address)
 
 
-# Constants from glibc's malloc.h.  If either threshold is set, neither grows automatically.
+# Constants from glibc's malloc.h.  If one threshold is set, neither is adjusted automatically.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
@@ -57,17 +57,17 @@ _ARENA_MAX: Final = -8
 TRIM_S: Final = 60.0  # seconds between calls of trim_malloc
 
 _CHOICES: Final = {
-    _ARENA_MAX: 2,  # all threads except the main thread share one heap
-    _MMAP_THRESHOLD: 1 << 20,  # larger blocks go back to the system when freed
-    _TRIM_THRESHOLD: 4 << 20,  # free memory that a heap keeps at its end, for the next batch
+    _ARENA_MAX: 2,  # one heap for the main thread and one for all others
+    _MMAP_THRESHOLD: 1 << 20,  # larger blocks are returned to the system when freed
+    _TRIM_THRESHOLD: 4 << 20,  # free memory kept at the end of a heap for the next batch
 }
 
 
 def limit_malloc() -> None:
-    """Limit how much freed memory the C library keeps; to be called before any thread starts.
+    """Limit how much freed memory the C library keeps; must be called before any thread starts.
 
-    By default, it has a heap for each of 16 threads and allocates blocks of up to 32 MiB there once
-    a block of that size was freed.  Each time the table of keys was moved, it left a hole of 5 MiB.
+    By default, glibc has a heap for each of 16 threads and places blocks of up to 32 MiB there once
+    a block of that size was freed.  The table of keys left a hole of 5 MiB each time it was moved.
     """
     with suppress(AttributeError, OSError):  # the C library is not glibc
         choose = ctypes.CDLL(None).mallopt
@@ -76,7 +76,7 @@ def limit_malloc() -> None:
 
 
 def trim_malloc() -> None:
-    """Return free pages in the middle of heaps to the system; to be called in a separate thread.
+    """Return free pages in the middle of heaps to the system; must be called in a separate thread.
 
     Under load, this blocks allocations for 0.3 to 1.2 ms and returns 1 to 14 MiB.
     """
@@ -85,9 +85,9 @@ def trim_malloc() -> None:
 
 
 def reduce_garbage_collection() -> None:
-    """Run garbage collection less often, and exclude all objects that exist at this time.
+    """Run garbage collection less often, and exclude all objects that already exist.
 
-    A start creates 150,000 permanent objects, and each scan of them took 60 ms.  A message creates
+    Startup creates 150,000 permanent objects, and each scan of these took 60 ms.  A message creates
     a few objects but no cycles; a scan every 700 objects cost about 6 % of the throughput.  A page
     leaves 200 objects in cycles.  While a page is in progress, its objects may be promoted to the
     oldest generation, so that generation is also collected.
@@ -97,10 +97,10 @@ def reduce_garbage_collection() -> None:
     gc.enable()
 
 
-STOP_S: Final = 10.0  # a clean stop that takes longer is cut short; no commit is lost
-START_STEP_S: Final = 60.0  # time by which each startup notification extends the start timeout
-# How long the event loop waits after a system call for a thread that holds the GIL.
-# While 3 MiB bodies were refused, p99 of confirmed publishes was 10 ms (Python's 5 ms: 29 ms).
+STOP_S: Final = 10.0  # a clean stop that takes longer is cut short without losing a commit
+START_STEP_S: Final = 60.0  # each startup notification extends the start timeout by this
+# How long the event loop waits, after a system call, for a thread that holds the GIL.
+# While 3 MiB bodies were refused, the p99 of confirmed publishing was 10 ms (with 5 ms: 29 ms).
 SWITCH_S: Final = 0.0005
 _log = logs.get_logger(__name__)
 
@@ -115,7 +115,7 @@ def run(
     On SIGHUP, ``load`` reads the settings again; if it raises, nothing changes.
 
     Raises:
-        PhpmqError: the start is refused; ``cli/main.py`` defines the exit codes.
+        PhpmqError: the broker refuses to start; ``cli/main.py`` defines the exit codes.
     """
     limit_malloc()
     sys.setswitchinterval(SWITCH_S)
@@ -148,7 +148,7 @@ async def _until_signal(
             reporting.cancel()
             manager.notify(STOPPING=1, STATUS="draining")
         if service.handle.status().is_draining:
-            os._exit(0)  # exit on the second signal; a clean stop is not needed to keep data
+            os._exit(0)  # second signal: exit, because data is safe without a clean stop
         loop.call_later(STOP_S, os._exit, 0)
         service.stop()
 
@@ -177,7 +177,7 @@ async def _until_signal(
 async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
     """Report startup to the service manager, then regularly report that the broker is alive.
 
-    During startup, only the event loop must respond, because threads may take long to check and
+    During startup, only the event loop must respond, because threads may need long to check and
     migrate a large database.
     """
     starting = asyncio.ensure_future(service.wait_ready())
@@ -192,7 +192,7 @@ async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
             status = service.handle.summary()
             reason = status.write_problem or (status.shortage and status.shortage.detail)
             text = reason or f"ready: {', '.join(one.address for one in status.listeners)}"
-            manager.notify(READY=1, WATCHDOG=1, STATUS=text)  # repeat READY in case it was lost
+            manager.notify(READY=1, WATCHDOG=1, STATUS=text)  # repeat READY in case it got lost
         await asyncio.sleep(manager.each_s)
 
 

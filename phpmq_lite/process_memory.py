@@ -11,7 +11,7 @@ _PROC: Final = Path("/proc")
 def resident_bytes(pid: int | None = None) -> int:
     """Return a process's resident memory in bytes (VmRSS), or 0 if it cannot be read.
 
-    ``pid`` None means this process.
+    If ``pid`` is None, this process is meant.
     """
     try:
         statm = (_PROC / str(pid or "self") / "statm").read_bytes()
@@ -32,4 +32,4 @@ def peak_resident_bytes(pid: int | None = None) -> int:
     for line in lines:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10
-    return 0  # for example, a zombie process has no memory
+    return 0  # a zombie process, for example, has no memory

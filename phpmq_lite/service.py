@@ -88,7 +88,7 @@ def broker_limits(settings: Settings) -> Limits:
 
 
 def set_limits(core: Broker, limits: Limits) -> None:
-    """Change the limits of a running core, except those of windows and receipts, fixed at startup.
+    """Change a running core's limits, except those on windows and receipts (fixed at startup).
 
     If more messages are held than the new limit allows, dispatching stops until fewer are held.
     """
@@ -101,7 +101,7 @@ def queue_defaults(settings: Settings) -> QueueSettings:
 
 
 def retention_bounds(settings: Settings) -> RetentionBounds:
-    """Return the limits on how much of the history, receipts and audit log is kept."""
+    """Return the limits on how much is kept of the history, the receipts and the audit log."""
     history, receipts = settings.history, settings.receipts
     return RetentionBounds(
         age_ms=int(history.days * 86_400_000),
@@ -118,7 +118,7 @@ def retention_bounds(settings: Settings) -> RetentionBounds:
 def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
     """Return the disk-space limits at which publishing stops, and the size of the reserve."""
     limits, storage = settings.limits, settings.storage
-    # A batch takes up twice its size: first in the write-ahead log, then in the database.
+    # A batch uses twice its size: once in the write-ahead log and once in the database.
     least = 2 * (limits.batch_bytes + limits.max_content)
     return DiskSpaceBounds(
         free_bytes=storage.free_bytes,
@@ -127,9 +127,9 @@ def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
     )
 
 
-DRAIN_S: Final = 5.0  # how long to wait for acknowledgements when draining
-_COMMAND_CHARS: Final = 80  # maximum length of the command shown for a process on our port
-CLOSE_S: Final = 2.0  # time limit for sending pending data to sockets
+DRAIN_S: Final = 5.0  # seconds to wait for acknowledgements while draining
+_COMMAND_CHARS: Final = 80  # maximum length of the command shown for a process that uses our port
+CLOSE_S: Final = 2.0  # maximum number of seconds for sending pending data to sockets
 _log = logs.get_logger(__name__)
 
 
@@ -143,27 +143,27 @@ class Service:
         sources: Mapping[str, str] | None = None,
     ) -> None:
         self.settings = settings
-        self._sources = sources or {}  # setting name -> where its value came from
+        self._sources = sources or {}  # setting name -> source of its value
         self.handle = BrokerHandle(ConnectionCounters())
         self.rollups = Rollups()
         self.schemas = ActiveSchemas(settings.envelopes.schemas)
         self.sampler: RollupSampler  # set when serving starts
         self.phpmq: list[str] = []  # addresses of the open PHPMQ listeners
         self.admin: list[str] = []
-        self.drain: Callable[[], None] = self.stop  # called when a user clicks "Drain"
+        self.drain: Callable[[], None] = self.stop  # called if a user clicks "Drain"
         self._announce = announce
-        self._context: Context | None = None  # the context of the admin
-        self._first_password: str | None = None  # first user's password if no users exist
+        self._context: Context | None = None  # the admin's context
+        self._first_password: str | None = None  # the first user's password if no users exist
         self._upkeep: WriterMaintenance | None = None
         self._watchdog: EngineWatchdog | None = None  # set once the engine is created
         self._tls_listeners: list[TlsListener] = []  # listeners that use TLS
         self._session_context: SessionContext  # shared by all sessions; set when serving starts
-        self._needs_structure_check = False  # whether startup skipped the check
+        self._needs_structure_check = False  # whether startup skipped the check of the structure
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
 
     def stop(self) -> None:
-        """Start draining; ``run`` returns when everything is stored and closed."""
+        """Start draining; ``run`` returns once everything has been stored and closed."""
         self._stop.set()
 
     def reload(self, effective: EffectiveSettings) -> None:
@@ -195,7 +195,7 @@ class Service:
                   certificates=[one.section for one in self._tls_listeners])  # fmt: skip
 
     async def wait_ready(self) -> None:
-        """Wait until clients can connect and pages are served."""
+        """Wait until clients can connect and pages can be served."""
         await self._ready.wait()
 
     def has_progressed(self) -> bool:
@@ -205,15 +205,15 @@ class Service:
     async def run(self) -> None:
         """Start the broker, serve until ``stop`` is called, then drain.
 
-        If the outcome of a commit is unknown, the process exits with code 74.
+        If the outcome of a commit becomes unknown, the process exits with code 74.
 
         Raises:
-            PhpmqError: the start is refused; the class of the error determines the exit code.
+            PhpmqError: the broker refuses to start; the error's class determines the exit code.
         """
         settings = self.settings
         database = settings.data / DATABASE
         check_exposed_listeners(settings, lambda: has_admin(database))
-        tls = _admin_tls(settings)  # fails on an invalid certificate before anything is created
+        tls = _admin_tls(settings)  # must come first, because a certificate may be invalid
         self._add_tls_listener("admin", tls)
         await asyncio.to_thread(_load, self.schemas)
         file = settings.admin.initial_password_file
@@ -244,8 +244,8 @@ class Service:
             await listeners.bind()
             stack.push_async_callback(listeners.close)
             self._add_tls_listener("tcp", listeners.tls)
-            # Importing the pages needs CPU and recovering the state needs disk, so do both at once.
-            # Clients wait for both, as the import under load takes seconds and 20 % of throughput.
+            # Importing the pages needs CPU time, recovering the state the disk; do both at once.
+            # Clients wait for both: an import under load takes seconds and 20 % of the throughput.
             space = self.handle.space = DiskSpace(folder.path, disk_space_bounds(settings))
             space.prepare()
             room = DiskSpaceMonitor(space)
@@ -277,7 +277,7 @@ class Service:
         bound: list[socket.socket],
         tls: ssl.SSLContext | None,
     ) -> None:
-        """Import the admin in a thread, then answer requests that arrived in the meantime."""
+        """Import the admin in a thread, then answer requests that have arrived in the meantime."""
         await asyncio.to_thread(_import_admin)
         from phpmq_lite.admin.app import create_app
         from phpmq_lite.admin.base.context import CONTEXT
@@ -303,7 +303,7 @@ class Service:
     async def _recover(
         self, folder: DataFolder, writer: Writer, starting: StartRecorder
     ) -> tuple[RecoveredState, Clock]:
-        """Check the files, migrate the database and recover; return the state and the clock."""
+        """Check the files, migrate the database and recover it; return the state and the clock."""
         settings, front = self.settings, self.handle
         starting.note_error(folder.read_last_error())
         found = await asyncio.to_thread(
@@ -335,9 +335,9 @@ class Service:
         stored: RecoveredState,
         clock: Clock,
     ) -> Engine:
-        """Create the core from the stored state; from now on, the data folder counts as in use."""
+        """Create the core from the stored state, and record that the data folder is in use."""
         settings = self.settings
-        # The callback pushed next runs after writer.close.
+        # The next callback runs after writer.close.
         stack.push_async_callback(asyncio.to_thread, seal_at_end, folder, writer.files)
         live_seal = LiveSeal(folder.database, writer.files)
         stack.callback(live_seal.close)
@@ -348,7 +348,7 @@ class Service:
             lambda store: starting.read_database(store.connection, clock.now().steady_ms)
         )
         folder.record(is_running=True, has_messages=True)
-        stack.push(partial(record_stop, folder, writer))  # this one runs before writer.close
+        stack.push(partial(record_stop, folder, writer))  # this callback runs before writer.close
         core = Broker(
             stored,
             broker_limits(settings),
@@ -366,7 +366,7 @@ class Service:
         self._watchdog = EngineWatchdog(engine, writer)
         starting.note_recovered(stored, _now_ms())
         await writer.run(lambda store: starting.store(store.connection))
-        clock.take_disturbance()  # ignore the gap during startup; it is stored below
+        clock.take_disturbance()  # ignore the startup gap, which is stored below
         doubt = clock.pending_decision_counters(core.state.next_number)
         await writer.run(lambda store: _note_clock(store, clock, doubt))
         if doubt:
@@ -377,7 +377,7 @@ class Service:
         return engine
 
     async def _close_readers(self) -> None:
-        """Close the readers before the writer; the last connection to close removes the WAL."""
+        """Close the readers before the writer: the last connection to close removes the WAL."""
         if self._context is not None:
             await self._context.exports.close()
             await self._context.readers.close()
@@ -393,7 +393,7 @@ class Service:
     ) -> None:
         """Open the PHPMQ listeners, serve until ``stop`` is called, then drain."""
         monitor = self._open_sessions(engine, gate)
-        readers = Readers(folder.database, count=1)  # kept separate from the readers of the pages
+        readers = Readers(folder.database, count=1)  # separate from the pages' readers
         stack.push_async_callback(readers.close)
         self.sampler = RollupSampler(engine, readers, self.rollups)
         async with asyncio.TaskGroup() as tasks:
@@ -455,7 +455,7 @@ class Service:
         return maintenance
 
     async def _prepare_login(self) -> None:
-        """Load the users; if there are none, prepare for creating the first user."""
+        """Load the users; if there are none, prepare to create the first user."""
         if self._context is None:
             return
         token = await self._context.auth.prepare(_now_ms(), self._first_password)
@@ -490,7 +490,7 @@ def _now_ms() -> int:
 
 
 def _import_admin() -> None:
-    """Import the admin (half of all modules), which takes 200 ms; to be called in a thread."""
+    """Import the admin (half of all modules) in 200 ms; must be called in a separate thread."""
     import phpmq_lite.admin.app
     import phpmq_lite.admin.serving  # noqa: F401 - both are imported by name later
 
@@ -514,12 +514,12 @@ def _initial_password(file: Path) -> str:
 
 
 async def _wait_for(task: asyncio.Task[Any]) -> None:
-    """Wait until a task ends, but do not raise its error, which is raised where it is awaited."""
+    """Wait until a task ends, without raising its error, which other code that awaits it raises."""
     await asyncio.gather(task, return_exceptions=True)
 
 
 async def _close_after(recovering: asyncio.Task[Any], writer: Writer) -> None:
-    """Close the database when recovery has ended; do nothing if startup succeeded."""
+    """Close the database once recovery has ended; do nothing if it has already been closed."""
     await _wait_for(recovering)
     await writer.close()
 
@@ -539,10 +539,10 @@ def _log_schema_error(error: RegistryError | None) -> None:
 
 
 async def _check_ports(settings: Settings) -> None:
-    """Check that all ports are free before any folder is created or database is migrated.
+    """Check that all ports are free, before a folder is created or a database is migrated.
 
     Raises:
-        StartRefusedError: a port is not available; the message names the process that uses it.
+        StartRefusedError: a port is in use or unavailable; the message names the process if known.
     """
     for name, flag, texts in (
         ("tcp.listen", "--listen", settings.tcp.listen),
@@ -562,7 +562,7 @@ async def _check_ports(settings: Settings) -> None:
 
 
 def _warn_about_open_files(settings: Settings) -> None:
-    """Warn if the limit on open files allows fewer clients than the settings do."""
+    """Warn if the limit on open files allows fewer connections than the settings do."""
     files, limits = open_files(), settings.limits
     if files is None:
         return

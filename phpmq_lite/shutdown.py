@@ -18,15 +18,15 @@ from phpmq_lite.storage.integrity.seal import seal
 from phpmq_lite.storage.write.writer import Writer
 
 EX_IOERR: Final = 74
-LOG_REASON_S: Final = 0.5  # how long a fail-stop may spend on logging its reason
+LOG_REASON_S: Final = 0.5  # maximum number of seconds that a fail-stop spends on logging its reason
 _LAST_WORDS: Final = b"stopped immediately: not enough memory to write the reason\n"
 _log = logs.get_logger(__name__)
 
 
 async def run_engine(engine: Engine, folder: DataFolder) -> None:
-    """Run the engine. If it fails, stop the process: its in-memory state cannot be trusted.
+    """Run the engine; if it fails, stop the process, whose in-memory state cannot be trusted.
 
-    The cause is a defect or a lack of memory.  No client has been notified of the open batch, and
+    A failure is a defect or a lack of memory.  No client has been notified of the open batch, and
     the next start reads the database.
     """
     try:
@@ -38,7 +38,7 @@ async def run_engine(engine: Engine, folder: DataFolder) -> None:
 def record_stop(
     folder: DataFolder, writer: Writer, _kind: object, failure: BaseException | None, _trace: object
 ) -> None:
-    """Record a clean stop, which leaves no WAL; if that fails, exit and leave the WAL in place.
+    """Record a clean stop, which leaves no WAL; if that is impossible, exit and keep the WAL.
 
     ``failure`` is the error that ended the broker, or None if it was asked to stop.  If another
     database has replaced this one, the process exits here: closing would remove the other's log.
@@ -57,7 +57,7 @@ def record_stop(
 
 
 def seal_at_end(folder: DataFolder, files: OpenedFiles) -> None:
-    """Seal the closed database; if it has no seal, the next start checks its structure."""
+    """Seal the closed database; without a seal, the next start would check its structure."""
     try:
         seal(folder, files)
     except DatabaseReplacedError as error:
@@ -67,10 +67,10 @@ def seal_at_end(folder: DataFolder, files: OpenedFiles) -> None:
 
 
 def fail_stop(folder: DataFolder, error: BaseException) -> None:
-    """Exit immediately, without notifying clients; nothing may be written from now on.
+    """Exit immediately, without notifying clients; nothing must be written from now on.
 
-    Callable from any thread.  The database is not closed, which would run a checkpoint; the next
-    start reads what is stored.  The exit does not wait for a disk that does not accept even the
+    Callable from any thread.  The database stays open, because closing runs a checkpoint; the next
+    start reads what is stored.  The exit does not wait for a disk that cannot even store the
     reason.
     """
     try:

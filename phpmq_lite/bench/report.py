@@ -20,9 +20,7 @@ class MachineLimits:
     syncs: float  # 4 KiB blocks appended to a file, with a sync after each
     rows_1: float  # 256-byte rows inserted, one per commit, with synchronous=FULL
     rows_1000: float  # 256-byte rows inserted, 1,000 per commit, with synchronous=FULL
-    written_bytes: (
-        float  # bytes inserted as 100 KB rows, 4 MiB per commit, including checkpoints
-    )
+    written_bytes: float  # bytes inserted as 100 KB rows, 4 MiB per commit, including checkpoints
     round_trips: float  # round trips over loopback with 256 bytes each
 
 

@@ -1,4 +1,4 @@
-"""Settings: definitions, loading, and reloading in a running broker."""
+"""Settings: how they are defined, loaded, and reloaded in a running broker."""
 
 from phpmq_lite.settings.loading import FOLDER_FILE, SYSTEM_FILE, EffectiveSettings, find_file, load
 from phpmq_lite.settings.model import Settings

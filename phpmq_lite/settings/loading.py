@@ -1,9 +1,9 @@
-"""Loading of settings from flags, the environment, credentials and a TOML file.
+"""Loads settings from flags, the environment, credentials and a TOML file.
 
 A flag overrides the environment, which overrides the TOML file, which overrides the default.
 
 ``PHPMQ_LIMITS__CREDIT`` contains a value.  ``PHPMQ_LIMITS__CREDIT_FILE`` names a file that contains
-the value.  A systemd credential, ``$CREDENTIALS_DIRECTORY/limits.credit``, is also such a file.  If
+the value, and so does a systemd credential, ``$CREDENTIALS_DIRECTORY/limits.credit``.  If
 the setting is itself a path, such as that of a private key, its value is the path of the file.
 """
 
@@ -23,14 +23,14 @@ from phpmq_lite.settings.model import Settings
 from phpmq_lite.settings.reference import BOUNDS, ENVIRONMENT_PREFIX, SECTIONS, SETTINGS
 from phpmq_lite.settings.validation_errors import describe_error
 
-FOLDER_FILE: Final = Path("config.toml")  # in the working directory, where `config init` writes it
+FOLDER_FILE: Final = Path("config.toml")  # in the working directory, like `config init`
 SYSTEM_FILE: Final = Path("/etc/phpmq-lite/config.toml")
 _FILE_SUFFIX: Final = "_FILE"
 
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSettings:
-    """The effective settings, and the source of each value."""
+    """The effective settings, with the source of each value."""
 
     settings: Settings
     # keyed by setting: "flag", "environment VARIABLE", "credential NAME", "file PATH" or "default"
@@ -48,10 +48,10 @@ class EnvironmentValue(NamedTuple):
 def load(
     flags: Mapping[str, object] | None = None, config: Path | None = None
 ) -> EffectiveSettings:
-    """Load the settings from flags, the environment and a TOML file.
+    """Load the settings from flags, the environment, credentials and a TOML file.
 
     Args:
-        flags: values keyed by setting (``tcp.listen``); None means that the flag is not given.
+        flags: values keyed by setting (``tcp.listen``); None means that a flag is not given.
         config: the TOML file; by default the first existing file of
             ``$CONFIGURATION_DIRECTORY/config.toml``, ``./config.toml`` and
             ``/etc/phpmq-lite/config.toml``.
@@ -143,12 +143,12 @@ def _describe(error: ValidationError, sources: Mapping[str, str]) -> str:
     lines = []
     for detail in error.errors(include_url=False):
         name = ".".join(map(str, detail["loc"][:2]))
-        if name not in SETTINGS:  # the error concerns a whole section
+        if name not in SETTINGS:  # the error concerns an entire section
             lines.append(describe_error(name, detail))
             continue
-        problem = describe_error("it", detail).removeprefix("it: ")
+        problem = describe_error("the value", detail).removeprefix("the value: ")
         if BOUNDS.keys() & detail.get("ctx", {}).keys():
-            problem = f"it must be {SETTINGS[name].bounds}"
+            problem = f"the value must be {SETTINGS[name].bounds}"
         lines.append(f"{name} is {detail['input']!r}: {problem} (from {sources[name]})")
     return "; ".join(lines)
 
@@ -157,14 +157,14 @@ def _describe(error: ValidationError, sources: Mapping[str, str]) -> str:
 
 
 def read_environment() -> tuple[dict[str, EnvironmentValue], list[str]]:
-    """Return values keyed by setting, and a warning for each unknown variable or credential.
+    """Return a pair: values keyed by setting, and warnings about unknown variables and credentials.
 
     Empty variables are ignored.  A variable overrides a file, which overrides a credential.  An
     unknown variable only causes a warning, because Kubernetes sets ``PHPMQ_PORT`` for a service
     called phpmq.
 
     Raises:
-        SettingsError: a file cannot be read; the message says which variable or credential.
+        SettingsError: a file cannot be read; the message names the variable or credential.
     """
     values = {setting.environment: name for name, setting in SETTINGS.items()}
     files = {
@@ -209,7 +209,7 @@ def _read_credentials() -> tuple[dict[str, EnvironmentValue], list[str]]:
 
 
 def _file_value(name: str, path: Path, source: str) -> str:
-    """Return the path if the setting is a path, else the file's text without its line break."""
+    """Return the path if the setting is a path; otherwise, the file's text without line break."""
     if SETTINGS[name].is_path:
         return str(path)
     try:
@@ -225,10 +225,10 @@ def _file_value(name: str, path: Path, source: str) -> str:
 def check_private(name: str, path: Path) -> None:
     """Reject a file that other users can read; ``name`` is the setting that refers to the file.
 
-    Unless we are root, the group may read a file owned by root, as systems share keys this way.
+    Unless we are root, a file owned by root may be readable by its group, as shared keys often are.
 
     Raises:
-        SettingsError: other users can read it; the message names setting, file and mode.
+        SettingsError: other users can read the file; the message names setting, file and mode.
         OSError: the file does not exist.
     """
     status = path.stat()

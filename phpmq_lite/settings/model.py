@@ -1,7 +1,7 @@
 """The single definition of all settings: name, type, default, bounds and help.
 
 Flags, environment variables, the TOML file, the reference page and the SIGHUP reload are derived
-from these models.  ``Settings()`` has the defaults; ``loading.load()`` reads configured values.
+from these models.  ``Settings()`` returns the defaults; ``loading.load()`` reads the configuration.
 """
 
 import re
@@ -29,7 +29,7 @@ TIB: Final = 1 << 40
 
 
 def _split_list(value: object) -> object:
-    """Split ``a, b`` at the commas, because flags and environment variables have no list syntax."""
+    """Split text at its commas, because flags and environment variables have no list syntax."""
     if isinstance(value, str):
         return [piece.strip() for piece in value.split(",") if piece.strip()]
     return value
@@ -51,7 +51,9 @@ def _base_path(value: str) -> str:
 
 def _public_url(value: str) -> str:
     if value and not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", value):
-        raise ValueError("it must be a URL such as https://mq.example or https://example.org/mq")
+        raise ValueError(
+            "the value must be a URL such as https://mq.example or https://example.org/mq"
+        )
     return value.rstrip("/")
 
 
@@ -59,7 +61,7 @@ def _on_expire(value: str) -> str:
     kind, _, queue = value.partition(":")
     if (kind, bool(queue)) in {("history", False), ("dead_letter", False), ("forward", True)}:
         return value
-    raise ValueError("it must be history, dead_letter or forward:QUEUE")
+    raise ValueError("the value must be history, dead_letter or forward:QUEUE")
 
 
 Texts = Annotated[list[str], BeforeValidator(_split_list)]
@@ -72,12 +74,12 @@ SecondsOrOff = Annotated[int, Field(ge=0, le=10**9)]
 Size = Annotated[ByteSize, Field(ge=1, le=TIB)]
 HttpMemorySize = Annotated[ByteSize, Field(ge=16 * MIB, le=TIB)]
 SizeOrOff = Annotated[ByteSize, Field(ge=0, le=1024 * TIB)]
-# SQLite rows hold at most 1,000,000,000 bytes; half of that leaves room for other columns.
+# An SQLite row holds at most 1,000,000,000 bytes; half of this leaves room for other columns.
 ContentSize = Annotated[ByteSize, Field(ge=1, le=512 * MIB)]
 
 
 def field(default: Any, help_text: str, *, reload: bool = False) -> Any:
-    """Return a field with help text; with ``reload``, SIGHUP applies a changed value."""
+    """Return a field with a help text; with ``reload``, SIGHUP applies a changed value."""
     return Field(default, description=help_text, json_schema_extra={"reload": reload})
 
 
@@ -92,7 +94,7 @@ def _check_tls_pair(certificate: Path | None, key: Path | None) -> None:
 
 
 class Section(BaseModel):
-    """One TOML table; unknown keys are rejected."""
+    """A TOML table, in which unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -271,7 +273,7 @@ class LimitSettings(Section):
 
 
 def _queue_field(setting: SettingDefinition) -> tuple[Any, Any]:
-    """Return type and field for a queue setting's default, as ``create_model`` expects them."""
+    """Return a queue setting's type and default field, as a pair that ``create_model`` expects."""
     if setting.name == "on_expire":
         return Annotated[str, AfterValidator(_on_expire)], field(setting.default, setting.help)
     if setting.choices:
@@ -382,7 +384,7 @@ class LogSettings(Section):
 
 
 class Settings(BaseModel):
-    """All settings; ``Settings()`` has the defaults and reads nothing."""
+    """All settings; ``Settings()`` returns the defaults without reading anything."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,4 @@
-"""Name, help, bounds and text form of each setting, derived from the models."""
+"""The name, help, bounds and text form of each setting, derived from the models."""
 
 import json
 import textwrap
@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from phpmq_lite.settings.model import GIB, KIB, MIB, TIB, Section, Settings
 
-BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most"}  # pydantic's names -> our words
+BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most"}  # pydantic name -> our words
 ENVIRONMENT_PREFIX: Final = "PHPMQ_"
 _JSON: Final[TypeAdapter[Any]] = TypeAdapter(Any)
 _WIDTH: Final = 80
@@ -34,7 +34,7 @@ class Setting:
     name: str  # section.name
     help: str
     default: object
-    bounds: str  # empty if only the type limits the value
+    bounds: str  # empty if only the type restricts the value
     is_path: bool
     is_reloadable: bool  # True if SIGHUP applies a new value; otherwise, a restart is required
 
@@ -119,7 +119,7 @@ SECTIONS: Final = frozenset(name.partition(".")[0] for name in SETTINGS if "." i
 
 
 def settings_by_section() -> dict[str, list[Setting]]:
-    """Group the settings by section, in model order; "" is the top level."""
+    """Group the settings by section, in the order of the models; "" is the top level."""
     groups: dict[str, list[Setting]] = {}
     for name, setting in SETTINGS.items():
         groups.setdefault(name.partition(".")[0] if "." in name else "", []).append(setting)

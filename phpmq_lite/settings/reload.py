@@ -1,4 +1,4 @@
-"""Reloading of settings in a running broker (SIGHUP)."""
+"""Reloads settings in a running broker (SIGHUP)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from phpmq_lite.settings.reference import SETTINGS, all_values
 
 @dataclass(frozen=True, slots=True)
 class ReloadResult:
-    """Settings in use after a reload, and the names of changed and pending settings."""
+    """The settings in use after a reload, and the names of changed and pending settings."""
 
     settings: Settings
-    changed: tuple[str, ...]  # names of settings already applied
+    changed: tuple[str, ...]  # names of settings that have been applied
     pending: tuple[str, ...]  # names of settings that require a restart
 
 

@@ -45,7 +45,7 @@ _SUBJECT: Final = re.compile(r"^(Value error, |Assertion failed, )|^(Input|[A-Z]
 def describe_error(name: str, detail: Mapping[str, Any]) -> str:
     """Describe what is wrong with the value ``name``; ``detail`` is an item of ``errors()``.
 
-    Errors from our own validators keep their text.  Without a name, the sentence says "the value".
+    Errors from our own validators keep their text.  If the name is empty, "the value" replaces it.
     """
     known = _BY_TYPE.get(detail["type"])
     if known is not None:

@@ -99,10 +99,10 @@ def test_broker_that_is_down_is_named_with_a_remedy(path: tuple[str, ...]) -> No
 
 
 BAD_VALUES = [
-    (["backup", "list", "--set", "limits.credit=x"], 78, "limits.credit is 'x': it must be"),
-    (["backup", "list", "--set", "limits.memory=blah"], 78, "it must be a size, such as 512 MiB"),
-    (["backup", "list", "--set", "tcp.open=perhaps"], 78, "it must be true or false"),
-    (["backup", "list", "--set", "tcp.allow=x"], 78, "it must be a network, such as 10.0.0.0/8"),
+    (["backup", "list", "--set", "limits.credit=x"], 78, "limits.credit is 'x': the value must be"),
+    (["backup", "list", "--set", "limits.memory=blah"], 78, "must be a size, such as 512 MiB"),
+    (["backup", "list", "--set", "tcp.open=perhaps"], 78, "must be true or false"),
+    (["backup", "list", "--set", "tcp.allow=x"], 78, "must be a network, such as 10.0.0.0/8"),
     (["queue", "list", "--config", __file__], 78, "is not valid TOML"),
     (["queue", "list", "--url", "https://127.0.0.1:{admin}"], 1, "the server does not speak TLS"),
     (["queue", "list", "--url", "http://127.0.0.1:{phpmq}"], 1, "does not appear to be"),
