@@ -1,10 +1,10 @@
 """The insights document, which the pipeline writes to ``summary.json`` for the Insights page.
 
 ``last24h`` and ``last30d`` are ordered by time; all other lists start with the busiest entries and
-cover the last 30 days. A minute or hour without an entry had no events. Retried messages are
-included in ``acked``, but are not successes. Percentiles are exact, except in ``paths``, where they
-are within 1 %. Entries that do not fit into 2 MiB are summed under ``OTHER_QUEUES``, which has
-maxima but no percentiles. Unknown fields are ignored.
+cover the last 30 days. If a minute or hour has no entry, it had no events. Retried messages are
+included in ``acked``, but do not count as successes. Percentiles are exact, except in ``paths``:
+these are within 1 %. Entries that do not fit into 2 MiB are summed under ``OTHER_QUEUES``, with
+maxima instead of percentiles. Unknown fields are ignored.
 """
 
 from typing import Annotated, Any, Final, Literal
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 SUMMARY_BYTES: Final = 2 << 20  # maximum size of the document in bytes
-OTHER_QUEUES: Final = "(others)"  # stands for all omitted queues together
+OTHER_QUEUES: Final = "(others)"  # represents all omitted queues together
 COUNTS: Final = (
     "published", "dispatched", "acked", "expired", "dead", "deleted", "redelivered", "bytes",
 )  # fmt: skip
@@ -21,7 +21,7 @@ TIMES: Final = tuple(
 )
 
 NonNegativeCount = Annotated[int, Field(ge=0, lt=1 << 62)]
-UnixMs = Annotated[int, Field(ge=0, lt=253_370_764_800_000)]  # Unix milliseconds, before year 9999
+UnixMs = Annotated[int, Field(ge=0, lt=253_370_764_800_000)]  # Unix time in ms before the year 9999
 DurationMs = Annotated[float, Field(ge=0, lt=1 << 53, allow_inf_nan=False)]
 
 
@@ -34,7 +34,7 @@ class _QueueRow(_DocumentModel):
 
 
 class ArchiveSummary(_DocumentModel):
-    """Summary of the rows in the archive."""
+    """A summary of the rows in the archive."""
 
     offset: NonNegativeCount | None = Field(None, description="last archived offset; null if none")
     rows: NonNegativeCount = Field(0, description="number of archived messages")
@@ -133,7 +133,7 @@ class QueueTotals(StepFigures, _QueueRow):
 
 
 class UrnTotals(_QueueRow):
-    """Numbers of messages for one URN in one queue, by result."""
+    """The numbers of messages with one URN in one queue, by result."""
 
     urn: str | None = Field(None, description="URN of the envelope; null if none")
     acked: NonNegativeCount = Field(0, description="acknowledged messages, including retried ones")
@@ -149,7 +149,7 @@ class UrnTotals(_QueueRow):
 
     @property
     def total(self) -> int:
-        """The number of messages that were acknowledged or that failed."""
+        """The number of messages that were acknowledged or failed."""
         return self.acked + sum(self.failed.values())
 
 
@@ -176,7 +176,7 @@ class TracePath(_DocumentModel):
 
 
 class ExpiryTotals(_QueueRow):
-    """Numbers of expired messages in one queue."""
+    """The numbers of expired messages in one queue."""
 
     dispatched: NonNegativeCount = Field(0, description="expired messages that had been dispatched")
     never: NonNegativeCount = Field(0, description="expired messages that were never dispatched")
@@ -207,7 +207,7 @@ class PipelineSummary(_DocumentModel):
     expiries: tuple[ExpiryTotals, ...] = Field((), description="last 30 days, by queue")
 
     def queues(self) -> list[str]:
-        """Return the names of all queues in the document, with ``OTHER_QUEUES`` last."""
+        """Return the names of all queues in the document; ``OTHER_QUEUES``, if present, is last."""
         named: tuple[_QueueRow, ...] = (
             *self.last24h,
             *self.last30d,

@@ -1,4 +1,4 @@
-"""Test helpers for us and for users: a fake clock, and brokers in this or another process."""
+"""Test helpers for us and our users: a fake clock, and brokers in this or another process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ class FakeClock(Clock):
 
 @dataclass
 class RunningBroker:
-    """A broker that runs in this process, with its service, addresses and data folder."""
+    """A broker running in this process, with its service, addresses and data folder."""
 
     service: Service
     host: str
@@ -63,7 +63,7 @@ def settings_for(data: Path, **sections: Any) -> Settings:
 
 @asynccontextmanager
 async def running_service(data: Path, **sections: Any) -> AsyncIterator[RunningBroker]:
-    """Run a broker in this process on free ports; drain it at the end of the block."""
+    """Run a broker in this process on free ports, and drain it at the end of the block."""
     service = Service(settings_for(data, **sections), lambda _line: None)
     task = asyncio.create_task(service.run())
     ready = asyncio.create_task(service.wait_ready())

@@ -1,7 +1,7 @@
-"""Types of the rows in ``Batch.writes``, which are written in order and only occasionally.
+"""Types of the rows in ``Batch.writes``, which are occasional and written in order.
 
-The name of a type states its effect and selects a statement in ``storage/sql/batch.sql``; the
-fields are its parameters.  Times are Unix milliseconds unless marked as steady.
+A type's name states its effect and selects a statement in ``storage/sql/batch.sql``; the
+type's fields are the parameters.  Times are Unix milliseconds unless marked as steady.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +23,7 @@ class EraseBody(NamedTuple):
 
 
 class LinkMessages(NamedTuple):
-    """Record an event for a message created from another message, with the latter's id."""
+    """Record an event that links a message to the message that it was created from."""
 
     seq: int
     at_ms: int
@@ -35,8 +35,8 @@ class ShiftDeadlines(NamedTuple):
     """Move deadlines earlier by the time for which the broker was down."""
 
     away_ms: int
-    first_number: int  # deadlines remain unchanged from this message number on
-    excluded: str  # JSON list of seqs that are not changed
+    first_number: int  # this message and later ones keep their deadlines
+    excluded: str  # JSON list of seqs whose deadlines remain unchanged
 
 
 # -- staged rows
@@ -61,7 +61,7 @@ class UpdateStage(NamedTuple):
 
 
 class UpdateStageQueue(NamedTuple):
-    """Store the total size of a stage's rows for one queue."""
+    """Store the number and total size of a stage's rows for one queue."""
 
     stage_id: int
     queue_id: int
@@ -74,7 +74,7 @@ class UpdateStageQueue(NamedTuple):
 
 
 class SealStage(NamedTuple):
-    """Rename a stage that is left over from a partial publish."""
+    """Rename a stage that was left over after a partial publish."""
 
     token: str
     until_ms: int  # time on the steady scale
@@ -82,7 +82,7 @@ class SealStage(NamedTuple):
 
 
 class DropStage(NamedTuple):
-    """Drop a stage, whose rows are then removed in the background."""
+    """Drop a stage; its rows are then removed in the background."""
 
     stage_id: int
 
@@ -90,12 +90,12 @@ class DropStage(NamedTuple):
 class CopyStagedRows(NamedTuple):
     """Create messages from the valid rows of a stage."""
 
-    offset: int  # added to row_id to get the message number
+    offset: int  # difference between a row's message number and its row_id
     at_ms: int
     steady_ms: int
     publisher: int
     first_row: int
-    end_row: int  # first row that is not copied
+    end_row: int  # the first row that is not copied
 
 
 class RecordPublishedVersion(NamedTuple):
@@ -119,7 +119,7 @@ class RecordAppIdUse(NamedTuple):
 
 
 class ForgetPublishedVersion(NamedTuple):
-    """Delete the record of an app_id."""
+    """Delete the record of the versions published under an app_id."""
 
     app_id: str
 
@@ -173,7 +173,7 @@ class InsertAudit(NamedTuple):
     address: str
     action: str
     target: str
-    number: int  # number of affected items, such as messages
+    number: int  # number of items affected, such as messages
     reason: str
     result: str
     detail: str
@@ -210,7 +210,7 @@ class SetPassword(NamedTuple):
 
 
 class SetUserRights(NamedTuple):
-    """Set the role and the queues of a user."""
+    """Set a user's role and allowed queues."""
 
     role: str
     queues: str | None
@@ -324,7 +324,7 @@ class DismissStartReport(NamedTuple):
 
 
 class TrimRollups(NamedTuple):
-    """Delete the oldest rollups that cover spans of a given length."""
+    """Delete the oldest rollups whose spans have a given length."""
 
     span_s: int
     before_s: int  # rollups before this Unix time in seconds are deleted
@@ -332,7 +332,7 @@ class TrimRollups(NamedTuple):
 
 
 class PutRollup(NamedTuple):
-    """Store a queue's rollup, with the fields of ``storage.read.rollups.Point``."""
+    """Store a queue's rollup, which has the fields of ``storage.read.rollups.Point``."""
 
     at_s: int  # Unix time in seconds
     span_s: int
@@ -359,4 +359,4 @@ class PutRollup(NamedTuple):
 class QuarantinedRows(NamedTuple):
     """Read the invalid rows of a stage."""
 
-    spans: str  # JSON list of row id ranges, each [first, end] with end excluded
+    spans: str  # JSON list of row id ranges, each [first, end] without ``end`` itself

@@ -23,7 +23,7 @@ _GAP: Final = 2  # number of spaces between columns
 
 
 class ColumnOverflow(Enum):
-    """What happens to a column if the terminal is too narrow for all columns."""
+    """What happens to a column if the terminal is too narrow to show all columns."""
 
     WRAPPED = "the text is wrapped"
     WHOLE = "the text is never cut, so that it can be copied"

@@ -25,7 +25,7 @@ class SettingsArguments(NamedTuple):
 
     @property
     def names_broker(self) -> bool:
-        """Whether flags determine the broker, so that the current context is ignored."""
+        """Whether flags determine the broker, in which case the current context is ignored."""
         return self.config is not None or not _NAMING.isdisjoint(self.values)
 
     @property
