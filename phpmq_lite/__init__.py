@@ -1,7 +1,7 @@
 """PHPMQ Lite, a single-machine message broker that stores every message in SQLite.
 
-``phpmq-lite serve`` runs it: PHPMQ over TCP, an admin web UI, one process and one data folder.
-Confirmed messages are on disk, and consumers receive only messages that are stored.
+``phpmq-lite serve`` runs it in one process, with PHPMQ over TCP, an admin web UI and a data folder.
+A confirmed message is on disk, and consumers receive a message only once it is stored.
 
 Client code needs two names, which are loaded on first use::
 

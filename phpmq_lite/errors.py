@@ -110,7 +110,7 @@ class DataDamagedError(StorageError):
 
 
 class EnvelopeError(PhpmqError):
-    """An envelope cannot be created, written or read; the message contains the JSON pointer."""
+    """An envelope cannot be created, written or read; the error text contains the JSON pointer."""
 
 
 class SettingsError(PhpmqError):
@@ -130,7 +130,7 @@ class ConnectionLostError(ClientError):
 
 
 class PublishRefusedError(ClientError):
-    """The broker refused a confirmed publish and stored nothing; ``reason`` says why."""
+    """The broker refused to store a message published with a key; ``reason`` states why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"publish refused: {reason}")

@@ -16,7 +16,7 @@ NEAR_MS: Final = 1 << 14
 
 
 def bucket(ms: int) -> int:
-    """Return the bucket of a duration, or 0 if it is negative because a clock was set back."""
+    """Return a duration's bucket, or 0 if the duration is negative because a clock was set back."""
     if ms < _FINE:
         return max(ms, 0)
     shift = ms.bit_length() - _BITS - 1

@@ -1,6 +1,6 @@
 """Data types shared by broker, storage and server, such as messages, queue rows and batches.
 
-Plain data.  The core passes a ``Batch`` to the writer, which returns ``LoadedRows``.
+All types are plain data.  The core passes a ``Batch`` to the writer, which returns ``LoadedRows``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -150,7 +150,7 @@ class QueueRow:
 
 
 def has_room(own: int, total: int, more: int, limit: int) -> bool:
-    """Return whether an owner that already uses ``own`` of ``total`` may use ``more``.
+    """Return whether an owner that uses ``own`` of ``total`` is allowed to use ``more``.
 
     A single owner can use all of ``limit``.  So that other owners still get a share, an owner that
     uses little can exceed the limit by up to a quarter.  Each must leave at least as much of that
@@ -225,7 +225,7 @@ class EnvelopeInspection(NamedTuple):
 class ValidatedPublish(NamedTuple):
     """The result of validating large content before its batch begins."""
 
-    settings: QueueSettings  # if the queue's settings have changed since, ignore the result
+    settings: QueueSettings  # if the queue's settings have changed since then, ignore the result
     inspection: EnvelopeInspection
 
 
@@ -310,7 +310,7 @@ class WindowRequest:
 
 
 class PageKind(Enum):
-    """Which messages a page contains."""
+    """The messages that a page contains."""
 
     ALL = 1  # a queue's ready and dispatched messages, by position
     READY = 2  # only a queue's ready messages, by position

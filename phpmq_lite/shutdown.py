@@ -67,7 +67,7 @@ def seal_at_end(folder: DataFolder, files: OpenedFiles) -> None:
 
 
 def fail_stop(folder: DataFolder, error: BaseException) -> None:
-    """Exit immediately, without notifying clients; nothing must be written from now on.
+    """Exit immediately, without notifying clients, because nothing can be stored safely.
 
     Callable from any thread.  The database stays open, because closing runs a checkpoint; the next
     start reads what is stored.  The exit does not wait for a disk that cannot even store the

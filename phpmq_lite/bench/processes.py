@@ -71,9 +71,9 @@ def run_together(
 
     Args:
         jobs: jobs by name; the names appear in errors.
-        limit_s: timeout in seconds, counted from the release.
-        on_start: called when all jobs are prepared, right before the release.
-        on_tick: called a few times per second while the jobs run.
+        limit_s: timeout in seconds, counted from the start of the measurements.
+        on_start: called when all jobs are prepared, right before the measurements.
+        on_tick: called a few times per second while the jobs are prepared and run.
 
     Raises:
         ClientError: a job failed or timed out; all processes have ended.
@@ -92,7 +92,7 @@ def run_together(
     finally:
         with signals_blocked(signal.SIGINT, signal.SIGTERM):
             for _, process, pipe in running:
-                process.kill()  # does nothing if the process has already ended
+                process.kill()  # has no effect if the process has already ended
                 process.join()
                 pipe.close()
 
@@ -135,7 +135,7 @@ def _receive(pipe: Connection, name: str) -> Any:
 
 
 def _work(pipe: Connection, job: BenchJob) -> None:
-    """Run a job in this process; send a reply when it is prepared and another when it is done."""
+    """Run a job in this process; send one reply once it is prepared and another once it is done."""
     try:
         generator = job.function(*job.arguments)
         next(generator)
@@ -168,7 +168,7 @@ def cpu_seconds(pid: int) -> float | None:
         text = (_PROC / str(pid) / "stat").read_text()
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the name before ")" may contain spaces
+    fields = text.rpartition(")")[2].split()  # the process name before ")" may contain spaces
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

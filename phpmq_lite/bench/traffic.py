@@ -33,8 +33,8 @@ _broker: Final = encoder_for(b"", 32, "ttl")
 def body_of(content: str, size: int, *, is_last: bool = False) -> bytes:
     """Return a body of ``size`` bytes; an envelope may be larger if ``size`` is too small for it.
 
-    The last body differs in one byte. All envelopes have the same ``trace_id``, so indexing it
-    costs less than with real messages.
+    The last body differs in its filler. All envelopes have the same ``trace_id``, so indexing them
+    is cheaper than indexing real messages.
     """
     mark = _LAST_BODY if is_last else _BODY
     if content == PLAIN:
@@ -127,7 +127,7 @@ class DispatchStream:
         self._parts.append(data)
         self._size += len(data)
         if self._size < self.frame_bytes:
-            return b""  # joining the pieces on each call would use a whole core
+            return b""  # joining the parts on each call would use an entire core
         data = b"".join(self._parts)
         head, size, ids = self._head, self.frame_bytes, []
         end = len(data) // size * size
@@ -313,10 +313,10 @@ def consume(
 def one_in_flight(
     address: Address, queue: str, size: int, seconds: float, content: str = PLAIN
 ) -> Generator[None, None, tuple[list[float], list[float]]]:
-    """Publish messages one at a time, each after the acknowledgement of the previous one is stored.
+    """Publish messages one at a time, each once the previous one's acknowledgement is stored.
 
-    Returns the seconds from publish to dispatch and from publish to receipt. Each round waits first
-    for one of the two, in alternation, and measures only that one, so neither is read late.
+    Returns the seconds from publishing to dispatch, and those from publishing to the receipt. Each
+    round waits for one of the two first (in alternation) and measures only that one.
     """
     stream = PublishStream(queue, size, content=content)
     dispatches = DispatchStream(queue, size, 1, content)

@@ -60,7 +60,7 @@ class BenchPlan:
 
     @property
     def planned_seconds(self) -> float:
-        """The approximate duration of the whole run in seconds."""
+        """The approximate duration of the run in seconds."""
         return 5 * self.limit_seconds + len(self.workloads) * self.seconds
 
 

@@ -54,7 +54,7 @@ class AdminClient(NamedTuple):
     settings: Settings | None = None  # set only if the broker was found through its data folder
 
     def list(self, path: str, limit: int | None = None, **query: Any) -> Iterator[dict[str, Any]]:
-        """Yield up to ``limit`` items of a list, which is fetched page by page."""
+        """Yield up to ``limit`` items of a list, fetching the list page by page."""
         cursor = None
         left = limit
         while left is None or left > 0:
@@ -72,7 +72,7 @@ class AdminClient(NamedTuple):
         return self.call("GET", path, query=query)
 
     def find(self, path: str) -> Any:
-        """Fetch a document, or return None if it does not exist or was deleted."""
+        """Fetch a document, or return None if it does not exist or has been deleted."""
         try:
             return self.get(path)
         except CommandError as error:
@@ -286,7 +286,7 @@ def admin_url_of(settings: Settings) -> str:
 
 
 def read_token(path: Path) -> str:
-    """Read an API token from a file, which only the file's owner may be able to read.
+    """Read an API token from a file that must be readable only by its owner.
 
     Raises:
         CommandError: other users can read the file, or it is not UTF-8.

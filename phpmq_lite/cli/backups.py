@@ -131,7 +131,7 @@ def _request(admin: AdminClient) -> Row:
 
 
 def _make(settings: Settings) -> Row:
-    """Create a backup of the database of a stopped broker."""
+    """Create a backup of a stopped broker's database."""
     folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)
     with closing(folder):
         check_wal(folder)
@@ -170,7 +170,7 @@ def _copy(source: Path, to: Path) -> Backup:
 
 
 def _row(made: Backup) -> Row:
-    """Return a backup as a row that has the same fields as in the API."""
+    """Return a backup as a row with the same fields as in the API."""
     manifest = asdict(made.manifest)
     row = {"schema_version" if name == "schema" else name: manifest[name] for name in manifest}
     return {**row, "path": str(made.folder)}

@@ -92,7 +92,7 @@ def _find_listener(
     is_patient: bool,
     queue: str | None,
 ) -> tuple[str, int]:
-    """Return the URL of a PHPMQ listener and the maximum size of a body in bytes.
+    """Return a pair: the URL of a PHPMQ listener, and the maximum body size in bytes.
 
     ``--url`` or the context in use names the listener; otherwise the broker's admin is asked.
     """

@@ -1,4 +1,4 @@
-"""The ``check`` command group, which uses the exit codes and output of monitoring plugins."""
+"""The ``check`` command group, whose exit codes and output are those of monitoring plugins."""
 
 import time
 from collections.abc import Callable, Iterator

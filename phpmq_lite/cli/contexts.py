@@ -15,7 +15,7 @@ from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, broker_url, is_phpm
 
 @dataclass(slots=True, frozen=True)
 class BrokerContext:
-    """How to reach a broker: by its data folder, or by its URL with an API token file.
+    """The way to reach a broker: its data folder, or its URL and an API token file.
 
     ``connect`` is the URL of the PHPMQ listener; if it is None, the admin is asked for the URL.
     """

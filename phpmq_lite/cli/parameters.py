@@ -89,7 +89,7 @@ def read_input(path: Path) -> bytes:
 
 
 def time_ms(value: str) -> int:
-    """Return a time in Unix milliseconds, rounded down to a whole second.
+    """Return a time in Unix milliseconds, rounded down to the second.
 
     The time is ``2026-01-31``, ``2026-01-31T08:00`` or ``…+01:00``, in UTC if it has no offset, or
     a duration before now, such as ``2h``.

@@ -62,7 +62,7 @@ class JobProgress:
 
 
 def progress_line(task: "Task") -> str:
-    """Return the progress of a phase as a line of JSON, with null for unknown values."""
+    """Return a phase's progress as a line of JSON, with null for unknown values."""
     return json.dumps(
         {
             "phase": task.description,

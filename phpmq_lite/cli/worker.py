@@ -268,7 +268,7 @@ class _WorkerProcesses:
             child.terminate()
 
     def forward(self, number: int, _frame: object) -> None:
-        """Forward a signal to all workers; from then on, no worker is replaced."""
+        """Forward a signal to all workers, and stop replacing workers that are killed."""
         self._is_stopping.set()
         for child in self.running:
             if child.poll() is None:

@@ -69,7 +69,7 @@ def source_connection(target: PipelineTarget) -> "SourceConnection":
 
 @contextmanager
 def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[SparkSession]":
-    """Start a Spark session, and stop it on exit; the JVM logs to a file.
+    """Start a Spark session whose JVM logs to a file, and stop the session on exit.
 
     On a cluster, our code is sent as a zip file, from which the executors import it.
     """

@@ -1,4 +1,4 @@
-"""Reduces Spark errors to one line, which names the cause found in their tracebacks."""
+"""Reduces a Spark error to one line that names the cause found in its tracebacks."""
 
 import re
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Determines which broker, results folder and Spark master a pipeline command uses.
 
-This module does not import pyspark, so that wrong flags are reported before a JVM starts.
+This module does not import pyspark, so that invalid flags are reported before a JVM starts.
 """
 
 import os
