@@ -23,7 +23,7 @@ def bucket(ms: int) -> int:
     return min((shift << _BITS) + (ms >> shift), BUCKETS - 1)
 
 
-# Buckets precomputed for durations below NEAR_MS: a lookup takes 33 ns; computing one, 72 ns.
+# Buckets precomputed for durations below NEAR_MS: a lookup takes 33 ns instead of 72 ns.
 NEAR: Final = bytes(map(bucket, range(NEAR_MS)))
 
 

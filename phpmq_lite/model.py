@@ -355,7 +355,7 @@ class Batch:
     """
 
     wall_ms: int
-    first_number: int = 1  # messages with a smaller seq were already on disk
+    first_number: int = 1  # messages with a smaller seq are already on disk
     commands: int = 0  # number of commands so far (limited)
     inspected_bytes: int = 0  # bytes validated or turned into records so far (limited)
     # -- stored by the transaction
@@ -460,7 +460,7 @@ class LoadedRows:
     windows: list[tuple[int, list[Message], bool]] = field(default_factory=list)
     # (queue_id, messages in order, whether these are the last messages)
     by_seq: dict[int, Message | None] = field(default_factory=dict)  # None if the message is gone
-    bodies: dict[int, bytes | None] = field(default_factory=dict)  # None: damaged or missing
+    bodies: dict[int, bytes | None] = field(default_factory=dict)  # None if damaged or missing
     records: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
     # message seq -> (id, content) of each record that a client published for it, oldest first
     pages: list[tuple[Callable[[list[Message], bool], None], list[Message], bool]] = field(
@@ -477,7 +477,7 @@ class PipelineRows:
     """Rows that the core keeps in memory for the pipeline; see ``batch.sql``."""
 
     subscriptions: list[tuple[int, str, int, int, int]] = field(default_factory=list)
-    held: list[tuple[int, int, int]] = field(default_factory=list)  # queue_id, claimed, bytes
+    held: list[tuple[int, int, int]] = field(default_factory=list)  # (queue_id, claimed, bytes)
     staged: list[tuple[int, str, int, int, int]] = field(default_factory=list)
     parts: list[tuple[int, int, int, int, int, int, int | None, str]] = field(default_factory=list)
     # (app_id, version, owner, used_ms, single_use), least recently used first

@@ -69,7 +69,7 @@ def limit_malloc() -> None:
     By default, glibc has a heap for each of 16 threads and places blocks of up to 32 MiB there once
     a block of that size was freed.  The table of keys left a hole of 5 MiB each time it was moved.
     """
-    with suppress(AttributeError, OSError):  # the C library is not glibc
+    with suppress(AttributeError, OSError):  # if the C library is not glibc
         choose = ctypes.CDLL(None).mallopt
         for name, value in _CHOICES.items():
             choose(name, value)

@@ -23,7 +23,7 @@ NAME_RULE: Final = (
 LONGEST_TTL_S: Final = 100 * 365 * 86_400  # 100 years, so that all times fit into 63 bits
 FORWARD: Final = "forward:"
 _CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # not line feeds, which PHPMQ allows
-HOME_SETTINGS: Final = ("payload_policy", "schema_mode", "empty_list_data")  # also for .retry
+HOME_SETTINGS: Final = ("payload_policy", "schema_mode", "empty_list_data")  # also apply to .retry
 _COUNT_MAX: Final = 10**12
 _SECONDS_MAX: Final = 10**9
 

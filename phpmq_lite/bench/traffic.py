@@ -114,7 +114,7 @@ class DispatchStream:
         self._ack_head = _client.acknowledge(queue, bytes(ID_BYTES))[:-ID_BYTES]
         self._head = _dispatch_head(queue, body_of(content, size))
         self._last_head = _dispatch_head(queue, body_of(content, size, is_last=True))
-        self.frame_bytes = len(self._head) + ID_BYTES + len(_dispatch_tail())  # per dispatch
+        self.frame_bytes = len(self._head) + ID_BYTES + len(_dispatch_tail())  # size of a dispatch
         self._parts: list[bytes] = []  # parts of an incomplete frame
         self._size = 0  # total number of bytes in `_parts`
 

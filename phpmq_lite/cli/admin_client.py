@@ -160,7 +160,7 @@ class AdminClient(NamedTuple):
         return made | ({"Origin": base} if body is not None else {})
 
 
-_REASONS: Final[dict[type[Exception], str]] = {  # used instead of aiohttp's messages
+_REASONS: Final[dict[type[Exception], str]] = {  # texts shown instead of aiohttp's messages
     aiohttp.ServerDisconnectedError: "the server closed the connection",
     aiohttp.ClientOSError: "the connection broke",
     aiohttp.ClientResponseError: "the response is not HTTP",

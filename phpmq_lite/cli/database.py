@@ -67,7 +67,7 @@ def verify(path: Path | None, output: str | None, settings_args: SettingsArgumen
 
 
 def _has_no_history(path: Path) -> bool:
-    """Return whether a folder never contained a database, rather than one that has been lost."""
+    """Return whether a folder has never contained a database, rather than having lost one."""
     if path.is_file() or (path / DATABASE).exists() or (path / f"{DATABASE}-wal").exists():
         return False
     return not read_meta(path).has_messages

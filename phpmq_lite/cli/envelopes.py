@@ -232,7 +232,7 @@ def create(urn: str, data: str, queue: str, trace_id: str | None, schemas: Path 
         if problem is not None:
             raise CommandError(f"{problem.reason}: {problem.detail}")
     made = encode(make(urn, payload, queue=queue, trace_id=trace_id))
-    click.echo(made, nl=sys.stdout.isatty())  # no line feed unless the output is a terminal
+    click.echo(made, nl=sys.stdout.isatty())  # add a line feed only on a terminal
 
 
 @envelope.command("check")

@@ -88,7 +88,7 @@ def act_on_messages(
     elif dry_run:
         raise click.UsageError("--dry-run and --selection cannot be combined")
     elif (selection := read_selection(admin, token)) is not None and selection["to_confirm"]:
-        given |= _confirm_count(action, selection, is_yes=yes)  # otherwise, do not ask the user
+        given |= _confirm_count(action, selection, is_yes=yes)  # only this case needs confirmation
     run_bulk_job(admin, {"token": token, "action": action, "reason": reason} | given)
 
 

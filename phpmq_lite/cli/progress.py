@@ -35,7 +35,7 @@ class JobProgress:
         with self._lock:
             task = self._bars.tasks[0]
             is_new = phase != task.description
-            if is_new or done < task.completed:  # a new phase or a new round
+            if is_new or done < task.completed:  # a new phase or round has begun
                 self._bars.reset(self._id, description=phase, completed=done)
             elif done > task.completed:
                 self._bars.update(self._id, completed=done)

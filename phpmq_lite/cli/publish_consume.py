@@ -108,7 +108,7 @@ def read_lines(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
 
 
 _CREDIT: Final = 100
-_PEEKED: Final = 10  # default of --limit with --no-ack
+_PEEKED: Final = 10  # default of --limit if --no-ack is given
 
 Handler = Callable[[Delivery], bool]  # returns whether the message was handled
 
@@ -230,7 +230,7 @@ class AckSchedule:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        if not self._client.is_connected:  # they are sent on the next connection, if there is one
+        if not self._client.is_connected:  # they are sent on the next connection, if any
             for delivery, is_done in waiting:
                 _settle(delivery, is_done=is_done)
             return

@@ -156,7 +156,7 @@ def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str
     name = Path(str(getattr(file, "name", "<stdin>"))).name
     has_ids = is_complete = False
     gone = 0
-    for number, line in enumerate(file, 1):  # as bytes: text files are decoded in advance
+    for number, line in enumerate(file, 1):  # bytes, because reading text decodes ahead
         if not line.strip():
             continue
         try:

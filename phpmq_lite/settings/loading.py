@@ -23,7 +23,7 @@ from phpmq_lite.settings.model import Settings
 from phpmq_lite.settings.reference import BOUNDS, ENVIRONMENT_PREFIX, SECTIONS, SETTINGS
 from phpmq_lite.settings.validation_errors import describe_error
 
-FOLDER_FILE: Final = Path("config.toml")  # in the working directory, like `config init`
+FOLDER_FILE: Final = Path("config.toml")  # in the working directory, where `config init` writes it
 SYSTEM_FILE: Final = Path("/etc/phpmq-lite/config.toml")
 _FILE_SUFFIX: Final = "_FILE"
 

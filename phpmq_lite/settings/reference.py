@@ -31,7 +31,7 @@ _HEAD: Final = """\
 class Setting:
     """A setting as shown by ``config show`` and the reference page."""
 
-    name: str  # section.name
+    name: str  # such as "limits.credit"
     help: str
     default: object
     bounds: str  # empty if only the type restricts the value

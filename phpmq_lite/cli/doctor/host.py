@@ -212,7 +212,7 @@ def sync_finding(took_ms: float) -> Finding:
 
 
 def _disk_space(settings: Settings, path: Path) -> Finding:
-    bounds = replace(disk_space_bounds(settings), max_bytes=0, ballast_bytes=0)  # creates no file
+    bounds = replace(disk_space_bounds(settings), max_bytes=0, ballast_bytes=0)  # without a reserve
     space = DiskSpace(nearest_existing(path), bounds)
     space.measure(0)
     shortage = "" if space.shortage is None else space.shortage.detail

@@ -131,7 +131,7 @@ def _resolve(
             found_url, settings_args.read().settings.data, is_named=settings_args.data is not None
         )
     elif folder := local_folder_of(out):
-        out = str(folder.absolute())  # because Spark's processes have other working folders
+        out = str(folder.absolute())  # Spark's processes run in other working folders
     return found_url, token, None, out
 
 
