@@ -107,11 +107,11 @@ class QueueSettings:
         group=MESSAGES, maximum=LONGEST_TTL_S, broker_default=True,
     )})  # fmt: skip
     max_messages: int = field(default=0, metadata={"definition": SettingDefinition(
-        "Messages", "Refuse publishes above this many messages. 0 means no limit.",
+        "Messages", "Maximum number of messages. Further messages are refused. 0 means no limit.",
         group=LIMITS, maximum=_COUNT_MAX, column=True, broker_default=True,
     )})  # fmt: skip
     max_bytes: int = field(default=0, metadata={"definition": SettingDefinition(
-        "Bytes", "Refuse publishes above this total body size in bytes. 0 means no limit.",
+        "Bytes", "Maximum total body size in bytes. Further messages are refused. 0 means no limit.",
         group=LIMITS, maximum=1 << 50, column=True, broker_default=True,
     )})  # fmt: skip
     payload_policy: str = field(default="observe", metadata={"definition": SettingDefinition(
@@ -147,7 +147,7 @@ class QueueSettings:
         "Delivery paused", "While this is on, consumers receive no messages."
     )})  # fmt: skip
     publishing_paused: bool = field(default=False, metadata={"definition": SettingDefinition(
-        "Publishing paused", "While this is on, publishes wait or are refused."
+        "Publishing paused", "While this is on, publish requests wait or are refused."
     )})  # fmt: skip
     pinned: bool = field(default=False, metadata={"definition": SettingDefinition(
         "Pinned", "While this is on, the queue cannot be deleted.", group=LIMITS

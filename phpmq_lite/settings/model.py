@@ -303,7 +303,7 @@ class EnvelopeSettings(Section):
 
 
 class ReceiptSettings(Section):
-    """Keys of confirmed publishes.  Publishing a key again within the window stores nothing."""
+    """Keys of confirmed messages.  Reusing a key within the window stores nothing."""
 
     window_s: Seconds = field(600, "Seconds for which a key is remembered.")
     limit: Number = field(100_000, "Maximum number of remembered keys.")

@@ -207,7 +207,7 @@ def sync_finding(took_ms: float) -> Finding:
     text = f"writes and syncs 4 KiB in {took_ms:.{0 if took_ms >= 10 else 2}f} ms"
     if took_ms < _SLOW_MS:
         return ok("disk", text)
-    hint = "each confirmed publish waits that long: use a faster disk, or one that is not shared"
+    hint = "each confirmed message waits that long: use a faster disk, or one that is not shared"
     return warn("disk", text, hint)
 
 
