@@ -107,11 +107,11 @@ class QueueSettings:
         group=MESSAGES, maximum=LONGEST_TTL_S, broker_default=True,
     )})  # fmt: skip
     max_messages: int = field(default=0, metadata={"definition": SettingDefinition(
-        "Messages", "Maximum number of messages. Further messages are refused. 0 means no limit.",
+        "Messages", "Refuse messages above this number. 0 means no limit.",
         group=LIMITS, maximum=_COUNT_MAX, column=True, broker_default=True,
     )})  # fmt: skip
     max_bytes: int = field(default=0, metadata={"definition": SettingDefinition(
-        "Bytes", "Maximum total body size in bytes. Further messages are refused. 0 means no limit.",
+        "Bytes", "Refuse messages above this total body size in bytes. 0 means no limit.",
         group=LIMITS, maximum=1 << 50, column=True, broker_default=True,
     )})  # fmt: skip
     payload_policy: str = field(default="observe", metadata={"definition": SettingDefinition(
