@@ -34,8 +34,8 @@ class QueueQuery(ListQuery):
     )
     sort: QueueSort = Field(
         "name",
-        description="sort key, with - for descending order; in and out: messages published and "
-        "acked per second; age: age of the oldest ready message",
+        description="sort key, with - for descending; in, out: published, acked per second; "
+        "age: oldest ready message",
     )
 
 
