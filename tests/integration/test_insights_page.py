@@ -125,7 +125,7 @@ async def test_missing_figures_are_shown_as_unknown(site: HttpSite) -> None:
 async def test_summary_of_another_history_is_marked_and_has_no_lag(site: HttpSite) -> None:
     await put_summary(site, history_id="f" * 32)
     page = text_of((await site.get("/insights?tab=jobs")).text)
-    assert "These figures describe a different history" in page
+    assert "These figures do not belong to the current history" in page
     assert "Current lag –" in page
 
 

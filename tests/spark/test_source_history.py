@@ -253,17 +253,17 @@ def test_table_of_a_catalog_is_created_and_queried(
     broker.settle(5)
     broker.ready = [b"1", b"2"]
     given = f"url '{broker.url}', token 'geheim'"
-    spark.sql(f"CREATE TABLE history USING phpmq OPTIONS ({given}, columns 'queue,offset')"
+    spark.sql(f"CREATE TABLE settled USING phpmq OPTIONS ({given}, columns 'queue,offset')"
               " TBLPROPERTIES (team = 'a')")  # fmt: skip
     spark.sql(f"CREATE TABLE work USING phpmq OPTIONS ({given}, mode 'queue', queue 'work',"
               " subscription 's')")  # fmt: skip
     spark.sql(f"CREATE TABLE named (offset BIGINT) USING phpmq OPTIONS ({given})")
     try:
-        rows = spark.sql("SELECT * FROM history WHERE offset > 3").collect()
+        rows = spark.sql("SELECT * FROM settled WHERE offset > 3").collect()
         assert [(row.queue, row.offset) for row in rows] == [("orders", 4), ("orders", 5)]
-        late = spark.sql("SELECT * FROM history WITH ('startingOffsets' = '5')")
+        late = spark.sql("SELECT * FROM settled WITH ('startingOffsets' = '5')")
         assert late.count() == 1
-        assert "geheim" not in spark.table("history").schema.json()
+        assert "geheim" not in spark.table("settled").schema.json()
         sink = Batches("claim")
         stream = spark.readStream.table("work").writeStream.foreachBatch(sink)
         located = stream.option("checkpointLocation", str(tmp_path))
@@ -274,7 +274,7 @@ def test_table_of_a_catalog_is_created_and_queried(
         with pytest.raises(AnalysisException, match="did you mean 'queue'"):
             spark.sql(f"CREATE TABLE wrong USING phpmq OPTIONS ({given}, queuee 'a')")
     finally:
-        for name in ("history", "work", "named"):
+        for name in ("settled", "work", "named"):
             spark.sql(f"DROP TABLE {name}")
 
 

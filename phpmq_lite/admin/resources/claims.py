@@ -184,8 +184,8 @@ def _check_right(request: web.Request, row: SubscriptionRow) -> None:
     if not may_use(request, row.queue or ""):
         identity = identity_of(request)
         raise Problem(
-            403, "foreign_queue", f"{identity.actor!r} may not use the queue of subscription "
-            f"{row.name!r}.", field="subscription", bound=", ".join(identity.queues),
+            403, "foreign_queue", f"{identity.actor!r} is not allowed to use the queue of "
+            f"subscription {row.name!r}.", field="subscription", bound=", ".join(identity.queues),
         )  # fmt: skip
 
 

@@ -85,8 +85,9 @@ _ASKS: Final[dict[str, tuple[str, str, tuple[FormField, ...]]]] = {
     ),
     "redrive": (
         "Ask for confirmation before a queue's dead letters are redriven.",
-        "Each record is republished at the end of the queue where it was dead-lettered and then "
-        "deleted. Messages that clients published directly to the dead-letter queue stay there.",
+        "Each record is republished at the end of the queue where it was dead-lettered, and "
+        "the record is then deleted. Messages that clients published directly to the dead-letter "
+        "queue stay there.",
         (_RECORDS_TARGET, ("ttl_field", ("the queue's default",)), ("rate_field", ()),
          ("limit_field", ("records",))),
     ),

@@ -1,4 +1,4 @@
-"""Stream writer for Parquet: each batch has its own folders, replaced if it is repeated.
+"""Stream writer for Parquet: each batch has its own folders, which a repeated batch replaces.
 
 Appending would duplicate the rows of a batch whose commit was lost. A batch's folder name contains
 the checkpoint's id, so that a new checkpoint, which counts from 0, overwrites nothing.
