@@ -16,9 +16,7 @@ def dispatch_ready(state: BrokerState, batch_number: int) -> None:
     remaining ones may use the room that the others left.
     """
     waiting: dict[int, Queue] = {}
-    served: dict[
-        int, Queue
-    ] = {}  # queues served in this round that still wait; the next round serves them last
+    served: dict[int, Queue] = {}  # queues that still wait; the next round serves them last
     while True:
         refused: dict[int, Queue] = {}
         _serve_queues(state, batch_number, waiting, served, refused)
