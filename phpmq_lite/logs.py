@@ -158,7 +158,7 @@ def is_quiet(kind: str) -> bool:
 
 
 def escape(text: str) -> str:
-    r"""Escape control, invisible and direction characters, as in ``\x1b`` or ``\u202e``."""
+    r"""Escape control, invisible and bidirectional characters as ``\x1b``, for example."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(

@@ -59,7 +59,7 @@ def envelope_for(
     """
     if isinstance(job, str):
         if data is None:
-            raise EnvelopeError(f"/data is missing: publish({job[:200]!r}, data)")
+            raise EnvelopeError(f"/data is missing; pass it as publish({job[:200]!r}, data)")
         target = default_queue if queue is None else queue
         inherited = codec.current_trace_id() if trace_id is None else trace_id
         return codec.make(job, data, target, trace_id=inherited, meta=meta)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
 
 HELD_SHOWN: Final = 50
 CLOSED_MS: Final = 24 * 3_600_000  # how long a closed connection stays in the list
-LABEL: Final = "label"  # labels are saved items of this kind
+LABEL: Final = "label"  # kind of the saved items that store labels
 LABEL_MAX: Final = 60  # maximum number of characters in a label
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid and gid of a Unix socket's peer
 HIDDEN_QUEUE_TEXT: Final = "hidden: you do not have access to this queue"

@@ -166,7 +166,7 @@ ACTIONS: Final = {
     ),
     Action.DELETE: ActionDefinition(
         DeleteInput, "Settle a message as deleted.",
-        "The message is settled as deleted and kept in the history for the retention time. Undo "
+        "The message is marked as deleted and kept in the history for the retention period. Undo "
         "restores it to its original position as a new message.",
         "message delete", _delete_fields, is_danger=True,
     ),

@@ -73,7 +73,7 @@ _LATER: Final = "Messages that arrive after this page is opened are not included
 _ASKS: Final[dict[str, tuple[str, str, tuple[FormField, ...]]]] = {
     "purge": (
         "Ask for confirmation before a queue's messages are deleted.",
-        "The messages are settled as deleted and kept in the history for the retention time. Undo "
+        "The messages are marked as deleted and kept in the history for the retention period. Undo "
         f"restores them. {_LATER}",
         (("limit_field", ("messages",)),),
     ),
@@ -94,7 +94,7 @@ _ASKS: Final[dict[str, tuple[str, str, tuple[FormField, ...]]]] = {
     "remove": (
         "Ask for confirmation before an empty queue is removed.",
         "A queue can be removed if it is empty, is not pinned and has no consumers. Its settings "
-        "are also removed; its history is kept for the retention time. Publishing to this name "
+        "are also removed; its history is kept for the retention period. Publishing to this name "
         "creates the queue again.",
         (),
     ),
@@ -225,7 +225,7 @@ async def _typed_name(request: web.Request) -> list[str]:
 
 
 def _removed(request: web.Request, _asked: None, _view: None) -> tuple[str, str]:
-    text = f"{queue_name_of(request)} was removed. Its history is kept for the retention time."
+    text = f"{queue_name_of(request)} was removed. Its history is kept for the retention period."
     return text, context_of(request).urls.to("queues")
 
 

@@ -48,7 +48,7 @@ class WalScan:
     frames: int = 0  # number of valid frames before the first bad one
     first_bad: int | None = None  # frame where SQLite stops reading; None if it reads all frames
     commits_after: int = 0  # number of complete commits after first_bad, which SQLite drops
-    last_after: int = 0  # last frame of the commits after first_bad
+    last_after: int = 0  # number of the last frame of these commits
     salts: bytes = field(default=b"", compare=False)  # salts from the header; empty if invalid
     known_frames: int = 0  # number of committed frames according to the WAL index
 
