@@ -399,7 +399,7 @@ class Batch:
     # -- done after the commit
     # connection -> messages to dispatch and receipts to send
     sends: dict[Any, tuple[list[Message], list[Receipt]]] = field(default_factory=dict)
-    is_partly_sent: bool = False  # a part was sent, which clients may already be processing
+    is_partly_sent: bool = False  # part of it has been sent, and clients may be processing it
     to_resume: set[Any] = field(default_factory=set)  # connections allowed to publish again
     replies: list[tuple[Callable[[Any], None], Any]] = field(default_factory=list)
     # (slow work to do outside a batch, callback that receives its result in a later batch)

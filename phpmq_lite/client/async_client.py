@@ -316,7 +316,7 @@ class Client(ClientBase):
         self._ready.set()
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes; an invalid or oversized frame ends the client."""
+        """Process received bytes; disconnect if a frame is invalid or oversized."""
         self.session.receive(data)
         trouble = self.session.protocol_problem(self.target)
         if trouble is not None:

@@ -21,7 +21,7 @@ KEY_BYTES: Final = 64  # maximum length of a publish key
 
 
 class EnvelopeSource(Protocol):
-    """An object with a URN and a payload; it can also have ``get_babel_trace_id()``."""
+    """An object with a URN, a payload and, optionally, ``get_babel_trace_id()``."""
 
     def get_babel_urn(self) -> str:
         """Return the URN of the job."""

@@ -127,7 +127,7 @@ class BeanstalkdClient:
         return sum(int(stats[f"current-jobs-{state}"]) for state in STATES)
 
     def newest_id(self) -> int | None:
-        """Return the id of the newest job, found by adding a job and deleting it again.
+        """Return the id of the newest job, which is found by adding a job and deleting it.
 
         Return None if the server is draining and accepts no jobs.
         """

@@ -131,7 +131,7 @@ def parse_id(request: web.Request) -> int:
 
 
 def check_same(password: str, again: str) -> None:
-    """Raise a 422 ``Problem`` if the two entries of a new password differ."""
+    """Raise a 422 ``Problem`` if a new password and its confirmation differ."""
     if password != again:
         raise Problem(422, "invalid", "The two passwords do not match.", field="again")
 

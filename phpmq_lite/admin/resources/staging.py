@@ -57,7 +57,7 @@ class UploadedRows(NamedTuple):
     bytes: int
 
     def chunks(self) -> Iterator[list[staging.StagedRow]]:
-        """Yield the rows in order, in chunks that the broker accepts as a single slice."""
+        """Yield the rows in order, in chunks small enough for one slice of the broker."""
         for batch in self.batches:
             at = 0
             while at < batch.num_rows:

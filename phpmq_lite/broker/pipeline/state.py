@@ -142,7 +142,7 @@ class StageQueue:
     bad_rows: int = 0  # number of rows to be dead-lettered when published
     bad_bytes: int = 0
     min_ttl_s: int | None = None  # None if no row expires
-    policy: str = ""  # the policy that rows were validated with, or empty if not validated
+    policy: str = ""  # the policy that rows were validated against; empty without validation
 
     def add(self, other: "StageQueue") -> None:
         """Add the counts of ``other``."""

@@ -186,6 +186,6 @@ def check_selection(files: ResultsFolder, options: ArchiveOptions) -> None:
     elif json.loads(kept) != selection:
         raise RefusedError(
             "other_selection",
-            f"the archive in {options.out} has the selection {kept}, not "
+            f"the archive in {options.out} was created with the selection {kept}, not "
             f"{json.dumps(selection)}. Use the same selection, or another folder",
         )
