@@ -10,7 +10,7 @@ RETRY: Final = ".retry"
 
 
 def dead_letter_queues_named(queues: Iterable[QueueStatus]) -> frozenset[str]:
-    """Return the dead-letter queues named in settings; others are recognized by the suffix ``.dlq``."""
+    """Return the dead-letter queues named in settings; all others have the suffix ``.dlq``."""
     return frozenset(
         queue.settings.dead_letter_queue for queue in queues if queue.settings.dead_letter_queue
     )
