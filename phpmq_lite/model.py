@@ -273,7 +273,7 @@ class EnvelopeInspector(Protocol):
 
 
 class Peer(Protocol):
-    """The interface of a connection that the engine calls after a commit."""
+    """The connection interface that the engine calls after a commit."""
 
     def send(
         self, dispatches: list[Message], receipts: list["Receipt"], now_ms: int

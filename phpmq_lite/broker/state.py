@@ -405,7 +405,7 @@ class BrokerState:
             self.registry.wake_publishers(queue)
 
     def acknowledge_held(self, connection: Connection, acks: Iterable[tuple[str, bytes]]) -> int:
-        """Settle messages held by a connection as acked; each is identified by queue and id.
+        """Acknowledge messages held by a connection; each is identified by queue and id.
 
         Stops at the first message that the connection does not hold; returns the number settled.
         """

@@ -296,4 +296,4 @@ def read_token(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
-        raise CommandError(f"{path} is not valid UTF-8; a token is plain text") from None
+        raise CommandError(f"{path} is not valid UTF-8; tokens must be plain text") from None

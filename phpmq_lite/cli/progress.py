@@ -17,7 +17,7 @@ _MIN_TOTAL: Final = 1_000  # no bar is shown if the total is smaller than this
 
 
 class JobProgress:
-    """Receives and shows the progress of a job; any thread may call it.
+    """Shows the progress of a job. Its methods can be called from any thread.
 
     ``bars`` estimates rate and remaining time; ``write`` prints a line, which is JSON unless
     ``bars`` are visible.

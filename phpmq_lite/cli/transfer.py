@@ -177,7 +177,7 @@ def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str
             continue
         target = queue or found.get("queue")
         if not isinstance(found.get("content"), str) or not isinstance(target, str):
-            raise CommandError(f"{name}: line {number} must contain the strings content and queue")
+            raise CommandError(f"{name}: line {number} needs the strings content and queue")
         message = {key: found[key] for key in ("content", "encoding", "ttl_s") if key in found}
         message |= {"queue": target}
         if wrong := problem_with(message):

@@ -107,7 +107,7 @@ class SqliteIdempotencyStore:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._process = 0  # id of the process that opened the database connection
-        self._owners: dict[str, str] = {}  # key -> owner, only for claims of this process
+        self._owners: dict[str, str] = {}  # key -> owner, only for claims held by this process
         self._count = 0
 
     def open(self) -> None:

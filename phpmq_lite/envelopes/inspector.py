@@ -108,7 +108,7 @@ class BabelQueueInspector:
         return RecordSource(block.message_id.encode(), cause, block.error)
 
     def redrive_content(self, content: bytes) -> bytes:
-        """Return the content to redrive: unwrapped, without its block and with 0 attempts."""
+        """Return the content to redrive: without its block, with attempts reset to 0."""
         return dead_letter_record.redrive_content(content)
 
     def origin_queue(self, content: bytes) -> str | None:

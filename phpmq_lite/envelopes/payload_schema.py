@@ -100,7 +100,7 @@ class PayloadSchema:
         """
         rule = self.rule
         if rule.sensitivity is not None and is_on_wire:
-            rule = replace(rule, sensitivity=None)  # the SDK encrypts only members of the data
+            rule = replace(rule, sensitivity=None)  # the SDK encrypts only members of data
         found = _check(rule, data, is_on_wire)
         return None if found is None else _problem(*found)
 

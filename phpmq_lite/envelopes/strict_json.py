@@ -49,7 +49,7 @@ _CHECKED: Final = json.JSONDecoder(
 
 
 def to_bytes(content: object) -> bytes:
-    """Return a body as bytes, encoding a string as UTF-8 in which lone surrogates remain invalid.
+    """Return a body as bytes; a string with lone surrogates is encoded as invalid UTF-8.
 
     Raises:
         EnvelopeError: the body is neither bytes nor a string.

@@ -1,4 +1,4 @@
-"""Journal of the messages stored by imports, kept longer than the broker remembers keys."""
+"""Journal of the messages stored by imports, kept after the broker has forgotten their keys."""
 
 from collections.abc import Iterable
 from pathlib import Path

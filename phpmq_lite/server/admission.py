@@ -136,7 +136,7 @@ class Admission:
         return self._count(address)
 
     def leave(self, address: str | None) -> None:
-        """Stop counting an admitted connection."""
+        """Remove an admitted connection from the count."""
         self._drop(self._counts, _normalized(address)[0])
 
     def reserve(self, address: str | None) -> str | None:

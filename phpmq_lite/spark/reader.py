@@ -336,7 +336,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**start, "claim": min(hi, after + most)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Split a batch's claims into ranges; repeated planning produces the same ranges."""
+        """Split a batch's claims into ranges; the same claims always produce the same ranges."""
         self._check(end)
         whole = OffsetRange(start["claim"], end["claim"], end["history"], node())
         return cut_range(whole, self._options.partitions)

@@ -444,7 +444,7 @@ def _lock_exclusively(lock: int, path: Path) -> None:
             return
         if time.monotonic() >= until_s:
             raise StartRefusedError(
-                f"{path} is locked by a check or a backup; wait until that has finished"
+                f"{path} is locked by a check or a backup; wait until it has finished"
             )
         time.sleep(_RETRY_S)
 

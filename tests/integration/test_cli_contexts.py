@@ -96,7 +96,7 @@ def test_token_file_does_not_go_with_a_data_folder(tmp_path: Path, in_use: bool)
 @pytest.mark.parametrize(
     ("encoding", "mode", "code", "message"),
     [
-        ("utf-16", 0o600, 1, "is not valid UTF-8; a token is plain text\n"),
+        ("utf-16", 0o600, 1, "is not valid UTF-8; tokens must be plain text\n"),
         ("ascii", 0o644, 4, "is readable by other users"),
     ],
 )

@@ -197,8 +197,8 @@ def _late(hold: MemoryReservation) -> Problem:
     if hold.is_ended:
         return Problem(
             503, "memory",
-            "A faster or earlier request needed the memory for large requests. Nothing was "
-            "stored. Repeat the request later.",
+            "The memory for large requests is in use by other requests. Nothing was stored. "
+            "Repeat the request later.",
             headers={"Retry-After": "2"},
         )  # fmt: skip
     return Problem(
@@ -274,7 +274,7 @@ def check_values(raw: bytes | bytearray, values_max: int) -> int:
     for start in range(0, len(raw), _BLOCK):  # a single call for 3 MiB would hold the GIL for 3 ms
         block = raw[start : start + _BLOCK]
         count += sum(block.count(mark) for mark in b",[{")
-        if count > FREE_VALUES:  # count again, without commas in strings
+        if count > FREE_VALUES:  # count again, ignoring commas inside strings
             count = _values(raw, values_max)
             break
     if count > values_max:

@@ -29,7 +29,7 @@ class LimitUsage:
     bound: int
     then: str  # what happens when the limit is exceeded
     used: int | None = None
-    reached: int | None = None  # how often the limit was reached since startup
+    reached: int | None = None  # number of times the limit has been reached since startup
     setting: str = ""  # name of the setting for the limit; empty if the limit is fixed
     unit: str = ""  # "bytes", "s", or empty for a count
 

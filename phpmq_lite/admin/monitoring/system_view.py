@@ -247,7 +247,7 @@ def _oldest(name: str, at_ms: int | None, days: float) -> SystemFact:
 
 
 def waiting_facts(status: BrokerStatus, reached: Iterable[LimitUsage] = ()) -> list[SystemFact]:
-    """Return how many connections are not being read, and why, and which limits are reached."""
+    """Return the number of connections whose reads are paused, the reasons, and limits reached."""
     found = [
         SystemFact(
             f"{count_of(count, 'connection', 'connections')} not being read",

@@ -85,7 +85,7 @@ async def get_clock(request: web.Request) -> ClockView:
 
 
 async def decide_clock(request: web.Request, asked: ClockDecisionInput) -> ClockView:
-    """Decide whether a clock that was far ahead at startup is right and the downtime counts."""
+    """Decide whether a clock that was far ahead at startup is correct, so that downtime counts."""
     identity = identity_of(request)
     if identity.queues:
         raise Problem(403, "foreign_queue", "This decision requires access to all queues.",

@@ -61,7 +61,7 @@ class PipelineTarget(NamedTuple):
 
     @property
     def out_folder(self) -> Path | None:
-        """The results folder, or None if it is not in the local file system."""
+        """The results folder, or None if it is not on the local file system."""
         return local_folder_of(self.out)
 
 

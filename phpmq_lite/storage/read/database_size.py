@@ -22,7 +22,7 @@ class DatabaseSize:
     removed: int  # number of rows removed by retention since the database was created
     audit_rows: int
     audit_oldest_at: int | None
-    last_seen_ms: int | None  # last stored time on the steady clock, in ms
+    last_seen_ms: int | None  # the most recently stored time of the steady clock, in ms
 
     @property
     def deleted_share(self) -> float:

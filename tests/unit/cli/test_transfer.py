@@ -29,7 +29,7 @@ def test_queue_of_the_command_line_wins() -> None:
     ("text", "wrong"),
     [
         ("{}\n", "line 1 must contain the strings"),
-        ('{"content": "x"}', "line 1 must contain the strings content and queue"),
+        ('{"content": "x"}', "line 1 needs the strings content and queue"),
         ('{"content": 1, "queue": "a"}', "line 1 must contain the strings"),
         ('{"content": "x", "queue": "a"}\n[1]', "line 2 is not a JSON object"),
         ("\n{", "line 2 is not valid JSON"),
