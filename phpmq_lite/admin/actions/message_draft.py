@@ -11,7 +11,7 @@ from phpmq_lite.admin.base.problems import Problem
 
 KINDS: Final = ("json", "text", "base64")  # format of the form's text: JSON, plain text or base64
 _PLACEHOLDER: Final = re.compile(r"\{\{\s*(uuid|now_ms|n)\s*\}\}")
-_BLANK: Final = " \t\n\x0b\x0c\r"  # a URN that consists only of these is blank
+_BLANK: Final = " \t\n\x0b\x0c\r"  # a URN with only these characters is blank
 
 
 @dataclass(slots=True, frozen=True)

@@ -63,7 +63,7 @@ class OwnedStore(Generic[T]):
         """Return the item with this token if it belongs to ``owner``.
 
         Raises:
-            Problem: 410 if it was used or dropped, has expired, or belongs to another user.
+            Problem: 410 if the item was used or dropped, has expired, or belongs to another user.
         """
         found = self._kept.get(token)
         if found is None or found.owner != owner or found.expires_at <= now_ms:

@@ -59,7 +59,7 @@ _log = get_logger(__name__)
 
 
 class ExportBoundsInput(QueryModel):
-    """A reader's name and position, to be set together, and a time whose offset to look up."""
+    """A reader's name and position (set both or neither), and a time whose offset is looked up."""
 
     reader: str = Field("", max_length=255, description="reader whose position to record, if any")
     position: int | None = Field(None, ge=0, le=OFFSET_MAX, description="last processed offset")
@@ -73,7 +73,7 @@ class ExportBoundsInput(QueryModel):
 
 
 class ExportBoundsView(BaseModel):
-    """The offset range of the history. Offsets are comparable only within a ``history_id``."""
+    """The offset range of the history. Compare offsets only within one ``history_id``."""
 
     history_id: str = Field(description="id of the history that the offsets belong to")
     lo: int = Field(description="rows after this offset are complete, except for deleted messages")

@@ -63,7 +63,7 @@ class BulkJobView(ResponseModel):
 
     @classmethod
     def of_row(cls, number: int, row: BulkJobRow) -> Self:
-        """Return the view of a job that is now found only in the audit log."""
+        """Return the view of a job that is no longer in memory, from its audit row."""
         return cls(
             job=number,
             action=row.action.rpartition(".")[2],

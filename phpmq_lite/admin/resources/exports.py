@@ -35,7 +35,7 @@ from phpmq_lite.storage.read.messages import MessageRow
 
 PAGE_ROWS: Final = 100
 PAGE_BYTES: Final = 1 << 20  # maximum total size of a page's bodies; a single body may be larger
-_TIMES: Final = 5  # maximum number of copies of a body in memory: bytes, text, JSON and line
+_TIMES: Final = 5  # maximum number of copies of a body in memory (bytes, text, JSON and line)
 
 
 MessageWithBody = tuple[MessageRow, bytes | None]

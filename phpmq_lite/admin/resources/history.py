@@ -135,7 +135,7 @@ async def show_history(request: web.Request) -> web.StreamResponse:
 
 
 def _is_one(request: web.Request, query: HistoryPageQuery) -> bool:
-    """Return whether an index can sort the list, because it covers one queue or all queues."""
+    """Return whether an index can sort the list: the list must cover one queue or all queues."""
     return bool(query.queue) or allowed_queues(request) is None
 
 

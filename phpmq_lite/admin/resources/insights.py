@@ -1,4 +1,4 @@
-"""The page and the API for the results of the pipeline."""
+"""The page and API for the pipeline's results."""
 
 import asyncio
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ async def visible_summary(request: web.Request) -> PipelineSummary | None:
 
 
 ROWS: Final = 200  # maximum number of table rows on the page; other formats contain all rows
-OLD_MS: Final = 26 * 3_600_000  # a summary older than this is outdated, which allows for daily runs
+OLD_MS: Final = 26 * 3_600_000  # a summary older than this is outdated (allows for daily runs)
 
 InsightsTab = Literal[
     "charts", "queues", "urns", "dead", "expired", "paths", "jobs", "claims", "readers"

@@ -167,7 +167,7 @@ async def read_history_page(
 
 @dataclass(slots=True, frozen=True)
 class SearchPage:
-    """A page of search results, found in ``searched`` of about ``total`` messages."""
+    """A page of search results; ``searched`` of about ``total`` messages have been searched."""
 
     query: SearchQuery
     rows: Sequence[MessageRow]

@@ -88,7 +88,7 @@ class MessageWait:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + timeout_s
         while True:
-            woken.clear()  # before reading, so that a message stored since then sets it again
+            woken.clear()  # before the read, so that a message stored during the read sets it again
             found = await self._read_match(ends_at)
             if found is not None or self.is_over():
                 return found
@@ -100,7 +100,7 @@ class MessageWait:
                 return await self._read_match(ends_at) if woken.is_set() else None
 
     async def _read_match(self, ends_at: float) -> MessageRow | None:
-        """Read slices until one contains a match or none is left; only one after ``ends_at``."""
+        """Read slices until one contains a match or none is left; after ``ends_at``, only one."""
         while places := await self._next():
             rows = await self.search.matches(self.query, list(places), self.queues())
             if rows:
