@@ -28,17 +28,17 @@ def test_queue_of_the_command_line_wins() -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("{}\n", "line 1 must contain the strings"),
+        ("{}\n", "line 1 needs the strings"),
         ('{"content": "x"}', "line 1 needs the strings content and queue"),
-        ('{"content": 1, "queue": "a"}', "line 1 must contain the strings"),
+        ('{"content": 1, "queue": "a"}', "line 1 needs the strings"),
         ('{"content": "x", "queue": "a"}\n[1]', "line 2 is not a JSON object"),
         ("\n{", "line 2 is not valid JSON"),
         (
             '{"content": "x", "queue": "a"}\n{"ü"',
             "line 2 is not valid UTF-8 at byte 3; is the file truncated",
         ),
-        ('{"queue": "a", "content": null}', "line 1 must contain the strings"),
-        ('{"queue": "a", "id": "0"}', "line 1 must contain the strings"),
+        ('{"queue": "a", "content": null}', "line 1 needs the strings"),
+        ('{"queue": "a", "id": "0"}', "line 1 needs the strings"),
     ],
 )
 def test_invalid_line_is_named(text: str, wrong: str) -> None:
