@@ -120,7 +120,7 @@ class LoginThrottle:
     def __init__(self) -> None:
         self._tries: dict[str, deque[float]] = {}  # times of last minute's attempts, by address
         self._unknown: deque[float] = deque()
-        self._known: dict[str, float] = {}  # time of the last login, by address
+        self._known: dict[str, float] = {}  # time of the last login, keyed by address
 
     def add_login(self, address: str, now_s: float) -> None:
         """Record a login; from then on, other addresses cannot use up this address's attempts."""

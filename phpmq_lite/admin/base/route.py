@@ -55,7 +55,7 @@ class Route:
     cli: str | None = None  # CLI command that uses this route, such as "queue purge"
     is_early: bool = False  # whether the route works before the broker is ready
     body: int = BODY_BYTES  # maximum size of the request body; LOGIN_BYTES for public routes
-    has_content: bool = False  # whether the body may also contain a message in base64
+    has_content: bool = False  # whether the body can also contain a message in base64
     values: int = VALUES  # maximum number of JSON values in the request body
 
     @property

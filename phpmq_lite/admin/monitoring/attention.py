@@ -43,7 +43,7 @@ class AttentionFacts:
     now_ms: int
     ages: Mapping[int, int] = field(default_factory=dict)  # publish time of the first ready message
     expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # number, earliest expiry
-    deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # counts by reason
+    deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # counts, keyed by reason
     unread: Mapping[int, int] = field(default_factory=dict)  # expired without ever being dispatched
     held: Sequence[ConsumerLoad] = ()
     refused: Mapping[str, int] = field(default_factory=dict)  # recent refusals, by reason

@@ -131,7 +131,7 @@ async def answer_startupz(request: web.Request) -> web.StreamResponse:
 
 
 def is_started(request: web.Request) -> bool:
-    """Return whether startup is complete; this is still True while the broker drains."""
+    """Return whether startup is complete; this remains True while the broker drains."""
     context = context_of(request)
     return context.is_ready() or context.engine.summary().is_draining
 

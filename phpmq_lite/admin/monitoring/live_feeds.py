@@ -65,7 +65,7 @@ class Feed:
         self.number = number
         self._version = 0
         self._fields: dict[tuple[str, str], tuple[Any, int]] = {}  # value, version by (member, key)
-        self._rows: deque[tuple[int, dict[str, Any]]] = deque(maxlen=ROWS)  # number and row
+        self._rows: deque[tuple[int, dict[str, Any]]] = deque(maxlen=ROWS)  # row number and row
         self._row = 0  # number of rows so far, including those omitted
 
     @property
@@ -303,7 +303,7 @@ class LiveFeeds:
                 for stream in running.streams:
                     stream.end("gone")
                 return
-            except PhpmqError as error:  # such as a slow read; try again in a second
+            except PhpmqError as error:  # for example, a slow read; try again in a second
                 if not is_quiet("live_failed"):
                     _log.warning("live_failed", reason=str(error))
             except Exception as error:

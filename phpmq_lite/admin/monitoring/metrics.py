@@ -82,7 +82,7 @@ class MetricReadings:
     http: HttpCounters
     version: str
     now_ms: int
-    files: Mapping[str, int] | None = None  # size in bytes, by file name
+    files: Mapping[str, int] | None = None  # size in bytes, keyed by file name
     disk_free: int | None = None
     history_rows: int | None = None
     history_offset: int | None = None

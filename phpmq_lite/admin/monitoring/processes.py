@@ -139,7 +139,7 @@ def program_of(arguments: Sequence[str]) -> str:
 
 def _script_of(arguments: Sequence[str]) -> str | None:
     """Return the script that an interpreter's arguments name, or None if that is uncertain."""
-    is_value = False  # whether the argument may be the value of the option before it
+    is_value = False  # whether the argument might be the value of the option before it
     for at, argument in enumerate(arguments):
         if argument in ("-m", "-jar"):
             named = "".join(arguments[at + 1 : at + 2])
