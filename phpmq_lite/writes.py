@@ -359,4 +359,4 @@ class PutRollup(NamedTuple):
 class QuarantinedRows(NamedTuple):
     """Read the invalid rows of a stage."""
 
-    spans: str  # JSON list of row id ranges, each [first, end] without ``end`` itself
+    spans: str  # JSON list of row id ranges, each [first, end] with end excluded

@@ -321,7 +321,7 @@ class Session(asyncio.Protocol):
             core.set_blocked(self.connection, is_blocked=is_blocked or self.is_ending)
 
     def on_processed(self, core: Broker) -> None:
-        """Proceed with closing a connection once all of its frames have been processed."""
+        """Finish closing a connection once all of its frames have been processed."""
         self._report_memory()
         if self.frames:
             return

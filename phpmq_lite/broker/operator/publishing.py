@@ -53,7 +53,7 @@ def publish(
     is a RefusedError.  ``validated`` holds the results, keyed by list index.
 
     Repeating a ``key`` within the receipt window stores nothing and sends the same reply again.
-    ``source`` is a seq and an event kind: such an event links that seq to the first message.
+    ``source`` is a seq and an event kind: the first message is linked to that seq by such events.
 
     Raises:
         RefusedError: ``draining``, ``bad_name``, ``unknown_queue``, ``too_many_queues``,
