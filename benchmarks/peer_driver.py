@@ -6,9 +6,11 @@ harness with these drivers.
 
 ``phpmq-lite`` publishes with keys and waits for receipts. ``phpmq-lite-plain`` publishes without
 replies, for throughput and latency from end to end, where the consumer's acknowledgements prove
-delivery.
+delivery. ``PHPMQ_LITE_BUILDS=compiled=/path/to/python`` adds a driver ``phpmq-lite-compiled`` whose
+broker runs in that interpreter; names and paths are separated by commas.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -85,10 +87,11 @@ class Confirmed(Driver):  # type: ignore[misc]
     description = "PHPMQ Lite, confirmed publishing; a receipt follows a commit with fsync"
     publisher = ConfirmedPublisher
     consumer = AcknowledgingConsumer
+    python = sys.executable
 
     def launch(self, directory: Path, port: int) -> Launch:
-        """Return the command line, with the interpreter of the harness."""
-        serve = [sys.executable, "-m", "phpmq_lite", "serve", "--data", str(directory / "data")]
+        """Return the command line, with the driver's interpreter."""
+        serve = [self.python, "-m", "phpmq_lite", "serve", "--data", str(directory / "data")]
         listeners = ["--listen", f"127.0.0.1:{port}", "--legacy-listen", "none", "--admin", "none"]
         limits = ["--set", "limits.connections=3000"]
         limits += ["--set", "limits.connections_per_loopback_address=3000"]
@@ -103,4 +106,13 @@ class Plain(Confirmed):
     publisher = PlainPublisher
 
 
-DRIVERS = [Confirmed(), Plain()]
+def other_builds(text: str) -> list[Confirmed]:
+    """Return a confirmed driver for each ``name=python``."""
+    pairs = [item.split("=", 1) for item in text.split(",") if item]
+    return [
+        type("Build", (Confirmed,), {"name": f"phpmq-lite-{name}", "python": python})()
+        for name, python in pairs
+    ]
+
+
+DRIVERS = [Confirmed(), Plain(), *other_builds(os.environ.get("PHPMQ_LITE_BUILDS", ""))]
