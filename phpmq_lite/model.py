@@ -299,6 +299,11 @@ class Receipt:
     reason: str | None = None
 
 
+# A row of the table receipt: number of its last key, queue_id, seq of its first key's message,
+# time (steady ms), length of each key, and the keys.  The messages have consecutive seqs.
+KeyRun = tuple[int, int, int, int, int, bytes]
+
+
 @dataclass(slots=True, frozen=True)
 class WindowRequest:
     """A request to load a queue's next ready messages after a position (exclusive), in order."""
@@ -372,7 +377,7 @@ class Batch:
     # (outcome, reason) -> seqs of the messages
     settled: dict[tuple[int, str | None], list[int]] = field(default_factory=dict)
     events: list[Any] = field(default_factory=list)  # flat list: seq, at_ms, kind, detail
-    keys: list[Any] = field(default_factory=list)  # flat list: queue_id, key, seq, at_ms (steady)
+    keys: list[Any] = field(default_factory=list)  # flat list of KeyRun
     # flat list: client, kind, address, opened_at
     opened_clients: list[Any] = field(default_factory=list)
     # one tuple per client: (closed_at, framing, revision, reason, client)
@@ -490,12 +495,13 @@ class RecoveredState:
     """The state that the writer reads at startup: everything kept in memory except messages."""
 
     queues: list[QueueRow]
-    # (queue_id, key, seq, at_ms), oldest first; iterate only once, before anything is stored
-    receipts: Iterable[tuple[int, bytes, int, int]]
+    # oldest first; iterate only once, before anything is stored
+    receipts: Iterable[KeyRun]
     counters: dict[str, int]
     next_deadline_ms: int | None
     returned: int  # number of dispatched messages that are ready again
     pipeline: PipelineRows = field(default_factory=PipelineRows)
+    newest_key: int = 0  # number of the newest key in the table receipt, even if it has expired
 
 
 Reply = Callable[[Any], None]

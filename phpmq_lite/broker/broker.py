@@ -159,7 +159,7 @@ class Broker:
         self.audit_counts: Counter[str] = Counter()  # number of audit rows since startup, by action
         self._publishers: dict[tuple[str, str], int] = {}  # (source, actor) -> client number
         self.publish_keys = PublishKeys(limits.receipts, limits.receipt_window_ms)
-        self.publish_keys.load(stored.receipts)
+        self.publish_keys.load(stored.receipts, stored.newest_key)
         self.connections: dict[int, Connection] = {}  # keyed by client number
         self.ignored: Counter[str] = Counter()  # number of commands without effect, by reason
         self.refused: Counter[str] = Counter()  # number of refused publish commands, by reason
@@ -348,9 +348,9 @@ class Broker:
         message = transitions.publish(state, queue, body, ttl_s, connection.number, inspection)
         connection.published += 1
         if key is not None:
-            now_ms = state.now.steady_ms
-            self.publish_keys.add(queue.queue_id, key, message.seq, now_ms)
-            state.batch.keys += (queue.queue_id, key, message.seq, now_ms)
+            state.batch.keys += self.publish_keys.add(
+                queue.queue_id, key, message.seq, state.now.steady_ms
+            )
             self._receipts_for(connection).append(Receipt(name, (key,)))
         return CommandResult.DONE
 

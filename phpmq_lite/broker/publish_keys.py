@@ -1,11 +1,22 @@
 """Deduplication keys of confirmed publish commands."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, Final
+
+from phpmq_lite.model import KeyRun
 
 _TIME_BITS: Final = 44  # enough for 500 years in milliseconds
 _TIME: Final = (1 << _TIME_BITS) - 1
+
+
+def expand_run(run: KeyRun) -> Iterator[tuple[int, bytes, int, int]]:
+    """Yield queue_id, key, seq and time (steady ms) for each key of a row."""
+    _, queue_id, seq, at_ms, size, keys = run
+    for at in range(0, len(keys), size):
+        yield queue_id, keys[at : at + size], seq, at_ms
+        seq += 1
 
 
 class PublishKeys:
@@ -23,6 +34,7 @@ class PublishKeys:
     def __init__(self, limit: int, window_ms: int) -> None:
         self._limit = limit
         self._window_ms = window_ms
+        self._number = 0  # number of the newest key; keys are numbered without gaps
         self._seen: dict[bytes, int] = {}  # packed (queue_id, key) -> packed (seq, time)
         self._order: deque[bytes] = deque()  # keys of _seen, in insertion order
         self._until_copy = limit // 2  # number of keys that can be added before _seen is copied
@@ -31,15 +43,17 @@ class PublishKeys:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def load(self, rows: Iterable[tuple[int, bytes, int, int]]) -> None:
-        """Load at most ``limit`` rows of (queue_id, key, seq, at_ms), oldest first."""
-        seen, append = self._seen, self._order.append
-        for queue_id, key, seq, at_ms in rows:
-            name = b"%d:%b" % (queue_id, key)
-            if name in seen:
-                self._repeated[name] = self._repeated.get(name, 0) + 1
-            seen[name] = seq << _TIME_BITS | at_ms
-            append(name)
+    def load(self, rows: Iterable[KeyRun], newest: int) -> None:
+        """Load the newest rows, oldest first, dropping keys beyond the limit.
+
+        ``newest`` is the number of the newest key in the table, which may have expired.
+        """
+        self._number = newest
+        at_ms = 0
+        for row in rows:
+            for queue_id, key, seq, at_ms in expand_run(row):
+                self._insert(b"%d:%b" % (queue_id, key), seq, at_ms)
+        self._forget(at_ms)
 
     def find(self, queue_id: int, key: bytes, now_ms: int) -> int | None:
         """Return the seq stored under ``key`` for this queue in the last ``window_ms``, or None."""
@@ -48,37 +62,46 @@ class PublishKeys:
             return None
         return entry >> _TIME_BITS
 
-    def add(self, queue_id: int, key: bytes, seq: int, now_ms: int) -> None:
-        """Add ``key``; evict expired keys, and the oldest keys if there are more than ``limit``."""
-        name = b"%d:%b" % (queue_id, key)
+    def add(self, queue_id: int, key: bytes, seq: int, now_ms: int) -> KeyRun:
+        """Add ``key`` and return its row; evict keys that are expired or exceed the limit."""
+        self._insert(b"%d:%b" % (queue_id, key), seq, now_ms)
+        self._number += 1
+        self._forget(now_ms)
+        return self._number, queue_id, seq, now_ms, len(key), key
+
+    def _insert(self, name: bytes, seq: int, at_ms: int) -> None:
         if name in self._seen:
             self._repeated[name] = self._repeated.get(name, 0) + 1
-        self._seen[name] = seq << _TIME_BITS | now_ms
+        self._seen[name] = seq << _TIME_BITS | at_ms
         self._order.append(name)
         self._until_copy -= 1
-        self._forget(now_ms)
 
     def add_new(
         self, given: Iterable[tuple[int, Sequence[bytes]]], seq: int, now_ms: int
     ) -> list[Any]:
         """Add keys for consecutive seqs starting at ``seq``, taking 0.4 instead of 0.9 µs a key.
 
-        Returns their rows in the format of ``load``, but flat.  If a key is known or repeated, adds
-        no key and returns an empty list: call ``find`` for each key.
+        Returns their rows as one flat list of KeyRun.  If a key is known or repeated, adds no key
+        and returns an empty list: call ``find`` for each key.
         """
         seen, first = self._seen, seq << _TIME_BITS | now_ms
         names: list[bytes] = []
         rows: list[Any] = []
+        number = self._number
         for queue_id, keys in given:
             prefix = b"%d:" % queue_id
-            for key in keys:
-                names.append(prefix + key)
-                rows += (queue_id, key, seq, now_ms)
-                seq += 1
+            names += [prefix + key for key in keys]
+            for size, some in groupby(keys, len):
+                joined = b"".join(some)
+                count = len(joined) // size
+                number += count
+                rows += (number, queue_id, seq, now_ms, size, joined)
+                seq += count
         if not seen.keys().isdisjoint(names) or len({*names}) < len(names):
             return []
         step = 1 << _TIME_BITS
         seen.update(zip(names, range(first, first + len(names) * step, step), strict=True))
+        self._number = number
         self._order.extend(names)
         self._until_copy -= len(names)
         self._forget(now_ms)

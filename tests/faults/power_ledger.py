@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from phpmq_lite.broker.publish_keys import expand_run
 from phpmq_lite.model import State, checksum
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import (
@@ -125,7 +126,8 @@ class PowerLedger:
         is_trimmed = removed[0] > 0  # settled messages may be missing
         gone = self._settled_keys() if is_trimmed else set()
         found += (Finding(LOST, repr(key)) for key in self.confirmed - present - gone)
-        remembered = {key for (key,) in database.execute("SELECT key FROM receipt")}
+        runs = database.execute("SELECT * FROM receipt").fetchall()
+        remembered = {key for run in runs for _, key, _, _ in expand_run(run)}
         found += (Finding(FORGOTTEN, repr(key)) for key in self.confirmed - remembered)
         found += self._unstored(alive, {seq: token for seq, (token, _) in settled.items()}, gone)
         found += self._undone(alive, {seq: how for seq, (_, how) in settled.items()}, is_trimmed)

@@ -106,7 +106,7 @@ def test_key_is_known_after_a_restart_for_the_rest_of_its_time(make: MakeDriver)
 def test_youngest_keys_are_known_after_a_restart(
     make: MakeDriver, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(stores, "_KEYS_AT_ONCE", at_once)
+    monkeypatch.setattr(stores, "_RECEIPTS_AT_ONCE", at_once)
     driver = make(Limits(receipts=3))
     client = driver.connect()
     for key in (b"a", b"b", b"c", b"d"):

@@ -115,7 +115,7 @@ def old(tmp_path: Path) -> Iterator[sqlite3.Connection]:
         " (3, 1, 1, 3, 2, 9, 8, 1, 0, 10, 7, 'a'), (1, 1, 1, 1, 5, 9, 8, 1, 0, 20, 7, NULL),"
         " (2, 1, 1, 2, 2, 9, 8, 1, 0, 30, 7, NULL);"
         'DELETE FROM history WHERE "offset" = 1;'
-        "INSERT INTO receipt (queue_id, key, seq, at_ms) VALUES (1, 'k', 3, 5);"
+        "INSERT INTO receipt (queue_id, key, seq, at_ms) VALUES (1, x'6b', 3, 5);"
         "INSERT INTO counter VALUES ('history_rows', 1), ('history_bytes', 30),"
         " ('deleted_rows', 1), ('deleted_bytes', 20), ('history_lo', 2), ('next_number', 9);"
     ):
@@ -130,10 +130,9 @@ def totals(connection: sqlite3.Connection) -> dict[str, int]:
 
 def test_history_and_keys_of_the_first_schema_are_kept(old: sqlite3.Connection) -> None:
     before = old.execute("SELECT * FROM history").fetchall()
-    keys = old.execute("SELECT * FROM receipt").fetchall()
     migrate(old, migrations_folder())
     assert old.execute("SELECT * FROM history").fetchall() == before
-    assert old.execute("SELECT * FROM receipt").fetchall() == keys
+    assert old.execute("SELECT * FROM receipt").fetchall() == [(1, 1, 3, 5, 1, b"k")]
     assert "history_rows" not in totals(old)
     HistoryIndexer().run(old, 0, is_idle=True)
     assert totals(old) == {

@@ -247,7 +247,7 @@ def test_body_of_a_live_message_stays_despite_a_history_row(store: RetentionData
 
 
 def receipts(store: RetentionDatabase, *at_ms: int) -> None:
-    sql = "INSERT INTO receipt (queue_id, key, seq, at_ms) VALUES (1, x'00', 1, ?)"
+    sql = "INSERT INTO receipt (queue_id, seq, at_ms, key_bytes, keys) VALUES (1, 1, ?, 1, x'00')"
     for at in at_ms:
         store.execute(sql, (at,))
 

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from phpmq_lite.broker.pipeline.state import KnownAppId, StageWriter
+from phpmq_lite.broker.publish_keys import expand_run
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.integrity.database_check import verify
 from phpmq_lite.storage.migrate import migrate, read_migrations
@@ -24,6 +25,7 @@ from tests.support.core_and_store import (
 )
 
 OLDER = range(1, len(read_migrations(migrations_folder())))
+RECEIPT_RUNS = 8  # since this version, a row of the table receipt has the keys of several messages
 TODAY = "SELECT type, name, sql FROM sqlite_schema ORDER BY type, name"
 
 
@@ -47,6 +49,13 @@ def as_of(version: int, today: Path, folder: Path) -> Path:
             " WHERE type = 'table' AND name NOT LIKE 'sqlite%' AND name <> 'migration'"
         ).fetchall()
         for (table,) in tables:
+            if table == "receipt" and version < RECEIPT_RUNS:
+                runs = connection.execute("SELECT * FROM today.receipt").fetchall()
+                keys = [key for run in runs for key in expand_run(run)]
+                connection.executemany(
+                    "INSERT INTO receipt (queue_id, key, seq, at_ms) VALUES (?, ?, ?, ?)", keys
+                )
+                continue
             both = set(columns(connection, "main", table))
             names = ", ".join(n for n in columns(connection, "today", table) if n in both)
             connection.execute(

@@ -164,7 +164,7 @@ def test_dispatch_is_on_disk_before_it_is_sent(make: MakeDriver) -> None:
                 "SELECT state, deliveries, consumer, content FROM message JOIN body USING (seq)"
             )
         )
-        seen.extend(reader.execute("SELECT key FROM receipt"))
+        seen.extend(reader.execute("SELECT keys FROM receipt"))
         return send(dispatches, receipts, now_ms)
 
     worker.send = read_first  # type: ignore[method-assign]

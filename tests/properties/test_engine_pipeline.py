@@ -290,7 +290,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
         }
         assert {content for _, outcome, content in settled if outcome != State.ACKED} <= self.mortal
         assert {outcome for _, outcome, _ in settled} <= {State.ACKED, State.EXPIRED}
-        assert {key for (key,) in house.rows("SELECT key FROM receipt")} == self.keys
+        assert {key for _, key, _, _ in house.receipts()} == self.keys
         assert (state.held, state.held_bytes, state.messages, state.bodies.total_bytes) == (
             0,
             0,

@@ -3,22 +3,25 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from phpmq_lite.broker.publish_keys import PublishKeys
+from phpmq_lite.broker.publish_keys import PublishKeys, expand_run
+from phpmq_lite.model import KeyRun
 
 WINDOW_MS = 100
 LIMIT = 4
 
-keys = st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f"])
+KEYS = [b"a", b"b", b"c", b"dd", b"ee", b"fff"]
+keys = st.sampled_from(KEYS)
 queue_ids = st.integers(1, 2)
 
 
 class ReceiptsAgainstList(RuleBasedStateMachine):
-    """``added`` has every row of the table ``receipt``, oldest first."""
+    """``added`` has every key, and ``rows`` every row of the table ``receipt``, oldest first."""
 
     def __init__(self) -> None:
         super().__init__()
         self.receipts = PublishKeys(LIMIT, WINDOW_MS)
         self.added: list[tuple[int, bytes, int, int]] = []  # queue_id, key, seq, at_ms
+        self.rows: list[KeyRun] = []
         self.now_ms = 0
 
     def known(self) -> dict[tuple[int, bytes], int]:
@@ -36,8 +39,34 @@ class ReceiptsAgainstList(RuleBasedStateMachine):
         assert self.receipts.find(queue_id, key, self.now_ms) == expected
         if expected is None:
             seq = len(self.added) + 1
-            self.receipts.add(queue_id, key, seq, self.now_ms)
+            self.rows.append(self.receipts.add(queue_id, key, seq, self.now_ms))
             self.added.append((queue_id, key, seq, self.now_ms))
+
+    @rule(given=st.lists(st.tuples(queue_ids, st.lists(keys, min_size=1, max_size=3)), max_size=3))
+    def publish_run(self, given: list[tuple[int, list[bytes]]]) -> None:
+        """Add the keys of consecutive messages together, unless one of them is not new."""
+        pairs = [(queue_id, key) for queue_id, some in given for key in some]
+        is_new = len({*pairs}) == len(pairs) and not self.remembered & {*pairs}
+        first = len(self.added) + 1
+        flat = self.receipts.add_new(given, first, self.now_ms)
+        if not (is_new and pairs):
+            assert flat == []
+            return
+        rows = list(zip(*[iter(flat)] * 6, strict=True))
+        added = [(*pair, seq, self.now_ms) for seq, pair in enumerate(pairs, first)]
+        assert [key for row in rows for key in expand_run(row)] == added
+        self.rows += rows
+        self.added += added
+
+    @property
+    def remembered(self) -> set[tuple[int, bytes]]:
+        """All keys in memory, including expired keys that are not evicted yet."""
+        return {
+            (queue_id, key)
+            for queue_id in (1, 2)
+            for key in KEYS
+            if self.receipts.find(queue_id, key, 0) is not None
+        }
 
     @rule(ms=st.sampled_from([1, 40, 99, 100, 500]))
     def pass_time(self, ms: int) -> None:
@@ -45,11 +74,11 @@ class ReceiptsAgainstList(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """As the writer does: the youngest rows that still count, oldest first."""
+        """Load the rows that the store would: those with recent keys within the limit."""
         self.receipts = PublishKeys(LIMIT, WINDOW_MS)
-        rows = [row for row in self.added if row[3] > self.now_ms - WINDOW_MS]
-        for row in rows[-LIMIT:]:
-            self.receipts.add(*row)
+        excess, expired = len(self.added) - LIMIT, self.now_ms - WINDOW_MS
+        some = (row for row in self.rows if row[0] > excess and row[3] > expired)
+        self.receipts.load(some, len(self.added))
 
     @rule(queue_id=queue_ids, key=keys)
     def look_up(self, queue_id: int, key: bytes) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.broker.flow_control import PublishQuota
+from phpmq_lite.broker.publish_keys import expand_run
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Batch, Limits, LoadedRows
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Publish
@@ -90,7 +91,9 @@ class Twin:
                 for m in batch.created
             ],
             "bodies": batch.bodies,
-            "keys": batch.keys,
+            "keys": [
+                key for run in zip(*[iter(batch.keys)] * 6, strict=True) for key in expand_run(run)
+            ],
             "settled": batch.settled,
             "dispatched": [(m.seq, m.consumer) for m in batch.dispatched],
             "sums": (batch.created_bytes, batch.counters, state.held_bytes),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.publish_keys import expand_run
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.model import Batch, Limits, LoadedRows, Message
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
@@ -280,8 +281,12 @@ class EngineDriver:
 
     def has_key(self, key: bytes) -> bool:
         """Return whether a key is committed together with its message."""
-        found = self.disk.execute("SELECT seq FROM receipt WHERE key = ?", (key,)).fetchall()
-        return len(found) == 1 and self.rows("SELECT seq FROM body WHERE seq = ?", *found[0]) != []
+        found = [seq for _, stored, seq, _ in self.receipts() if stored == key]
+        return len(found) == 1 and self.rows("SELECT seq FROM body WHERE seq = ?", *found) != []
+
+    def receipts(self) -> list[tuple[int, bytes, int, int]]:
+        """Return queue_id, key, seq and time (steady ms) of each committed key."""
+        return [key for run in self.rows("SELECT * FROM receipt") for key in expand_run(run)]
 
     def rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
         return self.disk.execute(sql, parameters).fetchall()

@@ -224,8 +224,7 @@ def _store_key(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> N
         entries.append((_last_key(key), last))
     now_ms = core.state.now.steady_ms
     for name, seq in entries:
-        core.publish_keys.add(queue.queue_id, name, seq, now_ms)
-        core.state.batch.keys += (queue.queue_id, name, seq, now_ms)
+        core.state.batch.keys += core.publish_keys.add(queue.queue_id, name, seq, now_ms)
 
 
 def _reply_again(

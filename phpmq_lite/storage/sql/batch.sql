@@ -107,8 +107,8 @@ DELETE FROM message WHERE seq IN ({rows:?});
 INSERT INTO event (seq, at_ms, kind, detail) VALUES {rows:(?,?,?,?)};
 
 -- name: insert_receipt
--- rows: queue_id, key, seq, at_ms
-INSERT INTO receipt (queue_id, key, seq, at_ms) VALUES {rows:(?,?,?,?)};
+-- rows: n, queue_id, seq, at_ms, key_bytes, keys
+INSERT INTO receipt (n, queue_id, seq, at_ms, key_bytes, keys) VALUES {rows:(?,?,?,?,?,?)};
 
 -- name: insert_queue
 -- parameters: queue_id, name, created_at, created_by
@@ -281,16 +281,16 @@ DELETE FROM queue WHERE settings = '{"removed": true}'
   AND queue_id NOT IN (SELECT queue_id FROM stage_part)
   AND queue_id NOT IN (SELECT queue_id FROM subscription);
 
--- name: newest_excess_receipt
--- The newest receipt beyond the limit; no row if there is none.
--- parameters: number of receipts that count
-SELECT n FROM receipt ORDER BY n DESC LIMIT 1 OFFSET ?;
+-- name: newest_key
+-- Number of the newest key; 0 if there is none.
+SELECT coalesce(max(n), 0) FROM receipt;
 
 -- name: receipts
--- Receipts that still count, oldest first.
+-- Receipts that still count, oldest first; the first row may also have keys beyond the limit.
 -- parameters: after (n); added after (steady ms); limit
 -- index: INTEGER PRIMARY KEY
-SELECT n, queue_id, key, seq, at_ms FROM receipt WHERE n > ? AND at_ms > ? ORDER BY n LIMIT ?;
+SELECT n, queue_id, seq, at_ms, key_bytes, keys FROM receipt
+WHERE n > ? AND at_ms > ? ORDER BY n LIMIT ?;
 
 -- name: counters
 SELECT name, value FROM counter WHERE name <> 'next_number'

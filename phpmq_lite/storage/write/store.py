@@ -17,6 +17,7 @@ from phpmq_lite.errors import NotWritableError, StartRefusedError, StorageFullEr
 from phpmq_lite.model import (
     Batch,
     ClockReading,
+    KeyRun,
     LoadedRows,
     Message,
     PageKind,
@@ -40,7 +41,7 @@ _PAGES: Final = {
     PageKind.CLAIMED: "claimed_page",
 }
 DUE_AT_ONCE: Final = 1_000  # maximum number of messages to expire per batch
-_KEYS_AT_ONCE: Final = 5_000  # number of receipts read per statement at startup
+_RECEIPTS_AT_ONCE: Final = 1_000  # number of rows read per statement at startup
 _PAGE_BYTES: Final = 4 << 20  # maximum total size of the bodies in a page
 _RECORD_BYTES: Final = 16 << 20  # maximum total size of client-written records loaded per batch
 # Later batches do not rewrite the pages of messages this large, so these are checkpointed at once.
@@ -117,12 +118,14 @@ class Store:
         execute(sql["interrupt_audit"])
         execute(sql["delete_forgotten_queues"])
         execute("COMMIT")
+        newest_key = execute(sql["newest_key"]).fetchone()[0]
         return RecoveredState(
             queues=[_queue_row(row) for row in execute(sql["queues"])],
-            receipts=self._receipts(now.steady_ms - receipt_window_ms, receipt_limit),
+            receipts=self._receipts(newest_key - receipt_limit, now.steady_ms - receipt_window_ms),
             counters=self.counters(),
             next_deadline_ms=execute(sql["next_deadline"], (-1,)).fetchone()[0],
             returned=returned,
+            newest_key=newest_key,
             pipeline=PipelineRows(
                 subscriptions=execute(sql["subscriptions"]).fetchall(),
                 held=execute(sql["claimed_by_queue"]).fetchall(),
@@ -137,18 +140,15 @@ class Store:
         """Return all stored counters, keyed by name."""
         return dict(self.execute(self._sql["counters"]).fetchall())
 
-    def _receipts(self, after_ms: int, limit: int) -> Iterator[tuple[int, bytes, int, int]]:
-        """Yield at most ``limit`` receipts that are still valid, oldest first.
+    def _receipts(self, after: int, after_ms: int) -> Iterator[KeyRun]:
+        """Yield the rows with keys above number ``after`` that are still valid, oldest first.
 
         Receipts are read in slices, because reading 100,000 in one go took 26 MB more.
         """
         execute, sql = self.execute, self._sql
-        row = execute(sql["newest_excess_receipt"], (limit,)).fetchone()
-        n = 0 if row is None else row[0]
-        while some := execute(sql["receipts"], (n, after_ms, _KEYS_AT_ONCE)).fetchall():
-            n = some[-1][0]
-            for _, queue_id, key, seq, at_ms in some:
-                yield queue_id, key, seq, at_ms
+        while some := execute(sql["receipts"], (after, after_ms, _RECEIPTS_AT_ONCE)).fetchall():
+            after = some[-1][0]
+            yield from some
 
     def set_lock_wait(self, is_patient: bool) -> None:
         """Set whether SQLite waits for locks held by other programs or fails immediately.

@@ -343,7 +343,7 @@ def test_publisher_gets_a_receipt_only_for_a_key(rig: CoreRig) -> None:
     one = rig.connect()
     batch = rig.run(lambda: publish(rig, one, b"a", b"k1"), lambda: publish(rig, one, b"b", None))
     assert sent_receipts(batch, one) == [(b"k1", None)]
-    assert batch.keys == [1, b"k1", 1, STEADY_MS]
+    assert batch.keys == [1, 1, 1, STEADY_MS, 2, b"k1"]
 
 
 def test_known_key_is_stored_once_and_receipted_again(rig: CoreRig) -> None:
