@@ -26,6 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Final
 
+from phpmq_lite.broker.publish_keys import expand_run
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.installation import migrations_folder
@@ -291,7 +292,7 @@ def _recover(store: Store, ledger: PowerLedger) -> list[Finding]:
     migrate(store.connection, migrations_folder())
     stored = store.recover(Clock(store.counters()).now(), 600_000, 100_000)
     found = ledger.findings(store.connection, stored.counters.get("next_number", 1))
-    remembered = {key for _, key, _, _ in stored.receipts}
+    remembered = {key for run in stored.receipts for _, key, _, _ in expand_run(run)}
     found += (Finding(FORGOTTEN, f"{key!r} in memory") for key in ledger.confirmed - remembered)
     return found
 

@@ -153,7 +153,7 @@ def test_broker_ends_when_the_outcome_of_a_commit_is_unknown(data: Path) -> None
             assert peer.confirm("orders", b"stored") is None
             with sqlite3.connect(data / DATABASE) as other:
                 other.execute(
-                    "CREATE TRIGGER fault BEFORE INSERT ON receipt WHEN new.key = x'ff' "
+                    "CREATE TRIGGER fault BEFORE INSERT ON receipt WHEN new.keys = x'ff' "
                     "BEGIN SELECT raise(ABORT, 'a fault'); END"
                 )
             other.close()
