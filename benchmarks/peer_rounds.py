@@ -68,7 +68,7 @@ def print_table(rounds: list[dict[tuple[str, str], dict[str, float]]], ours: lis
             ratios = (
                 f"{own} {summarize([c[own] / c[broker] for c in cells if own in c], 2)}"
                 for own in ours
-                if own != broker
+                if own != broker and any(own in c for c in cells)
             )
             print(f"  {broker:24} {line:32} " + "; ".join(ratios))
 
