@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.broker.state_table import DEAD, StateEvent
-from phpmq_lite.model import DeadLetterCause, EnvelopeInspector, Message
+from phpmq_lite.model import DeadLetterCause, EnvelopeInspector, Message, MessageSource
 
 ClientRecords = Sequence[tuple[bytes, bytes]]  # (record id, content) pairs, oldest first
 
@@ -79,12 +79,9 @@ def _store_record(
     created = state.create_messages(((target, 1),), (content,), (0,), message.publisher)
     record = created[0]
     if target.inspects:
-        record.urn, record.trace_id = message.urn, message.trace_id
-        record.meta_id, record.attempts = message.meta_id, message.attempts
+        record.indexed = message.indexed
     state.add_to_window(target, created, (content,))
-    record.source_seq = message.seq
-    record.source_queue_id = queue.queue_id
-    record.source_reason = reason
+    record.source = MessageSource(message.seq, queue.queue_id, reason)
     state.record_event(message, StateEvent.DEAD_LETTER, record.message_id.decode())
 
 
@@ -135,15 +132,16 @@ def link_record(state: BrokerState, record: Message, content: bytes) -> None:
     source = inspector.record_source(content)
     if source is None:
         return
-    record.source_reason = source.reason
     seq = seq_of(source.message_id)
     about = None if seq is None else state.messages.get(seq)
+    queue_id = None
     if about is not None and about.message_id == source.message_id:
-        record.source_queue_id = about.queue_id
+        queue_id = about.queue_id
     elif (origin := state.queues.get(inspector.origin_queue(content) or "")) is not None:
-        record.source_queue_id = origin.queue_id
-    if seq is not None and 0 < seq < record.seq:
-        record.source_seq = seq
+        queue_id = origin.queue_id
+    if seq is not None and not 0 < seq < record.seq:
+        seq = None
+    record.source = MessageSource(seq, queue_id, source.reason)
 
 
 def link_record_of_consumer(state: BrokerState, record: Message, content: bytes) -> None:
@@ -165,9 +163,7 @@ def link_record_of_consumer(state: BrokerState, record: Message, content: bytes)
         and about.consumer is not None
         and about.consumer == record.publisher
     ):
-        record.source_seq = about.seq
-        record.source_queue_id = about.queue_id
-        record.source_reason = source.reason
+        record.source = MessageSource(about.seq, about.queue_id, source.reason)
 
 
 def seq_of(message_id: bytes) -> int | None:
@@ -193,7 +189,7 @@ def _exact_reason(
     inspector: EnvelopeInspector | None, message: Message, queue: Queue, body: bytes, reason: str
 ) -> str:
     """Return a more precise reason if a worker sent a 006 because it could not add a block."""
-    if reason != "client" or inspector is None or not queue.inspects or message.urn is None:
+    if reason != "client" or inspector is None or not queue.inspects or message.indexed[0] is None:
         return reason
     return inspector.read_only_reason(body) or reason
 

@@ -192,7 +192,7 @@ class BrokerState:
         batch = self.batch
         wall_ms, steady_ms = self.now
         seq = self.next_number
-        bodies, queue_rows = batch.bodies, batch.queue_rows
+        queue_rows = batch.queue_rows
         created: list[Message] = []
         pieces = zip(contents, ttls, strict=True)
         for queue, count in runs:
@@ -210,7 +210,6 @@ class BrokerState:
                         None, 0, 0, size, crc, publisher, None,
                     )
                 )  # fmt: skip
-                bodies += (seq, body)
                 total += size
                 seq += 1
             batch.created_bytes += total
@@ -220,6 +219,7 @@ class BrokerState:
             queue.counters.published += count
         self.next_number = seq
         batch.created += created
+        batch.bodies += contents
         return created
 
     def add_to_window(

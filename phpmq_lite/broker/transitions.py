@@ -84,12 +84,11 @@ def restore(
     message = Message(
         seq, state.take_token(), queue.queue_id, old.position, State.READY, ttl_s, deadline_ms,
         old.published_at, None, None, 0, 0, len(body), checksum(seq, body), old.publisher, None,
-        old.urn, old.trace_id, old.meta_id, old.attempts,
-        old.source_seq, old.source_queue_id, old.source_reason,
+        old.indexed, old.source,
     )  # fmt: skip
     batch = state.batch
     batch.created.append(message)
-    batch.bodies += (seq, body)
+    batch.bodies.append(body)
     batch.created_bytes += len(body)
     queue.counters.restored += 1
     state.note_deadline(deadline_ms)

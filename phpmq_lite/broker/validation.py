@@ -11,6 +11,7 @@ from phpmq_lite.broker import dead_letters
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.model import (
+    NOT_INDEXED,
     DeadLetterCause,
     EnvelopeInspection,
     EnvelopeInspector,
@@ -20,7 +21,7 @@ from phpmq_lite.model import (
 from phpmq_lite.queue_settings import QueueSettings
 
 INSPECTED_BYTES_MAX: Final = 1 << 20  # larger content is indexed only if it is validated
-NOT_INDEXED: Final = EnvelopeInspection((None, None, None, None))
+NO_ENVELOPE: Final = EnvelopeInspection(NOT_INDEXED)
 
 
 def validate(
@@ -35,7 +36,7 @@ def validate(
     if not state.can_inspect_inline(len(body)):
         return None
     inspector = state.inspector
-    inspection = NOT_INDEXED if inspector is None else inspector.validate(body, queue.settings)
+    inspection = NO_ENVELOPE if inspector is None else inspector.validate(body, queue.settings)
     if inspection.reason is not None:
         state.batch.inspected_bytes += len(body)  # counts twice: a record is created as well
     return inspection
@@ -65,7 +66,7 @@ def validate_with(
 ) -> ValidatedPublish:
     """Validate content with a queue's settings; create a record if the content is invalid."""
     if inspector is None:
-        return ValidatedPublish(settings, NOT_INDEXED)
+        return ValidatedPublish(settings, NO_ENVELOPE)
     inspection = inspector.validate(body, settings)
     if inspection.reason is not None:
         cause = DeadLetterCause(name, placeholder, inspection.reason, inspection.detail, at_ms)
@@ -104,5 +105,5 @@ def index_content(
     ):
         dead_letters.link_record_of_consumer(state, message, body)
     if indexed is not None:
-        message.urn, message.trace_id, message.meta_id, message.attempts = indexed
+        message.indexed = indexed
     return inspection

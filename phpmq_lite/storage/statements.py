@@ -6,8 +6,9 @@ A file contains statements like this one, each ending with a semicolon::
     -- its purpose; its parameters, columns and index
     DELETE FROM body WHERE seq IN ({rows:?});
 
-``{rows:X}`` is replaced by one X per row, separated by commas.  ``{NAME}`` is replaced by the
-text under ``-- part: NAME``, which several statements of a file can share.
+``{rows:X}`` is replaced by one X per row, separated by commas, and ``{n}`` in X by the number of
+the row, from 0.  ``{NAME}`` is replaced by the text under ``-- part: NAME``, which several
+statements of a file can share.
 """
 
 import re
@@ -20,7 +21,8 @@ SIZES: Final = (500, 100, 20, 5, 1)  # only a few, so that all statements stay i
 
 _FOLDER = Path(__file__).parent / "sql"
 _NAME = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
-_ROWS = re.compile(r"\{rows:([^}]*)\}")
+_ROWS = re.compile(r"\{rows:((?:[^{}]|\{n\})*)\}")
+_OWN = re.compile(r"\?(?!\d)")  # a parameter of one row
 
 
 def load(name: str) -> dict[str, str]:
@@ -53,15 +55,16 @@ class MultiRowStatement:
     ``executemany`` reached only 50 to 90 % of this rate.
     """
 
-    __slots__ = ("_texts", "width")
+    __slots__ = ("_is_numbered", "_texts", "width")
 
     def __init__(self, text: str) -> None:
         found = _ROWS.search(text)
         if found is None:
             raise ValueError(f"no rows to repeat in: {text}")
         row = found[1]
-        self.width = row.count("?")  # number of parameters per row
-        self._texts = {size: _ROWS.sub(", ".join([row] * size), text) for size in SIZES}
+        self.width = len(_OWN.findall(row))  # number of parameters per row
+        self._is_numbered = "{n}" in row  # whether the first parameter counts rows
+        self._texts = {size: _repeat_row(text, row, size) for size in SIZES}
 
     def run(
         self,
@@ -71,7 +74,8 @@ class MultiRowStatement:
     ) -> list[Any]:
         """Execute the statement for all rows in ``flat`` and return the resulting rows.
 
-        ``before`` holds the parameters that precede the rows in the statement.
+        ``before`` holds the parameters that precede the rows in the statement.  If rows are
+        numbered, its first value is a number that the statement adds to the number of each row.
         """
         given: list[Any] = []
         for text, values in self._pieces(flat, before):
@@ -100,6 +104,13 @@ class MultiRowStatement:
                 end = at + size * self.width
                 yield self._texts[size], (*before, *flat[at:end])
                 at, left = end, left - size
+                if self._is_numbered:
+                    before = (before[0] + size, *before[1:])
+
+
+def _repeat_row(text: str, row: str, size: int) -> str:
+    rows = ", ".join(row.replace("{n}", str(n)) for n in range(size))
+    return _ROWS.sub(rows, text)
 
 
 @cache

@@ -45,8 +45,7 @@ def is_whole(path: Path) -> bool:
 def large(*numbers: int) -> Batch:
     """Return a batch of new messages that take several pages each."""
     batch = batch_of_new(*numbers)
-    for at in range(1, len(batch.bodies), 2):
-        batch.bodies[at] = bytes([at % 256]) * 3 * PAGE
+    batch.bodies = [bytes([at % 256]) * 3 * PAGE for at in range(len(numbers))]
     return batch
 
 

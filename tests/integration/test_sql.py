@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.broker.state_table import TRANSITIONS
-from phpmq_lite.model import ALIVE, Message, State
+from phpmq_lite.model import ALIVE, Message, MessageSource, State
 from phpmq_lite.storage import statements
 from phpmq_lite.storage.statements import MultiRowStatement, load
 from phpmq_lite.storage.write.batch_sql import WRITE_STATEMENTS
@@ -62,7 +62,10 @@ def texts(file: str, name: str) -> list[str]:
 
 def explain(connection: sqlite3.Connection, text: str, how: str) -> list[str]:
     names = re.findall(r"(?<![:\w]):(\w+)", text)
-    given = dict.fromkeys(names) if names else [None] * text.count("?")
+    count = 0
+    for number in re.findall(r"\?(\d*)", text):
+        count = max(count, int(number)) if number else count + 1
+    given = dict.fromkeys(names) if names else [None] * count
     return [str(row[-1]) for row in connection.execute(f"{how} {text}", given)]
 
 
@@ -97,7 +100,8 @@ def test_statement_uses_the_index_that_it_names(
 
 @pytest.mark.parametrize("name", ["settle_messages", "delete_messages", "messages_by_seq", "bodies",
                                   "checksums", "update_messages", "dispatch_messages",
-                                  "close_client", "update_queue"])  # fmt: skip
+                                  "settle_run", "settle_dispatched_run", "delete_run",
+                                  "dispatch_run", "close_client", "update_queue"])  # fmt: skip
 def test_statement_of_the_hot_path_searches_by_number(
     connection: sqlite3.Connection, name: str
 ) -> None:
@@ -142,8 +146,11 @@ def test_history_accepts_the_outcomes_of_the_transitions(connection: sqlite3.Con
 
 
 def test_message_rows_have_the_order_of_the_columns(connection: sqlite3.Connection) -> None:
-    """``Message(*row)``: the order is the contract between SQL and ``model.py``."""
-    expected = list(inspect.signature(Message).parameters)
+    """``message_of(row)``: the order is the contract between SQL and ``model.py``."""
+    *own, indexed, source = inspect.signature(Message).parameters
+    assert (indexed, source) == ("indexed", "source")
+    envelope = ["urn", "trace_id", "meta_id", "attempts"]
+    expected = [*own, *envelope, *(f"source_{name}" for name in MessageSource._fields)]
     assert expected == [row[1] for row in connection.execute("PRAGMA table_info(message)")]
     for name in ("next_ready", "ready_page", "messages_by_seq", "due_messages"):
         text = texts("batch", name)[-1]

@@ -65,7 +65,7 @@ def test_batch_is_atomic(make: MakeDriver) -> None:
     batch.new_queues.append(QueueRow(2, "mails", 0))
     batch.created = [Message(seq, 1, 2, seq, 0, None, None, 0, None, None, 0, 0, 1,
                           checksum(seq, b"b"), None, None) for seq in (2, 3, 1)]  # fmt: skip
-    batch.bodies = [2, b"b", 3, b"b", 1, b"b"]
+    batch.bodies = [b"b"] * 3
     batch.counters = {"next_number": 4}
     with pytest.raises(OutcomeUnknownError, match="CONSTRAINT"):
         driver.store.commit(batch)

@@ -10,5 +10,5 @@ def batch_of_new(*seqs: int) -> Batch:
     for seq in seqs:
         batch.created.append(Message(seq, 1, row.queue_id, seq, 0, None, None, 0, None, None, 0, 0,
                                      1, checksum(seq, b"b"), None, None))  # fmt: skip
-        batch.bodies += (seq, b"b")
+        batch.bodies.append(b"b")
     return batch

@@ -73,7 +73,7 @@ def rig_with_strict_queue(limits: Limits | None = None, **settings: Any) -> Core
 
 
 def indexed_fields(given: Message) -> tuple[Any, ...]:
-    return given.urn, given.trace_id, given.meta_id, given.attempts
+    return given.indexed
 
 
 def inspection_count(rig: CoreRig) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Limits, LoadedRows, Message, State
+from phpmq_lite.model import Batch, Limits, LoadedRows, Message, MessageSource, State
 from phpmq_lite.queue_settings import QueueSettings
 from tests.support.core_rig import (
     CoreRig,
@@ -476,7 +476,7 @@ def purge(rig: CoreRig, *, with_dispatched: bool = False) -> Batch:
 def record(seq: int, source_queue_id: int, body: bytes | None = b"r") -> Message:
     """Return a row of the dead-letter queue, which has number 2."""
     row = message(seq, body=body, queue_id=2)
-    row.source_seq, row.source_queue_id, row.source_reason = 1, source_queue_id, "client"
+    row.source = MessageSource(1, source_queue_id, "client")
     return row
 
 
@@ -623,7 +623,7 @@ def test_redrive_publishes_the_record_to_its_origin(rig: CoreRig) -> None:
     worker = rig.consumer("orders")
     batch = redrive(rig, row, ttl_s=60)
     [born] = batch.created
-    assert (born.queue_id, born.ttl_s, born.source_seq) == (1, 60, None)
+    assert (born.queue_id, born.ttl_s, born.source.seq) == (1, 60, None)
     assert bodies(sent_messages(batch, worker)) == [b"r"]
     assert outcomes(batch) == {(State.DELETED, "redriven"): [2]}
     assert event_kinds(batch) == [(3, "redrive"), (2, "redrive")]
@@ -653,9 +653,9 @@ def test_redrive_applies_the_default_ttl_of_the_target(rig: CoreRig) -> None:
     [
         {"state": State.DISPATCHED},
         {"body": None},  # damaged
-        {"source_queue_id": None},  # not a record
-        {"source_queue_id": 99},  # unknown
-        {"source_queue_id": 2},  # this queue
+        {"source": MessageSource(1, None, "client")},  # not a record
+        {"source": MessageSource(1, 99, "client")},  # unknown
+        {"source": MessageSource(1, 2, "client")},  # this queue
     ],
 )
 def test_redrive_skips_a_message_without_a_target(rig: CoreRig, change: dict[str, Any]) -> None:

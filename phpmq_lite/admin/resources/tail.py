@@ -111,10 +111,9 @@ class QueueTail(FeedState):
 
     def record_batch(self, batch: Batch) -> None:
         """Collect a batch's events without reading the database."""
-        contents = batch.bodies
-        for at, message in enumerate(batch.created):
+        for message, content in zip(batch.created, batch.bodies, strict=True):
             is_ours = message.queue_id == self.queue_id
-            preview = _make_preview(message, contents[2 * at + 1]) if is_ours else None
+            preview = _make_preview(message, content) if is_ours else None
             self._remember(message.seq, preview)
             if preview is not None:
                 self._add(TailEvent("publish", message.published_at, message.seq, "",

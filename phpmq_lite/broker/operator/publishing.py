@@ -260,13 +260,13 @@ def _as_published(rows: Sequence[Message], first: int) -> Published:
     message_id = ""
     before: int | None = None  # seq of the message that a record may belong to
     for row in rows:
-        about = row.source_seq
-        is_record = about is not None and row.source_reason is not None and first <= about < row.seq
+        about, reason = row.source.seq, row.source.reason
+        is_record = about is not None and reason is not None and first <= about < row.seq
         if not is_record or about != before:
             message_id = row.message_id.decode()
             published.append(message_id)
         if is_record:
-            published.quarantined[message_id] = row.source_reason or ""
+            published.quarantined[message_id] = reason or ""
         before = row.seq
     return published
 

@@ -41,7 +41,7 @@ class RedriveDestination:
 
 def is_record(state: BrokerState, message: Message) -> bool:
     """Return whether a message is one of the broker's dead-letter records, or may be a client's."""
-    if message.source_queue_id is not None:
+    if message.source.queue_id is not None:
         return True
     return state.inspector is not None and state.by_id[message.queue_id].is_dead_letter_queue
 
@@ -75,7 +75,7 @@ def find_destination(
         read = content_reader(state, record, body, target)()
     origin = _origin_queue(state, record, read.origin) if target is None else target
     if origin is None:
-        names_one = record.source_queue_id is not None or read.origin is not None
+        names_one = record.source.queue_id is not None or read.origin is not None
         return "queue gone" if names_one else "not a record"
     if origin.queue_id == record.queue_id:
         return "there already"
@@ -104,14 +104,14 @@ def content_reader(
     """
     envelopes, at_ms = state.inspector, state.now.wall_ms
     placeholder = validation.placeholder_id(state)
-    died_in = state.by_id.get(record.source_queue_id or 0)
+    died_in = state.by_id.get(record.source.queue_id or 0)
     is_whole = died_in is not None and not died_in.inspects  # such records hold the original bytes
 
     def read() -> RedriveContent:
         if envelopes is None:
             return RedriveContent(None, body, None)
         name = None
-        if target is None and record.source_queue_id is None:
+        if target is None and record.source.queue_id is None:
             name = envelopes.origin_queue(body)
         content = body if is_whole else envelopes.redrive_content(body)
         destination = _origin_queue(state, record, name) if target is None else target
@@ -162,8 +162,8 @@ def redrive_record(
 
 def _origin_queue(state: BrokerState, record: Message, name: str | None) -> Queue | None:
     """Return a record's original queue or, if that is a ``.retry`` queue, its home queue."""
-    if record.source_queue_id is not None:
-        died_in = state.by_id.get(record.source_queue_id)
+    if record.source.queue_id is not None:
+        died_in = state.by_id.get(record.source.queue_id)
         name = None if died_in is None else died_in.name
     if name is None:
         return None

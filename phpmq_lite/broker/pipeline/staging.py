@@ -17,7 +17,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS, StageQueue, StageState, StageWriter
 from phpmq_lite.broker.queue import Queue
-from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX, NOT_INDEXED
+from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX, NO_ENVELOPE
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     AuditEntry,
@@ -192,9 +192,9 @@ def _inspect(envelopes: EnvelopeInspector | None, queue: Queue, body: bytes) -> 
         or len(body) > INSPECTED_BYTES_MAX
         or body[:1] != b"{"
     ):
-        return NOT_INDEXED
+        return NO_ENVELOPE
     indexed = envelopes.index(body)
-    return NOT_INDEXED if indexed is None else EnvelopeInspection(indexed)
+    return NO_ENVELOPE if indexed is None else EnvelopeInspection(indexed)
 
 
 def _background_inspection(core: Broker, queue: Queue, body: bytes) -> Any:

@@ -1,13 +1,10 @@
 -- The writer's statements for startup, for batches, and for loading rows after a batch.
 
--- part: columns
--- Columns set for every message, in the order of model.Message.
-seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
-  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer
-
 -- part: envelope_columns
--- Columns set for every message, plus the indexed members of an envelope.
-{columns},
+-- Columns set for every message, plus the indexed members of an envelope, in the order of
+-- model.Message.
+seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
+  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer,
   urn, trace_id, meta_id, attempts
 
 -- part: all_columns
@@ -21,33 +18,17 @@ seq, token, queue_id, position, ttl_s,
   crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
   source_reason
 
--- name: insert_ready
--- New messages without a TTL that were not dispatched in their batch.  Constant values are not
--- bound: binding 8 parameters per row instead of 16 takes 0.8 instead of 2.3 µs.
--- rows: seq, token, queue_id, position, published_at, size, crc, publisher
-INSERT INTO message ({columns})
-VALUES {rows:(?,?,?,?,0,NULL,NULL,?,NULL,NULL,0,0,?,?,?,NULL)};
-
--- name: insert_dispatched
--- New messages without a TTL that were dispatched once in their batch.  rows: seq, token, queue_id,
--- position, published_at, first_dispatched_at, last_dispatched_at, size, crc, publisher, consumer
-INSERT INTO message ({columns})
-VALUES {rows:(?,?,?,?,1,NULL,NULL,?,?,?,1,0,?,?,?,?)};
-
--- name: insert_ready_ttl
--- New messages with a TTL that were not dispatched in their batch.
--- rows: seq, token, queue_id, position, ttl_s, deadline_ms, published_at, size, crc, publisher
-INSERT INTO message ({columns})
-VALUES {rows:(?,?,?,?,0,?,?,?,NULL,NULL,0,0,?,?,?,NULL)};
-
--- name: insert_ready_enveloped
--- New envelopes that were not dispatched in their batch; dead-letter columns stay NULL.
--- rows: those of insert_ready_ttl; urn, trace_id, meta_id, attempts
-INSERT INTO message ({envelope_columns})
-VALUES {rows:(?,?,?,?,0,?,?,?,NULL,NULL,0,0,?,?,?,NULL,?,?,?,?)};
+-- name: insert_run
+-- New messages with consecutive numbers that differ only in queue and content, at their original
+-- positions, dispatched at most once.  Binding 4 values per row instead of 11 saves 0.5 µs.
+-- before the rows: seq of the first row, state, ttl_s, deadline_ms, published_at, dispatched (Unix
+--   ms), publisher, consumer.  rows: queue_id, token, size, crc
+INSERT INTO message (seq, position, state, deliveries, ttl_s, deadline_ms, published_at,
+  first_dispatched_at, last_dispatched_at, charged, publisher, consumer, queue_id, token, size, crc)
+VALUES {rows:(?1 + {n}, ?1 + {n}, ?2, ?2, ?3, ?4, ?5, ?6, ?6, 0, ?7, ?8, ?, ?, ?, ?)};
 
 -- name: insert_enveloped
--- All other new messages that are not dead letters; dead-letter columns stay NULL.
+-- Other new messages that are not dead letters; dead-letter columns stay NULL.
 -- rows: seq to attempts
 INSERT INTO message ({envelope_columns})
 VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
@@ -58,9 +39,10 @@ VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
 INSERT INTO message ({all_columns})
 VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)};
 
--- name: insert_body
--- rows: seq, content
-INSERT INTO body (seq, content) VALUES {rows:(?,?)};
+-- name: insert_bodies
+-- Contents of messages with consecutive numbers.
+-- before the rows: seq of the first row.  rows: content
+INSERT INTO body (seq, content) VALUES {rows:(?1 + {n}, ?)};
 
 -- name: dispatch_messages
 -- Stored messages that this batch dispatched.
@@ -69,6 +51,14 @@ UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = given.colu
   last_dispatched_at = given.column3,
   first_dispatched_at = coalesce(first_dispatched_at, given.column3)
 FROM (VALUES {rows:(?,?,?)}) AS given WHERE message.seq = given.column1;
+
+-- name: dispatch_run
+-- Like dispatch_messages, for messages with consecutive numbers dispatched to one consumer.
+-- parameters: first and last seq, consumer, dispatched (Unix ms)
+-- index: INTEGER PRIMARY KEY
+UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = ?3, last_dispatched_at = ?4,
+  first_dispatched_at = coalesce(first_dispatched_at, ?4)
+WHERE seq BETWEEN ?1 AND ?2;
 
 -- name: update_messages
 -- Stored messages that this batch returned, requeued or forwarded.
@@ -86,6 +76,13 @@ FROM (VALUES {rows:(?,?,?,?,?,?,?,?,?,?,?)}) AS given WHERE message.seq = given.
 INSERT INTO history (outcome, reason, settled_at, {history_columns})
 SELECT ?, ?, ?, {history_columns} FROM message WHERE seq IN ({rows:?}) ORDER BY seq;
 
+-- name: settle_run
+-- Like settle_messages, for messages with consecutive numbers.
+-- parameters: outcome, reason, now (Unix ms), first and last seq
+-- index: INTEGER PRIMARY KEY
+INSERT INTO history (outcome, reason, settled_at, {history_columns})
+SELECT ?, ?, ?, {history_columns} FROM message WHERE seq BETWEEN ? AND ? ORDER BY seq;
+
 -- name: settle_dispatched
 -- Like settle_messages, for stored messages that this batch both dispatched and settled.  Not
 -- updating their live rows in between saves 1 µs per message.
@@ -97,6 +94,21 @@ SELECT ?, ?, ?, seq, token, queue_id, position, ttl_s, deadline_ms, published_at
   source_reason
 FROM (VALUES {rows:(?,?,?)}) AS given CROSS JOIN message ON message.seq = given.column1
 ORDER BY seq;
+
+-- name: settle_dispatched_run
+-- Like settle_dispatched, for messages with consecutive numbers dispatched to one consumer.
+-- parameters: outcome, reason, now (Unix ms), first and last seq, consumer, dispatched (Unix ms)
+-- index: INTEGER PRIMARY KEY
+INSERT INTO history (outcome, reason, settled_at, {history_columns})
+SELECT ?1, ?2, ?3, seq, token, queue_id, position, ttl_s, deadline_ms, published_at,
+  coalesce(first_dispatched_at, ?7), ?7, deliveries + 1, charged, size, crc, publisher, ?6, urn,
+  trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason
+FROM message WHERE seq BETWEEN ?4 AND ?5 ORDER BY seq;
+
+-- name: delete_run
+-- parameters: first and last seq
+-- index: INTEGER PRIMARY KEY
+DELETE FROM message WHERE seq BETWEEN ? AND ?;
 
 -- name: delete_messages
 -- rows: seq

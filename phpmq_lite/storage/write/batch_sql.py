@@ -6,11 +6,21 @@ the batch refers to change while the next batch is prepared.
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
 from phpmq_lite import writes
-from phpmq_lite.model import Batch, Message, QueueRow, State
+from phpmq_lite.model import (
+    NO_SOURCE,
+    NOT_INDEXED,
+    Batch,
+    Message,
+    MessageSource,
+    QueueRow,
+    State,
+)
 from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.statements import MultiRowStatement, load, many
 from phpmq_lite.writes import CopyStagedRows, DropStage, EraseBody, RecordHistoryReader, Write
@@ -18,50 +28,14 @@ from phpmq_lite.writes import CopyStagedRows, DropStage, EraseBody, RecordHistor
 
 def message_of(row: tuple[Any, ...]) -> Message:
     """Return a message built from the 23 columns of the table ``message``."""
-    return Message(*row)
+    message = Message(*row[:16])
+    if row[16:] != _NO_ENVELOPE:
+        message.indexed = row[16:20]
+        message.source = MessageSource(*row[20:])
+    return message
 
 
-def flat_ready(messages: Iterable[Message]) -> list[Any]:
-    """Return the parameters of ``insert_ready`` for new messages."""
-    flat: list[Any] = []
-    for m in messages:
-        flat += (
-            m.seq, m.token, m.queue_id, m.position, m.published_at, m.size, m.crc, m.publisher
-        )  # fmt: skip
-    return flat
-
-
-def flat_new_dispatched(messages: Iterable[Message]) -> list[Any]:
-    """Return the parameters of ``insert_dispatched`` for new messages."""
-    flat: list[Any] = []
-    for m in messages:
-        flat += (
-            m.seq, m.token, m.queue_id, m.position, m.published_at, m.first_dispatched_at,
-            m.last_dispatched_at, m.size, m.crc, m.publisher, m.consumer,
-        )  # fmt: skip
-    return flat
-
-
-def flat_ready_ttl(messages: Iterable[Message]) -> list[Any]:
-    """Return the parameters of ``insert_ready_ttl`` for new messages."""
-    flat: list[Any] = []
-    for m in messages:
-        flat += (
-            m.seq, m.token, m.queue_id, m.position, m.ttl_s, m.deadline_ms, m.published_at, m.size,
-            m.crc, m.publisher,
-        )  # fmt: skip
-    return flat
-
-
-def flat_ready_enveloped(messages: Iterable[Message]) -> list[Any]:
-    """Return the parameters of ``insert_ready_enveloped`` for new messages."""
-    flat: list[Any] = []
-    for m in messages:
-        flat += (
-            m.seq, m.token, m.queue_id, m.position, m.ttl_s, m.deadline_ms, m.published_at, m.size,
-            m.crc, m.publisher, m.urn, m.trace_id, m.meta_id, m.attempts,
-        )  # fmt: skip
-    return flat
+_NO_ENVELOPE: Final = (None,) * 7
 
 
 def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
@@ -72,7 +46,7 @@ def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
             m.seq, m.token, m.queue_id, m.position, m.state, m.ttl_s, m.deadline_ms,
             m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries,
             m.charged, m.size, m.crc, m.publisher, m.consumer,
-            m.urn, m.trace_id, m.meta_id, m.attempts,
+            *m.indexed,
         )  # fmt: skip
     return flat
 
@@ -82,7 +56,7 @@ def flat_with_source(messages: Iterable[Message]) -> list[Any]:
     flat: list[Any] = []
     for m in messages:
         flat += flat_enveloped((m,))
-        flat += (m.source_seq, m.source_queue_id, m.source_reason)
+        flat += m.source
     return flat
 
 
@@ -172,7 +146,7 @@ def batch_statements(batch: Batch) -> list[Step]:
         steps += _insert_messages(batch)
     settled_now, held = _split_dispatched(batch)
     if held:
-        steps.append((many("batch", "dispatch_messages"), flat_dispatched(held), ()))
+        steps += _dispatch_steps("dispatch_run", "dispatch_messages", (), held)
     if batch.changed:
         steps.append((many("batch", "update_messages"), flat_changed(batch.changed.values()), ()))
     if batch.settled:
@@ -215,47 +189,74 @@ def _rare_steps(batch: Batch) -> list[Step]:
 
 
 def _insert_messages(batch: Batch) -> list[Step]:
-    """Return the steps that insert new messages, grouped by insert statement."""
-    groups: dict[str, list[Message]] = {}
-    for message in batch.created:
-        name = _insert_name(message)
-        group = groups.get(name)
-        if group is None:
-            group = groups[name] = []
-        group.append(message)
-    return [
-        *((many("batch", name), _FLAT[name](group), ()) for name, group in groups.items()),
-        (many("batch", "insert_body"), batch.bodies, ()),
-    ]
+    """Return the steps that insert new messages: runs of similar messages, then the others."""
+    steps: list[Step] = []
+    others: list[Message] = []
+    created, changed = batch.created, batch.changed
+    if changed and not changed.keys().isdisjoint(map(_seq_of, created)):
+        others = [m for m in created if m.seq in changed]  # may have any values
+        created = [m for m in created if m.seq not in changed]
+    min_run = _MIN_RUN if len(created) > _MIN_RUN else 1
+    for shared, group in groupby(created, _SHARED):
+        run = [*group]
+        if len(run) >= min_run and shared[-2:] == _PLAIN and _is_consecutive(run):
+            flat = [value for m in run for value in (m.queue_id, m.token, m.size, m.crc)]
+            values = (run[0].seq, run[0].state, *shared[:-2])
+            steps.append((many("batch", "insert_run"), flat, values))
+        else:
+            others += run
+    if others:
+        records = [m for m in others if m.source != NO_SOURCE]
+        if records:
+            others = [m for m in others if m.source == NO_SOURCE]
+            steps.append((many("batch", "insert_with_source"), flat_with_source(records), ()))
+        steps.append((many("batch", "insert_enveloped"), flat_enveloped(others), ()))
+    return steps + _insert_bodies(batch)
 
 
-def _insert_name(message: Message) -> str:
-    """Return the name of the insert statement that binds the fewest values for a message."""
-    if message.source_seq is not None or message.source_reason is not None:
-        return "insert_with_source"
-    is_ready = not (message.deliveries or message.charged or message.state)
-    if (
-        message.urn is None
-        and message.trace_id is None
-        and message.meta_id is None
-        and message.attempts is None
-    ):
-        if is_ready:
-            return "insert_ready" if message.ttl_s is None else "insert_ready_ttl"
-        is_dispatched = message.state == message.deliveries == 1 and not message.charged
-        if is_dispatched and message.ttl_s is None:
-            return "insert_dispatched"
-    return "insert_ready_enveloped" if is_ready else "insert_enveloped"
+def _insert_bodies(batch: Batch) -> list[Step]:
+    seqs = [*map(_seq_of, batch.created)]
+    steps: list[Step] = []
+    start = 0
+    for first, last in _number_runs(seqs):
+        end = start + last - first + 1
+        steps.append((many("batch", "insert_bodies"), batch.bodies[start:end], (first,)))
+        start = end
+    return steps
 
 
-_FLAT: Final[dict[str, Callable[[Iterable[Message]], list[Any]]]] = {
-    "insert_ready": flat_ready,
-    "insert_dispatched": flat_new_dispatched,
-    "insert_ready_ttl": flat_ready_ttl,
-    "insert_ready_enveloped": flat_ready_enveloped,
-    "insert_enveloped": flat_enveloped,
-    "insert_with_source": flat_with_source,
-}
+_MIN_RUN: Final = 4  # shorter runs are cheaper as separate rows of one statement
+# Values of a new message to which nothing but a dispatch has happened.
+_SHARED: Final = attrgetter(
+    "ttl_s", "deadline_ms", "published_at", "last_dispatched_at", "publisher", "consumer",
+    "indexed", "source",
+)  # fmt: skip
+_PLAIN: Final = (NOT_INDEXED, NO_SOURCE)
+_seq_of: Final = attrgetter("seq")
+_position_of: Final = attrgetter("position")
+
+
+def _is_consecutive(run: Sequence[Message]) -> bool:
+    """Return whether messages have consecutive numbers and are at their original positions."""
+    first = run[0].seq
+    numbers = [*range(first, first + len(run))]
+    return [*map(_seq_of, run)] == numbers == [*map(_position_of, run)]
+
+
+def _number_runs(seqs: list[int]) -> list[tuple[int, int]]:
+    """Return the first and last of each run of consecutive numbers in ascending ``seqs``."""
+    first, last = seqs[0], seqs[-1]
+    if last - first == len(seqs) - 1:  # the usual case with one consumer
+        return [(first, last)]
+    runs: list[tuple[int, int]] = []
+    last = first
+    for seq in seqs[1:]:
+        if seq != last + 1:
+            runs.append((first, last))
+            first = seq
+        last = seq
+    runs.append((first, last))
+    return runs
 
 
 def _split_dispatched(batch: Batch) -> tuple[dict[int, Message], list[Message]]:
@@ -278,14 +279,46 @@ def _settle_messages(batch: Batch, settled_now: dict[int, Message]) -> list[Step
     for (outcome, reason), seqs in batch.settled.items():
         before = (outcome, reason, batch.wall_ms)
         now = settled_now if (outcome, reason) == _ACKED else {}
-        others = [seq for seq in seqs if seq not in now] if now else seqs
+        others = sorted(seq for seq in seqs if seq not in now) if now else sorted(seqs)
         if others:  # dispatched in earlier batches, and therefore settled first
-            steps.append((many("batch", "settle_messages"), others, before))
+            steps += _settle_steps("settle_run", "settle_messages", before, others)
         if now:
-            flat = flat_dispatched(now.values())
-            steps.append((many("batch", "settle_dispatched"), flat, before))
-        steps.append((many("batch", "delete_messages"), seqs, ()))
+            both = ("settle_dispatched_run", "settle_dispatched")
+            steps += _dispatch_steps(*both, before, now.values())
+        steps += _settle_steps("delete_run", "delete_messages", (), sorted(seqs))
     return steps
+
+
+def _settle_steps(one: str, several: str, before: tuple[Any, ...], seqs: list[int]) -> list[Step]:
+    """Return the steps for ascending ``seqs``: ``one`` for each run, unless most runs are short."""
+    runs = _number_runs(seqs)
+    if len(runs) * _MIN_RUN > len(seqs) > 1:
+        return [(many("batch", several), seqs, before)]
+    return [(load("batch")[one], (*before, *run), ()) for run in runs]
+
+
+def _dispatch_steps(
+    one: str, several: str, before: tuple[Any, ...], messages: Collection[Message]
+) -> list[Step]:
+    """Return the steps that record dispatches: ``one`` for runs, ``several`` for other messages.
+
+    A run has consecutive numbers, one consumer and one time.
+    """
+    steps: list[Step] = []
+    others: list[Message] = []
+    for shared, group in groupby(sorted(messages, key=_seq_of), _DISPATCH):
+        some = [*group]
+        runs = _number_runs([*map(_seq_of, some)])
+        if len(runs) * _MIN_RUN > len(some) and len(messages) > 1:
+            others += some
+        else:
+            steps += [(load("batch")[one], (*before, *run, *shared), ()) for run in runs]
+    if others:
+        steps.append((many("batch", several), flat_dispatched(others), before))
+    return steps
+
+
+_DISPATCH: Final = attrgetter("consumer", "last_dispatched_at")
 
 
 def _own_values(row: QueueRow) -> tuple[Any, ...]:

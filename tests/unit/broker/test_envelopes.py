@@ -89,14 +89,14 @@ def test_bad_content_is_dead_lettered_at_once(strict: CoreRig) -> None:
     assert sent_messages(batch, worker) == []
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [1]}
     original, record = batch.created
-    assert batch.bodies[:2] == [1, BAD]
-    assert block_of(batch.bodies[3]) == {
+    assert batch.bodies[0] == BAD
+    assert block_of(batch.bodies[1]) == {
         "reason": "invalid_data", "error": "because", "original_queue": "orders",
         "message_id": original.message_id.decode(), "at": batch.wall_ms,
     }  # fmt: skip
     assert record.queue_id == strict.queue("orders.dlq").queue_id
-    assert (record.source_seq, record.source_queue_id) == (1, original.queue_id)
-    assert record.source_reason == "invalid_data"
+    assert (record.source.seq, record.source.queue_id) == (1, original.queue_id)
+    assert record.source.reason == "invalid_data"
     assert indexed_fields(record) == indexed_fields(original) == (None, "t", "i", 3)
     assert event_kinds(batch) == [(1, "dead_letter")]
     assert (strict.queue().row.live_count, strict.queue().row.live_bytes) == (0, 0)
@@ -177,7 +177,7 @@ def test_bad_content_has_a_record_although_no_more_queues_are_allowed() -> None:
     publisher = rig.connect()
     batch = rig.run(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
     assert sent_receipts(batch, publisher) == [(b"k", None)]
-    assert [m.source_seq for m in batch.created] == [None, batch.created[0].seq]
+    assert [m.source.seq for m in batch.created] == [None, batch.created[0].seq]
     assert [row.name for row in batch.new_queues] == ["orders.dlq"]
 
 
@@ -202,7 +202,7 @@ def test_large_content_and_its_record_are_prepared_in_the_background(strict: Cor
     batch = strict.run(lambda: strict.core.publish(publisher, "orders", large, 0, b"k", verdict))
     assert inspection_count(strict) == before
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [1]}
-    assert block_of(batch.bodies[3])["message_id"] == batch.created[0].message_id.decode()
+    assert block_of(batch.bodies[1])["message_id"] == batch.created[0].message_id.decode()
 
 
 def test_verdict_by_outdated_settings_is_ignored(strict: CoreRig) -> None:
@@ -273,8 +273,8 @@ def test_bare_006_leaves_a_record_with_a_block(rig: CoreRig) -> None:
     worker, held = rig.hold(GOOD, has_body=False)
     batch = dead_letter(rig, worker, held)
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
-    assert block_of(batch.bodies[1])["reason"] == "client"
-    assert block_of(batch.bodies[1])["message_id"] == held.message_id.decode()
+    assert block_of(batch.bodies[0])["reason"] == "client"
+    assert block_of(batch.bodies[0])["message_id"] == held.message_id.decode()
     assert indexed_fields(batch.created[0]) == ("urn:a", "t", "i", 3)
 
 
@@ -289,15 +289,15 @@ def test_record_names_an_unsupported_schema_version(rig: CoreRig) -> None:
 def test_record_of_an_opaque_queue_has_the_bytes_of_the_message() -> None:
     rig = rig_with_inspector(payload_policy="opaque")
     worker, held = rig.hold(GOOD, has_body=False)
-    assert dead_letter(rig, worker, held).bodies == [2, GOOD]
+    assert dead_letter(rig, worker, held).bodies == [GOOD]
 
 
 def test_record_written_by_the_worker_is_the_only_one(rig: CoreRig) -> None:
     worker, held = rig.hold(GOOD, has_body=False)
     own = expected_record(rig, held)
     [record] = rig.publish(own, queue="orders.dlq", by=worker).created
-    assert (record.source_seq, record.source_queue_id) == (1, held.queue_id)
-    assert record.source_reason == "no stock"
+    assert (record.source.seq, record.source.queue_id) == (1, held.queue_id)
+    assert record.source.reason == "no stock"
     batch = dead_letter(rig, worker, held, (record.message_id, own))
     assert outcomes(batch) == {(State.DEAD, "no stock"): [1]}
     assert batch.created == []
@@ -321,8 +321,8 @@ def test_record_with_an_impossible_id_is_linked_to_its_queue_only(
     rig.publish(GOOD)
     content = expected_record(rig, message(1), message_id=message_id, original_queue="orders")
     [record] = rig.publish(content, queue="orders.dlq").created
-    assert (record.source_seq, record.source_reason) == (None, "no stock")
-    assert record.source_queue_id == rig.queue().queue_id
+    assert (record.source.seq, record.source.reason) == (None, "no stock")
+    assert record.source.queue_id == rig.queue().queue_id
 
 
 def test_message_that_was_never_held_is_dead_lettered_at_once(rig: CoreRig) -> None:
@@ -347,7 +347,7 @@ def test_record_of_a_large_message_is_made_in_the_background(rig: CoreRig) -> No
     made = work()
     batch = rig.run(lambda: deliver(made))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
-    assert json.loads(batch.bodies[1])["raw"] == large.decode()
+    assert json.loads(batch.bodies[0])["raw"] == large.decode()
     assert rig.core.state.pending == {}
 
 

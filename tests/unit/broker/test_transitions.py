@@ -190,7 +190,7 @@ def test_outcome_of_expiry_depends_on_the_queue(
     expire_one(rig)
     assert outcomes(rig.batch) == {outcome: [1]}
     found = [
-        (rig.core.state.by_id[record.queue_id].name, record.source_seq, record.source_reason)
+        (rig.core.state.by_id[record.queue_id].name, record.source.seq, record.source.reason)
         for record in rig.batch.created
     ]
     assert found == ([] if outcome == EXPIRED else [("orders.dlq", 1, outcome[1])])
@@ -203,7 +203,7 @@ def test_record_is_stored_although_no_more_queues_are_allowed(own: str) -> None:
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert [row.name for row in batch.new_queues] == [own or "orders.dlq"]
-    assert [record.source_seq for record in batch.created] == [1]
+    assert [record.source.seq for record in batch.created] == [1]
     assert rig.run(lambda: rig.core.publish(worker, "more", b"", None, b"k")).created == []
 
 
@@ -238,10 +238,10 @@ def test_dead_letter_leaves_its_queue_and_a_record_is_stored(rig: CoreRig) -> No
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     [record] = batch.created
     assert record.queue_id == rig.queue("orders.dlq").queue_id
-    assert (record.source_seq, record.source_queue_id, record.source_reason) == (1, 1, "client")
+    assert (record.source.seq, record.source.queue_id, record.source.reason) == (1, 1, "client")
     assert (record.ttl_s, record.deadline_ms) == (None, None)
     assert (record.size, record.publisher) == (4, publisher.number)
-    assert batch.bodies == [2, b"body"]
+    assert batch.bodies == [b"body"]
     assert event_kinds(batch) == [(1, "dead_letter")]
     assert batch.events[3] == record.message_id.decode()
     assert (rig.queue().row.live_count, rig.queue("orders.dlq").row.live_count) == (0, 1)
@@ -264,7 +264,7 @@ def test_dead_letter_whose_body_is_on_disk_waits_for_it(rig: CoreRig) -> None:
         lambda: rig.core.acknowledge(stranger, "orders", held.message_id), loaded=loaded
     )
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
-    assert [m.source_seq for m in batch.created] == [1]
+    assert [m.source.seq for m in batch.created] == [1]
     assert rig.queue().row.live_count == 0
     assert rig.core.state.pending == {}
 
@@ -370,7 +370,7 @@ def test_message_is_dead_lettered_at_the_delivery_limit() -> None:
         assert (held.state, held.holder.connection) == (State.DISPATCHED, again)
     return_charged(rig, held)
     assert outcomes(rig.batch) == {(State.DEAD, "max_deliveries"): [1]}
-    assert [m.source_reason for m in rig.batch.created] == ["max_deliveries"]
+    assert [m.source.reason for m in rig.batch.created] == ["max_deliveries"]
     assert (held.charged, held.deliveries) == (3, 3)
     assert rig.batch.changed == {1: held}  # its history row has the last charge too
 

@@ -303,7 +303,7 @@ async def test_tail_records_a_life_without_reading_what_it_saw_begin() -> None:
     batch = Batch(60)
     born = message(7)
     batch.created.append(born)
-    batch.bodies += (7, b"{}")
+    batch.bodies.append(b"{}")
     born.consumer, born.last_dispatched_at = 4, 60
     batch.dispatched.append(born)
     engine.commit(batch)
@@ -329,7 +329,7 @@ async def test_tail_skips_other_queues() -> None:
     engine, tail, _ = tail_of()
     batch = Batch(60)
     batch.created.append(message(7, queue_id=2))
-    batch.bodies += (7, b"{}")
+    batch.bodies.append(b"{}")
     batch.events += (7, 60, "requeue", None)
     assert await kinds(engine, tail, batch) == []
 
@@ -356,7 +356,7 @@ async def test_tail_counts_events_beyond_its_limit(monkeypatch: pytest.MonkeyPat
     batch = Batch(60)
     for seq in range(5):
         batch.created.append(message(seq))
-        batch.bodies += (seq, b"")
+        batch.bodies.append(b"")
     engine.commit(batch)
     events, missed = await tail.take_events()
     tail.stop()

@@ -16,7 +16,7 @@ from phpmq_lite.broker.operator.message_actions import (
 )
 from phpmq_lite.broker.registry import PublishBlock
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Limits, LoadedRows, Message, State
+from phpmq_lite.model import Batch, Limits, LoadedRows, Message, MessageSource, State
 from phpmq_lite.writes import AdvanceAudit, EraseBody, InsertAudit
 from tests.support.core_rig import CoreRig, bodies, event_kinds, message, outcomes, sent_messages
 from tests.support.fake_inspector import BAD, GOOD, rig_with_inspector, rig_with_strict_queue
@@ -64,7 +64,7 @@ def record(rig: CoreRig) -> Message:
     rig.publish(b"x", queue="orders")
     rig.publish(b"r", queue="orders.dlq")
     row = message(2, body=b"r", queue_id=2)
-    row.source_seq, row.source_queue_id, row.source_reason = 1, 1, "client"
+    row.source = MessageSource(1, 1, "client")
     return row
 
 
@@ -233,8 +233,8 @@ def test_delete_skips_held_messages_by_default(rig: CoreRig) -> None:
 def test_redrive_publishes_the_message_of_a_record(rig: CoreRig) -> None:
     batch = run(rig, Action.REDRIVE, record(rig), ttl_s=60)
     [born] = batch.created
-    assert (born.seq, born.queue_id, born.ttl_s, born.source_seq) == (3, 1, 60, None)
-    assert batch.bodies == [3, b"r"]
+    assert (born.seq, born.queue_id, born.ttl_s, born.source.seq) == (3, 1, 60, None)
+    assert batch.bodies == [b"r"]
     assert outcomes(batch) == {(State.DELETED, "redriven"): [2]}
     assert event_kinds(batch) == [(3, "redrive"), (2, "redrive")]
     assert outcome(rig).new_ids == {2: born.message_id.decode()}
@@ -250,11 +250,11 @@ def test_redrive_may_have_another_target(rig: CoreRig) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"source_queue_id": None}, "not a record"),
+        ({"source": MessageSource(1, None, "client")}, "not a record"),
         ({"state": State.DISPATCHED}, "dispatched"),
         ({"body": None}, "damaged"),
-        ({"source_queue_id": 9}, "queue gone"),
-        ({"source_queue_id": 2}, "there already"),
+        ({"source": MessageSource(1, 9, "client")}, "queue gone"),
+        ({"source": MessageSource(1, 2, "client")}, "there already"),
     ],
 )
 def test_redrive_skips(rig: CoreRig, change: dict[str, Any], reason: str) -> None:
@@ -296,7 +296,7 @@ def test_restore_stores_a_new_message_at_the_old_position(rig: CoreRig) -> None:
     assert event_kinds(batch) == [(1, "restore"), (3, "restore")]
     assert outcome(rig).new_ids == {1: born.message_id.decode()}
     assert (rig.queue().row.live_count, rig.queue().counters.restored) == (3, 1)
-    assert batch.bodies == [3, b"a"]
+    assert batch.bodies == [b"a"]
 
 
 def test_restored_message_is_dispatched_in_order(rig: CoreRig) -> None:
@@ -488,15 +488,15 @@ def quarantine_one(rig: CoreRig) -> tuple[Message, bytes]:
     batch = rig.publish(BAD)
     record = batch.created[1]
     row = message(record.seq, queue_id=record.queue_id)
-    row.source_seq, row.source_queue_id = record.source_seq, record.source_queue_id
-    return row, batch.bodies[3]
+    row.source = record.source._replace(reason=None)
+    return row, batch.bodies[1]
 
 
 def test_redrive_publishes_the_original_content(strict: CoreRig) -> None:
     row, body = quarantine_one(strict)
     strict.run(lambda: strict.configure("orders", {"payload_policy": "observe"}))
     done = redrive(strict, row, body)
-    assert strict.batch.bodies == [3, BAD]
+    assert strict.batch.bodies == [BAD]
     assert outcomes(strict.batch) == {(State.DELETED, "redriven"): [2]}
     assert (done.targets, done.poisoned) == ({"orders": 1}, {})
     assert event_kinds(strict.batch) == [(3, "redrive"), (2, "redrive")]
@@ -531,7 +531,7 @@ def test_record_published_by_a_client_goes_to_its_original_queue() -> None:
     [record] = rig.publish(content, queue="orders.dlq").created
     row = message(record.seq, queue_id=record.queue_id)
     assert redrive(rig, row, content).targets == {"orders": 1}
-    assert rig.batch.bodies == [3, b"x"]
+    assert rig.batch.bodies == [b"x"]
 
 
 def test_record_of_a_missing_queue_is_skipped() -> None:
@@ -558,4 +558,4 @@ def test_bulk_redrive_publishes_the_original_content(strict: CoreRig) -> None:
     [request] = strict.batch.pages
     row.body = body
     strict.run(loaded=LoadedRows(pages=[(request.on_rows, [row], True)]))
-    assert strict.batch.bodies == [3, BAD]
+    assert strict.batch.bodies == [BAD]
