@@ -234,6 +234,8 @@ class Acts:
             return "no place"
         if place == (self.model.queue_id(m.queue), m.position):
             return "there already"
+        if options.queues is not None and place[0] not in options.queues:
+            return "foreign queue"
         name = self.model.queue_names.get(place[0])
         return "queue gone" if name is None or self.model.is_gone(name) else None
 
