@@ -427,6 +427,11 @@ class Batch:
         )
 
     @property
+    def settled_count(self) -> int:
+        """Return the number of messages that the batch settles."""
+        return sum(map(len, self.settled.values()))
+
+    @property
     def has_special_rows(self) -> bool:
         """Return whether the batch stores rows for an operator or the pipeline."""
         return bool(self.claims_added or self.claims_removed or self.staged_rows or self.writes)

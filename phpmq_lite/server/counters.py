@@ -50,8 +50,7 @@ class CommitCounters:
         if batch.stores:
             self.seconds_counts[bisect_left(COMMIT_BOUNDS_S, seconds)] += 1
             self.seconds_sum += seconds
-            settled = sum(map(len, batch.settled.values()))
-            messages = len(batch.created) + len(batch.dispatched) + settled
+            messages = len(batch.created) + len(batch.dispatched) + batch.settled_count
             self.batch_counts[bisect_left(BATCH_BOUNDS, messages)] += 1
             self.batch_sum += messages
 

@@ -139,9 +139,9 @@ def _answer_full_as_stored() -> None:
     """Treat a batch as stored although the disk is full."""
     end = Store.end
 
-    def careless(self: Store, batch: Batch) -> LoadedRows | None:
+    def careless(self: Store, batch: Batch, *, with_index: bool = False) -> LoadedRows | None:
         try:
-            return end(self, batch)
+            return end(self, batch, with_index=with_index)
         except StorageFullError:
             return None
 
@@ -241,12 +241,12 @@ class NumbersAnewStore(Store):
 class CarriesOnStore(Store):
     """Repeats a failed COMMIT."""
 
-    def end(self, batch: Batch) -> LoadedRows | None:
+    def end(self, batch: Batch, *, with_index: bool = False) -> LoadedRows | None:
         """Try twice."""
         try:
-            return super().end(batch)
+            return super().end(batch, with_index=with_index)
         except OutcomeUnknownError:
-            return super().end(batch)
+            return super().end(batch, with_index=with_index)
 
 
 def _keep_seals() -> None:

@@ -15,18 +15,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.admin.base.search_query import parse_search
-from phpmq_lite.errors import OutcomeUnknownError
-from phpmq_lite.model import ClockReading, State
+from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
+from phpmq_lite.model import Batch, ClockReading, State
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.write import history_index as module
-from phpmq_lite.storage.write.history_index import MAX_ROWS, MIN_ROWS, WAIT_MS, HistoryIndexer
+from phpmq_lite.storage.write.batch_sql import batch_statements
+from phpmq_lite.storage.write.history_index import (
+    BATCH_ROWS,
+    MAX_ROWS,
+    MIN_ROWS,
+    WAIT_MS,
+    HistoryIndexer,
+)
 from phpmq_lite.storage.write.maintenance import WriterMaintenance
 from phpmq_lite.storage.write.retention import RetentionBounds, remove_expired
 from phpmq_lite.storage.write.store import Store
 from phpmq_lite.testing import FakeClock
+from tests.support.batch_builders import batch_of_new
 from tests.support.core_and_store import empty_database
 
 INSERT = (
@@ -133,14 +141,49 @@ def test_rows_removed_before_they_are_indexed_are_skipped(ledger: Ledger) -> Non
     assert ledger.indexed_upto() == 1_000_004
 
 
+def test_batch_indexes_once_many_rows_wait(ledger: Ledger) -> None:
+    ledger.fill(BATCH_ROWS)
+    places = HistoryIndexer()
+    ledger.execute("BEGIN")
+    places.add_to_batch(ledger.connection, BATCH_ROWS - 1)
+    assert ledger.indexed_upto() == 0
+    places.add_to_batch(ledger.connection, 1)
+    assert places.wal_bytes > 0
+    assert ledger.indexed_upto() == BATCH_ROWS
+    ledger.execute("ROLLBACK")
+    assert ledger.indexed_upto() == 0
+    assert places.run(ledger.connection, 0, is_idle=True) == BATCH_ROWS
+
+
+def test_index_that_does_not_fit_does_not_keep_a_batch_from_the_disk(ledger: Ledger) -> None:
+    class FullDisk(HistoryIndexer):
+        def add_to_batch(self, connection: sqlite3.Connection, settled: int) -> None:
+            (pages,) = connection.execute("PRAGMA page_count").fetchone()
+            connection.execute(f"PRAGMA max_page_count={pages}").fetchall()
+            super().add_to_batch(connection, settled + BATCH_ROWS)
+
+    ledger.fill(BATCH_ROWS)
+    store, acked = Store(ledger.connection), Batch(0, first_number=BATCH_ROWS + 2)
+    store.commit(batch_of_new(BATCH_ROWS + 1))
+    acked.settled[int(State.ACKED), None] = [BATCH_ROWS + 1]
+    store.indexer = FullDisk()
+    store.begin(batch_statements(acked))
+    with pytest.raises(StorageFullError):
+        store.end(acked, with_index=True)
+    assert ledger.execute("SELECT count(*) FROM history").fetchone() == (BATCH_ROWS,)
+    ledger.execute("PRAGMA max_page_count=1000000").fetchall()
+    store.begin(batch_statements(acked))
+    store.end(acked)
+    assert store.indexer.run(ledger.connection, 0, is_idle=True) == BATCH_ROWS + 1
+    assert ledger.indexed_upto() == BATCH_ROWS + 1
+
+
 def test_maintenance_indexes_while_retention_is_idle(ledger: Ledger) -> None:
     store = Store(ledger.connection)
     maintenance = WriterMaintenance(
         ledger.path, RetentionBounds(age_ms=1 << 60), 64 << 20, FakeClock().counters
     )
-    maintenance._indexer = HistoryIndexer(
-        timer=lambda: 0.0
-    )  # independent of the speed of the machine
+    store.indexer = HistoryIndexer(timer=lambda: 0.0)  # independent of the speed of the machine
     ledger.fill(MAX_ROWS * 2 + 5)
     assert maintenance(store, ClockReading(1, 1), False)
     assert not maintenance(store, ClockReading(1, 1), False)

@@ -4,8 +4,10 @@ Settled messages are indexed by queue: by outcome and offset for pages of the hi
 for searches.  Settled and live messages are indexed by trace.
 
 With a regular index of the history, each commit would write a page per queue.  Here, a page is
-written once for many rows.  Rows above the offset ``placed_upto`` are not indexed yet; queries read
-this short tail by offset, in the same statement.  Indexed rows are added to the totals.
+written once for many rows: under load by a batch, in the writer's thread, while the event loop
+works on the next batch; otherwise between batches.  Rows above the offset ``placed_upto`` are not
+indexed yet; queries read this short tail by offset, in the same statement.  Indexed rows are added
+to the totals.
 
 The trace of a message is indexed when the message settles, usually soon.  Live messages are
 indexed up to the number ``traced_upto``, a slice at a time, once many numbers are above it.
@@ -22,6 +24,7 @@ from phpmq_lite.storage.statements import load
 
 MAX_ROWS: Final = 10_000  # maximum number of rows per slice, reached on a fast disk
 MIN_ROWS: Final = 1_000
+BATCH_ROWS: Final = 500  # from this number, settled messages are indexed within a batch
 SLICE_S: Final = 0.025
 WAIT_MS: Final = 5_000  # after this time, even smaller slices are indexed
 # These counters cover the indexed history; deleted messages are counted separately.
@@ -46,6 +49,7 @@ class HistoryIndexer:
         self._rows = {"placed": MAX_ROWS, "traced": MAX_ROWS}  # rows per slice, adapted to the disk
         self._due_ms = 0  # when to index even a partial slice, in steady ms
         self._was_settled = False  # whether the last slice contained settled messages
+        self._waiting = 0  # number of settled messages since the last slice, at most
         self.has_more = False  # whether another full slice is waiting
         self.wal_bytes = 0  # estimated bytes that the last step added to the WAL
 
@@ -63,6 +67,7 @@ class HistoryIndexer:
         self.has_more = False
         self.wal_bytes = 0
         behind = 0 if first is None else last - first + 1
+        self._waiting = behind
         alive = 0 if low is None else high - low + 1  # may include messages that have settled
         if not behind:
             self._due_ms = now_ms + WAIT_MS
@@ -87,6 +92,24 @@ class HistoryIndexer:
             self._due_ms = now_ms + WAIT_MS
         return done
 
+    def add_to_batch(self, connection: sqlite3.Connection, settled: int) -> None:
+        """Index settled messages in the open transaction of a batch, if many are waiting.
+
+        ``settled`` is the number of messages that the batch settles.  A transaction between two
+        batches would keep the event loop waiting: with 10,000 rows in each, the flow reached 60,000
+        messages/s instead of 65,000.
+        """
+        self.wal_bytes = 0
+        self._waiting += settled
+        if self._waiting < BATCH_ROWS:
+            return
+        after, first, last, *_ = connection.execute(self._sql["progress"]).fetchone()
+        self._waiting = 0
+        if first is not None:
+            upto = min(last, first + MAX_ROWS - 1)
+            self._execute(connection, _SETTLED, "placed", {"after": after, "upto": upto})
+            self._was_settled = True
+
     def _index_live(self, connection: sqlite3.Connection, after: int, last: int) -> tuple[int, int]:
         """Index traces of live messages; return how many were read (0: disk full) and are left."""
         ends = {"after": after, "limit": self._rows["traced"]}
@@ -103,16 +126,7 @@ class HistoryIndexer:
         try:
             with translate_errors(connection):
                 connection.execute("BEGIN IMMEDIATE")
-                for name in names:
-                    rows = connection.execute(self._sql[name], ends).rowcount
-                    self.wal_bytes += rows * _WAL_BYTES[name]
-                if line == "placed":
-                    # Updating the totals in every commit would cost one more page each time.
-                    sums = connection.execute(self._sql["totals_of_range"], ends).fetchone()
-                    for name, number in zip(TOTALS, sums, strict=True):
-                        if number:
-                            connection.execute(load("batch")["add_counter"], (name, number))
-                connection.execute(load("batch")["set_counter"], (f"{line}_upto", ends["upto"]))
+                self._execute(connection, names, line, ends)
                 connection.execute("COMMIT")
         except StorageFullError:
             self.wal_bytes = 0
@@ -124,3 +138,18 @@ class HistoryIndexer:
         elif took_s < SLICE_S / 2:
             self._rows[line] = min(MAX_ROWS, self._rows[line] * 2)
         return True
+
+    def _execute(
+        self, connection: sqlite3.Connection, names: Sequence[str], line: str, ends: dict[str, int]
+    ) -> None:
+        """Run the statements for one slice of an index in the open transaction."""
+        for name in names:
+            rows = connection.execute(self._sql[name], ends).rowcount
+            self.wal_bytes += rows * _WAL_BYTES[name]
+        if line == "placed":
+            # Updating the totals in every commit would cost one more page each time.
+            sums = connection.execute(self._sql["totals_of_range"], ends).fetchone()
+            for name, number in zip(TOTALS, sums, strict=True):
+                if number:
+                    connection.execute(load("batch")["add_counter"], (name, number))
+        connection.execute(load("batch")["set_counter"], (f"{line}_upto", ends["upto"]))

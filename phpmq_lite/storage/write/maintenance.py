@@ -9,7 +9,7 @@ from phpmq_lite.model import ClockReading
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.integrity.seal import LiveSeal
 from phpmq_lite.storage.sqlite_errors import translate_errors, translate_file_errors
-from phpmq_lite.storage.write import history_index, retention
+from phpmq_lite.storage.write import retention
 from phpmq_lite.storage.write.retention import RetentionBounds
 from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store, note_clock
 
@@ -46,7 +46,6 @@ class WriterMaintenance:
         self._counters = counters
         self._space = space or DiskSpace(database.parent)
         self._live_seal = live_seal
-        self._indexer = history_index.HistoryIndexer()
         self._retention_due_ms = 0  # when retention is next due, in steady ms
         self._clock_due_ms = 0  # when the clocks must next be stored, in steady ms
 
@@ -77,9 +76,9 @@ class WriterMaintenance:
         if now.steady_ms >= self._clock_due_ms:
             note_clock(store.connection, self._counters(now))
             self._clock_due_ms = now.steady_ms + _CLOCK_EVERY_MS
-        self._indexer.run(store.connection, now.steady_ms, is_idle=is_idle)
-        store.wal_bytes += self._indexer.wal_bytes
-        if self._indexer.has_more:
+        store.indexer.run(store.connection, now.steady_ms, is_idle=is_idle)
+        store.wal_bytes += store.indexer.wal_bytes
+        if store.indexer.has_more:
             return True
         if now.steady_ms < self._retention_due_ms:
             return False

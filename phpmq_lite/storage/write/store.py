@@ -34,6 +34,7 @@ from phpmq_lite.storage.sqlite_errors import raise_as_unknown, translate_errors
 from phpmq_lite.storage.statements import load, many
 from phpmq_lite.storage.write import batch_sql
 from phpmq_lite.storage.write.batch_sql import Step, batch_statements, write_statements
+from phpmq_lite.storage.write.history_index import HistoryIndexer
 
 _PAGES: Final = {
     PageKind.ALL: "all_page",
@@ -83,6 +84,7 @@ class Store:
         self._sql = load("batch")
         self.wal_bytes = 0  # estimated bytes written since the last checkpoint
         self.commit_s = 1.0  # moving average of COMMIT durations; initially assumed slow
+        self.indexer = HistoryIndexer()
         self._waits_for_locks = True  # whether SQLite currently waits for locks
 
     # -- startup
@@ -199,8 +201,11 @@ class Store:
             raise
         return True
 
-    def end(self, batch: Batch) -> LoadedRows | None:
+    def end(self, batch: Batch, *, with_index: bool = False) -> LoadedRows | None:
         """Commit the transaction begun by ``begin``, then load the rows that the batch requests.
+
+        If ``with_index``, settled messages are added to the index of the history, once many are
+        waiting for that.
 
         Raises:
             StorageFullError, NotWritableError: nothing is stored; call ``begin`` again.
@@ -208,6 +213,9 @@ class Store:
         """
         if self.connection.in_transaction:
             with translate_errors(self.connection):
+                if with_index and batch.settled:
+                    self.indexer.add_to_batch(self.connection, batch.settled_count)
+                    self.wal_bytes += self.indexer.wal_bytes
                 began_at = perf_counter()
                 self.execute("COMMIT")
                 self.commit_s += (perf_counter() - began_at - self.commit_s) / _COMMITS

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +37,8 @@ FEW_COMMANDS: Final = 50  # up to this number, all senders are waiting for repli
 _FEW_ROWS: Final = 4 * FEW_COMMANDS
 _FEW_BYTES: Final = 64 << 10
 MANY_COMMANDS: Final = 100  # from this number, it pays to wait until the thread has begun
+# During a commit, the event loop hands over the GIL this soon, because clients wait for its end.
+_SWITCH_S: Final = 0.00005
 _FAST_S: Final = 0.001  # if commits take longer, they run in the writer's thread
 _BEGIN_S: Final = 0.001  # maximum wait for the thread to begin, which takes about 0.05 ms
 
@@ -128,7 +131,7 @@ class Writer:
             try:
                 if not has_begun:
                     store.begin(steps)
-                loaded = store.end(batch)
+                loaded = store.end(batch, with_index=True)
             except (StorageFullError, NotWritableError) as error:
                 has_begun = False
                 self.space.wait_after(error)
@@ -167,8 +170,13 @@ class Writer:
         begun.acquire()
 
         def end(store: Store) -> LoadedRows | None:
+            before_s = sys.getswitchinterval()
+            sys.setswitchinterval(_SWITCH_S)
             begun.release()
-            return self._store_with_retry(store, steps, batch, has_begun=True)
+            try:
+                return self._store_with_retry(store, steps, batch, has_begun=True)
+            finally:
+                sys.setswitchinterval(before_s)
 
         done = self._run_in_thread(end)
         if batch.commands >= MANY_COMMANDS:
@@ -302,5 +310,5 @@ def _is_short(batch: Batch) -> bool:
 def _row_count(batch: Batch) -> int:
     return (
         len(batch.created) + len(batch.dispatched) + len(batch.changed) + len(batch.events) // 4
-        + sum(map(len, batch.settled.values()))
+        + batch.settled_count
     )  # fmt: skip
