@@ -7,7 +7,7 @@ With a regular index of the history, each commit would write a page per queue.  
 written once for many rows: under load by a batch, in the writer's thread, while the event loop
 works on the next batch; otherwise between batches.  Rows above the offset ``placed_upto`` are not
 indexed yet; queries read this short tail by offset, in the same statement.  Indexed rows are added
-to the totals.
+to the totals, which count deleted messages separately.
 
 The trace of a message is indexed when the message settles, usually soon.  Live messages are
 indexed up to the number ``traced_upto``, a slice at a time, once many numbers are above it.
@@ -27,8 +27,6 @@ MIN_ROWS: Final = 1_000
 BATCH_ROWS: Final = 500  # from this number, settled messages are indexed within a batch
 SLICE_S: Final = 0.025
 WAIT_MS: Final = 5_000  # after this time, even smaller slices are indexed
-# These counters cover the indexed history; deleted messages are counted separately.
-TOTALS: Final = ("history_rows", "history_bytes", "deleted_rows", "deleted_bytes")
 # Estimated WAL bytes per row if rows belong to a hundred queues and all traces differ.
 _WAL_BYTES: Final = {
     "index_outcomes": 200,
@@ -36,8 +34,9 @@ _WAL_BYTES: Final = {
     "index_traces": 500,
     "index_live_traces": 100,
 }
-_SETTLED: Final = ("index_outcomes", "index_numbers", "index_traces")
-_LIVE: Final = ("index_live_traces",)
+_SETTLED: Final = ("index_outcomes", "index_numbers", "index_traces", "count_indexed")
+_LIVE: Final = ("index_live_traces", "advance_traced")
+_ALL: Final = 1 << 62  # an offset or seq that is larger than all others
 
 
 class HistoryIndexer:
@@ -63,7 +62,7 @@ class HistoryIndexer:
             NotWritableError: nothing was indexed.
             OutcomeUnknownError: fail-stop, as for a batch.
         """
-        after, first, last, traced, low, high = connection.execute(self._sql["progress"]).fetchone()
+        first, last, traced, low, high = connection.execute(self._sql["progress"]).fetchone()
         self.has_more = False
         self.wal_bytes = 0
         behind = 0 if first is None else last - first + 1
@@ -76,7 +75,7 @@ class HistoryIndexer:
             done, alive = self._index_live(connection, traced, high)
         elif is_due:
             rows = min(behind, self._rows["placed"])
-            ends = {"after": after, "upto": first + rows - 1}
+            ends = {"upto": first + rows - 1}
             self._was_settled = True
             done = rows if self._run_slice(connection, _SETTLED, "placed", ends) else 0
             behind -= done
@@ -103,12 +102,9 @@ class HistoryIndexer:
         self._waiting += settled
         if self._waiting < BATCH_ROWS:
             return
-        after, first, last, *_ = connection.execute(self._sql["progress"]).fetchone()
         self._waiting = 0
-        if first is not None:
-            upto = min(last, first + MAX_ROWS - 1)
-            self._execute(connection, _SETTLED, "placed", {"after": after, "upto": upto})
-            self._was_settled = True
+        self._execute(connection, _SETTLED, {"upto": _ALL})
+        self._was_settled = True
 
     def _index_live(self, connection: sqlite3.Connection, after: int, last: int) -> tuple[int, int]:
         """Index traces of live messages; return how many were read (0: disk full) and are left."""
@@ -126,7 +122,7 @@ class HistoryIndexer:
         try:
             with translate_errors(connection):
                 connection.execute("BEGIN IMMEDIATE")
-                self._execute(connection, names, line, ends)
+                self._execute(connection, names, ends)
                 connection.execute("COMMIT")
         except StorageFullError:
             self.wal_bytes = 0
@@ -140,16 +136,9 @@ class HistoryIndexer:
         return True
 
     def _execute(
-        self, connection: sqlite3.Connection, names: Sequence[str], line: str, ends: dict[str, int]
+        self, connection: sqlite3.Connection, names: Sequence[str], ends: dict[str, int]
     ) -> None:
         """Run the statements for one slice of an index in the open transaction."""
         for name in names:
             rows = connection.execute(self._sql[name], ends).rowcount
-            self.wal_bytes += rows * _WAL_BYTES[name]
-        if line == "placed":
-            # Updating the totals in every commit would cost one more page each time.
-            sums = connection.execute(self._sql["totals_of_range"], ends).fetchone()
-            for name, number in zip(TOTALS, sums, strict=True):
-                if number:
-                    connection.execute(load("batch")["add_counter"], (name, number))
-        connection.execute(load("batch")["set_counter"], (f"{line}_upto", ends["upto"]))
+            self.wal_bytes += rows * _WAL_BYTES.get(name, 0)
