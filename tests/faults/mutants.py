@@ -62,13 +62,17 @@ class ConfirmsBeforeCommit(Defective):
 
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Reply first."""
+        super()._send_receipts(batch)
         super()._send_results(batch)
         if batch.stores:
             time.sleep(SLOW_DISK_S)
         return super().commit(batch)
 
-    def _send_results(self, batch: Batch | None) -> None:
+    def _send_receipts(self, batch: Batch) -> None:
         """Do nothing: the replies are sent."""
+
+    def _send_results(self, batch: Batch | None) -> None:
+        """Do nothing, either."""
 
 
 class ForgetsAcknowledgements(Defective):
