@@ -60,14 +60,6 @@ def flat_with_source(messages: Iterable[Message]) -> list[Any]:
     return flat
 
 
-def flat_dispatched(messages: Iterable[Message]) -> list[Any]:
-    """Return ``dispatch_messages`` or ``settle_dispatched`` parameters for stored messages."""
-    flat: list[Any] = []
-    for m in messages:
-        flat += (m.seq, m.consumer, m.last_dispatched_at)
-    return flat
-
-
 def flat_changed(messages: Iterable[Message]) -> list[Any]:
     """Return the parameters of ``update_messages``: the seq and all mutable columns per message."""
     flat: list[Any] = []
@@ -146,7 +138,7 @@ def batch_statements(batch: Batch) -> list[Step]:
         steps += _insert_messages(batch)
     settled_now, held = _split_dispatched(batch)
     if held:
-        steps += _dispatch_steps("dispatch_run", "dispatch_messages", (), held)
+        steps += _dispatch_steps("dispatch", (), held)
     if batch.changed:
         steps.append((many("batch", "update_messages"), flat_changed(batch.changed.values()), ()))
     if batch.settled:
@@ -281,15 +273,14 @@ def _settle_messages(batch: Batch, settled_now: dict[int, Message]) -> list[Step
         now = settled_now if (outcome, reason) == _ACKED else {}
         others = sorted(seq for seq in seqs if seq not in now) if now else sorted(seqs)
         if others:  # dispatched in earlier batches, and therefore settled first
-            steps += _settle_steps("settle_run", "settle_messages", before, others)
+            steps += _number_steps("settle_run", "settle_messages", before, others)
         if now:
-            both = ("settle_dispatched_run", "settle_dispatched")
-            steps += _dispatch_steps(*both, before, now.values())
-        steps += _settle_steps("delete_run", "delete_messages", (), sorted(seqs))
+            steps += _dispatch_steps("settle", before, now.values())
+        steps += _number_steps("delete_run", "delete_messages", (), sorted(seqs))
     return steps
 
 
-def _settle_steps(one: str, several: str, before: tuple[Any, ...], seqs: list[int]) -> list[Step]:
+def _number_steps(one: str, several: str, before: tuple[Any, ...], seqs: list[int]) -> list[Step]:
     """Return the steps for ascending ``seqs``: ``one`` for each run, unless most runs are short."""
     runs = _number_runs(seqs)
     if len(runs) * _MIN_RUN > len(seqs) > 1:
@@ -298,27 +289,35 @@ def _settle_steps(one: str, several: str, before: tuple[Any, ...], seqs: list[in
 
 
 def _dispatch_steps(
-    one: str, several: str, before: tuple[Any, ...], messages: Collection[Message]
+    name: str, before: tuple[Any, ...], messages: Collection[Message]
 ) -> list[Step]:
-    """Return the steps that record dispatches: ``one`` for runs, ``several`` for other messages.
-
-    A run has consecutive numbers, one consumer and one time.
-    """
+    """Return the steps of ``name`` that record dispatches, by consumer and time."""
+    run, several, each = _DISPATCH_STATEMENTS[name]
+    groups: dict[tuple[int | None, int | None], list[int]] = {}
+    for message in messages:
+        key = message.consumer, message.last_dispatched_at
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = []
+        group.append(message.seq)
     steps: list[Step] = []
-    others: list[Message] = []
-    for shared, group in groupby(sorted(messages, key=_seq_of), _DISPATCH):
-        some = [*group]
-        runs = _number_runs([*map(_seq_of, some)])
-        if len(runs) * _MIN_RUN > len(some) and len(messages) > 1:
-            others += some
+    others: list[Any] = []
+    for key, seqs in groups.items():
+        if len(seqs) >= _MIN_RUN or len(groups) == 1:
+            steps += _number_steps(run, several, (*key, *before), sorted(seqs))
         else:
-            steps += [(load("batch")[one], (*before, *run, *shared), ()) for run in runs]
+            for seq in seqs:
+                others += (seq, *key)
     if others:
-        steps.append((many("batch", several), flat_dispatched(others), before))
+        steps.append((many("batch", each), others, before))
     return steps
 
 
-_DISPATCH: Final = attrgetter("consumer", "last_dispatched_at")
+# By name: the statements for runs, for other numbers, and for single messages.
+_DISPATCH_STATEMENTS: Final = {
+    "dispatch": ("dispatch_run", "dispatch_several", "dispatch_messages"),
+    "settle": ("settle_dispatched_run", "settle_dispatched_several", "settle_dispatched"),
+}
 
 
 def _own_values(row: QueueRow) -> tuple[Any, ...]:
