@@ -101,11 +101,8 @@ class ReadyWindow:
         if room < len(messages):
             self.reaches_end = False
             messages = messages[: max(0, room)]
-        ready, size = self._ready, 0
-        for message in messages:
-            ready[message.position] = message
-            if message.body is not None:
-                size += message.size
+        self._ready.update(zip(map(_by_position, messages), messages, strict=True))
+        size = sum([message.size for message in messages if message.body is not None])
         if messages:
             self.covered_to = messages[-1].position
             self.body_bytes += size

@@ -12,7 +12,7 @@ updated wherever the queue changes: 8.1 instead of 13.6 µs if every message has
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from operator import attrgetter
 from os import urandom
 from struct import unpack
 from typing import Final
@@ -33,6 +33,8 @@ PENDING_MAX: Final = 1_000  # as many as can expire in one batch; see storage/wr
 PENDING_BYTES_MAX: Final = 32 << 20
 ACKED_KEY: Final = (int(ACKED), None)
 _TOKENS_AT_ONCE: Final = 512
+
+_seq_of: Final = attrgetter("seq")
 
 QueueRun = tuple[Queue, int]  # a queue and its number of consecutive messages
 
@@ -190,28 +192,30 @@ class BrokerState:
         if len(tokens) < len(contents):
             self._draw_tokens(len(contents))
         batch = self.batch
-        wall_ms, steady_ms = self.now
+        wall_ms = self.now.wall_ms
         seq = self.next_number
         queue_rows = batch.queue_rows
         created: list[Message] = []
-        pieces = zip(contents, ttls, strict=True)
+        expires = any(ttls)
         for queue, count in runs:
-            queue_id, default_s, total = queue.queue_id, queue.settings.default_ttl_s, 0
-            for body, given_s in islice(pieces, count):
-                ttl_s = default_s if given_s is None else given_s
-                bounded_s, deadline_ms = deadline_of(ttl_s, steady_ms) if ttl_s else (None, None)
-                if deadline_ms is not None:  # saves a call per message without a TTL
-                    self.note_deadline(deadline_ms)
-                size = len(body)
-                crc = crc32(body, crc32(seq.to_bytes(8, "big")))  # model.checksum, inlined
-                created.append(
-                    Message(
-                        seq, tokens.pop(), queue_id, seq, 0, bounded_s, deadline_ms, wall_ms, None,
-                        None, 0, 0, size, crc, publisher, None,
-                    )
-                )  # fmt: skip
-                total += size
-                seq += 1
+            queue_id, default_s, start = queue.queue_id, queue.settings.default_ttl_s, len(created)
+            some = contents[start : start + count]
+            # The checksum is model.checksum, inlined.
+            created += [
+                Message(
+                    number, tokens.pop(), queue_id, number, 0, None, None, wall_ms, None, None, 0,
+                    0, len(body), crc32(body, crc32(number.to_bytes(8, "big"))), publisher, None,
+                )
+                for number, body in enumerate(some, seq)
+            ]  # fmt: skip
+            seq += count
+            if expires or default_s:
+                for message, given_s in zip(created[start:], ttls[start:], strict=False):
+                    ttl_s = default_s if given_s is None else given_s
+                    if ttl_s:
+                        self.set_ttl(message, ttl_s)
+                        self.note_deadline(message.deadline_ms)
+            total = sum(map(len, some))
             batch.created_bytes += total
             row = queue_rows[queue_id] = queue.row
             row.live_count += count
@@ -234,10 +238,8 @@ class BrokerState:
             if message.size <= room:
                 message.body = body
                 room -= message.size
-        messages = self.messages
         added = window.add(created)
-        for message in created if added == len(created) else created[:added]:
-            messages[message.seq] = message
+        self.messages.update(zip(map(_seq_of, created), created[:added], strict=False))
         self.needs_dispatch[queue.queue_id] = queue
 
     # -- ready windows
