@@ -137,7 +137,8 @@ final class Connection
     // -- bytes
 
     /**
-     * Waits for bytes until the given time on the clock of now(); a signal ends the wait early.
+     * Waits for bytes until the given time on the clock of now(), but at most a second; a signal ends
+     * the wait early.
      *
      * @return bool whether bytes were received
      * @throws ConnectionLost
@@ -149,7 +150,8 @@ final class Connection
 
     private function select(float $until, bool $isWriting): bool
     {
-        $left = max(0.0, min($until - self::now(), 3600.0));
+        // At most a second, because a signal that arrives just before stream_select() does not end it.
+        $left = max(0.0, min($until - self::now(), 1.0));
         [$read, $write, $except] = [[$this->stream], $isWriting ? [$this->stream] : null, null];
         $seconds = (int) $left;
         $count = @stream_select($read, $write, $except, $seconds, (int) (($left - $seconds) * 1e6));
