@@ -5,9 +5,9 @@ r"""Compare brokers in rounds of ``peers.py``, in another order each time, by ra
     python benchmarks/peer_rounds.py ../bench --rounds 7 --dir ./peers-data --json rounds.json \
         --brokers phpmq-lite,redis-always-xdel,nats --workloads W1,W2,W3
 
-The first broker is divided by each of the others: rates as ours / theirs, latencies likewise.
-Each round writes a file of its own beside ``--json`` (``rounds-1.json``), and existing files are
-used, not measured again: an interrupted comparison continues, more rounds can be added.
+The figures of each broker in ``--ours`` are divided by those of the others. Each round writes a
+file of its own beside ``--json`` (``rounds-1.json``), and existing files are used, not measured
+again: an interrupted comparison continues, more rounds can be added.
 """
 
 import argparse
@@ -58,13 +58,13 @@ def summarize(values: list[float], digits: int) -> str:
 def print_table(rounds: list[dict[tuple[str, str], dict[str, float]]], ours: list[str]) -> None:
     """Print each broker's value, and the ratio of each of ours to it."""
     for name, figure in rounds[0]:
-        unit = "messages/s" if figure == "median" else "ms"
-        print(f"\n{name}, {unit if figure == 'median' else figure + ', ms'}")
+        is_rate = figure == "median"
+        print(f"\n{name}, {'messages/s' if is_rate else f'{figure}, ms'}")
         for broker in rounds[0][name, figure]:
             cells = [r[name, figure] for r in rounds if broker in r.get((name, figure), {})]
             if len(cells) < 2:
                 continue
-            line = summarize([c[broker] for c in cells], 0 if unit == "messages/s" else 3)
+            line = summarize([c[broker] for c in cells], 0 if is_rate else 3)
             ratios = (
                 f"{own} {summarize([c[own] / c[broker] for c in cells if own in c], 2)}"
                 for own in ours

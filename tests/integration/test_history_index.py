@@ -155,6 +155,15 @@ def test_batch_indexes_once_many_rows_wait(ledger: Ledger) -> None:
     assert places.run(ledger.connection, 0, is_idle=True) == BATCH_ROWS
 
 
+def test_batch_indexes_a_long_tail_in_slices(ledger: Ledger) -> None:
+    ledger.fill(MAX_ROWS + BATCH_ROWS)
+    places = HistoryIndexer()
+    places.add_to_batch(ledger.connection, BATCH_ROWS)
+    assert ledger.indexed_upto() == MAX_ROWS
+    places.add_to_batch(ledger.connection, BATCH_ROWS)
+    assert ledger.indexed_upto() == MAX_ROWS + BATCH_ROWS
+
+
 def test_index_that_does_not_fit_does_not_keep_a_batch_from_the_disk(ledger: Ledger) -> None:
     class FullDisk(HistoryIndexer):
         def add_to_batch(self, connection: sqlite3.Connection, settled: int) -> None:

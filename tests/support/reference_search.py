@@ -250,7 +250,7 @@ def index_upto(database: Database, upto: int) -> None:
     [(last,)] = database.connection.execute('SELECT max("offset") FROM history')
     upto = min(FIRST - 1 + upto, last or 0)
     for name in ("index_outcomes", "index_numbers", "index_traces"):
-        database.connection.execute(load("history_index")[name], {"after": 0, "upto": upto})
+        database.connection.execute(load("history_index")[name], {"count": upto})
     database.set_counter("placed_upto", upto)
     [(half,)] = database.connection.execute("SELECT (min(seq) + max(seq)) / 2 FROM message")
     database.connection.execute(

@@ -1,19 +1,20 @@
 -- Fills history_place, history_number and trace_place after messages have been stored.
 
--- part: upto
--- The last offset of a slice: :upto, or the newest one if that is smaller.
-min(:upto, (SELECT max("offset") FROM history))
-
 -- part: placed
 -- The last offset that is indexed.
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
+-- part: slice
+-- The next :count offsets.  Rows may be missing among them.
+"offset" > {placed} AND "offset" <= {placed} + :count
+
 -- name: progress
 -- The next rows to index.
--- columns: first and last offset after the last indexed one (NULL: none); last indexed seq of live
---   messages, first and last live seq after it (NULL: none)
+-- columns: last indexed offset, first and last offset after it (NULL: none); last indexed seq of
+--   live messages, first and last live seq after it (NULL: none)
 -- index: INTEGER PRIMARY KEY
 SELECT
+  {placed},
   (SELECT "offset" FROM history WHERE "offset" > {placed} ORDER BY "offset" LIMIT 1),
   (SELECT "offset" FROM history WHERE "offset" > {placed} ORDER BY "offset" DESC LIMIT 1),
   traced.upto,
@@ -25,49 +26,49 @@ FROM (
 
 -- name: index_outcomes
 -- Inserts rows in the order of the table, so that each table page is written only once.
--- parameters: upto (offset, inclusive)
+-- parameters: count (of offsets)
 -- index: INTEGER PRIMARY KEY
 INSERT INTO history_place (block, queue_id, outcome, "offset")
 SELECT "offset" >> 16, queue_id, outcome, "offset" FROM history NOT INDEXED
-WHERE "offset" > {placed} AND "offset" <= :upto
+WHERE {slice}
 ORDER BY 1, 2, 3, 4;
 
 -- name: count_indexed
 -- Adds the rows of a slice to the totals, and advances ``placed_upto``; the last statement of a
 -- slice.  Updating the totals in every commit would cost one more page each time.
--- parameters: upto (offset, inclusive)
+-- parameters: count (of offsets)
 -- index: INTEGER PRIMARY KEY
 INSERT INTO counter (name, value)
 WITH slice ("rows", bytes, deleted_rows, deleted_bytes) AS MATERIALIZED (
   SELECT count(*) FILTER (WHERE outcome <> 5), sum(size) FILTER (WHERE outcome <> 5),
     count(*) FILTER (WHERE outcome = 5), sum(size) FILTER (WHERE outcome = 5)
-  FROM history NOT INDEXED WHERE "offset" > {placed} AND "offset" <= :upto
+  FROM history NOT INDEXED WHERE {slice}
 )
-SELECT column1, column2 FROM (
-  SELECT 'history_rows' AS column1, "rows" AS column2 FROM slice
+SELECT name, value FROM (
+  SELECT 'history_rows' AS name, "rows" AS value FROM slice
   UNION ALL SELECT 'history_bytes', bytes FROM slice
   UNION ALL SELECT 'deleted_rows', deleted_rows FROM slice
   UNION ALL SELECT 'deleted_bytes', deleted_bytes FROM slice
-  UNION ALL SELECT 'placed_upto', {upto} - {placed}
-) WHERE column2 <> 0
+  UNION ALL SELECT 'placed_upto', min(:count, (SELECT max("offset") FROM history) - {placed})
+) WHERE value <> 0
 ON CONFLICT (name) DO UPDATE SET value = value + excluded.value;
 
 -- name: index_numbers
 -- Indexes settled messages by number.
--- parameters: upto (offset, inclusive)
+-- parameters: count (of offsets)
 -- index: INTEGER PRIMARY KEY
 INSERT INTO history_number (block, queue_id, seq, "offset", outcome)
 SELECT seq >> 16, queue_id, seq, "offset", outcome FROM history NOT INDEXED
-WHERE "offset" > {placed} AND "offset" <= :upto
+WHERE {slice}
 ORDER BY 1, 2, 3, 4;
 
 -- name: index_traces
 -- Indexes settled messages by trace; some were already indexed while live.
--- parameters: upto (offset, inclusive)
+-- parameters: count (of offsets)
 -- index: INTEGER PRIMARY KEY
 INSERT OR IGNORE INTO trace_place (block, trace_id, seq)
 SELECT seq >> 14, trace_id, seq FROM history NOT INDEXED
-WHERE "offset" > {placed} AND "offset" <= :upto AND trace_id IS NOT NULL
+WHERE {slice} AND trace_id IS NOT NULL
 ORDER BY 1, 2, 3;
 
 -- name: next_live_numbers

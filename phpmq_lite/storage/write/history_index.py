@@ -36,7 +36,6 @@ _WAL_BYTES: Final = {
 }
 _SETTLED: Final = ("index_outcomes", "index_numbers", "index_traces", "count_indexed")
 _LIVE: Final = ("index_live_traces", "advance_traced")
-_ALL: Final = 1 << 62  # an offset or seq that is larger than all others
 
 
 class HistoryIndexer:
@@ -48,7 +47,7 @@ class HistoryIndexer:
         self._rows = {"placed": MAX_ROWS, "traced": MAX_ROWS}  # rows per slice, adapted to the disk
         self._due_ms = 0  # when to index even a partial slice, in steady ms
         self._was_settled = False  # whether the last slice contained settled messages
-        self._waiting = 0  # number of settled messages since the last slice, at most
+        self._waiting = 0  # estimated number of settled messages that are not indexed
         self.has_more = False  # whether another full slice is waiting
         self.wal_bytes = 0  # estimated bytes that the last step added to the WAL
 
@@ -62,11 +61,10 @@ class HistoryIndexer:
             NotWritableError: nothing was indexed.
             OutcomeUnknownError: fail-stop, as for a batch.
         """
-        first, last, traced, low, high = connection.execute(self._sql["progress"]).fetchone()
+        after, first, last, traced, low, high = connection.execute(self._sql["progress"]).fetchone()
         self.has_more = False
         self.wal_bytes = 0
         behind = 0 if first is None else last - first + 1
-        self._waiting = behind
         alive = 0 if low is None else high - low + 1  # may include messages that have settled
         if not behind:
             self._due_ms = now_ms + WAIT_MS
@@ -75,12 +73,13 @@ class HistoryIndexer:
             done, alive = self._index_live(connection, traced, high)
         elif is_due:
             rows = min(behind, self._rows["placed"])
-            ends = {"upto": first + rows - 1}
+            ends = {"count": first + rows - 1 - after}
             self._was_settled = True
             done = rows if self._run_slice(connection, _SETTLED, "placed", ends) else 0
             behind -= done
         else:
             return 0
+        self._waiting = behind
         if done:
             # Continue only with full slices, because each commit adds rows to be indexed.
             has_settled = behind >= self._rows["placed"]
@@ -103,7 +102,7 @@ class HistoryIndexer:
         if self._waiting < BATCH_ROWS:
             return
         self._waiting = 0
-        self._execute(connection, _SETTLED, {"upto": _ALL})
+        self._execute(connection, _SETTLED, {"count": MAX_ROWS})
         self._was_settled = True
 
     def _index_live(self, connection: sqlite3.Connection, after: int, last: int) -> tuple[int, int]:
