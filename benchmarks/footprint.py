@@ -1,7 +1,8 @@
-"""Measure the memory and disk that a backlog and idle connections need, and a restart.
+"""Measure the memory and disk that an idle broker, a backlog and connections need, and a restart.
 
-Stores messages without a consumer, kills the broker with SIGKILL, starts it again, waits for the
-first message and drains the queue; then opens idle consumers, each with its own queue::
+Starts brokers on new folders until each has confirmed a message, and requests a page.  Stores
+messages without a consumer, kills the broker with SIGKILL, starts it again, waits for the first
+message and drains the queue; then opens idle consumers, each with its own queue::
 
     python benchmarks/footprint.py --data .                  # 100,000 messages, 1,000 connections
     python benchmarks/footprint.py --messages 1000000 --connections 0
@@ -11,9 +12,11 @@ import argparse
 import resource
 import shutil
 import time
+import urllib.request
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from phpmq_lite.bench import traffic
@@ -32,6 +35,7 @@ QUEUE: Final = "backlog"
 TIMEOUT_S: Final = 3_600.0
 SETTLE_S: Final = 2.0  # for checkpoints and freed memory, before memory is read
 EXTRA_FILES: Final = 200
+STARTS: Final = 7  # of new brokers; the first one may read modules from the disk
 WARM_UP: Final = 20  # connections that make the broker load what every connection needs
 
 
@@ -102,6 +106,38 @@ def hold_connections(address: Address, number: int, seconds: float) -> Generator
             while not stream.received:
                 link.sendall(stream.feed(traffic.receive(link)))
         return sum(stream.received for _, stream, _ in consumers)
+
+
+def measure_start(folder: Path, settle_s: float) -> Iterator[tuple[str, str]]:
+    """Yield the time until a new broker confirms its first message, and its memory, by name."""
+    started: list[float] = []
+    for number in range(STARTS):
+        began_s = time.monotonic()
+        with isolated_broker(folder / f"start-{number}", "--admin", "127.0.0.1:0") as broker:
+            with traffic.connect(broker.address) as link:
+                stream = PublishStream(QUEUE, SIZE)
+                link.sendall(stream.encode(1))
+                while not stream.feed(traffic.receive(link)):
+                    pass
+            started.append(time.monotonic() - began_s)
+            time.sleep(settle_s)
+            idle = proportional_bytes(broker.pid)
+            with urllib.request.urlopen(broker.admin[0]) as answer:
+                answer.read()
+            time.sleep(settle_s)
+            with_pages = proportional_bytes(broker.pid)
+    yield (
+        f"start until the first message is confirmed, median of {STARTS}",
+        f"{median(started):.3f} s",
+    )
+    yield "memory of an idle broker (PSS)", format_mb(idle)
+    yield "memory after the first page (PSS)", format_mb(with_pages)
+
+
+def proportional_bytes(pid: int) -> int:
+    """Return a process's memory, in which it has a share of each page that others use (PSS)."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
 def measure_backlog(data: Path, messages: int, settle_s: float) -> Iterator[tuple[str, str]]:
@@ -185,7 +221,10 @@ def main() -> None:
     options = parser.parse_args()
     check_free_space(options.messages, shutil.disk_usage(options.data).free)
     with unwind_on_signals(), temporary_folder(options.data) as folder:
-        measured = [measure_backlog(folder / "backlog", options.messages, options.settle_seconds)]
+        measured = [
+            measure_start(folder, options.settle_seconds),
+            measure_backlog(folder / "backlog", options.messages, options.settle_seconds),
+        ]
         if options.connections:
             connections = options.connections
             measured.append(

@@ -5,12 +5,13 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 NAME: Final = "phpmq-lite"
 _EXTRA: Final = re.compile(r"""extra == ["']([\w-]+)["']""")
@@ -30,6 +31,8 @@ def install_command(*extras: str, flags: str = "") -> str:
     The command names the checkout or wheel that the package was installed from.  If that is unknown
     or gone, it names the packages that the extras require, because this package is in no index.
     """
+    from importlib.metadata import PackageNotFoundError, distribution  # slow, and rarely needed
+
     try:
         own = distribution(NAME)
     except PackageNotFoundError:
@@ -45,8 +48,10 @@ def install_command(*extras: str, flags: str = "") -> str:
     return f"{pip} phpmq_lite-VERSION-py3-none-any.whl"
 
 
-def _source(own: Distribution | None) -> tuple[Path | None, str]:
+def _source(own: "Distribution | None") -> tuple[Path | None, str]:
     """Return a pair: the checkout or wheel (None if it is gone), and pip options to install it."""
+    from urllib.request import url2pathname
+
     if own is None:  # the program runs from a checkout that is not installed
         checkout = Path(__file__).resolve().parent.parent
         return (checkout, "-e") if (checkout / "pyproject.toml").is_file() else (None, "")
@@ -61,7 +66,7 @@ def _source(own: Distribution | None) -> tuple[Path | None, str]:
     return path, "-e" if origin.get("dir_info", {}).get("editable") else ""
 
 
-def _requirements(own: Distribution | None, extra: str) -> Iterator[str]:
+def _requirements(own: "Distribution | None", extra: str) -> Iterator[str]:
     for text in (own.requires if own is not None else None) or ():
         needed, _, marker = text.partition(";")
         found = _EXTRA.search(marker)

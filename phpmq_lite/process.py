@@ -201,6 +201,8 @@ async def _manage_garbage_collection(service: Service) -> None:
     gc.disable()
     await service.wait_ready()
     reduce_garbage_collection()
+    await service.wait_pages()
+    gc.freeze()  # the admin creates as many permanent objects
 
 
 async def _trim_regularly() -> None:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from phpmq_lite import __version__, logs
 from phpmq_lite.admin import listeners as admin_listeners
+from phpmq_lite.admin.auth.setup_token import SetupToken
 from phpmq_lite.admin.monitoring import processes
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import Clock
@@ -59,6 +60,7 @@ from phpmq_lite.storage.disk_space import DiskSpace, DiskSpaceBounds
 from phpmq_lite.storage.integrity.seal import LiveSeal
 from phpmq_lite.storage.integrity.startup import StartRecorder, check_files
 from phpmq_lite.storage.integrity.stopped_database import has_admin
+from phpmq_lite.storage.read.accounts import has_users
 from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.write.maintenance import WriterMaintenance
 from phpmq_lite.storage.write.retention import RetentionBounds
@@ -152,15 +154,20 @@ class Service:
         self.admin: list[str] = []
         self.drain: Callable[[], None] = self.stop  # called if a user clicks "Drain"
         self._announce = announce
-        self._context: Context | None = None  # the admin's context
+        self._context: Context | None = None  # the admin's context, once it is imported
+        self._maintenance: Maintenance | None = None
+        self._setup_token = SetupToken(settings.data)
         self._first_password: str | None = None  # the first user's password if no users exist
         self._upkeep: WriterMaintenance | None = None
         self._watchdog: EngineWatchdog | None = None  # set once the engine is created
         self._tls_listeners: list[TlsListener] = []  # listeners that use TLS
         self._session_context: SessionContext  # shared by all sessions; set when serving starts
+        self._has_users = False
         self._needs_structure_check = False  # whether startup skipped the check of the structure
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
+        self._pages_wanted = asyncio.Event()
+        self._has_pages = asyncio.Event()
 
     def stop(self) -> None:
         """Start draining; ``run`` returns once everything has been stored and closed."""
@@ -177,10 +184,10 @@ class Service:
         reload_contexts(self._tls_listeners)
         result = reload_settings(self.settings, effective.settings)
         self.settings = result.settings
+        fresh = {name: effective.sources[name] for name in result.changed}
+        self._sources = {**self._sources, **fresh}
         if self._context is not None:
-            fresh = {name: effective.sources[name] for name in result.changed}
-            self._context.settings = result.settings
-            self._context.sources = {**self._context.sources, **fresh}
+            self._context.settings, self._context.sources = result.settings, self._sources
         if self._upkeep is not None:
             self._upkeep.bounds = retention_bounds(result.settings)
         if self.handle.space is not None:
@@ -195,8 +202,18 @@ class Service:
                   certificates=[one.section for one in self._tls_listeners])  # fmt: skip
 
     async def wait_ready(self) -> None:
-        """Wait until clients can connect and pages can be served."""
+        """Wait until clients can connect."""
         await self._ready.wait()
+
+    async def wait_pages(self) -> None:
+        """Wait until the admin is imported, which happens when its first client connects."""
+        await self._has_pages.wait()
+
+    async def open_pages(self) -> "Context":
+        """Import the admin without waiting for a client, and return what its handlers share."""
+        self._pages_wanted.set()
+        await self.wait_pages()
+        return cast("Context", self._context)
 
     def has_progressed(self) -> bool:
         """Return whether the engine and the writer have made progress since the last call."""
@@ -244,8 +261,6 @@ class Service:
             await listeners.bind()
             stack.push_async_callback(listeners.close)
             self._add_tls_listener("tcp", listeners.tls)
-            # Importing the pages needs CPU time, recovering the state the disk; do both at once.
-            # Clients wait for both: an import under load takes seconds and 20 % of the throughput.
             space = self.handle.space = DiskSpace(folder.path, disk_space_bounds(settings))
             space.prepare()
             room = DiskSpaceMonitor(space)
@@ -254,7 +269,7 @@ class Service:
             recovering = asyncio.create_task(self._recover(folder, writer, starting))
             stack.push_async_callback(_close_after, recovering, writer)
             pages = asyncio.create_task(self._open_pages(admin_stack, folder, bound, tls))
-            stack.push_async_callback(_wait_for, pages)
+            stack.push_async_callback(_cancel, pages)
             stored, clock = await recovering
             engine = await self._open_engine(stack, folder, writer, starting, stored, clock)
             room.attach(engine)
@@ -277,7 +292,29 @@ class Service:
         bound: list[socket.socket],
         tls: ssl.SSLContext | None,
     ) -> None:
-        """Import the admin in a thread, then answer requests that have arrived in the meantime."""
+        """Import the admin when its first client connects, and answer the client.
+
+        The admin is half of all modules.  With it, the start takes twice as long and an idle broker
+        needs a third more memory.  If it cannot be imported, the broker does not start; a running
+        broker keeps serving PHPMQ clients and refuses connections to the admin.
+        """
+        await admin_listeners.wait_for_client(bound, self._pages_wanted)
+        try:
+            await self._serve_pages(stack, folder, bound, tls)
+        except Exception:
+            if not self._ready.is_set():
+                raise
+            _log.exception("admin_not_opened")
+            for one in bound:
+                one.close()
+
+    async def _serve_pages(
+        self,
+        stack: AsyncExitStack,
+        folder: DataFolder,
+        bound: list[socket.socket],
+        tls: ssl.SSLContext | None,
+    ) -> None:
         await asyncio.to_thread(_import_admin)
         from phpmq_lite.admin.app import create_app
         from phpmq_lite.admin.base.context import CONTEXT
@@ -298,7 +335,10 @@ class Service:
         self._context = app[CONTEXT]
         app[CONTEXT].rollups = self.rollups
         app[CONTEXT].schemas = self.schemas
+        app[CONTEXT].maintenance = self._maintenance
+        app[CONTEXT].auth.setup = self._setup_token
         await open_admin(stack, app, bound, tls)
+        self._has_pages.set()
 
     async def _recover(
         self, folder: DataFolder, writer: Writer, starting: StartRecorder
@@ -359,6 +399,7 @@ class Service:
             folder.database, retention_bounds(settings), settings.storage.wal_bytes, clock.counters,
             writer.space, live_seal,
         )  # fmt: skip
+        self._has_users = await writer.run(lambda store: has_users(store.connection))
         await writer.run(lambda store: writer.space.measure(store.used_bytes()))
         writer.maintenance = self._upkeep
         engine = Engine(core, writer, clock)
@@ -401,7 +442,7 @@ class Service:
             monitoring = tasks.create_task(monitor.run())
             sampling = tasks.create_task(self.sampler.run())
             watching = tasks.create_task(self.schemas.watch(_log_schema_error))
-            await pages
+            tasks.create_task(_raise_error_of(pages))
             maintaining = tasks.create_task(
                 self._build_maintenance(engine).run(is_structure_due=self._needs_structure_check)
             )
@@ -414,6 +455,7 @@ class Service:
             self._ready.set()
             await self._stop.wait()
             await self._drain(engine, listeners)
+            await _cancel(pages)
             sampling.cancel()
             maintaining.cancel()
             await asyncio.wait({sampling, maintaining})
@@ -447,24 +489,26 @@ class Service:
 
     def _build_maintenance(self, engine: Engine) -> Maintenance:
         database = self.settings.data / DATABASE
-        maintenance = Maintenance(
+        self._maintenance = Maintenance(
             engine, self.handle.figures, database, lambda: self.settings, __version__
         )
         if self._context is not None:
-            self._context.maintenance = maintenance
-        return maintenance
+            self._context.maintenance = self._maintenance
+        return self._maintenance
 
     async def _prepare_login(self) -> None:
-        """Load the users; if there are none, prepare to create the first user."""
-        if self._context is None:
-            return
-        token = await self._context.auth.prepare(_now_ms(), self._first_password)
-        self._first_password = None
-        if token is None:
-            return
-        shown = {"token": token} if sys.stderr.isatty() else {}
-        _log.info("no_users", setup=f"{self.admin[0] if self.admin else '/'}setup",
-                  token_file=str(self._context.auth.setup.path), **shown)  # fmt: skip
+        """If there are no users, create the first one, or a token with which a browser does."""
+        password, self._first_password = self._first_password, None
+        if self._has_users:
+            self._setup_token.spend()
+        elif password is not None:
+            context = await self.open_pages()
+            await context.auth.create_first_user(_now_ms(), password)
+        else:
+            token = self._setup_token.make()
+            shown = {"token": token} if sys.stderr.isatty() else {}
+            _log.info("no_users", setup=f"{self.admin[0] if self.admin else '/'}setup",
+                      token_file=str(self._setup_token.path), **shown)  # fmt: skip
 
     async def _drain(self, engine: Engine, listeners: Listeners) -> None:
         """Stop dispatching, wait for outstanding acknowledgements, then close all connections."""
@@ -490,7 +534,7 @@ def _now_ms() -> int:
 
 
 def _import_admin() -> None:
-    """Import the admin (half of all modules) in 200 ms; must be called in a separate thread."""
+    """Import the admin in 200 ms; must be called in a separate thread."""
     import phpmq_lite.admin.app
     import phpmq_lite.admin.serving  # noqa: F401 - both are imported by name later
 
@@ -516,6 +560,17 @@ def _initial_password(file: Path) -> str:
 async def _wait_for(task: asyncio.Task[Any]) -> None:
     """Wait until a task ends, without raising its error, which other code that awaits it raises."""
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await _wait_for(task)
+
+
+async def _raise_error_of(task: asyncio.Task[Any]) -> None:
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
 
 
 async def _close_after(recovering: asyncio.Task[Any], writer: Writer) -> None:

@@ -21,7 +21,8 @@ from phpmq_lite.admin.auth.request_source import (
     is_known_host,
     known_hosts,
 )
-from phpmq_lite.admin.auth.services import MINUTE_MS, AuthServices, SetupToken
+from phpmq_lite.admin.auth.services import MINUTE_MS, AuthServices
+from phpmq_lite.admin.auth.setup_token import SetupToken
 from phpmq_lite.admin.base.context import CONTEXT, Context, EngineProtocol, context_of, status_of
 from phpmq_lite.admin.base.http_memory import FREE_BYTES
 from phpmq_lite.admin.base.identity import identity_of, set_identity

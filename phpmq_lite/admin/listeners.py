@@ -1,8 +1,9 @@
 """Binds the control socket and the admin addresses, without importing heavy modules."""
 
+import asyncio
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
@@ -61,6 +62,21 @@ def _bind_unix(stack: AsyncExitStack, path: Path) -> socket.socket:
 def _remove(path: Path) -> None:
     with suppress(OSError):  # if the file remains, the next startup replaces it
         path.unlink()
+
+
+async def wait_for_client(sockets: Sequence[socket.socket], wanted: asyncio.Event) -> None:
+    """Set ``wanted`` when a client connects to one of the sockets, and return once it is set.
+
+    The connection is not accepted.
+    """
+    loop = asyncio.get_running_loop()
+    for one in sockets:
+        loop.add_reader(one, wanted.set)
+    try:
+        await wanted.wait()
+    finally:
+        for one in sockets:
+            loop.remove_reader(one)
 
 
 def url_of(bound: socket.socket, *, is_secure: bool) -> str:

@@ -276,10 +276,8 @@ async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
         yield running
 
 
-def limits_of(broker: RunningBroker) -> ConnectionLimits:
-    context = broker.service._context
-    assert context is not None
-    return context.connection_limits
+async def limits_of(broker: RunningBroker) -> ConnectionLimits:
+    return (await broker.service.open_pages()).connection_limits
 
 
 @pytest.fixture
@@ -335,7 +333,7 @@ async def test_connections_above_the_limit_are_refused_until_one_closes(
     assert await (await connect()).ask() == b""
     assert b"200" in await served[0].ask()
     served[0].writer.close()
-    limits = limits_of(broker)
+    limits = await limits_of(broker)
     await wait_until(lambda: len(limits.open) < 5)
     assert b"200" in await (await connect()).ask()
     assert limits.gate.refused.total() == 1
@@ -350,7 +348,7 @@ async def test_control_socket_accepts_connections_at_the_limit(
     control = HttpConnection(*await asyncio.open_unix_connection(broker.data / "control.sock"))
     assert b"200" in await control.ask()
     control.writer.close()
-    limits = limits_of(broker)
+    limits = await limits_of(broker)
     await wait_until(lambda: len(limits.open) == 5)
     assert limits.gate.connections == 5
 
@@ -358,7 +356,7 @@ async def test_control_socket_accepts_connections_at_the_limit(
 async def test_slow_clients_are_disconnected_and_counted_by_reason(
     broker: RunningBroker, connect: Connect
 ) -> None:
-    limits, loop = limits_of(broker), asyncio.get_running_loop()
+    limits, loop = await limits_of(broker), asyncio.get_running_loop()
     silent, head, body, idle = [await connect() for _ in range(4)]
     head.writer.write(GET[:-2])
     body.writer.write(POST + b"{")
@@ -380,7 +378,7 @@ async def test_slow_clients_are_disconnected_and_counted_by_reason(
 async def test_client_that_does_not_read_its_answer_is_disconnected(
     broker: RunningBroker, connect: Connect
 ) -> None:
-    limits, loop = limits_of(broker), asyncio.get_running_loop()
+    limits, loop = await limits_of(broker), asyncio.get_running_loop()
     limits.timeouts = SlowClientTimeouts(answer_s=1.0)
     connection = await connect()
     page = b"GET /static/x/app.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"

@@ -60,10 +60,8 @@ def until_failed(data: Path) -> dict[str, Any]:
 
 
 def maintenance_of(running: testing.RunningBroker) -> Maintenance:
-    context = running.service._context
-    assert context is not None
-    assert context.maintenance is not None
-    return context.maintenance
+    assert running.service._maintenance is not None
+    return running.service._maintenance
 
 
 def page(running: testing.RunningBroker, path: str) -> str:

@@ -20,6 +20,7 @@ from urllib.error import HTTPError, URLError
 import pytest
 
 from phpmq_lite import process, service, shutdown, testing
+from phpmq_lite.broker_process import broker_process as fresh_process
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.protocol.connection import ClientSide
@@ -283,15 +284,49 @@ def test_broker_is_ready_when_its_listeners_are_open(data: Path) -> None:
                 assert answer.status == 200
 
 
-async def test_broker_without_importable_pages_accepts_no_client(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def broken_admin(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ImportError("broken")
 
     monkeypatch.setattr(service, "_import_admin", fail)
+
+
+def libraries_of(pid: int) -> str:
+    """Return the paths of the libraries that a process has loaded."""
+    return Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+
+
+def test_admin_is_imported_when_its_first_client_connects(data: Path) -> None:
+    with fresh_process(data, "--admin", "127.0.0.1:0") as broker:
+        with SocketClient(broker.port) as peer:
+            exchange(peer)
+        assert "aiohttp" not in libraries_of(broker.pid)
+        with urllib.request.urlopen(f"{broker.admin[0]}readyz", timeout=WAIT_S) as answer:
+            assert answer.status == 200
+        assert "aiohttp" in libraries_of(broker.pid)
+
+
+@pytest.mark.usefixtures("broken_admin")
+async def test_broker_whose_admin_is_broken_keeps_serving_its_clients(data: Path) -> None:
+    async with running_service(data) as running:
+        for _ in range(2):
+            with pytest.raises((ConnectionError, URLError)):
+                await asyncio.to_thread(urllib.request.urlopen, running.admin_url, timeout=WAIT_S)
+        peer = await asyncio.to_thread(SocketClient, running.port)
+        await asyncio.to_thread(exchange, peer)
+        peer.close()
+
+
+@pytest.mark.usefixtures("broken_admin")
+async def test_broker_that_needs_its_broken_admin_accepts_no_client(data: Path) -> None:
+    """The admin creates the first user."""
+    password = data.parent / "password"
+    password.write_text("correct horse battery", encoding="utf-8")
+    password.chmod(0o600)
     lines: list[str] = []
-    broker = service.Service(testing.settings_for(data), lines.append)
+    settings = testing.settings_for(data, admin={"initial_password_file": password})
+    broker = service.Service(settings, lines.append)
     with pytest.raises(ExceptionGroup) as failure:
         await asyncio.wait_for(broker.run(), WAIT_S)
     assert failure.group_contains(ImportError, match="broken")
@@ -327,7 +362,7 @@ async def test_garbage_is_collected_again_once_the_broker_has_started() -> None:
     before, is_started = gc.get_threshold(), asyncio.Event()
 
     class Starting:
-        wait_ready = staticmethod(is_started.wait)
+        wait_ready = wait_pages = staticmethod(is_started.wait)
 
     tending = asyncio.create_task(
         process._manage_garbage_collection(cast("service.Service", Starting()))

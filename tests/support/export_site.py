@@ -74,6 +74,7 @@ async def site_on(data: Path, rows: int = 0, **sections: Any) -> AsyncIterator[E
         running_service(data, **sections) as broker,
         aiohttp.ClientSession(read_bufsize=1 << 16) as session,
     ):
+        await broker.service.open_pages()
         site = ExportSite(broker, session)
         site.exports.program = FAST_PROGRAM
         yield site

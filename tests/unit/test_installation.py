@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class Installed:
 def command(
     monkeypatch: pytest.MonkeyPatch, found: Installed, *extras: str, flags: str = ""
 ) -> str:
-    monkeypatch.setattr(installation, "distribution", lambda _: found)
+    monkeypatch.setattr(metadata, "distribution", lambda _: found)
     text = installation.install_command(*extras, flags=flags)
     assert text.startswith(PIP)
     return text.removeprefix(PIP).strip()
@@ -70,9 +70,9 @@ def test_packages_of_the_extra_are_named_if_the_origin_is_unknown(
 
 def test_checkout_that_was_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: str) -> None:
-        raise PackageNotFoundError
+        raise metadata.PackageNotFoundError
 
-    monkeypatch.setattr(installation, "distribution", missing)
+    monkeypatch.setattr(metadata, "distribution", missing)
     checkout = Path(installation.__file__).parent.parent
     assert installation.install_command("java") == f"{PIP} -e '{checkout}[java]'"
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import hmac
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from secrets import token_hex, token_urlsafe
@@ -389,8 +388,3 @@ def has_session_ended(session: LoginSession, now_ms: int) -> bool:
     """Return whether a session is too old, or idle for too long without "keep me signed in"."""
     is_kept = session.expires_at - session.created_at > LONGEST_MS
     return session.expires_at <= now_ms or (not is_kept and now_ms - session.seen_at >= IDLE_MS)
-
-
-def is_same_secret(one: str, other: str) -> bool:
-    """Compare two secrets in constant time."""
-    return hmac.compare_digest(one.encode(errors="replace"), other.encode(errors="replace"))

@@ -1,20 +1,18 @@
 """Services for accounts, passwords, login limits, refused logins and the setup token."""
 
-import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from secrets import token_hex
 from typing import Final
 
-from phpmq_lite.admin.auth.accounts import Accounts, is_same_secret
+from phpmq_lite.admin.auth.accounts import Accounts
 from phpmq_lite.admin.auth.passwords import LONGEST, SHORTEST, LoginThrottle, Passwords
+from phpmq_lite.admin.auth.setup_token import SetupToken
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.settings.loading import check_private
 from phpmq_lite.storage.read.accounts import User
 
-FILE: Final = "setup-token"  # name of the token's file in the data folder
 HOW: Final = (
     "Open /setup with the token from the file setup-token in the data folder, or run "
     "`phpmq-lite user create NAME` on this machine."
@@ -47,32 +45,6 @@ def initial_password(path: Path) -> str:
             f"{SETTING} {path}: {len(password)} characters; {SHORTEST} to {LONGEST} are required"
         )
     return password
-
-
-class SetupToken:
-    """A one-time 128-bit token that is valid from ``make`` until ``spend`` or broker shutdown."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
-        self._token = ""
-
-    def make(self) -> str:
-        """Generate a token, write it to a file with mode 0600, and return the token."""
-        self._token = token_hex(16)
-        self.path.unlink(missing_ok=True)  # processes with the file open don't see the new token
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{self._token}\n")
-        return self._token
-
-    def is_right(self, given: str) -> bool:
-        """Return whether ``given`` matches the token; always False if no token exists."""
-        return bool(self._token) and is_same_secret(given.strip(), self._token)
-
-    def spend(self) -> None:
-        """Invalidate the token; called once a user exists."""
-        self._token = ""
-        self.path.unlink(missing_ok=True)
 
 
 @dataclass(slots=True)
@@ -132,20 +104,12 @@ class AuthServices:
             for address in await self.accounts.load(now_ms):
                 self.throttle.add_login(address, now_ms / 1_000)
 
-    async def prepare(self, now_ms: int, password: str | None) -> str | None:
-        """Load the accounts; if no user exists, create the first user or a setup token.
-
-        Returns the setup token if one was created.
-        """
+    async def create_first_user(self, now_ms: int, password: str) -> None:
+        """Create the first user, an administrator, for ``admin.initial_password_file``."""
         await self.load(now_ms)
-        if not self.accounts.users and password is not None:
-            user = User(0, FIRST_NAME, await self.passwords.hash(password), "admin", (), now_ms)
-            entry = AuditEntry("local", "cli", "", "user.add", FIRST_NAME, reason=SETTING)
-            await self.accounts.add_user(entry, user, is_first=True)
-        if self.accounts.users:
-            self.setup.spend()
-            return None
-        return self.setup.make()
+        user = User(0, FIRST_NAME, await self.passwords.hash(password), "admin", (), now_ms)
+        entry = AuditEntry("local", "cli", "", "user.add", FIRST_NAME, reason=SETTING)
+        await self.accounts.add_user(entry, user, is_first=True)
 
     async def close(self) -> None:
         """Wait for pending writes, then stop the password threads."""

@@ -8,8 +8,8 @@ from pydantic import Field
 from phpmq_lite.admin.auth import request_audit, users
 from phpmq_lite.admin.auth.accounts import KEPT_MS
 from phpmq_lite.admin.auth.passwords import SHORTEST
-from phpmq_lite.admin.auth.services import FILE
 from phpmq_lite.admin.auth.sessions import LOGIN
+from phpmq_lite.admin.auth.setup_token import FILE
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import FormatQuery, read_next_path
