@@ -13,7 +13,7 @@ from phpmq_lite.protocol.frames import ReceiptFrame
 from tests.fuzz.bodies import BODIES
 from tests.fuzz.searches import SEARCHES
 from tests.fuzz.streams import ANSWERS, PARSER
-from tests.fuzz.target import Target
+from tests.support.builds import NEEDS_SOURCES
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -129,14 +129,14 @@ def forgets_quotes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("phpmq_lite.storage.read.search_plan._QUOTED", re.compile(r'^"|^$'))
 
 
-MUTANTS: Final[tuple[tuple[Target, Break], ...]] = (
-    (PARSER, resynchronises),
-    (PARSER, lets_an_error_out),
-    (PARSER, quick_way_knows_no_limits),
-    (PARSER, takes_a_packet_twice),
-    (PARSER, keeps_what_is_too_long),
+MUTANTS: Final = (
+    pytest.param(PARSER, resynchronises, marks=NEEDS_SOURCES),
+    pytest.param(PARSER, lets_an_error_out, marks=NEEDS_SOURCES),
+    pytest.param(PARSER, quick_way_knows_no_limits, marks=NEEDS_SOURCES),
+    pytest.param(PARSER, takes_a_packet_twice, marks=NEEDS_SOURCES),
+    pytest.param(PARSER, keeps_what_is_too_long, marks=NEEDS_SOURCES),
     (PARSER, forgets_at_a_cut),
-    (PARSER, lets_browsers_in),
+    pytest.param(PARSER, lets_browsers_in, marks=NEEDS_SOURCES),
     (ANSWERS, reads_reasons_strictly),
     (BODIES, goes_too_deep),
     (BODIES, is_too_quick),

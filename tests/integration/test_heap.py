@@ -15,7 +15,8 @@ import pytest
 
 from phpmq_lite import process
 from phpmq_lite.process_memory import resident_bytes
-from phpmq_lite.testing import RunningBroker, running_service
+from phpmq_lite.server.session import Session
+from phpmq_lite.testing import running_service
 from tests.support.fork_server import broker_process
 from tests.support.http_users import wait_until
 from tests.support.socket_client import WAIT_S, SocketClient
@@ -61,11 +62,11 @@ def half_close(port: int) -> None:
 @pytest.mark.usefixtures("_no_garbage_collector")
 @pytest.mark.parametrize("use", [consume_and_leave, reset_connection, send_garbage, half_close])
 async def test_closed_connection_is_freed_at_once(
-    tmp_path: Path, use: Callable[[int], None]
+    tmp_path: Path, use: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not wait for the garbage collector, which rarely visits old objects."""
+    opened = _watch_sessions(monkeypatch)
     async with running_service(tmp_path / "data") as running:
-        opened = _watch_sessions(running)
         await asyncio.to_thread(use, running.port)
         (session,) = opened
         await asyncio.to_thread(half_close, running.port)  # the engine keeps its last batch
@@ -73,18 +74,16 @@ async def test_closed_connection_is_freed_at_once(
             await wait_until(lambda: session() is None)
 
 
-def _watch_sessions(running: RunningBroker) -> list["ref[object]"]:
+def _watch_sessions(patch: pytest.MonkeyPatch) -> list["ref[Session]"]:
     """Return a list that receives weak references to new sessions."""
-    engine = running.service.handle.engine
-    assert engine is not None
-    opened: list[ref[object]] = []
-    connect = engine.core.connect
+    opened: list[ref[Session]] = []
+    connection_made = Session.connection_made
 
-    def noting(peer: object, kind: str, address: str) -> object:
-        opened.append(ref(peer))
-        return connect(peer, kind, address)  # type: ignore[arg-type]
+    def noting(session: Session, transport: asyncio.BaseTransport) -> None:
+        opened.append(ref(session))
+        connection_made(session, transport)
 
-    engine.core.connect = noting  # type: ignore[assignment, method-assign]
+    patch.setattr(Session, "connection_made", noting)
     return opened
 
 

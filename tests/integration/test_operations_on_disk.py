@@ -7,6 +7,7 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, Ac
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits
 from phpmq_lite.storage.write import store as stores
+from tests.support.builds import NEEDS_SOURCES
 from tests.support.core_and_store import Driver, MakeDriver, consume_all, stored_bodies
 
 
@@ -135,6 +136,7 @@ def test_erased_secret_is_removed_from_the_file(make: MakeDriver) -> None:
     assert act(driver, Action.RESTORE, 1).skipped == {"body gone": 1}
 
 
+@NEEDS_SOURCES
 def test_operation_cut_short_by_a_stop_is_marked_interrupted(make: MakeDriver) -> None:
     driver = make()
     driver.publish(b"a", b"b", b"c")

@@ -16,18 +16,10 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.broker_process import BrokerProcess
+from tests.support.builds import build
 from tests.support.socket_client import WAIT_S, SocketClient
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-def build(source: Path, target: Path, kind: str) -> Path:
-    """Build an artefact with the tool that pip would use; return its path."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(target)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = target.iterdir()
-    return path
 
 
 def names_in_wheel(path: Path) -> set[str]:

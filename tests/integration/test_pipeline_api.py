@@ -19,6 +19,7 @@ from phpmq_lite.admin.insights.summary import SummaryFile, read_summary
 from phpmq_lite.admin.resources import arrow_export, staging
 from phpmq_lite.insights_document import PipelineSummary
 from phpmq_lite.server import engine
+from tests.support.builds import NEEDS_SOURCES
 from tests.support.http_site import HttpSite
 from tests.support.http_users import BrokerFixture, HttpUser, wait_until
 from tests.unit.admin.insights.cases import as_bytes, summary
@@ -362,6 +363,7 @@ async def test_failure_between_slices_drops_the_token(home: BrokerFixture, spark
     assert (status, problem["code"]) == (404, "unknown_token")
 
 
+@NEEDS_SOURCES
 async def test_token_whose_first_slice_was_not_answered_is_dropped(
     spark: HttpUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

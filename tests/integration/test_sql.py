@@ -13,6 +13,7 @@ from phpmq_lite.model import ALIVE, Message, MessageSource, State
 from phpmq_lite.storage import statements
 from phpmq_lite.storage.statements import MultiRowStatement, load
 from phpmq_lite.storage.write.batch_sql import WRITE_STATEMENTS
+from tests.support.builds import NEEDS_SOURCES
 from tests.support.core_and_store import empty_database
 from tests.unit.admin.cases import add_reader_functions
 
@@ -146,6 +147,7 @@ def test_history_accepts_the_outcomes_of_the_transitions(connection: sqlite3.Con
     assert states_allowed(connection, "history", "outcome") == settled
 
 
+@NEEDS_SOURCES
 def test_message_rows_have_the_order_of_the_columns(connection: sqlite3.Connection) -> None:
     """``message_of(row)``: the order is the contract between SQL and ``model.py``."""
     *own, indexed, source = inspect.signature(Message).parameters

@@ -15,6 +15,7 @@ from phpmq_lite.storage.write import retention
 from phpmq_lite.storage.write.maintenance import WriterMaintenance
 from phpmq_lite.storage.write.retention import RetentionBounds
 from phpmq_lite.storage.write.store import LONG_WAL_BYTES
+from tests.support.builds import NEEDS_SOURCES
 from tests.support.core_and_store import (
     Driver,
     MakeDriver,
@@ -233,6 +234,7 @@ def test_maintenance_removes_tokens_unpublished_for_a_day(make: MakeDriver) -> N
     assert driver.rows("SELECT content FROM stage_row") == [(b"y",)]
 
 
+@NEEDS_SOURCES
 def test_staged_rows_of_a_user_leave_space_for_another(make: MakeDriver) -> None:
     driver = make()
     with patch.object(staging, "STAGED_ROWS", 8):
@@ -243,6 +245,7 @@ def test_staged_rows_of_a_user_leave_space_for_another(make: MakeDriver) -> None
         assert stage(driver, "v", b"x") == "stage_full"  # as much is left as "u" has
 
 
+@NEEDS_SOURCES
 @pytest.mark.parametrize(("name", "bound"), [
     ("STAGE_SLICE", 1), ("TOKEN_ROWS", 1), ("TOKEN_BYTES", 1), ("STAGED_BYTES", 1), ("TOKENS", 0),
     ("STAGED_ROWS", 1), ("STAGED_PARTS", 0),
@@ -256,6 +259,7 @@ def test_staging_is_bounded(make: MakeDriver, name: str, bound: int) -> None:
     assert driver.rows("SELECT * FROM queue") == []
 
 
+@NEEDS_SOURCES
 @pytest.mark.parametrize(("name", "code"), [
     ("PUBLISH_ROWS", "too_many"), ("PUBLISH_BYTES", "too_large"),
 ])  # fmt: skip
@@ -268,6 +272,7 @@ def test_publish_is_bounded(make: MakeDriver, name: str, code: str) -> None:
         assert publish(driver, 1, "u") == StagedPublishResult(1, False, 0)
 
 
+@NEEDS_SOURCES
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_large_publish_is_stored_in_parts_and_once(make: MakeDriver, is_killed: bool) -> None:
     driver = make()
@@ -308,6 +313,7 @@ def test_large_publish_is_stored_in_parts_and_once(make: MakeDriver, is_killed: 
     assert publish(driver, 2, "next") == StagedPublishResult(1, False, 0)
 
 
+@NEEDS_SOURCES
 def test_rest_of_a_publish_is_dropped_after_thirty_days(make: MakeDriver) -> None:
     driver = make()
     for token in ("a", "b"):
@@ -368,6 +374,7 @@ def test_app_id_is_transferred(make: MakeDriver) -> None:
     assert publish(driver, 2, app_id="a", writer=ANN) == StagedPublishResult(0, False, 0)
 
 
+@NEEDS_SOURCES
 def test_app_id_that_was_used_in_the_last_30_days_is_never_forgotten(make: MakeDriver) -> None:
     driver = make()
     with patch.object(state, "APP_IDS", 2):
@@ -389,6 +396,7 @@ def test_app_id_that_was_used_in_the_last_30_days_is_never_forgotten(make: MakeD
         assert run_operation(driver, "transfer_app_id", "a", "bob") == "too_many_app_ids"
 
 
+@NEEDS_SOURCES
 def test_app_ids_of_single_publishes_replace_each_other(make: MakeDriver) -> None:
     """A batch write without txnAppId has a new one each time: a few are enough for repetitions."""
     driver = make()
@@ -509,6 +517,7 @@ def test_invalid_envelopes_are_dead_lettered_at_once(make: MakeDriver) -> None:
     assert driver.core.state.queues["orders"].counters.published == 4
 
 
+@NEEDS_SOURCES
 def test_too_many_invalid_rows_are_refused(make: MakeDriver) -> None:
     driver = make(payload_policy="envelope")
     stage(driver, "t", b"bad", b"worse")

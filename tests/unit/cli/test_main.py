@@ -18,8 +18,9 @@ from phpmq_lite.errors import (
     SettingsError,
     StartRefusedError,
 )
+from phpmq_lite.installation import build_kind
 
-VERSION = f"phpmq-lite {__version__} (pure Python)\n"
+VERSION = f"phpmq-lite {__version__} ({build_kind()})\n"
 SEE = {code: f"See: phpmq-lite docs {page}\n" for code, page in main.DOCS_OF_CODES.items()}
 
 

@@ -8,6 +8,7 @@ from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.fast_path import FastClientFrames
 from phpmq_lite.protocol.frames import Acknowledge, Consume, Publish, WireLimits
 from phpmq_lite.protocol.parser import Parser
+from tests.support.builds import NEEDS_SOURCES
 
 HEADER = b"H0100102"
 QUEUE = b"P01%029dFoo" % 3
@@ -148,6 +149,7 @@ def test_line_answers_mirror_the_first_break(parser: Parser) -> None:
     assert parser.line_break == b"\r\n"
 
 
+@NEEDS_SOURCES
 def test_cached_queue_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phpmq_lite.protocol.parser._MAX_NAMES", 256)
     parser = parser_with()

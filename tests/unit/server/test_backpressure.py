@@ -3,11 +3,11 @@
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from phpmq_lite.broker.queue import Connection
 from phpmq_lite.process_memory import resident_bytes
 from phpmq_lite.server.backpressure import (
     CGROUP_SHARE,
@@ -30,7 +30,9 @@ class FakeSession:
     """A connection as the memory limiter sees it."""
 
     def __init__(self, published: int, *, consumes: bool = False) -> None:
-        self.connection = SimpleNamespace(published=published, consumers={1: 1} if consumes else {})
+        self.connection = Connection(1, cast("Any", None), "tcp", "", 0)
+        self.connection.published = published
+        self.connection.consumers = cast("Any", {1: 1} if consumes else {})
         self.paused: set[str] = set()
         self.was_read = 0
 
@@ -71,7 +73,7 @@ async def test_publisher_that_begins_to_consume_is_not_paused() -> None:
     sessions: Any = [publisher]
     limiter.check(sessions, 101)
     await timers_end()
-    publisher.connection.consumers = {1: 1}
+    publisher.connection.consumers = cast("Any", {1: 1})
     limiter.check(sessions, 101)
     await timers_end()
     assert not publisher.paused

@@ -1,7 +1,8 @@
 """What a session sends, and when, while one batch commits and the next one is open."""
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.errors import OutcomeUnknownError, RefusedError
 from phpmq_lite.model import Limits
 from phpmq_lite.server.session import EndDetector, descriptor_of, write_data
+from tests.support.builds import NEEDS_SOURCES
 from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
 
 MakeDriver = Callable[[Limits], EngineDriver]
@@ -37,6 +39,7 @@ async def put(driver: EngineDriver, program: EngineClient, *bodies: bytes, **opt
 # -- stored messages
 
 
+@NEEDS_SOURCES
 async def test_stored_message_is_sent_before_its_dispatch_is_stored(driver: EngineDriver) -> None:
     worker = await consumer(driver, 1, b"a")
     EngineClient(driver).publish("orders", b"b")
@@ -193,25 +196,24 @@ async def test_message_of_an_ended_connection_waits(driver: EngineDriver, how: s
     assert rows == [(0, 2, 0, 0)]
 
 
-class Ended(EndDetector):
-    """Reports that the peer has disconnected, before the loop reads the end."""
-
-    def __init__(self) -> None:
-        """There is no socket."""
-
-    def has_ended(self) -> bool:
-        return True
+@pytest.fixture
+def ended() -> Iterator[EndDetector]:
+    """Return a detector whose peer has disconnected, before the loop reads the end."""
+    reader, writer = os.pipe()
+    os.close(writer)
+    yield EndDetector(reader)
+    os.close(reader)
 
 
 @pytest.mark.parametrize("is_read", [True, False])
 @pytest.mark.parametrize("how", ["disconnect", "half_close", "break_grammar"])
 async def test_only_a_message_that_was_sent_is_charged(
-    driver: EngineDriver, how: str, is_read: bool
+    driver: EngineDriver, ended: EndDetector, how: str, is_read: bool
 ) -> None:
     worker = await consumer(driver, 2, b"poison")
     await put(driver, EngineClient(driver), b"b")
     if not is_read:
-        worker.session._end_detector = Ended()
+        worker.session._end_detector = ended
         await driver.end_commit()
     getattr(worker, how)()
     await driver.settle()
@@ -400,6 +402,7 @@ async def test_commands_submitted_first_keep_their_order(driver: EngineDriver) -
     assert order == ["of the open batch", "one", "two"]
 
 
+@NEEDS_SOURCES
 async def test_publisher_without_quota_waits_and_delays_nobody(
     driver: EngineDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

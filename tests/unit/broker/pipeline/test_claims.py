@@ -16,6 +16,7 @@ from phpmq_lite.model import (
     RecoveredState,
     State,
 )
+from tests.support.builds import NEEDS_SOURCES
 from tests.support.core_rig import STEADY_MS, CoreRig, event_kinds, message, outcomes
 
 BYTES = 1 << 20
@@ -158,6 +159,7 @@ def test_claim_is_refused_as_a_whole(
     assert not rig.finish().stores
 
 
+@NEEDS_SOURCES
 def test_subscriptions_are_bounded(rig: CoreRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "SUBSCRIPTIONS_MAX", 1)
     load_page(rig, claim(rig))
