@@ -66,10 +66,7 @@ def test_workflow_runs_our_script_on_every_python_and_builds_both_wheels() -> No
     lines = {name: [step.get("run", "") for step in some] for name, some in steps.items()}
     assert "bash .ci/run" in lines["test"]
     assert any("python -m build" in line for line in lines["pure-wheel"])
-    [compiled] = [
-        step for step in steps["compiled-wheels"] if "cibuildwheel" in step.get("run", "")
-    ]
-    assert compiled["env"]["CIBW_ENVIRONMENT"] == "HATCH_BUILD_HOOK_ENABLE_CUSTOM=1"
+    assert any("python -m cibuildwheel" in line for line in lines["compiled-wheels"])
     for job in CI["jobs"].values():
         assert set(job) <= {"runs-on", "timeout-minutes", "strategy", "continue-on-error", "steps"}
         for step in job["steps"]:
