@@ -1,32 +1,33 @@
-"""The compiled wheel: built as users build it, but not optimized; installed; under load; killed."""
+"""The compiled wheel: which of them a release has; and tests of all suites, on one of them.
+
+It is built as users build it, but not optimized.
+"""
 
 import ast
-import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
-from phpmq_lite.broker_process import BrokerProcess, broker_process
-from phpmq_lite.client.async_client import Client, connect
-from tests.integration.test_packaging import build, names_in_wheel
+from tests.compiled import MODULES, PROJECT, ROOT, build_wheel, make_copy, run_tests
+from tests.integration.test_packaging import names_in_wheel
+from tests.support.builds import NEEDS_SOURCES
 
-ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "phpmq_lite"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-WHEEL = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-MODULES: list[str] = WHEEL["hooks"]["custom"]["modules"]
 CORES = ("broker/", "protocol/")
-BODIES = [b"message %d" % number for number in range(500)]
-
-Python = Callable[..., str]
+SAMPLE = (
+    "tests/unit/broker", "tests/unit/protocol", "tests/unit/server",
+    "tests/integration/test_broker_on_disk.py", "tests/integration/test_heap.py",
+    "tests/integration/test_operations_on_disk.py", "tests/integration/test_pipeline_kill.py",
+    "tests/integration/test_service.py", "tests/properties", "tests/conformance",
+    "tests/acceptance", "tests/browser/test_journey.py", "tests/docs/test_snippets.py",
+    "tests/faults", "tests/fuzz", "tests/soak", "tests/spark/test_source_queue.py",
+)  # fmt: skip
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -82,6 +83,30 @@ def compiled_nodes() -> list[ast.AST]:
     return [node for tree in trees for node in ast.walk(tree)]
 
 
+def test_release_has_a_compiled_wheel_for_every_python() -> None:
+    """cibuildwheel, which needs neither the network nor docker for this, names the wheels."""
+    command = [sys.executable, "-m", "cibuildwheel", "--print-build-identifiers"]
+    for platform, machine in (("linux", "x86_64"), ("linux", "aarch64"), ("macos", "arm64")):
+        flags = ["--platform", platform, "--archs", machine]
+        done = subprocess.run(
+            [*command, *flags], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        system = {"linux": "manylinux", "macos": "macosx"}[platform]
+        wheels = [f"cp{version}-{system}_{machine}" for version in [*supported(), "314"]]
+        assert done.stdout.split() == wheels
+    settings = PROJECT["tool"]["cibuildwheel"]
+    assert settings["environment"] == {"HATCH_BUILD_HOOK_ENABLE_CUSTOM": "1"}
+    assert settings["test-command"] == "phpmq-lite --version | grep compiled"
+
+
+def supported() -> list[str]:
+    """Return the Python versions of the classifiers, as wheels name them."""
+    pattern = r"Programming Language :: Python :: 3\.(\d+)"
+    found = [re.fullmatch(pattern, each) for each in PROJECT["project"]["classifiers"]]
+    return [f"3{match[1]}" for match in found if match]
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
@@ -90,38 +115,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         pytest.skip("Python's headers are not installed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HATCH_BUILD_HOOK_ENABLE_CUSTOM", "1")
         patch.setenv("MYPYC_OPT_LEVEL", "0")  # half the time
-        return build(ROOT, tmp_path_factory.mktemp("wheel"), "wheel")
+        return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
-@pytest.fixture(scope="module")
-def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install it into a folder; its dependencies are installed already."""
-    folder = tmp_path_factory.mktemp("site")
-    options = ["--no-deps", "--no-index", "--no-compile", "--quiet", "--target", str(folder)]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheel)], check=True)
-    return folder
-
-
-@pytest.fixture
-def python(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Python:
-    """Run Python with the installed package and return its output.
-
-    Brokers that this test starts import it too.
-    """
-    monkeypatch.chdir(tmp_path)  # not the checkout: ``-m`` searches the current folder first
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
-
-    def run(*arguments: str) -> str:
-        command = [sys.executable, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-5_000:] + done.stderr
-        return done.stdout
-
-    return run
-
-
+@NEEDS_SOURCES
 @pytest.mark.slow
 def test_wheel_is_for_this_platform_and_has_every_source(wheel: Path) -> None:
     assert not wheel.stem.endswith("-py3-none-any")
@@ -133,61 +131,25 @@ def test_wheel_is_for_this_platform_and_has_every_source(wheel: Path) -> None:
     assert libraries == modules | {"phpmq_lite__mypyc"}
 
 
+@NEEDS_SOURCES
 @pytest.mark.slow
-def test_every_module_of_the_list_is_the_compiled_one(python: Python) -> None:
-    names = [f"phpmq_lite.{module.removesuffix('.py').replace('/', '.')}" for module in MODULES]
-    program = (
-        "import importlib, sys\n"
-        "for name in sys.argv[1:]: print(type(importlib.import_module(name).__loader__).__name__)"
-    )
-    assert python("-c", program, *names).split() == ["ExtensionFileLoader"] * len(names)
-
-
-@pytest.mark.slow
-def test_protocol_and_states_are_as_in_python(
-    site: Path, python: Python, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Run the most demanding tests of the compiled modules in a process that imports them."""
-    monkeypatch.setenv("HYPOTHESIS_PROFILE", "brief")
-    files = [
-        "conformance/test_wire.py", "properties/test_protocol.py",
-        "properties/test_broker_machine.py",
-    ]  # fmt: skip
-    python(
-        "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider",
-        "-o", f"pythonpath={site} {ROOT}", *(str(ROOT / "tests" / file) for file in files),
+def test_installed_wheel_is_compiled(wheel: Path, tmp_path: Path) -> None:
+    """Its dependencies are installed already."""
+    options = ["--no-deps", "--no-index", "--no-compile", "--quiet", "--target", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheel)], check=True)
+    program = "from tests.compiled import pytest_sessionstart as check; check()"
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, check=True,
     )  # fmt: skip
 
 
+@NEEDS_SOURCES
 @pytest.mark.slow
-@pytest.mark.usefixtures("python")
-async def test_compiled_broker_loses_nothing_when_it_is_killed(tmp_path: Path) -> None:
-    with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
-        assert 'build="compiled"' in await asyncio.to_thread(metrics, broker)
-        async with connect("127.0.0.1", broker.port) as client:
-            for body in BODIES:
-                await client.publish("orders", body)
-            assert await consume(client, 100) == BODIES[:100]
-            await client.publish_confirmed("proof", b"stored after all before it")
-        broker.kill()
-        broker.start()
-        async with connect("127.0.0.1", broker.port) as client:
-            assert await consume(client, len(BODIES) - 100) == BODIES[100:]
-            assert await consume(client, 1, "proof")
-
-
-def metrics(broker: BrokerProcess) -> str:
-    with urlopen(f"{broker.admin[0]}metrics") as answer:
-        return str(answer.read().decode())
-
-
-async def consume(client: Client, count: int, queue: str = "orders") -> list[bytes]:
-    """Receive ``count`` messages in order and acknowledge them."""
-    taken: list[bytes] = []
-    async with client.consume(queue) as deliveries:
-        async for delivery in deliveries:
-            taken.append(delivery.body)
-            delivery.ack()
-            if len(taken) == count:
-                break
-    return taken
+@pytest.mark.timeout(900)
+def test_sample_of_every_suite_passes_on_the_compiled_build(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYPOTHESIS_PROFILE", "brief")
+    assert run_tests(make_copy(tmp_path, wheel), "-q", "-n", "2", *SAMPLE) == 0
