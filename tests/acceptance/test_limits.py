@@ -17,6 +17,7 @@ from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.process_memory import resident_bytes
 from phpmq_lite.protocol.connection import ClientSide
+from tests.support.beanstalkd import wait_until
 from tests.support.latency_probe import MIB, Figure, Latencies, LatencyProbe
 from tests.support.socket_client import WAIT_S, AdminApi, SocketClient, assert_closed_without_reply
 
@@ -212,8 +213,8 @@ def test_connections_beyond_the_descriptors_are_refused(tmp_path: Path, figure: 
             for _ in range(400):
                 stack.enter_context(SocketClient(broker.port))
             scene.compare()
-            clients = AdminApi(broker.admin[0]).metrics()["phpmq_clients"]
-            assert clients == 256 - 64
+            api = AdminApi(broker.admin[0])
+            wait_until(lambda: api.metrics()["phpmq_clients"] == 256 - 64)
         with SocketClient(broker.port) as peer:
             peer.barrier()
         log = broker.log.read_text(encoding="utf-8").splitlines()
