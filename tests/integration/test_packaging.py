@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.broker_process import BrokerProcess
-from tests.support.builds import build
+from tests.support.builds import NEEDS_SOURCES, build
 from tests.support.socket_client import WAIT_S, SocketClient
 
 ROOT = Path(__file__).parent.parent.parent
@@ -121,6 +121,7 @@ def install(wheel: Path, home: Path) -> None:
     )  # fmt: skip
 
 
+@NEEDS_SOURCES
 @pytest.mark.slow
 @pytest.mark.acceptance
 def test_broker_of_an_empty_environment_serves(

@@ -12,7 +12,7 @@ from phpmq_lite.installation import build_kind
 # tests/compiled.py runs the others on a compiled build.
 NEEDS_SOURCES: Final = pytest.mark.skipif(
     build_kind() == "compiled",
-    reason="replaces or inspects constants, functions or classes that compilation has fixed",
+    reason="replaces, inspects or builds from the sources",
 )
 
 
