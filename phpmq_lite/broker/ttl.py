@@ -11,8 +11,6 @@ def deadline_of(ttl_s: int, now_ms: int) -> tuple[int | None, int | None]:
     return ttl_s, now_ms + ttl_s * 1_000
 
 
-def remaining_ttl_s(deadline_ms: int | None, now_ms: int) -> int | None:
-    """Return the seconds left, rounded up; 0 if the message never expires, None if expired."""
-    if deadline_ms is None:
-        return 0
+def remaining_ttl_s(deadline_ms: int, now_ms: int) -> int | None:
+    """Return the seconds left, rounded up, or None if the deadline has passed."""
     return (deadline_ms - now_ms + 999) // 1_000 if deadline_ms > now_ms else None

@@ -303,8 +303,11 @@ def apply_frames(
             keys = None if first.key is None else [frame.key or b"" for frame in publishes]
             core.publish_run(connection, runs, bodies, [frame.ttl_s for frame in publishes], keys)
             count, size = len(publishes), sum(map(len, bodies))
-    for _ in range(count):
-        frames.popleft()
+    if count == len(frames):
+        frames.clear()
+    else:
+        for _ in range(count):
+            frames.popleft()
     return count, size
 
 

@@ -418,7 +418,8 @@ def encode_batch(
         body, holder = message.body, message.holder
         if body is None or holder is None or holder.connection is not connection:
             continue  # already sent, or detached by a later batch
-        ttl_s = remaining_ttl_s(message.deadline_ms, now_ms)
+        deadline_ms = message.deadline_ms
+        ttl_s = 0 if deadline_ms is None else remaining_ttl_s(deadline_ms, now_ms)
         if ttl_s is None:
             expired.append(message)
             continue
