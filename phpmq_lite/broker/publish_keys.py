@@ -89,6 +89,13 @@ class PublishKeys:
         rows: list[Any] = []
         number = self._number
         for queue_id, keys in given:
+            if len(keys) == 1:  # the usual case if there are many queues
+                key = keys[0]
+                names.append(b"%d:%b" % (queue_id, key))
+                number += 1
+                rows += (number, queue_id, seq, now_ms, len(key), key)
+                seq += 1
+                continue
             prefix = b"%d:" % queue_id
             names += [prefix + key for key in keys]
             for size, some in groupby(keys, len):

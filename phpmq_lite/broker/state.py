@@ -12,6 +12,7 @@ updated wherever the queue changes: 8.1 instead of 13.6 µs if every message has
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import chain, count, repeat
 from operator import attrgetter
 from os import urandom
 from struct import unpack
@@ -193,35 +194,37 @@ class BrokerState:
             self._draw_tokens(len(contents))
         batch = self.batch
         wall_ms = self.now.wall_ms
-        seq = self.next_number
+        queue_ids = chain.from_iterable([repeat(queue.queue_id, number) for queue, number in runs])
+        # The checksum is model.checksum, inlined.
+        created = [
+            Message(
+                seq, tokens.pop(), queue_id, seq, 0, None, None, wall_ms, None, None, 0,
+                0, len(body), crc32(body, crc32(seq.to_bytes(8, "big"))), publisher, None,
+            )
+            for seq, queue_id, body in zip(
+                count(self.next_number), queue_ids, contents, strict=False
+            )
+        ]  # fmt: skip
+        self.next_number += len(created)
         queue_rows = batch.queue_rows
-        created: list[Message] = []
         expires = any(ttls)
-        for queue, count in runs:
-            queue_id, default_s, start = queue.queue_id, queue.settings.default_ttl_s, len(created)
-            some = contents[start : start + count]
-            # The checksum is model.checksum, inlined.
-            created += [
-                Message(
-                    number, tokens.pop(), queue_id, number, 0, None, None, wall_ms, None, None, 0,
-                    0, len(body), crc32(body, crc32(number.to_bytes(8, "big"))), publisher, None,
-                )
-                for number, body in enumerate(some, seq)
-            ]  # fmt: skip
-            seq += count
+        start = 0
+        for queue, number in runs:
+            end = start + number
+            default_s = queue.settings.default_ttl_s
             if expires or default_s:
-                for message, given_s in zip(created[start:], ttls[start:], strict=False):
+                for message, given_s in zip(created[start:end], ttls[start:end], strict=True):
                     ttl_s = default_s if given_s is None else given_s
                     if ttl_s:
                         self.set_ttl(message, ttl_s)
                         self.note_deadline(message.deadline_ms)
-            total = sum(map(len, some))
+            total = len(contents[start]) if number == 1 else sum(map(len, contents[start:end]))
             batch.created_bytes += total
-            row = queue_rows[queue_id] = queue.row
-            row.live_count += count
+            row = queue_rows[queue.queue_id] = queue.row
+            row.live_count += number
             row.live_bytes += total
-            queue.counters.published += count
-        self.next_number = seq
+            queue.counters.published += number
+            start = end
         batch.created += created
         batch.bodies += contents
         return created

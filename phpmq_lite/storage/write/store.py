@@ -214,7 +214,8 @@ class Store:
         if self.connection.in_transaction:
             with translate_errors(self.connection):
                 if with_index and batch.settled:
-                    self.indexer.add_to_batch(self.connection, batch.settled_count)
+                    settled, queues = batch.settled_count, len(batch.queue_rows)
+                    self.indexer.add_to_batch(self.connection, settled, queues)
                     self.wal_bytes += self.indexer.wal_bytes
                 began_at = perf_counter()
                 self.execute("COMMIT")
