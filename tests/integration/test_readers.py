@@ -49,6 +49,21 @@ async def test_close_leaves_no_thread_of_a_cancelled_read(path: Path, turns: int
     assert_all_end(before)
 
 
+async def test_read_without_memory_for_a_thread_fails_and_the_next_one_works(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    readers = Readers(path, count=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(StorageError, match="for reading: can't start new thread"):
+            await ask(readers)
+    await ask(readers)
+    await readers.close()
+
+
 async def test_close_waits_for_a_starting_read(path: Path) -> None:
     before = {*threading.enumerate()}
     readers = Readers(path, count=2)

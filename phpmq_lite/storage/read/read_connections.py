@@ -256,7 +256,7 @@ class Readers:
         factory = partial(_Reader, limit_s=self._limit_s)
         try:
             return await aiosqlite.connect(uri, uri=True, isolation_level=None, factory=factory)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, RuntimeError, MemoryError) as error:  # no memory for a thread
             raise StorageError(f"cannot open {self._path.name} for reading: {error}") from error
 
 
