@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from phpmq_lite.cli.admin_client import AdminClient
 from tests.faults.ledger import Crowd, Ledger, Load, is_drained
 from tests.faults.mutants import mutant_process
 from tests.support.fork_server import BrokerProcess
@@ -93,6 +94,8 @@ async def live_short(folder: Path, room: int, mutant: str = "") -> tuple[Ledger,
     broker = mutant_process(folder / "data", mutant)
     ledger = Ledger(random.Random(SEED))
     broker.start()
+    # Import the admin and start all threads: a thread that starts without memory may hang CPython.
+    await asyncio.to_thread(AdminClient(broker.data / "control.sock").get, "/queues")
     process = broker.process
     assert process is not None
     try:
