@@ -6,7 +6,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -268,7 +268,8 @@ class Service:
             starting = StartRecorder(__version__, _now_ms(), was_clean=not folder.meta.is_running)
             recovering = asyncio.create_task(self._recover(folder, writer, starting))
             stack.push_async_callback(_close_after, recovering, writer)
-            pages = asyncio.create_task(self._open_pages(admin_stack, folder, bound, tls))
+            serve_pages = partial(self._serve_pages, admin_stack, folder, bound, tls)
+            pages = asyncio.create_task(self._open_pages(bound, serve_pages))
             stack.push_async_callback(_cancel, pages)
             stored, clock = await recovering
             engine = await self._open_engine(stack, folder, writer, starting, stored, clock)
@@ -286,13 +287,9 @@ class Service:
     # -- startup steps, in order
 
     async def _open_pages(
-        self,
-        stack: AsyncExitStack,
-        folder: DataFolder,
-        bound: list[socket.socket],
-        tls: ssl.SSLContext | None,
+        self, bound: list[socket.socket], serve: Callable[[], Awaitable[None]]
     ) -> None:
-        """Import the admin when its first client connects, and answer the client.
+        """Call ``serve`` when the admin's first client connects.
 
         The admin is half of all modules.  With it, the start takes twice as long and an idle broker
         needs a third more memory.  If it cannot be imported, the broker does not start; a running
@@ -300,7 +297,7 @@ class Service:
         """
         await admin_listeners.wait_for_client(bound, self._pages_wanted)
         try:
-            await self._serve_pages(stack, folder, bound, tls)
+            await serve()
         except Exception:
             if not self._ready.is_set():
                 raise
@@ -315,6 +312,7 @@ class Service:
         bound: list[socket.socket],
         tls: ssl.SSLContext | None,
     ) -> None:
+        """Import the admin in a thread, then answer its clients."""
         await asyncio.to_thread(_import_admin)
         from phpmq_lite.admin.app import create_app
         from phpmq_lite.admin.base.context import CONTEXT
