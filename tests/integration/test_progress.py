@@ -53,6 +53,12 @@ class SlowReader:
             self.at += 1
             self._look(self.at)
 
+    async def idle_until(self, check: Callable[[], bool]) -> None:
+        """Read nothing until ``check`` is true; at first, the system may still be moving data."""
+        while not check():
+            await self.pass_s(1, is_reading=False)
+            await asyncio.sleep(0.01)
+
     def _read(self) -> None:
         self.socket.settimeout(20)
         left = PIECE
@@ -87,7 +93,7 @@ async def test_slow_http_client_is_disconnected_only_when_it_stops_reading(tmp_p
         connection._transport.write(bytes(16 << 20))  # as an answer does
         await reader.pass_s(READS, is_reading=True)
         assert not limits.ended
-        await reader.pass_s(PATIENCE_S + 3, is_reading=False)
+        await reader.idle_until(lambda: bool(limits.ended))
         assert limits.ended == {ANSWER: 1}
         reader.socket.close()
 
@@ -132,17 +138,15 @@ async def test_slow_consumer_is_disconnected_only_when_it_stops_reading(tmp_path
         sessions = session._shared.sessions
         await reader.pass_s(PATIENCE_S + 2, is_reading=True)
         assert session in sessions
-        await reader.pass_s(PATIENCE_S + 3, is_reading=False)
-        await wait_until(lambda: session not in sessions)
+        await reader.idle_until(lambda: session not in sessions)
         reader.socket.close()
 
 
 async def test_consumer_that_does_not_read_is_disconnected(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as running:
         reader, _session = await choked_consumer(running)
-        await reader.pass_s(PATIENCE_S + 3, is_reading=False)
         closed = running.service.handle.figures.closed
-        await wait_until(lambda: closed[NOT_READ] == 1)
+        await reader.idle_until(lambda: closed[NOT_READ] == 1)
         reader.socket.close()
 
 
