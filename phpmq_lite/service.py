@@ -264,7 +264,7 @@ class Service:
             space = self.handle.space = DiskSpace(folder.path, disk_space_bounds(settings))
             space.prepare()
             room = DiskSpaceMonitor(space)
-            writer = Writer(folder.database, space, partial(fail_stop, folder))
+            writer = Writer(folder.database, space, partial(fail_stop, folder), folder)
             starting = StartRecorder(__version__, _now_ms(), was_clean=not folder.meta.is_running)
             recovering = asyncio.create_task(self._recover(folder, writer, starting))
             stack.push_async_callback(_close_after, recovering, writer)

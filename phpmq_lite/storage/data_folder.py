@@ -99,7 +99,7 @@ def file_system(path: Path) -> str | None:
 DATABASE: Final = "phpmq.db"
 _META: Final = "meta.json"
 _LOCK: Final = "lock"
-_SHARED_LOCK_S: Final = 5.0  # maximum wait for checks, which hold a shared lock for up to 1 s
+_LOCK_S: Final = 5.0  # maximum wait for checks, which take up to 1 s, and for a writer process
 _RETRY_S: Final = 0.02
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
@@ -162,6 +162,15 @@ class DataFolder:
     def open_unlocked(cls, path: Path) -> Self:
         """Open an existing folder for read-only checks, without locking it."""
         return cls(path.absolute(), -1)
+
+    @property
+    def lock(self) -> int:
+        """Descriptor of the lock file; the lock is held until all copies of it are closed."""
+        return self._lock
+
+    def record_writer(self, pid: int) -> None:
+        """Record the pid of a process that inherited the lock, in case it outlives this one."""
+        os.pwrite(self._lock, b"%d\n%d\n" % (os.getpid(), pid), 0)
 
     @property
     def database(self) -> Path:
@@ -346,7 +355,7 @@ def _shared_lock(path: Path) -> Iterator[str | None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = _read_pid(fd)
+            pid = _read_pids(fd)[0]
         yield pid
     finally:
         os.close(fd)
@@ -417,8 +426,13 @@ def _take_lock(path: Path) -> int:
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     except BlockingIOError:
-        pid = _read_pid(fd)
+        pid, *writers = _read_pids(fd)
         os.close(fd)
+        if writers and not _is_alive(pid):
+            raise StartRefusedError(
+                f"{path} is in use by process {writers[0]}, which writes for a broker that has "
+                f"ended (pid {pid}). Kill it, or choose another --data folder"
+            ) from None
         raise StartRefusedError(in_use_message(path, pid)) from None
     except BaseException:
         os.close(fd)
@@ -429,28 +443,54 @@ def _take_lock(path: Path) -> int:
 def _lock_exclusively(lock: int, path: Path) -> None:
     """Acquire an exclusive lock, waiting for checks that hold a shared lock.
 
+    Also waits for a writer process whose broker was killed, and which ends after its last commit.
+
     Raises:
-        BlockingIOError: a broker holds the lock.
+        BlockingIOError: a broker or its writer process holds the lock.
         StartRefusedError: a check holds the lock for too long.
     """
-    until_s = time.monotonic() + _SHARED_LOCK_S
+    until_s = time.monotonic() + _LOCK_S
     while True:
+        is_late = time.monotonic() >= until_s
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if a broker holds the lock
-            fcntl.flock(lock, fcntl.LOCK_UN)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if a broker holds the lock
+            except BlockingIOError:
+                pid, *writers = _read_pids(lock)
+                if is_late or not writers or _is_alive(pid):
+                    raise
+            else:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+                if is_late:
+                    raise StartRefusedError(
+                        f"{path} is locked by a check or a backup; wait until it has finished"
+                    ) from None
         else:
             return
-        if time.monotonic() >= until_s:
-            raise StartRefusedError(
-                f"{path} is locked by a check or a backup; wait until it has finished"
-            )
         time.sleep(_RETRY_S)
 
 
-def _read_pid(lock: int) -> str:
-    return os.pread(lock, 32, 0).strip().decode("ascii", "replace") or "unknown"
+def _read_pids(lock: int) -> list[str]:
+    """Return the pids of the broker and, if it has one, of its writer process."""
+    return os.pread(lock, 64, 0).decode("ascii", "replace").split() or ["unknown"]
+
+
+def _is_alive(pid: str) -> bool:
+    """Return whether a process exists, or may exist.  A zombie has closed all of its files."""
+    try:
+        status = Path("/proc", pid, "stat").read_text(encoding="ascii", errors="replace")
+        return status.rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        pass  # it has ended, or this system has no /proc
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except (ValueError, OSError):
+        return True
+    return True
 
 
 def _size_of(path: Path) -> int | None:
@@ -521,17 +561,18 @@ class _OpenedFile:
 
 
 class OpenedFiles:
-    """Detects, with two system calls (5 µs), whether the database or WAL was removed or replaced.
+    """Detects, with three system calls (7 µs), whether one of SQLite's files was replaced.
 
-    Call ``note_database`` before the connection is opened and ``note_log`` once the WAL exists.
-    Any thread can use this class.
+    These are the database, the WAL and its index; with different files for the index, two processes
+    would not see each other's locks.  Call ``note_database`` before the connection is opened and
+    ``note_log`` once the WAL exists.  Any thread can use this class.
     """
 
-    __slots__ = ("_database", "_log", "_opened")
+    __slots__ = ("_database", "_logs", "_opened")
 
     def __init__(self, database: Path) -> None:
         self._database = str(database)
-        self._log = f"{database}-wal"
+        self._logs = f"{database}-wal", f"{database}-shm"
         self._opened: dict[str, _OpenedFile] = {}
 
     def note_database(self) -> None:
@@ -540,7 +581,7 @@ class OpenedFiles:
         self._note(self._database)
 
     def note_log(self) -> None:
-        """Record the identity of the WAL, and that of the database if it has just been created.
+        """Record the identity of the WAL and its index, and of the database if it is new.
 
         Raises:
             DatabaseReplacedError: the database has been replaced since ``note_database``.
@@ -549,7 +590,8 @@ class OpenedFiles:
             self.check()
         else:
             self._note(self._database)
-        self._note(self._log)
+        for path in self._logs:
+            self._note(path)
 
     def check(self) -> None:
         """Compare the files on disk with those that were opened.
@@ -571,12 +613,13 @@ class OpenedFiles:
                 )
 
     def check_database(self) -> None:
-        """Check only the database, because SQLite removes the WAL when the last connection closes.
+        """Check only the database, because closing the last connection removes the other files.
 
         Raises:
             DatabaseReplacedError: as for ``check``.
         """
-        self._opened.pop(self._log, None)
+        for path in self._logs:
+            self._opened.pop(path, None)
         self.check()
 
     def _note(self, path: str) -> None:

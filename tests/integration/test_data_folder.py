@@ -70,7 +70,7 @@ def test_broker_waits_for_other_lock_holders(path: Path, monkeypatch: pytest.Mon
 
 def test_broker_does_not_wait_long_for_a_check(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     DataFolder.open(path).close()
-    monkeypatch.setattr(data_folder, "_SHARED_LOCK_S", 0.0)
+    monkeypatch.setattr(data_folder, "_LOCK_S", 0.0)
     with prevent_start(path), pytest.raises(StartRefusedError, match="locked by a check or a"):
         DataFolder.open(path)
     DataFolder.open(path).close()

@@ -145,9 +145,9 @@ def test_batch_indexes_once_many_rows_wait(ledger: Ledger) -> None:
     ledger.fill(BATCH_ROWS)
     places = HistoryIndexer()
     ledger.execute("BEGIN")
-    places.add_to_batch(ledger.connection, BATCH_ROWS - 1, 10)
-    assert ledger.indexed_upto() == 0
-    places.add_to_batch(ledger.connection, 1, 10)
+    assert not places.is_due(BATCH_ROWS - 1, 10)
+    assert places.is_due(1, 10)
+    places.index_in_batch(ledger.connection)
     assert places.wal_bytes > 0
     assert ledger.indexed_upto() == BATCH_ROWS
     ledger.execute("ROLLBACK")
@@ -162,27 +162,30 @@ def test_batch_with_many_queues_indexes_more_rows_at_once(
     """With 1,000 queues, a slice of 500 rows writes as many pages as one of 10,000."""
     ledger.fill(MAX_ROWS, queues)
     places = HistoryIndexer()
-    places.add_to_batch(ledger.connection, rows - 1, queues)
-    assert ledger.indexed_upto() == 0
-    places.add_to_batch(ledger.connection, 1, queues)
+    assert not places.is_due(rows - 1, queues)
+    assert places.is_due(1, queues)
+    places.index_in_batch(ledger.connection)
     assert ledger.indexed_upto() == MAX_ROWS
 
 
 def test_batch_indexes_a_long_tail_in_slices(ledger: Ledger) -> None:
     ledger.fill(MAX_ROWS + BATCH_ROWS)
     places = HistoryIndexer()
-    places.add_to_batch(ledger.connection, BATCH_ROWS, 1)
+    places.index_in_batch(ledger.connection)
     assert ledger.indexed_upto() == MAX_ROWS
-    places.add_to_batch(ledger.connection, BATCH_ROWS, 1)
+    places.index_in_batch(ledger.connection)
     assert ledger.indexed_upto() == MAX_ROWS + BATCH_ROWS
 
 
 def test_index_that_does_not_fit_does_not_keep_a_batch_from_the_disk(ledger: Ledger) -> None:
     class FullDisk(HistoryIndexer):
-        def add_to_batch(self, connection: sqlite3.Connection, settled: int, queues: int) -> None:
+        def is_due(self, settled: int, queues: int) -> bool:
+            return super().is_due(settled + BATCH_ROWS, queues)
+
+        def index_in_batch(self, connection: sqlite3.Connection) -> None:
             (pages,) = connection.execute("PRAGMA page_count").fetchone()
             connection.execute(f"PRAGMA max_page_count={pages}").fetchall()
-            super().add_to_batch(connection, settled + BATCH_ROWS, queues)
+            super().index_in_batch(connection)
 
     ledger.fill(BATCH_ROWS)
     store, acked = Store(ledger.connection), Batch(0, first_number=BATCH_ROWS + 2)

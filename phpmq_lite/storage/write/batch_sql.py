@@ -22,7 +22,7 @@ from phpmq_lite.model import (
     State,
 )
 from phpmq_lite.queue_settings import COLUMNS
-from phpmq_lite.storage.statements import MultiRowStatement, load, many
+from phpmq_lite.storage.statements import load
 from phpmq_lite.writes import CopyStagedRows, DropStage, EraseBody, RecordHistoryReader, Write
 
 
@@ -85,9 +85,9 @@ def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
     return flat
 
 
-# A step is either a statement with one row of values, or a multi-row statement.
-# A multi-row statement needs a flat list of all rows' values, and the values before the rows.
-Step = tuple[str | MultiRowStatement, Any, tuple[Any, ...]]
+# The name of a statement in ``batch.sql`` and its values.  For a multi-row statement, these are a
+# flat list of all rows' values, and the values before the rows; for any other, the latter are None.
+Step = tuple[str, Any, tuple[Any, ...] | None]
 
 _ACKED: Final = (int(State.ACKED), None)
 
@@ -129,9 +129,8 @@ def batch_statements(batch: Batch) -> list[Step]:
     """Return the steps of a batch in the order of the fields of ``model.Batch``."""
     steps: list[Step] = []
     if batch.new_queues:
-        text = load("batch")["insert_queue"]
         steps += [
-            (text, (row.queue_id, row.name, row.created_at, row.created_by), ())
+            ("insert_queue", (row.queue_id, row.name, row.created_at, row.created_by), None)
             for row in batch.new_queues
         ]
     if batch.created:
@@ -140,7 +139,7 @@ def batch_statements(batch: Batch) -> list[Step]:
     if held:
         steps += _dispatch_steps("dispatch", (), held)
     if batch.changed:
-        steps.append((many("batch", "update_messages"), flat_changed(batch.changed.values()), ()))
+        steps.append(("update_messages", flat_changed(batch.changed.values()), ()))
     if batch.settled:
         steps += _settle_messages(batch, settled_now)
     for name, flat in (
@@ -149,9 +148,9 @@ def batch_statements(batch: Batch) -> list[Step]:
         ("insert_client", batch.opened_clients),
     ):
         if flat:
-            steps.append((many("batch", name), flat, ()))
+            steps.append((name, flat, ()))
     if counts := flat_counts(batch.queue_rows.values()):
-        steps.append((many("batch", "update_queue"), counts, ()))
+        steps.append(("update_queue", counts, ()))
     if batch.closed_clients or batch.configured or batch.counters:
         steps += _rare_steps(batch)
     for name, flat in (
@@ -160,23 +159,22 @@ def batch_statements(batch: Batch) -> list[Step]:
         ("insert_staged_rows", batch.staged_rows),
     ):
         if flat:
-            steps.append((many("batch", name), flat, ()))
+            steps.append((name, flat, ()))
     for write in batch.writes:
         values = write._asdict()
-        steps += [(load("batch")[name], values, ()) for name in WRITE_STATEMENTS[type(write)]]
+        steps += [(name, values, None) for name in WRITE_STATEMENTS[type(write)]]
     return steps
 
 
 def _rare_steps(batch: Batch) -> list[Step]:
     """Return the steps that only a few batches require."""
-    sql = load("batch")
     return [
-        *((sql["close_client"], closed, ()) for closed in batch.closed_clients),
+        *(("close_client", closed, None) for closed in batch.closed_clients),
         *(
-            (sql["configure_queue"], (*_own_values(row), row.created_by, row.queue_id), ())
+            ("configure_queue", (*_own_values(row), row.created_by, row.queue_id), None)
             for row in batch.configured
         ),
-        *((sql["set_counter"], counter, ()) for counter in batch.counters.items()),
+        *(("set_counter", counter, None) for counter in batch.counters.items()),
     ]
 
 
@@ -194,15 +192,15 @@ def _insert_messages(batch: Batch) -> list[Step]:
         if len(run) >= min_run and shared[-2:] == _PLAIN and _is_consecutive(run):
             flat = [value for m in run for value in (m.queue_id, m.token, m.size, m.crc)]
             values = (run[0].seq, run[0].state, *shared[:-2])
-            steps.append((many("batch", "insert_run"), flat, values))
+            steps.append(("insert_run", flat, values))
         else:
             others += run
     if others:
         records = [m for m in others if m.source != NO_SOURCE]
         if records:
             others = [m for m in others if m.source == NO_SOURCE]
-            steps.append((many("batch", "insert_with_source"), flat_with_source(records), ()))
-        steps.append((many("batch", "insert_enveloped"), flat_enveloped(others), ()))
+            steps.append(("insert_with_source", flat_with_source(records), ()))
+        steps.append(("insert_enveloped", flat_enveloped(others), ()))
     return steps + _insert_bodies(batch)
 
 
@@ -212,7 +210,7 @@ def _insert_bodies(batch: Batch) -> list[Step]:
     start = 0
     for first, last in _number_runs(seqs):
         end = start + last - first + 1
-        steps.append((many("batch", "insert_bodies"), batch.bodies[start:end], (first,)))
+        steps.append(("insert_bodies", batch.bodies[start:end], (first,)))
         start = end
     return steps
 
@@ -284,8 +282,8 @@ def _number_steps(one: str, several: str, before: tuple[Any, ...], seqs: list[in
     """Return the steps for ascending ``seqs``: ``one`` for each run, unless most runs are short."""
     runs = _number_runs(seqs)
     if len(runs) * _MIN_RUN > len(seqs) > 1:
-        return [(many("batch", several), seqs, before)]
-    return [(load("batch")[one], (*before, *run), ()) for run in runs]
+        return [(several, seqs, before)]
+    return [(one, (*before, *run), None) for run in runs]
 
 
 def _dispatch_steps(
@@ -309,7 +307,7 @@ def _dispatch_steps(
             for seq in seqs:
                 others += (seq, *key)
     if others:
-        steps.append((many("batch", each), others, before))
+        steps.append((each, others, before))
     return steps
 
 

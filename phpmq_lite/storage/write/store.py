@@ -185,16 +185,16 @@ class Store:
         """
         if not steps:
             return True
-        execute = self.execute
+        execute, sql = self.execute, self._sql
         try:
             with translate_errors(self.connection):
                 self.set_lock_wait(not at_once)
                 execute("BEGIN IMMEDIATE")
-                for statement, values, before in steps:
-                    if isinstance(statement, str):
-                        execute(statement, values)
+                for name, values, before in steps:
+                    if before is None:
+                        execute(sql[name], values)
                     else:
-                        statement.write(execute, values, before)
+                        many("batch", name).write(execute, values, before)
         except (StorageFullError, NotWritableError):
             if at_once:
                 return False
@@ -212,28 +212,62 @@ class Store:
             OutcomeUnknownError: as for ``commit``.
         """
         if self.connection.in_transaction:
-            with translate_errors(self.connection):
-                if with_index and batch.settled:
-                    settled, queues = batch.settled_count, len(batch.queue_rows)
-                    self.indexer.add_to_batch(self.connection, settled, queues)
-                    self.wal_bytes += self.indexer.wal_bytes
-                began_at = perf_counter()
-                self.execute("COMMIT")
-                self.commit_s += (perf_counter() - began_at - self.commit_s) / _COMMITS
-            changed = len(batch.created) + len(batch.dispatched) + len(batch.changed)
-            self.wal_bytes += _COMMIT_BYTES + batch.created_bytes + _ROW_BYTES * changed
-            if batch.staged_rows:
-                contents = (value for value in batch.staged_rows if isinstance(value, bytes))
-                self.wal_bytes += _STAGED_WEIGHT * sum(map(len, contents))
-            if batch.created_bytes >= _LARGE_BYTES * len(batch.created) > 0:
-                self.wal_bytes = max(self.wal_bytes, LONG_WAL_BYTES)
+            self.finish(with_index=with_index and self.needs_index(batch))
+            self.count(batch)
+        return self.load(batch)
+
+    def needs_index(self, batch: Batch) -> bool:
+        """Return whether enough settled messages wait to be indexed within this batch."""
+        return bool(batch.settled) and self.indexer.is_due(
+            batch.settled_count, len(batch.queue_rows)
+        )
+
+    def finish(self, *, with_index: bool) -> float:
+        """Commit the transaction begun by ``begin``; first index settled messages if requested.
+
+        Returns the duration of the COMMIT in seconds.
+
+        Raises:
+            StorageFullError, NotWritableError: nothing is stored; call ``begin`` again.
+            OutcomeUnknownError: as for ``commit``.
+        """
+        with translate_errors(self.connection):
+            if with_index:
+                self.indexer.index_in_batch(self.connection)
+                self.wal_bytes += self.indexer.wal_bytes
+            began_at = perf_counter()
+            self.execute("COMMIT")
+            commit_s = perf_counter() - began_at
+        self.note_duration(commit_s)
+        return commit_s
+
+    def note_duration(self, commit_s: float) -> None:
+        """Add a COMMIT's duration to the moving average."""
+        self.commit_s += (commit_s - self.commit_s) / _COMMITS
+
+    def count(self, batch: Batch, index_bytes: int = 0) -> None:
+        """Add what a stored batch has written to the estimated size of the WAL."""
+        changed = len(batch.created) + len(batch.dispatched) + len(batch.changed)
+        self.wal_bytes += index_bytes + _COMMIT_BYTES + batch.created_bytes + _ROW_BYTES * changed
+        if batch.staged_rows:
+            contents = (value for value in batch.staged_rows if isinstance(value, bytes))
+            self.wal_bytes += _STAGED_WEIGHT * sum(map(len, contents))
+        if batch.created_bytes >= _LARGE_BYTES * len(batch.created) > 0:
+            self.wal_bytes = max(self.wal_bytes, LONG_WAL_BYTES)
+
+    # -- loading
+
+    def load(self, batch: Batch) -> LoadedRows | None:
+        """Load the rows that a stored batch requests; return None if it requests none.
+
+        Raises:
+            OutcomeUnknownError: the rows cannot be read, so the core cannot continue.
+        """
         if not batch.loads:
             return None
         with raise_as_unknown():
             self.set_lock_wait(True)
             return self._load(batch)
-
-    # -- loading
 
     def _load(self, batch: Batch) -> LoadedRows:
         loaded = LoadedRows()

@@ -1,13 +1,21 @@
-"""The asyncio interface of the store, which decides which thread commits a batch."""
+"""The asyncio interface of the store, which decides where a batch is committed.
+
+A batch whose clients all wait is committed in the event loop if the disk is fast.  Under load,
+batches are committed in the writer process; until it has started, and if there is only one
+processor, in the writer's thread.  All other work is done in the thread.  At most one of the three
+works at any time, in the order of the calls.
+"""
 
 import asyncio
+import os
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import aiosqlite
 
@@ -18,13 +26,16 @@ from phpmq_lite.errors import (
     StorageError,
     StorageFullError,
 )
+from phpmq_lite.logs import get_logger
 from phpmq_lite.model import Batch, ClockReading, LoadedRows
-from phpmq_lite.storage.data_folder import OpenedFiles
+from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.sqlite_errors import translate_errors
 from phpmq_lite.storage.write.batch_sql import Step, batch_statements
 from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store, note_clock
+from phpmq_lite.storage.write.writer_process import Outcome, Reply, WriterProcess, encode
 
+_log = get_logger(__name__)
 T = TypeVar("T")
 Fatal = NotWritableError | OutcomeUnknownError
 
@@ -41,6 +52,8 @@ MANY_COMMANDS: Final = 100  # from this number, it pays to wait until the thread
 _SWITCH_S: Final = 0.00005
 _FAST_S: Final = 0.001  # if commits take longer, they run in the writer's thread
 _BEGIN_S: Final = 0.001  # maximum wait for the thread to begin, which takes about 0.05 ms
+START_BATCHES: Final = 20  # large batches without a pause, after which the process is started
+_IDLE_MS: Final = 60_000  # after this time without a large batch, the process is ended
 
 
 class Writer:
@@ -55,8 +68,10 @@ class Writer:
         path: Path,
         space: DiskSpace | None = None,
         on_fatal: Callable[[Fatal], None] = lambda _error: None,
+        folder: DataFolder | None = None,
     ) -> None:
         self.path = path
+        self._folder = folder if _has_processors() else None
         self.space = space or DiskSpace(path.parent)
         self.files = OpenedFiles(path)
         self.maintenance: Callable[[Store, ClockReading, bool], bool] = (
@@ -66,11 +81,18 @@ class Writer:
         self._failed: Fatal | None = None  # once set, nothing more is written or synced
         self._connection: _DirectConnection | None = None
         self._store: Store | None = None
-        self._last: asyncio.Future[Any] | None = None  # result of the thread's most recent work
+        self._last: asyncio.Future[Any] | None = None  # result of the most recent work
+        self._cache_bytes = 0
+        self._process: WriterProcess | None = None
+        self._large_batches = 0  # since the last pause
+        self._used_ms = 0  # when the engine last paused after large batches, in steady ms
+        self._in_process: _InProcess | None = None  # the batch that the process stores
+        self._after_process: list[Callable[[], None]] = []  # work that waits for this batch
 
     async def open(self, cache_bytes: int) -> None:
         """Open the database for writing and set its pragmas."""
         self.files.note_database()
+        self._cache_bytes = cache_bytes
         self._connection = connection = _DirectConnection(
             lambda: sqlite3.connect(
                 self.path, isolation_level=None, cached_statements=256, check_same_thread=False
@@ -102,10 +124,15 @@ class Writer:
         """
         steps = batch_statements(batch) if batch.stores else []
         store = self._store
+        is_awaited = _all_clients_wait(batch)
+        if steps and not is_awaited and not batch.has_special_rows:
+            done = self._commit_in_process(steps, batch)
+            if done is not None:
+                return done
         if (
             store is not None
             and (self._last is None or self._last.done())
-            and ((is_awaited := _all_clients_wait(batch)) or _is_short(batch))
+            and (is_awaited or _is_short(batch))
             and self._begin_in_loop(store, steps)
         ):
             if is_awaited and store.commit_s < _FAST_S:
@@ -207,20 +234,128 @@ class Writer:
     def _run_in_thread(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
         if self._connection is None or self._store is None:
             raise StorageError("the writer is not open")
-
-        def checked(store: Store) -> T:
-            if self._failed is not None:
-                raise self._failed
-            try:
-                done = work(store)
-                self.files.check()  # must precede any reply
-                return done  # noqa: TRY300 - the result that was checked
-            except (NotWritableError, OutcomeUnknownError) as error:
-                self._fail(error)
-                raise
-
-        self._last = done = self._connection.hop(checked, self._store)
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._last = done
+        start = partial(self._connection.hop, partial(self._checked, work), self._store, done)
+        if self._in_process is None:
+            start()
+        else:
+            self._after_process.append(start)
         return done
+
+    def _checked(self, work: Callable[[Store], T], store: Store) -> T:
+        if self._failed is not None:
+            raise self._failed
+        try:
+            done = work(store)
+            self.files.check()  # must precede any reply
+            return done  # noqa: TRY300 - the result that was checked
+        except (NotWritableError, OutcomeUnknownError) as error:
+            self._fail(error)
+            raise
+
+    # -- the writer process
+
+    def _commit_in_process(
+        self, steps: Sequence[Step], batch: Batch
+    ) -> asyncio.Future[LoadedRows | None] | None:
+        """Pass a batch to the writer process; return None if that is not possible."""
+        process = self._process
+        if process is None or not process.is_ready:
+            self._large_batches += 1
+            if process is None and self._large_batches >= START_BATCHES:
+                self._start_process()
+            return None
+        encoded = encode(steps)
+        if encoded is None:
+            return None
+        self._large_batches += 1
+        done: asyncio.Future[LoadedRows | None] = asyncio.get_running_loop().create_future()
+        last, self._last = self._last, done
+        self._in_process = one = _InProcess(encoded, steps, batch, done)
+        if last is None or last.done():
+            self._send(one)
+        else:
+            last.add_done_callback(lambda _: self._send(one))
+        return done
+
+    def _start_process(self) -> None:
+        folder, self._folder = self._folder, None  # try only once
+        if folder is None:
+            return
+        try:
+            process = WriterProcess(self.path, self._cache_bytes, folder.lock)
+        except (OSError, MemoryError) as error:
+            _log.warning("writer_process_not_started", reason=str(error))
+            return
+        folder.record_writer(process.pid)
+        asyncio.get_running_loop().add_reader(process.socket, self._on_message)
+        self._folder, self._process = folder, process
+        _log.info("writer_process_started", pid=process.pid)
+
+    def _send(self, one: "_InProcess") -> None:
+        if self._process is None or self._store is None or self._failed is not None:
+            one.done.set_exception(self._failed or StorageError("the writer is not open"))
+            return
+        self._process.send(one.encoded, with_index=self._store.needs_index(one.batch))
+
+    def _on_message(self) -> None:
+        """Take the process's reply to a batch, or notice its end, which is a fail-stop."""
+        process = self._process
+        if process is None:
+            return
+        was_ready = process.is_ready
+        reply = process.receive()
+        if reply is None:
+            asyncio.get_running_loop().remove_reader(process.socket)
+            end = f"the writer process (pid {process.pid}) ended with {process.wait()}"
+            if not was_ready:
+                self._process = self._folder = None
+                _log.warning("writer_process_not_started", reason=end)
+                return
+            reply = Reply(Outcome.UNKNOWN, error=end)
+        one, self._in_process = self._in_process, None
+        if one is not None:
+            self._finish_in_process(reply, one)
+        elif reply.outcome is Outcome.UNKNOWN:
+            self._fail(OutcomeUnknownError(reply.error))
+        waiting, self._after_process = self._after_process, []
+        for start in waiting:
+            start()
+
+    def _finish_in_process(self, reply: Reply, one: "_InProcess") -> None:
+        """Complete a batch: load its rows in the thread, or store it there if it is not stored."""
+        _, steps, batch, done = one
+        store, connection = self._store, self._connection
+        if reply.outcome is Outcome.UNKNOWN or store is None or connection is None:
+            error = OutcomeUnknownError(reply.error)
+            self._fail(error)
+            done.set_exception(error)
+            return
+        if reply.outcome is Outcome.NOT_STORED:
+            retry = partial(self._store_with_retry, steps=steps, batch=batch)
+            connection.hop(partial(self._checked, retry), store, done)
+            return
+        store.count(batch, reply.index_bytes)
+        store.note_duration(reply.commit_s)
+        self.space.note_stored()
+        if batch.loads:
+            connection.hop(partial(self._checked, lambda store: store.load(batch)), store, done)
+            return
+        try:
+            self.files.check()
+        except OutcomeUnknownError as error:
+            self._fail(error)
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    async def _end_process(self) -> None:
+        """End the writer process, which is not storing a batch."""
+        process, self._process = self._process, None
+        if process is not None:
+            asyncio.get_running_loop().remove_reader(process.socket)
+            await asyncio.to_thread(process.close)
 
     def _fail(self, error: Fatal) -> None:
         self._failed = error
@@ -235,7 +370,15 @@ class Writer:
         return self.start(lambda store: note_clock(store.connection, counters, has_jumped=True))
 
     async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
-        """Run ``maintenance`` in the writer's thread; return True if it should run again soon."""
+        """Run ``maintenance`` in the writer's thread; return True if it should run again soon.
+
+        Also end the writer process if it has not been used for a minute.
+        """
+        if is_idle:
+            if self._large_batches:
+                self._large_batches, self._used_ms = 0, now.steady_ms
+            elif self._process is not None and now.steady_ms > self._used_ms + _IDLE_MS:
+                await self._end_process()
         return await self.run(lambda store: self.maintenance(store, now, is_idle))
 
     def check_files(self) -> None:
@@ -251,18 +394,28 @@ class Writer:
             raise
 
     async def close(self) -> None:
-        """Checkpoint, close the database and end the thread.
+        """End the process, checkpoint, close the database and end the thread.
 
         Raises:
             DatabaseReplacedError: nothing was closed; SQLite would remove another file's WAL.
         """
         if isinstance(self._failed, DatabaseReplacedError):
             raise self._failed
+        await self._end_process()
         if self._connection is not None:
             if self._store is not None and self._failed is None:
                 await self._run_in_thread(_truncate_wal)
             await self._connection.close()
             self._connection = self._store = None
+
+
+class _InProcess(NamedTuple):
+    """A batch that the writer process stores."""
+
+    encoded: bytes
+    steps: Sequence[Step]
+    batch: Batch
+    done: asyncio.Future[LoadedRows | None]
 
 
 class _DirectConnection(aiosqlite.Connection):
@@ -275,11 +428,16 @@ class _DirectConnection(aiosqlite.Connection):
     def raw(self) -> sqlite3.Connection:
         return self._conn
 
-    def hop(self, work: Callable[[Store], T], store: Store) -> asyncio.Future[T]:
+    def hop(self, work: Callable[[Store], T], store: Store, done: asyncio.Future[T]) -> None:
         """Pass work to the thread immediately, unlike ``_execute``, which starts when awaited."""
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._tx.put_nowait((done, lambda: work(store)))
-        return done
+
+
+def _has_processors() -> bool:
+    """Return whether there is a second processor for the writer process."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) > 1
+    return (os.cpu_count() or 1) > 1
 
 
 def _truncate_wal(store: Store) -> None:

@@ -1,0 +1,193 @@
+"""A second process that stores large batches while the event loop prepares the next ones.
+
+Each of the two processes has one write connection, and the loop decides whose turn it is: this
+process writes only between a request and its reply.  Maintenance and checkpoints run in the broker
+process, never in this one.
+
+A request consists of the steps of a batch in shared memory, and a message with their length.  The
+process ends without closing SQLite, which would checkpoint or remove the WAL, as soon as the
+broker's end of the socket is closed.  It shares the folder's lock, so that no other broker starts
+before it has ended.
+"""
+
+import gc
+import marshal
+import mmap
+import os
+import signal
+import socket
+import sqlite3
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, cast
+
+from phpmq_lite.errors import NotWritableError, StorageFullError
+from phpmq_lite.storage.write.batch_sql import Step
+from phpmq_lite.storage.write.store import Store
+
+MEMORY_BYTES: Final = 32 << 20  # longer requests are refused; memory is used only as far as needed
+_REQUEST: Final = struct.Struct("<Q?")  # length of the steps, and whether to index the history
+_REPLY: Final = struct.Struct("<BdQ160s")  # the fields of Reply
+_READY: Final = b"r"
+_END_S: Final = 5.0  # maximum wait for the end of the process, which has nothing left to do
+
+
+class Outcome(IntEnum):
+    """What has become of a batch."""
+
+    STORED = 0
+    NOT_STORED = 1  # the disk is full or the database is not writable; nothing is stored
+    UNKNOWN = 2
+
+
+class Reply(NamedTuple):
+    """The reply to a request."""
+
+    outcome: Outcome
+    commit_s: float = 0.0  # duration of COMMIT
+    index_bytes: int = 0  # estimated bytes that indexing the history has added to the WAL
+    error: str = ""  # shortened to 160 bytes
+
+
+class WriterProcess:
+    """The broker's side of the writer process.  At most one request is sent at a time."""
+
+    def __init__(self, database: Path, cache_bytes: int, lock: int) -> None:
+        """Start the process, which shares ``lock``, the descriptor of a locked file.
+
+        Raises:
+            OSError: the process cannot be started.
+        """
+        self.is_ready = False
+        self.socket, other = socket.socketpair()
+        with other, _shared_file() as file:
+            self._memory = mmap.mmap(file.fileno(), MEMORY_BYTES)
+            descriptors = lock, other.fileno(), file.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, *PROGRAM, str(database), str(cache_bytes), *map(str, descriptors)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=descriptors, start_new_session=True,  # Ctrl-C is for the broker
+            )  # fmt: skip
+        self.socket.setblocking(False)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def send(self, steps: bytes, *, with_index: bool) -> None:
+        """Send the steps of a batch, encoded by ``encode``.  If the process has ended, do nothing.
+
+        ``receive`` then returns None.
+        """
+        self._memory[: len(steps)] = steps
+        with suppress(OSError):
+            self.socket.send(_REQUEST.pack(len(steps), with_index))
+
+    def receive(self) -> Reply | None:
+        """Receive what makes the socket readable: a reply, or None if the process has ended.
+
+        The first message, without a request, only reports that the process is ready.
+        """
+        try:
+            data = self.socket.recv(_REPLY.size)
+        except ConnectionError:
+            return None
+        if data == _READY:
+            self.is_ready = True
+            return Reply(Outcome.STORED)
+        if len(data) != _REPLY.size:
+            return None
+        outcome, commit_s, index_bytes, error = _REPLY.unpack(data)
+        text = error.rstrip(b"\0").decode("utf-8", "replace")
+        return Reply(Outcome(outcome), commit_s, index_bytes, text)
+
+    def wait(self) -> str:
+        """Wait until the process has ended, and describe how; kill it if it takes too long."""
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def close(self) -> None:
+        """End the process, which has no transaction between two requests, and wait for its end."""
+        self.socket.close()
+        self.wait()
+        self._memory.close()
+
+
+def encode(steps: Sequence[Step]) -> bytes | None:
+    """Encode the steps of a batch; return None if they do not fit or cannot be encoded."""
+    try:
+        data = marshal.dumps(cast(Any, steps))
+    except (ValueError, MemoryError):
+        return None
+    return data if len(data) <= MEMORY_BYTES else None
+
+
+def _shared_file() -> IO[bytes]:
+    """Return an empty file in memory, or a temporary file where that is not supported."""
+    file: IO[bytes]
+    if hasattr(os, "memfd_create"):
+        file = os.fdopen(os.memfd_create("batch"), "w+b")
+    else:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    os.ftruncate(file.fileno(), MEMORY_BYTES)
+    return file
+
+
+PROGRAM: Final = "-m", "phpmq_lite.storage.write.writer_process"
+
+
+# -- the program
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Store batches until the broker closes its end of the socket; never returns."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # may be sent to all processes
+        signal.signal(number, signal.SIG_IGN)
+    database, cache_bytes, _lock, connected, memory = arguments
+    batches = socket.socket(fileno=int(connected))
+    steps = memoryview(mmap.mmap(int(memory), MEMORY_BYTES, access=mmap.ACCESS_READ))
+    store = Store(sqlite3.connect(database, isolation_level=None, cached_statements=256))
+    store.configure(int(cache_bytes))
+    gc.disable()  # a batch creates no cycles
+    batches.send(_READY)
+    while True:
+        request = batches.recv(_REQUEST.size)
+        if len(request) < _REQUEST.size:
+            os._exit(0)
+        length, with_index = _REQUEST.unpack(request)
+        reply = _store(store, steps[:length], with_index=with_index)
+        batches.send(_REPLY.pack(*reply[:3], reply.error.encode()))
+        if reply.outcome is Outcome.UNKNOWN:
+            os._exit(1)
+
+
+def _store(store: Store, steps: memoryview, *, with_index: bool) -> Reply:
+    """Store one batch, given its encoded steps."""
+    try:
+        decoded = marshal.loads(steps)  # noqa: S302 - written by the broker
+        if not store.begin(decoded, at_once=True):
+            return Reply(Outcome.NOT_STORED)
+        commit_s = store.finish(with_index=with_index)
+    except (StorageFullError, NotWritableError):
+        return Reply(Outcome.NOT_STORED)
+    except Exception as error:
+        return Reply(Outcome.UNKNOWN, error=str(error) or type(error).__name__)
+    return Reply(Outcome.STORED, commit_s, store.indexer.wal_bytes if with_index else 0)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    finally:
+        os._exit(1)  # closes nothing
