@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
 import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,16 @@ from phpmq_lite.storage.data_folder import DataFolder
 folder = DataFolder.open(Path(sys.argv[1]))
 print("open", flush=True)
 sys.stdin.read()
+"""
+HOLDER_WITH_WRITER = """
+import subprocess, sys
+from pathlib import Path
+from phpmq_lite.storage.data_folder import DataFolder
+folder = DataFolder.open(Path(sys.argv[1]))
+writer = subprocess.Popen(["sleep", "60"], pass_fds=[folder.lock], stdout=subprocess.DEVNULL)
+folder.record_writer(writer.pid)
+print(writer.pid, flush=True)
+writer.wait()
 """
 
 
@@ -91,6 +103,56 @@ def test_second_broker_is_refused_with_the_pid_of_the_first(path: Path) -> None:
         first.kill()
         first.wait()
     DataFolder.open(path).close()  # a killed broker holds nothing
+
+
+@pytest.fixture
+def writer_of_a_killed_broker(path: Path) -> Iterator[tuple[int, int]]:
+    """The pids of a broker that was killed and of its writer process, which holds the lock."""
+    command = [sys.executable, "-c", HOLDER_WITH_WRITER, str(path)]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as broker:
+        assert broker.stdout is not None
+        writer = int(broker.stdout.readline())
+        broker.kill()
+    yield broker.pid, writer
+    with suppress(ProcessLookupError):
+        os.kill(writer, signal.SIGKILL)
+
+
+def test_start_is_refused_with_the_pids_of_a_killed_broker_and_its_writer(
+    path: Path, writer_of_a_killed_broker: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, writer = writer_of_a_killed_broker
+    monkeypatch.setattr(data_folder, "_LOCK_S", 0.1)
+    message = rf"process {writer}, which writes for a broker that has ended \(pid {broker}\)\. Kill"
+    with pytest.raises(StartRefusedError, match=message):
+        DataFolder.open(path)
+
+
+def test_start_waits_for_the_writer_of_a_killed_broker(
+    path: Path, writer_of_a_killed_broker: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, writer = writer_of_a_killed_broker
+    sleep = time.sleep
+
+    def end_writer(seconds: float) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(writer, signal.SIGKILL)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", end_writer)
+    DataFolder.open(path).close()
+
+
+def test_start_does_not_wait_for_the_writer_of_a_running_broker(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = DataFolder.open(path)
+    first.record_writer(os.getpid())
+    monkeypatch.setattr(time, "sleep", None)  # fails if it is called
+    with pytest.raises(StartRefusedError, match=rf"in use by phpmq-lite \(pid {os.getpid()}\)\. S"):
+        DataFolder.open(path)
+    first.close()
 
 
 def test_folder_opens_again_after_close(path: Path) -> None:

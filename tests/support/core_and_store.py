@@ -3,6 +3,7 @@
 A cycle is one batch of the loop of ``server/engine.py``: begin, commands, finish, commit, act.
 """
 
+import marshal
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -33,7 +34,9 @@ from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.statements import load
+from phpmq_lite.storage.write.batch_sql import batch_statements
 from phpmq_lite.storage.write.store import Store
+from phpmq_lite.storage.write.writer_process import encode
 from tests.support.core_rig import operation
 
 START_MS = 1_700_000_000_000  # steady
@@ -318,7 +321,11 @@ class Driver:
     def record(self) -> Cycle:
         """Run a cycle up to the commit, without sending the results."""
         turn = self.decide()
-        self._loaded = self.store.commit(turn.batch)
+        if turn.batch.stores:  # any batch can be passed to the writer process
+            encoded = encode(batch_statements(turn.batch))
+            assert encoded is not None
+            self.store.begin(marshal.loads(encoded))
+        self._loaded = self.store.end(turn.batch)
         self.on_turn(turn)
         return turn
 

@@ -291,11 +291,11 @@ class Writer:
         folder.record_writer(process.pid)
         asyncio.get_running_loop().add_reader(process.socket, self._on_message)
         self._folder, self._process = folder, process
-        _log.info("writer_process_started", pid=process.pid)
 
     def _send(self, one: "_InProcess") -> None:
         if self._process is None or self._store is None or self._failed is not None:
             one.done.set_exception(self._failed or StorageError("the writer is not open"))
+            self._leave_process()
             return
         self._process.send(one.encoded, with_index=self._store.needs_index(one.batch))
 
@@ -311,14 +311,21 @@ class Writer:
             end = f"the writer process (pid {process.pid}) ended with {process.wait()}"
             if not was_ready:
                 self._process = self._folder = None
+                process.close()
                 _log.warning("writer_process_not_started", reason=end)
                 return
             reply = Reply(Outcome.UNKNOWN, error=end)
-        one, self._in_process = self._in_process, None
-        if one is not None:
-            self._finish_in_process(reply, one)
+        if self._in_process is not None:
+            self._finish_in_process(reply, self._in_process)
+            self._leave_process()
         elif reply.outcome is Outcome.UNKNOWN:
             self._fail(OutcomeUnknownError(reply.error))
+        else:
+            _log.info("writer_process_started", pid=process.pid)
+
+    def _leave_process(self) -> None:
+        """Start the work that has waited for the process's batch."""
+        self._in_process = None
         waiting, self._after_process = self._after_process, []
         for start in waiting:
             start()
@@ -377,7 +384,7 @@ class Writer:
         if is_idle:
             if self._large_batches:
                 self._large_batches, self._used_ms = 0, now.steady_ms
-            elif self._process is not None and now.steady_ms > self._used_ms + _IDLE_MS:
+            elif now.steady_ms > self._used_ms + _IDLE_MS:
                 await self._end_process()
         return await self.run(lambda store: self.maintenance(store, now, is_idle))
 

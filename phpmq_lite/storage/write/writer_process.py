@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, cast
@@ -65,16 +65,20 @@ class WriterProcess:
             OSError: the process cannot be started.
         """
         self.is_ready = False
-        self.socket, other = socket.socketpair()
-        with other, _shared_file() as file:
-            self._memory = mmap.mmap(file.fileno(), MEMORY_BYTES)
-            descriptors = lock, other.fileno(), file.fileno()
+        with ExitStack() as inherited, ExitStack() as own:
+            file = inherited.enter_context(_shared_file())
+            self._memory = own.enter_context(mmap.mmap(file.fileno(), MEMORY_BYTES))
+            ours, theirs = socket.socketpair()
+            self.socket = own.enter_context(ours)
+            self.socket.setblocking(False)
+            inherited.enter_context(theirs)
+            descriptors = lock, theirs.fileno(), file.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, *PROGRAM, str(database), str(cache_bytes), *map(str, descriptors)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 pass_fds=descriptors, start_new_session=True,  # Ctrl-C is for the broker
             )  # fmt: skip
-        self.socket.setblocking(False)
+            own.pop_all()
 
     @property
     def pid(self) -> int:
