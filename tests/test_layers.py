@@ -43,7 +43,7 @@ OURS: Final[dict[str, set[str]]] = {
     "model": {"queue_settings", "writes"},
     "protocol": {"errors"},
     "broker": {"histogram", "model", "queue_settings", "writes", "errors"},
-    "storage": {"model", "queue_settings", "writes", "installation", "errors"},
+    "storage": {"model", "queue_settings", "writes", "installation", "errors", "logs"},
     "server": {
         "protocol",
         "queue_settings",
@@ -296,7 +296,7 @@ STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "write.retention",
     ),
     "file": ("atomic_files", "data_folder", "disk_space", "integrity", "migrate"),
-    "writer": ("write.maintenance", "write.store", "write.writer"),
+    "writer": ("write.maintenance", "write.store", "write.writer", "write.writer_process"),
     "copies": ("backup",),
 }
 

@@ -25,14 +25,14 @@ from phpmq_lite.broker.registry import QueueRegistry
 from phpmq_lite.broker.state_table import ACKED, DISPATCHED, READY_AGAIN
 from phpmq_lite.broker.ttl import deadline_of
 from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
-from phpmq_lite.model import Batch, ClockReading, EnvelopeInspector, Limits, Message, State
+from phpmq_lite.model import Batch, ClockReading, EnvelopeInspector, Limits, Message
 from phpmq_lite.queue_settings import QueueSettings
 
 BACKGROUND_BYTES: Final = 64 << 10  # larger content is inspected in the background thread
 INLINE_BYTES: Final = 256 << 10  # maximum total size of content inspected inline per batch
 PENDING_MAX: Final = 1_000  # as many as can expire in one batch; see storage/write/store.py
 PENDING_BYTES_MAX: Final = 32 << 20
-ACKED_KEY: Final = (int(ACKED), None)
+ACKED_KEY: Final = (ACKED, None)
 _TOKENS_AT_ONCE: Final = 512
 
 _seq_of: Final = attrgetter("seq")
@@ -146,7 +146,7 @@ class BrokerState:
 
     def record_event(self, message: Message, kind: str, detail: str | None = None) -> None:
         """Record an event in a message's timeline."""
-        self.batch.events += (message.seq, self.now.wall_ms, kind, detail)
+        self.batch.events += (message.seq, self.now.wall_ms, str(kind), detail)
 
     def note_deadline(self, deadline_ms: int | None) -> None:
         """Schedule a wake-up for this deadline (steady ms), unless an earlier one is scheduled."""
@@ -390,7 +390,7 @@ class BrokerState:
 
     # -- settle
 
-    def settle(self, message: Message, outcome: State, reason: str | None) -> None:
+    def settle(self, message: Message, outcome: int, reason: str | None) -> None:
         """Move a message's row from the live table to the history.
 
         ``message.state`` is unchanged, because a row created in this batch is inserted with it.
@@ -398,7 +398,7 @@ class BrokerState:
         queue = self.by_id[message.queue_id]
         self.detach(message, queue)
         self.messages.pop(message.seq, None)
-        self.batch.settled.setdefault((int(outcome), reason), []).append(message.seq)
+        self.batch.settled.setdefault((outcome, reason), []).append(message.seq)
         self.subtract_counts(message, queue)
 
     def subtract_counts(self, message: Message, queue: Queue) -> None:

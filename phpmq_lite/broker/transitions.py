@@ -82,7 +82,7 @@ def restore(
     """Store a deleted message as a new message at its old position in ``queue``."""
     seq = state.take_number()
     message = Message(
-        seq, state.take_token(), queue.queue_id, old.position, State.READY, ttl_s, deadline_ms,
+        seq, state.take_token(), queue.queue_id, old.position, int(State.READY), ttl_s, deadline_ms,
         old.published_at, None, None, 0, 0, len(body), checksum(seq, body), old.publisher, None,
         old.indexed, old.source,
     )  # fmt: skip

@@ -52,6 +52,9 @@ class BatchStore(Protocol):
         The future raises OutcomeUnknownError if it is unknown whether the batch was stored.
         """
 
+    def poll(self) -> None:
+        """Complete the future of ``commit`` now if the batch has been stored meanwhile."""
+
     def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
         """Store a wall-clock jump before any later batches."""
 
@@ -419,8 +422,12 @@ class Engine:
             OutcomeUnknownError: the commit failed.
         """
         commit = self._commit
-        if commit is None or not commit.done.done():
+        if commit is None:
             return None
+        if not commit.done.done():
+            self._writer.poll()
+            if not commit.done.done():
+                return None
         self._commit = None
         self._loaded = commit.done.result()
         self._took_s = time.perf_counter() - commit.began_at

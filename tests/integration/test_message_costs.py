@@ -55,11 +55,11 @@ KINDS: Final = Cost._fields[:3] if IS_COMPILED else Cost._fields
 # step.  On one queue, MORE messages need another batch.  Publishing keeps two blocks per message,
 # for its key; acknowledging frees the messages that the consumer held.
 BOUNDS: Final[dict[tuple[str, int, int], Cost]] = {  # by operation, messages and queues
-    ("publish", 1, 1): Cost(6, 4, 1, 300, 50, 50),
+    ("publish", 1, 1): Cost(6, 4, 1, 301, 50, 50),
     ("publish", MORE, 1): Cost(2, 1_000, 0, 7_004, 3_600, 1_100),
     ("publish", MORE, 10): Cost(3, 1_500, 0, 24_006, 6_100, 1_100),
     ("flow", 1, 1): Cost(7, 5, 2, 454, 50, 50),
-    ("flow", MORE, 1): Cost(7, 3_003, 2, 14_832, 1_700, 1_150),
+    ("flow", MORE, 1): Cost(7, 3_003, 2, 14_834, 1_700, 1_150),
     ("flow", MORE, 10): Cost(3, 3_500, 0, 36_006, 4_100, 1_300),
     ("acknowledge", 1, 1): Cost(5, 3, 0, 260, 50, 50),
     ("acknowledge", MORE, 1): Cost(0, 2_000, 0, 3_500, -1_850, -2_350),
@@ -224,15 +224,11 @@ async def test_cost_of_a_message(
 
 
 def one_more_statement(batch: Batch) -> list[Step]:
-    return [("SELECT 1", (), ())] * batch.commands
+    return [("newest_key", (), None)] * batch.commands
 
 
 def one_more_row(batch: Batch) -> list[Step]:
-    insert = (
-        "REPLACE INTO counter WITH number (n) AS"
-        " (SELECT 1 UNION ALL SELECT n + 1 FROM number LIMIT ?) SELECT 'mutant', n FROM number"
-    )
-    return [(insert, (batch.commands,), ())]
+    return [("insert_event", [1, 0, "mutant", None] * batch.commands, ())]
 
 
 def one_more_call(batch: Batch) -> list[Step]:

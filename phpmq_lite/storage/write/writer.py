@@ -299,13 +299,25 @@ class Writer:
             return
         self._process.send(one.encoded, with_index=self._store.needs_index(one.batch))
 
+    def poll(self) -> None:
+        """Take the process's reply to a batch now if it has arrived.
+
+        Otherwise, the process would be idle until the event loop has called everything that was due
+        when the reply arrived.
+        """
+        if self._in_process is not None:
+            self._on_message()
+
     def _on_message(self) -> None:
         """Take the process's reply to a batch, or notice its end, which is a fail-stop."""
         process = self._process
         if process is None:
             return
         was_ready = process.is_ready
-        reply = process.receive()
+        try:
+            reply = process.receive()
+        except BlockingIOError:  # there is none yet
+            return
         if reply is None:
             asyncio.get_running_loop().remove_reader(process.socket)
             end = f"the writer process (pid {process.pid}) ended with {process.wait()}"

@@ -95,9 +95,12 @@ class WriterProcess:
             self.socket.send(_REQUEST.pack(len(steps), with_index))
 
     def receive(self) -> Reply | None:
-        """Receive what makes the socket readable: a reply, or None if the process has ended.
+        """Receive a reply without waiting, or return None if the process has ended.
 
         The first message, without a request, only reports that the process is ready.
+
+        Raises:
+            BlockingIOError: there is no message yet.
         """
         try:
             data = self.socket.recv(_REPLY.size)
