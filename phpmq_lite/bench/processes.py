@@ -163,13 +163,19 @@ _PROC: Final = Path("/proc")
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Return a process's user and system CPU time across all threads, or None if unknown."""
+    """Return the user and system CPU time of a process and its children, or None if unknown.
+
+    A broker under load has a child: its writer process.
+    """
+    folder = _PROC / str(pid)
     try:
-        text = (_PROC / str(pid) / "stat").read_text()
+        text = (folder / "stat").read_text()
+        children = [file.read_text() for file in folder.glob("task/*/children")]
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()  # the process name before ")" may contain spaces
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # with children that have ended
+    return own + sum(cpu_seconds(int(child)) or 0.0 for child in " ".join(children).split())
 
 
 def busy_seconds() -> float | None:

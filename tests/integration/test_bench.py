@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from phpmq_lite.bench import traffic
-from phpmq_lite.bench.processes import BenchJob, run_together
+from phpmq_lite.bench.processes import BenchJob, cpu_seconds, run_together
 from phpmq_lite.broker_process import isolated_broker
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.errors import ClientError, StartRefusedError
@@ -239,6 +240,34 @@ def test_run_names_the_job_that_failed() -> None:
 def test_run_ends_jobs_that_take_too_long() -> None:
     with pytest.raises(ClientError, match="waiter: did not finish within 0 s"):
         run_together({"waiter": BenchJob(_wait_forever)}, 0.3)
+
+
+BUSY_PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+print(child.pid, flush=True)
+child.wait()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no /proc")
+def test_cpu_time_of_a_broker_includes_that_of_its_children() -> None:
+    command = [sys.executable, "-c", BUSY_PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        while (used_s := cpu_seconds(child)) is not None and used_s < 0.3:
+            time.sleep(0.02)
+        running_s = cpu_seconds(parent.pid)
+        os.kill(child, signal.SIGKILL)
+        while cpu_seconds(child) is not None:  # until it is reaped
+            time.sleep(0.02)
+        ended_s = cpu_seconds(parent.pid)
+    assert used_s is not None
+    assert running_s is not None
+    assert ended_s is not None
+    assert used_s <= running_s <= ended_s
 
 
 def _refuse_connection() -> Generator[None, None, None]:
