@@ -44,7 +44,7 @@ _SHORT_ROWS: Final = (
     15_000  # reached with 5,000 commands, or when clients holding many messages disconnect
 )
 _SHORT_BYTES: Final = 1 << 20
-FEW_COMMANDS: Final = 50  # up to this number, all senders are waiting for replies
+FEW_COMMANDS: Final = 50  # up to this number, all senders may be waiting for replies
 _FEW_ROWS: Final = 4 * FEW_COMMANDS
 _FEW_BYTES: Final = 64 << 10
 MANY_COMMANDS: Final = 100  # from this number, it pays to wait until the thread has begun
@@ -57,7 +57,7 @@ _IDLE_MS: Final = 60_000  # after this time without a large batch, the process i
 
 
 class Writer:
-    """Stores batches over one aiosqlite connection, with one call to the writer's thread per batch.
+    """Stores batches, each with one call to the writer's thread or process.
 
     A write that is known to have failed is retried (``DiskSpace.wait_after``).  ``on_fatal`` is
     called, in any thread, once nothing more can be written, and should end the process.
@@ -114,9 +114,10 @@ class Writer:
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Store the current state of a batch and load what it requests; the batch may then change.
 
-        The statements of a short batch are executed here; only its COMMIT, which waits for the
-        disk, runs in the thread.  Each statement in the thread hands the GIL over twice while the
-        loop has work; avoiding that raised end-to-end throughput from 46,000 to 57,000 messages/s.
+        Without the process, the statements of a short batch are executed here; only its COMMIT,
+        which waits for the disk, runs in the thread.  Each statement in the thread hands the GIL
+        over twice while the loop has work; avoiding that raised end-to-end throughput from 46,000
+        to 57,000 messages/s.
 
         Raises:
             StorageError: the writer is not open.
@@ -124,11 +125,12 @@ class Writer:
         """
         steps = batch_statements(batch) if batch.stores else []
         store = self._store
-        is_awaited = _all_clients_wait(batch)
-        if steps and not is_awaited and not batch.has_special_rows:
+        is_large = _is_large(batch)
+        if steps and is_large and not batch.has_special_rows:
             done = self._commit_in_process(steps, batch)
             if done is not None:
                 return done
+        is_awaited = not is_large and _all_clients_wait(batch)
         if (
             store is not None
             and (self._last is None or self._last.done())
@@ -466,14 +468,18 @@ def _truncate_wal(store: Store) -> None:
         store.checkpoint("TRUNCATE")
 
 
-def _all_clients_wait(batch: Batch) -> bool:
-    """Return whether all clients are waiting for this batch, so that few new commands arrive."""
+def _is_large(batch: Batch) -> bool:
+    """Return whether a batch has too many commands, bytes or rows to be committed in the loop."""
     return (
-        batch.commands <= FEW_COMMANDS
-        and batch.created_bytes <= _FEW_BYTES
-        and _row_count(batch) <= _FEW_ROWS
-        and not (batch.is_partly_sent or batch.has_special_rows or batch.loads)
+        batch.commands > FEW_COMMANDS
+        or batch.created_bytes > _FEW_BYTES
+        or _row_count(batch) > _FEW_ROWS
     )
+
+
+def _all_clients_wait(batch: Batch) -> bool:
+    """Return whether all clients wait for a small batch, so that few new commands arrive."""
+    return not (batch.is_partly_sent or batch.has_special_rows or batch.loads)
 
 
 def _is_short(batch: Batch) -> bool:
