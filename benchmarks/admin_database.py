@@ -19,6 +19,7 @@ from phpmq_lite.model import checksum
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.read.messages import wire_id
+from phpmq_lite.storage.write.history_index import HistoryIndexer
 
 QUEUES: Final = 44  # without those below
 SHELVES: Final = 6  # with dead-letter records
@@ -204,7 +205,7 @@ def _slice(connection: sqlite3.Connection, given: dict[str, int]) -> None:
 
 
 def _finish(connection: sqlite3.Connection, last: int) -> None:
-    """Add the rows of the rare queue, and update counters and totals."""
+    """Add the rows of the rare queue, update counters and totals, and index the history."""
     connection.execute(
         'UPDATE history SET queue_id = ? WHERE "offset" IN (SELECT 1 + value * ('
         'SELECT max("offset") / 11 FROM history) FROM json_each(?))',
@@ -219,32 +220,12 @@ def _finish(connection: sqlite3.Connection, last: int) -> None:
         "FROM message WHERE message.queue_id = queue.queue_id)"
     )
     connection.execute(
-        "INSERT OR REPLACE INTO counter SELECT 'next_number', ? "
-        "UNION ALL SELECT 'next_client', 1000 "
-        "UNION ALL SELECT 'history_rows', count(*) FROM history WHERE outcome <> 5 "
-        "UNION ALL SELECT 'history_bytes', coalesce(sum(size), 0) FROM history WHERE outcome <> 5 "
-        "UNION ALL SELECT 'deleted_rows', count(*) FROM history WHERE outcome = 5 "
-        "UNION ALL SELECT 'deleted_bytes', coalesce(sum(size), 0) FROM history WHERE outcome = 5",
+        "INSERT OR REPLACE INTO counter VALUES ('next_number', ?), ('next_client', 1000)",
         (last + 1,),
     )
-    connection.execute(
-        'INSERT INTO history_place SELECT "offset" >> 16, queue_id, outcome, "offset" FROM history '
-        "ORDER BY 1, 2, 3, 4"
-    )
-    connection.execute(
-        'INSERT INTO history_number SELECT seq >> 16, queue_id, seq, "offset", outcome '
-        "FROM history ORDER BY 1, 2, 3, 4"
-    )
-    connection.execute(
-        "INSERT INTO trace_place SELECT seq >> 14, trace_id, seq FROM history "
-        "WHERE trace_id IS NOT NULL UNION ALL SELECT seq >> 14, trace_id, seq FROM message "
-        "WHERE trace_id IS NOT NULL ORDER BY 1, 2, 3"
-    )
-    connection.execute(
-        "INSERT OR REPLACE INTO counter "
-        "SELECT 'placed_upto', coalesce(max(\"offset\"), 0) FROM history "
-        "UNION ALL SELECT 'traced_upto', coalesce(max(seq), 0) FROM message"
-    )
+    indexer = HistoryIndexer()
+    while indexer.run(connection, 0, is_idle=True):
+        pass
 
 
 def main() -> None:

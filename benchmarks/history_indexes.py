@@ -30,10 +30,8 @@ CHECKPOINT: Final = 20_000  # messages
 VARIANTS: Final = {
     "now": (),
     "first schema": (
-        "DROP TRIGGER history_leaves",
         "DROP TRIGGER history_leaves_traces",
-        "DROP TABLE history_place",
-        "DROP TABLE history_number",
+        "DROP TABLE history_run",
         "DROP TABLE trace_place",
         "DROP INDEX message_moved",
         "DROP INDEX history_unusual",

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.acceptance
 
 VISITS: Final = 1_000
 # Indexed in the background.
-BY_ITSELF: Final = {"rollup", "history_place", "history_number", "trace_place"}
+BY_ITSELF: Final = {"rollup", "history_run", "trace_place"}
 MOVING: Final = {  # counters that change without requests
     "clock_running_ms",
     "clock_step_ms",  # the drift of two clocks, stored each minute

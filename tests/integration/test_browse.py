@@ -302,7 +302,7 @@ async def test_history_filters_in_both_directions(
     database.first_offset = last + 1
     for at in range(40):
         database.settled(1 + at % 3 % 2, outcome=2 + at % 7 % 4, settled_at=NOW_MS + at)
-    database.connection.execute(load("history_index")["index_outcomes"], {"count": last + placed})
+    database.connection.execute(load("history_index")["index_runs"], {"count": last + placed})
     database.set_counter("placed_upto", last + placed)
     since, until = given.get("since", 0), given.get("until", 1 << 60)
     expected = [
@@ -486,7 +486,7 @@ def test_statement_does_not_scan_a_table_of_messages(database: Database, name: s
         )
     ]
     scans = [
-        step for step in plan if re.match(r"SCAN (m|b|message|body|event|history_place)\b", step)
+        step for step in plan if re.match(r"SCAN (m|b|message|body|event|history_run)\b", step)
     ]
     assert [step for step in scans if "INDEX" not in step] == []
 

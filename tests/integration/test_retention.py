@@ -52,14 +52,27 @@ def test_rows_go_when_they_are_older_than_the_age(store: RetentionDatabase) -> N
     assert store.offsets() == [3, 4]  # 30 is exactly as old as allowed
 
 
-def test_places_go_with_their_rows(store: RetentionDatabase) -> None:
-    store.fill(4)
-    store.fill(3, outcome=DELETED)
-    store.place()
+def test_runs_go_once_their_block_is_older_than_the_history(store: RetentionDatabase) -> None:
+    block = 1 << 16
+    store.fill(1)
+    store.execute('UPDATE history SET "offset" = ?', (block - 5,))  # the next rows follow
+    store.fill(2, outcome=DELETED)
     store.fill(2)
-    retention.remove_expired(store.connection, RetentionBounds(rows=3, deleted_share=0.4), NOW)
-    assert store.offsets() == [7, 8, 9]
-    assert store.number("SELECT count(*) FROM history_place") == 1
+    store.fill(3)
+    while HistoryIndexer().run(store.connection, 0, is_idle=True):
+        pass
+    runs = "SELECT first_offset, first_offset + length - 1 FROM history_run ORDER BY 1"
+    whole = [
+        (block - 5, block - 5),
+        (block - 4, block - 3),
+        (block - 2, block - 1),
+        (block, block + 2),
+    ]
+    assert store.execute(runs).fetchall() == whole
+    for rows, kept in ((4, whole), (2, whole[3:])):
+        step(store.connection, RetentionBounds(rows=rows, deleted_share=0), NOW)
+        assert len(store.offsets()) == rows
+        assert store.execute(runs).fetchall() == kept
 
 
 def test_rows_without_a_place_stay(store: RetentionDatabase) -> None:

@@ -20,7 +20,7 @@ WRITING = [route for route in ROUTES if route.is_writing]
 READING = [route for route in ROUTES if not route.is_writing and route.role is not Role.PUBLIC]
 # Tables that the broker writes by itself.
 NOT_COMPARED = {
-    "audit", "rollup", "counter", "start", "history_place", "history_number", "trace_place",
+    "audit", "rollup", "counter", "start", "history_run", "trace_place",
     "sqlite_sequence",
 }  # fmt: skip
 ACTORS = {Role.PUBLIC: "nobody", Role.METRICS: "token metrics"}

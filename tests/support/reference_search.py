@@ -249,7 +249,7 @@ def index_upto(database: Database, upto: int) -> None:
     """Index the first settled messages and half of the live ones."""
     [(last,)] = database.connection.execute('SELECT max("offset") FROM history')
     upto = min(FIRST - 1 + upto, last or 0)
-    for name in ("index_outcomes", "index_numbers", "index_traces"):
+    for name in ("index_singly" if upto % 2 else "index_runs", "index_traces"):
         database.connection.execute(load("history_index")[name], {"count": upto})
     database.set_counter("placed_upto", upto)
     [(half,)] = database.connection.execute("SELECT (min(seq) + max(seq)) / 2 FROM message")

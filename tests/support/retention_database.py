@@ -13,6 +13,12 @@ from phpmq_lite.storage.write.history_index import HistoryIndexer
 from phpmq_lite.storage.write.retention import RetentionBounds, RetentionResult
 
 ACKED, DELETED = 2, 5
+INDEXED = """\
+SELECT m.queue_id, m.outcome, m."offset" FROM history_run AS run JOIN history AS m
+  ON m."offset" BETWEEN first_offset AND first_offset + length - 1
+    AND m.seq BETWEEN first_seq AND first_seq | 4095
+    AND m.queue_id = run.queue_id AND m.outcome = run.outcome
+    AND m."offset" >> 16 = block AND m.seq >> 16 = seq_block"""
 NOW = 1_000_000
 FOREVER = RetentionBounds(age_ms=NOW * 2)
 
@@ -107,9 +113,9 @@ class RetentionDatabase:
         missing = {*self.execute(owners)} - {*self.execute("SELECT seq FROM body")}
         assert missing <= {*self.execute(newest)}
         assert {*self.execute("SELECT seq FROM body")} <= {*self.execute(owners)}
-        places = 'SELECT queue_id, outcome, "offset" FROM history_place ORDER BY 3'
         placed = 'SELECT queue_id, outcome, "offset" FROM history WHERE "offset" <= ? ORDER BY 3'
-        assert self.execute(places).fetchall() == self.execute(placed, upto).fetchall()
+        indexed = self.execute(f"{INDEXED} ORDER BY 3").fetchall()
+        assert indexed == self.execute(placed, upto).fetchall()
 
     def place(self) -> None:
         """Index the rows that are not indexed yet."""

@@ -32,7 +32,7 @@ _RULES: Final[tuple[tuple[str, int, str], ...]] = (
     ("duplicate_messages", 1, "messages exist twice"),
     ("unassigned_numbers", 2, "rows have a number that has not been assigned yet"),
     ("missing_offsets", 2, "history offsets are missing"),
-    ("inconsistent_index", 2, "settled messages do not match their index"),
+    ("inconsistent_index", 9, "settled messages do not match their index"),
     ("inconsistent_totals", 2, "history totals differ from the history rows"),
     ("invalid_claims", 4, "claims refer to messages that are not dispatched"),
 )

@@ -291,14 +291,16 @@ SELECT queue_id, name, created_at, on_expire, max_deliveries, ack_timeout_s, max
 
 -- name: delete_forgotten_queues
 -- At startup, deletes removed queues to which neither the history nor a receipt refers.
--- index: history_place USING PRIMARY KEY
+-- index: history_run USING PRIMARY KEY
 DELETE FROM queue WHERE settings = '{"removed": true}'
   AND NOT EXISTS (
-    SELECT 1 FROM history_place WHERE history_place.queue_id = queue.queue_id AND block IN (
+    SELECT 1 FROM history_run CROSS JOIN history
+      ON history."offset" >= first_offset AND history."offset" < first_offset + length
+    WHERE history_run.queue_id = queue.queue_id AND block IN (
       WITH RECURSIVE each (block) AS (
-        SELECT min(block) FROM history_place
+        SELECT min(block) FROM history_run
         UNION ALL
-        SELECT (SELECT block FROM history_place WHERE block > each.block ORDER BY block LIMIT 1)
+        SELECT (SELECT block FROM history_run WHERE block > each.block ORDER BY block LIMIT 1)
         FROM each WHERE each.block IS NOT NULL
       )
       SELECT block FROM each WHERE block IS NOT NULL

@@ -1,4 +1,4 @@
--- Fills history_place, history_number and trace_place after messages have been stored.
+-- Fills history_run and trace_place after messages have been stored.
 
 -- part: placed
 -- The last offset that is indexed.
@@ -24,14 +24,47 @@ FROM (
   SELECT coalesce((SELECT value FROM counter WHERE name = 'traced_upto'), 0) AS upto
 ) AS traced;
 
--- name: index_outcomes
--- Inserts rows in the order of the table, so that each table page is written only once.
+-- part: columns
+block, queue_id, outcome, first_offset, length, seq_block, first_seq
+
+-- part: continues
+-- Whether a message continues the run of the message before it.  The limits of a run let readers
+-- find the runs that begin before a range and reach into it.
+m.queue_id = before.queue_id AND m.outcome = before.outcome AND m.seq > before.seq
+    AND m.seq >> 12 = before.seq >> 12 AND m."offset" >> 10 = before."offset" >> 10
+
+-- name: count_runs
+-- How many of the first 64 messages of a slice do not continue the run of the message before.
+-- parameters: count (of offsets)
+-- columns: messages
+-- index: INTEGER PRIMARY KEY
+SELECT count(*)
+FROM history AS m NOT INDEXED JOIN history AS before ON before."offset" = m."offset" - 1
+WHERE m."offset" > {placed} AND m."offset" <= {placed} + min(:count, 64) AND NOT ({continues});
+
+-- name: index_singly
+-- Makes a run of each message, which takes less time where most runs would be short.
 -- parameters: count (of offsets)
 -- index: INTEGER PRIMARY KEY
-INSERT INTO history_place (block, queue_id, outcome, "offset")
-SELECT "offset" >> 16, queue_id, outcome, "offset" FROM history NOT INDEXED
-WHERE {slice}
-ORDER BY 1, 2, 3, 4;
+INSERT INTO history_run ({columns})
+SELECT "offset" >> 16, queue_id, outcome, "offset", 1, seq >> 16, seq
+FROM history NOT INDEXED WHERE {slice};
+
+-- name: index_runs
+-- A run ends before the next message that does not continue it.
+-- parameters: count (of offsets)
+-- index: INTEGER PRIMARY KEY
+INSERT INTO history_run ({columns})
+SELECT "offset" >> 16, queue_id, outcome, "offset", coalesce(next_offset, (
+    SELECT 1 + max("offset") FROM history WHERE "offset" <= {placed} + :count
+  )) - "offset", seq >> 16, seq
+FROM (
+  SELECT m."offset", m.queue_id, m.outcome, m.seq,
+    lead(m."offset") OVER (ORDER BY m."offset") AS next_offset
+  FROM history AS m NOT INDEXED LEFT JOIN history AS before
+    ON before."offset" = m."offset" - 1 AND before."offset" > {placed}
+  WHERE m."offset" > {placed} AND m."offset" <= {placed} + :count AND ({continues}) IS NOT TRUE
+);
 
 -- name: count_indexed
 -- Adds the rows of a slice to the totals, and advances ``placed_upto``; the last statement of a
@@ -52,15 +85,6 @@ SELECT name, value FROM (
   UNION ALL SELECT 'placed_upto', min(:count, (SELECT max("offset") FROM history) - {placed})
 ) WHERE value <> 0
 ON CONFLICT (name) DO UPDATE SET value = value + excluded.value;
-
--- name: index_numbers
--- Indexes settled messages by number.
--- parameters: count (of offsets)
--- index: INTEGER PRIMARY KEY
-INSERT INTO history_number (block, queue_id, seq, "offset", outcome)
-SELECT seq >> 16, queue_id, seq, "offset", outcome FROM history NOT INDEXED
-WHERE {slice}
-ORDER BY 1, 2, 3, 4;
 
 -- name: index_traces
 -- Indexes settled messages by trace; some were already indexed while live.

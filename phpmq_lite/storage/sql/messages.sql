@@ -148,37 +148,59 @@ FROM history AS m
 WHERE m.seq IN (SELECT value FROM json_each(:seqs));
 
 -- part: indexed_upto
--- Up to this offset, settled messages are in history_place; the short tail above is not.
+-- Up to this offset, settled messages are in history_run; the short tail above is not.
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
--- part: indexed_rows
--- Offsets of a queue's settled messages from the index alone; the page reads other columns.
-SELECT "offset" AS place FROM history_place WHERE queue_id = :queue_id
-
--- part: older_blocks
--- Index blocks between two offsets, each found from the previous block.
-block IN (
+-- part: older_rows
+-- Offsets of a queue's settled messages; the page reads other columns.  Blocks are each found from
+-- the previous block.
+SELECT m."offset" AS place FROM history_run CROSS JOIN history AS m
+      ON m."offset" >= max(first_offset, :stop) AND m."offset" < min(first_offset + length, :start)
+    WHERE history_run.queue_id = :queue_id AND block IN (
       WITH RECURSIVE near (block) AS (
-        SELECT (SELECT block FROM history_place WHERE block >= :stop >> 16 ORDER BY block LIMIT 1)
+        SELECT (SELECT block FROM history_run WHERE block >= :stop >> 16 ORDER BY block LIMIT 1)
         UNION ALL
-        SELECT (SELECT block FROM history_place WHERE block > near.block ORDER BY block LIMIT 1)
+        SELECT (SELECT block FROM history_run WHERE block > near.block ORDER BY block LIMIT 1)
         FROM near WHERE near.block < :start >> 16
       )
       SELECT block FROM near WHERE block IS NOT NULL
-    ) AND "offset" < :start AND "offset" >= :stop
-      ORDER BY block DESC, "offset" DESC LIMIT :limit
+    ) AND first_offset < :start AND first_offset + length > :stop AND history_run.outcome
 
--- part: newer_blocks
-block IN (
+-- part: newest
+ORDER BY block DESC, first_offset DESC, m."offset" DESC LIMIT :limit
+
+-- part: newer_rows
+SELECT m."offset" AS place FROM history_run CROSS JOIN history AS m
+      ON m."offset" > max(first_offset - 1, :start)
+        AND m."offset" < min(first_offset + length, :stop + 1)
+    WHERE history_run.queue_id = :queue_id AND block IN (
       WITH RECURSIVE near (block) AS (
-        SELECT (SELECT block FROM history_place WHERE block >= :start >> 16 ORDER BY block LIMIT 1)
+        SELECT (SELECT block FROM history_run WHERE block >= :start >> 16 ORDER BY block LIMIT 1)
         UNION ALL
-        SELECT (SELECT block FROM history_place WHERE block > near.block ORDER BY block LIMIT 1)
+        SELECT (SELECT block FROM history_run WHERE block > near.block ORDER BY block LIMIT 1)
         FROM near WHERE near.block < :stop >> 16
       )
       SELECT block FROM near WHERE block IS NOT NULL
-    ) AND "offset" > :start AND "offset" <= :stop
-      ORDER BY block, "offset" LIMIT :limit
+    ) AND first_offset >= :start >> 10 << 10 AND first_offset + length - 1 > :start
+      AND history_run.outcome
+
+-- part: oldest
+ORDER BY block, first_offset, m."offset" LIMIT :limit
+
+-- part: from_stop
+-- No run crosses a multiple of 1,024 offsets.
+first_offset >= :stop >> 10 << 10
+
+-- part: from_acked
+-- If acked messages fill the page, messages that are older than these are not on it.
+first_offset >= max(:stop, (
+        SELECT coalesce(min(place), 0) * (count(*) >= :limit) FROM acked
+      )) >> 10 << 10
+
+-- part: upto_acked
+first_offset <= min(:stop, (
+        SELECT CASE WHEN count(*) >= :limit THEN max(place) ELSE :stop END FROM acked
+      ))
 
 -- part: older_tail
 SELECT "offset" AS place FROM history NOT INDEXED
@@ -260,19 +282,20 @@ LIMIT :limit;
 -- Settled messages of a queue, newest first.  The index is read by outcome, then the tail.
 -- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
--- index: history_place USING PRIMARY KEY
+-- index: history_run USING PRIMARY KEY
 SELECT {settled_columns}
 FROM history AS m
 {joins}
 WHERE m."offset" IN (
+  WITH acked AS MATERIALIZED ({older_rows} = 2 AND {from_stop} {newest})
   SELECT place FROM (
-    SELECT * FROM ({indexed_rows} AND outcome = 2 AND {older_blocks})
+    SELECT * FROM acked
     UNION ALL
-    SELECT * FROM ({indexed_rows} AND outcome = 3 AND {older_blocks})
+    SELECT * FROM ({older_rows} = 3 AND {from_acked} {newest})
     UNION ALL
-    SELECT * FROM ({indexed_rows} AND outcome = 4 AND {older_blocks})
+    SELECT * FROM ({older_rows} = 4 AND {from_acked} {newest})
     UNION ALL
-    SELECT * FROM ({indexed_rows} AND outcome = 5 AND {older_blocks})
+    SELECT * FROM ({older_rows} = 5 AND {from_acked} {newest})
     UNION ALL
     SELECT * FROM ({older_tail}
       ORDER BY "offset" DESC LIMIT :limit)
@@ -285,19 +308,20 @@ ORDER BY m."offset" DESC;
 -- Settled messages of a queue, oldest first.
 -- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
--- index: history_place USING PRIMARY KEY
+-- index: history_run USING PRIMARY KEY
 SELECT {settled_columns}
 FROM history AS m
 {joins}
 WHERE m."offset" IN (
+  WITH acked AS MATERIALIZED ({newer_rows} = 2 AND first_offset <= :stop {oldest})
   SELECT place FROM (
-    SELECT * FROM ({indexed_rows} AND outcome = 2 AND {newer_blocks})
+    SELECT * FROM acked
     UNION ALL
-    SELECT * FROM ({indexed_rows} AND outcome = 3 AND {newer_blocks})
+    SELECT * FROM ({newer_rows} = 3 AND {upto_acked} {oldest})
     UNION ALL
-    SELECT * FROM ({indexed_rows} AND outcome = 4 AND {newer_blocks})
+    SELECT * FROM ({newer_rows} = 4 AND {upto_acked} {oldest})
     UNION ALL
-    SELECT * FROM ({indexed_rows} AND outcome = 5 AND {newer_blocks})
+    SELECT * FROM ({newer_rows} = 5 AND {upto_acked} {oldest})
     UNION ALL
     SELECT * FROM ({newer_tail}
       ORDER BY "offset" LIMIT :limit)
@@ -310,13 +334,13 @@ ORDER BY m."offset";
 -- Settled messages of a queue with one outcome, before an offset, newest first.
 -- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
--- index: history_place USING PRIMARY KEY
+-- index: history_run USING PRIMARY KEY
 SELECT {settled_columns}
 FROM history AS m
 {joins}
 WHERE m."offset" IN (
   SELECT place FROM (
-    SELECT * FROM ({indexed_rows} AND outcome = :outcome AND {older_blocks})
+    SELECT * FROM ({older_rows} = :outcome AND {from_stop} {newest})
     UNION ALL
     SELECT * FROM ({older_tail} AND outcome = :outcome
       ORDER BY "offset" DESC LIMIT :limit)
@@ -329,13 +353,13 @@ ORDER BY m."offset" DESC;
 -- Settled messages of a queue with one outcome, after an offset, oldest first.
 -- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
--- index: history_place USING PRIMARY KEY
+-- index: history_run USING PRIMARY KEY
 SELECT {settled_columns}
 FROM history AS m
 {joins}
 WHERE m."offset" IN (
   SELECT place FROM (
-    SELECT * FROM ({indexed_rows} AND outcome = :outcome AND {newer_blocks})
+    SELECT * FROM ({newer_rows} = :outcome AND first_offset <= :stop {oldest})
     UNION ALL
     SELECT * FROM ({newer_tail} AND outcome = :outcome
       ORDER BY "offset" LIMIT :limit)

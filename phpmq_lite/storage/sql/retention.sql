@@ -93,10 +93,19 @@ INSERT INTO counter (name, value) SELECT 'next_number', next_number FROM line WH
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: remove_settled
--- The triggers history_leaves and history_leaves_traces remove the index rows.
+-- The trigger history_leaves_traces removes the rows of the trace index.
 -- parameters: offsets (JSON list)
 -- index: INTEGER PRIMARY KEY
 DELETE FROM history WHERE "offset" IN (SELECT value FROM json_each(:offsets));
+
+-- name: remove_runs
+-- Removes index rows of blocks that are older than the history.
+-- parameters: limit
+-- index: history_run USING PRIMARY KEY
+DELETE FROM history_run WHERE (block, queue_id, outcome, first_offset) IN (
+  SELECT block, queue_id, outcome, first_offset FROM history_run
+  WHERE block < (SELECT min("offset") >> 16 FROM history) LIMIT :limit
+);
 
 -- name: receipt_ends
 -- Oldest and newest receipts; no row if there are none.

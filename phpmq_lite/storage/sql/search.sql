@@ -90,41 +90,48 @@ WHERE m.outcome <> 2 AND m.outcome IN (SELECT value FROM json_each(:outcomes))
   AND m."offset" > :low AND m."offset" < :high
 
 -- part: placed
--- Up to this offset, settled messages are in history_place and history_number; the short tail
--- above it is not indexed yet.
+-- Up to this offset, settled messages are in history_run; the short tail above is not indexed yet.
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
--- part: near_places
--- Blocks of history_place between two offsets, each found from the previous block.
-history_place.block IN (
+-- part: near_offsets
+-- Runs between two offsets, in blocks that are each found from the previous block.  No run crosses
+-- a multiple of 1,024 offsets.
+history_run.block IN (
   WITH RECURSIVE near (block) AS (
-    SELECT (SELECT block FROM history_place WHERE block >= :low >> 16 ORDER BY block LIMIT 1)
+    SELECT (SELECT block FROM history_run WHERE block >= :low >> 16 ORDER BY block LIMIT 1)
     UNION ALL
-    SELECT (SELECT block FROM history_place WHERE block > near.block ORDER BY block LIMIT 1)
+    SELECT (SELECT block FROM history_run WHERE block > near.block ORDER BY block LIMIT 1)
     FROM near WHERE near.block < :high >> 16
   )
   SELECT block FROM near WHERE block IS NOT NULL
-) AND history_place."offset" > :low AND history_place."offset" < :high
+) AND first_offset >= :low >> 10 << 10 AND first_offset < :high
+  AND first_offset + length - 1 > :low
 
 -- part: near_numbers
--- Blocks of history_number between two numbers, each found from the previous block.
-history_number.block IN (
+-- Runs between two numbers, in blocks that are each found from the previous block.  No run crosses
+-- a multiple of 4,096 numbers.
+seq_block IN (
   WITH RECURSIVE near (block) AS (
-    SELECT (SELECT block FROM history_number WHERE block >= :low >> 16 ORDER BY block LIMIT 1)
+    SELECT (
+      SELECT seq_block FROM history_run WHERE seq_block >= :low >> 16 ORDER BY seq_block LIMIT 1)
     UNION ALL
-    SELECT (SELECT block FROM history_number WHERE block > near.block ORDER BY block LIMIT 1)
+    SELECT (
+      SELECT seq_block FROM history_run WHERE seq_block > near.block ORDER BY seq_block LIMIT 1)
     FROM near WHERE near.block < :high >> 16
   )
   SELECT block FROM near WHERE block IS NOT NULL
-) AND history_number.seq > :low AND history_number.seq < :high
+) AND first_seq >= :low >> 12 << 12 AND first_seq < :high
 
 -- part: settled_queues
 -- Indexed settled messages in certain queues, by offset.
--- index: history_place USING PRIMARY KEY
+-- index: history_run USING PRIMARY KEY
 SELECT m."offset" AS place, {columns}
-FROM history_place CROSS JOIN history AS m ON m."offset" = history_place."offset" {join}
-WHERE history_place.queue_id IN (SELECT value FROM json_each(:queues))
-  AND history_place.outcome IN (SELECT value FROM json_each(:outcomes)) AND {near_places}
+FROM history_run CROSS JOIN history AS m
+  ON m."offset" >= first_offset AND m."offset" < first_offset + length
+    AND +m."offset" > :low AND +m."offset" < :high
+  {join}
+WHERE history_run.queue_id IN (SELECT value FROM json_each(:queues))
+  AND history_run.outcome IN (SELECT value FROM json_each(:outcomes)) AND {near_offsets}
 
 -- part: settled_tail
 -- Settled messages in the tail that is not indexed yet, by offset.
@@ -134,10 +141,13 @@ WHERE m."offset" > max(:low, {placed}) AND m."offset" < :high
 
 -- part: settled_numbers
 -- Indexed settled messages in certain queues, by number.
--- index: history_number USING PRIMARY KEY
-SELECT history_number.seq AS place, {columns}
-FROM history_number CROSS JOIN history AS m ON m."offset" = history_number."offset" {join}
-WHERE history_number.queue_id {these} AND {near_numbers}
+-- index: history_run_seq
+SELECT m.seq AS place, {columns}
+FROM history_run INDEXED BY history_run_seq CROSS JOIN history AS m
+  ON m."offset" >= first_offset AND m."offset" < first_offset + length
+    AND m.seq > :low AND m.seq < :high
+  {join}
+WHERE history_run.queue_id {these} AND {near_numbers}
 
 -- part: settled_unnumbered
 -- Settled messages in the tail that is not indexed yet, by number.
@@ -207,7 +217,7 @@ IN (SELECT value FROM json_each(:queues))
 m.queue_id NOT IN (SELECT value FROM json_each(:other_queues))
 
 -- part: in_outcomes
-history_number.outcome IN (SELECT value FROM json_each(:outcomes))
+history_run.outcome IN (SELECT value FROM json_each(:outcomes))
 
 -- part: in_states
 m.{state} IN (SELECT value FROM json_each(:{v}))
@@ -351,18 +361,18 @@ SELECT
   );
 
 -- name: next_seq
--- Highest seq of a message in certain queues within a range; NULL if there is none.
+-- No message in certain queues within a range has a higher seq; NULL if there is none.
 -- parameters: queues (a JSON array); low, high (seqs, exclusive)
 -- columns: seq
--- index: history_number USING PRIMARY KEY
+-- index: history_run_seq
 -- index: message_place
 -- index: message_held
 -- index: message_moved
 SELECT max(seq) FROM (
   SELECT (
-    SELECT seq FROM history_number
+    SELECT min(first_seq | 4095, :high - 1) FROM history_run INDEXED BY history_run_seq
     WHERE queue_id = wanted.value AND {near_numbers}
-    ORDER BY block DESC, seq DESC LIMIT 1
+    ORDER BY seq_block DESC, first_seq DESC LIMIT 1
   ) AS seq
   FROM json_each(:queues) AS wanted
   UNION ALL
@@ -395,15 +405,15 @@ SELECT max(seq) FROM (
 );
 
 -- name: next_offset
--- Highest offset of a settled message in certain queues within a range; NULL if there is none.
+-- No settled message in certain queues within a range has a higher offset; NULL if there is none.
 -- parameters: queues, outcomes (JSON arrays); low, high (offsets, exclusive)
 -- columns: offset
--- index: history_place USING PRIMARY KEY
+-- index: history_run USING PRIMARY KEY
 SELECT max("offset") FROM (
   SELECT (
-    SELECT "offset" FROM history_place
-    WHERE queue_id = wanted.value AND outcome = ending.value AND {near_places}
-    ORDER BY block DESC, "offset" DESC LIMIT 1
+    SELECT min(first_offset + length, :high) - 1 FROM history_run
+    WHERE queue_id = wanted.value AND outcome = ending.value AND {near_offsets}
+    ORDER BY block DESC, first_offset DESC LIMIT 1
   ) AS "offset"
   FROM json_each(:queues) AS wanted, json_each(:outcomes) AS ending
   UNION ALL

@@ -1,10 +1,11 @@
 """Indexes messages after they are stored, in slices that do not delay batches.
 
 Settled messages are indexed by queue: by outcome and offset for pages of the history, by number
-for searches.  Settled and live messages are indexed by trace.
+for searches.  A row stands for a run of messages with consecutive offsets, the same queue and
+outcome, and increasing numbers.  Settled and live messages are indexed by trace.
 
 With a regular index of the history, each commit would write a page per queue.  Here, a page is
-written once for many rows: under load by a batch, in the writer's thread, while the event loop
+written once for many messages: under load by a batch, in the writer's thread, while the event loop
 works on the next batch; otherwise between batches.  Rows above the offset ``placed_upto`` are not
 indexed yet; queries read this short tail by offset, in the same statement.  Indexed rows are added
 to the totals, which count deleted messages separately.
@@ -30,12 +31,12 @@ SLICE_S: Final = 0.025
 WAIT_MS: Final = 5_000  # after this time, even smaller slices are indexed
 # Estimated WAL bytes per row if rows belong to a hundred queues and all traces differ.
 _WAL_BYTES: Final = {
-    "index_outcomes": 200,
-    "index_numbers": 200,
+    "index_runs": 400,
+    "index_singly": 400,
     "index_traces": 500,
     "index_live_traces": 100,
 }
-_SETTLED: Final = ("index_outcomes", "index_numbers", "index_traces", "count_indexed")
+_MANY_RUNS: Final = 32  # with more runs than this among 64 messages, each message is indexed singly
 _LIVE: Final = ("index_live_traces", "advance_traced")
 
 
@@ -76,7 +77,8 @@ class HistoryIndexer:
             rows = min(behind, self._rows["placed"])
             ends = {"count": first + rows - 1 - after}
             self._was_settled = True
-            done = rows if self._run_slice(connection, _SETTLED, "placed", ends) else 0
+            names = self._settled_statements(connection, ends)
+            done = rows if self._run_slice(connection, names, "placed", ends) else 0
             behind -= done
         else:
             return 0
@@ -109,7 +111,19 @@ class HistoryIndexer:
     def index_in_batch(self, connection: sqlite3.Connection) -> None:
         """Index settled messages in the open transaction of a batch."""
         self.wal_bytes = 0
-        self._execute(connection, _SETTLED, {"count": MAX_ROWS})
+        ends = {"count": MAX_ROWS}
+        self._execute(connection, self._settled_statements(connection, ends), ends)
+
+    def _settled_statements(
+        self, connection: sqlite3.Connection, ends: dict[str, int]
+    ) -> Sequence[str]:
+        """Return the names of the statements for a slice of settled messages."""
+        [(runs,)] = connection.execute(self._sql["count_runs"], ends)
+        return (
+            "index_singly" if runs > _MANY_RUNS else "index_runs",
+            "index_traces",
+            "count_indexed",
+        )
 
     def _index_live(self, connection: sqlite3.Connection, after: int, last: int) -> tuple[int, int]:
         """Index traces of live messages; return how many were read (0: disk full) and are left."""

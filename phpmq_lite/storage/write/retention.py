@@ -170,6 +170,7 @@ class _RetentionStep:
         others = self._trim("history", totals[:2], bounds.share_of_others(), cutoff_ms)
         deleted = self._trim("deleted", totals[2:], bounds.share_of_deleted(), cutoff_ms)
         self._remove_newest_body(cutoff_ms + ahead_ms, others, deleted)
+        self._execute(self._sql["remove_runs"], {"limit": ROWS_PER_STEP})
         self._trim_receipts(bounds.receipts, bounds.receipt_window_ms)
         self._trim_clients(cutoff_ms + ahead_ms)
         audit_ms = now_ms - bounds.audit_age_ms
