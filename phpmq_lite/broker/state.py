@@ -146,7 +146,7 @@ class BrokerState:
 
     def record_event(self, message: Message, kind: str, detail: str | None = None) -> None:
         """Record an event in a message's timeline."""
-        self.batch.events += (message.seq, self.now.wall_ms, kind, detail)
+        self.batch.events += (message.seq, self.now.wall_ms, str(kind), detail)
 
     def note_deadline(self, deadline_ms: int | None) -> None:
         """Schedule a wake-up for this deadline (steady ms), unless an earlier one is scheduled."""

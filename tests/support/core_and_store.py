@@ -33,7 +33,9 @@ from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.statements import load
+from phpmq_lite.storage.write.batch_sql import batch_statements
 from phpmq_lite.storage.write.store import Store
+from phpmq_lite.storage.write.writer_process import encode
 from tests.support.core_rig import operation
 
 START_MS = 1_700_000_000_000  # steady
@@ -318,7 +320,12 @@ class Driver:
     def record(self) -> Cycle:
         """Run a cycle up to the commit, without sending the results."""
         turn = self.decide()
-        self._loaded = self.store.commit(turn.batch)
+        batch = turn.batch
+        steps = batch_statements(batch) if batch.stores else []
+        # Every batch of clients can be passed to the writer process.
+        assert batch.has_special_rows or encode(steps) is not None, steps
+        self.store.begin(steps)
+        self._loaded = self.store.end(batch)
         self.on_turn(turn)
         return turn
 

@@ -43,7 +43,7 @@ def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
     flat: list[Any] = []
     for m in messages:
         flat += (
-            m.seq, m.token, m.queue_id, m.position, m.state, m.ttl_s, m.deadline_ms,
+            m.seq, m.token, m.queue_id, m.position, int(m.state), m.ttl_s, m.deadline_ms,
             m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries,
             m.charged, m.size, m.crc, m.publisher, m.consumer,
             *m.indexed,
@@ -65,7 +65,7 @@ def flat_changed(messages: Iterable[Message]) -> list[Any]:
     flat: list[Any] = []
     for m in messages:
         flat += (
-            m.seq, m.queue_id, m.position, m.state, m.ttl_s, m.deadline_ms,
+            m.seq, m.queue_id, m.position, int(m.state), m.ttl_s, m.deadline_ms,
             m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged, m.consumer,
         )  # fmt: skip
     return flat
@@ -191,7 +191,7 @@ def _insert_messages(batch: Batch) -> list[Step]:
         run = [*group]
         if len(run) >= min_run and shared[-2:] == _PLAIN and _is_consecutive(run):
             flat = [value for m in run for value in (m.queue_id, m.token, m.size, m.crc)]
-            values = (run[0].seq, run[0].state, *shared[:-2])
+            values = (run[0].seq, int(run[0].state), *shared[:-2])
             steps.append(("insert_run", flat, values))
         else:
             others += run
