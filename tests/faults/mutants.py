@@ -325,7 +325,7 @@ _IN_BROKER: Final[dict[str, Callable[[], None]]] = {
     "KeepsItsTransactions": _set(service, "Readers", KeepsItsTransactions),
     "ReturnsToTheEnd": _set(BrokerState, "make_ready", BrokerState.make_ready_at_end),
     "StaysHalfAlive": _stay_half_alive,
-    # on a disk, see test_power.py and test_turns.py
+    # on a disk, see test_power.py and test_writer_process.py
     "KeepsItsSeals": _keep_seals,
     "WritesAtOnce": _write_at_once,
     # with another clock, see test_clock.py
