@@ -120,6 +120,27 @@ async def test_broker_that_started_its_writer_process_under_load_loses_nothing_w
     figure(f"writer process killed under load: {len(ledger.confirmed):,} confirmed, 0 lost")
 
 
+class Elsewhere(BrokerProcess):
+    """A broker whose working directory has another package of our name."""
+
+    def _open(self, log: TextIO) -> "subprocess.Popen[str]":
+        package = self.data.with_name("elsewhere") / "phpmq_lite"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("raise SystemExit('the wrong one')")
+        return subprocess.Popen(
+            self.command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=package.parent
+        )
+
+
+async def test_writer_process_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    """Python searches it first for ``-m``, but not for the broker's own program."""
+    with Elsewhere(tmp_path / "data", program=("-P", "-m", "phpmq_lite")) as broker:
+        crowd = Crowd(Ledger(random.Random(SEED)), broker.port)
+        await crowd.work(4 * RECEIPTS, crowd.leave)
+        assert "writer_process_not_started" not in broker.log.read_text()
+        writer_pid(broker.data)
+
+
 # -- the broker is killed, and its writer process is not
 
 

@@ -158,7 +158,4 @@ def wait_until_unlocked(data: Path) -> None:
 if __name__ == "__main__":
     for name in sys.argv.pop(1).split(","):
         _ALL[name]()
-    try:
-        writer_process.main(sys.argv[1:])
-    finally:
-        os._exit(1)
+    writer_process.run(sys.argv[1:])
