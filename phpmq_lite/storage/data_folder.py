@@ -443,7 +443,8 @@ def _take_lock(path: Path) -> int:
 def _lock_exclusively(lock: int, path: Path) -> None:
     """Acquire an exclusive lock, waiting for checks that hold a shared lock.
 
-    Also waits for a writer process whose broker was killed, and which ends after its last commit.
+    Also waits for a writer process whose broker was killed, perhaps before it had recorded the
+    process; it ends after its last commit.
 
     Raises:
         BlockingIOError: a broker or its writer process holds the lock.
@@ -458,8 +459,7 @@ def _lock_exclusively(lock: int, path: Path) -> None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if a broker holds the lock
             except BlockingIOError:
-                pid, *writers = _read_pids(lock)
-                if is_late or not writers or _is_alive(pid):
+                if is_late or _is_alive(_read_pids(lock)[0]):
                     raise
             else:
                 fcntl.flock(lock, fcntl.LOCK_UN)

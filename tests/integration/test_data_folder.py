@@ -25,6 +25,18 @@ print("open", flush=True)
 sys.stdin.read()
 """
 
+# A broker that is killed before it has recorded the process that it has started.
+STARTER = """
+import os
+import subprocess
+import sys
+from pathlib import Path
+from phpmq_lite.storage.data_folder import DataFolder
+folder = DataFolder.open(Path(sys.argv[1]))
+subprocess.Popen(["sleep", "0.3"], pass_fds=[folder.lock])
+os.kill(os.getpid(), 9)
+"""
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -91,6 +103,12 @@ def test_second_broker_is_refused_with_the_pid_of_the_first(path: Path) -> None:
         first.kill()
         first.wait()
     DataFolder.open(path).close()  # a killed broker holds nothing
+
+
+def test_broker_waits_for_an_unrecorded_process_of_a_killed_broker(path: Path) -> None:
+    command = [sys.executable, "-c", STARTER, str(path)]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=False)
+    DataFolder.open(path).close()
 
 
 def test_folder_opens_again_after_close(path: Path) -> None:
