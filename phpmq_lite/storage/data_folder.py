@@ -431,7 +431,8 @@ def _take_lock(path: Path) -> int:
         if writers and not _is_alive(pid):
             raise StartRefusedError(
                 f"{path} is in use by process {writers[0]}, which writes for a broker that has "
-                f"ended (pid {pid}). Kill it, or choose another --data folder"
+                f"ended (pid {pid}) or runs in another container. End it, or choose another --data "
+                "folder"
             ) from None
         raise StartRefusedError(in_use_message(path, pid)) from None
     except BaseException:
@@ -443,7 +444,8 @@ def _take_lock(path: Path) -> int:
 def _lock_exclusively(lock: int, path: Path) -> None:
     """Acquire an exclusive lock, waiting for checks that hold a shared lock.
 
-    Also waits for a writer process whose broker was killed, and which ends after its last commit.
+    Also waits for a writer process whose broker was killed, perhaps before it had recorded the
+    process; it ends after its last commit.
 
     Raises:
         BlockingIOError: a broker or its writer process holds the lock.
@@ -458,8 +460,7 @@ def _lock_exclusively(lock: int, path: Path) -> None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if a broker holds the lock
             except BlockingIOError:
-                pid, *writers = _read_pids(lock)
-                if is_late or not writers or _is_alive(pid):
+                if is_late or _is_alive(_read_pids(lock)[0]):
                     raise
             else:
                 fcntl.flock(lock, fcntl.LOCK_UN)

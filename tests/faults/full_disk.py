@@ -68,16 +68,17 @@ class Tmpfs:
 
 
 class Quota:
-    """A folder with a quota of the shim."""
+    """A folder with a quota of the shim; a writer process may store the broker's batches."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_second: bool = False) -> None:
+        self.is_second = is_second
         self.shim = Shim(folder)
         self.shim.quota_bytes = SIZE
         self.data = self.shim.data
 
     def broker(self, *flags: str, mutant: str = "") -> BrokerProcess:
         """Return a broker on this disk; ``mutant`` names one with a defect."""
-        return shimmed_broker(self.shim, *flags, mutant=mutant)
+        return shimmed_broker(self.shim, *flags, mutant=mutant, is_second=self.is_second)
 
     def fill(self) -> None:
         """Use up the free space."""

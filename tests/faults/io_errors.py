@@ -6,7 +6,8 @@ EROFS.  Then, without faults, no confirmed message may be lost; neither after a 
 lose the data of a failed fsync.
 
 ``python -m tests.faults.io_errors`` tries every n, and ends with 1 if a promise was broken;
-``--sample 4`` tries 4 of each kind.  ``--seed N`` repeats its random choices.
+``--sample 4`` tries 4 of each kind; ``--second`` lets a writer process store the batches.
+``--seed N`` repeats its random choices.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from tests.faults.power import lay, records_of, recovered
 from tests.faults.power_ledger import PowerLedger
 from tests.faults.shim import Op, Shim
 from tests.faults.shimmed_broker import shimmed_broker
+from tests.faults.writer_mutants import wait_until_unlocked
 from tests.support.seed import SEED
 from tests.support.socket_client import SocketClient
 
@@ -72,6 +74,7 @@ class Outcome:
     case: Case
     failed: int = 0  # number of calls; 0 if the call was not reached
     name: str = ""  # of the file
+    is_in_writer: bool = False  # whether the first failure was in the writer process
     is_in_start: bool = False  # whether the first failure was
     phase: str = START  # in which the broker exited
     code: int = 0
@@ -83,7 +86,15 @@ class Outcome:
 class Trial:
     """One life with a fault."""
 
-    def __init__(self, folder: Path, case: Case, killed: "Killed | None", mutant: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        case: Case,
+        killed: "Killed | None",
+        mutant: str = "",
+        *,
+        is_second: bool = False,
+    ) -> None:
         self.case = case
         self.shim = Shim(folder)
         self.log = folder / "log"
@@ -93,10 +104,13 @@ class Trial:
                 self.killed.data, self.shim.data, ignore=shutil.ignore_patterns("*.sock")
             )
         flags = "--log-format", "json", "--set", f"receipts.window_s={KEYS_S}"
-        self.broker = shimmed_broker(self.shim, *flags, mutant=mutant, is_hasty=True)
+        self.broker = shimmed_broker(
+            self.shim, *flags, mutant=mutant, is_hasty=True, is_second=is_second
+        )
         self.outcome = Outcome(case)
         self.calls_to_ready: dict[Op, int] = {}
         self._is_over = threading.Event()
+        self._broker_pid = 0
         self._keys = 0
 
     def run(self) -> Outcome:
@@ -112,7 +126,10 @@ class Trial:
             self._is_over.set()
             ending.join()
             self.broker.kill()
+        wait_until_unlocked(shim.data)
         outcome.failed, outcome.name = shim.failed, shim.failed_name
+        if self._broker_pid:  # it has started
+            outcome.is_in_writer = shim.failed_pid not in (0, self._broker_pid)
         shim.stop_recording()
         outcome.words = self.broker.log.read_text(encoding="utf-8")
         self._compare()
@@ -129,6 +146,7 @@ class Trial:
             return error.code
         finally:
             outcome.is_in_start = self.shim.failed > 0
+        self._broker_pid = broker.pid
         outcome.phase = LOAD
         self.calls_to_ready = self.shim.counts()
         try:
@@ -224,7 +242,7 @@ class Killed:
     """A folder whose broker was killed, and the log of its life."""
 
     def __init__(self, folder: Path) -> None:
-        trial = Trial(folder, Case(Op.SYNC, errno.EIO, False, True), None, "")
+        trial = Trial(folder, Case(Op.SYNC, errno.EIO, False, True), None)
         self.data, self.log = trial.shim.data, trial.log
         trial.shim.record(self.log)
         trial.broker.start()
@@ -266,9 +284,10 @@ def _documented(outcome: Outcome) -> set[int]:
 class Trials:
     """Runs cases, some in parallel, in ``folder``."""
 
-    def __init__(self, folder: Path, mutant: str = "") -> None:
+    def __init__(self, folder: Path, mutant: str = "", *, is_second: bool = False) -> None:
         self.folder = folder
         self.mutant = mutant
+        self.is_second = is_second
         self.killed = Killed(folder / "killed")
         self.outcomes: list[Outcome] = []
         self._pool = ThreadPoolExecutor(AT_ONCE)
@@ -281,7 +300,8 @@ class Trials:
 
     def _try(self, case: Case) -> Outcome:
         folder = Path(mkdtemp(dir=self.folder))
-        outcome = Trial(folder, case, self.killed, self.mutant).run()
+        trial = Trial(folder, case, self.killed, self.mutant, is_second=self.is_second)
+        outcome = trial.run()
         if not outcome.offences:
             shutil.rmtree(folder)
         return outcome
@@ -305,25 +325,38 @@ class Trials:
 
     def _try_all(self, case: Case) -> None:
         """Try every n until a life has no failure, or none in the start of a new folder."""
-        for first in count(1, AT_ONCE):
+        for first in count(1 + self._range(case).start, AT_ONCE):
             found = self.run(replace(case, nth=nth) for nth in range(first, first + AT_ONCE))
-            if any(not one.failed or (case.is_new and not one.is_in_start) for one in found):
+            is_start_only = case.is_new and not self.is_second
+            if any(not one.failed or (is_start_only and not one.is_in_start) for one in found):
                 return
 
     def _try_some(self, case: Case, number: int, rng: random.Random) -> None:
         """Try ``number`` of the calls of a life without faults."""
-        step = self.calls(is_new=case.is_new)[case.op] / number
-        numbers = (1 + int(step * (at + rng.random())) for at in range(number))
+        calls = self._range(case)
+        step = len(calls) / number
+        numbers = (1 + calls.start + int(step * (at + rng.random())) for at in range(number))
         self.run(replace(case, nth=nth) for nth in numbers)
 
+    def _range(self, case: Case) -> range:
+        """Return the calls to try: in a new folder, those of the start.
+
+        With a writer process, these are the calls after the start, which is the same without it.
+        """
+        to_ready, all_calls = (calls[case.op] for calls in self.calls(is_new=case.is_new))
+        if self.is_second:
+            return range(to_ready, all_calls)
+        return range(to_ready if case.is_new else all_calls)
+
     @cache  # noqa: B019 - few objects
-    def calls(self, *, is_new: bool) -> dict[Op, int]:
-        """Count the calls of a life without faults."""
+    def calls(self, *, is_new: bool) -> tuple[dict[Op, int], dict[Op, int]]:
+        """Count the calls of a life without faults: until it is ready, and all."""
         folder = Path(mkdtemp(dir=self.folder))
-        trial = Trial(folder, Case(Op.SYNC, errno.EIO, False, is_new), self.killed, "")
+        case = Case(Op.SYNC, errno.EIO, False, is_new)
+        trial = Trial(folder, case, self.killed, is_second=self.is_second)
         outcome = trial.run()
         assert outcome.offences == [], outcome
-        return trial.calls_to_ready if is_new else trial.shim.counts()
+        return trial.calls_to_ready, trial.shim.counts()
 
     @property
     def lines(self) -> Iterator[str]:
@@ -334,9 +367,11 @@ class Trials:
             codes = Counter(f"{each.phase} {each.code}" for each in hit)
             exits = ", ".join(f"{number} x {text}" for text, number in sorted(codes.items()))
             bad = sum(bool(each.offences) for each in of)
+            writer = sum(each.is_in_writer for each in hit)
+            where = f", in {writer} of them in the writer process" if self.is_second else ""
             yield (
-                f"I/O errors, {op.name} {errno.errorcode[error]}: {len(hit)} lives with a failure, "
-                f"up to call {max((each.case.nth for each in hit), default=0)}; "
+                f"I/O errors, {op.name} {errno.errorcode[error]}: {len(hit)} lives with a failure"
+                f"{where}, up to call {max((each.case.nth for each in hit), default=0)}; "
                 f"ended in the {exits}; {bad} with a broken promise"
             )
         ends = Counter(_end_of(each) for each in self.outcomes if each.failed)
@@ -361,6 +396,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="cases of each kind; 0: all")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--mutant", default="", help="a broker with a defect, see mutants.py")
+    parser.add_argument("--second", action="store_true", help="with a writer process")
     parser.add_argument("--ops", default=",".join(op.name for op in OPS))
     parser.add_argument("--errors", default=",".join(errno.errorcode[each] for each in ERRORS))
     given = parser.parse_args()
@@ -368,7 +404,7 @@ def main() -> int:
     ops = [Op[name] for name in given.ops.split(",")]
     errors = [getattr(errno, name) for name in given.errors.split(",")]
     with TemporaryDirectory(prefix="phpmq-io-") as folder:
-        trials = Trials(Path(folder), given.mutant)
+        trials = Trials(Path(folder), given.mutant, is_second=given.second)
         trials.try_kinds(given.sample, random.Random(given.seed), ops, errors)
     print("\n".join(trials.lines))
     lives = len(trials.outcomes)

@@ -1,12 +1,15 @@
 """A broker is killed, stopped and suspended under mixed load; then ledger and database must agree.
 
 ``python -m tests.faults.kill --kills 500 --terms 50 --stops 20`` prints the figures and ends with 1
-if anything is lost; ``--seed N`` repeats the random choices of a run, but not its timing.
+if anything is lost; with ``--second``, a writer process stores the batches, and is killed as well,
+alone or together with the broker.  ``--seed N`` repeats the random choices of a run, but not its
+timing.
 """
 
 import argparse
 import asyncio
 import logging
+import os
 import random
 import signal
 import subprocess
@@ -14,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +26,7 @@ from typing import Final, cast
 from phpmq_lite.storage.data_folder import DATABASE
 from tests.faults.ledger import QUEUES, TIMED, Crowd, Late, Ledger, Load, is_drained
 from tests.faults.mutants import mutant_process
+from tests.faults.writer_mutants import writer_pid
 from tests.support.fork_server import BrokerProcess, ForkedProcess
 from tests.support.seed import SEED
 
@@ -32,6 +37,10 @@ HELD_UP_S: Final = (4.5, 7.0)  # of SIGSTOP: longer than a timeout, a short TTL 
 ACK_TIMEOUT_S: Final = 3  # longer than clients on a busy machine need
 WORK_S: Final = 0.2  # so that messages are held at any moment
 MOMENTS: Final = {"load": 14, "start": 2, "checkpoint": 2, "stop": 2}  # of a kill, with weights
+
+BROKER, WRITER, BOTH = "the broker", "its writer process", "both"
+FAIL_STOP: Final = 74
+FAIL_STOP_S: Final = 10.0  # time limit for a fail-stop
 
 Run = Callable[..., Awaitable["Lives"]]
 
@@ -44,19 +53,24 @@ class Lives:
     ledger: Ledger
     seed: int
     mutant: str
+    is_second: bool = False  # whether a writer process stores the batches
     began_s: float = field(default_factory=time.perf_counter)
     starts_ms: list[float] = field(default_factory=list)
     ends_s: list[float] = field(default_factory=list)  # from SIGTERM to the exit
     kills: Counter[str] = field(default_factory=Counter)  # by moment
+    victims: Counter[str] = field(default_factory=Counter)
     again: int = 0  # redelivered after a SIGCONT
+    writer: int = 0  # pid of the writer process
 
     @classmethod
-    def of(cls, folder: Path, seed: int, *flags: str, mutant: str = "") -> "Lives":
+    def of(
+        cls, folder: Path, seed: int, *flags: str, mutant: str = "", is_second: bool = False
+    ) -> "Lives":
         """Use an empty folder; ``mutant`` names a broker with a defect."""
         # Retention must remove nothing: removed messages would count as lost.
         given = "--set", "history.bytes=1TiB", *flags
-        broker = mutant_process(folder / "data", mutant, *given)
-        return cls(broker, Ledger(random.Random(seed)), seed, mutant)
+        broker = mutant_process(folder / "data", mutant, *given, is_second=is_second)
+        return cls(broker, Ledger(random.Random(seed)), seed, mutant, is_second)
 
     @property
     def process(self) -> ForkedProcess:
@@ -70,6 +84,8 @@ class Lives:
         began = time.perf_counter()
         await asyncio.to_thread(self.broker.start)
         self.starts_ms.append((time.perf_counter() - began) * 1_000)
+        if self.is_second:
+            self.writer = writer_pid(self.broker.data)
         self.ledger.compare(self.broker.data)
 
     def crowd(self, load: Load | None = None) -> Crowd:
@@ -92,9 +108,31 @@ class Lives:
         elif moment == "stop":
             await self.crowd(Load(acks_all=True)).work(receipts, self._kill_in_stop)
         else:
-            await self.crowd().work(receipts, self.process.kill)
+            victim = rng.choice((BROKER, WRITER, BOTH)) if self.is_second else BROKER
+            await self.crowd().work(receipts, lambda: self._kill(victim))
+            if victim == WRITER:
+                await self._see_fail_stop()
+            self.victims[victim] += 1
         self.broker.kill()
         self.kills[moment] += 1
+
+    def _kill(self, victim: str) -> None:
+        if victim != BROKER:
+            self.signal_writer(signal.SIGKILL)
+        if victim != WRITER:
+            self.process.kill()
+
+    def signal_writer(self, number: signal.Signals) -> None:
+        """Send a signal to the writer process, if there is one and it still runs."""
+        if self.is_second:
+            with suppress(ProcessLookupError):
+                os.kill(self.writer, number)
+
+    async def _see_fail_stop(self) -> None:
+        """Wait for the end of a broker whose writer process was killed."""
+        code = await asyncio.to_thread(self.process.wait, FAIL_STOP_S)
+        if code != FAIL_STOP:
+            self.ledger.offences.append(f"exit code {code} after the writer process's end")
 
     async def _kill_in_start(self, after_s: float) -> None:
         with self.broker.log.open("a", encoding="utf-8") as log:
@@ -144,6 +182,7 @@ class Lives:
             nonlocal signaled_at
             signaled_at = time.perf_counter()
             process.terminate()
+            self.signal_writer(signal.SIGTERM)  # as to all processes of a service
             if is_twice:
                 loop.call_later(rng.uniform(0.05, 1.0), process.terminate)
 
@@ -179,9 +218,11 @@ class Lives:
 
         async def hold() -> None:
             process.send_signal(signal.SIGSTOP)
+            self.signal_writer(signal.SIGSTOP)
             crowd.is_asleep = number % 2 == 0
             before.update(ledger.times - earlier)
             await asyncio.sleep(rng.uniform(*HELD_UP_S))
+            self.signal_writer(signal.SIGCONT)
             process.send_signal(signal.SIGCONT)
             crowd.is_asleep = False
             await crowd.join(Late)
@@ -224,7 +265,8 @@ class Lives:
 
     def figures(self) -> list[str]:
         """Return the report of a run in lines."""
-        took = f"in {time.perf_counter() - self.began_s:.1f} s, seed {self.seed}"
+        which = "with a writer process, " if self.is_second else ""
+        took = f"{which}in {time.perf_counter() - self.began_s:.1f} s, seed {self.seed}"
         ends_s, stops = sorted(self.ends_s), self.kills["held up"]
         if ends_s:
             return [
@@ -238,6 +280,9 @@ class Lives:
                 f"timeout of {ACK_TIMEOUT_S} s, {took}: {self.again} redelivered; {self._totals()}"
             ]
         moments = ", ".join(f"{count} in a {moment}" for moment, count in self.kills.most_common())
+        if self.is_second:
+            victims = ", ".join(f"{victim} {count}" for victim, count in self.victims.items())
+            moments += f"; killed under load: {victims}"
         return [
             f"kill -9: {self.kills.total()} ({moments}) {took}: {self._totals()}",
             f"         0 failed starts of {len(self.starts_ms)}, "
@@ -257,22 +302,28 @@ class Lives:
         )
 
 
-async def killed(folder: Path, seed: int, kills: int, mutant: str = "") -> Lives:
+async def killed(
+    folder: Path, seed: int, kills: int, mutant: str = "", *, is_second: bool = False
+) -> Lives:
     """Kill a broker ``kills`` times, or a mutant until it is found."""
-    lives = Lives.of(folder, seed, mutant=mutant)
+    lives = Lives.of(folder, seed, mutant=mutant, is_second=is_second)
     return await lives.repeat(lives.kill, kills)
 
 
-async def terminated(folder: Path, seed: int, terms: int, mutant: str = "") -> Lives:
+async def terminated(
+    folder: Path, seed: int, terms: int, mutant: str = "", *, is_second: bool = False
+) -> Lives:
     """Stop a broker ``terms`` times, or a mutant until it is found."""
-    lives = Lives.of(folder, seed, mutant=mutant)
+    lives = Lives.of(folder, seed, mutant=mutant, is_second=is_second)
     return await lives.repeat(lives.terminate, terms)
 
 
-async def held_up(folder: Path, seed: int, stops: int, mutant: str = "") -> Lives:
+async def held_up(
+    folder: Path, seed: int, stops: int, mutant: str = "", *, is_second: bool = False
+) -> Lives:
     """Suspend a broker ``stops`` times within one life, or a mutant until it is found."""
     flags = ("--set", f"queues.ack_timeout_s={ACK_TIMEOUT_S}")
-    lives = Lives.of(folder, seed, *flags, mutant=mutant)
+    lives = Lives.of(folder, seed, *flags, mutant=mutant, is_second=is_second)
     return await lives.repeat(lives.hold_up, stops)
 
 
@@ -282,6 +333,7 @@ def main() -> int:
     for name in ("kills", "terms", "stops"):
         parser.add_argument(f"--{name}", type=int, default=0)
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--second", action="store_true", help="with a writer process")
     given = parser.parse_args()
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it logs each write to a dead broker
     offences: list[str] = []
@@ -289,7 +341,7 @@ def main() -> int:
     for run, number in runs:
         if number:
             with TemporaryDirectory() as folder:
-                lives = asyncio.run(run(Path(folder), given.seed, number))
+                lives = asyncio.run(run(Path(folder), given.seed, number, is_second=given.second))
             offences += lives.ledger.offences
             print("\n".join(lives.figures()), flush=True)
     print("\n".join(offences[:50]))

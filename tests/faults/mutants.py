@@ -2,17 +2,19 @@
 
 ``python -m tests.faults.mutants NAME serve …`` is ``phpmq-lite serve …`` with that defect.
 ``hasty``, alone or as in ``hasty,NAME``, shortens the intervals and time limits of the broker.
+With ``second``, its writer process stores all batches of clients, from the first one on.
 """
 
 import asyncio
+import marshal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import aiosqlite
 import pytest
@@ -25,7 +27,6 @@ from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.cli.main import main
 from phpmq_lite.clock import Clock
-from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
 from phpmq_lite.installation import build_kind
 from phpmq_lite.model import Batch, ClockReading, LoadedRows, Message, RecoveredState
 from phpmq_lite.server import engine
@@ -36,11 +37,14 @@ from phpmq_lite.storage.integrity import seal, startup
 from phpmq_lite.storage.integrity.wal_check import WalScan
 from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.statements import many
-from phpmq_lite.storage.write import store, writer
+from phpmq_lite.storage.write import writer
+from phpmq_lite.storage.write.batch_sql import Step
 from phpmq_lite.storage.write.store import Store
+from phpmq_lite.storage.write.writer import Writer
+from phpmq_lite.storage.write.writer_process import encode
+from tests.faults.writer_mutants import PROCESS_MUTANTS, SLOW_DISK_S, STORE_MUTANTS, pass_on
 from tests.support.fork_server import BrokerProcess
 
-SLOW_DISK_S: Final = 0.02
 MAX_TROUBLE_S: Final = 1.0  # of a hasty broker
 _GAP_MS: Final = 2_000
 _SOON_MS: Final = 10
@@ -141,19 +145,6 @@ class CountsGapsTwice(Clock):
         return ClockReading(now.wall_ms, now.steady_ms + self._ahead_ms)
 
 
-def _answer_full_as_stored() -> None:
-    """Treat a batch as stored although the disk is full."""
-    end = Store.end
-
-    def careless(self: Store, batch: Batch, *, with_index: bool = False) -> LoadedRows | None:
-        try:
-            return end(self, batch, with_index=with_index)
-        except StorageFullError:
-            return None
-
-    setattr(Store, "end", careless)  # noqa: B010 - a method is not assigned to
-
-
 class KeepsItsTransactions(Readers):
     """Begins a transaction at the first read, and never ends it."""
 
@@ -244,21 +235,27 @@ class NumbersAnewStore(Store):
         return stored
 
 
-class CarriesOnStore(Store):
-    """Repeats a failed COMMIT."""
-
-    def end(self, batch: Batch, *, with_index: bool = False) -> LoadedRows | None:
-        """Try twice."""
-        try:
-            return super().end(batch, with_index=with_index)
-        except OutcomeUnknownError:
-            return super().end(batch, with_index=with_index)
-
-
 def _keep_seals() -> None:
     """Write to the database without removing its old seal."""
     setattr(seal, "_MIN_INTERVAL_S", float("inf"))  # noqa: B010
     setattr(seal.LiveSeal, "erase", lambda _self: None)  # noqa: B010
+
+
+T = TypeVar("T")
+
+
+def _write_at_once() -> None:
+    """Write in the writer's thread while the writer process does."""
+    run_in_thread = Writer._run_in_thread
+
+    def hasty(self: Writer, work: Callable[[Store], T]) -> asyncio.Future[T]:
+        one, self._in_process = self._in_process, None
+        try:
+            return run_in_thread(self, work)
+        finally:
+            self._in_process = one
+
+    setattr(Writer, "_run_in_thread", hasty)  # noqa: B010 - a method is not assigned to
 
 
 # -- defects of the clock
@@ -321,18 +318,16 @@ _OF_SOURCES: Final[dict[str, Callable[[], None]]] = {
     "SettlesLate": _set(service, "Engine", SettlesLate),
     "StoresNoKeys": _set(service, "Engine", StoresNoKeys),
 }
-MUTANTS: Final = _OF_SOURCES | {
+_IN_BROKER: Final[dict[str, Callable[[], None]]] = {
     "CountsGapsTwice": _set(service, "Clock", CountsGapsTwice),
     "LeavesAtOnce": _set(service, "DRAIN_S", 0.0),  # acknowledgements on their way are not read
     "WaitsForTheDiskInTheLoop": _set(writer, "_FAST_S", inf),
     "KeepsItsTransactions": _set(service, "Readers", KeepsItsTransactions),
     "ReturnsToTheEnd": _set(BrokerState, "make_ready", BrokerState.make_ready_at_end),
     "StaysHalfAlive": _stay_half_alive,
-    "AnswersFullAsStored": _answer_full_as_stored,
-    # on a disk, see test_power.py and test_io_errors.py
-    "CarriesOn": _set(writer, "Store", CarriesOnStore),
-    "SyncsLess": lambda: store._PRAGMAS.update(synchronous=1),  # NORMAL
+    # on a disk, see test_power.py and test_writer_process.py
     "KeepsItsSeals": _keep_seals,
+    "WritesAtOnce": _write_at_once,
     # with another clock, see test_clock.py
     "LiveWallClock": _set(service, "Clock", LiveWallClock),
     "BelievesAtTheStart": _set(service, "Clock", BelievesAtTheStart),
@@ -342,6 +337,7 @@ MUTANTS: Final = _OF_SOURCES | {
     "ChecksNoSeal": _check_no_seal,
     "MakesDatabase": _make_database,
 }
+MUTANTS: Final = _OF_SOURCES | _IN_BROKER | STORE_MUTANTS | PROCESS_MUTANTS
 
 
 def _hurry() -> None:
@@ -352,23 +348,55 @@ def _hurry() -> None:
     setattr(service, "DRAIN_S", 0.3)  # noqa: B010
 
 
-def program_of(mutant: str = "", *, is_hasty: bool = False) -> tuple[str, ...]:
+def _use_second() -> None:
+    """Start the writer process before the listeners open, and pass all batches to it."""
+    open_engine = service.Service._open_engine
+
+    async def opened(
+        self: service.Service, stack: Any, folder: DataFolder, writer: Writer, *rest: Any
+    ) -> Engine:
+        engine = await open_engine(self, stack, folder, writer, *rest)
+        writer._start_process()
+        while writer._process is not None and not writer._process.is_ready:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        return engine
+
+    setattr(service.Service, "_open_engine", opened)  # noqa: B010 - a method is not assigned to
+    for name, value in (("START_BATCHES", 1), ("FEW_COMMANDS", 0)):
+        setattr(writer, name, value)
+    setattr(writer, "_has_processors", lambda: True)  # noqa: B010
+
+    def encoded(steps: Sequence[Step]) -> bytes | None:
+        with suppress(MemoryError):
+            marshal.dumps(cast(Any, steps))  # a ValueError ends the broker: the tests must not pass
+        return encode(steps)
+
+    setattr(writer, "encode", encoded)  # noqa: B010 - a function is not assigned to
+
+
+def program_of(
+    mutant: str = "", *, is_hasty: bool = False, is_second: bool = False
+) -> tuple[str, ...]:
     """Return the arguments to Python: the broker, or the one with this defect.
 
-    The test is skipped if the broker is compiled and the defect would have no effect.
+    With ``is_second``, the writer process stores the batches.  The test is skipped if the broker is
+    compiled and the defect would have no effect.
     """
     if mutant in _OF_SOURCES and build_kind() == "compiled":
         pytest.skip(f"{mutant} replaces code that is compiled")
-    changes = ["hasty"] * is_hasty + [mutant] * bool(mutant)
+    changes = ["hasty"] * is_hasty + ["second"] * is_second + [mutant] * bool(mutant)
     return ("-m", __name__, ",".join(changes)) if changes else ("-m", "phpmq_lite")
 
 
-def mutant_process(data: Path, mutant: str, *flags: str) -> BrokerProcess:
+def mutant_process(data: Path, mutant: str, *flags: str, is_second: bool = False) -> BrokerProcess:
     """Return a broker with this defect, or one without if it is empty."""
-    return BrokerProcess(data, list(flags), program=program_of(mutant))
+    return BrokerProcess(data, list(flags), program=program_of(mutant, is_second=is_second))
 
 
 if __name__ == "__main__":
-    for name in sys.argv.pop(1).split(","):
-        (MUTANTS | {"hasty": _hurry})[name]()
+    names = sys.argv.pop(1).split(",")
+    for name in names:
+        if name not in PROCESS_MUTANTS:
+            (MUTANTS | {"hasty": _hurry, "second": _use_second})[name]()
+    pass_on(names)
     main()

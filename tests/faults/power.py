@@ -60,6 +60,7 @@ from tests.faults.power_ledger import (
 )
 from tests.faults.shim import Kind, Record, Shim, read_log
 from tests.faults.shimmed_broker import shimmed_broker
+from tests.faults.writer_mutants import wait_until_unlocked
 from tests.support import fork_server
 from tests.support.seed import SEED
 
@@ -107,11 +108,13 @@ class Taker(Client):
         self.transport.write(self.side.acknowledge(dispatch.queue, dispatch.message_id))
 
 
-async def record(folder: Path, rng: random.Random, mutant: str = "", lives: int = 3) -> list[Path]:
+async def record(
+    folder: Path, rng: random.Random, mutant: str = "", lives: int = 3, *, is_second: bool = False
+) -> list[Path]:
     """Run a broker that is stopped, then killed, then stopped; return its logs."""
     shim = Shim(folder)
     flags = "--log-level", "error", *rng.choice(_FLAGS)
-    broker = shimmed_broker(shim, *flags, mutant=mutant)
+    broker = shimmed_broker(shim, *flags, mutant=mutant, is_second=is_second)
     ledger = Ledger(rng)
     logs = []
     for life in range(lives):
@@ -121,6 +124,7 @@ async def record(folder: Path, rng: random.Random, mutant: str = "", lives: int 
         await _work(shim, Crowd(ledger, broker.port, Load(large=rng.choice((0.0, 0.02, 0.1)))))
         if life == 1:
             broker.kill()
+            wait_until_unlocked(shim.data)  # the writer process adds to this life's log
         elif await asyncio.to_thread(broker.terminate):
             raise AssertionError(f"it did not stop: {broker.log.read_text()}")
     return logs
@@ -143,6 +147,11 @@ async def _checkpoint(shim: Shim) -> None:
     async with asyncio.timeout(20):
         while database.stat().st_mtime_ns == before_ns:  # noqa: ASYNC110 - of another process
             await asyncio.sleep(0.05)
+
+
+def processes_of(logs: Iterable[Path], kind: Kind = Kind.SYNC_ENDED) -> Counter[int]:
+    """Count the records of a kind by process."""
+    return Counter(record.owner[0] for record in records_of(logs) if record.kind is kind)
 
 
 def records_of(logs: Iterable[Path]) -> Iterator[Record]:
@@ -328,6 +337,7 @@ def main() -> int:
     parser.add_argument("--served", type=int, default=20, help="disks that the broker serves")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--mutant", default="", help="a broker with a defect, see mutants.py")
+    parser.add_argument("--second", action="store_true", help="with a writer process")
     given = parser.parse_args()
     rng = random.Random(given.seed)
     tally, began = Tally(), time.monotonic()
@@ -335,7 +345,8 @@ def main() -> int:
     while tally.points < given.points:
         points = min(POINTS_OF_A_RUN, given.points - tally.points)
         with TemporaryDirectory(prefix="phpmq-power-") as folder:
-            logs = asyncio.run(record(Path(folder), rng, given.mutant))
+            life = record(Path(folder), rng, given.mutant, is_second=given.second)
+            logs = asyncio.run(life)
             cut(logs, points, rng, tally, served=-(-given.served * points // given.points))
     print("\n".join(tally.lines))
     print(f"power: {time.monotonic() - began:.0f} s")

@@ -49,6 +49,7 @@ struct control {                 /* offsets are also in shim.py */
     char folder[1024];           /* absolute */
     char log[1024];
     char failed_name[64];        /* of the file whose call failed first */
+    uint64_t failed_pid;         /* of the process that made this call */
 };
 
 enum kind { NONE, PLAIN, INDEX, FOLDER, SOCKET };  /* INDEX: the -shm, which a start makes anew */
@@ -188,8 +189,10 @@ static int refusal(enum op op, const char *name) {
     if (control->fail_op == op && strstr(name, control->fail_name)) {
         int64_t seen = (int64_t)__atomic_add_fetch(&control->fail_seen, 1, __ATOMIC_SEQ_CST);
         if (seen == control->fail_nth || (control->fail_is_sticky && seen > control->fail_nth)) {
-            if (!__atomic_fetch_add(&control->failed, 1, __ATOMIC_SEQ_CST))
+            if (!__atomic_fetch_add(&control->failed, 1, __ATOMIC_SEQ_CST)) {
                 snprintf(control->failed_name, sizeof control->failed_name, "%.63s", name);
+                control->failed_pid = (uint64_t)getpid();
+            }
             if (control->fail_errno == EROFS && control->fail_is_sticky) control->is_read_only = 1;
             return (int)control->fail_errno;
         }

@@ -69,6 +69,7 @@ class _Layout(ctypes.Structure):
         ("folder", ctypes.c_char * 1024),
         ("log", ctypes.c_char * 1024),
         ("failed_name", ctypes.c_char * 64),
+        ("failed_pid", ctypes.c_uint64),
     )
 
 
@@ -146,7 +147,7 @@ class Shim:
         layout = self._layout
         layout.fail_op = -1
         layout.fail_seen = layout.failed = 0
-        layout.failed_name = b""
+        layout.failed_name, layout.failed_pid = b"", 0
         layout.fail_nth, layout.fail_errno = nth, error
         layout.fail_is_sticky, layout.fail_name = is_sticky, name.encode()
         layout.fail_op = op
@@ -167,6 +168,11 @@ class Shim:
     def failed_name(self) -> str:
         """Name below the folder of the file whose call failed first."""
         return os.fsdecode(self._layout.failed_name)
+
+    @property
+    def failed_pid(self) -> int:
+        """Pid of the process whose call failed first, or 0."""
+        return int(self._layout.failed_pid)
 
     def counts(self) -> dict[Op, int]:
         """Return the number of calls of each kind, over all lives, including failed ones."""

@@ -30,8 +30,13 @@ class _ShimmedBroker(fork_server.BrokerProcess):
 
 
 def shimmed_broker(
-    shim: Shim, *flags: str, mutant: str = "", is_hasty: bool = False
+    shim: Shim,
+    *flags: str,
+    mutant: str = "",
+    is_hasty: bool = False,
+    is_second: bool = False,
 ) -> fork_server.BrokerProcess:
     """Return a broker that uses ``shim``; see ``program_of`` for the other parameters."""
-    module = "-m", "tests.faults.shim", *program_of(mutant, is_hasty=is_hasty)[1:]
+    program = program_of(mutant, is_hasty=is_hasty, is_second=is_second)
+    module = "-m", "tests.faults.shim", *program[1:]
     return _ShimmedBroker(shim.data, list(flags), program=module, env=shim.env())

@@ -40,6 +40,7 @@ class Round:
     action: str
     rng: random.Random
     mutant: str = ""
+    is_second: bool = False
     offences: list[str] = field(default_factory=list)
     done: int = 0
     result: str = ""
@@ -47,7 +48,7 @@ class Round:
     def run(self) -> None:
         """Publish, select, publish more, start the job, kill, and compare."""
         flags = "--admin", "127.0.0.1:0", "--set", f"ui.confirm_count={SELECTED}"
-        broker = mutant_process(self.data, self.mutant, *flags)
+        broker = mutant_process(self.data, self.mutant, *flags, is_second=self.is_second)
         broker.start()
         try:
             token, upto = self._prepare(broker)
@@ -147,7 +148,9 @@ def test_bulk_work_that_is_killed_leaves_each_message_done_or_not(
     results: Counter[str] = Counter()
     partly, began = 0, time.perf_counter()
     for number in range(KILLS):
-        one = Round(tmp_path / str(number), ACTIONS[number % len(ACTIONS)], rng)
+        is_second = number // len(ACTIONS) % 2 == 1  # in the second half of the default number
+        action = ACTIONS[number % len(ACTIONS)]
+        one = Round(tmp_path / str(number), action, rng, is_second=is_second)
         one.run()
         results[one.result] += 1
         partly += 0 < one.done < SELECTED

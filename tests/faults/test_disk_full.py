@@ -25,6 +25,7 @@ from tests.faults.full_disk import (
 from tests.faults.mutants import MAX_TROUBLE_S
 from tests.faults.shim import Shim
 from tests.faults.shimmed_broker import shimmed_broker
+from tests.faults.writer_mutants import writer_pid
 from tests.support.fork_server import BrokerProcess
 from tests.support.socket_client import SocketClient
 
@@ -39,10 +40,10 @@ def quota(tmp_path: Path) -> Quota:
     return Quota(tmp_path)
 
 
-@pytest.fixture(params=["tmpfs", "quota"])
+@pytest.fixture(params=["tmpfs", "quota", "second"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
-    if request.param == "quota":
-        yield Quota(tmp_path)
+    if request.param != "tmpfs":
+        yield Quota(tmp_path, is_second=request.param == "second")
         return
     with tmpfs(tmp_path / "small") as mounted:
         if mounted is None:
@@ -76,7 +77,9 @@ def edges(story: Story) -> list[str]:
     return re.findall(r"publishing_stopped|publishing_resumed", text)
 
 
-def test_full_disk_stores_acknowledgements_and_resumes(disk: Disk, figure: Figure) -> None:
+def test_full_disk_stores_acknowledgements_and_resumes(
+    disk: Disk, figure: Figure, request: pytest.FixtureRequest
+) -> None:
     with story_on(disk, ONLY_WHEN_FULL) as story:
         with (
             story.clients() as (producer, consumer),
@@ -90,15 +93,23 @@ def test_full_disk_stores_acknowledgements_and_resumes(disk: Disk, figure: Figur
             disk.grow()
             story.wait_until_resumed(producer)
             wait_for_body(story, b"without a key")
+            check_writer(story)
         story.broker.kill()
         lost = story.lost()
         assert edges(story) == ["publishing_stopped", "publishing_resumed"]
     figure(
-        f"disk full ({type(disk).__name__}): {story}, {len(lost)} lost; immediate retries were "
-        f"rejected {tries[0]:,} times"
+        f"disk full ({request.node.callspec.id}): {story}, {len(lost)} lost; immediate retries "
+        f"were rejected {tries[0]:,} times"
     )
     assert tries[0] > 0
     assert_stored_and_resumed(story, lost, "disk full")
+
+
+def check_writer(story: Story) -> None:
+    """Check that the writer process, if the broker has one, has served all the time."""
+    if isinstance(story.disk, Quota) and story.disk.is_second:
+        pid = writer_pid(story.disk.data)
+        assert story.broker.log.read_text().count(f'"pid": {pid}, "event": "writer_process_st') == 1
 
 
 def assert_stored_and_resumed(story: Story, lost: list[str], reason: str) -> None:
@@ -170,22 +181,27 @@ def test_without_ballast_acknowledgements_wait_for_room(quota: Quota, figure: Fi
         assert story.lost() == []
 
 
-def test_audit_reveals_a_broker_that_confirms_on_a_full_disk(quota: Quota, figure: Figure) -> None:
-    mutant = "AnswersFullAsStored"
+@pytest.mark.parametrize("is_second", [False, True])
+def test_audit_reveals_a_broker_that_confirms_on_a_full_disk(
+    tmp_path: Path, is_second: bool, figure: Figure
+) -> None:
+    mutant, quota = "AnswersFullAsStored", Quota(tmp_path, is_second=is_second)
     with story_on(quota, ONLY_WHEN_FULL, mutant=mutant, silence_s=SILENCE_S) as story:
         with story.clients() as (producer, consumer), suppress(AssertionError, OSError):
             story.fill_by_others(producer, consumer)
         story.broker.kill()
         lost = story.lost()
-        figure(f"disk full, answered as stored: {len(lost)} lost")
+        which = " with a writer process" if is_second else ""
+        figure(f"disk full, answered as stored{which}: {len(lost)} lost")
         assert len(lost) > 0
 
 
+@pytest.mark.parametrize("is_second", [False, True])
 def test_read_only_file_system_confirms_nothing_and_stops_the_broker(
-    tmp_path: Path, figure: Figure
+    tmp_path: Path, is_second: bool, figure: Figure
 ) -> None:
     shim = Shim(tmp_path)
-    broker = shimmed_broker(shim, "--admin", "127.0.0.1:0", is_hasty=True)
+    broker = shimmed_broker(shim, "--admin", "127.0.0.1:0", is_hasty=True, is_second=is_second)
     broker.start()
     try:
         with SocketClient(broker.port) as peer:

@@ -25,14 +25,16 @@ pytestmark = [pytest.mark.faults, NEEDS_SHIM]
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("is_second", [False, True])
 def test_broker_keeps_its_promises_when_a_call_fails(
-    tmp_path: Path, figure: Callable[[str], None]
+    tmp_path: Path, is_second: bool, figure: Callable[[str], None]
 ) -> None:
     """docs/operate/reliability.md, A write or an fsync that fails."""
-    trials = Trials(tmp_path)
+    trials = Trials(tmp_path, is_second=is_second)
     trials.try_kinds(1, random.Random(SEED))
     for line in trials.lines:
         figure(line)
+    assert any(outcome.is_in_writer for outcome in trials.outcomes) is is_second
     assert [outcome for outcome in trials.outcomes if outcome.offences] == [], f"seed {SEED}"
 
 
@@ -76,23 +78,25 @@ def test_stop_is_clean_although_it_cannot_clean_up(tmp_path: Path, op: Op, name:
     assert shim.failed == 1
 
 
+@pytest.mark.parametrize("is_second", [False, True])
 def test_failing_calls_find_a_broker_that_carries_on(
-    tmp_path: Path, figure: Callable[[str], None]
+    tmp_path: Path, is_second: bool, figure: Callable[[str], None]
 ) -> None:
     """Which call fails, and what a cut leaves, is random: several seeds are tried."""
-    trials = Trials(tmp_path, "CarriesOn")
+    trials = Trials(tmp_path, "CarriesOn", is_second=is_second)
     lives: set[str] = set()
     for seed in range(SEED, SEED + 6):
         trials.try_kinds(4, random.Random(seed), [Op.SYNC], [errno.EIO])
         lives = {
             str(outcome.case)
             for outcome in trials.outcomes
-            if any("confirmed and lost" in offence for offence in outcome.offences)
+            if outcome.is_in_writer is is_second
+            and any("confirmed and lost" in offence for offence in outcome.offences)
         }
         if lives:
             break
     figure(
         f"mutant CarriesOn, seed {seed}: confirmed messages lost in {len(lives)} lives with a "
-        "failed fsync"
+        f"failed fsync{' of the writer process' * is_second}"
     )
     assert lives

@@ -14,7 +14,7 @@ import pytest
 
 from phpmq_lite.storage.write.store import Store
 from tests.faults import mutants, power_ledger
-from tests.faults.power import POINTS_OF_A_RUN, Tally, cut, record
+from tests.faults.power import POINTS_OF_A_RUN, Tally, cut, processes_of, record
 from tests.faults.shimmed_broker import NEEDS_SHIM
 from tests.support.seed import SEED
 
@@ -31,21 +31,28 @@ EXPECTED = {  # the promise that each mutant breaks
     "StoresNoKeys": power_ledger.FORGOTTEN,
     "KeepsItsSeals": power_ledger.REFUSED,
 }
+IN_WRITER = {  # in the writer process, too, or only there
+    "SyncsLess": power_ledger.LOST,
+    "RepliesBeforeCommit": power_ledger.LOST,
+    "SettlesLate": power_ledger.UNDONE,
+}
 
 
 @pytest.mark.timeout(120 + POINTS)
-@pytest.mark.sample("12")
+@pytest.mark.sample("False-12", "True-12")
 @pytest.mark.parametrize("points", sorted({12, POINTS}))
+@pytest.mark.parametrize("is_second", [False, True])
 async def test_broker_keeps_its_promises_over_a_power_cut(
-    tmp_path: Path, points: int, figure: Callable[[str], None]
+    tmp_path: Path, points: int, is_second: bool, figure: Callable[[str], None]
 ) -> None:
     """docs/operate/reliability.md, A power cut."""
     tally, rng = Tally(), random.Random(SEED)
     while tally.points < points:
         folder = tmp_path / str(tally.points)
-        logs = await record(folder, rng)
+        logs = await record(folder, rng, is_second=is_second)
+        assert not is_second or len(processes_of(logs)) == 6, "two in each of three lives"
         cut(logs, min(POINTS_OF_A_RUN, points - tally.points), rng, tally, served=SERVED)
-    figure(f"power: seed {SEED}")
+    figure(f"power: seed {SEED}{', with a writer process' * is_second}")
     for line in tally.lines:
         figure(line)
     assert tally.examples == {}
@@ -53,20 +60,25 @@ async def test_broker_keeps_its_promises_over_a_power_cut(
     assert tally.ended
 
 
-@pytest.mark.sample("ConfirmsBeforeCommit")
-@pytest.mark.parametrize("mutant", EXPECTED)
+@pytest.mark.sample("ConfirmsBeforeCommit-False", "RepliesBeforeCommit-True")
+@pytest.mark.parametrize(
+    ("mutant", "is_second"),
+    [*((mutant, False) for mutant in EXPECTED), *((mutant, True) for mutant in IN_WRITER)],
+)
 async def test_power_cut_finds_a_broker_that(
-    tmp_path: Path, mutant: str, figure: Callable[[str], None]
+    tmp_path: Path, mutant: str, is_second: bool, figure: Callable[[str], None]
 ) -> None:
+    expected = (EXPECTED | IN_WRITER)[mutant]
     tally, rng = Tally(), random.Random(SEED)
     for number in range(3):  # the first may miss the defect
-        logs = await record(tmp_path / str(number), rng, mutant, lives=1)
+        logs = await record(tmp_path / str(number), rng, mutant, lives=1, is_second=is_second)
         cut(logs, MUTANT_POINTS, rng, tally)
-        if EXPECTED[mutant] in tally.examples:
+        if expected in tally.examples:
             break
-    found = tally.count(EXPECTED[mutant])
+    found = tally.count(expected)
     disks = sum(tally.disks.values())
-    figure(f"mutant {mutant}: {EXPECTED[mutant]} on {found} of {disks} disks")
+    which = " with a writer process" if is_second else ""
+    figure(f"mutant {mutant}{which}: {expected} on {found} of {disks} disks")
     assert found
 
 

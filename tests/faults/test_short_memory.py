@@ -17,6 +17,7 @@ import pytest
 from phpmq_lite.cli.admin_client import AdminClient
 from tests.faults.ledger import Crowd, Ledger, Load, is_drained
 from tests.faults.mutants import mutant_process
+from tests.faults.writer_mutants import writer_pid
 from tests.support.fork_server import BrokerProcess
 from tests.support.latency_probe import MIB
 from tests.support.seed import SEED
@@ -86,12 +87,14 @@ def is_at_work(broker: BrokerProcess) -> bool:
     return True
 
 
-async def live_short(folder: Path, room: int, mutant: str = "") -> tuple[Ledger, bool, int]:
-    """Load a broker without memory, then restart it and compare.
+async def live_short(
+    folder: Path, room: int, mutant: str = "", *, is_second: bool = False
+) -> tuple[Ledger, bool, int]:
+    """Load a broker, or its writer process, without memory, then restart it and compare.
 
     Returns the ledger, whether the broker still worked, and its exit code.
     """
-    broker = mutant_process(folder / "data", mutant)
+    broker = mutant_process(folder / "data", mutant, is_second=is_second)
     ledger = Ledger(random.Random(SEED))
     broker.start()
     # Import the admin and start all threads: a thread that starts without memory may hang CPython.
@@ -99,7 +102,7 @@ async def live_short(folder: Path, room: int, mutant: str = "") -> tuple[Ledger,
     process = broker.process
     assert process is not None
     try:
-        with short_of_memory(broker.pid, room):
+        with short_of_memory(writer_pid(broker.data) if is_second else broker.pid, room):
             await asyncio.wait_for(load(broker, ledger), LOAD_S)
         is_alive = is_at_work(broker)
         code = broker.terminate() if is_alive else await asyncio.to_thread(process.wait, END_S)
@@ -115,13 +118,16 @@ async def live_short(folder: Path, room: int, mutant: str = "") -> tuple[Ledger,
     return ledger, is_alive, code
 
 
-@pytest.mark.parametrize("room", ROOM)
+@pytest.mark.parametrize(
+    ("room", "is_second"), [*((room, False) for room in ROOM), (0, True), (ROOM[0], True)]
+)
 async def test_broker_without_memory_loses_nothing(
-    tmp_path: Path, room: int, figure: Callable[[str], None]
+    tmp_path: Path, room: int, is_second: bool, figure: Callable[[str], None]
 ) -> None:
-    ledger, is_alive, code = await live_short(tmp_path, room)
+    ledger, is_alive, code = await live_short(tmp_path, room, is_second=is_second)
+    which = " for the writer process" if is_second else ""
     figure(
-        f"{room // MIB} MiB of room: {'kept running' if is_alive else 'fail-stop'}, "
+        f"{room // MIB} MiB of room{which}: {'kept running' if is_alive else 'fail-stop'}, "
         f"exit code {code}; {len(ledger.confirmed):,} confirmed, {len(ledger.offences)} lost"
     )
     assert ledger.offences == []

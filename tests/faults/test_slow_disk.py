@@ -16,6 +16,7 @@ import pytest
 from tests.faults.ledger import Crowd, Ledger, Load, is_drained
 from tests.faults.shim import Shim
 from tests.faults.shimmed_broker import shimmed_broker
+from tests.faults.writer_mutants import writer_pid
 from tests.support.fork_server import BrokerProcess
 from tests.support.latency_probe import Latencies
 from tests.support.seed import SEED
@@ -30,11 +31,13 @@ CROWD = 3_000
 
 
 @contextmanager
-def broker_on(data: Path, mutant: str = "") -> Iterator[tuple[BrokerProcess, Shim]]:
+def broker_on(
+    data: Path, mutant: str = "", *, is_second: bool = False
+) -> Iterator[tuple[BrokerProcess, Shim]]:
     """Run a broker whose disk can become slow, with an acknowledgement timeout of a second."""
     shim = Shim(data.parent, data)
     flags = "--admin", "127.0.0.1:0", "--set", "queues.ack_timeout_s=1"
-    with shimmed_broker(shim, *flags, mutant=mutant) as broker:
+    with shimmed_broker(shim, *flags, mutant=mutant, is_second=is_second) as broker:
         yield broker, shim
 
 
@@ -87,23 +90,27 @@ def confirm_alone(broker: BrokerProcess, shim: Shim) -> tuple[Latencies, Latenci
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_second", [False, True])
 async def test_loop_responds_while_the_disk_is_slow(
-    tmp_path: Path, figure: Callable[[str], None]
+    tmp_path: Path, is_second: bool, figure: Callable[[str], None]
 ) -> None:
     ledger = Ledger(random.Random(SEED))
-    with broker_on(tmp_path / "data") as (broker, shim):
+    with broker_on(tmp_path / "data", is_second=is_second) as (broker, shim):
         health, page = confirm_alone(broker, shim)
         crowd = Crowd(ledger, broker.port, Load(acks_all=True))
         began = time.perf_counter()
         await crowd.work(CROWD, crowd.leave)
         rate = CROWD / (time.perf_counter() - began)
         lag_ms = AdminApi(broker.admin[0]).metrics()["phpmq_event_loop_lag_seconds"] * 1_000
+        if is_second:
+            writer_pid(broker.data)  # it still runs
         shim.delay_sync_ms = 0
         await Crowd(ledger, broker.port, Load(acks_all=True)).drain(lambda: is_drained(broker.data))
         assert broker.terminate() == 0
     ledger.audit(broker.data)
+    which = ", with a writer process" if is_second else ""
     figure(
-        f"fsync takes {DELAY_MS} ms more: health answers in {health}, a page in {page}; "
+        f"fsync takes {DELAY_MS} ms more{which}: health answers in {health}, a page in {page}; "
         f"loop lag {lag_ms:.1f} ms; a crowd gets {rate:,.0f} receipts/s; "
         f"{len(ledger.offences)} lost, {ledger.redelivered} redelivered"
     )

@@ -1,4 +1,4 @@
-"""One connection writes to the database: two can damage a WAL."""
+"""One connection of each process writes to the database, in turns: otherwise a WAL is damaged."""
 
 import os
 import sqlite3
@@ -11,7 +11,8 @@ from urllib.request import urlopen
 import pytest
 
 from phpmq_lite.storage.data_folder import DATABASE
-from tests.support.fork_server import broker_process
+from tests.faults.mutants import mutant_process
+from tests.faults.writer_mutants import writer_pid
 from tests.support.socket_client import SocketClient
 
 pytestmark = [pytest.mark.faults, pytest.mark.acceptance]
@@ -38,13 +39,22 @@ def opens(pid: int, database: Path) -> Counter[bool]:
     return found
 
 
-@pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="the system has no /proc")
-def test_database_is_open_for_writing_once(tmp_path: Path, figure: Callable[[str], None]) -> None:
+NEEDS_PROC = pytest.mark.skipif(
+    not Path("/proc/self/fdinfo").exists(), reason="the system has no /proc"
+)
+
+
+@NEEDS_PROC
+@pytest.mark.parametrize("is_second", [False, True])
+def test_database_is_open_for_writing_once_in_each_process_that_writes(
+    tmp_path: Path, is_second: bool, figure: Callable[[str], None]
+) -> None:
     data = tmp_path / "data"
     database = data.resolve() / DATABASE
     most: Counter[bool] = Counter()
+    most_of_writer: Counter[bool] = Counter()
     with (
-        broker_process(data, "--admin", "127.0.0.1:0") as broker,
+        mutant_process(data, "", "--admin", "127.0.0.1:0", is_second=is_second) as broker,
         SocketClient(broker.port) as peer,
     ):
         admin = broker.admin[0].rstrip("/")
@@ -56,6 +66,8 @@ def test_database_is_open_for_writing_once(tmp_path: Path, figure: Callable[[str
                 peer.consume("orders", 5)
                 peer.ack(*peer.dispatches(5))
             most |= opens(broker.pid, database)
+            if is_second:
+                most_of_writer |= opens(writer_pid(data), database)
         # The test detects a second writer, here its own.
         with closing(sqlite3.connect(database)) as other:
             other.execute("SELECT count(*) FROM message").fetchone()
@@ -63,3 +75,27 @@ def test_database_is_open_for_writing_once(tmp_path: Path, figure: Callable[[str
     figure(f"writable opens: {most[True]}, read-only ones: {most[False]}")
     assert most[True] == 1
     assert most[False] > 1
+    assert most_of_writer == (Counter({True: 1}) if is_second else Counter())
+
+
+@NEEDS_PROC
+def test_writer_process_inherits_only_what_it_uses(tmp_path: Path) -> None:
+    """An inherited connection of a client would stay open after the end of the broker."""
+    data = tmp_path / "data"
+    with (
+        mutant_process(data, "", "--admin", "127.0.0.1:0", is_second=True) as broker,
+        SocketClient(broker.port) as peer,
+    ):
+        peer.store("orders", b"body")
+        folder = Path(f"/proc/{writer_pid(data)}/fd")
+        links = sorted(os.readlink(link) for link in folder.iterdir())
+        files = [Path(link) for link in links if Path(link).parent == data.resolve()]
+        assert [file.name for file in files] == [
+            "lock", DATABASE, f"{DATABASE}-shm", f"{DATABASE}-wal"
+        ]  # fmt: skip
+        others = [link for link in links if Path(link) not in files]
+        assert others.count("/dev/null") == 3
+        batch = {"/memfd:batch (deleted)"}  # mmap duplicates the descriptor
+        (socket,) = set(others) - {"/dev/null"} - batch
+        assert socket.startswith("socket:")
+        assert others.count(socket) == 1

@@ -37,6 +37,18 @@ print(writer.pid, flush=True)
 writer.wait()
 """
 
+# A broker that is killed before it has recorded the process that it has started.
+STARTER = """
+import os
+import subprocess
+import sys
+from pathlib import Path
+from phpmq_lite.storage.data_folder import DataFolder
+folder = DataFolder.open(Path(sys.argv[1]))
+subprocess.Popen(["sleep", "0.3"], pass_fds=[folder.lock])
+os.kill(os.getpid(), 9)
+"""
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -124,7 +136,7 @@ def test_start_is_refused_with_the_pids_of_a_killed_broker_and_its_writer(
 ) -> None:
     broker, writer = writer_of_a_killed_broker
     monkeypatch.setattr(data_folder, "_LOCK_S", 0.1)
-    message = rf"process {writer}, which writes for a broker that has ended \(pid {broker}\)\. Kill"
+    message = rf"process {writer}, which writes for a broker that has ended \(pid {broker}\) or"
     with pytest.raises(StartRefusedError, match=message):
         DataFolder.open(path)
 
@@ -153,6 +165,12 @@ def test_start_does_not_wait_for_the_writer_of_a_running_broker(
     with pytest.raises(StartRefusedError, match=rf"in use by phpmq-lite \(pid {os.getpid()}\)\. S"):
         DataFolder.open(path)
     first.close()
+
+
+def test_broker_waits_for_an_unrecorded_process_of_a_killed_broker(path: Path) -> None:
+    command = [sys.executable, "-c", STARTER, str(path)]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=False)
+    DataFolder.open(path).close()
 
 
 def test_folder_opens_again_after_close(path: Path) -> None:

@@ -261,7 +261,7 @@ class Writer:
     def _commit_in_process(
         self, steps: Sequence[Step], batch: Batch
     ) -> asyncio.Future[LoadedRows | None] | None:
-        """Pass a batch to the writer process; return None if that is not possible."""
+        """Pass a batch to the writer process; return None if the process cannot store it."""
         process = self._process
         if process is None or not process.is_ready:
             self._large_batches += 1
@@ -302,7 +302,7 @@ class Writer:
         self._process.send(one.encoded, with_index=self._store.needs_index(one.batch))
 
     def poll(self) -> None:
-        """Take the process's reply to a batch now if it has arrived.
+        """Handle the process's reply to a batch now if it has arrived.
 
         Otherwise, the process would be idle until the event loop has called everything that was due
         when the reply arrived.
@@ -311,7 +311,7 @@ class Writer:
             self._on_message()
 
     def _on_message(self) -> None:
-        """Take the process's reply to a batch, or notice its end, which is a fail-stop."""
+        """Handle the process's reply to a batch, or its end, which is a fail-stop."""
         process = self._process
         if process is None:
             return

@@ -25,13 +25,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, cast
+from typing import IO, Any, Final, NamedTuple, NoReturn, cast
 
 from phpmq_lite.errors import NotWritableError, StorageFullError
 from phpmq_lite.storage.write.batch_sql import Step
 from phpmq_lite.storage.write.store import Store
 
-MEMORY_BYTES: Final = 32 << 20  # longer requests are refused; memory is used only as far as needed
+MEMORY_BYTES: Final = 32 << 20  # larger batches are refused; only memory in use counts
 _REQUEST: Final = struct.Struct("<Q?")  # length of the steps, and whether to index the history
 _REPLY: Final = struct.Struct("<BdQ160s")  # the fields of Reply
 _READY: Final = b"r"
@@ -151,10 +151,23 @@ def _shared_file() -> IO[bytes]:
     return file
 
 
-PROGRAM: Final = "-m", "phpmq_lite.storage.write.writer_process"
+PROGRAM: Final = (  # -m would import from the working directory first
+    "-P", "-c",
+    "import sys; sys.path.append(sys.argv[1]);"
+    " from phpmq_lite.storage.write.writer_process import run; run(sys.argv[2:])",
+    str(Path(__file__).parents[3]),
+)  # fmt: skip
 
 
 # -- the program
+
+
+def run(arguments: Sequence[str]) -> NoReturn:
+    """Store batches, and exit without closing anything."""
+    try:
+        main(arguments)
+    finally:
+        os._exit(1)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -191,10 +204,3 @@ def _store(store: Store, steps: memoryview, *, with_index: bool) -> Reply:
     except Exception as error:
         return Reply(Outcome.UNKNOWN, error=str(error) or type(error).__name__)
     return Reply(Outcome.STORED, commit_s, store.indexer.wal_bytes if with_index else 0)
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    finally:
-        os._exit(1)  # closes nothing
