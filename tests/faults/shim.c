@@ -60,11 +60,13 @@ enum record {
 };
 
 struct header {
+    uint64_t magic;              /* shows the reader where a record begins */
     uint32_t kind, pid, id, flags;
     uint64_t offset, length;     /* length: of what follows */
 };
 
 #define DESCRIPTORS 65536
+#define MAGIC 0x8F1D63A9C2E7045BULL
 static struct { uint8_t kind; uint32_t id; char *name; } slots[DESCRIPTORS];
 static struct control *control;
 static uint32_t last_id;
@@ -108,7 +110,7 @@ __attribute__((constructor)) static void begin(void) {
 
 static void append(enum record kind, uint32_t id, uint32_t flags, uint64_t offset,
                    const struct iovec *parts, int count, size_t length) {
-    struct header header = {kind, (uint32_t)getpid(), id, flags, offset, length};
+    struct header header = {MAGIC, kind, (uint32_t)getpid(), id, flags, offset, length};
     struct iovec all[1025] = {{&header, sizeof header}};
     int used = 1;
     if (open_serial != control->log_serial) {

@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -130,7 +131,7 @@ class Shim:
     def mark(self, text: str) -> None:
         """Add a record of our own to the log."""
         content = text.encode()
-        header = _HEADER.pack(Kind.MARKED, os.getpid(), 0, 0, 0, len(content))
+        header = _HEADER.pack(_MAGIC, Kind.MARKED, os.getpid(), 0, 0, 0, len(content))
         with Path(os.fsdecode(self._layout.log)).open("ab", buffering=0) as log:
             log.write(header + content)
 
@@ -251,7 +252,8 @@ class Kind(IntEnum):
     SYNC_FAILED = 15
 
 
-_HEADER: Final = struct.Struct("=IIIIQQ")
+_MAGIC: Final = 0x8F1D63A9C2E7045B  # as in shim.c
+_HEADER: Final = struct.Struct("=QIIIIQQ")
 
 
 @dataclass(slots=True, frozen=True)
@@ -276,15 +278,29 @@ class Record:
 
 
 def read_log(path: Path) -> Iterator[Record]:
-    """Yield the records in order, up to one that a kill cut off."""
-    with path.open("rb") as file:
-        while len(head := file.read(_HEADER.size)) == _HEADER.size:
-            kind, pid, number, flags, offset, length = _HEADER.unpack(head)
-            payload = kind not in (Kind.TRUNCATED, Kind.ALLOCATED)
-            content = file.read(length) if payload else b""
-            if payload and len(content) < length:
-                return
-            yield Record(Kind(kind), (pid, number), flags, offset, content)
+    """Yield the records in order, without those that a kill cut off.
+
+    Another process may have written records after one that was cut off.
+    """
+    mark = _MAGIC.to_bytes(8, sys.byteorder)
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("rb"))
+        if not path.stat().st_size:
+            return
+        log = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        at = 0
+        while at + _HEADER.size <= len(log):
+            _, kind, pid, number, flags, offset, length = _HEADER.unpack_from(log, at)
+            start = at + _HEADER.size
+            end = start + (0 if kind in (Kind.TRUNCATED, Kind.ALLOCATED) else length)
+            following = log.find(mark, end, end + 2 * len(mark))
+            if following >= 0 or 0 <= len(log) - end < len(mark):
+                yield Record(Kind(kind), (pid, number), flags, offset, log[start:end])
+                at = following if following >= 0 else len(log)
+            else:  # cut off
+                at = log.find(mark, at + len(mark))
+                if at < 0:
+                    return
 
 
 if __name__ == "__main__":

@@ -46,6 +46,21 @@ def _run(shim: Shim, body: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.parametrize("length", [1, 20, 41, 50])
+def test_log_is_read_after_a_record_that_a_kill_cut_off(tmp_path: Path, length: int) -> None:
+    """The process that was not killed goes on writing."""
+    shim, log = Shim(tmp_path), tmp_path / "log"
+    shim.record(log)
+    sizes = [0]
+    for text in ("first", "second, cut off", "third", "fourth"):
+        shim.mark(text)
+        sizes.append(log.stat().st_size)
+    content = log.read_bytes()
+    log.write_bytes(content[: sizes[1] + length] + content[sizes[2] :])
+    assert sizes[1] + length < sizes[2]
+    assert [record.content for record in read_log(log)] == [b"first", b"third", b"fourth"]
+
+
 def test_log_has_files_names_and_replies_in_their_order(shim: Shim, tmp_path: Path) -> None:
     shim.record(tmp_path / "log")
     _run(
