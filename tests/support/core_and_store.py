@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from phpmq_lite.broker.broker import Broker, CommandResult
 from phpmq_lite.broker.queue import Connection
@@ -36,7 +36,6 @@ from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.write.batch_sql import batch_statements
 from phpmq_lite.storage.write.store import Store
-from phpmq_lite.storage.write.writer_process import encode
 from tests.support.core_rig import operation
 
 START_MS = 1_700_000_000_000  # steady
@@ -321,10 +320,9 @@ class Driver:
     def record(self) -> Cycle:
         """Run a cycle up to the commit, without sending the results."""
         turn = self.decide()
-        if turn.batch.stores:  # any batch can be passed to the writer process
-            encoded = encode(batch_statements(turn.batch))
-            assert encoded is not None
-            self.store.begin(marshal.loads(encoded))
+        if turn.batch.stores:  # any batch can be encoded for the writer process
+            steps = cast(Any, batch_statements(turn.batch))
+            self.store.begin(marshal.loads(marshal.dumps(steps)))
         self._loaded = self.store.end(turn.batch)
         self.on_turn(turn)
         return turn
