@@ -197,6 +197,7 @@ async def test_small_batch_is_stored_in_the_loop(served: Writer) -> None:
     [
         pytest.param(lambda b: b.writes.append(EraseBody(1)), id="operator's rows"),
         pytest.param(lambda b: b.bodies.__setitem__(0, bytes(33 << 20)), id="too large"),
+        pytest.param(lambda b: setattr(b, "created_bytes", 2_049 * b.commands), id="large bodies"),
     ],
 )
 async def test_batch_that_the_process_does_not_take_is_stored_in_the_thread(
