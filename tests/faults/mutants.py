@@ -362,7 +362,7 @@ def _use_second() -> None:
         return engine
 
     setattr(service.Service, "_open_engine", opened)  # noqa: B010 - a method is not assigned to
-    for name, value in (("START_BATCHES", 1), ("FEW_COMMANDS", 0)):
+    for name, value in (("START_BATCHES", 1), ("FEW_COMMANDS", 0), ("_PROCESS_BYTES", 1 << 30)):
         setattr(writer, name, value)
     setattr(writer, "_has_processors", lambda: True)  # noqa: B010
 
