@@ -489,8 +489,8 @@ def _is_alive(pid: str) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return False
-    except (ValueError, OSError):
-        return True
+    except (ValueError, OSError):  # not a pid, or another account's process
+        pass
     return True
 
 

@@ -120,7 +120,7 @@ _ALL: Final = STORE_MUTANTS | PROCESS_MUTANTS
 
 
 def pass_on(names: Iterable[str]) -> None:
-    """Let this broker's writer process have these defects, as far as they concern it."""
+    """Start this broker's writer process with those of the defects that affect it."""
     passed = [name for name in names if name in _ALL]
     if passed:
         program = "-m", "tests.faults.writer_mutants", ",".join(passed)

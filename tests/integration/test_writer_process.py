@@ -75,7 +75,7 @@ def process_of(one: Writer) -> WriterProcess:
 
 
 def large(batch: Batch) -> Batch:
-    """Make a batch large enough for the process."""
+    """Set the number of commands above the limit for batches committed in the loop."""
     batch.commands = FEW_COMMANDS + 1
     return batch
 

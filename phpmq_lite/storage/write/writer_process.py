@@ -1,6 +1,6 @@
 """A second process that stores large batches while the event loop prepares the next ones.
 
-Each of the two processes has one write connection, and the loop decides whose turn it is: this
+Each of the two processes has one write connection, and the loop decides which of them writes: this
 process writes only between a request and its reply.  Maintenance and checkpoints run in the broker
 process, never in this one.
 
@@ -31,7 +31,7 @@ from phpmq_lite.errors import NotWritableError, StorageFullError
 from phpmq_lite.storage.write.batch_sql import Step
 from phpmq_lite.storage.write.store import Store
 
-MEMORY_BYTES: Final = 32 << 20  # larger batches are refused; only memory in use counts
+MEMORY_BYTES: Final = 32 << 20  # larger batches are stored in the thread
 _REQUEST: Final = struct.Struct("<Q?")  # length of the steps, and whether to index the history
 _REPLY: Final = struct.Struct("<BdQ160s")  # the fields of Reply
 _READY: Final = b"r"
