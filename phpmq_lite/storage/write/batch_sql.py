@@ -6,7 +6,7 @@ the batch refers to change while the next batch is prepared.
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
@@ -137,7 +137,7 @@ def batch_statements(batch: Batch) -> list[Step]:
         steps += _insert_messages(batch)
     settled_now, held = _split_dispatched(batch)
     if held:
-        steps += _dispatch_steps("dispatch", (), held)
+        steps += _dispatch_steps(held)
     if batch.changed:
         steps.append(("update_messages", flat_changed(batch.changed.values()), ()))
     if batch.settled:
@@ -273,7 +273,7 @@ def _settle_messages(batch: Batch, settled_now: dict[int, Message]) -> list[Step
         if others:  # dispatched in earlier batches, and therefore settled first
             steps += _number_steps("settle_run", "settle_messages", before, others)
         if now:
-            steps += _dispatch_steps("settle", before, now.values())
+            steps += _settle_dispatched(before, sorted(now.values(), key=_seq_of))
         steps += _number_steps("delete_run", "delete_messages", (), sorted(seqs))
     return steps
 
@@ -286,11 +286,8 @@ def _number_steps(one: str, several: str, before: tuple[Any, ...], seqs: list[in
     return [(one, (*before, *run), None) for run in runs]
 
 
-def _dispatch_steps(
-    name: str, before: tuple[Any, ...], messages: Collection[Message]
-) -> list[Step]:
-    """Return the steps of ``name`` that record dispatches, by consumer and time."""
-    run, several, each = _DISPATCH_STATEMENTS[name]
+def _dispatch_steps(messages: list[Message]) -> list[Step]:
+    """Return the steps that record dispatches, by consumer and time."""
     groups: dict[tuple[int | None, int | None], list[int]] = {}
     for message in messages:
         key = message.consumer, message.last_dispatched_at
@@ -302,20 +299,26 @@ def _dispatch_steps(
     others: list[Any] = []
     for key, seqs in groups.items():
         if len(seqs) >= _MIN_RUN or len(groups) == 1:
-            steps += _number_steps(run, several, (*key, *before), sorted(seqs))
+            steps += _number_steps("dispatch_run", "dispatch_several", key, sorted(seqs))
         else:
             for seq in seqs:
                 others += (seq, *key)
     if others:
-        steps.append((each, others, before))
+        steps.append(("dispatch_messages", others, ()))
     return steps
 
 
-# By name: the statements for runs, for other numbers, and for single messages.
-_DISPATCH_STATEMENTS: Final = {
-    "dispatch": ("dispatch_run", "dispatch_several", "dispatch_messages"),
-    "settle": ("settle_dispatched_run", "settle_dispatched_several", "settle_dispatched"),
-}
+def _settle_dispatched(before: tuple[Any, ...], messages: list[Message]) -> list[Step]:
+    """Return the steps that settle dispatched messages in seq order, which the history keeps."""
+    groups = [(key, [*map(_seq_of, group)]) for key, group in groupby(messages, _DISPATCH)]
+    if len(groups) > 1 and len(groups) * _MIN_RUN > len(messages):
+        flat = [value for key, seqs in groups for seq in seqs for value in (seq, *key)]
+        return [("settle_dispatched", flat, before)]
+    names = "settle_dispatched_run", "settle_dispatched_several"
+    return [step for key, seqs in groups for step in _number_steps(*names, (*key, *before), seqs)]
+
+
+_DISPATCH: Final = attrgetter("consumer", "last_dispatched_at")
 
 
 def _own_values(row: QueueRow) -> tuple[Any, ...]:
