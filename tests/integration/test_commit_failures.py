@@ -21,7 +21,7 @@ from phpmq_lite.storage.migrate import migrate, pending
 from phpmq_lite.storage.sqlite_errors import translate_errors
 from phpmq_lite.storage.write import store as stores
 from phpmq_lite.storage.write.store import Store
-from phpmq_lite.storage.write.writer import MANY_COMMANDS, Writer
+from phpmq_lite.storage.write.writer import FEW_COMMANDS, Writer
 from tests.support.batch_builders import batch_of_new
 from tests.support.core_and_store import make_database, open_store
 
@@ -117,7 +117,7 @@ def connection_of(one: Writer) -> sqlite3.Connection:
 
 
 @pytest.mark.parametrize(
-    "commands", [1, MANY_COMMANDS, 5_001]
+    "commands", [1, FEW_COMMANDS + 1, 5_001]
 )  # in the event loop, in both, in the thread
 async def test_batch_waits_for_room_and_is_stored_unchanged(opened: Writer, commands: int) -> None:
     connection = connection_of(opened)

@@ -12,7 +12,7 @@ import pytest
 from phpmq_lite.errors import OutcomeUnknownError, StorageError
 from phpmq_lite.model import Batch, Message, QueueRow, State
 from phpmq_lite.storage.write.store import Store
-from phpmq_lite.storage.write.writer import FEW_COMMANDS, MANY_COMMANDS, Writer
+from phpmq_lite.storage.write.writer import FEW_COMMANDS, Writer
 from phpmq_lite.writes import EraseBody
 from tests.support.batch_builders import batch_of_new
 from tests.support.core_and_store import make_database
@@ -55,7 +55,7 @@ def watch(one: Writer) -> list[tuple[str, bool]]:
 async def test_short_batch_leaves_only_its_commit_to_the_thread(opened: Writer) -> None:
     seen = watch(opened)
     batch = batch_of_new(1, 2)
-    batch.commands = MANY_COMMANDS  # it is waited for until the thread has begun
+    batch.commands = FEW_COMMANDS + 1
     await opened.commit(batch)
     assert seen[0] == ("BEGIN", True)
     assert seen[-1] == ("COMMIT", False)

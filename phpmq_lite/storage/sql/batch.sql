@@ -102,25 +102,15 @@ SELECT ?, ?, ?, seq, token, queue_id, position, ttl_s, deadline_ms, published_at
 FROM (VALUES {rows:(?,?,?)}) AS given CROSS JOIN message ON message.seq = given.column1
 ORDER BY seq;
 
--- part: dispatched_columns
--- The outcome, and the history columns of messages that this batch also dispatched.
-?3, ?4, ?5, seq, token, queue_id, position, ttl_s, deadline_ms, published_at,
-  coalesce(first_dispatched_at, ?2), ?2, deliveries + 1, charged, size, crc, publisher, ?1, urn,
-  trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason
-
 -- name: settle_dispatched_run
--- Like settle_run, for stored messages that this batch dispatched to one consumer and settled.  Not
--- updating their live rows in between saves 1 µs per message.
+-- Like settle_dispatched, for messages with consecutive numbers dispatched to one consumer.
 -- parameters: consumer, dispatched (Unix ms), outcome, reason, now (Unix ms), first and last seq
 -- index: INTEGER PRIMARY KEY
 INSERT INTO history (outcome, reason, settled_at, {history_columns})
-SELECT {dispatched_columns} FROM message WHERE seq BETWEEN ?6 AND ?7 ORDER BY seq;
-
--- name: settle_dispatched_several
--- The same for other numbers.
--- before the rows: consumer, dispatched (Unix ms), outcome, reason, now (Unix ms).  rows: seq
-INSERT INTO history (outcome, reason, settled_at, {history_columns})
-SELECT {dispatched_columns} FROM message WHERE seq IN ({rows:?}) ORDER BY seq;
+SELECT ?3, ?4, ?5, seq, token, queue_id, position, ttl_s, deadline_ms, published_at,
+  coalesce(first_dispatched_at, ?2), ?2, deliveries + 1, charged, size, crc, publisher, ?1, urn,
+  trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason
+FROM message WHERE seq BETWEEN ?6 AND ?7 ORDER BY seq;
 
 -- name: delete_run
 -- parameters: first and last seq

@@ -291,10 +291,7 @@ def _dispatch_steps(messages: list[Message]) -> list[Step]:
     groups: dict[tuple[int | None, int | None], list[int]] = {}
     for message in messages:
         key = message.consumer, message.last_dispatched_at
-        group = groups.get(key)
-        if group is None:
-            group = groups[key] = []
-        group.append(message.seq)
+        groups.setdefault(key, []).append(message.seq)
     steps: list[Step] = []
     others: list[Any] = []
     for key, seqs in groups.items():
@@ -310,12 +307,15 @@ def _dispatch_steps(messages: list[Message]) -> list[Step]:
 
 def _settle_dispatched(before: tuple[Any, ...], messages: list[Message]) -> list[Step]:
     """Return the steps that settle dispatched messages in seq order, which the history keeps."""
-    groups = [(key, [*map(_seq_of, group)]) for key, group in groupby(messages, _DISPATCH)]
-    if len(groups) > 1 and len(groups) * _MIN_RUN > len(messages):
-        flat = [value for key, seqs in groups for seq in seqs for value in (seq, *key)]
+    runs = [
+        (key, first, last)
+        for key, group in groupby(messages, _DISPATCH)
+        for first, last in _number_runs([*map(_seq_of, group)])
+    ]
+    if len(runs) * _MIN_RUN > len(messages) > 1:
+        flat = [value for m in messages for value in (m.seq, m.consumer, m.last_dispatched_at)]
         return [("settle_dispatched", flat, before)]
-    names = "settle_dispatched_run", "settle_dispatched_several"
-    return [step for key, seqs in groups for step in _number_steps(*names, (*key, *before), seqs)]
+    return [("settle_dispatched_run", (*key, *before, *run), None) for key, *run in runs]
 
 
 _DISPATCH: Final = attrgetter("consumer", "last_dispatched_at")

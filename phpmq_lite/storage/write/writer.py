@@ -9,12 +9,10 @@ works at any time, in the order of the calls.
 import asyncio
 import os
 import sqlite3
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
 
 import aiosqlite
@@ -40,18 +38,13 @@ T = TypeVar("T")
 Fatal = NotWritableError | OutcomeUnknownError
 
 _SHORT_COMMANDS: Final = 5_000
-_SHORT_ROWS: Final = (
-    15_000  # reached with 5,000 commands, or when clients holding many messages disconnect
-)
+# Reached with 5,000 commands, or when clients that hold many messages disconnect.
+_SHORT_ROWS: Final = 15_000
 _SHORT_BYTES: Final = 1 << 20
 FEW_COMMANDS: Final = 50  # up to this number, all senders may be waiting for replies
 _FEW_ROWS: Final = 4 * FEW_COMMANDS
 _FEW_BYTES: Final = 64 << 10
-MANY_COMMANDS: Final = 100  # from this number, it pays to wait until the thread has begun
-# During a commit, the event loop hands over the GIL this soon, because clients wait for its end.
-_SWITCH_S: Final = 0.00005
 _FAST_S: Final = 0.001  # if commits take longer, they run in the writer's thread
-_BEGIN_S: Final = 0.001  # maximum wait for the thread to begin, which takes about 0.05 ms
 START_BATCHES: Final = 20  # large batches without a pause, after which the process is started
 # Per command; bodies of 64 KiB were stored at 0.82 of the rate that the thread reached.
 _PROCESS_BYTES: Final = 2 << 10
@@ -141,7 +134,8 @@ class Writer:
         ):
             if is_awaited and store.commit_s < _FAST_S:
                 return self._commit_in_loop(store, steps, batch)
-            return self._commit_in_thread(steps, batch)
+            end = partial(self._store_with_retry, steps=steps, batch=batch, has_begun=True)
+            return self._run_in_thread(end)
         return self._run_in_thread(lambda store: self._store_with_retry(store, steps, batch))
 
     def _begin_in_loop(self, store: Store, steps: Sequence[Step]) -> bool:
@@ -187,31 +181,6 @@ class Writer:
             raise
         done: asyncio.Future[LoadedRows | None] = asyncio.get_running_loop().create_future()
         done.set_result(loaded)
-        return done
-
-    def _commit_in_thread(
-        self, steps: Sequence[Step], batch: Batch
-    ) -> asyncio.Future[LoadedRows | None]:
-        """Commit a batch in the writer's thread, and wait until the thread has begun.
-
-        Otherwise, the event loop would continue with the next batch and keep the GIL for up to 5 ms
-        while the disk is idle.
-        """
-        begun = Lock()
-        begun.acquire()
-
-        def end(store: Store) -> LoadedRows | None:
-            before_s = sys.getswitchinterval()
-            sys.setswitchinterval(_SWITCH_S)
-            begun.release()
-            try:
-                return self._store_with_retry(store, steps, batch, has_begun=True)
-            finally:
-                sys.setswitchinterval(before_s)
-
-        done = self._run_in_thread(end)
-        if batch.commands >= MANY_COMMANDS:
-            begun.acquire(timeout=_BEGIN_S)
         return done
 
     def start(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
