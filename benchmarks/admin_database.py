@@ -17,9 +17,9 @@ from typing import Final
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.read.messages import wire_id
-from phpmq_lite.storage.write.history_index import HistoryIndexer
+from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
+from phpmq_lite.storage.sqlite.migrate import migrate
 
 QUEUES: Final = 44  # without those below
 SHELVES: Final = 6  # with dead-letter records

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Final
 
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage import retention
+from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
+from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.statements import many
-from phpmq_lite.storage.write import retention
-from phpmq_lite.storage.write.history_index import HistoryIndexer
 
 COMMIT: Final = 1_000
 ROUNDS: Final = 3

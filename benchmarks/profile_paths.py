@@ -40,8 +40,8 @@ from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.frame_processing import apply_frame, apply_frames
 from phpmq_lite.server.session import encode_batch
 from phpmq_lite.storage.arrow import HistoryRanges, RowSelection
-from phpmq_lite.storage.migrate import migrate
-from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store
+from phpmq_lite.storage.sqlite.migrate import migrate
+from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, Store
 from phpmq_lite.testing import FakeClock
 
 QUEUE: Final = "orders"  # where there are several, the beginning of their names

@@ -54,18 +54,18 @@ from phpmq_lite.settings import EffectiveSettings, Settings
 from phpmq_lite.settings.model import AdminSettings, TcpSettings
 from phpmq_lite.settings.reload import reload_settings
 from phpmq_lite.shutdown import fail_stop, record_stop, run_engine, seal_at_end
-from phpmq_lite.storage import migrate
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, in_use_message, locking_pid
 from phpmq_lite.storage.disk_space import DiskSpace, DiskSpaceBounds
-from phpmq_lite.storage.integrity.seal import LiveSeal
-from phpmq_lite.storage.integrity.startup import StartRecorder, check_files
-from phpmq_lite.storage.integrity.stopped_database import has_admin
 from phpmq_lite.storage.read.accounts import has_users
-from phpmq_lite.storage.read.read_connections import Readers
-from phpmq_lite.storage.write.maintenance import WriterMaintenance
-from phpmq_lite.storage.write.retention import RetentionBounds
-from phpmq_lite.storage.write.store import Store, note_clock
-from phpmq_lite.storage.write.writer import Writer
+from phpmq_lite.storage.retention import RetentionBounds
+from phpmq_lite.storage.sqlite import migrate
+from phpmq_lite.storage.sqlite.integrity.seal import LiveSeal
+from phpmq_lite.storage.sqlite.integrity.startup import StartRecorder, check_files
+from phpmq_lite.storage.sqlite.integrity.stopped_database import has_admin
+from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
+from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
+from phpmq_lite.storage.sqlite.store import Store, note_clock
+from phpmq_lite.storage.sqlite.writer import Writer
 
 if TYPE_CHECKING:
     from phpmq_lite.admin.base.context import Context
@@ -319,7 +319,7 @@ class Service:
         from phpmq_lite.admin.resources.system import DRAIN
         from phpmq_lite.admin.serving import open_admin
 
-        readers = Readers(folder.database)
+        readers = SqliteReaders(folder.database)
         stack.push_async_callback(readers.close)
         app = create_app(
             self.handle,
@@ -432,7 +432,7 @@ class Service:
     ) -> None:
         """Open the PHPMQ listeners, serve until ``stop`` is called, then drain."""
         monitor = self._open_sessions(engine, gate)
-        readers = Readers(folder.database, count=1)  # separate from the pages' readers
+        readers = SqliteReaders(folder.database, count=1)  # separate from the pages' readers
         stack.push_async_callback(readers.close)
         self.sampler = RollupSampler(engine, readers, self.rollups)
         async with asyncio.TaskGroup() as tasks:

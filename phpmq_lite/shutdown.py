@@ -14,8 +14,8 @@ from phpmq_lite import logs
 from phpmq_lite.errors import DatabaseReplacedError, PhpmqError
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
-from phpmq_lite.storage.integrity.seal import seal
-from phpmq_lite.storage.write.writer import Writer
+from phpmq_lite.storage.sqlite.integrity.seal import seal
+from phpmq_lite.storage.sqlite.writer import Writer
 
 EX_IOERR: Final = 74
 LOG_REASON_S: Final = 0.5  # maximum number of seconds that a fail-stop spends on logging its reason

@@ -93,19 +93,20 @@ OURS: Final[dict[str, set[str]]] = {
         "settings",
         "storage.read.accounts",
         "storage.read.audit",
-        "storage.backup.backups",
+        "storage.sqlite.backup.backups",
         "storage.read.messages",
         "storage.read.consumers",
         "storage.read.dead_letter_groups",
-        "storage.read.read_connections",
+        "storage.read.read_pool",
         "storage.atomic_files",
+        "storage.data_folder",
         "storage.read.database_size",
         "storage.read.rollups",
-        "storage.integrity.scrub",
+        "storage.sqlite.integrity.scrub",
         "storage.read.search",
         "storage.read.activity",
         "storage.disk_space",
-        "storage.integrity.startup",
+        "storage.sqlite.integrity.startup",
         "storage.read.search_plan",
     },
     "client": {"protocol", "lazy_imports", "errors"},
@@ -113,7 +114,7 @@ OURS: Final[dict[str, set[str]]] = {
         "broker_process",
         "protocol",
         "storage.data_folder",
-        "storage.write.store",
+        "storage.sqlite.store",
         "errors",
         "installation",
         "__init__",
@@ -162,7 +163,7 @@ THEIRS: Final[dict[str, set[str]]] = {
     "insights_document": {"pydantic"},
     "storage": {"aiosqlite"},
     "storage.arrow": {"pyarrow", "adbc_driver_sqlite"},
-    "storage.integrity.scrub": {"msgspec"},
+    "storage.sqlite.integrity.scrub": {"msgspec"},
     "export": {"pyarrow"},
     "admin": {"aiohttp", "aiohttp_sse", "jinja2", "pydantic", "prometheus_client", "argon2"},
     "admin.views.documentation": {"markdown_it", "markupsafe"},
@@ -284,20 +285,25 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 
 
 # Groups of modules in storage/, from the bottom: none imports one of a later group.  Rows are what
-# any engine stores; only the groups above them know that the database is an SQLite file.
+# any engine stores; above them are the two engines, which do not know each other.
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "rows": (
-        "arrow",
-        "read",
-        "sqlite_errors",
-        "statements",
-        "write.batch_sql",
-        "write.history_index",
-        "write.retention",
+    "rows": ("arrow", "batch_sql", "read", "statements"),
+    "folder": ("atomic_files", "data_folder", "disk_space"),
+    "store": ("retention", "start_report", "store"),
+    "SQLite files": (
+        "sqlite.errors",
+        "sqlite.integrity",
+        "sqlite.migrate",
+        "sqlite.read_connections",
     ),
-    "file": ("atomic_files", "data_folder", "disk_space", "integrity", "migrate"),
-    "writer": ("write.maintenance", "write.store", "write.writer", "write.writer_process"),
-    "copies": ("backup",),
+    "SQLite writer": (
+        "sqlite.history_index",
+        "sqlite.maintenance",
+        "sqlite.store",
+        "sqlite.writer",
+        "sqlite.writer_process",
+    ),
+    "SQLite copies": ("sqlite.backup",),
 }
 
 
@@ -323,7 +329,7 @@ def upward_imports(name: str, imports: Iterable[tuple[int, str]]) -> Iterator[st
 
 STATEMENTS: Final = frozenset(
     (path.stem, name)
-    for path in (ROOT / PACKAGE / "storage" / "sql").glob("*.sql")
+    for path in (ROOT / PACKAGE / "storage" / "sql" / "sqlite").glob("*.sql")
     for name in {**load(path.stem), **parts(path.stem)}
 )
 
@@ -353,7 +359,7 @@ def test_only_storage_names_statements() -> None:
 def test_module_of_storage_imports_no_later_group() -> None:
     modules = [name for name in MODULES if name.startswith("storage.")]
     assert [each for name in modules for each in upward_imports(name, imports_of(name))] == []
-    assert [name for name in modules if storage_group(name) is None] == ["storage.write"]
+    assert [name for name in modules if storage_group(name) is None] == ["storage.sqlite"]
 
 
 def test_engine_knows_the_database_by_its_interface_only() -> None:
@@ -419,7 +425,7 @@ def test_script_imports_have_no_cycle() -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("broker.broker", "import phpmq_lite.storage.write.writer"),
+        ("broker.broker", "import phpmq_lite.storage.sqlite.writer"),
         ("broker.broker", "from phpmq_lite.protocol import frames"),
         ("broker.broker", "import time"),
         ("protocol.parser", "def f():\n    import asyncio"),
@@ -450,7 +456,7 @@ def test_checker_reports_the_name_of_a_statement(source: str) -> None:
 def test_checker_reports_an_import_of_a_later_group() -> None:
     tree = ast.parse("from phpmq_lite.storage.data_folder import DataFolder")
     assert len(list(upward_imports("storage.read.audit", imported("", tree, MODULES)))) == 1
-    assert list(upward_imports("storage.backup.restore", imported("", tree, MODULES))) == []
+    assert list(upward_imports("storage.sqlite.backup.restore", imported("", tree, MODULES))) == []
 
 
 def test_checker_finds_a_cycle() -> None:

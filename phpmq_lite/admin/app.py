@@ -42,7 +42,7 @@ from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.read.messages import MessageReader
-from phpmq_lite.storage.read.read_connections import Readers
+from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.read.search import SLICE_LIMIT_S, Search
 
 _STREAM: Final = "text/event-stream"

@@ -133,7 +133,7 @@ def measure_writes(folder: Path, seconds: float) -> Generator[None, None, float]
     Uses the broker's SQLite settings and checkpoints, so everything is written twice.
     """
     # Import this here, because only this measurement uses the broker's code.
-    from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store
+    from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, Store
 
     connection = sqlite3.connect(folder / "writes.db", isolation_level=None)
     store = Store(connection)

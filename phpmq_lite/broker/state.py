@@ -30,7 +30,7 @@ from phpmq_lite.queue_settings import QueueSettings
 
 BACKGROUND_BYTES: Final = 64 << 10  # larger content is inspected in the background thread
 INLINE_BYTES: Final = 256 << 10  # maximum total size of content inspected inline per batch
-PENDING_MAX: Final = 1_000  # as many as can expire in one batch; see storage/write/store.py
+PENDING_MAX: Final = 1_000  # as many as can expire in one batch; see storage/sqlite/store.py
 PENDING_BYTES_MAX: Final = 32 << 20
 ACKED_KEY: Final = (ACKED, None)
 _TOKENS_AT_ONCE: Final = 512

@@ -35,7 +35,8 @@ from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, create_private, sync_file, sync_folder
-from phpmq_lite.storage.backup.backups import (
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, prevent_start
+from phpmq_lite.storage.sqlite.backup.backups import (
     Backup,
     BackupMaker,
     check_space,
@@ -45,10 +46,9 @@ from phpmq_lite.storage.backup.backups import (
     remove_old,
     verify_backup,
 )
-from phpmq_lite.storage.backup.restore import WithdrawnAccess, drill
-from phpmq_lite.storage.backup.restore import restore as put_back
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder, prevent_start
-from phpmq_lite.storage.integrity.wal_check import check_wal
+from phpmq_lite.storage.sqlite.backup.restore import WithdrawnAccess, drill
+from phpmq_lite.storage.sqlite.backup.restore import restore as put_back
+from phpmq_lite.storage.sqlite.integrity.wal_check import check_wal
 
 _POLL_S: Final = 1.0
 _COLUMNS: Final = (

@@ -22,7 +22,7 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.addresses import check_exposed_listeners, read_endpoints
 from phpmq_lite.settings.reference import config_file
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.integrity.stopped_database import has_admin
+from phpmq_lite.storage.sqlite.integrity.stopped_database import has_admin
 
 COLUMNS: Final = columns("setting", text="VALUE", source="SOURCE")
 

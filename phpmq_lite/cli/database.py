@@ -20,12 +20,12 @@ from phpmq_lite.cli.settings_options import (
     startup_override_options,
 )
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage import migrate as migrations
-from phpmq_lite.storage.backup.backups import MANIFEST, read_backup, verify_backup
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
-from phpmq_lite.storage.integrity.database_check import DatabaseCheck
-from phpmq_lite.storage.integrity.database_check import verify as verify_files
-from phpmq_lite.storage.integrity.startup import check_files
+from phpmq_lite.storage.sqlite import migrate as migrations
+from phpmq_lite.storage.sqlite.backup.backups import MANIFEST, read_backup, verify_backup
+from phpmq_lite.storage.sqlite.integrity.database_check import DatabaseCheck
+from phpmq_lite.storage.sqlite.integrity.database_check import verify as verify_files
+from phpmq_lite.storage.sqlite.integrity.startup import check_files
 
 _COLUMNS = (Column("check", "Check"), Column("result", "Result"), Column("found", "Found"))
 

@@ -40,7 +40,7 @@ _NOTHING: Final[tuple[list[Message], list[Receipt]]] = ([], [])
 
 
 class BatchStore(Protocol):
-    """The engine's interface to a database; ``storage.write.writer.Writer`` implements it."""
+    """The engine's interface to a database; ``storage.sqlite.writer.Writer`` implements it."""
 
     @property
     def needs_maintenance(self) -> bool:

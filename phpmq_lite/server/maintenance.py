@@ -15,9 +15,9 @@ from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.backup.backups import RETRY_S, Backup, BackupSchedule
 from phpmq_lite.storage.disk_space import DISK_FULL, DiskSpace, Shortage
-from phpmq_lite.storage.integrity.scrub import (
+from phpmq_lite.storage.sqlite.backup.backups import RETRY_S, Backup, BackupSchedule
+from phpmq_lite.storage.sqlite.integrity.scrub import (
     PARTS,
     Scrub,
     ScrubRound,

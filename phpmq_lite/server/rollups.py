@@ -27,7 +27,7 @@ from phpmq_lite.histogram import pack, unpack
 from phpmq_lite.model import Reply
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.read.messages import MessageReader
-from phpmq_lite.storage.read.read_connections import Readers
+from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.read.rollups import (
     ALL,
     COUNTS,

@@ -18,7 +18,7 @@ from phpmq_lite.server.backpressure import (
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.session import Session
 from phpmq_lite.server.status import BrokerHandle
-from phpmq_lite.storage.write.writer import Writer
+from phpmq_lite.storage.sqlite.writer import Writer
 
 _INTERVAL_S: Final = 1.0
 

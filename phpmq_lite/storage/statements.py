@@ -1,4 +1,4 @@
-"""Loads named statements from ``storage/sql/`` and expands them for a few fixed numbers of rows.
+"""Loads named statements of an engine from ``storage/sql/``; repeats rows in those for SQLite.
 
 A file contains statements like this one, each ending with a semicolon::
 
@@ -25,19 +25,19 @@ _ROWS = re.compile(r"\{rows:((?:[^{}]|\{n\})*)\}")
 _OWN = re.compile(r"\?(?!\d)")  # a parameter of one row
 
 
-def load(name: str) -> dict[str, str]:
-    """Return the statements in ``<name>.sql``, keyed by statement name, with comments removed."""
-    return _read(name)[1]
+def load(name: str, engine: str = "sqlite") -> dict[str, str]:
+    """Return the statements in ``<engine>/<name>.sql``, keyed by name, with comments removed."""
+    return _read(name, engine)[1]
 
 
-def parts(name: str) -> dict[str, str]:
-    """Return the parts in ``<name>.sql``, by name, for statements composed at run time."""
-    return _read(name)[0]
+def parts(name: str, engine: str = "sqlite") -> dict[str, str]:
+    """Return the parts in ``<engine>/<name>.sql``, by name, to compose statements at run time."""
+    return _read(name, engine)[0]
 
 
 @cache
-def _read(name: str) -> tuple[dict[str, str], dict[str, str]]:
-    pieces = _NAME.split((_FOLDER / f"{name}.sql").read_text(encoding="utf-8"))
+def _read(name: str, engine: str) -> tuple[dict[str, str], dict[str, str]]:
+    pieces = _NAME.split((_FOLDER / engine / f"{name}.sql").read_text(encoding="utf-8"))
     parts: dict[str, str] = {}
     statements: dict[str, str] = {}
     for kind, title, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):

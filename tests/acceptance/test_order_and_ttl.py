@@ -15,7 +15,7 @@ import pytest
 
 from phpmq_lite.model import State
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from phpmq_lite.storage.integrity.seal import seal
+from phpmq_lite.storage.sqlite.integrity.seal import seal
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.socket_client import SocketClient
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.integrity.seal import seal
+from phpmq_lite.storage.sqlite.integrity.seal import seal
 from tests.browser.filled import Site, site_of
 from tests.browser.tabs import Browse, barriers_in_both_themes, leave_one_of_a_kind
 

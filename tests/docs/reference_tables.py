@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import Final, NamedTuple
 
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.sqlite.migrate import migrate
 from tests.docs.reference_cli import cell
 
 _HEAD: Final = """\

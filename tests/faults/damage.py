@@ -33,8 +33,8 @@ from phpmq_lite.broker_process import StartFailedError
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.integrity import seal
-from phpmq_lite.storage.integrity.database_check import verify
+from phpmq_lite.storage.sqlite.integrity import seal
+from phpmq_lite.storage.sqlite.integrity.database_check import verify
 from tests.faults.mutants import mutant_process
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.seed import SEED

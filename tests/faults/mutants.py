@@ -32,16 +32,16 @@ from phpmq_lite.model import Batch, ClockReading, LoadedRows, Message, Recovered
 from phpmq_lite.server import engine
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage import disk_space
+from phpmq_lite.storage.batch_sql import Step
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.integrity import seal, startup
-from phpmq_lite.storage.integrity.wal_check import WalScan
-from phpmq_lite.storage.read.read_connections import Readers
+from phpmq_lite.storage.sqlite import writer
+from phpmq_lite.storage.sqlite.integrity import seal, startup
+from phpmq_lite.storage.sqlite.integrity.wal_check import WalScan
+from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
+from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.writer import Writer
+from phpmq_lite.storage.sqlite.writer_process import encode
 from phpmq_lite.storage.statements import many
-from phpmq_lite.storage.write import writer
-from phpmq_lite.storage.write.batch_sql import Step
-from phpmq_lite.storage.write.store import Store
-from phpmq_lite.storage.write.writer import Writer
-from phpmq_lite.storage.write.writer_process import encode
 from tests.faults.writer_mutants import PROCESS_MUTANTS, SLOW_DISK_S, STORE_MUTANTS, pass_on
 from tests.support.fork_server import BrokerProcess
 
@@ -145,7 +145,7 @@ class CountsGapsTwice(Clock):
         return ClockReading(now.wall_ms, now.steady_ms + self._ahead_ms)
 
 
-class KeepsItsTransactions(Readers):
+class KeepsItsTransactions(SqliteReaders):
     """Begins a transaction at the first read, and never ends it."""
 
     async def _connect(self) -> aiosqlite.Connection:
@@ -322,7 +322,7 @@ _IN_BROKER: Final[dict[str, Callable[[], None]]] = {
     "CountsGapsTwice": _set(service, "Clock", CountsGapsTwice),
     "LeavesAtOnce": _set(service, "DRAIN_S", 0.0),  # acknowledgements on their way are not read
     "WaitsForTheDiskInTheLoop": _set(writer, "_FAST_S", inf),
-    "KeepsItsTransactions": _set(service, "Readers", KeepsItsTransactions),
+    "KeepsItsTransactions": _set(service, "SqliteReaders", KeepsItsTransactions),
     "ReturnsToTheEnd": _set(BrokerState, "make_ready", BrokerState.make_ready_at_end),
     "StaysHalfAlive": _stay_half_alive,
     # on a disk, see test_power.py and test_writer_process.py

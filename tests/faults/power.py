@@ -33,9 +33,9 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from phpmq_lite.storage.integrity.startup import check_files
-from phpmq_lite.storage.migrate import migrate
-from phpmq_lite.storage.write.store import Store
+from phpmq_lite.storage.sqlite.integrity.startup import check_files
+from phpmq_lite.storage.sqlite.migrate import migrate
+from phpmq_lite.storage.sqlite.store import Store
 from tests.faults.disk import Disk, Policy
 from tests.faults.ledger import (
     IN_MEMORY,

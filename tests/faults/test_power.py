@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.storage.write.store import Store
+from phpmq_lite.storage.sqlite.store import Store
 from tests.faults import mutants, power_ledger
 from tests.faults.power import POINTS_OF_A_RUN, Tally, cut, processes_of, record
 from tests.faults.shimmed_broker import NEEDS_SHIM

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
 from phpmq_lite.storage.data_folder import locking_pid
-from phpmq_lite.storage.write import store, writer_process
-from phpmq_lite.storage.write.store import Store
-from phpmq_lite.storage.write.writer_process import Outcome
+from phpmq_lite.storage.sqlite import store, writer_process
+from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.writer_process import Outcome
 
 SLOW_DISK_S: Final = 0.02
 _END_S: Final = 10.0

@@ -16,8 +16,8 @@ from zlib import crc32
 from phpmq_lite.admin.base import responses, search_query
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.migrate import migrate
 from phpmq_lite.storage.read import search_plan
+from phpmq_lite.storage.sqlite.migrate import migrate
 from tests.fuzz.target import Target
 
 _SCOPE: Final = "list"

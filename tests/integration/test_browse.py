@@ -15,7 +15,7 @@ from phpmq_lite.model import State
 from phpmq_lite.storage.read import dead_letter_groups, messages
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups, DeadLetterPage
 from phpmq_lite.storage.read.messages import MessageReader, MessageRow
-from phpmq_lite.storage.read.read_connections import Readers
+from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from phpmq_lite.storage.statements import load
 from tests.unit.admin.cases import NOW_MS, Database, add_reader_functions
 
@@ -31,7 +31,7 @@ def database(tmp_path: Path) -> Database:
 
 @pytest.fixture
 async def reader(database: Database) -> AsyncIterator[MessageReader]:
-    readers = Readers(database.path)
+    readers = SqliteReaders(database.path)
     yield MessageReader(readers)
     await readers.close()
 
@@ -436,14 +436,14 @@ async def test_read_is_stopped_when_it_takes_too_long(database: Database) -> Non
         "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 200) "
         "SELECT x, x, 1, x, 0, 0, 0, 0 FROM n"
     )
-    readers = Readers(database.path, limit_s=-1.0)
+    readers = SqliteReaders(database.path, limit_s=-1.0)
     with pytest.raises(ReadTooLongError, match="messages_after"):
         await MessageReader(readers).messages(1, limit=200)
     await readers.close()
 
 
 async def test_reader_reports_a_missing_database(tmp_path: Path) -> None:
-    readers = Readers(tmp_path / "missing.db")
+    readers = SqliteReaders(tmp_path / "missing.db")
     with pytest.raises(StorageError, match=r"missing\.db"):
         await MessageReader(readers).history()
     assert not (tmp_path / "missing.db").exists()
@@ -451,7 +451,7 @@ async def test_reader_reports_a_missing_database(tmp_path: Path) -> None:
 
 
 async def test_reader_opens_again_after_a_close(database: Database) -> None:
-    readers = Readers(database.path)
+    readers = SqliteReaders(database.path)
     for _ in range(2):
         assert await MessageReader(readers).messages(1) == []
         await readers.close()
@@ -459,6 +459,7 @@ async def test_reader_opens_again_after_a_close(database: Database) -> None:
 
 PARAMETERS: dict[str, object] = {"queue_ids": "[1]", "queues": "[1]", "seqs": "[1]"}
 STATEMENTS = load("messages")
+SQL = Path(messages.__file__).parents[1] / "sql" / "sqlite"
 WITH_INDEX = re.compile(r"-- name: (\w+)\n(?:--.*\n)*?-- index: ([\w ]+)")
 
 
@@ -470,7 +471,9 @@ def parameters(name: str) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("name", "index"),
-    WITH_INDEX.findall((Path(messages.__file__).parents[1] / "sql" / "messages.sql").read_text()),
+    WITH_INDEX.findall(
+        (Path(messages.__file__).parents[1] / "sql" / "sqlite" / "messages.sql").read_text()
+    ),
 )
 def test_statement_uses_its_index(database: Database, name: str, index: str) -> None:
     plan = database.connection.execute(f"EXPLAIN QUERY PLAN {STATEMENTS[name]}", parameters(name))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.storage.write.maintenance import WriterMaintenance
-from phpmq_lite.storage.write.retention import RetentionBounds
-from phpmq_lite.storage.write.store import LONG_WAL_BYTES
+from phpmq_lite.storage.retention import RetentionBounds
+from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
+from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES
 from tests.support.core_and_store import Driver
 
 LIMIT = 100_000  # bytes

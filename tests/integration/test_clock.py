@@ -15,10 +15,10 @@ from phpmq_lite.client.async_client import connect
 from phpmq_lite.clock import DOUBT_MS, Clock, read_clocks
 from phpmq_lite.errors import NotWritableError
 from phpmq_lite.model import AuditEntry, ClockReading, State
+from phpmq_lite.storage import retention
+from phpmq_lite.storage.retention import STEPS_KEPT, ClockJumps, RetentionBounds
+from phpmq_lite.storage.sqlite.store import note_clock
 from phpmq_lite.storage.statements import load
-from phpmq_lite.storage.write import retention
-from phpmq_lite.storage.write.retention import STEPS_KEPT, ClockJumps, RetentionBounds
-from phpmq_lite.storage.write.store import note_clock
 from tests.support.core_and_store import Driver
 from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until

@@ -17,11 +17,11 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Batch
 from phpmq_lite.storage import disk_space as spaces
 from phpmq_lite.storage.disk_space import DiskSpace
-from phpmq_lite.storage.migrate import migrate, pending
-from phpmq_lite.storage.sqlite_errors import translate_errors
-from phpmq_lite.storage.write import store as stores
-from phpmq_lite.storage.write.store import Store
-from phpmq_lite.storage.write.writer import FEW_COMMANDS, Writer
+from phpmq_lite.storage.sqlite import store as stores
+from phpmq_lite.storage.sqlite.errors import translate_errors
+from phpmq_lite.storage.sqlite.migrate import migrate, pending
+from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.writer import FEW_COMMANDS, Writer
 from tests.support.batch_builders import batch_of_new
 from tests.support.core_and_store import make_database, open_store
 

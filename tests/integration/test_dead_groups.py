@@ -5,8 +5,8 @@ from pathlib import Path
 
 from phpmq_lite.admin.base.search_query import group_search, parse_search
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups
-from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.read.search import Search
+from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from tests.unit.admin.cases import NOW_MS, Database
 
 ERRORS = (
@@ -22,7 +22,7 @@ async def test_query_of_a_group_finds_its_records(tmp_path: Path) -> None:
     bodies = [json.dumps({"dead_letter": {"reason": "failed", "error": it}}) for it in ERRORS]
     for body in (*bodies, '{"dead_letter": {"reason": "failed"}}'):
         database.message(3, body.encode(), source_queue_id=1, source_reason="failed", urn="urn:a")
-    readers = Readers(database.path)
+    readers = SqliteReaders(database.path)
     try:
         groups = (await DeadLetterGroups(readers).groups(NOW_MS)).groups
         for group in groups:

@@ -12,7 +12,7 @@ from phpmq_lite.admin.app import create_app
 from phpmq_lite.admin.auth.browser_security import HEADERS
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.read.read_connections import Readers
+from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from tests.unit.admin.cases import Database, FakeEngine, broker_status
 
 
@@ -34,7 +34,7 @@ class Admin:
 @pytest.fixture
 async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
     Database(tmp_path / "phpmq.db").connection.close()
-    readers = Readers(tmp_path / "phpmq.db")
+    readers = SqliteReaders(tmp_path / "phpmq.db")
     admin = Admin()
     app = create_app(
         admin.engine, readers, Settings(data=tmp_path), version="0.1.0",

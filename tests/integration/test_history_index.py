@@ -19,23 +19,23 @@ from phpmq_lite.admin.base.search_query import parse_search
 from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Batch, ClockReading, State
-from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.read.messages import MessageReader
-from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.read.search import Search
-from phpmq_lite.storage.statements import load
-from phpmq_lite.storage.write import history_index as module
-from phpmq_lite.storage.write.batch_sql import batch_statements
-from phpmq_lite.storage.write.history_index import (
+from phpmq_lite.storage.retention import RetentionBounds, remove_expired
+from phpmq_lite.storage.sqlite import history_index as module
+from phpmq_lite.storage.sqlite.history_index import (
     BATCH_ROWS,
     MAX_ROWS,
     MIN_ROWS,
     WAIT_MS,
     HistoryIndexer,
 )
-from phpmq_lite.storage.write.maintenance import WriterMaintenance
-from phpmq_lite.storage.write.retention import RetentionBounds, remove_expired
-from phpmq_lite.storage.write.store import Store
+from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
+from phpmq_lite.storage.sqlite.migrate import migrate
+from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
+from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.statements import load
 from phpmq_lite.testing import FakeClock
 from tests.support.batch_builders import batch_of_new
 from tests.support.core_and_store import empty_database
@@ -347,7 +347,7 @@ def test_other_error_means_an_unknown_outcome(ledger: Ledger) -> None:
 
 KILLED = """
 import os, signal, sqlite3, sys
-from phpmq_lite.storage.write.history_index import HistoryIndexer
+from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
 class Dies(sqlite3.Connection):
     def execute(self, sql, *given):
         found = super().execute(sql, *given)
@@ -418,7 +418,7 @@ async def test_history_pages_equal_a_plain_filter(
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger(Path(folder) / "phpmq.db")
         ledger.execute("PRAGMA synchronous=OFF")
-        readers = Readers(ledger.path, count=1)
+        readers = SqliteReaders(ledger.path, count=1)
         turns = iter(between)
         asked: dict[str, Any] = {
             "queue_id": queue_id, "since": bounds[0], "until": bounds[1], "limit": limit,
@@ -475,7 +475,7 @@ def plain_filter(ledger: Ledger, asked: dict[str, Any], place: int, *, is_newer:
     return sorted(found, reverse=not is_newer)
 
 
-async def search_agrees(readers: Readers, ledger: Ledger, queue_id: int) -> None:
+async def search_agrees(readers: SqliteReaders, ledger: Ledger, queue_id: int) -> None:
     """Compare searches of the queue, ordered by offset and by number, with the rows."""
     ledger.execute("INSERT OR IGNORE INTO queue (queue_id, name, created_at) VALUES (1, 'a', 0), "
                    "(2, 'b', 0), (3, 'c', 0)")  # fmt: skip

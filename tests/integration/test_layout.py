@@ -11,7 +11,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import ClockReading, Limits, LoadedRows
 from phpmq_lite.queue_settings import QueueSettings
-from phpmq_lite.storage.write.store import Store
+from phpmq_lite.storage.sqlite.store import Store
 from phpmq_lite.testing import FakeClock
 from tests.support.core_and_store import make_database, open_store
 from tests.support.core_rig import FakePeer

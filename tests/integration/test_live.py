@@ -17,7 +17,7 @@ from phpmq_lite.admin.monitoring.feed_viewers import feed_key
 from phpmq_lite.admin.monitoring.live_feeds import WAITS
 from phpmq_lite.admin.resources.wait import WaitPosition
 from phpmq_lite.client.async_client import Client, connect
-from phpmq_lite.storage.read.read_connections import Readers
+from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.live_pages import (
     SOON_S,
@@ -268,7 +268,7 @@ async def test_wait_finds_each_of_many_messages_once_while_they_arrive(
 async def test_wait_answers_when_the_message_is_settled(
     broker: RunningBroker, browser: LivePages
 ) -> None:
-    readers = Readers(broker.data / "phpmq.db")
+    readers = SqliteReaders(broker.data / "phpmq.db")
     before = await WaitPosition.now(readers)
     await readers.close()
     await publish(broker, b"job")

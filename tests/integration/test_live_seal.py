@@ -13,9 +13,9 @@ import pytest
 from phpmq_lite.broker_process import BrokerProcess
 from phpmq_lite.errors import DataDamagedError
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from phpmq_lite.storage.integrity import seal
-from phpmq_lite.storage.integrity.seal import LiveSeal, checksum_of
-from phpmq_lite.storage.integrity.startup import check_files
+from phpmq_lite.storage.sqlite.integrity import seal
+from phpmq_lite.storage.sqlite.integrity.seal import LiveSeal, checksum_of
+from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from tests.support.fork_server import broker_process
 from tests.support.socket_client import SocketClient
 

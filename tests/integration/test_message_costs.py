@@ -21,7 +21,7 @@ from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import BrokerFrame, Dispatch, WireLimits
 from phpmq_lite.server import session as sessions
 from phpmq_lite.server.session import Session
-from phpmq_lite.storage.write.batch_sql import Step, batch_statements
+from phpmq_lite.storage.batch_sql import Step, batch_statements
 from tests.support import engine_driver
 from tests.support.engine_driver import EngineDriver, FakeTransport, disable_timers
 

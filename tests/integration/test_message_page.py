@@ -16,7 +16,7 @@ import pytest
 
 from phpmq_lite.admin.views.bodies import HEX_BYTES
 from phpmq_lite.storage.read.messages import MessageReader
-from phpmq_lite.storage.read.read_connections import _Reader
+from phpmq_lite.storage.sqlite.read_connections import _Reader
 from tests.support.http_site import HttpSite, running_site
 
 MIB = 1 << 20

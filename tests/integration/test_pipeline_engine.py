@@ -9,7 +9,7 @@ from phpmq_lite.broker.pipeline.staging import StagedPublishResult, StagingStatu
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.read.consumers import HistoryReaderRow, StoredPipeline
-from phpmq_lite.storage.read.read_connections import Readers
+from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.core_rig import operation
 
@@ -56,7 +56,7 @@ async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:
         await ask(running, "claim", "empty", "orders", 1, 1 << 20)
         await ask(running, "release_claims", "empty")
         await running.service.handle.run(queue_operations.record_reader, "archive", 7)
-        readers = Readers(tmp_path / "data" / DATABASE, count=1)
+        readers = SqliteReaders(tmp_path / "data" / DATABASE, count=1)
         pipeline = StoredPipeline(readers)
         try:
             empty, mine = await pipeline.subscriptions()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import ReadTooLongError, StorageError
-from phpmq_lite.storage.read.read_connections import Readers, read_owner
+from phpmq_lite.storage.read.read_pool import read_owner
+from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 
 ENDLESS = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
 HOSTILE = "a" * 1_900 + "b"
@@ -30,7 +31,7 @@ def assert_all_end(before: set[threading.Thread]) -> None:
         assert not thread.is_alive(), thread
 
 
-async def ask(readers: Readers) -> None:
+async def ask(readers: SqliteReaders) -> None:
     assert await readers.run("one", "SELECT 1", {}) == [(1,)]
 
 
@@ -38,7 +39,7 @@ async def ask(readers: Readers) -> None:
 async def test_close_leaves_no_thread_of_a_cancelled_read(path: Path, turns: int) -> None:
     """A remaining thread would reply to a loop that is already closed."""
     before = {*threading.enumerate()}
-    readers = Readers(path, count=1)
+    readers = SqliteReaders(path, count=1)
     reading = asyncio.create_task(ask(readers))
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -55,7 +56,7 @@ async def test_read_without_memory_for_a_thread_fails_and_the_next_one_works(
     def fail(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    readers = Readers(path, count=1)
+    readers = SqliteReaders(path, count=1)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
         with pytest.raises(StorageError, match="for reading: can't start new thread"):
@@ -66,7 +67,7 @@ async def test_read_without_memory_for_a_thread_fails_and_the_next_one_works(
 
 async def test_close_waits_for_a_starting_read(path: Path) -> None:
     before = {*threading.enumerate()}
-    readers = Readers(path, count=2)
+    readers = SqliteReaders(path, count=2)
     reading = [asyncio.create_task(ask(readers)) for _ in range(2)]
     await asyncio.sleep(0)
     await readers.close()
@@ -79,7 +80,7 @@ async def test_close_waits_for_a_starting_read(path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 3])
 async def test_close_interrupts_reads_that_run_or_wait(path: Path, count: int) -> None:
     """Otherwise a stop would wait up to an hour for the search of a user."""
-    readers = Readers(path, count=1, limit_s=3_600)
+    readers = SqliteReaders(path, count=1, limit_s=3_600)
     await ask(readers)
     reading = [asyncio.create_task(readers.run("all", ENDLESS, {})) for _ in range(count)]
     await asyncio.sleep(0)
@@ -102,7 +103,7 @@ async def test_close_interrupts_reads_that_run_or_wait(path: Path, count: int) -
 )
 async def test_read_stops_within_a_function(path: Path, text: str) -> None:
     """SQLite checks the time only between two rows, and these statements have one row."""
-    readers = Readers(path, count=1, limit_s=0.001)
+    readers = SqliteReaders(path, count=1, limit_s=0.001)
     given = {"body": "a" * (8 << 20), "glob": f"*{HOSTILE}*", "text": HOSTILE}
     with pytest.raises(ReadTooLongError):
         await readers.run("hostile", text, given)
@@ -110,7 +111,7 @@ async def test_read_stops_within_a_function(path: Path, text: str) -> None:
 
 
 async def test_reads_of_one_do_not_hold_up_those_of_another(path: Path) -> None:
-    readers = Readers(path, count=1)
+    readers = SqliteReaders(path, count=1)
     done: list[str] = []
 
     async def read(owner: str) -> None:

@@ -13,20 +13,20 @@ import pytest
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError, StorageFullError
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.backup import backups
-from phpmq_lite.storage.backup import restore as restores
-from phpmq_lite.storage.backup.backups import (
+from phpmq_lite.storage.data_folder import DataFolder, DataFolderMetadata, read_meta
+from phpmq_lite.storage.sqlite.backup import backups
+from phpmq_lite.storage.sqlite.backup import restore as restores
+from phpmq_lite.storage.sqlite.backup.backups import (
     Backup,
     BackupMaker,
     list_backups,
     read_backup,
     remove_old,
 )
-from phpmq_lite.storage.backup.restore import NUMBER_GAP, WithdrawnAccess, drill, restore
-from phpmq_lite.storage.data_folder import DataFolder, DataFolderMetadata, read_meta
-from phpmq_lite.storage.integrity.database_check import verify
-from phpmq_lite.storage.integrity.startup import check_files
-from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.sqlite.backup.restore import NUMBER_GAP, WithdrawnAccess, drill, restore
+from phpmq_lite.storage.sqlite.integrity.database_check import verify
+from phpmq_lite.storage.sqlite.integrity.startup import check_files
+from phpmq_lite.storage.sqlite.migrate import migrate
 from tests.support.core_and_store import Driver
 from tests.support.stopped_folder import (
     driver_with_history,

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
-from phpmq_lite.storage.write import retention
-from phpmq_lite.storage.write.history_index import HistoryIndexer
-from phpmq_lite.storage.write.retention import KEYS_AT_ONCE, ROWS_PER_STEP, RetentionBounds
+from phpmq_lite.storage import retention
+from phpmq_lite.storage.retention import KEYS_AT_ONCE, ROWS_PER_STEP, RetentionBounds
+from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
 from tests.support.retention_database import FOREVER, NOW, RetentionDatabase, step, take
 
 ACKED, DELETED = 2, 5

@@ -10,8 +10,8 @@ import pytest
 
 from phpmq_lite.errors import DataDamagedError
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.integrity.seal import seal
-from phpmq_lite.storage.integrity.startup import check_files
+from phpmq_lite.storage.sqlite.integrity.seal import seal
+from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from tests.support.core_and_store import Driver
 from tests.support.stopped_folder import (
     driver_with_history,
@@ -72,7 +72,7 @@ def test_unreadable_database_is_damaged(data: Path, monkeypatch: pytest.MonkeyPa
     def fail(_path: Path) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("phpmq_lite.storage.integrity.seal.checksum_of", fail)
+    monkeypatch.setattr("phpmq_lite.storage.sqlite.integrity.seal.checksum_of", fail)
     with (
         closing(DataFolder.open(data)) as folder,
         pytest.raises(DataDamagedError, match=r"cannot read .*phpmq\.db: Input/output error"),
@@ -125,7 +125,7 @@ def test_invalid_header_is_refused_without_a_seal(data: Path) -> None:
 
 
 def test_large_database_is_left_to_the_scrub(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phpmq_lite.storage.integrity.startup.CHECKED_BYTES", 1)
+    monkeypatch.setattr("phpmq_lite.storage.sqlite.integrity.startup.CHECKED_BYTES", 1)
     with closing(DataFolder.open(data)) as folder:
         folder.seal(None)
         assert check_files(folder).is_structure_due

@@ -27,10 +27,10 @@ from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.shutdown import record_stop
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.disk_space import DiskSpace
-from phpmq_lite.storage.integrity.seal import seal
-from phpmq_lite.storage.integrity.startup import StartupCheck, check_files
-from phpmq_lite.storage.migrate import migrate
-from phpmq_lite.storage.write.writer import Writer
+from phpmq_lite.storage.sqlite.integrity.seal import seal
+from phpmq_lite.storage.sqlite.integrity.startup import StartupCheck, check_files
+from phpmq_lite.storage.sqlite.migrate import migrate
+from phpmq_lite.storage.sqlite.writer import Writer
 from phpmq_lite.testing import running_service
 from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import broker_process, start_error

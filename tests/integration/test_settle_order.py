@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.model import Batch, Message, State
-from phpmq_lite.storage.write.batch_sql import batch_statements
-from phpmq_lite.storage.write.store import Store
+from phpmq_lite.storage.batch_sql import batch_statements
+from phpmq_lite.storage.sqlite.store import Store
 from tests.support.batch_builders import batch_of_new
 from tests.support.core_and_store import empty_database
 

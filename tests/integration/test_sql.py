@@ -11,14 +11,14 @@ import pytest
 from phpmq_lite.broker.state_table import TRANSITIONS
 from phpmq_lite.model import ALIVE, Message, MessageSource, State
 from phpmq_lite.storage import statements
+from phpmq_lite.storage.batch_sql import WRITE_STATEMENTS
 from phpmq_lite.storage.statements import MultiRowStatement, load
-from phpmq_lite.storage.write.batch_sql import WRITE_STATEMENTS
 from tests.support.builds import NEEDS_SOURCES
 from tests.support.core_and_store import empty_database
 from tests.unit.admin.cases import add_reader_functions
 
 PACKAGE = Path(statements.__file__).parent.parent
-FILES = sorted((PACKAGE / "storage" / "sql").glob("*.sql"))
+FILES = sorted((PACKAGE / "storage" / "sql" / "sqlite").glob("*.sql"))
 STATEMENTS = [(path.stem, name) for path in FILES for name in load(path.stem)]
 
 

@@ -11,10 +11,10 @@ from phpmq_lite.broker.pipeline.state import StageWriter
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.model import Limits, checksum
 from phpmq_lite.queue_settings import QueueSettings
-from phpmq_lite.storage.write import retention
-from phpmq_lite.storage.write.maintenance import WriterMaintenance
-from phpmq_lite.storage.write.retention import RetentionBounds
-from phpmq_lite.storage.write.store import LONG_WAL_BYTES
+from phpmq_lite.storage import retention
+from phpmq_lite.storage.retention import RetentionBounds
+from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
+from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES
 from tests.support.builds import NEEDS_SOURCES
 from tests.support.core_and_store import (
     Driver,

@@ -5,7 +5,7 @@ import sqlite3
 from pathlib import Path
 
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from phpmq_lite.storage.integrity.startup import check_files
+from phpmq_lite.storage.sqlite.integrity.startup import check_files
 
 
 def _cut_first_write(path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 from phpmq_lite import logs
 from phpmq_lite.client import connect
 from phpmq_lite.storage.data_folder import OpenedFiles
-from phpmq_lite.storage.integrity.startup import StartRecorder, StartupCheck
-from phpmq_lite.storage.integrity.wal_check import WalScan
+from phpmq_lite.storage.sqlite.integrity.startup import StartRecorder, StartupCheck
+from phpmq_lite.storage.sqlite.integrity.wal_check import WalScan
 from phpmq_lite.testing import running_service
 from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import BrokerProcess, broker_process

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from phpmq_lite.admin.base.search_query import parse_search
 from phpmq_lite.storage.read import search as search_module
-from phpmq_lite.storage.read.read_connections import Readers
 from phpmq_lite.storage.read.search import Search
+from phpmq_lite.storage.retention import RetentionBounds, remove_expired
+from phpmq_lite.storage.sqlite.history_index import MAX_ROWS, HistoryIndexer
+from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from phpmq_lite.storage.statements import load, many
-from phpmq_lite.storage.write.history_index import MAX_ROWS, HistoryIndexer
-from phpmq_lite.storage.write.retention import RetentionBounds, remove_expired
 from tests.support.core_and_store import empty_database, open_store
 from tests.support.reference_search import ReferenceRow, all_rows, is_match, pages
 
@@ -119,7 +119,7 @@ async def test_search_by_trace_finds_what_a_plain_filter_finds_at_any_moment(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         database = TraceDatabase(Path(folder) / "phpmq.db")
-        readers = Readers(database.path, count=1)
+        readers = SqliteReaders(database.path, count=1)
         try:
             for at, (name, *given) in enumerate(turns):
                 getattr(database, name)(*given)
@@ -133,7 +133,7 @@ async def test_search_by_trace_finds_what_a_plain_filter_finds_at_any_moment(
             database.connection.close()
 
 
-async def search_agrees(readers: Readers, database: TraceDatabase, text: str) -> None:
+async def search_agrees(readers: SqliteReaders, database: TraceDatabase, text: str) -> None:
     """Compare the search with a plain filter, by few numbers, by traces, and by neither."""
     query = parse_search(text)
     rows: list[ReferenceRow] = all_rows(database.path)
@@ -231,7 +231,7 @@ async def test_trace_of_many_blocks_is_read_at_once(database: TraceDatabase) -> 
     for _ in range(5):
         database.place(1)
     database.check()
-    readers = Readers(database.path, count=1)
+    readers = SqliteReaders(database.path, count=1)
     given = {"start": "a", "end": "b", "low": -1, "high": 1 << 62, "limit": 9}
     rows = await readers.read("search", "few_traced", **given)
     assert len(rows) == 5
@@ -242,7 +242,7 @@ async def test_trace_of_many_blocks_is_read_at_once(database: TraceDatabase) -> 
 
 async def test_incomplete_trace_index_is_not_used(database: TraceDatabase) -> None:
     """After an upgrade they would all be read at once, without intermediate results."""
-    readers = Readers(database.path, count=1)
+    readers = SqliteReaders(database.path, count=1)
     read, names = readers.read, []
 
     async def noted(file: str, name: str, /, **parameters: Any) -> Any:

@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 
 from phpmq_lite.errors import DataDamagedError
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.integrity.wal_check import WalScan, check_wal, scan_wal
-from phpmq_lite.storage.integrity.wal_format import FRAME_HEADER_BYTES, HEADER_BYTES, frame_sums
+from phpmq_lite.storage.sqlite.integrity.wal_check import WalScan, check_wal, scan_wal
+from phpmq_lite.storage.sqlite.integrity.wal_format import (
+    FRAME_HEADER_BYTES,
+    HEADER_BYTES,
+    frame_sums,
+)
 
 PAGE = 512
 FRAME = FRAME_HEADER_BYTES + PAGE

@@ -10,9 +10,9 @@ import pytest
 
 from phpmq_lite.errors import OutcomeUnknownError, StartRefusedError, StorageError
 from phpmq_lite.model import Batch, Limits, Message, QueueRow, Receipt, State, checksum
-from phpmq_lite.storage.write import store as stores
-from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store
-from phpmq_lite.storage.write.writer import Writer
+from phpmq_lite.storage.sqlite import store as stores
+from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, Store
+from phpmq_lite.storage.sqlite.writer import Writer
 from tests.support.core_and_store import MakeDriver, make_database, open_store
 
 SIZES = [1, 5, 20, 100, 500, 626, 1_251, 2_499]

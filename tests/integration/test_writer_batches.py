@@ -11,8 +11,8 @@ import pytest
 
 from phpmq_lite.errors import OutcomeUnknownError, StorageError
 from phpmq_lite.model import Batch, Message, QueueRow, State
-from phpmq_lite.storage.write.store import Store
-from phpmq_lite.storage.write.writer import FEW_COMMANDS, Writer
+from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.writer import FEW_COMMANDS, Writer
 from phpmq_lite.writes import EraseBody
 from tests.support.batch_builders import batch_of_new
 from tests.support.core_and_store import make_database

@@ -14,12 +14,12 @@ import pytest
 
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.model import Batch, ClockReading, Message, State
+from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.write import writer, writer_process
-from phpmq_lite.storage.write.batch_sql import batch_statements
-from phpmq_lite.storage.write.store import Store, note_clock
-from phpmq_lite.storage.write.writer import FEW_COMMANDS, START_BATCHES, Fatal, Writer
-from phpmq_lite.storage.write.writer_process import WriterProcess, encode
+from phpmq_lite.storage.sqlite import writer, writer_process
+from phpmq_lite.storage.sqlite.store import Store, note_clock
+from phpmq_lite.storage.sqlite.writer import FEW_COMMANDS, START_BATCHES, Fatal, Writer
+from phpmq_lite.storage.sqlite.writer_process import WriterProcess, encode
 from phpmq_lite.writes import EraseBody
 from tests.support.batch_builders import batch_of_new
 from tests.support.core_and_store import make_database

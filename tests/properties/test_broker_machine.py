@@ -25,8 +25,8 @@ from phpmq_lite.broker.operator import message_actions
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.model import Limits, State
 from phpmq_lite.queue_settings import QueueSettings
-from phpmq_lite.storage.integrity.database_check import check_all
-from phpmq_lite.storage.write import store as stores
+from phpmq_lite.storage.sqlite import store as stores
+from phpmq_lite.storage.sqlite.integrity.database_check import check_all
 from tests.properties.broker_acts import Acts
 from tests.properties.broker_model import Copy, Model
 from tests.properties.broker_rest import assert_memory_agrees, assert_rows_agree, unserved

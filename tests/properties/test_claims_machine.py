@@ -23,8 +23,8 @@ from phpmq_lite.broker.pipeline.staging import StagedPublishResult, StagingStatu
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits
 from phpmq_lite.queue_settings import QueueSettings
-from phpmq_lite.storage.integrity.database_check import check_all
-from phpmq_lite.storage.write import retention
+from phpmq_lite.storage import retention
+from phpmq_lite.storage.sqlite.integrity.database_check import check_all
 from tests.support.core_and_store import Client, Driver, OperatorCommand
 
 pytestmark = pytest.mark.timeout(1_800)

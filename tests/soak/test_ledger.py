@@ -8,7 +8,7 @@ import pytest
 
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.sqlite.migrate import migrate
 from tests.soak.ledger import SoakLedger, key_of
 
 

@@ -32,10 +32,10 @@ from phpmq_lite.model import (
 )
 from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.queue_settings import QueueSettings
-from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.batch_sql import batch_statements
+from phpmq_lite.storage.sqlite.migrate import migrate
+from phpmq_lite.storage.sqlite.store import Store
 from phpmq_lite.storage.statements import load
-from phpmq_lite.storage.write.batch_sql import batch_statements
-from phpmq_lite.storage.write.store import Store
 from tests.support.core_rig import operation
 
 START_MS = 1_700_000_000_000  # steady

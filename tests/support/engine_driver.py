@@ -27,9 +27,9 @@ from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.frame_processing import SessionLimits
 from phpmq_lite.server.session import Session, SessionContext
-from phpmq_lite.storage.write.batch_sql import batch_statements
-from phpmq_lite.storage.write.store import Store
-from phpmq_lite.storage.write.writer import Writer
+from phpmq_lite.storage.batch_sql import batch_statements
+from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.writer import Writer
 from tests.support.core_and_store import FakeClock, make_database, open_store
 
 _TURNS = 200  # of the loop; more are an endless loop

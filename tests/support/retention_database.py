@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.migrate import migrate
-from phpmq_lite.storage.write import retention
-from phpmq_lite.storage.write.history_index import HistoryIndexer
-from phpmq_lite.storage.write.retention import RetentionBounds, RetentionResult
+from phpmq_lite.storage import retention
+from phpmq_lite.storage.retention import RetentionBounds, RetentionResult
+from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
+from phpmq_lite.storage.sqlite.migrate import migrate
 
 ACKED, DELETED = 2, 5
 INDEXED = """\

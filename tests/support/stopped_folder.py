@@ -6,8 +6,8 @@ from contextlib import closing
 from pathlib import Path
 
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.integrity.database_check import verify
-from phpmq_lite.storage.integrity.seal import seal
+from phpmq_lite.storage.sqlite.integrity.database_check import verify
+from phpmq_lite.storage.sqlite.integrity.seal import seal
 from tests.support.core_and_store import Driver
 
 

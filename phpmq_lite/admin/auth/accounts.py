@@ -15,7 +15,7 @@ from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.server.status import OperationRunner
 from phpmq_lite.storage.read.accounts import ApiToken, LoginSession, User, globs_text, read_all
-from phpmq_lite.storage.read.read_connections import Readers
+from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.writes import (
     AddSession,
     AddToken,

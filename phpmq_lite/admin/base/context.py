@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import jinja2
@@ -31,8 +32,9 @@ from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.server.rollups import Rollups
 from phpmq_lite.server.status import BrokerStatus, QueueStatus, RunOperation
 from phpmq_lite.settings import Settings
+from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.read.messages import MessageReader
-from phpmq_lite.storage.read.read_connections import FairReadSlots, Readers
+from phpmq_lite.storage.read.read_pool import FairReadSlots, Readers
 from phpmq_lite.storage.read.search import Search
 
 
@@ -138,9 +140,12 @@ class Context:
         self.actions = ActionState(self.now_ms)
         self.docs = Documentation(docs_folder(), self.urls.docs)
         self.summaries = SummaryFile(self.settings.data)
-        self.exports = ExportProcesses(
-            self.readers.path, passed=lambda: self.engine.figures.bytes_in
-        )
+        self.exports = ExportProcesses(self.database, passed=lambda: self.engine.figures.bytes_in)
+
+    @property
+    def database(self) -> Path:
+        """Path of the database file of a broker that stores in SQLite."""
+        return self.settings.data / DATABASE
 
 
 CONTEXT: Final = web.AppKey("context", Context)

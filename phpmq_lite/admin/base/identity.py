@@ -8,7 +8,7 @@ from aiohttp import web
 from phpmq_lite.admin.base.context import QUEUES
 from phpmq_lite.admin.base.route import Role
 from phpmq_lite.storage.read.accounts import ApiToken
-from phpmq_lite.storage.read.read_connections import read_owner
+from phpmq_lite.storage.read.read_pool import read_owner
 
 Kind = Literal["user", "token", "local", "control", "nobody"]
 

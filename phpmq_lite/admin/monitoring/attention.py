@@ -259,7 +259,7 @@ async def read_notices(
     """Read the facts that are not in ``status``, and return the notices."""
     now_ms, signs = context.now_ms(), RecentActivity(context.readers)
     since_ms = now_ms - LATELY_MS
-    disk = await measure_disk(context.readers.path)
+    disk = await measure_disk(context.database)
     return find_notices(
         status,
         AttentionFacts(

@@ -45,7 +45,7 @@ def start_percent(step: str) -> int:
 async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck]:
     """Check disk space and all conditions for readiness; the database is not read."""
     settings = context.settings
-    disk = await asyncio.to_thread(_disk, context.readers.path.parent, status)
+    disk = await asyncio.to_thread(_disk, context.settings.data, status)
     is_started = context.is_ready() or status.is_draining
     return [
         HealthCheck(

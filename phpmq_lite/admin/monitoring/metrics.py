@@ -510,7 +510,7 @@ async def _readings(context: Context) -> MetricReadings:
         **_maintenance(context),
     )
     try:
-        disk = await measure_disk(context.readers.path)
+        disk = await measure_disk(context.database)
         stored = await measure_database(context.readers)
     except (StorageError, OSError):
         return readings

@@ -23,8 +23,8 @@ from phpmq_lite.admin.resource import Api, Page, Resource, api_route
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.server.maintenance import Maintenance
-from phpmq_lite.storage.backup.backups import Backup, is_id, read_backup
-from phpmq_lite.storage.integrity.scrub import ScrubRound, ScrubState
+from phpmq_lite.storage.sqlite.backup.backups import Backup, is_id, read_backup
+from phpmq_lite.storage.sqlite.integrity.scrub import ScrubRound, ScrubState
 
 WAIT_S: Final = 20.0  # maximum time to wait for a backup; after that, the client must poll
 

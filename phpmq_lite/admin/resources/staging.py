@@ -38,7 +38,7 @@ from phpmq_lite.broker.pipeline.state import StageWriter
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.consumers import StoredPipeline
-from phpmq_lite.storage.read.read_connections import read_owner
+from phpmq_lite.storage.read.read_pool import read_owner
 
 ROWS_MAX: Final = 100_000  # maximum number of rows per token and per publish call
 SLICE_ROWS: Final = staging.STAGE_SLICE // 4  # small slices, so that other batches run in between

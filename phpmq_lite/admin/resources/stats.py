@@ -89,7 +89,7 @@ async def get_stats(request: web.Request) -> StatsView:
     """Return the broker's current statistics."""
     context, status = context_of(request), status_of(request)
     sums = queue_list.sum_totals(status)
-    disk = await measure_disk(context.readers.path)
+    disk = await measure_disk(context.database)
     return StatsView.of(
         status,
         version=context.version,

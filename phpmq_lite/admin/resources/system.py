@@ -33,8 +33,8 @@ from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import StorageError
 from phpmq_lite.storage.disk_space import DiskUsage, measure_disk
-from phpmq_lite.storage.integrity.startup import Start, StoredStarts
 from phpmq_lite.storage.read.database_size import DatabaseSize, measure_database
+from phpmq_lite.storage.sqlite.integrity.startup import Start, StoredStarts
 from phpmq_lite.writes import DismissStartReport
 
 COUNTED: Final = 1_000_000  # maximum number of expiring messages to count
@@ -183,9 +183,7 @@ async def _health(request: web.Request, _query: SystemPageQuery) -> dict[str, An
         "versions": system_view.version_facts(context.version),
         "listeners": system_view.listener_facts(context.settings, status),
         "certificates": await read_certificates(context.settings),
-        "storage": system_view.storage_facts(
-            context.settings, disk, stored, context.readers.path.parent
-        ),
+        "storage": system_view.storage_facts(context.settings, disk, stored, context.settings.data),
         "retention": system_view.retention_facts(context.settings, stored),
         "limits": reached,
         "waiting": system_view.waiting_facts(status, reached),
@@ -207,7 +205,7 @@ def _may_decide(request: web.Request) -> bool:
 
 async def _measured(context: Context) -> tuple[DatabaseSize | None, DiskUsage | None]:
     try:
-        return await measure_database(context.readers), await measure_disk(context.readers.path)
+        return await measure_database(context.readers), await measure_disk(context.database)
     except (StorageError, OSError):
         return None, None
 

@@ -23,7 +23,7 @@ from phpmq_lite.admin.resources.messages import MessageView
 from phpmq_lite.model import Batch, has_room
 from phpmq_lite.storage.read.activity import RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow
-from phpmq_lite.storage.read.read_connections import Readers, read_owner
+from phpmq_lite.storage.read.read_pool import Readers, read_owner
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.read.search_plan import SearchQuery
 

@@ -235,7 +235,7 @@ def list_broker_problems(request: web.Request, context: Context) -> list[str]:
     if status.shortage:
         return [*found, f"Publishing is stopped: {status.shortage.detail}."]
     with suppress(OSError):  # takes only microseconds, because the disk is local
-        disk = shutil.disk_usage(context.readers.path.parent)
+        disk = shutil.disk_usage(context.settings.data)
         found += disk_warning(disk.used, disk.used + disk.free)
     return found
 

@@ -12,9 +12,9 @@ from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError
 from phpmq_lite.cli.doctor.findings import Finding, bad, ok, warn
 from phpmq_lite.cli.errors import REFUSED, CommandError
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.backup.backups import list_backups
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from phpmq_lite.storage.integrity.stopped_database import StoppedDatabase, read_stopped
+from phpmq_lite.storage.sqlite.backup.backups import list_backups
+from phpmq_lite.storage.sqlite.integrity.stopped_database import StoppedDatabase, read_stopped
 
 _TIMEOUT_S: Final = 10.0
 # Startups, restores and migrations leave these files in the data folder.

@@ -20,7 +20,7 @@ from phpmq_lite.cli.doctor.findings import OK, Finding, as_root, bad, ok, warn
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.installation import install_command, migrations_folder, templates_folder
 from phpmq_lite.model import checksum
-from phpmq_lite.storage.migrate import migrate
+from phpmq_lite.storage.sqlite.migrate import migrate
 
 DISTRIBUTION: Final = "phpmq-lite"
 _LEAST: Final = (">=", ">")  # operators that specify a minimum version

@@ -25,7 +25,7 @@ from phpmq_lite.server.addresses import (
 from phpmq_lite.server.tls import server_context
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.integrity.stopped_database import has_admin
+from phpmq_lite.storage.sqlite.integrity.stopped_database import has_admin
 
 NAME: Final = "listeners"
 _DAY_MS: Final = 86_400_000

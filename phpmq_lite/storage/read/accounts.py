@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from phpmq_lite.storage.read.read_connections import Readers, Row, RowReader
+from phpmq_lite.storage.read.read_pool import Readers, Row, RowReader
 from phpmq_lite.storage.statements import load
 from phpmq_lite.writes import SaveItem
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from phpmq_lite.storage.read.read_connections import RowReader
+from phpmq_lite.storage.read.read_pool import RowReader
 
 SLICE: Final = 500  # maximum number of rows per read
 COUNT_LIMIT: Final = 2_000  # number of deaths or expiries at which counting stops

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
-from phpmq_lite.storage.read.read_connections import Readers, RowReader
+from phpmq_lite.storage.read.read_pool import Readers, RowReader
 
 PAGE_ROWS: Final = 200  # maximum number of rows per page
 _SLICE: Final = 100_000  # number of audit_ids scanned per read, because filters use no index

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phpmq_lite.storage.arrow import HistoryOffsets
-from phpmq_lite.storage.read.read_connections import RowReader
+from phpmq_lite.storage.read.read_pool import RowReader
 
 CLIENT_ROWS: Final = 200  # maximum number of rows per page
 _LATEST: Final = (1 << 62, 1 << 62)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from phpmq_lite.storage.read.read_connections import Readers
+from phpmq_lite.storage.read.read_pool import Readers
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from phpmq_lite.storage.read.messages import wire_id
-from phpmq_lite.storage.read.read_connections import RowReader
+from phpmq_lite.storage.read.read_pool import RowReader
 
 RECORDS_SCANNED: Final = 50_000  # maximum number of records read from all queues together
 LIMIT_S: Final = 0.04

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from phpmq_lite.storage.read.read_connections import RowReader
+from phpmq_lite.storage.read.read_pool import RowReader
 
 MINUTE_S: Final = 60
 QUARTER_S: Final = 900

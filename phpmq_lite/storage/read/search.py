@@ -16,7 +16,7 @@ from typing import Final
 from phpmq_lite.errors import ReadTooLongError
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import PAGE_ROWS, MessageReader, MessageRow
-from phpmq_lite.storage.read.read_connections import Readers, Row, RowReader
+from phpmq_lite.storage.read.read_pool import Readers, Row, RowReader
 from phpmq_lite.storage.read.search_plan import (
     SearchPlan,
     SearchQuery,

@@ -14,7 +14,7 @@ from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import engine as engines
 from phpmq_lite.server import engine_policies
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.storage.write.writer import Writer
+from phpmq_lite.storage.sqlite.writer import Writer
 
 
 def fail(_core: Broker) -> None:

@@ -15,7 +15,7 @@ from phpmq_lite.server import status as status_module
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.status import BrokerHandle, Rates
-from phpmq_lite.storage.write.writer import Writer
+from phpmq_lite.storage.sqlite.writer import Writer
 from tests.support.core_rig import FakePeer
 
 NOW = ClockReading(wall_ms=2_000_000, steady_ms=1_000_000)

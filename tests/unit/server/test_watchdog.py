@@ -8,7 +8,7 @@ import pytest
 
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.watchdog import EngineWatchdog
-from phpmq_lite.storage.write.writer import Writer
+from phpmq_lite.storage.sqlite.writer import Writer
 
 
 class FakeBroker:

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 
-from phpmq_lite.storage.read.read_connections import FairReadSlots
+from phpmq_lite.storage.read.read_pool import FairReadSlots
 
 
 async def hold(slots: FairReadSlots, owner: str, served: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.storage.migrate import split_statements
+from phpmq_lite.storage.sqlite.migrate import split_statements
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.storage.write.retention import RetentionBounds, RetentionSlice
+from phpmq_lite.storage.retention import RetentionBounds, RetentionSlice
 
 OLD, NEW = 10, 90  # settled_at
 

@@ -18,9 +18,9 @@ from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.data_folder import DATABASE, prevent_start, read_meta
-from phpmq_lite.storage.integrity.wal_check import describe_damage, scan_wal_files
-from phpmq_lite.storage.migrate import pending, schema_problems
-from phpmq_lite.storage.sqlite_errors import is_damage
+from phpmq_lite.storage.sqlite.errors import is_damage
+from phpmq_lite.storage.sqlite.integrity.wal_check import describe_damage, scan_wal_files
+from phpmq_lite.storage.sqlite.migrate import pending, schema_problems
 from phpmq_lite.storage.statements import load
 
 NAMED: Final = 10  # maximum number of examples listed per problem

@@ -15,11 +15,15 @@ from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import RecoveredState
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.integrity.database_check import integrity_problems
-from phpmq_lite.storage.integrity.seal import break_seal, checksum_of
-from phpmq_lite.storage.integrity.wal_check import WalScan, check_wal, refuse_damaged_database
-from phpmq_lite.storage.migrate import schema_problems
-from phpmq_lite.storage.read.read_connections import RowReader
+from phpmq_lite.storage.read.read_pool import RowReader
+from phpmq_lite.storage.sqlite.integrity.database_check import integrity_problems
+from phpmq_lite.storage.sqlite.integrity.seal import break_seal, checksum_of
+from phpmq_lite.storage.sqlite.integrity.wal_check import (
+    WalScan,
+    check_wal,
+    refuse_damaged_database,
+)
+from phpmq_lite.storage.sqlite.migrate import schema_problems
 from phpmq_lite.storage.statements import load
 
 CHECKED_BYTES: Final = 256 << 20  # the scrub checks larger databases while the broker runs

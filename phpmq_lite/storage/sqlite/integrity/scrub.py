@@ -17,8 +17,8 @@ import msgspec
 from phpmq_lite.errors import DataDamagedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.atomic_files import write_json
-from phpmq_lite.storage.integrity.database_check import integrity_problems
-from phpmq_lite.storage.sqlite_errors import is_damage
+from phpmq_lite.storage.sqlite.errors import is_damage
+from phpmq_lite.storage.sqlite.integrity.database_check import integrity_problems
 from phpmq_lite.storage.statements import load
 
 FILE: Final = "scrub.json"

@@ -27,7 +27,7 @@ from typing import Final
 from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.atomic_files import create_private, sync_file, sync_folder
-from phpmq_lite.storage.sqlite_errors import DISK_ERRORS, translated_error
+from phpmq_lite.storage.sqlite.errors import DISK_ERRORS, translated_error
 from phpmq_lite.storage.statements import load
 
 _FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")

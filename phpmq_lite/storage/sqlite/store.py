@@ -30,11 +30,11 @@ from phpmq_lite.model import (
     checksum,
 )
 from phpmq_lite.queue_settings import COLUMNS
-from phpmq_lite.storage.sqlite_errors import raise_as_unknown, translate_errors
+from phpmq_lite.storage import batch_sql
+from phpmq_lite.storage.batch_sql import Step, batch_statements, write_statements
+from phpmq_lite.storage.sqlite.errors import raise_as_unknown, translate_errors
+from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
 from phpmq_lite.storage.statements import load, many
-from phpmq_lite.storage.write import batch_sql
-from phpmq_lite.storage.write.batch_sql import Step, batch_statements, write_statements
-from phpmq_lite.storage.write.history_index import HistoryIndexer
 
 _PAGES: Final = {
     PageKind.ALL: "all_page",

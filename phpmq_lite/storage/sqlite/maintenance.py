@@ -6,12 +6,12 @@ from typing import Final
 
 from phpmq_lite.errors import NotWritableError, StorageFullError
 from phpmq_lite.model import ClockReading
+from phpmq_lite.storage import retention
 from phpmq_lite.storage.disk_space import DiskSpace
-from phpmq_lite.storage.integrity.seal import LiveSeal
-from phpmq_lite.storage.sqlite_errors import translate_errors, translate_file_errors
-from phpmq_lite.storage.write import retention
-from phpmq_lite.storage.write.retention import RetentionBounds
-from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store, note_clock
+from phpmq_lite.storage.retention import RetentionBounds
+from phpmq_lite.storage.sqlite.errors import translate_errors, translate_file_errors
+from phpmq_lite.storage.sqlite.integrity.seal import LiveSeal
+from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, Store, note_clock
 
 _RETENTION_EVERY_MS: Final = 1_000
 _CLOCK_EVERY_MS: Final = 60_000  # maximum time between two stored clock states

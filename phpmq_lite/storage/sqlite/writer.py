@@ -26,12 +26,12 @@ from phpmq_lite.errors import (
 )
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import Batch, ClockReading, LoadedRows
+from phpmq_lite.storage.batch_sql import Step, batch_statements
 from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
 from phpmq_lite.storage.disk_space import DiskSpace
-from phpmq_lite.storage.sqlite_errors import translate_errors
-from phpmq_lite.storage.write.batch_sql import Step, batch_statements
-from phpmq_lite.storage.write.store import LONG_WAL_BYTES, Store, note_clock
-from phpmq_lite.storage.write.writer_process import Outcome, Reply, WriterProcess, encode
+from phpmq_lite.storage.sqlite.errors import translate_errors
+from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, Store, note_clock
+from phpmq_lite.storage.sqlite.writer_process import Outcome, Reply, WriterProcess, encode
 
 _log = get_logger(__name__)
 T = TypeVar("T")

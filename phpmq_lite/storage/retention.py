@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from phpmq_lite.model import ROW_BITS
-from phpmq_lite.storage.sqlite_errors import translate_errors
+from phpmq_lite.storage.sqlite.errors import translate_errors
 from phpmq_lite.storage.statements import load
 
 STEPS_KEPT: Final = 1_000  # maximum number of clock jumps kept, so that they cannot fill the disk

@@ -39,7 +39,7 @@ from phpmq_lite.storage.atomic_files import (
     write_json,
 )
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.integrity.database_check import integrity_problems
+from phpmq_lite.storage.sqlite.integrity.database_check import integrity_problems
 from phpmq_lite.storage.statements import load
 
 MANIFEST: Final = "manifest.json"

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, NoReturn, cast
 
 from phpmq_lite.errors import NotWritableError, StorageFullError
-from phpmq_lite.storage.write.batch_sql import Step
-from phpmq_lite.storage.write.store import Store
+from phpmq_lite.storage.batch_sql import Step
+from phpmq_lite.storage.sqlite.store import Store
 
 MEMORY_BYTES: Final = 32 << 20  # larger batches are stored in the thread
 _REQUEST: Final = struct.Struct("<Q?")  # length of the steps, and whether to index the history
@@ -154,7 +154,7 @@ def _shared_file() -> IO[bytes]:
 PROGRAM: Final = (  # -m would import from the working directory first
     "-P", "-c",
     "import sys; sys.path.append(sys.argv[1]);"
-    " from phpmq_lite.storage.write.writer_process import run; run(sys.argv[2:])",
+    " from phpmq_lite.storage.sqlite.writer_process import run; run(sys.argv[2:])",
     str(Path(__file__).parents[3]),
 )  # fmt: skip
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.data_folder import DataFolder, prevent_start
-from phpmq_lite.storage.integrity.database_check import check_log
-from phpmq_lite.storage.integrity.seal import checksum_of
-from phpmq_lite.storage.integrity.startup import CHECKED_BYTES
-from phpmq_lite.storage.integrity.wal_check import has_commits
-from phpmq_lite.storage.migrate import pending
+from phpmq_lite.storage.sqlite.integrity.database_check import check_log
+from phpmq_lite.storage.sqlite.integrity.seal import checksum_of
+from phpmq_lite.storage.sqlite.integrity.startup import CHECKED_BYTES
+from phpmq_lite.storage.sqlite.integrity.wal_check import has_commits
+from phpmq_lite.storage.sqlite.migrate import pending
 from phpmq_lite.storage.statements import load
 
 

@@ -23,7 +23,7 @@ from phpmq_lite.storage.atomic_files import (
     write_json,
 )
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.integrity.wal_format import (
+from phpmq_lite.storage.sqlite.integrity.wal_format import (
     HEADER_BYTES,
     Checksum,
     Order,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from phpmq_lite.errors import StorageFullError
-from phpmq_lite.storage.sqlite_errors import translate_errors
+from phpmq_lite.storage.sqlite.errors import translate_errors
 from phpmq_lite.storage.statements import load
 
 MAX_ROWS: Final = 10_000  # maximum number of rows per slice, reached on a fast disk

@@ -22,19 +22,24 @@ from typing import Final
 from phpmq_lite.errors import DataDamagedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import ClockReading
-from phpmq_lite.storage import migrate
 from phpmq_lite.storage.atomic_files import create_private, new_folder, sync_file, sync_folder
-from phpmq_lite.storage.backup.backups import check_space, read_backup, verify_backup
+from phpmq_lite.storage.batch_sql import execute_write
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from phpmq_lite.storage.integrity import scrub
-from phpmq_lite.storage.integrity.database_check import DatabaseCheck, check_all, check_log, verify
-from phpmq_lite.storage.integrity.seal import checksum_of, seal
-from phpmq_lite.storage.integrity.startup import check_files
-from phpmq_lite.storage.integrity.stopped_database import open_stopped
 from phpmq_lite.storage.read.accounts import StoredAccounts, User, accounts_of, globs_text
+from phpmq_lite.storage.sqlite import migrate
+from phpmq_lite.storage.sqlite.backup.backups import check_space, read_backup, verify_backup
+from phpmq_lite.storage.sqlite.integrity import scrub
+from phpmq_lite.storage.sqlite.integrity.database_check import (
+    DatabaseCheck,
+    check_all,
+    check_log,
+    verify,
+)
+from phpmq_lite.storage.sqlite.integrity.seal import checksum_of, seal
+from phpmq_lite.storage.sqlite.integrity.startup import check_files
+from phpmq_lite.storage.sqlite.integrity.stopped_database import open_stopped
+from phpmq_lite.storage.sqlite.store import Store
 from phpmq_lite.storage.statements import load
-from phpmq_lite.storage.write.batch_sql import execute_write
-from phpmq_lite.storage.write.store import Store
 from phpmq_lite.writes import AddUser, DeleteSession, DeleteUser, ExpireToken
 
 ReportStep = Callable[[str], None]
