@@ -41,7 +41,7 @@ from phpmq_lite.server.frame_processing import apply_frame, apply_frames
 from phpmq_lite.server.session import encode_batch
 from phpmq_lite.storage.arrow import HistoryRanges, RowSelection
 from phpmq_lite.storage.sqlite.migrate import migrate
-from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, Store
+from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 from phpmq_lite.testing import FakeClock
 
 QUEUE: Final = "orders"  # where there are several, the beginning of their names
@@ -151,7 +151,7 @@ class Walk:
         self.body = b"x" * size
         self.is_confirmed = is_confirmed
         connection = sqlite3.connect(database, isolation_level=None, cached_statements=256)
-        self.store = Store(connection)
+        self.store = SqliteStore(connection)
         self.store.configure(16 << 20)
         migrate(connection, migrations_folder())
         stored = self.store.recover(ClockReading(0, 0), 0, 100_000)

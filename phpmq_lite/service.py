@@ -56,16 +56,16 @@ from phpmq_lite.settings.reload import reload_settings
 from phpmq_lite.shutdown import fail_stop, record_stop, run_engine, seal_at_end
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, in_use_message, locking_pid
 from phpmq_lite.storage.disk_space import DiskSpace, DiskSpaceBounds
-from phpmq_lite.storage.read.accounts import has_users
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.sqlite import migrate
 from phpmq_lite.storage.sqlite.integrity.seal import LiveSeal
-from phpmq_lite.storage.sqlite.integrity.startup import StartRecorder, check_files
+from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.integrity.stopped_database import has_admin
 from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
-from phpmq_lite.storage.sqlite.store import Store, note_clock
 from phpmq_lite.storage.sqlite.writer import Writer
+from phpmq_lite.storage.start_report import StartRecorder
+from phpmq_lite.storage.store import Store, note_clock
 
 if TYPE_CHECKING:
     from phpmq_lite.admin.base.context import Context
@@ -348,7 +348,8 @@ class Service:
             check_files, folder, accept_loss=settings.storage.accept_loss,
             tell=lambda step: front.set(step=step),
         )  # fmt: skip
-        starting.note_files(found)
+        starting.note_wal(found.wal.frames, found.wal.commits, found.wal.commits_lost)
+        starting.note_checks(found.checks)
         self._needs_structure_check = found.is_structure_due
         await writer.open(settings.storage.cache_bytes)
         front.set(step="migrating")
@@ -382,9 +383,7 @@ class Service:
         stack.push_async_callback(writer.close)
         stack.push_async_callback(self._close_readers)
         starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
-        await writer.run(
-            lambda store: starting.read_database(store.connection, clock.now().steady_ms)
-        )
+        await writer.run(lambda store: starting.read_database(store, clock.now().steady_ms))
         folder.record(is_running=True, has_messages=True)
         stack.push(partial(record_stop, folder, writer))  # this callback runs before writer.close
         core = Broker(
@@ -397,14 +396,14 @@ class Service:
             folder.database, retention_bounds(settings), settings.storage.wal_bytes, clock.counters,
             writer.space, live_seal,
         )  # fmt: skip
-        self._has_users = await writer.run(lambda store: has_users(store.connection))
+        self._has_users = await writer.run(lambda store: store.has_users())
         await writer.run(lambda store: writer.space.measure(store.used_bytes()))
         writer.maintenance = self._upkeep
         engine = Engine(core, writer, clock)
         self.handle.engine = engine
         self._watchdog = EngineWatchdog(engine, writer)
         starting.note_recovered(stored, _now_ms())
-        await writer.run(lambda store: starting.store(store.connection))
+        await writer.run(lambda store: starting.store(store))
         clock.take_disturbance()  # ignore the startup gap, which is stored below
         doubt = clock.pending_decision_counters(core.state.next_number)
         await writer.run(lambda store: _note_clock(store, clock, doubt))
@@ -524,7 +523,7 @@ class Service:
 
 
 def _note_clock(store: Store, clock: Clock, doubt: Mapping[str, int] | None = None) -> None:
-    note_clock(store.connection, clock.counters(clock.now()) | dict(doubt or {}))
+    note_clock(store, clock.counters(clock.now()) | dict(doubt or {}))
 
 
 def _now_ms() -> int:

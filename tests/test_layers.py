@@ -106,7 +106,7 @@ OURS: Final[dict[str, set[str]]] = {
         "storage.read.search",
         "storage.read.activity",
         "storage.disk_space",
-        "storage.sqlite.integrity.startup",
+        "storage.start_report",
         "storage.read.search_plan",
     },
     "client": {"protocol", "lazy_imports", "errors"},
@@ -163,6 +163,7 @@ THEIRS: Final[dict[str, set[str]]] = {
     "insights_document": {"pydantic"},
     "storage": {"aiosqlite"},
     "storage.arrow": {"pyarrow", "adbc_driver_sqlite"},
+    "storage.postgres": {"psycopg"},
     "storage.sqlite.integrity.scrub": {"msgspec"},
     "export": {"pyarrow"},
     "admin": {"aiohttp", "aiohttp_sse", "jinja2", "pydantic", "prometheus_client", "argon2"},
@@ -226,8 +227,10 @@ def is_allowed(target: str, allowed: set[str]) -> bool:
 
 
 def entry_of(name: str, table: dict[str, set[str]]) -> str:
-    """Return the entry of a module in a table: its own, or else that of its part."""
-    return name if name in table else name.partition(".")[0]
+    """Return the entry of a module in a table: its own, or that of the package or part around."""
+    while name not in table and "." in name:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def rules_of(name: str, table: dict[str, set[str]]) -> set[str]:
@@ -304,6 +307,7 @@ STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "sqlite.writer_process",
     ),
     "SQLite copies": ("sqlite.backup",),
+    "PostgreSQL": ("postgres",),
 }
 
 

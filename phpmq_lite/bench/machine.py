@@ -133,10 +133,10 @@ def measure_writes(folder: Path, seconds: float) -> Generator[None, None, float]
     Uses the broker's SQLite settings and checkpoints, so everything is written twice.
     """
     # Import this here, because only this measurement uses the broker's code.
-    from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, Store
+    from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 
     connection = sqlite3.connect(folder / "writes.db", isolation_level=None)
-    store = Store(connection)
+    store = SqliteStore(connection)
     store.configure(_CACHE_BYTES)
     execute = store.execute
     execute("CREATE TABLE body (seq INTEGER PRIMARY KEY, content BLOB NOT NULL)")

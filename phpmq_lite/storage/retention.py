@@ -15,7 +15,6 @@ number of history rows removed since the database was created.
 """
 
 import json
-import sqlite3
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
@@ -23,8 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from phpmq_lite.model import ROW_BITS
-from phpmq_lite.storage.sqlite.errors import translate_errors
-from phpmq_lite.storage.statements import load
+from phpmq_lite.storage.store import Store
 
 STEPS_KEPT: Final = 1_000  # maximum number of clock jumps kept, so that they cannot fill the disk
 
@@ -40,9 +38,9 @@ class ClockJumps:
         self._steps = [row[1] for row in rows] or [0]
 
     @classmethod
-    def read(cls, connection: sqlite3.Connection) -> "ClockJumps":
+    def read(cls, store: Store) -> "ClockJumps":
         """Read all clock steps from the database."""
-        return cls(connection.execute(load("retention")["clock_steps"]).fetchall())
+        return cls(store.execute(store.sql("retention")["clock_steps"]).fetchall())
 
     def at_offset(self, offset: int) -> int:
         """Return the clock step that applied when the message with this offset was settled."""
@@ -125,7 +123,7 @@ class RetentionSlice:
 
 
 def remove_expired(
-    connection: sqlite3.Connection,
+    store: Store,
     bounds: RetentionBounds,
     now_ms: int,
     *,
@@ -142,21 +140,20 @@ def remove_expired(
             WAL.
         OutcomeUnknownError: fail-stop, as for a batch.
     """
-    with translate_errors(connection):
-        connection.execute("BEGIN IMMEDIATE")
-        done = _RetentionStep(connection, timer).run(bounds, now_ms)
-        connection.execute("COMMIT")
-    return done
+    with store.transaction():
+        return _RetentionStep(store, timer).run(bounds, now_ms)
 
 
 class _RetentionStep:
     """One slice of retention, executed inside a transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, timer: Callable[[], float]) -> None:
-        self._execute = connection.execute
-        self._sql = load("retention")
+    def __init__(self, store: Store, timer: Callable[[], float]) -> None:
+        self._execute = store.execute
+        self._sql = store.sql("retention")
+        self._counters = store.sql("batch")
+        self._totals = store.sql("database_size")["totals"]
         self._timer = timer
-        self._steps = ClockJumps.read(connection)
+        self._steps = ClockJumps.read(store)
         self._ends_at = timer() + STEP_S
         self._removed = 0
         self._has_moved = False
@@ -166,11 +163,12 @@ class _RetentionStep:
         cutoff_ms = now_ms - bounds.age_ms
         ahead_ms = self._steps.smallest
         # Include unindexed rows, because a full disk prevents indexing until rows are removed.
-        totals = self._execute(load("database_size")["totals"]).fetchone()
+        totals = self._execute(self._totals).fetchone()
         others = self._trim("history", totals[:2], bounds.share_of_others(), cutoff_ms)
         deleted = self._trim("deleted", totals[2:], bounds.share_of_deleted(), cutoff_ms)
         self._remove_newest_body(cutoff_ms + ahead_ms, others, deleted)
-        self._execute(self._sql["remove_runs"], {"limit": ROWS_PER_STEP})
+        if "remove_runs" in self._sql:  # only SQLite's history has an index of runs
+            self._execute(self._sql["remove_runs"], {"limit": ROWS_PER_STEP})
         self._trim_receipts(bounds.receipts, bounds.receipt_window_ms)
         self._trim_clients(cutoff_ms + ahead_ms)
         audit_ms = now_ms - bounds.audit_age_ms
@@ -233,10 +231,10 @@ class _RetentionStep:
             self._count(f"{name}_bytes", -part.bytes)
             self._count("retention_removed", len(part.offsets))
             self._removed += len(part.offsets)
-        self._execute(load("batch")["set_counter"], (f"{name}_lo", part.lo))
+        self._execute(self._counters["set_counter"], (f"{name}_lo", part.lo))
 
     def _count(self, name: str, number: int) -> None:
-        self._execute(load("batch")["add_counter"], (name, number))
+        self._execute(self._counters["add_counter"], (name, number))
 
     def _trim_receipts(self, most: int, window_ms: int) -> None:
         """Remove receipts that are too old compared with the newest one.
@@ -283,24 +281,21 @@ SWEEP_STEP_S: Final = 0.002
 _SWEEP_ROWS_AT_ONCE: Final = 20  # rows removed between time checks; SQLite reads each page it frees
 
 
-def remove_dropped_stages(
-    connection: sqlite3.Connection, *, timer: Callable[[], float] = time.monotonic
-) -> bool:
+def remove_dropped_stages(store: Store, *, timer: Callable[[], float] = time.monotonic) -> bool:
     """For up to 2 ms, remove published or dropped staged rows; return whether any remain.
 
     Runs in the writer's thread, outside of a batch.
     """
-    execute, sql = connection.execute, load("retention")
+    execute, sql = store.execute, store.sql("retention")
     if execute(sql["next_dropped_stage"]).fetchone()[0] is None:
         return False
     ends_at = timer() + SWEEP_STEP_S
-    execute("BEGIN IMMEDIATE")
-    while (stage_id := execute(sql["next_dropped_stage"]).fetchone()[0]) is not None:
-        span = (stage_id << ROW_BITS, stage_id + 1 << ROW_BITS)
-        removed = execute(sql["delete_staged_rows"], (*span, _SWEEP_ROWS_AT_ONCE)).rowcount
-        if removed < _SWEEP_ROWS_AT_ONCE:
-            execute(sql["delete_stage"], (stage_id,))
-        if timer() >= ends_at:
-            break
-    execute("COMMIT")
+    with store.transaction():
+        while (stage_id := execute(sql["next_dropped_stage"]).fetchone()[0]) is not None:
+            span = (stage_id << ROW_BITS, stage_id + 1 << ROW_BITS)
+            removed = execute(sql["delete_staged_rows"], (*span, _SWEEP_ROWS_AT_ONCE)).rowcount
+            if removed < _SWEEP_ROWS_AT_ONCE:
+                execute(sql["delete_stage"], (stage_id,))
+            if timer() >= ends_at:
+                break
     return stage_id is not None

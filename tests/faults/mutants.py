@@ -38,7 +38,7 @@ from phpmq_lite.storage.sqlite import writer
 from phpmq_lite.storage.sqlite.integrity import seal, startup
 from phpmq_lite.storage.sqlite.integrity.wal_check import WalScan
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
-from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer import Writer
 from phpmq_lite.storage.sqlite.writer_process import encode
 from phpmq_lite.storage.statements import many
@@ -222,7 +222,7 @@ class StoresNoKeys(Defective):
         return super().commit(batch)
 
 
-class NumbersAnewStore(Store):
+class NumbersAnewStore(SqliteStore):
     """Derives the next number from the alive messages, so that numbers are reused."""
 
     def recover(
@@ -248,7 +248,7 @@ def _write_at_once() -> None:
     """Write in the writer's thread while the writer process does."""
     run_in_thread = Writer._run_in_thread
 
-    def hasty(self: Writer, work: Callable[[Store], T]) -> asyncio.Future[T]:
+    def hasty(self: Writer, work: Callable[[SqliteStore], T]) -> asyncio.Future[T]:
         one, self._in_process = self._in_process, None
         try:
             return run_in_thread(self, work)
@@ -284,10 +284,10 @@ def _check_no_bodies() -> None:
     """Deliver bodies without checking; nor check the seal, which would detect the damage."""
     _check_no_seal()
 
-    def bodies(self: Store, seqs: list[int], _checksums: str = "") -> dict[int, bytes | None]:
+    def bodies(self: SqliteStore, seqs: list[int], _checksums: str = "") -> dict[int, bytes | None]:
         return dict.fromkeys(seqs) | dict(many("batch", "bodies").run(self.execute, seqs))
 
-    setattr(Store, "_bodies", bodies)  # noqa: B010
+    setattr(SqliteStore, "_bodies", bodies)  # noqa: B010
 
 
 def _check_no_seal() -> None:

@@ -35,7 +35,7 @@ from phpmq_lite.protocol.frames import Dispatch
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.migrate import migrate
-from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from tests.faults.disk import Disk, Policy
 from tests.faults.ledger import (
     IN_MEMORY,
@@ -218,7 +218,7 @@ def cut(
     tally: Tally,
     *,
     served: int = 0,
-    store: type[Store] = Store,
+    store: type[SqliteStore] = SqliteStore,
 ) -> None:
     """Cut the power at ``points`` records of the logs, and check a start on each disk.
 
@@ -278,7 +278,9 @@ def lay(folder: Path, files: dict[str, bytes]) -> Path:
     return data
 
 
-def recovered(data: Path, ledger: PowerLedger, kind: type[Store] = Store) -> list[Finding]:
+def recovered(
+    data: Path, ledger: PowerLedger, kind: type[SqliteStore] = SqliteStore
+) -> list[Finding]:
     """Process files like a start of the broker, and compare."""
     try:
         folder = DataFolder.open(data)
@@ -295,7 +297,7 @@ def recovered(data: Path, ledger: PowerLedger, kind: type[Store] = Store) -> lis
         return [Finding(REFUSED, f"{type(error).__name__}: {error}")]
 
 
-def _recover(store: Store, ledger: PowerLedger) -> list[Finding]:
+def _recover(store: SqliteStore, ledger: PowerLedger) -> list[Finding]:
     store.configure(8 << 20)
     store.checkpoint("TRUNCATE")
     migrate(store.connection, migrations_folder())

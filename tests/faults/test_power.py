@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from tests.faults import mutants, power_ledger
 from tests.faults.power import POINTS_OF_A_RUN, Tally, cut, processes_of, record
 from tests.faults.shimmed_broker import NEEDS_SHIM
@@ -94,7 +94,7 @@ async def test_power_cut_finds_a_start_that_reuses_numbers(
     tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     """The next number is stored, because alive messages do not determine it."""
-    kinds: tuple[type[Store], ...] = (Store, mutants.NumbersAnewStore)
+    kinds: tuple[type[SqliteStore], ...] = (SqliteStore, mutants.NumbersAnewStore)
     logs = await record(tmp_path, random.Random(SEED), lives=1)
     found = []
     for kind in kinds:

@@ -16,30 +16,30 @@ from typing import Any, Final
 from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
 from phpmq_lite.storage.data_folder import locking_pid
 from phpmq_lite.storage.sqlite import store, writer_process
-from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer_process import Outcome
 
 SLOW_DISK_S: Final = 0.02
 _END_S: Final = 10.0
-_finish: Final = Store.finish
+_finish: Final = SqliteStore.finish
 
 
 def _answer_full_as_stored() -> None:
     """Treat a batch as stored although the disk is full."""
 
-    def careless(self: Store, *, with_index: bool) -> float:
+    def careless(self: SqliteStore, *, with_index: bool) -> float:
         try:
             return _finish(self, with_index=with_index)
         except StorageFullError:
             return 0.0
 
-    setattr(Store, "finish", careless)  # noqa: B010 - a method is not assigned to
+    setattr(SqliteStore, "finish", careless)  # noqa: B010 - a method is not assigned to
 
 
 def _carry_on() -> None:
     """Repeat a failed COMMIT."""
 
-    def stubborn(self: Store, *, with_index: bool) -> float:
+    def stubborn(self: SqliteStore, *, with_index: bool) -> float:
         try:
             return _finish(self, with_index=with_index)
         except OutcomeUnknownError:
@@ -47,7 +47,7 @@ def _carry_on() -> None:
                 return _finish(self, with_index=False)
             return 0.0
 
-    setattr(Store, "finish", stubborn)  # noqa: B010 - a method is not assigned to
+    setattr(SqliteStore, "finish", stubborn)  # noqa: B010 - a method is not assigned to
 
 
 # -- defects of the writer process alone
@@ -74,7 +74,7 @@ def _reply_before_commit() -> None:
         sockets.append(_EagerSocket(fileno=fileno))
         return sockets[0]
 
-    def late(self: Store, *, with_index: bool) -> float:
+    def late(self: SqliteStore, *, with_index: bool) -> float:
         reply = Outcome.STORED, 0.0, 0, b""
         sockets[0].send(writer_process._REPLY.pack(*reply))
         sockets[0].has_replied = True
@@ -82,7 +82,7 @@ def _reply_before_commit() -> None:
         return _finish(self, with_index=with_index)
 
     setattr(writer_process, "socket", SimpleNamespace(socket=connected))  # noqa: B010
-    setattr(Store, "finish", late)  # noqa: B010
+    setattr(SqliteStore, "finish", late)  # noqa: B010
 
 
 def _close_the_database() -> None:

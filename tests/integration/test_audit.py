@@ -12,6 +12,7 @@ from phpmq_lite.storage.read import audit as audit_module
 from phpmq_lite.storage.read.audit import AuditFilter, AuditLog
 from phpmq_lite.storage.retention import RetentionBounds, remove_expired
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
 from tests.support.http_site import HttpSite
 from tests.unit.admin.cases import NOW_MS, Database
@@ -42,7 +43,7 @@ class Rows:
 
     def trim(self, bounds: RetentionBounds) -> int:
         total = 0
-        while removed := remove_expired(self.database.connection, bounds, NOW_MS).rows:
+        while removed := remove_expired(SqliteStore(self.database.connection), bounds, NOW_MS).rows:
             total += removed
         return total
 
@@ -146,7 +147,7 @@ async def test_many_rows_leave_in_bounded_slices(rows: Rows) -> None:
     rows.database.connection.execute("BEGIN")
     rows.add(2_500, at_ms=0)
     rows.database.connection.execute("COMMIT")
-    assert remove_expired(rows.database.connection, FOREVER, NOW_MS) == (1_000, True)
+    assert remove_expired(SqliteStore(rows.database.connection), FOREVER, NOW_MS) == (1_000, True)
     assert rows.trim(FOREVER) == 1_500
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from phpmq_lite.model import Limits
 from phpmq_lite.queue_settings import QueueSettings
-from phpmq_lite.storage.sqlite import store as stores
+from phpmq_lite.storage import store as stores
 from tests.support.core_and_store import Driver, MakeDriver, run_operation
 
 

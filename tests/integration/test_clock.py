@@ -17,8 +17,9 @@ from phpmq_lite.errors import NotWritableError
 from phpmq_lite.model import AuditEntry, ClockReading, State
 from phpmq_lite.storage import retention
 from phpmq_lite.storage.retention import STEPS_KEPT, ClockJumps, RetentionBounds
-from phpmq_lite.storage.sqlite.store import note_clock
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
+from phpmq_lite.storage.store import note_clock
 from tests.support.core_and_store import Driver
 from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
@@ -170,10 +171,10 @@ def test_history_is_not_removed_because_the_clock_was_set_a_year_ahead(driver: D
     """Nor do the rows of that minute stay for a year and delay the rest."""
     connection, bounds = driver.store.connection, RetentionBounds()
     year = 365 * DAY_MS
-    note_clock(connection, at(0))
+    note_clock(SqliteStore(connection), at(0))
     settled(driver, DAY_MS)
-    note_clock(connection, at(2 * DAY_MS, year), has_jumped=True)
-    assert retention.remove_expired(connection, bounds, 2 * DAY_MS).rows == 0
+    note_clock(SqliteStore(connection), at(2 * DAY_MS, year), has_jumped=True)
+    assert retention.remove_expired(SqliteStore(connection), bounds, 2 * DAY_MS).rows == 0
     driver.store.execute("DELETE FROM history")
     settled(driver, DAY_MS, 2 * DAY_MS + year, 3 * DAY_MS)
     driver.store.execute("DELETE FROM clock_step")
@@ -182,7 +183,9 @@ def test_history_is_not_removed_because_the_clock_was_set_a_year_ahead(driver: D
         [(1, 0, 0), (2, 2 * DAY_MS, year), (3, 2 * DAY_MS + 60_000, 0)],
     )
     for days, expected in ((7, [1, 2, 3]), (8.5, [2, 3]), (9.5, [3])):
-        while retention.remove_expired(connection, bounds, int(days * DAY_MS)).has_more:
+        while retention.remove_expired(
+            SqliteStore(connection), bounds, int(days * DAY_MS)
+        ).has_more:
             pass
         assert kept(driver) == expected
 
@@ -190,20 +193,20 @@ def test_history_is_not_removed_because_the_clock_was_set_a_year_ahead(driver: D
 def test_jumps_are_forgotten_once_nothing_depends_on_them(driver: Driver) -> None:
     connection, bounds = driver.store.connection, RetentionBounds()
     for day in range(3):
-        note_clock(connection, at(day * DAY_MS, day * 10_000), has_jumped=True)
+        note_clock(SqliteStore(connection), at(day * DAY_MS, day * 10_000), has_jumped=True)
     settled(driver, 500 * DAY_MS)
-    retention.remove_expired(connection, bounds, 300 * DAY_MS)
+    retention.remove_expired(SqliteStore(connection), bounds, 300 * DAY_MS)
     assert len(connection.execute("SELECT * FROM clock_step").fetchall()) == 3
-    retention.remove_expired(connection, bounds, 500 * DAY_MS)
+    retention.remove_expired(SqliteStore(connection), bounds, 500 * DAY_MS)
     assert connection.execute("SELECT step_ms FROM clock_step").fetchall() == [(20_000,)]
-    assert ClockJumps.read(connection).at_offset(1) == 20_000
+    assert ClockJumps.read(SqliteStore(connection)).at_offset(1) == 20_000
     assert STEPS_KEPT >= 100
 
 
 def test_clock_that_stays_where_it_is_makes_one_row(driver: Driver) -> None:
     connection = driver.store.connection
     for minute in range(5):
-        note_clock(connection, at(minute * 60_000, 1_000 + minute))
+        note_clock(SqliteStore(connection), at(minute * 60_000, 1_000 + minute))
     assert connection.execute("SELECT count(*) FROM clock_step").fetchone() == (1,)
 
 
@@ -213,9 +216,9 @@ def test_clock_is_noted_later_while_a_stranger_has_the_lock(driver: Driver) -> N
     with closing(sqlite3.connect(driver.path, isolation_level=None)) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
         with pytest.raises(NotWritableError, match="locked"):
-            note_clock(driver.store.connection, at(0))
+            note_clock(driver.store, at(0))
         stranger.execute("ROLLBACK")
-    note_clock(driver.store.connection, at(0))
+    note_clock(driver.store, at(0))
 
 
 # -- while the broker runs

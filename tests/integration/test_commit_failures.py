@@ -20,7 +20,7 @@ from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.sqlite import store as stores
 from phpmq_lite.storage.sqlite.errors import translate_errors
 from phpmq_lite.storage.sqlite.migrate import migrate, pending
-from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer import FEW_COMMANDS, Writer
 from tests.support.batch_builders import batch_of_new
 from tests.support.core_and_store import make_database, open_store
@@ -170,7 +170,7 @@ async def test_close_does_not_wait_for_room(
     one = Writer(make_database(tmp_path), on_fatal=ends.append)
     await one.open(1 << 20)
     await one.commit(batch_of_new(1))
-    monkeypatch.setattr(Store, "checkpoint", lambda *_: fail(sqlite3.SQLITE_FULL))
+    monkeypatch.setattr(SqliteStore, "checkpoint", lambda *_: fail(sqlite3.SQLITE_FULL))
     await one.close()
     assert ends == []
     assert seqs(one.path) == [1]
@@ -242,7 +242,7 @@ async def test_nothing_is_written_after_a_failure_of_unknown_outcome(tmp_path: P
     )
     await one.open(1 << 20)
 
-    def break_it(store: Store) -> None:
+    def break_it(store: SqliteStore) -> None:
         store.connection.set_authorizer(lambda *_: sqlite3.SQLITE_DENY)
         with translate_errors(store.connection):
             store.execute("SELECT 1")
@@ -265,7 +265,7 @@ async def test_nothing_is_written_after_a_failure_of_unknown_outcome(tmp_path: P
 async def test_failure_after_a_commit_has_an_unknown_outcome(
     opened: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Store, "_load", lambda *_: fail(sqlite3.SQLITE_BUSY))
+    monkeypatch.setattr(SqliteStore, "_load", lambda *_: fail(sqlite3.SQLITE_BUSY))
     batch = batch_of_new(1)
     batch.seqs.add(1)
     with pytest.raises(OutcomeUnknownError):

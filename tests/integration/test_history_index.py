@@ -34,7 +34,7 @@ from phpmq_lite.storage.sqlite.history_index import (
 from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
 from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
-from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
 from phpmq_lite.testing import FakeClock
 from tests.support.batch_builders import batch_of_new
@@ -59,7 +59,7 @@ class Ledger:
         self.execute("PRAGMA journal_mode=WAL").fetchall()
 
     def add(self, *rows: tuple[int, int, int, int]) -> None:
-        """Store settled messages, each with its offset, seq, queue and outcome."""
+        """SqliteStore settled messages, each with its offset, seq, queue and outcome."""
         insert = INSERT.replace("(seq", '("offset", seq')
         for offset, seq, queue_id, outcome in rows:
             given = (offset, seq, seq, queue_id, seq, outcome)
@@ -262,7 +262,7 @@ def test_index_that_does_not_fit_does_not_keep_a_batch_from_the_disk(ledger: Led
             super().index_in_batch(connection)
 
     ledger.fill(BATCH_ROWS)
-    store, acked = Store(ledger.connection), Batch(0, first_number=BATCH_ROWS + 2)
+    store, acked = SqliteStore(ledger.connection), Batch(0, first_number=BATCH_ROWS + 2)
     store.commit(batch_of_new(BATCH_ROWS + 1))
     acked.settled[int(State.ACKED), None] = [BATCH_ROWS + 1]
     store.indexer = FullDisk()
@@ -278,7 +278,7 @@ def test_index_that_does_not_fit_does_not_keep_a_batch_from_the_disk(ledger: Led
 
 
 def test_maintenance_indexes_while_retention_is_idle(ledger: Ledger) -> None:
-    store = Store(ledger.connection)
+    store = SqliteStore(ledger.connection)
     maintenance = WriterMaintenance(
         ledger.path, RetentionBounds(age_ms=1 << 60), 64 << 20, FakeClock().counters
     )
@@ -457,7 +457,9 @@ def act(ledger: Ledger, turn: tuple[str, int, int]) -> None:
             HistoryIndexer().run(ledger.connection, 0, is_idle=True)
     else:
         remove_expired(
-            ledger.connection, RetentionBounds(age_ms=1 << 60, rows=number, deleted_share=0.3), 0
+            SqliteStore(ledger.connection),
+            RetentionBounds(age_ms=1 << 60, rows=number, deleted_share=0.3),
+            0,
         )
 
 

@@ -11,7 +11,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import ClockReading, Limits, LoadedRows
 from phpmq_lite.queue_settings import QueueSettings
-from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.testing import FakeClock
 from tests.support.core_and_store import make_database, open_store
 from tests.support.core_rig import FakePeer
@@ -24,7 +24,7 @@ HISTORY = """SELECT "offset", seq, outcome, reason, position, ttl_s, deadline_ms
 class Batches:
     """A core with its store, whose batches are ended by the test."""
 
-    def __init__(self, store: Store, is_split: bool) -> None:
+    def __init__(self, store: SqliteStore, is_split: bool) -> None:
         self.store = store
         self.is_split = is_split  # ends the batch instead of continuing it
         self.core = Broker(store.recover(ClockReading(0, 0), 0, 10), Limits(), QueueSettings())

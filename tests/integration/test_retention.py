@@ -14,6 +14,7 @@ from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
 from phpmq_lite.storage import retention
 from phpmq_lite.storage.retention import KEYS_AT_ONCE, ROWS_PER_STEP, RetentionBounds
 from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from tests.support.retention_database import FOREVER, NOW, RetentionDatabase, step, take
 
 ACKED, DELETED = 2, 5
@@ -78,7 +79,7 @@ def test_runs_go_once_their_block_is_older_than_the_history(store: RetentionData
 def test_rows_without_a_place_stay(store: RetentionDatabase) -> None:
     store.fill(3)
     bounds = RetentionBounds(rows=1, deleted_share=0)
-    assert retention.remove_expired(store.connection, bounds, NOW).rows == 0
+    assert retention.remove_expired(SqliteStore(store.connection), bounds, NOW).rows == 0
     assert step(store.connection, bounds, NOW) == 2
 
 
@@ -162,7 +163,7 @@ def test_nothing_is_written_if_nothing_expires(store: RetentionDatabase) -> None
     store.fill(2)
     take(store.connection, bounds, NOW)
     before = store.connection.total_changes
-    assert retention.remove_expired(store.connection, bounds, NOW) == (0, False)
+    assert retention.remove_expired(SqliteStore(store.connection), bounds, NOW) == (0, False)
     assert store.connection.total_changes == before
 
 
@@ -176,7 +177,7 @@ def test_database_that_cannot_grow_frees_room_by_itself(store: RetentionDatabase
     store.execute(f"PRAGMA max_page_count = {pages}").fetchall()
     for _ in range(20):
         HistoryIndexer().run(store.connection, 0, is_idle=True)
-        retention.remove_expired(store.connection, bounds, NOW)
+        retention.remove_expired(SqliteStore(store.connection), bounds, NOW)
     assert store.number("PRAGMA freelist_count") > 0
     store.fill(50)
 

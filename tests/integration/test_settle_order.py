@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from phpmq_lite.model import Batch, Message, State
 from phpmq_lite.storage.batch_sql import batch_statements
-from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from tests.support.batch_builders import batch_of_new
 from tests.support.core_and_store import empty_database
 
@@ -29,7 +29,7 @@ def test_messages_settled_in_a_batch_are_in_the_history_in_seq_order(
 ) -> None:
     with sqlite3.connect(":memory:", isolation_level=None) as connection:
         connection.deserialize(empty_database())
-        store = Store(connection)
+        store = SqliteStore(connection)
         created = batch_of_new(*range(1, len(dispatches) + 1))
         store.commit(created)
         batch = Batch(9, first_number=len(dispatches) + 1)

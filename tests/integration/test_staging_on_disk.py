@@ -166,7 +166,7 @@ def test_incomplete_tokens_are_dropped_at_a_restart(make: MakeDriver) -> None:
     assert tokens(driver) == ["whole"]
     assert driver.core.staging.stages["whole"].queues == parts
     assert stage(driver, "open", b"c") == StagingStatus(1, 1)
-    while retention.remove_dropped_stages(driver.store.connection):
+    while retention.remove_dropped_stages(driver.store):
         pass
     assert driver.rows("SELECT content FROM stage_row") == [(b"b",), (b"c",)]
 
@@ -193,9 +193,7 @@ def test_rows_of_dropped_tokens_are_removed_in_slices(make: MakeDriver) -> None:
     publish(driver, 1, "a")
     ticks = iter(range(100))
     steps = 0
-    while retention.remove_dropped_stages(
-        driver.store.connection, timer=lambda: float(next(ticks))
-    ):
+    while retention.remove_dropped_stages(driver.store, timer=lambda: float(next(ticks))):
         steps += 1
     assert steps > 1
     assert driver.rows("SELECT content FROM stage_row") == [(b"y",)]

@@ -15,8 +15,9 @@ import pytest
 from phpmq_lite import logs
 from phpmq_lite.client import connect
 from phpmq_lite.storage.data_folder import OpenedFiles
-from phpmq_lite.storage.sqlite.integrity.startup import StartRecorder, StartupCheck
 from phpmq_lite.storage.sqlite.integrity.wal_check import WalScan
+from phpmq_lite.storage.sqlite.store import SqliteStore
+from phpmq_lite.storage.start_report import StartRecorder
 from phpmq_lite.testing import running_service
 from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import BrokerProcess, broker_process
@@ -261,7 +262,7 @@ def test_start_counts_what_expired_while_it_was_down(tmp_path: Path) -> None:
                                   (1, None)):  # fmt: skip
         database.message(queue_id, deadline_ms=deadline_ms)
     starting = StartRecorder("0.2.0", NOW_MS, was_clean=False)
-    starting.read_database(database.connection, NOW_MS)
+    starting.read_database(SqliteStore(database.connection), NOW_MS)
     report = starting.report
     assert (report.expired, report.expired_by_queue) == (3, {"orders": 2, "mail": 1})
     assert starting.down_from_ms == NOW_MS - 100_000
@@ -271,7 +272,7 @@ def test_start_counts_what_expired_while_it_was_down(tmp_path: Path) -> None:
 def test_start_reports_a_partly_dropped_wal() -> None:
     starting = StartRecorder("0.2.0", NOW_MS, was_clean=False)
     wal = WalScan(commits=3, frames=9, first_bad=10, commits_after=2, last_after=20)
-    starting.note_files(StartupCheck(wal, ["the files"]))
+    starting.note_wal(wal.frames, wal.commits, wal.commits_lost)
     starting.note_error({"message": "SQLITE_IOERR: disk I/O error"})
     report = starting.report
     assert (report.wal_commits, report.wal_frames, report.wal_dropped) == (3, 9, 2)

@@ -15,6 +15,7 @@ from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.retention import RetentionBounds, remove_expired
 from phpmq_lite.storage.sqlite.history_index import MAX_ROWS, HistoryIndexer
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load, many
 from tests.support.core_and_store import empty_database, open_store
 from tests.support.reference_search import ReferenceRow, all_rows, is_match, pages
@@ -73,7 +74,9 @@ class TraceDatabase:
     def retain(self, rows: int) -> None:
         """Remove all but ``rows`` rows from the history."""
         remove_expired(
-            self.connection, RetentionBounds(age_ms=1 << 60, rows=rows, deleted_share=0.3), 0
+            SqliteStore(self.connection),
+            RetentionBounds(age_ms=1 << 60, rows=rows, deleted_share=0.3),
+            0,
         )
 
     def counter(self, name: str) -> int:
@@ -148,7 +151,7 @@ async def search_agrees(readers: SqliteReaders, database: TraceDatabase, text: s
 
 
 def fill(database: TraceDatabase, alive: int, settled: int) -> None:
-    """Store many messages, each with its own trace; settle the first ones."""
+    """SqliteStore many messages, each with its own trace; settle the first ones."""
     database.execute(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
         f"INSERT INTO message ({COLUMNS}) SELECT i, i, i % 7, i, 0, 0, 0, 0, 't' || i FROM n",

@@ -11,7 +11,7 @@ import pytest
 from phpmq_lite.errors import OutcomeUnknownError, StartRefusedError, StorageError
 from phpmq_lite.model import Batch, Limits, Message, QueueRow, Receipt, State, checksum
 from phpmq_lite.storage.sqlite import store as stores
-from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, Store
+from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 from phpmq_lite.storage.sqlite.writer import Writer
 from tests.support.core_and_store import MakeDriver, make_database, open_store
 
@@ -43,7 +43,7 @@ def test_store_sets_its_pragmas(tmp_path: Path) -> None:
 def test_store_refuses_a_start_where_sqlite_keeps_another_value() -> None:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     with pytest.raises(StartRefusedError, match="journal_mode is 'memory', not 'wal'"):
-        Store(connection).configure(1 << 20)
+        SqliteStore(connection).configure(1 << 20)
     connection.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from phpmq_lite.errors import OutcomeUnknownError, StorageError
 from phpmq_lite.model import Batch, Message, QueueRow, State
-from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer import FEW_COMMANDS, Writer
 from phpmq_lite.writes import EraseBody
 from tests.support.batch_builders import batch_of_new
@@ -132,7 +132,7 @@ async def test_cancelled_work_is_not_overtaken(opened: Writer) -> None:
     assume_fast_disk(opened)
     may_end, ended = threading.Event(), threading.Event()
 
-    def work(_: Store) -> None:
+    def work(_: SqliteStore) -> None:
         may_end.wait(10)
         ended.set()
 
@@ -208,7 +208,7 @@ async def test_batch_waits_for_the_work_of_the_thread(opened: Writer) -> None:
     """It neither interrupts the work nor overtakes it, and the loop is not blocked."""
     gate, order = threading.Event(), list[str]()
 
-    def work(store: Store) -> None:
+    def work(store: SqliteStore) -> None:
         gate.wait(30)
         assert not store.connection.in_transaction
         order.append("work")

@@ -17,9 +17,10 @@ from phpmq_lite.model import Batch, ClockReading, Message, State
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.sqlite import writer, writer_process
-from phpmq_lite.storage.sqlite.store import Store, note_clock
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer import FEW_COMMANDS, START_BATCHES, Fatal, Writer
 from phpmq_lite.storage.sqlite.writer_process import WriterProcess, encode
+from phpmq_lite.storage.store import note_clock
 from phpmq_lite.writes import EraseBody
 from tests.support.batch_builders import batch_of_new
 from tests.support.core_and_store import make_database
@@ -291,9 +292,9 @@ async def test_batches_after_a_jump_of_the_clock_wait_until_it_is_stored(served:
     """The jump is noted while the process is busy; both later batches come after it."""
     seen: list[int] = []
 
-    def note(store: Store) -> None:
+    def note(store: SqliteStore) -> None:
         seen.append(store.execute("SELECT max(seq) FROM message").fetchone()[0])
-        note_clock(store.connection, {"clock_step_ms": 5, "last_seen_ms": 7}, has_jumped=True)
+        note_clock(store, {"clock_step_ms": 5, "last_seen_ms": 7}, has_jumped=True)
 
     first = served.commit(large(batch_of_new(100)))
     noted = served.start(note)
@@ -310,7 +311,7 @@ async def test_batch_in_the_process_waits_for_the_thread(served: Writer) -> None
     gate = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def work(store: Store) -> None:
+    def work(store: SqliteStore) -> None:
         store.execute("BEGIN IMMEDIATE")
         asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(20)
         store.execute("ROLLBACK")
@@ -409,7 +410,7 @@ async def test_close_ends_the_process_before_the_last_checkpoint(
     pid = process_of(one).pid
     ended: list[bool] = []
 
-    def truncate(store: Store) -> None:
+    def truncate(store: SqliteStore) -> None:
         ended.append(not Path("/proc", str(pid)).exists())
         real(store)
 

@@ -25,7 +25,7 @@ from phpmq_lite.broker.operator import message_actions
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.model import Limits, State
 from phpmq_lite.queue_settings import QueueSettings
-from phpmq_lite.storage.sqlite import store as stores
+from phpmq_lite.storage import store as stores
 from phpmq_lite.storage.sqlite.integrity.database_check import check_all
 from tests.properties.broker_acts import Acts
 from tests.properties.broker_model import Copy, Model

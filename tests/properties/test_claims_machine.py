@@ -464,7 +464,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        while retention.remove_dropped_stages(self.driver.store.connection):
+        while retention.remove_dropped_stages(self.driver.store):
             pass
         rows = sum(map(len, self.staged.values()))
         assert self.driver.rows("SELECT count(*) FROM stage_row") == [(rows,)]

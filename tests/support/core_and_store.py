@@ -34,7 +34,7 @@ from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.sqlite.migrate import migrate
-from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
 from tests.support.core_rig import operation
 
@@ -69,10 +69,10 @@ def empty_database() -> bytes:
     return content
 
 
-def open_store(path: Path) -> Store:
+def open_store(path: Path) -> SqliteStore:
     """Open the writable connection as the writer does."""
     connection = sqlite3.connect(path, isolation_level=None, cached_statements=256)
-    store = Store(connection)
+    store = SqliteStore(connection)
     try:
         store.configure(1 << 20)
     except StartRefusedError:

@@ -28,7 +28,7 @@ from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.frame_processing import SessionLimits
 from phpmq_lite.server.session import Session, SessionContext
 from phpmq_lite.storage.batch_sql import batch_statements
-from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer import Writer
 from tests.support.core_and_store import FakeClock, make_database, open_store
 
@@ -38,7 +38,7 @@ _TURNS = 200  # of the loop; more are an endless loop
 class ManualWriter(Writer):
     """Stores a batch in its state at ``commit`` when the test calls ``end``."""
 
-    def __init__(self, path: Path, store: Store) -> None:
+    def __init__(self, path: Path, store: SqliteStore) -> None:
         super().__init__(path)
         self.batches: list[Batch] = []
         self._steered = store

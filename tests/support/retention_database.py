@@ -11,6 +11,7 @@ from phpmq_lite.storage import retention
 from phpmq_lite.storage.retention import RetentionBounds, RetentionResult
 from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
 from phpmq_lite.storage.sqlite.migrate import migrate
+from phpmq_lite.storage.sqlite.store import SqliteStore
 
 ACKED, DELETED = 2, 5
 INDEXED = """\
@@ -27,7 +28,7 @@ def take(connection: sqlite3.Connection, *given: Any, **others: Any) -> Retentio
     """Run a step of the retention like maintenance, which indexes settled messages first."""
     while HistoryIndexer().run(connection, 0, is_idle=True):
         pass
-    return retention.remove_expired(connection, *given, **others)
+    return retention.remove_expired(SqliteStore(connection), *given, **others)
 
 
 def step(connection: sqlite3.Connection, *given: Any, **others: Any) -> int:

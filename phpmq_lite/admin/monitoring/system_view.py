@@ -19,7 +19,7 @@ from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.disk_space import DiskUsage
 from phpmq_lite.storage.read.database_size import DatabaseSize
-from phpmq_lite.storage.sqlite.integrity.startup import Start
+from phpmq_lite.storage.start_report import Start
 
 _SAFE_SQLITE: Final = (3, 51, 3)  # in older versions, two writers can damage the WAL
 _PAUSES: Final = {  # explanations, keyed by the reason why a connection is not being read

@@ -34,7 +34,7 @@ from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import StorageError
 from phpmq_lite.storage.disk_space import DiskUsage, measure_disk
 from phpmq_lite.storage.read.database_size import DatabaseSize, measure_database
-from phpmq_lite.storage.sqlite.integrity.startup import Start, StoredStarts
+from phpmq_lite.storage.start_report import Start, StoredStarts
 from phpmq_lite.writes import DismissStartReport
 
 COUNTED: Final = 1_000_000  # maximum number of expiring messages to count

@@ -1,13 +1,11 @@
 """Stored users, API tokens, login sessions and saved items."""
 
 import json
-import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from phpmq_lite.storage.read.read_pool import Readers, Row, RowReader
-from phpmq_lite.storage.statements import load
 from phpmq_lite.writes import SaveItem
 
 T = TypeVar("T")
@@ -64,11 +62,6 @@ class StoredAccounts:
     tokens: list[ApiToken]
     sessions: list[LoginSession]
     addresses: list[str] = field(default_factory=list)  # addresses used in recent logins
-
-
-def has_users(connection: sqlite3.Connection) -> bool:
-    """Return whether there is any user."""
-    return connection.execute(load("accounts")["users"]).fetchone() is not None
 
 
 async def read_all(readers: Readers, since_ms: int) -> StoredAccounts:

@@ -11,7 +11,8 @@ from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.sqlite.errors import translate_errors, translate_file_errors
 from phpmq_lite.storage.sqlite.integrity.seal import LiveSeal
-from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, Store, note_clock
+from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
+from phpmq_lite.storage.store import note_clock
 
 _RETENTION_EVERY_MS: Final = 1_000
 _CLOCK_EVERY_MS: Final = 60_000  # maximum time between two stored clock states
@@ -49,7 +50,7 @@ class WriterMaintenance:
         self._retention_due_ms = 0  # when retention is next due, in steady ms
         self._clock_due_ms = 0  # when the clocks must next be stored, in steady ms
 
-    def __call__(self, store: Store, now: ClockReading, is_idle: bool) -> bool:
+    def __call__(self, store: SqliteStore, now: ClockReading, is_idle: bool) -> bool:
         """Do the work that is due; return True if more work is due soon.
 
         Raises:
@@ -69,12 +70,12 @@ class WriterMaintenance:
             return has_more
         return False
 
-    def _step(self, store: Store, now: ClockReading, is_idle: bool) -> bool:
+    def _step(self, store: SqliteStore, now: ClockReading, is_idle: bool) -> bool:
         if store.wal_bytes >= LONG_WAL_BYTES or (is_idle and store.wal_bytes):
             self._checkpoint(store, is_idle)
             self._clock_due_ms = 0
         if now.steady_ms >= self._clock_due_ms:
-            note_clock(store.connection, self._counters(now))
+            note_clock(store, self._counters(now))
             self._clock_due_ms = now.steady_ms + _CLOCK_EVERY_MS
         store.indexer.run(store.connection, now.steady_ms, is_idle=is_idle)
         store.wal_bytes += store.indexer.wal_bytes
@@ -82,14 +83,14 @@ class WriterMaintenance:
             return True
         if now.steady_ms < self._retention_due_ms:
             return False
-        if retention.remove_dropped_stages(store.connection):
+        if retention.remove_dropped_stages(store):
             return True
-        if retention.remove_expired(store.connection, self.bounds, now.steady_ms).has_more:
+        if retention.remove_expired(store, self.bounds, now.steady_ms).has_more:
             return True
         self._retention_due_ms = now.steady_ms + _RETENTION_EVERY_MS
         return False
 
-    def _checkpoint(self, store: Store, is_idle: bool) -> None:
+    def _checkpoint(self, store: SqliteStore, is_idle: bool) -> None:
         size = self._wal.stat().st_size if self._wal.exists() else 0
         is_large = size > (1 if is_idle else 2) * self._wal_limit_bytes
         if self._live_seal is not None:

@@ -30,8 +30,9 @@ from phpmq_lite.storage.batch_sql import Step, batch_statements
 from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.sqlite.errors import translate_errors
-from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, Store, note_clock
+from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 from phpmq_lite.storage.sqlite.writer_process import Outcome, Reply, WriterProcess, encode
+from phpmq_lite.storage.store import note_clock
 
 _log = get_logger(__name__)
 T = TypeVar("T")
@@ -69,13 +70,13 @@ class Writer:
         self._folder = folder if _has_processors() else None
         self.space = space or DiskSpace(path.parent)
         self.files = OpenedFiles(path)
-        self.maintenance: Callable[[Store, ClockReading, bool], bool] = (
+        self.maintenance: Callable[[SqliteStore, ClockReading, bool], bool] = (
             lambda _store, _now, _is_idle: False
         )
         self._on_fatal = on_fatal
         self._failed: Fatal | None = None  # once set, nothing more is written or synced
         self._connection: _DirectConnection | None = None
-        self._store: Store | None = None
+        self._store: SqliteStore | None = None
         self._last: asyncio.Future[Any] | None = None  # result of the most recent work
         self._cache_bytes = 0
         self._process: WriterProcess | None = None
@@ -95,7 +96,7 @@ class Writer:
             iter_chunk_size=64,
         )
         await connection
-        self._store = Store(connection.raw)
+        self._store = SqliteStore(connection.raw)
         await self.run(lambda store: store.configure(cache_bytes))
         # Truncate the WAL before the first write, so that it is empty after a power cut in startup.
         await self.run(lambda store: store.checkpoint("TRUNCATE"))
@@ -138,7 +139,7 @@ class Writer:
             return self._run_in_thread(end)
         return self._run_in_thread(lambda store: self._store_with_retry(store, steps, batch))
 
-    def _begin_in_loop(self, store: Store, steps: Sequence[Step]) -> bool:
+    def _begin_in_loop(self, store: SqliteStore, steps: Sequence[Step]) -> bool:
         """Execute a batch's statements; return False if nothing can be written at the moment."""
         if self._failed is not None:
             raise self._failed
@@ -149,7 +150,7 @@ class Writer:
             raise
 
     def _store_with_retry(
-        self, store: Store, steps: Sequence[Step], batch: Batch, *, has_begun: bool = False
+        self, store: SqliteStore, steps: Sequence[Step], batch: Batch, *, has_begun: bool = False
     ) -> LoadedRows | None:
         """Store a batch, retrying as long as it is certain that no part of it is stored."""
         while True:
@@ -165,7 +166,7 @@ class Writer:
                 return loaded
 
     def _commit_in_loop(
-        self, store: Store, steps: Sequence[Step], batch: Batch
+        self, store: SqliteStore, steps: Sequence[Step], batch: Batch
     ) -> asyncio.Future[LoadedRows | None]:
         """Commit in the event loop's thread, which is idle, to save two thread switches.
 
@@ -183,7 +184,7 @@ class Writer:
         done.set_result(loaded)
         return done
 
-    def start(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
+    def start(self, work: Callable[[SqliteStore], T]) -> asyncio.Future[T]:
         """Run a function on the store in the writer's thread after all earlier work.
 
         The function must be one transaction, because it is called again if it fails with nothing
@@ -193,7 +194,7 @@ class Writer:
             StorageError: the writer is not open.
         """
 
-        def retried(store: Store) -> T:
+        def retried(store: SqliteStore) -> T:
             while True:
                 try:
                     with translate_errors(store.connection):
@@ -204,7 +205,7 @@ class Writer:
 
         return asyncio.shield(self._run_in_thread(retried))
 
-    def _run_in_thread(self, work: Callable[[Store], T]) -> asyncio.Future[T]:
+    def _run_in_thread(self, work: Callable[[SqliteStore], T]) -> asyncio.Future[T]:
         if self._connection is None or self._store is None:
             raise StorageError("the writer is not open")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -216,7 +217,7 @@ class Writer:
             self._after_process.append(start)
         return done
 
-    def _checked(self, work: Callable[[Store], T], store: Store) -> T:
+    def _checked(self, work: Callable[[SqliteStore], T], store: SqliteStore) -> T:
         if self._failed is not None:
             raise self._failed
         try:
@@ -353,13 +354,13 @@ class Writer:
         self._failed = error
         self._on_fatal(error)
 
-    async def run(self, work: Callable[[Store], T]) -> T:
+    async def run(self, work: Callable[[SqliteStore], T]) -> T:
         """Run a function on the store in the writer's thread and return its result."""
         return await self.start(work)
 
     def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
         """Store the clocks after a jump, before any later batches are stored."""
-        return self.start(lambda store: note_clock(store.connection, counters, has_jumped=True))
+        return self.start(lambda store: note_clock(store, counters, has_jumped=True))
 
     async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
         """Run ``maintenance`` in the writer's thread; return True if it should run again soon.
@@ -420,7 +421,9 @@ class _DirectConnection(aiosqlite.Connection):
     def raw(self) -> sqlite3.Connection:
         return self._conn
 
-    def hop(self, work: Callable[[Store], T], store: Store, done: asyncio.Future[T]) -> None:
+    def hop(
+        self, work: Callable[[SqliteStore], T], store: SqliteStore, done: asyncio.Future[T]
+    ) -> None:
         """Pass work to the thread immediately, unlike ``_execute``, which starts when awaited."""
         self._tx.put_nowait((done, lambda: work(store)))
 
@@ -432,7 +435,7 @@ def _has_processors() -> bool:
     return (os.cpu_count() or 1) > 1
 
 
-def _truncate_wal(store: Store) -> None:
+def _truncate_wal(store: SqliteStore) -> None:
     """Copy the WAL into the database one last time and truncate the WAL, ignoring failures."""
     with suppress(StorageFullError, NotWritableError), translate_errors(store.connection):
         store.set_lock_wait(True)

@@ -29,7 +29,7 @@ from typing import IO, Any, Final, NamedTuple, NoReturn, cast
 
 from phpmq_lite.errors import NotWritableError, StorageFullError
 from phpmq_lite.storage.batch_sql import Step
-from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.store import SqliteStore
 
 MEMORY_BYTES: Final = 32 << 20  # larger batches are stored in the thread
 _REQUEST: Final = struct.Struct("<Q?")  # length of the steps, and whether to index the history
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str]) -> None:
     database, cache_bytes, _lock, connected, memory = arguments
     batches = socket.socket(fileno=int(connected))
     steps = memoryview(mmap.mmap(int(memory), MEMORY_BYTES, access=mmap.ACCESS_READ))
-    store = Store(sqlite3.connect(database, isolation_level=None, cached_statements=256))
+    store = SqliteStore(sqlite3.connect(database, isolation_level=None, cached_statements=256))
     store.configure(int(cache_bytes))
     gc.disable()  # a batch creates no cycles
     batches.send(_READY)
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str]) -> None:
             os._exit(1)
 
 
-def _store(store: Store, steps: memoryview, *, with_index: bool) -> Reply:
+def _store(store: SqliteStore, steps: memoryview, *, with_index: bool) -> Reply:
     """Store one batch, given its encoded steps."""
     try:
         decoded = marshal.loads(steps)  # noqa: S302 - written by the broker

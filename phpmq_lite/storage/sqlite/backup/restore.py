@@ -38,7 +38,7 @@ from phpmq_lite.storage.sqlite.integrity.database_check import (
 from phpmq_lite.storage.sqlite.integrity.seal import checksum_of, seal
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.integrity.stopped_database import open_stopped
-from phpmq_lite.storage.sqlite.store import Store
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
 from phpmq_lite.writes import AddUser, DeleteSession, DeleteUser, ExpireToken
 
@@ -233,7 +233,7 @@ def _move_aside(folder: DataFolder) -> Path | None:
 def _start_once(database: Path, migrations: Path) -> list[str]:
     """Perform the startup steps after the file checks and before the listeners are opened."""
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
-        store = Store(connection)
+        store = SqliteStore(connection)
         store.configure(_CACHE_BYTES)
         applied = migrate.migrate(connection, migrations)
         now_ms = time_ns() // 1_000_000

@@ -13,7 +13,7 @@ from phpmq_lite.admin.monitoring.live_feeds import LiveFeeds
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.disk_space import DiskUsage
 from phpmq_lite.storage.read.database_size import DatabaseSize
-from phpmq_lite.storage.sqlite.integrity.startup import Start, StartReport
+from phpmq_lite.storage.start_report import Start, StartReport
 from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_status
 
 FOLDER = Path("/var/lib/phpmq")

@@ -1,0 +1,1 @@
+"""The PostgreSQL backend: one active broker, fenced by a row, with replicated commits."""

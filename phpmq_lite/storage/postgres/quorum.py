@@ -1,0 +1,72 @@
+"""Whether a commit is on a majority of the servers, and the errors that say otherwise.
+
+The setting is read in the session that commits, before and after COMMIT: Patroni's plain mode, for
+example, empties it while commits wait, and PostgreSQL then reports them as successful.
+"""
+
+import re
+from typing import Any, Final, NamedTuple
+
+from phpmq_lite.errors import NotWritableError, OutcomeUnknownError
+
+EPOCH_ENDED: Final = "PMQ01"  # raised by begin_batch
+# Nothing is stored, and trying again may help: resources, locks, a server that became a replica.
+_TEMPORARY: Final = ("25006", "40001", "40P01", "53", "55P03", "57014", "58030")
+_BROKEN: Final = ("08", "57P")  # the connection has ended or is about to
+
+# Columns: quorum setting, when the server read its configuration, its time in Unix ms.
+QUORUM_SQL: Final = (
+    "SELECT current_setting('synchronous_standby_names'), pg_conf_load_time()::text,"
+    " (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+)
+_COUNTED: Final = re.compile(r"\s*(?:(?:ANY|FIRST)\s+)?(\d+)\s*\(", re.IGNORECASE)
+
+
+class Quorum(NamedTuple):
+    """An answer to ``QUORUM_SQL``."""
+
+    names: str  # synchronous_standby_names
+    loaded_at: str
+    server_ms: int
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas must have flushed a commit; 0 without synchronous replication."""
+        counted = _COUNTED.match(self.names)
+        return int(counted[1]) if counted else int(bool(self.names.strip()))
+
+
+class EpochEndedError(OutcomeUnknownError):
+    """Another broker has taken over, so this one must not send any more replies."""
+
+
+class ConnectionBrokenError(Exception):
+    """The connection to the server broke, so what it was doing may or may not have happened."""
+
+
+def quorum_problem(before: Quorum, after: Quorum, notices: list[str]) -> str | None:
+    """Return why a successful COMMIT may not be replicated, or None if it is."""
+    if notices:
+        return f"the server warned at COMMIT: {notices[0]}"
+    if not before.replicas or not after.replicas:
+        return "synchronous_standby_names names no quorum of replicas"
+    if before[:2] != after[:2]:
+        return "the server's configuration changed during a commit"
+    return None
+
+
+def failure_of(sqlstate: str | None, text: str) -> Exception:
+    """Return the error to raise for an error that a statement before COMMIT reported."""
+    state = sqlstate or ""
+    if state == EPOCH_ENDED:
+        return EpochEndedError(text)
+    if not state or state.startswith(_BROKEN):
+        return ConnectionBrokenError(text)
+    if state.startswith(_TEMPORARY):
+        return NotWritableError(text)
+    return OutcomeUnknownError(f"{state}: {text}")
+
+
+def summary(error: Any) -> str:
+    """Return the first line of an error's text."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

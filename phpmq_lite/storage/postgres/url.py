@@ -1,0 +1,77 @@
+"""The URL of the database: which servers, which account, and how the connection is protected."""
+
+import os
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from phpmq_lite.errors import SettingsError
+
+# A broken connection is noticed within seconds, so that another server can be tried.
+_DEFAULTS: Final = {
+    "application_name": "phpmq-lite",
+    "connect_timeout": "2",
+    "keepalives_idle": "2",
+    "keepalives_interval": "1",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "5000",
+    "client_encoding": "UTF8",
+}
+_PASSWORD_FILE: Final = "pgpass"  # name of the systemd credential
+
+
+def connection_info(url: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return libpq's connection string for the setting ``store.url``.
+
+    Raises:
+        SettingsError: the URL is malformed, contains a password, or would connect to another
+            machine without checking its certificate.
+    """
+    try:
+        given = conninfo_to_dict(url)
+    except ProgrammingError as error:
+        raise SettingsError(f"store.url: {str(error).strip()}") from None
+    if "password" in given:
+        raise SettingsError(
+            "store.url contains a password, which other accounts of the machine could read: put it "
+            "into a file and name the file in PGPASSFILE, or pass it as the credential pgpass"
+        )
+    hosts = str(given.get("host") or given.get("hostaddr") or "").split(",")
+    beyond = [host for host in hosts if not _is_local(host)]
+    if beyond and given.get("sslmode") != "verify-full":
+        raise SettingsError(
+            f"store.url: {beyond[0]} is another machine, so sslmode=verify-full is required, not "
+            f"{given.get('sslmode') or 'none'}. Add &sslmode=verify-full&sslrootcert=FILE"
+        )
+    credential = Path(environment.get("CREDENTIALS_DIRECTORY", "")) / _PASSWORD_FILE
+    if "CREDENTIALS_DIRECTORY" in environment and credential.is_file():
+        given.setdefault("passfile", str(credential))
+    return make_conninfo(**{**_DEFAULTS, "target_session_attrs": "read-write", **given})
+
+
+def replica_info(conninfo: str) -> str:
+    """Return the connection string for reads that may be served by a replica."""
+    return make_conninfo(conninfo, target_session_attrs="prefer-standby")
+
+
+def shown(conninfo: str) -> str:
+    """Return hosts and database, for pages and log lines."""
+    parts = conninfo_to_dict(conninfo)
+    ports = str(parts.get("port") or "5432").split(",")
+    hosts = str(parts.get("host") or parts.get("hostaddr") or "localhost").split(",")
+    ports = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
+    pairs = zip(hosts, ports, strict=True)
+    return f"{','.join(f'{host}:{port}' for host, port in pairs)}/{parts.get('dbname') or ''}"
+
+
+def _is_local(host: str) -> bool:
+    if not host or host == "localhost" or host.startswith(("/", "@")):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

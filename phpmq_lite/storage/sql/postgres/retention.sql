@@ -1,0 +1,126 @@
+-- Removes the oldest rows: history (from two fronts, with bodies and events), receipts, closed
+-- connections, audit rows and rows of dropped stages.  Rows to remove are passed as a JSON list,
+-- so that one statement can remove any number of rows.
+
+-- name: clock_steps
+-- columns: from_offset, step_ms
+SELECT from_offset, step_ms FROM clock_step ORDER BY number;
+
+-- name: trim_clock_steps
+-- Removes steps older than the retained history and audit log, and steps beyond a maximum.
+-- parameters: before (steady ms, inclusive); number of rows to keep
+DELETE FROM clock_step
+WHERE number < (
+    SELECT max(number) FROM clock_step
+    WHERE from_offset <= (SELECT min("offset") FROM history) AND at_ms <= ?)
+  OR number <= (SELECT max(number) FROM clock_step) - ?;
+
+-- name: next_dropped_stage
+-- The next stage whose rows must be removed.
+-- columns: stage_id, or NULL
+SELECT min(stage_id) FROM stage WHERE token IS NULL;
+
+-- name: delete_staged_rows
+-- parameters: row_id from (inclusive), to (exclusive); limit
+DELETE FROM stage_row WHERE row_id IN (
+  SELECT row_id FROM stage_row WHERE row_id >= ? AND row_id < ? ORDER BY row_id LIMIT ?);
+
+-- name: delete_stage
+-- parameters: stage_id
+DELETE FROM stage WHERE stage_id = ?;
+
+-- name: history_fronts
+-- Positions of the fronts; a missing counter means 0.
+-- columns: name, value
+SELECT name, value FROM counter WHERE name IN ('history_lo', 'deleted_lo');
+
+-- part: removable
+-- Only indexed rows count.  The newest row stays, because the next offset is derived from it.
+"offset" <= coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
+  AND "offset" < (SELECT max("offset") FROM history)
+
+-- name: next_settled
+-- The next rows in order; is_passed marks deleted rows, which belong to the other front.
+-- parameters: lo (offset, inclusive); limit
+-- columns: offset, seq, size, settled_at, is_passed
+SELECT "offset", seq, size, settled_at, outcome = 5 FROM history
+WHERE "offset" >= :lo AND {removable} ORDER BY "offset" LIMIT :limit;
+
+-- name: next_deleted
+-- The next rows of deleted messages, in order.
+-- parameters: lo (offset, inclusive); limit
+-- columns: offset, seq, size, settled_at, is_passed (always 0)
+SELECT "offset", seq, size, settled_at, 0 FROM history
+WHERE outcome = 5 AND outcome <> 2 AND "offset" >= :lo AND {removable}
+ORDER BY "offset" LIMIT :limit;
+
+-- name: remove_events
+-- Removes at most :limit events of removed messages, which may have any number of events.
+-- parameters: seqs (JSON list); limit
+DELETE FROM event WHERE event_id IN (
+  SELECT event_id FROM event WHERE seq IN (SELECT jsonb_array_elements_text(:seqs::jsonb)::bigint)
+    AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = event.seq)
+  LIMIT :limit);
+
+-- name: remove_bodies
+-- Removes bodies of removed messages, but not those of live messages.
+-- parameters: seqs (JSON list)
+DELETE FROM body WHERE seq IN (SELECT jsonb_array_elements_text(:seqs::jsonb)::bigint)
+  AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq);
+
+-- name: newest_removable_body
+-- Body of the newest row if it is too old, or if this body alone still exceeds a bound.
+-- parameters: cutoff (settled_at, exclusive); others, deleted (whether their bound is exceeded)
+-- columns: seq; no row if the body stays or is already gone
+SELECT seq FROM history
+WHERE "offset" = (SELECT max("offset") FROM history)
+  AND (settled_at < :cutoff OR CASE outcome WHEN 5 THEN :deleted::boolean ELSE :others::boolean END)
+  AND EXISTS (SELECT 1 FROM body WHERE body.seq = history.seq)
+  AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = history.seq);
+
+-- name: store_next_number
+-- Must run before bodies are removed, because the next number is derived from the newest body.
+INSERT INTO counter (name, value) SELECT 'next_number', next_number FROM line WHERE true
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
+-- name: remove_settled
+-- parameters: offsets (JSON list)
+DELETE FROM history WHERE "offset" IN (SELECT jsonb_array_elements_text(:offsets::jsonb)::bigint);
+
+-- name: receipt_ends
+-- Oldest and newest receipts; no row if there are none.
+-- columns: n of the oldest; n and at_ms (steady) of the newest
+SELECT (SELECT min(n) FROM receipt), n, at_ms FROM receipt ORDER BY n DESC LIMIT 1;
+
+-- name: first_kept_receipt
+-- First receipt in a range that still counts.
+-- parameters: lo, hi (n, inclusive); floor (n, exclusive); cutoff (at_ms, exclusive)
+-- columns: n, or NULL
+SELECT min(n) FROM receipt WHERE n BETWEEN :lo AND :hi AND n > :floor AND at_ms > :cutoff;
+
+-- name: remove_receipts
+-- parameters: end (n, exclusive)
+DELETE FROM receipt WHERE n < :end;
+
+-- name: remove_clients
+-- Removes connections closed before the oldest row of the history.
+-- parameters: cutoff (closed_at, exclusive); limit
+DELETE FROM client WHERE client IN (
+  SELECT client FROM client WHERE closed_at < :cutoff ORDER BY closed_at LIMIT :limit)
+  AND client > 0;
+
+-- name: audit_ends
+-- Oldest and newest audit_ids; NULL if there are no rows.
+-- columns: first, last
+SELECT (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
+
+-- name: first_kept_audit
+-- First audit row in a range that is within both bounds.
+-- parameters: lo, hi (audit_id, inclusive); floor (audit_id, exclusive); cutoff (at_ms, inclusive)
+-- columns: audit_id, or NULL
+SELECT min(audit_id) FROM audit
+WHERE audit_id BETWEEN :lo AND :hi AND audit_id > :floor AND at_ms >= :cutoff;
+
+-- name: remove_audit
+-- parameters: end (audit_id, exclusive)
+DELETE FROM audit WHERE audit_id < :end;

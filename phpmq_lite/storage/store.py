@@ -1,0 +1,296 @@
+"""The rows of a store, on the connection that writes: recovery, and what batches load.
+
+Each engine has a subclass.  Its methods block and are called in the writer's thread.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from itertools import accumulate
+from typing import Any, ClassVar, Final, Protocol
+
+from phpmq_lite.errors import StorageFullError
+from phpmq_lite.model import (
+    Batch,
+    ClockReading,
+    KeyRun,
+    LoadedRows,
+    Message,
+    PageKind,
+    PageRequest,
+    PipelineRows,
+    QueueRow,
+    RecoveredState,
+    RowsRequest,
+    WindowRequest,
+    checksum,
+)
+from phpmq_lite.queue_settings import COLUMNS
+from phpmq_lite.storage.batch_sql import message_of, write_statements
+from phpmq_lite.storage.statements import load
+
+_PAGES: Final = {
+    PageKind.ALL: "all_page",
+    PageKind.READY: "ready_page",
+    PageKind.CLAIMED: "claimed_page",
+}
+DUE_AT_ONCE: Final = 1_000  # maximum number of messages to expire per batch
+_RECEIPTS_AT_ONCE: Final = 1_000  # number of rows read per statement at startup
+_PAGE_BYTES: Final = 4 << 20  # maximum total size of the bodies in a page
+_RECORD_BYTES: Final = 16 << 20  # maximum total size of client-written records loaded per batch
+
+# A callback, the rows to pass to it, and whether they are the last rows.
+LoadedPage = tuple[Callable[[list[Message], bool], None], list[Message], bool]
+
+
+class Cursor(Protocol):
+    """The result of a statement."""
+
+    @property
+    def rowcount(self) -> int:
+        """Number of rows that the statement changed."""
+
+    def fetchone(self) -> Any:
+        """Return the next row, or None."""
+
+    def fetchall(self) -> list[Any]:
+        """Return all rows that are left."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the rows."""
+
+
+class Store(ABC):
+    """The connection that writes, with the statements of its engine."""
+
+    engine: ClassVar[str]  # name of the folder with the engine's statements
+
+    # Executes a statement; the values are a sequence, or keyed by the parameters' names.
+    execute: Callable[..., Cursor]
+
+    @abstractmethod
+    def many(self, name: str, flat: Sequence[Any]) -> list[Any]:
+        """Execute a multi-row query of ``batch.sql`` and return all rows."""
+
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[None]:
+        """Store what is executed within in one transaction.
+
+        Raises:
+            StorageFullError, NotWritableError: nothing is stored.
+            OutcomeUnknownError: fail-stop.
+        """
+
+    @abstractmethod
+    def loading(self) -> AbstractContextManager[None]:
+        """Raise any error within as OutcomeUnknownError, because the batch is already stored."""
+
+    def sql(self, file: str) -> dict[str, str]:
+        """Return the engine's statements in ``<file>.sql``, keyed by name."""
+        return load(file, self.engine)
+
+    # -- startup
+
+    def recover(
+        self, now: ClockReading, receipt_window_ms: int, receipt_limit: int
+    ) -> RecoveredState:
+        """Release the messages that connections held, and return the core's initial state."""
+        execute, sql = self.execute, self.sql("batch")
+        with self.transaction():
+            returned = execute(sql["release_dispatched"]).rowcount
+            execute(sql["create_history_id"])
+            execute(sql["drop_unfinished_stages"])
+            execute(sql["delete_queues_of_dropped_stages"])
+            execute(sql["close_clients"], (now.wall_ms, "the broker stopped"))
+            execute(sql["interrupt_audit"])
+            execute(sql["delete_forgotten_queues"])
+        newest_key = execute(sql["newest_key"]).fetchone()[0]
+        return RecoveredState(
+            queues=[_queue_row(row) for row in execute(sql["queues"])],
+            receipts=self._receipts(newest_key - receipt_limit, now.steady_ms - receipt_window_ms),
+            counters=self.counters(),
+            next_deadline_ms=execute(sql["next_deadline"], (-1,)).fetchone()[0],
+            returned=returned,
+            newest_key=newest_key,
+            pipeline=PipelineRows(
+                subscriptions=execute(sql["subscriptions"]).fetchall(),
+                held=execute(sql["claimed_by_queue"]).fetchall(),
+                staged=execute(sql["stages"]).fetchall(),
+                parts=execute(sql["stage_queues"]).fetchall(),
+                published=execute(sql["published_versions"]).fetchall(),
+                next_stage_id=execute(sql["next_stage_id"]).fetchone()[0],
+            ),
+        )
+
+    def counters(self) -> dict[str, int]:
+        """Return all stored counters, keyed by name."""
+        return dict(self.execute(self.sql("batch")["counters"]).fetchall())
+
+    def has_users(self) -> bool:
+        """Return whether there is any user."""
+        return self.execute(self.sql("accounts")["users"]).fetchone() is not None
+
+    def _receipts(self, after: int, after_ms: int) -> Iterator[KeyRun]:
+        """Yield the rows with keys above number ``after`` that are still valid, oldest first.
+
+        Receipts are read in slices, because reading 100,000 in one go took 26 MB more.
+        """
+        execute, sql = self.execute, self.sql("batch")
+        while some := execute(sql["receipts"], (after, after_ms, _RECEIPTS_AT_ONCE)).fetchall():
+            after = some[-1][0]
+            yield from some
+
+    # -- loading
+
+    def load(self, batch: Batch) -> LoadedRows | None:
+        """Load the rows that a stored batch requests; return None if it requests none.
+
+        Raises:
+            OutcomeUnknownError: the rows cannot be read, so the core cannot continue.
+        """
+        if not batch.loads:
+            return None
+        with self.loading():
+            return self._load(batch)
+
+    def _load(self, batch: Batch) -> LoadedRows:
+        loaded = LoadedRows()
+        for request in batch.windows:
+            loaded.windows.append(self._window(request))
+        for page_request in batch.pages:
+            loaded.pages.append(self._page(page_request))
+        for rows_request in batch.rows:
+            loaded.pages.append(self._rows(rows_request))
+        for query, take in batch.queries:
+            [name] = write_statements(type(query))
+            found = self.execute(self.sql("batch")[name], query._asdict()).fetchall()
+            loaded.query_results.append((take, found))
+        if batch.seqs:
+            loaded.by_seq = dict.fromkeys(batch.seqs)
+            for row in self.many("messages_by_seq", list(batch.seqs)):
+                loaded.by_seq[row[0]] = message_of(row)
+        if batch.body_seqs:
+            loaded.bodies = self._bodies(list(batch.body_seqs))
+        if batch.record_seqs:
+            loaded.records = self._records(batch.record_seqs)
+        if batch.due_at is not None:
+            loaded.has_due = True
+            found = self.execute(
+                self.sql("batch")["due_messages"], (batch.due_at, DUE_AT_ONCE)
+            ).fetchall()
+            loaded.due = [message_of(row) for row in found]
+            after = batch.due_at if len(found) < DUE_AT_ONCE else found[-1][6] - 1
+            soonest = self.execute(self.sql("batch")["next_deadline"], (after,))
+            loaded.next_deadline_ms = soonest.fetchone()[0]
+        return loaded
+
+    def _window(self, request: WindowRequest) -> tuple[int, list[Message], bool]:
+        found = self.execute(
+            self.sql("batch")["next_ready"], (request.queue_id, request.after, request.limit)
+        ).fetchall()
+        page = [message_of(row) for row in found]
+        self._load_bodies(page[: _count_fitting(page, request.body_bytes)])
+        return request.queue_id, page, len(page) < request.limit
+
+    def _page(self, request: PageRequest) -> LoadedPage:
+        given = {"of": request.queue_id, "after": request.after, "upto": request.upto}
+        found = self.execute(
+            self.sql("batch")[_PAGES[request.kind]], given | {"limit": request.limit}
+        ).fetchall()
+        page = [message_of(row) for row in found]
+        return self._with_bodies(request, page, is_last=len(page) < request.limit)
+
+    def _rows(self, request: RowsRequest) -> LoadedPage:
+        name = "settled_by_seq" if request.settled else "messages_by_seq"
+        found = {row[0]: row for row in self.many(name, request.seqs)}
+        page = [message_of(found[seq]) for seq in request.seqs if seq in found]
+        checksums = "settled_checksums" if request.settled else "checksums"
+        return self._with_bodies(request, page, is_last=True, checksums=checksums)
+
+    def _with_bodies(
+        self,
+        request: PageRequest | RowsRequest,
+        page: list[Message],
+        *,
+        is_last: bool,
+        checksums: str = "checksums",
+    ) -> LoadedPage:
+        """Load the bodies of a page if requested, shortening the page if they are too large."""
+        if request.bodies:
+            count = max(1, _count_fitting(page, _PAGE_BYTES))
+            is_last = is_last and count >= len(page)
+            page = page[:count]
+            self._load_bodies(page, checksums)
+        return request.on_rows, page, is_last
+
+    def _load_bodies(self, page: list[Message], checksums: str = "checksums") -> None:
+        bodies = self._bodies([message.seq for message in page], checksums)
+        for message in page:
+            message.body = bodies[message.seq]
+
+    def _bodies(self, seqs: list[int], checksums: str = "checksums") -> dict[int, bytes | None]:
+        """Return bodies, keyed by seq; None if a body is missing or has a wrong checksum."""
+        expected = dict(self.many(checksums, seqs))
+        found = self.many("bodies", seqs)
+        whole = {seq: body for seq, body in found if checksum(seq, body) == expected.get(seq)}
+        return {seq: whole.get(seq) for seq in seqs}
+
+    def _records(
+        self, places: dict[int, tuple[int, int, int]]
+    ) -> dict[int, list[tuple[bytes, bytes]]]:
+        """Return the ids and contents of dead-letter records, keyed by the seqs of their messages.
+
+        If their total size is too large, only the smallest are returned: real records, not padding.
+        """
+        flat = [number for seq, others in places.items() for number in (seq, *others)]
+        found = self.many("client_records", flat)
+        found.sort(key=lambda row: row[3])
+        sums = accumulate(row[3] for row in found)
+        some = [row for row, size in zip(found, sums, strict=True) if size <= _RECORD_BYTES]
+        bodies = self._bodies([seq for _, seq, _, _ in some])
+        about: dict[int, list[tuple[bytes, bytes]]] = {}
+        for source_seq, seq, token, _ in sorted(some):
+            body = bodies[seq]
+            if body is not None:
+                about.setdefault(source_seq, []).append((b"%016x%016x" % (seq, token), body))
+        return about
+
+
+def _count_fitting(page: list[Message], room: int) -> int:
+    """Return how many of the first messages fit into ``room`` bytes."""
+    for count, message in enumerate(page):
+        room -= message.size
+        if room < 0:
+            return count
+    return len(page)
+
+
+def _queue_row(row: tuple[Any, ...]) -> QueueRow:
+    own = dict(zip(COLUMNS, row[3:9], strict=True)) | json.loads(row[9])
+    return QueueRow(
+        row[0], row[1], row[2], {name: v for name, v in own.items() if v is not None},
+        row[10], row[11], (row[10], row[11]), row[12],
+    )  # fmt: skip
+
+
+_MIN_STEP_MS: Final = 2_000  # smaller clock differences are not recorded at startup
+
+
+def note_clock(store: Store, counters: Mapping[str, int], *, has_jumped: bool = False) -> None:
+    """Store the state of the clocks, and any jump, in a separate transaction.
+
+    Runs in the writer's thread.  Without a jump, a row is inserted only if it differs considerably
+    from the newest one.  If the disk is full, nothing is stored, and the next call catches up.
+
+    Raises:
+        NotWritableError: nothing was stored.
+        OutcomeUnknownError: fail-stop, as for a batch.
+    """
+    sql, step_ms = store.sql("batch"), counters["clock_step_ms"]
+    with suppress(StorageFullError), store.transaction():
+        newest = store.execute(sql["newest_clock_step"]).fetchone()
+        for counter in counters.items():
+            store.execute(sql["set_counter"], counter)
+        if newest is None or has_jumped or abs(newest[0] - step_ms) > _MIN_STEP_MS:
+            store.execute(sql["insert_clock_step"], (counters["last_seen_ms"], step_ms))
