@@ -43,7 +43,7 @@ OURS: Final[dict[str, set[str]]] = {
     "model": {"queue_settings", "writes"},
     "protocol": {"errors"},
     "broker": {"histogram", "model", "queue_settings", "writes", "errors"},
-    "storage": {"model", "queue_settings", "writes", "installation", "errors", "logs"},
+    "storage": {"clock", "model", "queue_settings", "writes", "installation", "errors", "logs"},
     "server": {
         "protocol",
         "queue_settings",

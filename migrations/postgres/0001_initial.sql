@@ -262,7 +262,7 @@ CREATE TABLE epoch (                      -- the active broker of each shard
   is_released BOOLEAN NOT NULL,           -- whether it has stopped cleanly
   broker TEXT NOT NULL                    -- JSON: its version, host, pid and relay address
 ) WITH (fillfactor = 10);
-INSERT INTO epoch VALUES (0, 0, 0, '-infinity', true, '{}');
+INSERT INTO epoch VALUES (0, 0, 0, now(), true, '{}');
 
 -- The first statement of each batch.  It raises an error if another broker has taken over, so that
 -- the statements behind it in the pipeline, COMMIT included, have no effect.  The row is found by

@@ -9,9 +9,10 @@ from statistics import median
 import pytest
 
 from phpmq_lite.installation import migrations_folder
+from phpmq_lite.storage.migrations import read_migrations
 from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
 from phpmq_lite.storage.sqlite.integrity.wal_format import read_frames, read_header
-from phpmq_lite.storage.sqlite.migrate import migrate, read_migrations, split_statements
+from phpmq_lite.storage.sqlite.migrate import migrate, split_statements
 from tests.support.core_and_store import Driver
 
 MESSAGES = 60

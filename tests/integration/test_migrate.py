@@ -11,7 +11,8 @@ import pytest
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.sqlite.migrate import Migration, migrate, pending
+from phpmq_lite.storage.migrations import Migration
+from phpmq_lite.storage.sqlite.migrate import migrate, pending
 
 FIRST = "CREATE TABLE a (x INTEGER); -- a comment; with a semicolon\nINSERT INTO a VALUES (1);\n"
 SECOND = "ALTER TABLE a ADD COLUMN y TEXT DEFAULT ';';\nUPDATE a SET x = x + 1;\n"

@@ -11,8 +11,9 @@ import pytest
 from phpmq_lite.broker.pipeline.state import KnownAppId, StageWriter
 from phpmq_lite.broker.publish_keys import expand_run
 from phpmq_lite.installation import migrations_folder
+from phpmq_lite.storage.migrations import read_migrations
 from phpmq_lite.storage.sqlite.integrity.database_check import verify
-from phpmq_lite.storage.sqlite.migrate import migrate, read_migrations
+from phpmq_lite.storage.sqlite.migrate import migrate
 from tests.support import core_and_store
 from tests.support.core_and_store import (
     CLOCK_STEP_MS,

@@ -1,28 +1,142 @@
-"""A connection to the server: configured, with the rows of a store."""
+"""A connection to the server that writes, with the rows of a store.
+
+Its methods block and are called in the writer's thread; batches are sent by ``pipeline.py``.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, Final
 
 import psycopg
-from psycopg import Notify, RawCursor
+from psycopg import RawCursor
+from psycopg.errors import Diagnostic
 from psycopg.types.numeric import Int8Dumper
 
-from phpmq_lite.errors import OutcomeUnknownError, StorageError
-from phpmq_lite.storage.postgres import quorum
-from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, Quorum
+from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.storage.postgres.quorum import (
+    QUORUM_SQL,
+    ConnectionBrokenError,
+    Quorum,
+    failure_of,
+    summary,
+)
 from phpmq_lite.storage.postgres.statements import compiled
-from phpmq_lite.storage.postgres.values import encode_rows
-from phpmq_lite.storage.statements import load
-from phpmq_lite.storage.store import Store
+from phpmq_lite.storage.store import Cursor, Store
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+# Called with the quorum before and after each COMMIT and the server's warnings; raises an error if
+# the commit may not be replicated.
+Check = Callable[[Quorum, Quorum, list[str]], None]
+SHARD: Final = 0  # the only one today
+BEGIN_BATCH: Final = "SELECT begin_batch($1::int, $2, $3, $4::tid)::text"
 _SESSION: Final = (
-    "SET synchronous_commit = on",
-    "SET statement_timeout = 0",
-    "SET idle_in_transaction_session_timeout = 0",
-    "SET lock_timeout = '5s'",
-    "SET default_transaction_isolation = 'read committed'",
-    "SET client_min_messages = warning",
+    "SET synchronous_commit = on;"
+    "SET statement_timeout = 0;"
+    "SET idle_in_transaction_session_timeout = 0;"
+    "SET lock_timeout = '5s';"
+    "SET default_transaction_isolation = 'read committed';"
+    "SET client_min_messages = warning"
 )
+
+
+def connect(conninfo: str) -> Connection:
+    """Connect to the server that accepts writes.
+
+    Raises:
+        ConnectionBrokenError: no server can be reached, or none accepts writes.
+    """
+    try:
+        connection: Connection = psycopg.connect(conninfo, autocommit=True)
+        connection.adapters.register_dumper(int, Int8Dumper)
+        connection.execute(_SESSION)
+    except psycopg.Error as error:
+        raise ConnectionBrokenError(summary(error)) from error
+    return connection
+
+
+class PostgresStore(Store):
+    """Executes the statements of a broker that is active in ``epoch``, or of a standby (0)."""
+
+    engine = "postgres"
+
+    def __init__(self, connection: Connection, check: Check) -> None:
+        self.connection = connection
+        self.execute = self._execute
+        self.epoch = 0
+        self.batch = 0  # number of the last batch in this epoch
+        self.place = "(0,0)"  # of the row of the epoch
+        self.notices: list[str] = []  # the server's warnings since they were last cleared
+        self._check = check
+        connection.add_notice_handler(self._note)
+
+    def _note(self, notice: Diagnostic) -> None:
+        self.notices.append(notice.message_primary or "")
+
+    def _execute(self, text: str, given: Any = (), /) -> Cursor:
+        query, names = compiled(text)
+        found = [given[name] for name in names] if isinstance(given, Mapping) else given
+        cursor = RawCursor(self.connection)
+        cursor.execute(query.encode(), [int(v) if v.__class__ is bool else v for v in found])
+        return cursor
+
+    def many(self, name: str, flat: Sequence[Any]) -> list[Any]:
+        """Execute a query of ``batch.sql`` that takes an array for each column."""
+        text = self.sql("batch")[name]
+        width = text.count("[]")
+        columns = [list(flat[at::width]) for at in range(width)]
+        return self.execute(text, columns).fetchall()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Store what is executed within in one transaction, as the next batch of the epoch.
+
+        Raises:
+            NotWritableError: nothing is stored.
+            ConnectionBrokenError: it may be stored; see ``PostgresWriter``.
+            EpochEndedError: nothing is stored; another broker is active.
+            OutcomeUnknownError: nothing is stored, because of a defect.
+        """
+        with self.translating():
+            self.execute("BEGIN")
+            self.begin_batch()
+            yield
+            self.commit()
+        self.batch += 1
+
+    def begin_batch(self) -> None:
+        """Execute the first statement of a batch."""
+        row = self.execute(BEGIN_BATCH, (SHARD, self.epoch, self.batch + 1, self.place)).fetchone()
+        self.place = row[0]
+
+    def commit(self) -> None:
+        """Commit, and check that the commit is replicated."""
+        before = Quorum(*self.execute(QUORUM_SQL).fetchone())
+        self.notices.clear()
+        self.execute("COMMIT")
+        after = Quorum(*self.execute(QUORUM_SQL).fetchone())
+        self._check(before, after, self.notices)
+
+    @contextmanager
+    def translating(self) -> Iterator[None]:
+        """Translate the driver's errors, and roll back if the connection is intact."""
+        try:
+            yield
+        except psycopg.Error as error:
+            found = failure_of(error.sqlstate, summary(error))
+            if not isinstance(found, ConnectionBrokenError):
+                try:
+                    self.connection.execute("ROLLBACK")
+                except psycopg.Error as second:
+                    found = ConnectionBrokenError(summary(second))
+            raise found from error
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Raise errors of a query, which can be repeated if the connection broke."""
+        try:
+            yield
+        except psycopg.Error as error:
+            found = failure_of(error.sqlstate, summary(error))
+            if isinstance(found, ConnectionBrokenError):
+                raise found from error
+            raise OutcomeUnknownError(summary(error)) from error

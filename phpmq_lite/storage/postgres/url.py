@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -21,7 +21,7 @@ _DEFAULTS: Final = {
     "tcp_user_timeout": "5000",
     "client_encoding": "UTF8",
 }
-_PASSWORD_FILE: Final = "pgpass"  # name of the systemd credential
+_CREDENTIAL: Final = "pgpass"  # name of the systemd credential, a password file
 
 
 def connection_info(url: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -47,10 +47,11 @@ def connection_info(url: str, environment: Mapping[str, str] = os.environ) -> st
             f"store.url: {beyond[0]} is another machine, so sslmode=verify-full is required, not "
             f"{given.get('sslmode') or 'none'}. Add &sslmode=verify-full&sslrootcert=FILE"
         )
-    credential = Path(environment.get("CREDENTIALS_DIRECTORY", "")) / _PASSWORD_FILE
+    credential = Path(environment.get("CREDENTIALS_DIRECTORY", "")) / _CREDENTIAL
     if "CREDENTIALS_DIRECTORY" in environment and credential.is_file():
         given.setdefault("passfile", str(credential))
-    return make_conninfo(**{**_DEFAULTS, "target_session_attrs": "read-write", **given})
+    parts: dict[str, Any] = {**_DEFAULTS, "target_session_attrs": "read-write", **given}
+    return make_conninfo(**parts)
 
 
 def replica_info(conninfo: str) -> str:

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 _BYTEA_OID: Final = 17
-_ARRAY: Final = struct.Struct(">IIIII")  # dimensions, whether NULLs occur, type, length, lower bound
+_ARRAY: Final = struct.Struct(">IIIII")  # dimensions, has NULLs, type, length, lower bound
 _LENGTH: Final = struct.Struct(">i")
 _NULL: Final = _LENGTH.pack(-1)
 TEXT: Final = 0

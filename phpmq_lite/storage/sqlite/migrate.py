@@ -14,23 +14,26 @@ To add a migration:
 The code is synchronous: it runs in the writer's thread and in ``phpmq-lite database migrate``.
 """
 
-import hashlib
 import os
 import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.atomic_files import create_private, sync_file, sync_folder
+from phpmq_lite.storage.migrations import (
+    Migration,
+    check_applied,
+    check_version,
+    read_migrations,
+)
 from phpmq_lite.storage.sqlite.errors import DISK_ERRORS, translated_error
 from phpmq_lite.storage.statements import load
 
-_FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")
 _NOT_INSIDE: Final = {
     sqlite3.SQLITE_PRAGMA,
     sqlite3.SQLITE_TRANSACTION,
@@ -38,38 +41,6 @@ _NOT_INSIDE: Final = {
     sqlite3.SQLITE_ATTACH,
     sqlite3.SQLITE_DETACH,
 }
-
-
-@dataclass(slots=True, frozen=True)
-class Migration:
-    """A numbered migration file."""
-
-    number: int
-    name: str  # file name without its extension, such as 0001_initial
-    sql: str
-
-    @property
-    def sha256(self) -> str:
-        """Checksum of the file's text, used to detect later changes."""
-        return hashlib.sha256(self.sql.encode()).hexdigest()
-
-
-def read_migrations(folder: Path) -> list[Migration]:
-    """Read the numbered migration files in ``folder``, in order.
-
-    Raises:
-        StartRefusedError: the folder has no migrations, or a number is missing or used twice.
-    """
-    found = []
-    for path in sorted(folder.glob("*.sql")):
-        match = _FILE_NAME.fullmatch(path.name)
-        if match is None:
-            raise StartRefusedError(f"{path} is not a valid name; use NNNN_what_it_does.sql")
-        found.append(Migration(int(match[1]), path.stem, path.read_text(encoding="utf-8")))
-    if not found or [m.number for m in found] != list(range(1, len(found) + 1)):
-        numbers = ", ".join(str(m.number) for m in found) or "none"
-        raise StartRefusedError(f"migrations in {folder} must be 1, 2, 3, …, not {numbers}")
-    return found
 
 
 def pending(connection: sqlite3.Connection, folder: Path) -> list[Migration]:
@@ -228,22 +199,12 @@ def _version(connection: sqlite3.Connection) -> int:
 def _check_known(connection: sqlite3.Connection, migrations: list[Migration], version: int) -> None:
     """Raise an error unless the schema was created by these migrations."""
     sql = load("migrate")
-    newest = migrations[-1].number
-    if version > newest:
-        raise StartRefusedError(
-            f"the database has schema version {version}, but this phpmq-lite supports versions "
-            f"only up to {newest}: install the version that created the database, or a newer one"
-        )
+    check_version(migrations, version)
     tables = {name for (name,) in connection.execute(sql["tables"])}
     if ("migration" in tables) != (version > 0) or (tables and not version):
         raise StartRefusedError("the database was not created by phpmq-lite")
     applied = dict(connection.execute(sql["applied"]).fetchall()) if version else {}
-    for migration in migrations[:version]:
-        if applied.get(migration.number) != migration.sha256:
-            raise StartRefusedError(
-                f"migration {migration.name} differs from the version that created this database: "
-                "its file was changed after its release"
-            )
+    check_applied(migrations[:version], applied)
 
 
 def _refusal(what: str, error: Exception) -> StorageError | StartRefusedError:

@@ -25,11 +25,9 @@ seq, token, queue_id, position, ttl_s,
 (SELECT coalesce(max("offset"), 0) FROM history)
 
 -- name: insert_run
--- New messages with consecutive numbers that differ only in queue and content, at their
-  original
+-- New messages with consecutive numbers that differ only in queue and content, at their original
 -- positions, dispatched at most once.
--- before the rows: seq of the first row, state, ttl_s, deadline_ms, published_at, dispatched
-  (Unix
+-- before the rows: seq of the first row, state, ttl_s, deadline_ms, published_at, dispatched (Unix
 --   ms), publisher, consumer.  rows: queue_id, token, size, crc
 INSERT INTO message (seq, position, state, deliveries, ttl_s, deadline_ms, published_at,
   first_dispatched_at, last_dispatched_at, charged, publisher, consumer, queue_id, token, size,

@@ -1,0 +1,63 @@
+"""Migrates the schema with the numbered files in ``migrations/postgres/``.
+
+The first file creates the row by which one broker is active; all others are applied by the active
+broker.  A file is executed as a whole, in one transaction.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.storage.migrations import Migration, check_applied, check_version, read_migrations
+from phpmq_lite.storage.postgres.store import PostgresStore
+
+
+def pending(store: PostgresStore, folder: Path) -> list[Migration]:
+    """Return the migrations in ``folder`` that have not been applied yet, in order.
+
+    Raises:
+        StartRefusedError: the database is newer than ``folder``, was not created by phpmq-lite, or
+            was created with a different text of a migration.
+    """
+    sql, migrations = store.sql("migrate"), read_migrations(folder)
+    with store.translating():
+        tables = {name for (name,) in store.execute(sql["tables"])}
+        if "migration" not in tables:
+            if tables:
+                raise StartRefusedError("the database was not created by phpmq-lite")
+            return migrations
+        applied: dict[int, str] = dict(store.execute(sql["applied"]).fetchall())
+    version = max(applied)
+    check_version(migrations, version)
+    check_applied(migrations[:version], applied)
+    return migrations[version:]
+
+
+def create_schema(store: PostgresStore, folder: Path) -> None:
+    """Create the schema of an empty database; wait while another broker does."""
+    with store.translating():
+        store.execute("BEGIN")
+        store.execute(store.sql("migrate")["wait_for_others"])
+        waiting = pending(store, folder)
+        if waiting and waiting[0].number == 1:
+            _apply(store, waiting)
+        store.execute("COMMIT")
+
+
+def migrate(store: PostgresStore, folder: Path) -> list[str]:
+    """Apply pending migrations as the active broker, and return their names in order."""
+    waiting = pending(store, folder)
+    if waiting:
+        with store.transaction():
+            _apply(store, waiting)
+    return [migration.name for migration in waiting]
+
+
+def _apply(store: PostgresStore, migrations: Sequence[Migration]) -> None:
+    sql = store.sql("migrate")
+    store.execute(sql["create_migration_table"])
+    for migration in migrations:
+        store.connection.execute(migration.sql.encode())
+        row = (migration.number, migration.name, migration.sha256, time.time_ns() // 1_000_000)
+        store.execute(sql["add_migration"], row)

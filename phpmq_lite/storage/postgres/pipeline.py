@@ -1,0 +1,191 @@
+"""Sends the statements of a batch to the server at once, and reads the results as they arrive.
+
+All of it takes one round trip.  It runs in the event loop, so that no batch waits for a thread:
+libpq is used directly, and never waits.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from psycopg.pq import ExecStatus
+
+from phpmq_lite.storage.batch_sql import Step
+from phpmq_lite.storage.postgres.quorum import (
+    QUORUM_SQL,
+    ConnectionBrokenError,
+    Quorum,
+    failure_of,
+)
+from phpmq_lite.storage.postgres.statements import compiled
+from phpmq_lite.storage.postgres.store import BEGIN_BATCH, SHARD, PostgresStore
+from phpmq_lite.storage.postgres.values import Parameters, encode, encode_rows
+from phpmq_lite.storage.statements import load
+
+_NOTHING: Final = Parameters([], [])
+_DONE: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
+
+
+class PreparedStatement(NamedTuple):
+    """A statement with the name under which it is prepared on each connection."""
+
+    name: bytes
+    text: bytes
+    parameters: tuple[str, ...]
+    width: int  # number of arrays
+
+
+@cache
+def prepared(text: str) -> PreparedStatement:
+    """Return the statement for a text."""
+    query, names = compiled(text)
+    name = f"b{prepared.cache_info().misses}"
+    return PreparedStatement(name.encode(), query.encode(), names, query.count("[]"))
+
+
+@cache
+def _batch_statement(name: str) -> PreparedStatement:
+    return prepared(load("batch", "postgres")[name])
+
+
+_BEGIN: Final = prepared("BEGIN")
+_FIRST: Final = prepared(BEGIN_BATCH)
+_QUORUM: Final = prepared(QUORUM_SQL)
+_COMMIT: Final = prepared("COMMIT")
+
+# A statement and its encoded values.
+EncodedStep = tuple[PreparedStatement, Parameters]
+
+
+def encode_steps(steps: Sequence[Step]) -> list[EncodedStep]:
+    """Encode the steps of a batch, whose messages may then change."""
+    encoded: list[EncodedStep] = []
+    for name, values, before in steps:
+        statement = _batch_statement(name)
+        if before is not None:
+            encoded.append((statement, encode_rows(values, statement.width, before)))
+        else:
+            named = isinstance(values, dict)
+            encoded.append(
+                (statement, encode([values[p] for p in statement.parameters] if named else values))
+            )
+    return encoded
+
+
+class Committed(NamedTuple):
+    """What the server said about a batch that it has committed."""
+
+    place: str  # of the row of the epoch
+    before: Quorum
+    after: Quorum
+    notices: list[str]
+
+
+# Called once, with what has become of a batch.
+Callback = Callable[[Committed | Exception], None]
+
+
+class Pipeline:
+    """Sends batches on the connection of a store, one at a time."""
+
+    def __init__(self, store: PostgresStore, loop: asyncio.AbstractEventLoop) -> None:
+        self._store = store
+        self._libpq = store.connection.pgconn
+        self._socket = self._libpq.socket
+        self._loop = loop
+        self._known: set[bytes] = set()  # names of prepared statements
+        self._results: list[Any] = []  # first rows of the results so far
+        self._failure: Exception | None = None
+        self._callback: Callback | None = None
+
+    def send(self, steps: Sequence[EncodedStep], callback: Callback) -> None:
+        """Send a batch; ``callback`` is called in the event loop, but not before this returns."""
+        store, libpq = self._store, self._libpq
+        self._callback, self._failure = callback, None
+        self._results.clear()
+        store.notices.clear()
+        first = encode((SHARD, store.epoch, store.batch + 1, store.place))
+        try:
+            libpq.nonblocking = 1
+            libpq.enter_pipeline_mode()
+            self._send(_BEGIN, _NOTHING)
+            self._send(_FIRST, first)
+            for statement, parameters in steps:
+                self._send(statement, parameters)
+            self._send(_QUORUM, _NOTHING)
+            self._send(_COMMIT, _NOTHING)
+            self._send(_QUORUM, _NOTHING)
+            libpq.pipeline_sync()
+            self._loop.add_reader(self._socket, self._on_readable)
+            self._flush()
+        except Exception as error:  # the connection broke before
+            self._loop.call_soon(self._end, ConnectionBrokenError(str(error)))
+
+    def _send(self, statement: PreparedStatement, parameters: Parameters) -> None:
+        if statement.name not in self._known:
+            self._libpq.send_prepare(statement.name, statement.text)
+            self._known.add(statement.name)
+        self._libpq.send_query_prepared(
+            statement.name, parameters.values or None, parameters.formats or None
+        )
+
+    def _flush(self) -> None:
+        """Send what libpq has buffered, as far as the socket accepts it."""
+        try:
+            is_sent = not self._libpq.flush()
+        except Exception as error:
+            self._end(ConnectionBrokenError(str(error)))
+            return
+        if is_sent:
+            self._loop.remove_writer(self._socket)
+        else:
+            self._loop.add_writer(self._socket, self._flush)
+
+    def _on_readable(self) -> None:
+        libpq = self._libpq
+        try:
+            libpq.consume_input()
+            while not libpq.is_busy():
+                result = libpq.get_result()
+                if result is None:
+                    continue
+                if result.status == ExecStatus.PIPELINE_SYNC:
+                    self._end(None)
+                    return
+                if result.status in _DONE:
+                    if result.ntuples:
+                        self._results.append(
+                            [result.get_value(0, at) for at in range(result.nfields)]
+                        )
+                elif result.status != ExecStatus.PIPELINE_ABORTED and self._failure is None:
+                    state = result.error_field(67)  # PG_DIAG_SQLSTATE
+                    text = result.error_message.decode("utf-8", "replace").strip()
+                    self._failure = failure_of(state.decode() if state else None, text)
+                    if isinstance(self._failure, ConnectionBrokenError):
+                        self._end(None)
+                        return
+        except Exception as error:
+            self._end(ConnectionBrokenError(str(error).strip()))
+
+    def _end(self, failure: Exception | None) -> None:
+        callback, self._callback = self._callback, None
+        if callback is None:
+            return
+        libpq = self._libpq
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        failure = failure or self._failure
+        if failure is None:
+            libpq.exit_pipeline_mode()
+            (place,), before, after = self._results
+            callback(
+                Committed(place.decode(), _quorum(before), _quorum(after), [*self._store.notices])
+            )
+        else:
+            callback(failure)
+
+
+def _quorum(row: list[bytes]) -> Quorum:
+    names, loaded_at, server_ms = row
+    return Quorum(names.decode(), loaded_at.decode(), int(server_ms))

@@ -1,0 +1,328 @@
+"""Stores batches in PostgreSQL, in order, and finds out what became of those without an answer.
+
+Batches are sent by the event loop (``pipeline.py``); all other work blocks, in a thread.  At most
+one of the two uses the connection at any time, in the order of the calls.
+
+A batch without a trustworthy answer is *unknown*: the connection broke, or its COMMIT may not be
+replicated.  Then the row of the epoch is read and written again on a new connection, which waits
+for a server process that still holds it.  If the row's number shows that the batch is stored, and
+this write is replicated, so is the batch.  If the number is older, the batch is sent again.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple, TypeVar
+
+from phpmq_lite.clock import read_clocks
+from phpmq_lite.errors import NotWritableError, OutcomeUnknownError, StorageError
+from phpmq_lite.model import Batch, ClockReading, LoadedRows
+from phpmq_lite.storage.batch_sql import batch_statements
+from phpmq_lite.storage.disk_space import DiskSpace
+from phpmq_lite.storage.postgres.pipeline import Committed, EncodedStep, Pipeline, encode_steps
+from phpmq_lite.storage.postgres.quorum import (
+    ConnectionBrokenError,
+    EpochEndedError,
+    Quorum,
+    quorum_problem,
+)
+from phpmq_lite.storage.postgres.store import SHARD, PostgresStore, connect
+from phpmq_lite.storage.store import note_clock
+
+T = TypeVar("T")
+BEAT_S: Final = 0.3  # an idle broker writes this often, so that standbys see that it is alive
+UNREACHABLE_S: Final = 30.0  # without an answer for this long, the broker stops
+_RETRY_S: Final = 0.2
+_CLOCK_MS: Final = 100  # smaller differences from the server's clock come from the network
+
+
+class _Work(NamedTuple):
+    """A batch to send, or else a function to call in the thread."""
+
+    done: asyncio.Future[Any]
+    steps: Sequence[EncodedStep]
+    batch: Batch | None
+    call: Callable[[PostgresStore], Any] | None
+
+
+class PostgresWriter:
+    """The broker's connection to the database; ``on_fatal`` is called once nothing can be written.
+
+    ``space`` shows why nothing can be stored at the moment.
+    """
+
+    def __init__(
+        self,
+        conninfo: str,
+        space: DiskSpace,
+        on_fatal: Callable[[BaseException], None],
+        *,
+        allow_asynchronous: bool = False,
+    ) -> None:
+        self.space = space
+        self.maintenance: Callable[[PostgresStore, ClockReading, bool], bool] = (
+            lambda _store, _now, _is_idle: False
+        )
+        self.quorum: Quorum | None = None  # at the last commit
+        self._conninfo = conninfo
+        self._allow_asynchronous = allow_asynchronous
+        self._on_fatal = on_fatal
+        self._failed: BaseException | None = None
+        self._store: PostgresStore  # set by ``open``
+        self._pipeline: Pipeline
+        self._is_open = False
+        self._thread = ThreadPoolExecutor(1, "phpmq-writer")
+        self._waiting: deque[_Work] = deque()
+        self._current: _Work | None = None
+        self._offset_ms = 0  # the server's clock less this machine's running clock
+        self._answered_at = time.monotonic()  # when the server last answered
+
+    def open(self, store: PostgresStore) -> None:
+        """Continue on the connection that has taken over the epoch, and write regularly."""
+        self._loop = asyncio.get_running_loop()
+        self._use(store)
+        self._is_open = True
+        self._beat(store.batch)
+
+    def _use(self, store: PostgresStore) -> None:
+        self._store = store
+        self._pipeline = Pipeline(store, self._loop)
+        self._answered_at = time.monotonic()
+
+    def check(self, before: Quorum, after: Quorum, notices: list[str]) -> None:
+        """Record the quorum at a commit.
+
+        Raises:
+            ConnectionBrokenError: the commit may not be replicated.
+        """
+        self.quorum = after
+        running_ms = read_clocks()[1]
+        if abs(after.server_ms - running_ms - self._offset_ms) > _CLOCK_MS:
+            self._offset_ms = after.server_ms - running_ms
+        problem = quorum_problem(before, after, notices)
+        if problem is not None and not self._allow_asynchronous:
+            raise ConnectionBrokenError(problem)
+
+    def read_clocks(self) -> tuple[int, int]:
+        """Return the server's time and a clock that cannot be set, in milliseconds, for Clock."""
+        running_ms = read_clocks()[1]
+        return running_ms + self._offset_ms, running_ms
+
+    # -- the engine's interface (BatchStore)
+
+    @property
+    def needs_maintenance(self) -> bool:
+        """Return False: maintenance runs as scheduled."""
+        return False
+
+    def poll(self) -> None:
+        """Do nothing: results are read when they arrive."""
+
+    def check_files(self) -> None:
+        """Do nothing: the database is not a file of this machine."""
+
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
+        """Store the current state of a batch and load what it requests; the batch may then change.
+
+        The future raises OutcomeUnknownError if no client may be answered.
+        """
+        steps = batch_statements(batch) if batch.stores else []
+        if steps:
+            return self._enqueue(encode_steps(steps), batch, None)
+        return self._enqueue((), None, lambda store: store.load(batch))
+
+    def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
+        """Store the clocks after a jump, before any later batches are stored."""
+        return self.start(lambda store: note_clock(store, counters, has_jumped=True))
+
+    async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
+        """Run ``maintenance`` in the thread; return True if it should run again soon."""
+        return await self.run(lambda store: self.maintenance(store, now, is_idle))
+
+    # -- work in order
+
+    def start(self, work: Callable[[PostgresStore], T]) -> asyncio.Future[T]:
+        """Run a function on the store in the thread after all earlier work.
+
+        It is called again if the connection breaks, even if its transaction was stored.
+        """
+        return asyncio.shield(self._enqueue((), None, work))
+
+    async def run(self, work: Callable[[PostgresStore], T]) -> T:
+        """Run a function on the store in the thread and return its result."""
+        return await self.start(work)
+
+    def _enqueue(
+        self,
+        steps: Sequence[EncodedStep],
+        batch: Batch | None,
+        call: Callable[[PostgresStore], Any] | None,
+    ) -> asyncio.Future[Any]:
+        if self._failed is not None:
+            raise self._failed
+        if not self._is_open:
+            raise StorageError("the writer is not open")
+        work = _Work(self._loop.create_future(), steps, batch, call)
+        self._waiting.append(work)
+        self._next()
+        return work.done
+
+    def _next(self) -> None:
+        if self._current is not None or not self._waiting:
+            return
+        work = self._current = self._waiting.popleft()
+        if work.call is not None:
+            self._in_thread(work.call)
+        else:
+            self._pipeline.send(work.steps, self._on_batch)
+
+    def _finish(self, result: Any) -> None:
+        """Complete the current work with its result or error, and start the next."""
+        work, self._current = self._current, None
+        if work is not None and not work.done.done():
+            if isinstance(result, BaseException):
+                work.done.set_exception(result)
+                work.done.exception()  # a heartbeat has nobody to read it
+            else:
+                work.done.set_result(result)
+        self._next()
+
+    def _on_batch(self, answer: Committed | Exception) -> None:
+        """Handle what became of the current batch."""
+        store, work = self._store, self._current
+        if work is None:
+            return
+        failure = answer if isinstance(answer, Exception) else self._problem_of(answer)
+        if isinstance(failure, ConnectionBrokenError | NotWritableError):
+            self._in_thread(lambda _: self._recover(failure), self._on_recovered)
+        elif isinstance(answer, Exception):
+            self._fail(answer)
+        else:
+            self._answered_at = time.monotonic()
+            store.batch += 1
+            store.place = answer.place
+            self._on_stored(work)
+
+    def _problem_of(self, answer: Committed) -> ConnectionBrokenError | None:
+        try:
+            self.check(answer.before, answer.after, answer.notices)
+        except ConnectionBrokenError as error:
+            return error
+        return None
+
+    def _on_stored(self, work: _Work) -> None:
+        batch = work.batch
+        if batch is not None and batch.loads:
+            self._in_thread(lambda store: store.load(batch))
+        else:
+            self._finish(None)
+
+    def _on_recovered(self, is_stored: bool) -> None:
+        work = self._current
+        if work is None:
+            return
+        if is_stored:
+            self._on_stored(work)
+        else:
+            self._pipeline.send(work.steps, self._on_batch)
+
+    # -- in the thread
+
+    def _in_thread(
+        self,
+        call: Callable[[PostgresStore], T],
+        then: Callable[[T], None] | None = None,
+    ) -> None:
+        def work() -> T:
+            while True:
+                try:
+                    return call(self._store)
+                except (ConnectionBrokenError, NotWritableError) as error:
+                    self._recover(error)
+
+        def on_done(done: asyncio.Future[T]) -> None:
+            if (error := done.exception()) is not None:
+                self._fail(error)
+            else:
+                (then or self._finish)(done.result())
+
+        self._loop.run_in_executor(self._thread, work).add_done_callback(on_done)
+
+    def _recover(self, problem: Exception) -> bool:
+        """Reconnect until the epoch's row is replicated; return whether the last batch is stored.
+
+        Raises:
+            EpochEndedError: another broker has taken over.
+            OutcomeUnknownError: the server has not answered for 30 s.
+        """
+        before = self._store
+        before.connection.close()
+        self._show(str(problem))
+        if isinstance(problem, NotWritableError):
+            time.sleep(_RETRY_S)
+        while True:
+            try:
+                store = PostgresStore(connect(self._conninfo), self.check)
+                store.epoch = before.epoch
+                self._use(store)
+                store.batch = _rewrite_row(store)
+            except (ConnectionBrokenError, NotWritableError) as error:
+                self._show(str(error))
+                if time.monotonic() > self._answered_at + UNREACHABLE_S:
+                    raise OutcomeUnknownError(
+                        f"the database has not answered for {UNREACHABLE_S:g} s: {error}"
+                    ) from error
+                time.sleep(_RETRY_S)
+            else:
+                self._show(None)
+                return store.batch > before.batch
+
+    def _show(self, problem: str | None) -> None:
+        if problem != self.space.write_problem:
+            self.space.write_problem = problem
+            self.space.on_change()
+
+    # -- the beginning and the end
+
+    def _beat(self, number: int) -> None:
+        """Store an empty batch if none has been stored since the last call."""
+        if self._is_open and self._failed is None:
+            if self._store.batch == number and self._current is None:
+                self._enqueue((), None, None)
+            self._loop.call_later(BEAT_S, self._beat, self._store.batch)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed = error
+        self._on_fatal(error)
+        self._waiting.clear()
+        self._finish(error)
+
+    async def close(self) -> None:
+        """Release the epoch, so that a standby takes over at once, and disconnect."""
+        if self._is_open:
+            if self._failed is None:
+                await self.run(release)
+            self._is_open = False
+            self._store.connection.close()
+        self._thread.shutdown(wait=False)
+
+
+def release(store: PostgresStore) -> None:
+    """Mark the epoch as released by its broker."""
+    with store.transaction():
+        store.execute(store.sql("epoch")["release"], (SHARD, store.epoch))
+
+
+def _rewrite_row(store: PostgresStore) -> int:
+    """Write the row of the epoch again, and return the number of the last stored batch."""
+    sql = store.sql("epoch")
+    with store.translating():
+        store.execute("BEGIN")
+        epoch, number = store.execute(sql["lock"], (SHARD,)).fetchone()
+        if epoch != store.epoch:
+            raise EpochEndedError(f"another broker has taken over from epoch {store.epoch}")
+        store.place = store.execute(sql["touch"], (SHARD,)).fetchone()[0]
+        store.commit()
+    return int(number)
