@@ -3,7 +3,8 @@
 All types are plain data.  The core passes a ``Batch`` to the writer, which returns ``LoadedRows``.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, Final, NamedTuple, Protocol
@@ -504,6 +505,32 @@ class RecoveredState:
     returned: int  # number of dispatched messages that are ready again
     pipeline: PipelineRows = field(default_factory=PipelineRows)
     newest_key: int = 0  # number of the newest key in the table receipt, even if it has expired
+
+
+class BatchStore(Protocol):
+    """The engine's interface to a database; each engine in ``storage/`` implements it."""
+
+    @property
+    def needs_maintenance(self) -> bool:
+        """Whether maintenance should run earlier than scheduled."""
+
+    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
+        """Store a batch in one transaction, then load the rows that it requests.
+
+        The future raises OutcomeUnknownError if it is unknown whether the batch was stored.
+        """
+
+    def poll(self) -> None:
+        """Complete the future of ``commit`` now if the batch has been stored meanwhile."""
+
+    def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
+        """Store a wall-clock jump before any later batches."""
+
+    async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
+        """Run a slice of maintenance between two batches; return True if more slices follow."""
+
+    def check_files(self) -> None:
+        """Raise DatabaseReplacedError if the database was removed or replaced."""
 
 
 Reply = Callable[[Any], None]

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import socket
 import ssl
 import sys
@@ -21,7 +22,6 @@ from phpmq_lite.clock import Clock
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas, RegistryError
 from phpmq_lite.errors import SettingsError, StartRefusedError, os_reason
-from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Limits, RecoveredState
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import WireLimits
@@ -53,17 +53,13 @@ from phpmq_lite.server.watchdog import EngineWatchdog, SessionMonitor
 from phpmq_lite.settings import EffectiveSettings, Settings
 from phpmq_lite.settings.model import AdminSettings, TcpSettings
 from phpmq_lite.settings.reload import reload_settings
-from phpmq_lite.shutdown import fail_stop, record_stop, run_engine, seal_at_end
+from phpmq_lite.shutdown import fail_stop, run_engine
+from phpmq_lite.storage.backend import Backend, StoreWriter, Upkeep
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, in_use_message, locking_pid
 from phpmq_lite.storage.disk_space import DiskSpace, DiskSpaceBounds
 from phpmq_lite.storage.retention import RetentionBounds
-from phpmq_lite.storage.sqlite import migrate
-from phpmq_lite.storage.sqlite.integrity.seal import LiveSeal
-from phpmq_lite.storage.sqlite.integrity.startup import check_files
+from phpmq_lite.storage.sqlite.backend import SqliteBackend
 from phpmq_lite.storage.sqlite.integrity.stopped_database import has_admin
-from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
-from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
-from phpmq_lite.storage.sqlite.writer import Writer
 from phpmq_lite.storage.start_report import StartRecorder
 from phpmq_lite.storage.store import Store, note_clock
 
@@ -158,12 +154,11 @@ class Service:
         self._maintenance: Maintenance | None = None
         self._setup_token = SetupToken(settings.data)
         self._first_password: str | None = None  # the first user's password if no users exist
-        self._upkeep: WriterMaintenance | None = None
+        self._upkeep: Upkeep | None = None
         self._watchdog: EngineWatchdog | None = None  # set once the engine is created
         self._tls_listeners: list[TlsListener] = []  # listeners that use TLS
         self._session_context: SessionContext  # shared by all sessions; set when serving starts
         self._has_users = False
-        self._needs_structure_check = False  # whether startup skipped the check of the structure
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
         self._pages_wanted = asyncio.Event()
@@ -228,18 +223,19 @@ class Service:
             PhpmqError: the broker refuses to start; the error's class determines the exit code.
         """
         settings = self.settings
-        database = settings.data / DATABASE
-        check_exposed_listeners(settings, lambda: has_admin(database))
+        check_exposed_listeners(settings, lambda: _has_admin(settings))
         tls = _admin_tls(settings)  # must come first, because a certificate may be invalid
         self._add_tls_listener("admin", tls)
         await asyncio.to_thread(_load, self.schemas)
         file = settings.admin.initial_password_file
-        if file is not None and not await asyncio.to_thread(has_admin, database):
+        if file is not None and not await asyncio.to_thread(_has_admin, settings):
             self._first_password = _initial_password(file)
         async with AsyncExitStack() as stack:
             await _check_ports(settings)
             folder = DataFolder.open(
-                settings.data, allow_network_fs=settings.storage.allow_network_fs
+                settings.data,
+                allow_network_fs=settings.storage.allow_network_fs,
+                has_database=not settings.store.url,
             )
             stack.callback(folder.close)
             admin_stack = await stack.enter_async_context(AsyncExitStack())
@@ -264,17 +260,39 @@ class Service:
             space = self.handle.space = DiskSpace(folder.path, disk_space_bounds(settings))
             space.prepare()
             room = DiskSpaceMonitor(space)
-            writer = Writer(folder.database, space, partial(fail_stop, folder), folder)
+            backend = self._backend(folder, space)
             starting = StartRecorder(__version__, _now_ms(), was_clean=not folder.meta.is_running)
-            recovering = asyncio.create_task(self._recover(folder, writer, starting))
-            stack.push_async_callback(_close_after, recovering, writer)
-            serve_pages = partial(self._serve_pages, admin_stack, folder, bound, tls)
+            recovering = asyncio.create_task(self._recover(folder, backend, starting))
+            stack.push_async_callback(_close_after, recovering, backend.writer)
+            serve_pages = partial(self._serve_pages, admin_stack, backend, bound, tls)
             pages = asyncio.create_task(self._open_pages(bound, serve_pages))
             stack.push_async_callback(_cancel, pages)
             stored, clock = await recovering
-            engine = await self._open_engine(stack, folder, writer, starting, stored, clock)
+            engine = await self._open_engine(stack, backend, starting, stored, clock)
             room.attach(engine)
-            await self._serve(stack, engine, folder, gate, listeners, pages)
+            await self._serve(stack, engine, folder, backend, gate, listeners, pages)
+
+    def _backend(self, folder: DataFolder, space: DiskSpace) -> Backend:
+        """Return the engine that the settings select."""
+        settings, on_fatal = self.settings, partial(fail_stop, folder)
+        if settings.store.url:
+            from phpmq_lite.storage.postgres.backend import PostgresBackend
+
+            return PostgresBackend(
+                settings.store.url,
+                space,
+                on_fatal,
+                description=json.dumps({"version": __version__, "host": socket.gethostname()}),
+                allow_asynchronous=settings.store.allow_asynchronous,
+            )
+        return SqliteBackend(
+            folder,
+            space,
+            on_fatal,
+            accept_loss=settings.storage.accept_loss,
+            cache_bytes=settings.storage.cache_bytes,
+            wal_bytes=settings.storage.wal_bytes,
+        )
 
     def _add_tls_listener(self, section: str, context: ssl.SSLContext | None) -> None:
         files: TcpSettings | AdminSettings = getattr(self.settings, section)
@@ -308,7 +326,7 @@ class Service:
     async def _serve_pages(
         self,
         stack: AsyncExitStack,
-        folder: DataFolder,
+        backend: Backend,
         bound: list[socket.socket],
         tls: ssl.SSLContext | None,
     ) -> None:
@@ -319,7 +337,7 @@ class Service:
         from phpmq_lite.admin.resources.system import DRAIN
         from phpmq_lite.admin.serving import open_admin
 
-        readers = SqliteReaders(folder.database)
+        readers = backend.readers()
         stack.push_async_callback(readers.close)
         app = create_app(
             self.handle,
@@ -339,28 +357,17 @@ class Service:
         self._has_pages.set()
 
     async def _recover(
-        self, folder: DataFolder, writer: Writer, starting: StartRecorder
+        self, folder: DataFolder, backend: Backend, starting: StartRecorder
     ) -> tuple[RecoveredState, Clock]:
-        """Check the files, migrate the database and recover it; return the state and the clock."""
-        settings, front = self.settings, self.handle
+        """Open and migrate the database and recover it; return the state and the clock."""
+        front, writer = self.handle, backend.writer
         starting.note_error(folder.read_last_error())
-        found = await asyncio.to_thread(
-            check_files, folder, accept_loss=settings.storage.accept_loss,
-            tell=lambda step: front.set(step=step),
-        )  # fmt: skip
-        starting.note_wal(found.wal.frames, found.wal.commits, found.wal.commits_lost)
-        starting.note_checks(found.checks)
-        self._needs_structure_check = found.is_structure_due
-        await writer.open(settings.storage.cache_bytes)
-        front.set(step="migrating")
-        applied = await writer.run(lambda store: migrate.migrate(
-            store.connection, migrations_folder()))  # fmt: skip
-        starting.note_migrations(applied)
-        if applied:
-            _log.info("migrated", applied=applied)
+        await backend.open(starting, lambda step: front.set(step=step))
+        if starting.report.migrations:
+            _log.info("migrated", applied=starting.report.migrations)
         front.set(step="recovering")
-        clock = Clock(await writer.run(lambda store: store.counters()))
-        receipts = settings.receipts
+        clock = Clock(await writer.run(lambda store: store.counters()), read=backend.read_clocks)
+        receipts = self.settings.receipts
         stored = await writer.run(lambda store: store.recover(
             clock.now(), receipts.window_s * 1_000, receipts.limit))  # fmt: skip
         return stored, clock
@@ -368,37 +375,26 @@ class Service:
     async def _open_engine(
         self,
         stack: AsyncExitStack,
-        folder: DataFolder,
-        writer: Writer,
+        backend: Backend,
         starting: StartRecorder,
         stored: RecoveredState,
         clock: Clock,
     ) -> Engine:
-        """Create the core from the stored state, and record that the data folder is in use."""
-        settings = self.settings
-        # The next callback runs after writer.close.
-        stack.push_async_callback(asyncio.to_thread, seal_at_end, folder, writer.files)
-        live_seal = LiveSeal(folder.database, writer.files)
-        stack.callback(live_seal.close)
-        stack.push_async_callback(writer.close)
+        """Create the core from the stored state, and record that the database is in use."""
+        settings, writer = self.settings, backend.writer
+        backend.close_with(stack)
         stack.push_async_callback(self._close_readers)
         starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
         await writer.run(lambda store: starting.read_database(store, clock.now().steady_ms))
-        folder.record(is_running=True, has_messages=True)
-        stack.push(partial(record_stop, folder, writer))  # this callback runs before writer.close
+        backend.record_use(stack)
         core = Broker(
             stored,
             broker_limits(settings),
             queue_defaults(settings),
             BabelQueueInspector(self.schemas),
         )
-        self._upkeep = WriterMaintenance(
-            folder.database, retention_bounds(settings), settings.storage.wal_bytes, clock.counters,
-            writer.space, live_seal,
-        )  # fmt: skip
+        self._upkeep = await backend.start_maintenance(retention_bounds(settings), clock.counters)
         self._has_users = await writer.run(lambda store: store.has_users())
-        await writer.run(lambda store: writer.space.measure(store.used_bytes()))
-        writer.maintenance = self._upkeep
         engine = Engine(core, writer, clock)
         self.handle.engine = engine
         self._watchdog = EngineWatchdog(engine, writer)
@@ -425,13 +421,14 @@ class Service:
         stack: AsyncExitStack,
         engine: Engine,
         folder: DataFolder,
+        backend: Backend,
         gate: Admission,
         listeners: Listeners,
         pages: asyncio.Task[None],
     ) -> None:
         """Open the PHPMQ listeners, serve until ``stop`` is called, then drain."""
         monitor = self._open_sessions(engine, gate)
-        readers = SqliteReaders(folder.database, count=1)  # separate from the pages' readers
+        readers = backend.readers(count=1)  # separate from the pages' readers
         stack.push_async_callback(readers.close)
         self.sampler = RollupSampler(engine, readers, self.rollups)
         async with asyncio.TaskGroup() as tasks:
@@ -441,7 +438,7 @@ class Service:
             watching = tasks.create_task(self.schemas.watch(_log_schema_error))
             tasks.create_task(_raise_error_of(pages))
             maintaining = tasks.create_task(
-                self._build_maintenance(engine).run(is_structure_due=self._needs_structure_check)
+                self._build_maintenance(engine).run(is_structure_due=backend.is_structure_due)
             )
             await self._prepare_login()
             await listeners.open()
@@ -522,6 +519,14 @@ class Service:
             session.abort("the broker is stopping")
 
 
+def _has_admin(settings: Settings) -> bool:
+    if settings.store.url:
+        from phpmq_lite.storage.postgres.backend import has_admin as has_admin_there
+
+        return has_admin_there(settings.store.url)
+    return has_admin(settings.data / DATABASE)
+
+
 def _note_clock(store: Store, clock: Clock, doubt: Mapping[str, int] | None = None) -> None:
     note_clock(store, clock.counters(clock.now()) | dict(doubt or {}))
 
@@ -570,7 +575,7 @@ async def _raise_error_of(task: asyncio.Task[Any]) -> None:
         task.result()
 
 
-async def _close_after(recovering: asyncio.Task[Any], writer: Writer) -> None:
+async def _close_after(recovering: asyncio.Task[Any], writer: StoreWriter) -> None:
     """Close the database once recovery has ended; do nothing if it has already been closed."""
     await _wait_for(recovering)
     await writer.close()

@@ -1,7 +1,6 @@
-"""The two ways in which a broker stops: a clean stop and a fail-stop.
+"""The fail-stop: if the outcome of a commit is unknown or the engine fails, the process exits.
 
-If the outcome of a commit is unknown or the engine fails, the process exits here with code 74 and
-closes nothing.
+It exits with code 74 and closes nothing.
 """
 
 import os
@@ -11,13 +10,11 @@ import time
 from typing import Final
 
 from phpmq_lite import logs
-from phpmq_lite.errors import DatabaseReplacedError, PhpmqError
+from phpmq_lite.errors import PhpmqError
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
-from phpmq_lite.storage.sqlite.integrity.seal import seal
-from phpmq_lite.storage.sqlite.writer import Writer
+from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.sqlite.backend import EX_IOERR
 
-EX_IOERR: Final = 74
 LOG_REASON_S: Final = 0.5  # maximum number of seconds that a fail-stop spends on logging its reason
 _LAST_WORDS: Final = b"stopped immediately: not enough memory to write the reason\n"
 _log = logs.get_logger(__name__)
@@ -33,37 +30,6 @@ async def run_engine(engine: Engine, folder: DataFolder) -> None:
         await engine.run()
     except Exception as error:
         fail_stop(folder, error)
-
-
-def record_stop(
-    folder: DataFolder, writer: Writer, _kind: object, failure: BaseException | None, _trace: object
-) -> None:
-    """Record a clean stop, which leaves no WAL; if that is impossible, exit and keep the WAL.
-
-    ``failure`` is the error that ended the broker, or None if it was asked to stop.  If another
-    database has replaced this one, the process exits here: closing would remove the other's log.
-    """
-    writer.check_files()
-    writer.space.release_ballast_if_full()
-    try:
-        folder.record(is_running=False)
-    except OSError as error:
-        if failure is not None:
-            _log.error("stopped immediately", reason=str(failure))
-        _log.warning("stopped as if killed: a clean stop could not be recorded", reason=str(error))
-        sys.stderr.flush()
-        # Everything is stored. Exit here, because closing the database would remove the WAL.
-        os._exit(0 if failure is None else EX_IOERR)
-
-
-def seal_at_end(folder: DataFolder, files: OpenedFiles) -> None:
-    """Seal the closed database; without a seal, the next start would check its structure."""
-    try:
-        seal(folder, files)
-    except DatabaseReplacedError as error:
-        fail_stop(folder, error)
-    except OSError as error:
-        _log.warning("not_sealed", reason=str(error))
 
 
 def fail_stop(folder: DataFolder, error: BaseException) -> None:

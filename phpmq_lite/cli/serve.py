@@ -17,6 +17,12 @@ from phpmq_lite.cli.settings_options import (
 @click.command()
 @data_option
 @listener_options
+@setting_option(
+    "--store",
+    "store.url",
+    metavar="URL",
+    help="Store everything in this PostgreSQL database.  [default: SQLite in the data folder]",
+)
 @startup_override_options
 @setting_option(
     "--log-level",

@@ -13,8 +13,8 @@ is older than the state in memory.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.flow_control import FlowControl
@@ -22,7 +22,7 @@ from phpmq_lite.broker.queue import Connection
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger, is_quiet
-from phpmq_lite.model import Batch, ClockReading, LoadedRows, Message, Receipt
+from phpmq_lite.model import Batch, BatchStore, ClockReading, LoadedRows, Message, Receipt
 from phpmq_lite.server.counters import CommitCounters
 from phpmq_lite.server.engine_policies import AckCommitDelay, BackgroundThread, CooperativeTasks
 
@@ -37,32 +37,6 @@ Operation = Callable[Concatenate[Broker, Callable[[T], None], P], None]
 REPLY_S: Final = 30.0  # maximum wait for the result of an operator's request
 _MAINTENANCE_S = 1.0
 _NOTHING: Final[tuple[list[Message], list[Receipt]]] = ([], [])
-
-
-class BatchStore(Protocol):
-    """The engine's interface to a database; ``storage.sqlite.writer.Writer`` implements it."""
-
-    @property
-    def needs_maintenance(self) -> bool:
-        """Whether maintenance should run earlier than scheduled."""
-
-    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
-        """Store a batch in one transaction, then load the rows that it requests.
-
-        The future raises OutcomeUnknownError if it is unknown whether the batch was stored.
-        """
-
-    def poll(self) -> None:
-        """Complete the future of ``commit`` now if the batch has been stored meanwhile."""
-
-    def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
-        """Store a wall-clock jump before any later batches."""
-
-    async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
-        """Run a slice of maintenance between two batches; return True if more slices follow."""
-
-    def check_files(self) -> None:
-        """Raise DatabaseReplacedError if the database was removed or replaced."""
 
 
 class _Commit(NamedTuple):

@@ -18,7 +18,7 @@ from phpmq_lite.server.backpressure import (
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.session import Session
 from phpmq_lite.server.status import BrokerHandle
-from phpmq_lite.storage.sqlite.writer import Writer
+from phpmq_lite.storage.backend import StoreWriter
 
 _INTERVAL_S: Final = 1.0
 
@@ -80,7 +80,7 @@ class EngineWatchdog:
     Health checks do not wait for the writer, so they respond even if the disk is slow.
     """
 
-    def __init__(self, engine: Engine, writer: Writer) -> None:
+    def __init__(self, engine: Engine, writer: StoreWriter) -> None:
         self._engine = engine
         self._writer = writer
         self._is_waiting = False  # True while a probe is unanswered

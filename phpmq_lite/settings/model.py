@@ -345,6 +345,20 @@ class StorageSettings(Section):
     accept_loss: bool = field(False, "Start once despite damaged files, with the remaining data.")
 
 
+class StoreSettings(Section):
+    """Where messages are stored: in SQLite, or in PostgreSQL."""
+
+    url: str = field(
+        "",
+        "PostgreSQL database that stores everything, such as"
+        " postgresql://phpmq@db1,db2,db3/phpmq?sslmode=verify-full. Empty means SQLite in the data"
+        " folder. The password comes from PGPASSFILE or the credential pgpass.",
+    )
+    allow_asynchronous: bool = field(
+        False, "Confirm messages even if no quorum of replicas has them; they can be lost."
+    )
+
+
 class BackupSettings(Section):
     """Copies of the database, made while the broker runs."""
 
@@ -397,6 +411,7 @@ class Settings(BaseModel):
     receipts: ReceiptSettings = ReceiptSettings()
     history: HistorySettings = HistorySettings()
     storage: StorageSettings = StorageSettings()
+    store: StoreSettings = StoreSettings()
     backups: BackupSettings = BackupSettings()
     scrub: ScrubSettings = ScrubSettings()
     ui: UiSettings = UiSettings()

@@ -126,12 +126,13 @@ class DataFolder:
         self.meta = read_meta(path)
 
     @classmethod
-    def open(cls, path: Path, *, allow_network_fs: bool = False, is_replaced: bool = False) -> Self:
+    def open(cls, path: Path, *, allow_network_fs: bool = False, has_database: bool = True) -> Self:
         """Create the folder if necessary, lock it and check for lost files.
 
         Afterwards, the folder has mode 0700, its files have mode 0600, and the database file exists
-        (empty in a new folder), because SQLite copies its mode to the WAL.  With ``is_replaced``,
-        the database is about to be replaced, so it is neither checked nor created.
+        (empty in a new folder), because SQLite copies its mode to the WAL.  Without
+        ``has_database``, the database is elsewhere or about to be replaced, so it is neither
+        checked nor created.
 
         Raises:
             StartRefusedError: another process uses the folder, it is on a network file system, or
@@ -148,7 +149,7 @@ class DataFolder:
             raise StartRefusedError(f"cannot use data folder {path}: {error.strerror}") from error
         try:
             folder = cls(path, lock)
-            if not is_replaced:
+            if has_database:
                 folder.check_database()
                 folder._prepare_files()
         except BaseException as error:

@@ -34,7 +34,8 @@ from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage import disk_space
 from phpmq_lite.storage.batch_sql import Step
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.sqlite import writer
+from phpmq_lite.storage.sqlite import backend, writer
+from phpmq_lite.storage.sqlite.backend import SqliteBackend
 from phpmq_lite.storage.sqlite.integrity import seal, startup
 from phpmq_lite.storage.sqlite.integrity.wal_check import WalScan
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
@@ -322,7 +323,7 @@ _IN_BROKER: Final[dict[str, Callable[[], None]]] = {
     "CountsGapsTwice": _set(service, "Clock", CountsGapsTwice),
     "LeavesAtOnce": _set(service, "DRAIN_S", 0.0),  # acknowledgements on their way are not read
     "WaitsForTheDiskInTheLoop": _set(writer, "_FAST_S", inf),
-    "KeepsItsTransactions": _set(service, "SqliteReaders", KeepsItsTransactions),
+    "KeepsItsTransactions": _set(backend, "SqliteReaders", KeepsItsTransactions),
     "ReturnsToTheEnd": _set(BrokerState, "make_ready", BrokerState.make_ready_at_end),
     "StaysHalfAlive": _stay_half_alive,
     # on a disk, see test_power.py and test_writer_process.py
@@ -352,12 +353,11 @@ def _use_second() -> None:
     """Start the writer process before the listeners open, and pass all batches to it."""
     open_engine = service.Service._open_engine
 
-    async def opened(
-        self: service.Service, stack: Any, folder: DataFolder, writer: Writer, *rest: Any
-    ) -> Engine:
-        engine = await open_engine(self, stack, folder, writer, *rest)
-        writer._start_process()
-        while writer._process is not None and not writer._process.is_ready:  # noqa: ASYNC110
+    async def opened(self: service.Service, stack: Any, one: SqliteBackend, *rest: Any) -> Engine:
+        engine = await open_engine(self, stack, one, *rest)
+        own = one.writer
+        own._start_process()
+        while own._process is not None and not own._process.is_ready:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         return engine
 

@@ -24,9 +24,9 @@ from phpmq_lite.broker_process import broker_process as fresh_process
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.protocol.connection import ClientSide
-from phpmq_lite.shutdown import record_stop
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.disk_space import DiskSpace
+from phpmq_lite.storage.sqlite.backend import record_stop
 from phpmq_lite.storage.sqlite.integrity.seal import seal
 from phpmq_lite.storage.sqlite.integrity.startup import StartupCheck, check_files
 from phpmq_lite.storage.sqlite.migrate import migrate

@@ -54,7 +54,7 @@ class Standby:
         self._check = check
         self._tell = tell
         self._store: PostgresStore | None = None
-        self._row: EpochRow | None = None
+        self.row: EpochRow | None = None  # as last read
         self._polled_at = 0.0
         self._silent_s = 0.0  # only time in which the database answered
 
@@ -79,7 +79,7 @@ class Standby:
         try:
             store = self._connected()
             self._poll(store)
-            row = self._row
+            row = self.row
             if row is None or not (row.is_released or self._silent_s >= SILENCE_S):
                 self._tell(StandbyState(row, None))
                 return None
@@ -91,9 +91,9 @@ class Standby:
             self._disconnect()
             self._tell(StandbyState(None, str(error)))
         except StartRefusedError as error:
-            if self._row is None:
+            if self.row is None:
                 raise
-            self._tell(StandbyState(self._row, str(error)))
+            self._tell(StandbyState(self.row, str(error)))
         return None
 
     def _connected(self) -> PostgresStore:
@@ -105,14 +105,14 @@ class Standby:
     def _disconnect(self) -> None:
         """Begin to count anew: a failover of the database is no failure of the active broker."""
         store, self._store = self._store, None
-        self._row, self._silent_s = None, 0.0
+        self.row, self._silent_s = None, 0.0
         if store is not None:
             store.connection.close()
 
     def _poll(self, store: PostgresStore) -> None:
-        before, now = self._row, time.monotonic()
+        before, now = self.row, time.monotonic()
         with store.translating():
-            self._row = row = EpochRow(
+            self.row = row = EpochRow(
                 *store.execute(store.sql("epoch")["read"], (SHARD,)).fetchone()
             )
         is_same = before is not None and before[:3] == row[:3]

@@ -19,3 +19,8 @@ SELECT name, value::bigint FROM (
   UNION ALL SELECT 'placed_upto', last_offset - upto FROM slice, placed
 ) AS totals WHERE value <> 0
 ON CONFLICT (name) DO UPDATE SET value = counter.value + excluded.value;
+
+-- name: waiting
+-- columns: number of offsets that are not counted yet
+SELECT coalesce((SELECT max("offset") FROM history), 0)
+  - coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0);

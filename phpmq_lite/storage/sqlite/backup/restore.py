@@ -95,7 +95,7 @@ def restore(
         StorageFullError: there is not enough space for the backup.
     """
     database = _verify_source(source, tell)
-    folder = DataFolder.open(data, allow_network_fs=allow_network_fs, is_replaced=True)
+    folder = DataFolder.open(data, allow_network_fs=allow_network_fs, has_database=False)
     with closing(folder):
         staged = folder.path / _STAGED_NAME
         try:
