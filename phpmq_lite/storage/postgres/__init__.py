@@ -1,0 +1,1 @@
+"""The PostgreSQL backend, on psycopg: all that only a database server needs."""
