@@ -1,11 +1,12 @@
 -- The tables of the SQLite database, with the same columns, and what only PostgreSQL needs: regular
--- indexes of the history, and the row by which one of several brokers is active.
+-- indexes of the history, and the row by which one of several brokers is active.  Texts by which
+-- rows are ordered have the collation "C", which compares bytes as SQLite does.
 
 CREATE TABLE queue (
   queue_id BIGINT PRIMARY KEY,
   shard INTEGER NOT NULL DEFAULT 0,       -- which epoch row its broker holds; one shard today
   created_by TEXT NOT NULL DEFAULT '',
-  name TEXT NOT NULL UNIQUE,              -- 1 to 255 bytes of UTF-8 without control characters
+  name TEXT COLLATE "C" NOT NULL UNIQUE,  -- 1 to 255 bytes of UTF-8 without control characters
   created_at BIGINT NOT NULL,            -- Unix ms
   payload_policy TEXT,                    -- these six: NULL is the broker's default
   on_expire TEXT,                         -- history, dead_letter or forward:<queue>
@@ -34,7 +35,7 @@ CREATE TABLE message (                    -- alive only
   crc BIGINT NOT NULL,                   -- CRC-32 of seq (8 bytes, big-endian) and body
   publisher BIGINT,                      -- client number
   consumer BIGINT,                       -- client number of the last consumer
-  urn TEXT, trace_id TEXT, meta_id TEXT, attempts BIGINT,  -- of an envelope
+  urn TEXT, trace_id TEXT COLLATE "C", meta_id TEXT, attempts BIGINT,  -- of an envelope
   source_seq BIGINT,                     -- dead-letter record: the message it is about
   source_queue_id BIGINT,                -- dead-letter record: where that one died
   source_reason TEXT                      -- dead-letter record: why
@@ -117,7 +118,7 @@ CREATE TABLE rollup (                     -- how each queue went, in spans of eq
 CREATE INDEX rollup_time ON rollup (span_s, at_s);
 CREATE TABLE saved (                      -- what people saved under a name
   kind TEXT NOT NULL,                     -- view, template or label
-  name TEXT NOT NULL,
+  name TEXT COLLATE "C" NOT NULL,
   content TEXT NOT NULL,                  -- JSON
   saved_at BIGINT NOT NULL,
   saved_by TEXT NOT NULL,
@@ -147,7 +148,7 @@ CREATE TABLE history (
   deliveries BIGINT NOT NULL, charged BIGINT NOT NULL,
   size BIGINT NOT NULL, crc BIGINT NOT NULL,
   publisher BIGINT, consumer BIGINT,
-  urn TEXT, trace_id TEXT, meta_id TEXT, attempts BIGINT,
+  urn TEXT, trace_id TEXT COLLATE "C", meta_id TEXT, attempts BIGINT,
   source_seq BIGINT, source_queue_id BIGINT, source_reason TEXT
 );
 CREATE INDEX history_seq ON history (seq);
@@ -166,7 +167,7 @@ CREATE TABLE meta (                       -- one text each
 );
 CREATE TABLE subscription (               -- holds messages of one queue, without a connection
   subscription_id BIGINT PRIMARY KEY,
-  name TEXT NOT NULL UNIQUE,
+  name TEXT COLLATE "C" NOT NULL UNIQUE,
   queue_id BIGINT NOT NULL,
   next_claim BIGINT NOT NULL,            -- claims are numbered from 1; below it all are given
   acked_upto BIGINT NOT NULL,            -- the last claim that was acknowledged or released
@@ -211,13 +212,13 @@ CREATE TABLE stage_row (
   content BYTEA NOT NULL
 );
 CREATE TABLE published (                  -- the highest version of each writer that publishes once
-  app_id TEXT PRIMARY KEY,
+  app_id TEXT COLLATE "C" PRIMARY KEY,
   version BIGINT NOT NULL,
   at_ms BIGINT NOT NULL,                 -- Unix ms
   "rows" BIGINT NOT NULL                 -- of that version
 , owner TEXT, used_ms BIGINT NOT NULL DEFAULT 0, single_use BIGINT NOT NULL DEFAULT 0);
 CREATE TABLE reader (                     -- how far those are that follow the history
-  name TEXT PRIMARY KEY,
+  name TEXT COLLATE "C" PRIMARY KEY,
   "offset" BIGINT NOT NULL,              -- done up to it
   at_ms BIGINT NOT NULL                  -- Unix ms: when it said so
 );
@@ -343,5 +344,118 @@ BEGIN
     crc := (crc >> 8) # lookup[((crc # get_byte(whole, at)) & 255) + 1];
   END LOOP;
   RETURN crc # 4294967295;
+END
+$$;
+
+-- The numbers in a JSON array, which is how lists are passed to statements.
+CREATE FUNCTION ids(list TEXT) RETURNS BIGINT[]
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$ SELECT translate(list, '[]', '{}')::BIGINT[] $$;
+
+-- The other functions are for the search.  They return what SQLite's JSON functions and GLOB do, so that a search
+-- finds the same messages on both engines.
+
+-- Convert a glob, with literal characters in brackets, to a pattern of LIKE or to a regular
+-- expression.  LIKE is faster, but it would search a large text for seconds without interruption.
+CREATE FUNCTION like_pattern(glob TEXT) RETURNS TEXT
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+  SELECT regexp_replace(regexp_replace(regexp_replace(regexp_replace(glob,
+    '([\\%_])', '\\\1', 'g'), '(?<!\[)\*', '%', 'g'), '(?<!\[)\?', '_', 'g'), '\[(.)\]', '\1', 'g')
+$$;
+CREATE FUNCTION regex_pattern(glob TEXT) RETURNS TEXT
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+  SELECT '^' || regexp_replace(regexp_replace(regexp_replace(glob,
+    '([\\^$.|+(){}])', '\\\1', 'g'), '(?<!\[)\*', '.*', 'g'), '(?<!\[)\?', '.', 'g') || '$'
+$$;
+
+-- A body as text; each byte that is not UTF-8 becomes U+FFFD.  The bytes of a character that is
+-- valid are matched as LATIN1, in which every byte is a character.
+CREATE FUNCTION readable(content BYTEA) RETURNS TEXT
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+  SELECT coalesce(string_agg(
+    coalesce(convert_from(convert_to(found[1], 'LATIN1'), 'UTF8'), U&'\FFFD'), '' ORDER BY at), '')
+  FROM regexp_matches(convert_from(content, 'LATIN1'),
+    '((?:[\u0001-\u007f]|[\u00c2-\u00df][\u0080-\u00bf]|\u00e0[\u00a0-\u00bf][\u0080-\u00bf]'
+    '|[\u00e1-\u00ec\u00ee\u00ef][\u0080-\u00bf]{2}|\u00ed[\u0080-\u009f][\u0080-\u00bf]'
+    '|\u00f0[\u0090-\u00bf][\u0080-\u00bf]{2}|[\u00f1-\u00f3][\u0080-\u00bf]{3}'
+    '|\u00f4[\u0080-\u008f][\u0080-\u00bf]{2})+)|.', 'g') WITH ORDINALITY AS piece (found, at)
+$$;
+
+-- The steps of a path such as $."items"[0]: .items and 0.
+CREATE FUNCTION json_steps(path TEXT) RETURNS TEXT[]
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+  SELECT array_agg(coalesce('.' || found[1], found[2]) ORDER BY at)
+  FROM regexp_matches(path, '\."([^"]*)"|\[(\d+)\]', 'g') WITH ORDINALITY AS step (found, at)
+$$;
+CREATE FUNCTION json_walk(node JSON, steps TEXT[]) RETURNS JSON
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
+DECLARE
+  step TEXT;
+BEGIN
+  FOREACH step IN ARRAY steps LOOP
+    IF starts_with(step, '.') AND json_typeof(node) = 'object' THEN  -- several: take the first
+      node := (SELECT value FROM json_each(node) WHERE key = substr(step, 2) LIMIT 1);
+    ELSIF NOT starts_with(step, '.') AND json_typeof(node) = 'array' THEN
+      node := node -> step::INTEGER;
+    ELSE
+      RETURN NULL;
+    END IF;
+  END LOOP;
+  RETURN node;
+END
+$$;
+
+-- The member of a body at a path; NULL if the body is not JSON or has no such member.  PostgreSQL
+-- refuses \u0000, half surrogate pairs and bytes that are not UTF-8; they are replaced then.
+CREATE FUNCTION json_member(content BYTEA, steps TEXT[]) RETURNS JSON
+LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+BEGIN
+  IF position('\x00' IN content) > 0
+      OR substr(ltrim(content, '\x20090a0d'), 1, 1) NOT IN ('[', '{') THEN
+    RETURN NULL;
+  END IF;
+  BEGIN
+    RETURN json_walk(convert_from(content, 'UTF8')::JSON, steps);
+  EXCEPTION WHEN data_exception OR statement_too_complex THEN  -- try what follows
+  END;
+  BEGIN
+    RETURN json_walk(regexp_replace(replace(readable(content), '\\', '\u005c'),
+      '\\u0000|\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]..',
+      '\\ufffd', 'g')::JSON, steps);
+  EXCEPTION WHEN data_exception OR statement_too_complex THEN
+    RETURN NULL;
+  END;
+END
+$$;
+
+-- A number; NULL for what is no number, or is far beyond the numbers of all programs.
+CREATE FUNCTION json_number(value JSON) RETURNS NUMERIC
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
+BEGIN
+  IF json_typeof(value) = 'number' AND length(value::TEXT) < 1000
+      AND value::TEXT !~ '[eE][-+]?0*[1-9]\d{3,}' THEN
+    RETURN value::TEXT::NUMERIC;
+  END IF;
+  RETURN NULL;
+END
+$$;
+
+-- A string, or a number as SQLite writes it; NULL for anything else.
+CREATE FUNCTION json_scalar(value JSON) RETURNS TEXT
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET extra_float_digits = 0 AS $$
+DECLARE
+  number NUMERIC;
+BEGIN
+  IF json_typeof(value) = 'string' THEN
+    RETURN value #>> '{}';
+  END IF;
+  number := json_number(value);
+  IF value::TEXT !~ '[.eE]' AND number BETWEEN -9223372036854775808 AND 9223372036854775807 THEN
+    RETURN number::BIGINT;
+  ELSIF abs(number) > 1.7976931348623157e308 THEN
+    RETURN CASE WHEN number < 0 THEN '-Inf' ELSE 'Inf' END;
+  ELSIF abs(number) < 1e-307 THEN
+    RETURN '0.0';
+  END IF;
+  RETURN regexp_replace(number::FLOAT8::TEXT, '^(-?\d+)(e|$)', '\1.0\2');
 END
 $$;

@@ -1,0 +1,50 @@
+-- The audit log, filtered and newest first, in slices of audit_ids so that no read takes long.
+
+-- part: columns
+audit_id, at_ms, actor, source, address, action, target, count, reason, result, detail, request_id
+
+-- part: filter
+(:actor::text IS NULL OR actor = :actor)
+  AND (:action::text IS NULL OR action = :action
+       OR starts_with(action, :action || '.'))
+  AND (:result::text IS NULL OR result = :result
+       OR (:result::text = 'refused'
+         AND result NOT IN ('done', 'running', 'cancelled', 'interrupted')))
+  AND (:target::text IS NULL OR target = :target)
+  AND (:since::bigint IS NULL OR at_ms >= :since)
+  AND (:upto::bigint IS NULL OR at_ms < :upto)
+
+-- name: ends
+-- Lowest and highest audit_ids; NULL if there are no rows.
+-- columns: first, last
+SELECT (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
+
+-- name: older
+-- Rows below an audit_id, newest first.
+-- parameters: before (audit_id, exclusive), floor (inclusive), limit; filter (NULL matches any)
+-- index: audit_pkey
+SELECT {columns} FROM audit
+WHERE audit_id < :before AND audit_id >= :floor AND {filter}
+ORDER BY audit_id DESC LIMIT :limit;
+
+-- name: newer
+-- Rows above an audit_id, oldest first.
+-- parameters: after (audit_id, exclusive), ceiling (inclusive), limit; filter (NULL matches any)
+-- index: audit_pkey
+SELECT {columns} FROM audit
+WHERE audit_id > :after AND audit_id <= :ceiling AND {filter}
+ORDER BY audit_id LIMIT :limit;
+
+-- name: newest_of_target
+-- The newest row with a given target.
+-- parameters: target
+-- index: audit_target
+SELECT {columns} FROM audit WHERE target = :target ORDER BY audit_id DESC LIMIT 1;
+
+-- name: bulk_job
+-- The audit row of a bulk job.
+-- parameters: audit_id
+-- columns: at_ms, actor, action, target, count, result, detail
+SELECT at_ms, actor, action, target, count, result, detail
+FROM audit
+WHERE audit_id = :audit_id;

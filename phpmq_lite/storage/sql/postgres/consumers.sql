@@ -1,0 +1,48 @@
+-- Closed connections, subscriptions, history readers and app_ids.
+
+-- name: app_ids
+-- All app_ids by name, except those used for a single publish.
+-- parameters: after (app_id, exclusive); limit
+-- columns: app_id, owner, version, at_ms, rows
+-- index: published_pkey
+SELECT app_id, owner, version, at_ms, "rows" FROM published
+WHERE app_id > :after AND single_use = 0 ORDER BY app_id LIMIT :limit;
+
+-- name: subscriptions
+-- Subscriptions and the messages that they hold, by name.
+-- parameters: name (NULL for all subscriptions)
+-- columns: name, queue_id, queue name (NULL: unknown), acked_upto, hi, created_at, number of
+--   claimed messages, their size in bytes, claimed_at of the oldest
+SELECT subscription.name, subscription.queue_id,
+  (SELECT name FROM queue WHERE queue.queue_id = subscription.queue_id),
+  acked_upto, next_claim - 1, subscription.created_at, count(claim.claim),
+  coalesce(sum(message.size), 0)::bigint, min(claim.claimed_at)
+FROM subscription
+LEFT JOIN claim ON claim.subscription_id = subscription.subscription_id
+LEFT JOIN message ON message.seq = claim.seq
+WHERE coalesce(:name::text, subscription.name) = subscription.name
+GROUP BY subscription.subscription_id ORDER BY subscription.name;
+
+-- name: history_readers
+-- parameters:
+-- columns: name, offset, at_ms
+SELECT name, "offset", at_ms FROM reader ORDER BY name;
+
+-- name: closed_clients
+-- Connections closed since a time and before a position, newest first.
+-- parameters: since (Unix ms); before_at (Unix ms), before_client: the position, exclusive; limit
+-- columns: those of consumers.ClientRow
+-- index: client_closed
+SELECT client, kind, address, opened_at, closed_at, framing, revision, reason
+FROM client
+WHERE closed_at >= :since AND (closed_at, client) < (:before_at, :before_client)
+ORDER BY closed_at DESC, client DESC
+LIMIT :limit;
+
+-- name: client
+-- A single connection, open or closed.
+-- parameters: client
+-- columns: those of consumers.ClientRow
+SELECT client, kind, address, opened_at, closed_at, framing, revision, reason
+FROM client
+WHERE client = :client;

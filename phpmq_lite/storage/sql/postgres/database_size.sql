@@ -1,0 +1,49 @@
+-- Sizes for the system page and the metrics.
+
+-- part: tail
+-- Rows not counted yet, usually from the last few seconds.
+(
+  SELECT outcome, size FROM history
+  WHERE "offset" > coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
+  ORDER BY "offset" LIMIT 50000
+) AS tail
+
+-- name: totals
+-- Sizes of the history, separately for deleted messages and all other messages.
+-- columns: rows, bytes, deleted rows, deleted bytes
+SELECT
+  coalesce((SELECT value FROM counter WHERE name = 'history_rows'), 0)
+    + count(*) FILTER (WHERE outcome <> 5),
+  coalesce((SELECT value FROM counter WHERE name = 'history_bytes'), 0)
+    + coalesce(sum(size) FILTER (WHERE outcome <> 5), 0)::bigint,
+  coalesce((SELECT value FROM counter WHERE name = 'deleted_rows'), 0)
+    + count(*) FILTER (WHERE outcome = 5),
+  coalesce((SELECT value FROM counter WHERE name = 'deleted_bytes'), 0)
+    + coalesce(sum(size) FILTER (WHERE outcome = 5), 0)::bigint
+FROM {tail};
+
+-- name: counters
+-- columns: name, value
+SELECT name, value FROM counter;
+
+-- name: pages
+-- Pages of the database, not including the write-ahead log; free pages are not counted.
+-- columns: pages, free pages, page size in bytes
+SELECT pg_database_size(current_database()) / current_setting('block_size')::bigint,
+  0, current_setting('block_size')::bigint;
+
+-- name: history
+-- First and last rows of the history; NULL if it is empty.
+-- columns: settled_at of the oldest row, offset of the newest row
+SELECT (SELECT settled_at FROM history ORDER BY "offset" LIMIT 1),
+  (SELECT max("offset") FROM history);
+
+-- name: audit
+-- First and last rows of the audit log; NULL if it is empty.
+-- columns: at_ms of the oldest row, first and last numbers
+SELECT (SELECT at_ms FROM audit ORDER BY audit_id LIMIT 1),
+  (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
+
+-- name: schema
+-- columns: number of migrations applied
+SELECT coalesce(max(number), 0) FROM migration;
