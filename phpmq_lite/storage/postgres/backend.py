@@ -14,7 +14,7 @@ from phpmq_lite.storage.postgres.migrate import migrate
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError
 from phpmq_lite.storage.postgres.read_connections import PostgresReaders
 from phpmq_lite.storage.postgres.store import PostgresStore, connect
-from phpmq_lite.storage.postgres.url import connection_info, shown
+from phpmq_lite.storage.postgres.url import connection_info, reading, shown
 from phpmq_lite.storage.postgres.writer import PostgresWriter
 from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.retention import RetentionBounds
@@ -45,7 +45,7 @@ class PostgresBackend:
 
     def readers(self, count: int = 2) -> Readers:
         """Return connections for pages."""
-        return PostgresReaders(self.conninfo, count=count)
+        return PostgresReaders(reading(self.conninfo), count=count)
 
     async def open(self, starting: StartRecorder, tell: Callable[[str], None]) -> None:
         """Wait until this broker is active, and migrate the database."""

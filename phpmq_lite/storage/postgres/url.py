@@ -54,9 +54,9 @@ def connection_info(url: str, environment: Mapping[str, str] = os.environ) -> st
     return make_conninfo(**parts)
 
 
-def replica_info(conninfo: str) -> str:
-    """Return the connection string for reads that may be served by a replica."""
-    return make_conninfo(conninfo, target_session_attrs="prefer-standby")
+def reading(conninfo: str, servers: str = "primary") -> str:
+    """Return the connection string for reads, by ``primary`` or with ``prefer-standby``."""
+    return make_conninfo(conninfo, target_session_attrs=servers)
 
 
 def shown(conninfo: str) -> str:

@@ -74,7 +74,7 @@ DELETE FROM body WHERE seq IN (SELECT jsonb_array_elements_text(:seqs::jsonb)::b
 -- columns: seq; no row if the body stays or is already gone
 SELECT seq FROM history
 WHERE "offset" = (SELECT max("offset") FROM history)
-  AND (settled_at < :cutoff OR CASE outcome WHEN 5 THEN :deleted::boolean ELSE :others::boolean END)
+  AND (settled_at < :cutoff OR (CASE outcome WHEN 5 THEN :deleted::int ELSE :others::int END) <> 0)
   AND EXISTS (SELECT 1 FROM body WHERE body.seq = history.seq)
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = history.seq);
 
