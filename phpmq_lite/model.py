@@ -3,15 +3,17 @@
 All types are plain data.  The core passes a ``Batch`` to the writer, which returns ``LoadedRows``.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from zlib import crc32
 
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.writes import QuarantinedRows, Write
+
+if TYPE_CHECKING:
+    import asyncio  # which programs that only read envelopes do without
 
 ROW_BITS: Final = 17  # low bits of stage_row.row_id, which hold the row's index within its token
 
@@ -514,7 +516,7 @@ class BatchStore(Protocol):
     def needs_maintenance(self) -> bool:
         """Whether maintenance should run earlier than scheduled."""
 
-    def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
+    def commit(self, batch: Batch) -> "asyncio.Future[LoadedRows | None]":
         """Store a batch in one transaction, then load the rows that it requests.
 
         The future raises OutcomeUnknownError if it is unknown whether the batch was stored.
@@ -523,7 +525,7 @@ class BatchStore(Protocol):
     def poll(self) -> None:
         """Complete the future of ``commit`` now if the batch has been stored meanwhile."""
 
-    def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
+    def store_clock_jump(self, counters: Mapping[str, int]) -> "asyncio.Future[None]":
         """Store a wall-clock jump before any later batches."""
 
     async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:

@@ -145,7 +145,6 @@ OURS: Final[dict[str, set[str]]] = {
         "model",
         "protocol",
         "queue_settings",
-        "installation",
         "server",
         "settings",
         "storage",
@@ -290,9 +289,9 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 # Groups of modules in storage/, from the bottom: none imports one of a later group.  Rows are what
 # any engine stores; above them are the two engines, which do not know each other.
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "rows": ("arrow", "batch_sql", "read", "statements"),
+    "rows": ("arrow", "batch_sql", "migrations", "read", "statements"),
     "folder": ("atomic_files", "data_folder", "disk_space"),
-    "store": ("retention", "start_report", "store"),
+    "store": ("backend", "retention", "start_report", "store"),
     "SQLite files": (
         "sqlite.errors",
         "sqlite.integrity",
@@ -306,7 +305,7 @@ STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "sqlite.writer",
         "sqlite.writer_process",
     ),
-    "SQLite copies": ("sqlite.backup",),
+    "SQLite backend": ("sqlite.backend", "sqlite.backup"),
     "PostgreSQL": ("postgres",),
 }
 

@@ -103,7 +103,7 @@ class Standby:
         return self._store
 
     def _disconnect(self) -> None:
-        """Begin to count anew: a failover of the database is no failure of the active broker."""
+        """Forget what was seen: a failover of the database is no failure of the active broker."""
         store, self._store = self._store, None
         self.row, self._silent_s = None, 0.0
         if store is not None:

@@ -131,7 +131,7 @@ class Pipeline:
         )
 
     def _flush(self) -> None:
-        """Send what libpq has buffered, as far as the socket accepts it."""
+        """Send what libpq has buffered; wait for the socket if it accepts no more."""
         try:
             is_sent = not self._libpq.flush()
         except Exception as error:
