@@ -52,7 +52,7 @@ CREATE TABLE event (                      -- unusual turns of a life
   kind TEXT NOT NULL,                     -- requeue, return, forward, redrive, …
   detail TEXT
 );
-CREATE INDEX event_seq ON event (seq);
+CREATE INDEX event_seq ON event (seq, event_id);
 CREATE TABLE client (                     -- one row a connection
   client BIGINT PRIMARY KEY,             -- its number; 0 is the admin, pages and HTTP API
   kind TEXT NOT NULL,                     -- tcp, unix, admin, cli
@@ -158,7 +158,7 @@ CREATE INDEX history_trace ON history (trace_id, seq) WHERE trace_id IS NOT NULL
 CREATE INDEX message_trace ON message (trace_id, seq) WHERE trace_id IS NOT NULL;
 CREATE INDEX message_place ON message (queue_id, position) WHERE state = 0;
 CREATE INDEX message_held ON message (queue_id, position) WHERE state = 1;
-CREATE INDEX message_moved ON message (queue_id) WHERE position <> seq;
+CREATE INDEX message_moved ON message (queue_id, seq) WHERE position <> seq;
 CREATE INDEX history_unusual ON history (outcome, "offset") WHERE outcome <> 2;
 CREATE INDEX message_source ON message (source_seq) WHERE source_seq IS NOT NULL;
 CREATE TABLE meta (                       -- one text each
