@@ -427,15 +427,20 @@ BEGIN
 END
 $$;
 
--- A number; NULL for what is no number, or is far beyond the numbers of all programs.
+-- A number; NULL for what is no number.  Exponents of four digits are beyond NUMERIC or FLOAT8.
 CREATE FUNCTION json_number(value JSON) RETURNS NUMERIC
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
+DECLARE
+  written TEXT := value;
 BEGIN
-  IF json_typeof(value) = 'number' AND length(value::TEXT) < 1000
-      AND value::TEXT !~ '[eE][-+]?0*[1-9]\d{3,}' THEN
-    RETURN value::TEXT::NUMERIC;
+  IF json_typeof(value) <> 'number' OR length(written) > 16000 THEN
+    RETURN NULL;
+  ELSIF written !~ '[eE][-+]?0*[1-9]\d{3}' THEN
+    RETURN written;
+  ELSIF written ~ '[eE]-' THEN
+    RETURN 0;
   END IF;
-  RETURN NULL;
+  RETURN CASE WHEN starts_with(written, '-') THEN '-Infinity' ELSE 'Infinity' END;
 END
 $$;
 

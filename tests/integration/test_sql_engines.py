@@ -130,9 +130,10 @@ def test_statement_has_the_same_parameters(file: str, name: str) -> None:
 
 @pytest.mark.parametrize("file", BOTH)
 def test_part_has_the_same_parameters(file: str) -> None:
-    """A part that describes a source may leave those out that only SQLite's index needs."""
     for name in parts(file, "sqlite").keys() & parts(file, "postgres").keys():
-        ours, theirs = (set(compiled(parts(file, engine)[name])[1]) for engine in ("sqlite", "postgres"))
+        ours, theirs = (
+            set(compiled(parts(file, engine)[name])[1]) for engine in ("sqlite", "postgres")
+        )
         assert ours == theirs, name
 
 
@@ -174,7 +175,9 @@ def test_statement_uses_the_index_that_it_names(
     server.execute(f"PREPARE asked AS {text}".encode())
     try:
         values = f"({', '.join(['NULL'] * len(names))})" if names else ""
-        plan = "\n".join(row[0] for row in server.execute(f"EXPLAIN EXECUTE asked{values}".encode()))
+        plan = "\n".join(
+            row[0] for row in server.execute(f"EXPLAIN EXECUTE asked{values}".encode())
+        )
     finally:
         server.execute("DEALLOCATE asked")
     assert re.search(rf"\b{index}\b", plan), plan

@@ -27,7 +27,8 @@ PROGRAMS: Final = next((path for path in _NEWEST if int(path.parent.name) >= 15)
 TEMPLATE: Final = "migrated"
 MIGRATION_TABLE: Final = """\
 CREATE TABLE migration (
-  number BIGINT PRIMARY KEY, name TEXT NOT NULL, sha256 TEXT NOT NULL, applied_at BIGINT NOT NULL)"""
+  number BIGINT PRIMARY KEY, name TEXT NOT NULL, sha256 TEXT NOT NULL,
+  applied_at BIGINT NOT NULL)"""
 _SETTINGS: Final = {
     "fsync": "off",
     "full_page_writes": "off",
