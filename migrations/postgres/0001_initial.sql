@@ -351,8 +351,8 @@ $$;
 CREATE FUNCTION ids(list TEXT) RETURNS BIGINT[]
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$ SELECT translate(list, '[]', '{}')::BIGINT[] $$;
 
--- The other functions are for the search.  They return what SQLite's JSON functions and GLOB do, so that a search
--- finds the same messages on both engines.
+-- The other functions are for the search.  They return what SQLite's JSON functions and GLOB do, so
+-- that a search finds the same messages on both engines.
 
 -- Convert a glob, with literal characters in brackets, to a pattern of LIKE or to a regular
 -- expression.  LIKE is faster, but it would search a large text for seconds without interruption.
