@@ -52,7 +52,7 @@ CREATE TABLE event (                      -- unusual turns of a life
   kind TEXT NOT NULL,                     -- requeue, return, forward, redrive, …
   detail TEXT
 );
-CREATE INDEX event_seq ON event (seq);
+CREATE INDEX event_seq ON event (seq, event_id);
 CREATE TABLE client (                     -- one row a connection
   client BIGINT PRIMARY KEY,             -- its number; 0 is the admin, pages and HTTP API
   kind TEXT NOT NULL,                     -- tcp, unix, admin, cli
@@ -158,7 +158,7 @@ CREATE INDEX history_trace ON history (trace_id, seq) WHERE trace_id IS NOT NULL
 CREATE INDEX message_trace ON message (trace_id, seq) WHERE trace_id IS NOT NULL;
 CREATE INDEX message_place ON message (queue_id, position) WHERE state = 0;
 CREATE INDEX message_held ON message (queue_id, position) WHERE state = 1;
-CREATE INDEX message_moved ON message (queue_id) WHERE position <> seq;
+CREATE INDEX message_moved ON message (queue_id, seq) WHERE position <> seq;
 CREATE INDEX history_unusual ON history (outcome, "offset") WHERE outcome <> 2;
 CREATE INDEX message_source ON message (source_seq) WHERE source_seq IS NOT NULL;
 CREATE TABLE meta (                       -- one text each
@@ -351,8 +351,8 @@ $$;
 CREATE FUNCTION ids(list TEXT) RETURNS BIGINT[]
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$ SELECT translate(list, '[]', '{}')::BIGINT[] $$;
 
--- The other functions are for the search.  They return what SQLite's JSON functions and GLOB do, so that a search
--- finds the same messages on both engines.
+-- The other functions are for the search.  They return what SQLite's JSON functions and GLOB do, so
+-- that a search finds the same messages on both engines.
 
 -- Convert a glob, with literal characters in brackets, to a pattern of LIKE or to a regular
 -- expression.  LIKE is faster, but it would search a large text for seconds without interruption.
@@ -427,15 +427,20 @@ BEGIN
 END
 $$;
 
--- A number; NULL for what is no number, or is far beyond the numbers of all programs.
+-- A number; NULL for what is no number.  Exponents of four digits are beyond NUMERIC or FLOAT8.
 CREATE FUNCTION json_number(value JSON) RETURNS NUMERIC
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
+DECLARE
+  written TEXT := value;
 BEGIN
-  IF json_typeof(value) = 'number' AND length(value::TEXT) < 1000
-      AND value::TEXT !~ '[eE][-+]?0*[1-9]\d{3,}' THEN
-    RETURN value::TEXT::NUMERIC;
+  IF json_typeof(value) <> 'number' OR length(written) > 16000 THEN
+    RETURN NULL;
+  ELSIF written !~ '[eE][-+]?0*[1-9]\d{3}' THEN
+    RETURN written;
+  ELSIF written ~ '[eE]-' THEN
+    RETURN 0;
   END IF;
-  RETURN NULL;
+  RETURN CASE WHEN starts_with(written, '-') THEN '-Infinity' ELSE 'Infinity' END;
 END
 $$;
 

@@ -44,9 +44,9 @@ BODIES = (
 )
 
 
-def fill(database: Database, count: int = 240) -> None:
-    """Store live and settled messages of all kinds in a constant random mixture."""
-    made = random.Random(7)
+def fill(database: Database, count: int = 240, *, seed: int = 7) -> None:
+    """Store live and settled messages of all kinds in a random mixture."""
+    made = random.Random(seed)
     for queue_id, name in QUEUES.items():
         database.queue(name, queue_id)
     for number in (7, 8):

@@ -123,6 +123,10 @@ class ReadPool(ABC, Generic[C]):
     ) -> list[Row]:
         """Execute a statement; raise ReadTooLongError or StorageError."""
 
+    def _is_broken(self, connection: C) -> bool:
+        """Return whether a connection has to be opened again."""
+        return False
+
     def separate(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> Self:
         """Return a separate pool of connections to the same database, for slow reads.
 
@@ -188,7 +192,8 @@ class ReadPool(ABC, Generic[C]):
                     raise
             yield connection
         finally:
-            self._free.append(connection)
+            is_open = connection is not None and not self._is_broken(connection)
+            self._free.append(connection if is_open else None)
             self._slots.release(owner)
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from phpmq_lite.errors import ReadTooLongError
 from phpmq_lite.model import State
@@ -174,7 +174,7 @@ class Search(RowReader):
         if not seqs:
             return []
         only, others = await self._queues(query, queues)
-        plan = make_plan(query, only, others, self._now_ms(), seqs=seqs[:_MAX_SEQS])
+        plan = self._plan(query, only, others, seqs=seqs[:_MAX_SEQS])
         if plan is None:
             return []
         rows = await self._readers.run(
@@ -244,16 +244,22 @@ class Search(RowReader):
         line = (await self._read("line", queues=asked))[0]
         has_numbers = (line[4] or 0) - line[8] <= _LONG_TAIL
         has_traces = has_numbers and (line[9] or 0) <= _LONG_TAIL
-        plan = make_plan(query, queues, others, self._now_ms(), has_traces=has_traces)
+        plan = self._plan(query, queues, others, has_traces=has_traces)
         if plan is not None and plan.line == "seq" and has_traces:
             seqs = await self._traced_seqs(query, plan)
             if seqs is not None:
-                plan = make_plan(query, queues, others, self._now_ms(), seqs=seqs) if seqs else None
+                plan = self._plan(query, queues, others, seqs=seqs) if seqs else None
         if plan is None:
             return None
         if plan.skip_statement == "next_seq" and not has_numbers:
-            plan = make_plan(query, queues, others, self._now_ms(), has_numbers=False) or plan
+            plan = self._plan(query, queues, others, has_numbers=False) or plan
         return _search_range(plan, line, upto, has_queues=queues is not None)
+
+    def _plan(
+        self, query: SearchQuery, queues: list[int] | None, others: list[int], **more: Any
+    ) -> SearchPlan | None:
+        engine = self._readers.engine
+        return make_plan(query, queues, others, self._now_ms(), engine=engine, **more)
 
     async def _traced_seqs(self, query: SearchQuery, plan: SearchPlan) -> list[int] | None:
         """Return the seqs of messages whose traces may match the query; None if too many."""

@@ -112,7 +112,6 @@ def unescape_pattern(pattern: str) -> str:
     return re.sub(r"\\(.)", r"\1", pattern, flags=re.DOTALL)
 
 
-_PARTS: Final = parts("search")
 _SETTLED: Final = frozenset(State) - ALIVE
 # If a query has several terms of such a kind, a message has to match only one of them.
 _ANY_OF: Final = ("urn", "trace", "meta", "verdict", "reason", "origin", "client", "id")
@@ -148,10 +147,11 @@ class SearchPlan:
     low: int = 0
     high: int = 1 << 62
     skip_statement: str = ""
+    engine: str = "sqlite"
 
     def text(self, *, is_newest_first: bool) -> str:
         """Return the statement, which takes ``parameters`` plus ``low``, ``high`` and ``limit``."""
-        order = _PARTS["newest" if is_newest_first else "oldest"]
+        order = parts("search", self.engine)["newest" if is_newest_first else "oldest"]
         return "\nUNION ALL\n".join(self.sources) + f"\n{order}"
 
 
@@ -164,6 +164,7 @@ def make_plan(
     seqs: Sequence[int] | None = None,
     has_numbers: bool = True,
     has_traces: bool = True,
+    engine: str = "sqlite",
 ) -> SearchPlan | None:
     """Choose the sources and compose the statement; return None if nothing can match.
 
@@ -175,6 +176,7 @@ def make_plan(
         seqs: messages to search; None means all.
         has_numbers: whether the index by number is nearly complete; the rest can be scanned.
         has_traces: whether the index by trace is nearly complete as well.
+        engine: the engine that executes the statement.
     """
     states = _states(query)
     low, high = _seq_bounds(query)
@@ -182,7 +184,7 @@ def make_plan(
         low, high = max(low, min(seqs) - 1), min(high, max(seqs) + 1)
     if not states or (queues is not None and not queues) or high - low < 2:
         return None
-    builder = _ConditionBuilder(now_ms)
+    builder = _ConditionBuilder(now_ms, parts("search", engine))
     known = builder.parameters
     known["queues"] = json.dumps(list(queues or ()))
     if queues is not None and len(queues) == 1:
@@ -191,7 +193,7 @@ def make_plan(
     known["outcomes"] = json.dumps(sorted(states - ALIVE))
     conditions, has_body = builder.conditions(query)
     if seqs is not None:
-        conditions.insert(0, _PARTS["in_seqs"].replace("{v}", builder.bind(json.dumps(list(seqs)))))
+        conditions.insert(0, builder.part("in_seqs", json.dumps(list(seqs))))
     traces = _exact_traces(query) if seqs is None and has_traces else []
     has_ids = low >= 0 or high < 1 << 62 or bool(trace_ranges(query))
     alive, settled, line = _sources(
@@ -205,16 +207,20 @@ def make_plan(
     texts = []
     for source, columns in (*((name, _COLUMNS[0]) for name in alive),
                             *((name, _COLUMNS[1]) for name in settled)):  # fmt: skip
+        if source not in builder.parts:  # the engine indexes rows at once, so there is no tail
+            continue
         wanted = states & (ALIVE if columns is _COLUMNS[0] else _SETTLED)
         own = list(_source_conditions(source, wanted, queues is not None, bool(others), builder))
-        text = " AND ".join([_PARTS[source].replace("{traces}", named), *own, *conditions])
-        text = text.replace("{join}", _PARTS["body"] if has_body else "")
+        text = " AND ".join([builder.parts[source].replace("{traces}", named), *own, *conditions])
+        text = text.replace("{join}", builder.parts["body"] if has_body else "")
         text = text.replace("{these}", _queue_condition(builder))
         texts.append(_fill(text, columns))
     skip = "next_seq" if line == "seq" else "next_offset"
     if _OF_QUEUES.isdisjoint(settled):
         skip = ""
-    return SearchPlan(line, tuple(texts), known, bool(alive), bool(settled), low, high, skip)
+    return SearchPlan(
+        line, tuple(texts), known, bool(alive), bool(settled), low, high, skip, engine
+    )
 
 
 def trace_ranges(query: SearchQuery) -> list[tuple[str, str]]:
@@ -272,18 +278,17 @@ def _source_conditions(
     if has_queues and source not in _OF_QUEUES:
         yield f"m.queue_id {_queue_condition(builder)}"
     if has_others:
-        yield _PARTS["not_in_queues"]
+        yield builder.parts["not_in_queues"]
     is_whole = states in (ALIVE, _SETTLED)
     if not is_whole and source == "settled_numbers":
-        yield _PARTS["in_outcomes"]
+        yield builder.parts["in_outcomes"]
     elif not is_whole and source not in ("alive_held", "settled_unusual", "settled_queues"):
-        name = builder.bind(json.dumps(sorted(states)))
-        yield _PARTS["in_states"].replace("{v}", name)
+        yield builder.part("in_states", json.dumps(sorted(states)))
 
 
 def _queue_condition(builder: "_ConditionBuilder") -> str:
     """Return the condition on queues; for one queue, a comparison is three times faster."""
-    return _PARTS["this_queue" if "queue" in builder.parameters else "these_queues"]
+    return builder.parts["this_queue" if "queue" in builder.parameters else "these_queues"]
 
 
 def _fill(text: str, columns: dict[str, str]) -> str:
@@ -315,9 +320,10 @@ def _seq_bounds(query: SearchQuery) -> tuple[int, int]:
 
 
 class _ConditionBuilder:
-    """Composes conditions and collects their parameters."""
+    """Composes conditions from an engine's parts and collects their parameters."""
 
-    def __init__(self, now_ms: int) -> None:
+    def __init__(self, now_ms: int, parts: dict[str, str]) -> None:
+        self.parts = parts
         self.parameters: dict[str, Any] = {"now_ms": now_ms}
 
     def bind(self, value: Any) -> str:
@@ -325,13 +331,17 @@ class _ConditionBuilder:
         self.parameters[name] = value
         return name
 
+    def part(self, name: str, value: Any) -> str:
+        """Return a condition on a value, which becomes its parameter."""
+        return self.parts[name].replace("{v}", self.bind(value))
+
     def conditions(self, query: SearchQuery) -> tuple[list[str], bool]:
         """Return the conditions, with those on bodies last, and whether there are any on bodies."""
         cheap: list[str] = []
         expensive: list[str] = []
         for terms in _groups(query):
             text = " OR ".join(f"({self._condition(term)})" for term in terms)
-            text = f"NOT coalesce({text}, 0)" if terms[0].is_negated else f"({text})"
+            text = f"NOT coalesce({text}, false)" if terms[0].is_negated else f"({text})"
             (expensive if terms[0].kind in ("text", "data") else cheap).append(text)
         return cheap + expensive, bool(expensive)
 
@@ -342,41 +352,38 @@ class _ConditionBuilder:
             case "data":
                 return self._member_condition(term)
             case "id":
-                return self._part("id", as_glob(term.value))
+                return self.part("id", as_glob(term.value))
             case "urn":
                 globs = [start + as_glob(term.value) for start in ("", "urn:", "urn:babel:")]
-                return " OR ".join(self._part("urn", glob) for glob in globs)
+                return " OR ".join(self.part("urn", glob) for glob in globs)
             case "trace" if not is_pattern(term.value):
-                return self._part("trace_exact", unescape_pattern(term.value))
+                return self.part("trace_exact", unescape_pattern(term.value))
             case "trace" | "meta" | "verdict" | "reason" | "origin" | "client":
-                return self._part(term.kind, as_glob(term.value))
+                return self.part(term.kind, as_glob(term.value))
             case "ttl" if term.value == "never":
-                return _PARTS["ttl_never"]
+                return self.parts["ttl_never"]
             case _:
-                return self._part(term.kind, term.number).replace("{sign}", term.sign)
-
-    def _part(self, name: str, value: Any) -> str:
-        return _PARTS[name].replace("{v}", self.bind(value))
+                return self.part(term.kind, term.number).replace("{sign}", term.sign)
 
     def _text_condition(self, text: str) -> str:
-        return " OR ".join(self._part("text", spelling) for spelling in json_spellings(text))
+        return " OR ".join(self.part("text", spelling) for spelling in json_spellings(text))
 
     def _member_condition(self, term: SearchTerm) -> str:
         plain = unescape_pattern(term.value)
         if term.sign:
-            then = self._part("member_compared", term.number).replace("{sign}", term.sign)
+            then = self.part("member_compared", term.number).replace("{sign}", term.sign)
         elif plain in _WORDS:
-            then = self._part("member_word", plain)
+            then = self.part("member_word", plain)
         else:
-            then = self._part("member", as_glob(term.value))
+            then = self.part("member", as_glob(term.value))
             if _INTEGER.fullmatch(plain):
-                then = f"({then}) OR ({self._part('member_large', plain)})"
+                then = f"({then}) OR ({self.part('member_large', plain)})"
         either = [then.replace("{p}", self.bind(path)) for path in json_paths(term.path)]
         then = " OR ".join(f"({one})" for one in either)
-        text = _PARTS["is_json"].replace("{then}", then)
+        text = self.parts["is_json"].replace("{then}", then)
         if not term.sign and not is_pattern(term.value) and _WORD.fullmatch(plain):
             # Searching the bytes first is three times faster than only parsing JSON.
-            seen = " OR ".join(self._part("text", part) for part in (plain.encode(), b"\\u"))
+            seen = " OR ".join(self.part("text", part) for part in (plain.encode(), b"\\u"))
             text = f"({seen}) AND {text}"
         return text
 

@@ -46,4 +46,4 @@ SELECT (SELECT at_ms FROM audit ORDER BY audit_id LIMIT 1),
 
 -- name: schema
 -- columns: number of migrations applied
-SELECT coalesce(max(number), 0) FROM migration;
+SELECT coalesce(max(number), 0) AS user_version FROM migration;

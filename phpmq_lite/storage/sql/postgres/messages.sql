@@ -51,14 +51,14 @@ LEFT JOIN body AS b ON b.seq = m.seq
 -- columns: queue_id, published_at (NULL: nothing is ready)
 -- index: message_place
 SELECT
-  wanted.queue_id,
+  wanted.value,
   (
     SELECT published_at FROM message
-    WHERE queue_id = wanted.queue_id AND state = 0
+    WHERE queue_id = wanted.value AND state = 0
     ORDER BY position
     LIMIT 1
   )
-FROM unnest(ids(:queue_ids)) AS wanted (queue_id);
+FROM unnest(ids(:queue_ids)) AS wanted (value);
 
 -- name: expiring
 -- Ready messages that will expire soon, by queue; at most :limit rows are read.
@@ -396,7 +396,7 @@ SELECT length(content), substr(content, :start::int + 1, :size::int) FROM body W
 SELECT seq, at_ms, kind, detail FROM event
 WHERE seq = ANY (ids(:seqs))
   AND kind IN ('redrive', 'restore', 'edit', 'dead_letter') AND length(detail) = 32
-ORDER BY event_id
+ORDER BY event_id + 0  -- otherwise, all events might be read in order
 LIMIT :limit;
 
 -- name: body

@@ -1,0 +1,183 @@
+"""Both engines have the same statements: the same names, parts, parameters and columns.
+
+What only one engine has is listed here with its reason.
+"""
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import psycopg
+import pytest
+
+from phpmq_lite.storage import statements
+from phpmq_lite.storage.postgres.statements import compiled
+from phpmq_lite.storage.statements import MultiRowStatement, load, parts
+from tests.support.core_and_store import empty_database
+from tests.support.postgres_server import PostgresServer
+from tests.unit.admin.cases import add_reader_functions
+
+FOLDER: Final = Path(statements.__file__).parent / "sql"
+NUMERIC: Final = 1700  # Python would get a Decimal
+
+ONE_ENGINE_FILES: Final = {
+    "history_index": "PostgreSQL updates its indexes of the history with each row",
+    "restore": "PostgreSQL is restored by its own tools",
+    "scrub": "PostgreSQL verifies its pages by their checksums",
+    "batch": "not yet on PostgreSQL",
+    "migrate": "not yet on PostgreSQL",
+    "retention": "not yet on PostgreSQL",
+}
+_RUNS: Final = "SQLite indexes the history in runs; PostgreSQL has an index of rows"
+_TAIL: Final = "SQLite indexes the newest rows later; PostgreSQL does at once"
+ONE_ENGINE: Final = {
+    ("database_check", "inconsistent_index"): _RUNS,
+    ("messages", "from_stop"): _RUNS,
+    ("messages", "from_acked"): _RUNS,
+    ("messages", "upto_acked"): _RUNS,
+    ("messages", "indexed_upto"): _TAIL,
+    ("messages", "older_tail"): _TAIL,
+    ("messages", "newer_tail"): _TAIL,
+    ("search", "near_offsets"): _RUNS,
+    ("search", "near_numbers"): _RUNS,
+    ("search", "near"): _RUNS,
+    ("search", "placed"): _TAIL,
+    ("search", "traced"): _TAIL,
+    ("search", "settled_tail"): _TAIL,
+    ("search", "settled_unnumbered"): _TAIL,
+    ("search", "alive_untraced"): _TAIL,
+    ("search", "settled_untraced"): _TAIL,
+}
+
+
+def files(engine: str) -> set[str]:
+    return {path.stem for path in (FOLDER / engine).glob("*.sql")}
+
+
+BOTH: Final = sorted(files("sqlite") & files("postgres"))
+STATEMENTS: Final = [
+    (file, name)
+    for file in BOTH
+    for name in load(file, "postgres")
+    if (file, name) not in ONE_ENGINE
+]
+INDEXES: Final = [
+    (file, name, index)
+    for file in BOTH
+    for name, comment in re.findall(
+        r"^-- name: (\w+)\n((?:--.*\n)*)", (FOLDER / f"postgres/{file}.sql").read_text(), re.M
+    )
+    for index in re.findall(r"^-- index: (\w+)$", comment, re.M)
+]
+
+
+# With a few rows and their statistics, the planner chooses indexes as in a large database.
+ROWS: Final = """\
+INSERT INTO message (seq, token, queue_id, position, state, deadline_ms, published_at, size, crc)
+  SELECT n, n, n % 20, n, (n % 50 = 0)::int, CASE WHEN n % 30 = 0 THEN n END, n, n, n
+  FROM generate_series(1, 3000) AS n;
+INSERT INTO rollup SELECT 60, n % 40, n / 40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+  FROM generate_series(1, 8000) AS n;
+ANALYZE"""
+
+
+@pytest.fixture(scope="module")
+def sqlite() -> Iterator[sqlite3.Connection]:
+    made = sqlite3.connect(":memory:", isolation_level=None)
+    made.deserialize(empty_database())
+    add_reader_functions(made)
+    made.create_function("checksum", 2, lambda *_: 0)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def server(postgres: PostgresServer) -> Iterator["psycopg.Connection[tuple[str]]"]:
+    with (
+        postgres.database() as name,
+        psycopg.connect(postgres.conninfo(name), autocommit=True) as connection,
+    ):
+        connection.execute(ROWS)
+        yield connection
+
+
+def text_of(file: str, name: str, engine: str) -> str:
+    text = load(file, engine)[name]
+    return MultiRowStatement(text)._texts[1] if "{rows:" in text else text
+
+
+def test_files_of_one_engine_have_a_reason() -> None:
+    assert files("sqlite") ^ files("postgres") == ONE_ENGINE_FILES.keys()
+
+
+def test_statements_and_parts_of_one_engine_have_a_reason() -> None:
+    found = {
+        (file, name)
+        for file in BOTH
+        for read in (load, parts)
+        for name in read(file, "sqlite").keys() ^ read(file, "postgres").keys()
+    }
+    assert found == ONE_ENGINE.keys()
+
+
+@pytest.mark.parametrize(("file", "name"), STATEMENTS)
+def test_statement_has_the_same_parameters(file: str, name: str) -> None:
+    ours, theirs = (compiled(text_of(file, name, engine))[1] for engine in ("sqlite", "postgres"))
+    assert sorted(ours) == sorted(theirs)
+
+
+@pytest.mark.parametrize("file", BOTH)
+def test_part_has_the_same_parameters(file: str) -> None:
+    for name in parts(file, "sqlite").keys() & parts(file, "postgres").keys():
+        ours, theirs = (
+            set(compiled(parts(file, engine)[name])[1]) for engine in ("sqlite", "postgres")
+        )
+        assert ours == theirs, name
+
+
+@pytest.mark.parametrize(("file", "name"), STATEMENTS)
+def test_statement_prepares_with_the_same_columns(
+    sqlite: sqlite3.Connection,
+    server: "psycopg.Connection[tuple[str]]",
+    file: str,
+    name: str,
+) -> None:
+    text, names = compiled(text_of(file, name, "postgres"))
+    prepared = server.pgconn.prepare(b"", text.encode())
+    assert not prepared.error_message, prepared.error_message.decode()
+    described = server.pgconn.describe_prepared(b"")
+    columns = range(described.nfields)
+    assert NUMERIC not in [described.ftype(at) for at in columns]
+    theirs = [(described.fname(at) or b"").decode() for at in columns]
+    sqlite.execute("BEGIN")
+    ours = text_of(file, name, "sqlite")
+    given = dict.fromkeys(names, 0) if ":" in ours else [0] * len(names)
+    try:
+        found = sqlite.execute(ours, given).description or ()
+    except sqlite3.IntegrityError:  # a write of a second row; it returns nothing
+        found = ()
+    finally:
+        sqlite.execute("ROLLBACK")
+    assert len(found) == len(theirs)
+    for (mine, *_), other in zip(found, theirs, strict=True):
+        assert mine == other or not mine.isidentifier() or other == "?column?"
+
+
+@pytest.mark.parametrize(("file", "name", "index"), INDEXES)
+def test_statement_uses_the_index_that_it_names(
+    server: "psycopg.Connection[tuple[str]]", file: str, name: str, index: str
+) -> None:
+    text, names = compiled(text_of(file, name, "postgres"))
+    server.execute("SET enable_seqscan = off")
+    server.execute("SET plan_cache_mode = force_generic_plan")
+    server.execute(f"PREPARE asked AS {text}".encode())
+    try:
+        values = f"({', '.join(['NULL'] * len(names))})" if names else ""
+        plan = "\n".join(
+            row[0] for row in server.execute(f"EXPLAIN EXECUTE asked{values}".encode())
+        )
+    finally:
+        server.execute("DEALLOCATE asked")
+    assert re.search(rf"\b{index}\b", plan), plan
