@@ -19,13 +19,14 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 
-from phpmq_lite import process, service, shutdown, testing
+from phpmq_lite import process, service, testing
 from phpmq_lite.broker_process import broker_process as fresh_process
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.disk_space import DiskSpace
+from phpmq_lite.storage.sqlite import backend
 from phpmq_lite.storage.sqlite.backend import record_stop
 from phpmq_lite.storage.sqlite.integrity.seal import seal
 from phpmq_lite.storage.sqlite.integrity.startup import StartupCheck, check_files
@@ -342,7 +343,7 @@ async def test_pages_answer_while_the_database_is_being_recovered(
         go_on.wait(WAIT_S)
         return check_files(*args, **more)
 
-    monkeypatch.setattr(service, "check_files", check_later)
+    monkeypatch.setattr(backend, "check_files", check_later)
     broker = service.Service(testing.settings_for(data), lambda _line: is_open.set())
     running = asyncio.create_task(broker.run())
     try:
@@ -394,9 +395,7 @@ async def test_service_runs_in_the_process_of_a_test(data: Path) -> None:
 async def test_database_is_sealed_in_a_thread(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop must keep running: it ends the process after ten seconds."""
     threads: list[threading.Thread] = []
-    monkeypatch.setattr(
-        shutdown, "seal", lambda *_given: threads.append(threading.current_thread())
-    )
+    monkeypatch.setattr(backend, "seal", lambda *_given: threads.append(threading.current_thread()))
     async with running_service(data):
         pass
     assert len(threads) == 1
