@@ -274,17 +274,17 @@ JOIN message AS record ON record.seq IN (
   SELECT seq FROM (
     SELECT newest.seq FROM message AS newest
     WHERE newest.source_seq = given.source_seq AND newest.queue_id = given.queue_id
-    ORDER BY newest.seq DESC LIMIT 8) AS some
+    ORDER BY newest.seq DESC LIMIT 8) AS newest_few
   UNION
   SELECT seq FROM (
     SELECT newest.seq FROM message AS newest
     WHERE newest.source_seq = given.source_seq AND newest.queue_id = given.other_queue_id
-    ORDER BY newest.seq DESC LIMIT 8) AS some
+    ORDER BY newest.seq DESC LIMIT 8) AS newest_few
   UNION
   SELECT seq FROM (
     SELECT newest.seq FROM message AS newest
     WHERE newest.source_seq = given.source_seq AND newest.publisher = given.publisher
-    ORDER BY newest.seq DESC LIMIT 8) AS some);
+    ORDER BY newest.seq DESC LIMIT 8) AS newest_few);
 
 -- name: release_dispatched
 -- At startup, returns messages held by connections to their positions; claimed messages stay.

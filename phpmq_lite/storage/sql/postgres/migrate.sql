@@ -16,7 +16,7 @@ SELECT number, sha256 FROM migration;
 
 -- name: tables
 -- columns: name
-SELECT relname FROM pg_class
+SELECT relname AS name FROM pg_class
 WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace;
 
 -- name: wait_for_others
