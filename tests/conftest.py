@@ -109,12 +109,11 @@ def log_stream() -> Iterator[io.StringIO]:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> "Iterator[PostgresServer]":
-    """Run a PostgreSQL server."""
-    from tests.support.postgres_server import postgres_server
+def postgres() -> "PostgresServer":
+    """Return the PostgreSQL server of this worker."""
+    from tests.support.stores import shared_server
 
-    with postgres_server() as server:
-        yield server
+    return shared_server()
 
 
 @pytest.fixture

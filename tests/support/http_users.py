@@ -16,7 +16,7 @@ from yarl import URL
 from phpmq_lite.admin.base.context import Context
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.testing import RunningBroker, running_service
-from tests.support.core_and_store import empty_database
+from tests.support.stores import empty_database
 
 PASSWORD = "correct horse battery"
 
