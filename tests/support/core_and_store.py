@@ -31,7 +31,7 @@ from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.batch_sql import batch_statements
 from tests.support.core_rig import operation
-from tests.support.stores import new_database, read_tables
+from tests.support.stores import new_database, read_tables, rows_of
 
 START_MS = 1_700_000_000_000  # steady
 CLOCK_STEP_MS = 5_000_000  # between the two scales, so that mixing them up shows
@@ -433,8 +433,7 @@ class Driver:
 
     def rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Execute a statement on the connection that writes; return the rows of a query."""
-        cursor = self.store.execute(sql, parameters)
-        return cursor.fetchall() if cursor.description else []
+        return rows_of(self.store.execute(sql, parameters))
 
     def tables(self) -> dict[str, list[tuple[Any, ...]]]:
         """Return the rows of all tables."""

@@ -7,28 +7,34 @@ import atexit
 import os
 import select
 import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from phpmq_lite import broker_process, testing
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import Batch, LoadedRows
+from phpmq_lite.model import Batch, ClockReading, LoadedRows
+from phpmq_lite.settings import Settings
 from phpmq_lite.storage.batch_sql import Step
+from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.sqlite.integrity import database_check
+from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
 from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     import asyncio
 
+    from phpmq_lite.storage.postgres.maintenance import PostgresMaintenance
     from phpmq_lite.storage.postgres.store import PostgresStore
     from tests.support.postgres_server import PostgresServer
 
 ON_POSTGRES: Final = os.environ.get("PHPMQ_TEST_STORE") == "postgres"
 
+Counters = Callable[[ClockReading], Mapping[str, int]]
 Rows = list[tuple[Any, ...]]
 
 # Empty all tables.  TRUNCATE takes 1 ms for each table, so small tables are emptied by DELETE.
@@ -79,11 +85,19 @@ class Database(Protocol):
     def open_reader(self) -> Callable[..., Rows]:
         """Return a function that executes a query on a connection of its own."""
 
+    def maintenance(self, bounds: RetentionBounds, counters: Counters) -> Any:
+        """Return what the engine runs between batches."""
+
     def problems(self, store: Any) -> dict[str, list[str]]:
         """Check the database and return the problems of each check."""
 
     def close(self) -> None:
         """End its use."""
+
+
+def rows_of(cursor: Any) -> Rows:
+    """Return the rows of a query, or nothing for another statement."""
+    return cursor.fetchall() if cursor.description else []
 
 
 def read_tables(read: Callable[..., Rows]) -> dict[str, Rows]:
@@ -143,6 +157,9 @@ class SqliteDatabase:
         self._readers.append(connection)
         return lambda sql, *values: connection.execute(sql, values).fetchall()
 
+    def maintenance(self, bounds: RetentionBounds, counters: Counters) -> WriterMaintenance:
+        return WriterMaintenance(self._path, bounds, 64 << 20, counters)
+
     def problems(self, store: SqliteStore) -> dict[str, list[str]]:
         checks = database_check.check_all(store.connection)
         return {check.name: check.problems for check in checks}
@@ -167,9 +184,14 @@ class PostgresDatabase:
         return _driven_store(self.conninfo)
 
     def open_reader(self) -> Callable[..., Rows]:
-        store = _plain_store(self.conninfo)
+        store = plain_store(self.conninfo)
         self._readers.append(store)
-        return lambda sql, *values: store.execute(sql, values).fetchall()
+        return lambda sql, *values: rows_of(store.execute(sql, values))
+
+    def maintenance(self, bounds: RetentionBounds, counters: Counters) -> "PostgresMaintenance":
+        from phpmq_lite.storage.postgres.maintenance import PostgresMaintenance
+
+        return PostgresMaintenance(bounds, counters)
 
     def problems(self, store: "PostgresStore") -> dict[str, list[str]]:
         sql = store.sql("database_check")
@@ -232,6 +254,58 @@ def return_database(name: str) -> None:
     _free.append(name)
 
 
+_of_folders: Final[dict[Path, str]] = {}  # names of databases
+
+
+def store_settings(data: Path) -> dict[str, Any]:
+    """Return the section ``store`` of the settings of the broker in a data folder.
+
+    Brokers in the same folder, one after the other, use the same database.
+    """
+    if not ON_POSTGRES:
+        return {}
+    url = shared_server().url(_database_of(data))
+    return {"url": url, "allow_asynchronous": True}
+
+
+def conninfo_of(data: Path) -> str:
+    """Return the libpq address of the database of the broker in a data folder."""
+    return shared_server().conninfo(_database_of(data))
+
+
+def _database_of(data: Path) -> str:
+    data = data.absolute()
+    if data not in _of_folders:
+        _of_folders[data] = take_database()
+    return _of_folders[data]
+
+
+@contextmanager
+def returning_databases() -> Iterator[None]:
+    """Return the databases of the data folders that are new at the end."""
+    before = {*_of_folders}
+    yield
+    for data in {*_of_folders} - before:
+        return_database(_of_folders.pop(data))
+
+
+def use_postgres() -> None:
+    """Make the brokers of ``phpmq_lite.testing`` and all processes use databases of the server."""
+    command = broker_process.BrokerProcess.command
+    settings_for = testing.settings_for
+
+    def with_store(self: broker_process.BrokerProcess) -> list[str]:
+        store = store_settings(self.data)
+        words = ["--store", store["url"], "--set", "store.allow_asynchronous=true"]
+        return [*command.__get__(self), *words]
+
+    def settings_with_store(data: Path, **sections: Any) -> Settings:
+        return settings_for(data, **{"store": store_settings(data)} | sections)
+
+    setattr(broker_process.BrokerProcess, "command", property(with_store))  # noqa: B010
+    testing.settings_for = settings_with_store
+
+
 class _BlockingLoop:
     """The part of an event loop that the pipeline uses."""
 
@@ -268,7 +342,8 @@ class _BlockingLoop:
                     call()
 
 
-def _plain_store(conninfo: str) -> "PostgresStore":
+def plain_store(conninfo: str) -> "PostgresStore":
+    """Connect to a database."""
     from phpmq_lite.storage.postgres.store import PostgresStore, connect
 
     return PostgresStore(connect(conninfo), lambda *_: None)
