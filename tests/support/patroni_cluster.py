@@ -1,0 +1,246 @@
+"""Three machines with etcd, Patroni and PostgreSQL, configured by the files in deploy/cluster/."""
+
+import atexit
+import json
+import os
+import secrets
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import urllib.request
+from contextlib import ExitStack, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.docs.pages import ROOT
+from tests.support.node_network import NodeNetwork, kill_all
+from tests.support.postgres_nodes import (
+    AS_POSTGRES,
+    BIN,
+    DATABASE,
+    freeze,
+    give_away,
+    make_certificates,
+    shared_folder,
+    wait_until,
+)
+
+SHIPPED: Final = ROOT / "deploy" / "cluster"
+# The user postgres cannot read a virtual environment in the home of root.
+_READ_ALL: Final = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+_PYTHON: Final = (*AS_POSTGRES[:-1], *_READ_ALL, "--", sys.executable)
+
+needs_patroni = pytest.mark.skipif(
+    shutil.which("etcd") is None or find_spec("patroni") is None,
+    reason="needs etcd (apt install etcd-server) and patroni (the extra test)",
+)
+
+
+class PatroniCluster:
+    """Machines n1, n2 and n3 in network namespaces, numbered from 0; the database is the broker's.
+
+    ``url`` needs the environment variable ``PGPASSFILE`` set to ``passfile``.
+    """
+
+    def __init__(self) -> None:
+        self._cleanup = ExitStack()
+        atexit.register(self._cleanup.close)
+        self.folder = shared_folder(self._cleanup)
+        self.network = self._cleanup.enter_context(NodeNetwork())
+        self.passfile = self.folder / "pgpass"
+        self._processes: dict[int, list[subprocess.Popen[bytes]]] = {}
+        self._secrets = {name: secrets.token_hex(24) for name in ("@REPLICATION@", "@REWIND@")}
+        make_certificates(self.folder, self.network.addresses)
+        for node in range(3):
+            self._install(node)
+        for node in range(3):
+            self.start(node)
+        self._create_database()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill all machines and remove their files."""
+        self._cleanup.close()
+        atexit.unregister(self._cleanup.close)
+
+    # -- the database
+
+    def url(self, **parameters: str | int) -> str:
+        """Return the URL for the broker: all machines, of which the primary is used."""
+        hosts = ",".join(f"{address}:5432" for address in self.network.addresses)
+        query = {"target_session_attrs": "read-write", "sslmode": "verify-full",
+                 "sslrootcert": self.folder / "ca.crt"} | parameters  # fmt: skip
+        return f"postgresql://{DATABASE}@{hosts}/{DATABASE}?{urlencode(query, safe='/')}"
+
+    def query(self, node: int, statement: str) -> str:
+        """Run a statement as superuser on a machine; return the rows, fields separated by ``|``."""
+        words = (BIN / "psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-h", self.path(node) / "run")
+        done = subprocess.run(
+            [*AS_POSTGRES, *words, "-d", "postgres"], input=statement,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    # -- roles
+
+    def members(self) -> dict[int, dict[str, Any]]:
+        """Return what Patroni says about each machine, or nothing if no machine answers."""
+        context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
+        for address in self.network.addresses:
+            with (
+                suppress(OSError),
+                urllib.request.urlopen(
+                    f"https://{address}:8008/cluster", timeout=1, context=context
+                ) as reply,
+            ):
+                return {int(one["name"][1:]) - 1: one for one in json.load(reply)["members"]}
+        return {}
+
+    def leader(self) -> int | None:
+        """Return the machine that Patroni calls the primary."""
+        roles = {member["role"]: node for node, member in self.members().items()}
+        return roles.get("leader")
+
+    def wait_for_quorum(self, timeout_s: float = 120) -> int:
+        """Wait until a primary runs and both others confirm its commits; return the primary."""
+
+        def has_quorum() -> bool:
+            members = self.members()
+            states = sorted((one["role"], one["state"]) for one in members.values())
+            return states == [("leader", "running"), *[("quorum_standby", "streaming")] * 2]
+
+        wait_until(has_quorum, timeout_s)
+        leader = self.leader()
+        assert leader is not None
+        return leader
+
+    def switch_over(self, to: int) -> None:
+        """Let Patroni make another machine the primary, as an operator does."""
+        leader = self.leader()
+        assert leader is not None
+        words = ("switchover", "--leader", f"n{leader + 1}", "--candidate", f"n{to + 1}", "--force")
+        self.patronictl(to, *words)
+
+    def patronictl(self, node: int, *words: str) -> str:
+        """Run patronictl with the configuration of a machine; return its output."""
+        program = Path(sys.executable).with_name("patronictl")
+        command = [*_PYTHON, program, "-c", self.path(node) / "etc/patroni.yml"]
+        return subprocess.run(
+            [*self.network.prefix(node), *command, *words],
+            env=self.environment(node), check=True, capture_output=True, text=True, timeout=60,
+        ).stdout  # fmt: skip
+
+    # -- faults
+
+    def kill_postgres(self, node: int) -> None:
+        """Kill PostgreSQL on a machine with all its processes; Patroni and etcd continue."""
+        postmaster = self.postmaster(node)
+        kill_all(lambda: freeze(postmaster))
+
+    def kill(self, node: int) -> None:
+        """Kill all processes of a machine, as a power cut would."""
+        self.network.kill(node)
+        for process in self._processes[node]:
+            process.wait()
+
+    def pause(self, node: int) -> None:
+        """Stop all processes of a machine with SIGSTOP, as a frozen virtual machine."""
+        for pid in self.network.pids(node):
+            os.kill(pid, signal.SIGSTOP)
+
+    def resume(self, node: int) -> None:
+        """Continue after ``pause``."""
+        for pid in self.network.pids(node):
+            os.kill(pid, signal.SIGCONT)
+
+    def cut_off(self, node: int, *, from_clients: bool = True) -> None:
+        """Cut a machine off from the others, and from the clients or not."""
+        (self.network.cut_off if from_clients else self.network.separate)(node)
+
+    def heal(self, node: int) -> None:
+        """Undo ``cut_off``."""
+        self.network.heal(node)
+
+    def start(self, node: int) -> None:
+        """Start etcd and Patroni on a machine, at first or after ``kill``."""
+        configuration = str(self.path(node) / "etc/patroni.yml")
+        self._processes[node] = [
+            self._run(node, "etcd", *AS_POSTGRES, shutil.which("etcd") or "etcd"),
+            self._run(node, "patroni", *_PYTHON, "-m", "patroni", configuration),
+        ]
+
+    # -- files and processes
+
+    def path(self, node: int) -> Path:
+        """Return the folder with the files of a machine; ``etcd.log`` and ``patroni.log`` in it."""
+        return self.folder / f"n{node + 1}"
+
+    def postmaster(self, node: int) -> int:
+        """Return the process id of PostgreSQL on a machine."""
+        file = self.path(node) / "postgresql/phpmq/postmaster.pid"
+        return int(file.read_text().split()[0])
+
+    def environment(self, node: int) -> dict[str, str]:
+        """Return the environment of etcd and Patroni on a machine."""
+        lines = [
+            line
+            for name in ("etcd.env", "node.env", "secrets.env")
+            for line in (self.path(node) / "etc" / name).read_text().splitlines()
+            if line and not line.startswith("#")
+        ]
+        return dict(os.environ) | dict(line.split("=", 1) for line in lines)
+
+    def _install(self, node: int) -> None:
+        """Copy the shipped files, as the README tells an operator to, into the machine's folder."""
+        path, name = self.path(node), f"n{node + 1}"
+        for folder in ("etc", "run", "postgresql", "etcd"):
+            (path / folder).mkdir(parents=True)
+        for source, target in ((f"{name}.crt", "node.crt"), (f"{name}.key", "node.key")):
+            shutil.copy(self.folder / source, path / "etc" / target)
+        shutil.copy(self.folder / "ca.crt", path / "etc")
+        addresses = {f"@N{number}@": one for number, one in enumerate(self.network.addresses, 1)}
+        replaced = {
+            "@NAME@": name,
+            "@ADDRESS@": self.network.addresses[node],
+            "/etc/phpmq-cluster": str(path / "etc"),
+            "/var/lib/etcd": str(path / "etcd"),
+            "/var/lib/postgresql/15": str(path / "postgresql"),
+            "/var/run/postgresql": str(path / "run"),
+        }
+        for file in ("patroni.yml", "node.env", "etcd.env", "secrets.env"):
+            text = (SHIPPED / file).read_text(encoding="utf-8")
+            for written, ours in (replaced | addresses | self._secrets).items():
+                text = text.replace(written, ours)
+            (path / "etc" / file).write_text(text, encoding="utf-8")
+        give_away(path)
+
+    def _run(self, node: int, name: str, *command: str) -> "subprocess.Popen[bytes]":
+        with (self.path(node) / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [*self.network.prefix(node), *command], env=self.environment(node),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def _create_database(self) -> None:
+        """Create role and database of the broker, and the file with its password."""
+        leader = self.wait_for_quorum()
+        password = secrets.token_hex(24)
+        self.query(leader, f"CREATE ROLE {DATABASE} LOGIN PASSWORD '{password}'")
+        self.query(leader, f"CREATE DATABASE {DATABASE} OWNER {DATABASE}")
+        self.passfile.write_text(f"*:*:{DATABASE}:{DATABASE}:{password}\n")
+        self.passfile.chmod(0o600)
