@@ -39,6 +39,7 @@ class Committer(threading.Thread):
         self.last_at = time.monotonic()
 
     def run(self) -> None:
+        """Commit, and connect again after each error."""
         number = 0
         while not self.is_stopped:
             try:

@@ -10,11 +10,12 @@ import ssl
 import subprocess
 import sys
 import urllib.request
+from collections import Counter
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 from urllib.parse import urlencode
 
 import pytest
@@ -53,9 +54,10 @@ class PatroniCluster:
         self._cleanup = ExitStack()
         atexit.register(self._cleanup.close)
         self.folder = shared_folder(self._cleanup)
+        self._processes: dict[int, list[subprocess.Popen[bytes]]] = {}
+        self._cleanup.callback(self._wait_for_processes)  # after the network has killed them
         self.network = self._cleanup.enter_context(NodeNetwork())
         self.passfile = self.folder / "pgpass"
-        self._processes: dict[int, list[subprocess.Popen[bytes]]] = {}
         self._secrets = {name: secrets.token_hex(24) for name in ("@REPLICATION@", "@REWIND@")}
         make_certificates(self.folder, self.network.addresses)
         for node in range(3):
@@ -68,7 +70,10 @@ class PatroniCluster:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -98,31 +103,31 @@ class PatroniCluster:
 
     # -- roles
 
-    def members(self) -> dict[int, dict[str, Any]]:
-        """Return what Patroni says about each machine, or nothing if no machine answers."""
+    def members(self, node: int) -> dict[int, tuple[str, str]]:
+        """Return role and state of all machines as one of them knows them; empty if it is down."""
         context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
-        for address in self.network.addresses:
-            with (
-                suppress(OSError),
-                urllib.request.urlopen(
-                    f"https://{address}:8008/cluster", timeout=1, context=context
-                ) as reply,
-            ):
-                return {int(one["name"][1:]) - 1: one for one in json.load(reply)["members"]}
+        url = f"https://{self.network.addresses[node]}:8008/cluster"
+        with (
+            suppress(OSError),
+            urllib.request.urlopen(url, timeout=1, context=context) as reply,
+        ):
+            members = json.load(reply)["members"]
+            return {int(one["name"][1:]) - 1: (one["role"], one["state"]) for one in members}
         return {}
 
     def leader(self) -> int | None:
-        """Return the machine that Patroni calls the primary."""
-        roles = {member["role"]: node for node, member in self.members().items()}
-        return roles.get("leader")
+        """Return the primary according to a majority; one that was cut off may think it is it."""
+        views = map(self.members, range(3))
+        leaders = Counter(node for view in views for node in view if view[node][0] == "leader")
+        return next((node for node, count in leaders.items() if count > 1), None)
 
     def wait_for_quorum(self, timeout_s: float = 120) -> int:
         """Wait until a primary runs and both others confirm its commits; return the primary."""
+        expected = [("leader", "running"), *[("quorum_standby", "streaming")] * 2]
 
         def has_quorum() -> bool:
-            members = self.members()
-            states = sorted((one["role"], one["state"]) for one in members.values())
-            return states == [("leader", "running"), *[("quorum_standby", "streaming")] * 2]
+            one, *others = map(self.members, range(3))
+            return sorted(one.values()) == expected and all(view == one for view in others)
 
         wait_until(has_quorum, timeout_s)
         leader = self.leader()
@@ -155,7 +160,7 @@ class PatroniCluster:
     def kill(self, node: int) -> None:
         """Kill all processes of a machine, as a power cut would."""
         self.network.kill(node)
-        for process in self._processes[node]:
+        for process in self._processes.pop(node, []):
             process.wait()
 
     def pause(self, node: int) -> None:
@@ -235,6 +240,11 @@ class PatroniCluster:
                 [*self.network.prefix(node), *command], env=self.environment(node),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
+
+    def _wait_for_processes(self) -> None:
+        for processes in self._processes.values():
+            for process in processes:
+                process.wait()
 
     def _create_database(self) -> None:
         """Create role and database of the broker, and the file with its password."""

@@ -23,7 +23,7 @@ import psycopg
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.support.node_network import NodeNetwork, is_alive, kill_all
+from tests.support.node_network import NodeNetwork, kill_all
 
 BIN: Final = Path("/usr/lib/postgresql/15/bin")
 # PostgreSQL refuses to run as root.
@@ -84,7 +84,10 @@ class ReplicatedPostgres:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -105,10 +108,9 @@ class ReplicatedPostgres:
     def connect(self, node: int | None = None, **parameters: Any) -> psycopg.Connection:
         """Connect to a node, or else the primary, as superuser with autocommit."""
         node = self.primary if node is None else node
-        asked = {"dbname": DATABASE, "connect_timeout": 5, "autocommit": True} | parameters
-        return psycopg.connect(
-            host=self.hosts[node], port=self.ports[node], user="postgres", **asked
-        )
+        asked: dict[str, Any] = {"dbname": DATABASE, "connect_timeout": 5, "autocommit": True}
+        host, port = self.hosts[node], self.ports[node]
+        return psycopg.connect(host=host, port=port, user="postgres", **asked | parameters)
 
     def query(self, statement: str, node: int | None = None) -> list[tuple[Any, ...]]:
         """Run a statement on a node, or else the primary, as superuser; return the rows."""
@@ -123,6 +125,10 @@ class ReplicatedPostgres:
     @property
     def standbys(self) -> list[int]:
         return [node for node in range(3) if node != self.primary]
+
+    def has_exited(self, node: int) -> bool:
+        """Return whether a node has stopped without being killed, for example on a full disk."""
+        return self._processes[node].poll() is not None
 
     def log(self, node: int) -> str:
         """Return what a node has logged."""
@@ -220,7 +226,7 @@ class ReplicatedPostgres:
         receivers = "SELECT count(*) FROM pg_stat_wal_receiver"
         for node in self.standbys:
             self._set(node, primary_conninfo="")
-            wait_until(lambda node=node: self.query(receivers, node) == [(0,)])
+        wait_until(lambda: all(self.query(receivers, node) == [(0,)] for node in self.standbys))
         ahead, behind = sorted(self.standbys, key=self._received, reverse=True)
         self.promote(ahead)
         self.follow(behind)
@@ -254,7 +260,7 @@ class ReplicatedPostgres:
         if disk_bytes:
             size = f"size={disk_bytes},mode=0755"
             subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", disk], check=True)
-            self._cleanup.callback(subprocess.run, ["umount", "--lazy", disk], check=True)
+            self._cleanup.callback(subprocess.check_call, ["umount", "--lazy", disk])
         give_away(disk)
         subprocess.run(["cp", "-a", _template(), self._data(node)], check=True)
         names = ",".join(f"n{other + 1}" for other in range(3) if other != node)
