@@ -7,10 +7,12 @@ is missing afterwards.
 """
 
 import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import psycopg
@@ -27,6 +29,9 @@ CLIENT: Final = {
 }
 
 
+GIVE_UP_S: Final = 5  # a frozen machine still acknowledges packets
+
+
 class Committer(threading.Thread):
     """Commits numbered rows until told to stop, and remembers what was confirmed and when."""
 
@@ -37,13 +42,25 @@ class Committer(threading.Thread):
         self.confirmed: list[int] = []
         self.longest_s = 0.0
         self.last_at = time.monotonic()
+        self._connected_at = self.last_at
+        self._socket: socket.socket | None = None
+
+    def give_up(self) -> None:
+        """End the connection if it has waited for too long."""
+        if self._socket and time.monotonic() > max(self.last_at, self._connected_at) + GIVE_UP_S:
+            with suppress(OSError):  # closed already
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def run(self) -> None:
         """Commit, and connect again after each error."""
         number = 0
         while not self.is_stopped:
             try:
-                with psycopg.connect(self._url, autocommit=True) as connection:
+                with (
+                    psycopg.connect(self._url, autocommit=True) as connection,
+                    socket.socket(fileno=os.dup(connection.fileno())) as self._socket,
+                ):
+                    self._connected_at = time.monotonic()
                     while not self.is_stopped:
                         number += 1
                         notices: list[object] = []
@@ -75,6 +92,7 @@ def silence_s(cluster: PatroniCluster, inject: Callable[[int], object]) -> float
     injected_at = time.monotonic()
     while client.last_at < injected_at + 0.1 or time.monotonic() < injected_at + 6:
         time.sleep(0.05)
+        client.give_up()
     client.is_stopped = True
     client.join()
     with psycopg.connect(cluster.url(**CLIENT)) as connection:

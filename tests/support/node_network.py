@@ -1,15 +1,15 @@
 """Network namespaces that serve as machines: each has an address, and its cable can be cut."""
 
+import atexit
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import pytest
@@ -37,7 +37,34 @@ def can_create_namespaces() -> bool:
     return subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0
 
 
-class NodeNetwork:
+class TemporaryServers:
+    """Servers that are killed at the end of a ``with`` block, or else when Python exits."""
+
+    def __init__(self) -> None:
+        self._cleanup = ExitStack()
+        atexit.register(self._cleanup.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill all processes, and remove their files and networks."""
+        self._cleanup.close()
+        atexit.unregister(self._cleanup.close)
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+class NodeNetwork(TemporaryServers):
     """A bridge, and a network namespace with a cable to it for each node.
 
     This machine is on the bridge, too: it reaches all nodes, as a client would.  Nothing else is
@@ -45,14 +72,13 @@ class NodeNetwork:
     """
 
     def __init__(self, count: int = 3) -> None:
+        super().__init__()
         self._bridge, subnet = _create_bridge()
         self.addresses = [f"{subnet}.{node + 1}" for node in range(count)]
         self.gateway = f"{subnet}.254"
-        try:
+        self._cleanup.callback(self._remove)
+        with self._closed_on_error():
             self._create_nodes()
-        except NetworkError:
-            self.close()
-            raise
 
     def _create_nodes(self) -> None:
         ip("address", "add", f"{self.gateway}/24", "dev", self._bridge)
@@ -66,19 +92,7 @@ class NodeNetwork:
             for device in ("lo", "eth0"):
                 ip("-n", name, "link", "set", device, "up")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Kill the processes of all nodes, and remove the network."""
+    def _remove(self) -> None:
         for node in range(len(self.addresses)):
             with suppress(NetworkError):  # removed before
                 self.kill(node)

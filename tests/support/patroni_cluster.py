@@ -1,6 +1,5 @@
 """Three machines with etcd, Patroni and PostgreSQL, configured by the files in deploy/cluster/."""
 
-import atexit
 import json
 import os
 import secrets
@@ -11,17 +10,16 @@ import subprocess
 import sys
 import urllib.request
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from urllib.parse import urlencode
 
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.support.node_network import NodeNetwork, kill_all
+from tests.support.node_network import NodeNetwork, TemporaryServers, kill_all
 from tests.support.postgres_nodes import (
     AS_POSTGRES,
     BIN,
@@ -37,6 +35,10 @@ SHIPPED: Final = ROOT / "deploy" / "cluster"
 # The user postgres cannot read a virtual environment in the home of root.
 _READ_ALL: Final = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
 _PYTHON: Final = (*AS_POSTGRES[:-1], *_READ_ALL, "--", sys.executable)
+_QUORUM: Final = """
+    SELECT pg_is_in_recovery(), count(*) FROM pg_stat_replication
+    WHERE sync_state = 'quorum' AND state = 'streaming'
+"""
 
 needs_patroni = pytest.mark.skipif(
     shutil.which("etcd") is None or find_spec("patroni") is None,
@@ -44,43 +46,27 @@ needs_patroni = pytest.mark.skipif(
 )
 
 
-class PatroniCluster:
+class PatroniCluster(TemporaryServers):
     """Machines n1, n2 and n3 in network namespaces, numbered from 0; the database is the broker's.
 
     ``url`` needs the environment variable ``PGPASSFILE`` set to ``passfile``.
     """
 
     def __init__(self) -> None:
-        self._cleanup = ExitStack()
-        atexit.register(self._cleanup.close)
+        super().__init__()
         self.folder = shared_folder(self._cleanup)
         self._processes: dict[int, list[subprocess.Popen[bytes]]] = {}
         self._cleanup.callback(self._wait_for_processes)  # after the network has killed them
         self.network = self._cleanup.enter_context(NodeNetwork())
         self.passfile = self.folder / "pgpass"
         self._secrets = {name: secrets.token_hex(24) for name in ("@REPLICATION@", "@REWIND@")}
-        make_certificates(self.folder, self.network.addresses)
-        for node in range(3):
-            self._install(node)
-        for node in range(3):
-            self.start(node)
-        self._create_database()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Kill all machines and remove their files."""
-        self._cleanup.close()
-        atexit.unregister(self._cleanup.close)
+        with self._closed_on_error():
+            make_certificates(self.folder, self.network.addresses)
+            for node in range(3):
+                self._install(node)
+            for node in range(3):
+                self.start(node)
+            self._create_database()
 
     # -- the database
 
@@ -124,14 +110,20 @@ class PatroniCluster:
     def wait_for_quorum(self, timeout_s: float = 120) -> int:
         """Wait until a primary runs and both others confirm its commits; return the primary."""
         expected = [("leader", "running"), *[("quorum_standby", "streaming")] * 2]
+        leader = 0
 
         def has_quorum() -> bool:
+            nonlocal leader
             one, *others = map(self.members, range(3))
-            return sorted(one.values()) == expected and all(view == one for view in others)
+            if sorted(one.values()) != expected or any(view != one for view in others):
+                return False
+            leader = next(node for node in one if one[node][0] == "leader")
+            # Patroni's view may be older than the fault.
+            with suppress(AssertionError):
+                return self.query(leader, _QUORUM) == "f|2"
+            return False
 
         wait_until(has_quorum, timeout_s)
-        leader = self.leader()
-        assert leader is not None
         return leader
 
     def switch_over(self, to: int) -> None:

@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import psycopg
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.support.node_network import NodeNetwork, kill_all
+from tests.support.node_network import NodeNetwork, TemporaryServers, kill_all
 
 BIN: Final = Path("/usr/lib/postgresql/15/bin")
 # PostgreSQL refuses to run as root.
@@ -40,7 +39,7 @@ needs_postgres = pytest.mark.skipif(
 )
 
 
-class ReplicatedPostgres:
+class ReplicatedPostgres(TemporaryServers):
     """A primary and two standbys; a commit waits until one of the standbys has flushed it.
 
     Nodes are 0, 1 and 2, and ``primary`` is the current primary.  Without a ``network`` they listen
@@ -60,8 +59,7 @@ class ReplicatedPostgres:
         disk_bytes: int = 0,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        self._cleanup = ExitStack()
-        atexit.register(self._cleanup.close)
+        super().__init__()
         self.primary = 0
         self.network = network
         self.folder = shared_folder(self._cleanup)
@@ -70,31 +68,16 @@ class ReplicatedPostgres:
         self._shared_settings = dict(settings or {})
         self._settings: list[dict[str, str]] = [{}, {}, {}]  # of each node, beyond the shared ones
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        if network:
-            make_certificates(self.folder, network.addresses)
-        self._cleanup.callback(self._kill_all)
-        for node in range(3):
-            self._create(node, disk_bytes)
-            self.start(node, wait=False)
-        for node in range(3):
-            self._wait_until_up(node)
-        self.wait_for_quorum()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Kill all nodes and remove their files."""
-        self._cleanup.close()
-        atexit.unregister(self._cleanup.close)
+        with self._closed_on_error():
+            if network:
+                make_certificates(self.folder, network.addresses)
+            for node in range(3):
+                self._create(node, disk_bytes)
+                self._cleanup.callback(self.kill, node)
+                self.start(node, wait=False)
+            for node in range(3):
+                self._wait_until_up(node)
+            self.wait_for_quorum()
 
     # -- connections
 
@@ -330,10 +313,6 @@ class ReplicatedPostgres:
 
     def _freeze(self, node: int) -> list[int]:
         return freeze(process.pid) if (process := self._processes.get(node)) else []
-
-    def _kill_all(self) -> None:
-        for node in range(3):
-            self.kill(node)
 
 
 def process_tree(postmaster: int) -> list[int]:
