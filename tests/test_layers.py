@@ -162,7 +162,8 @@ THEIRS: Final[dict[str, set[str]]] = {
     "settings": {"pydantic"},
     "insights_document": {"pydantic"},
     "storage": {"aiosqlite"},
-    "storage.arrow": {"pyarrow", "adbc_driver_sqlite"},
+    "storage.arrow": {"pyarrow", "adbc_driver_postgresql", "adbc_driver_sqlite"},
+    "storage.postgres.read_connections": {"psycopg"},
     "storage.sqlite.integrity.scrub": {"msgspec"},
     "export": {"pyarrow"},
     "admin": {"aiohttp", "aiohttp_sse", "jinja2", "pydantic", "prometheus_client", "argon2"},
@@ -287,7 +288,7 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 # Groups of modules in storage/, from the bottom: none imports one of a later group.  Rows are what
 # any engine stores; above them are the two engines, which do not know each other.
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "rows": ("arrow", "batch_sql", "read", "statements"),
+    "rows": ("arrow", "batch_sql", "postgres.statements", "read", "statements"),
     "folder": ("atomic_files", "data_folder", "disk_space"),
     "store": ("retention", "start_report", "store"),
     "SQLite files": (
@@ -304,6 +305,7 @@ STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "sqlite.writer_process",
     ),
     "SQLite copies": ("sqlite.backup",),
+    "PostgreSQL": ("postgres.read_connections",),
 }
 
 
