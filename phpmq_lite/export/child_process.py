@@ -127,6 +127,7 @@ def answer_request(database: str, request: dict[str, Any], output: FrameWriter) 
     """
     with HistoryRanges(database) as ranges:
         ranges.on_statement = output.beat
+        ranges.upto = request.get("upto")
         rows = _rows(ranges, request)
         output.put_json(
             HEADER,

@@ -141,7 +141,7 @@ class ExportProcesses:
 
     def __init__(
         self,
-        database: Path,
+        database: Path | str,
         *,
         program: Sequence[str] = PROGRAM,
         stalled_s: float = STALLED_S,

@@ -1,4 +1,4 @@
-"""The writer on three real servers: what is confirmed is replicated, and nothing is stored twice."""
+"""The writer on three servers: what is confirmed is replicated, and nothing is stored twice."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -69,7 +69,7 @@ class Seat:
 
     async def problem(self, text: str) -> None:
         async with asyncio.timeout(WAIT_S):
-            while text not in (self.space.write_problem or ""):
+            while text not in (self.space.write_problem or ""):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
 
@@ -263,7 +263,9 @@ async def test_standby_with_an_older_schema_does_not_take_over(url: str, tmp_pat
     seat = new_seat(url, tmp_path)
     waiting = asyncio.create_task(standby_of(url, seat).wait_until_active())
     async with asyncio.timeout(WAIT_S):
-        while not (seat.states and "schema version 2" in (seat.states[-1].problem or "")):
+        while not (  # noqa: ASYNC110
+            seat.states and "schema version 2" in (seat.states[-1].problem or "")
+        ):
             await asyncio.sleep(0.02)
     assert not waiting.done()
     waiting.cancel()
