@@ -64,6 +64,7 @@ from phpmq_lite.storage.sqlite.integrity.startup import StartRecorder, check_fil
 from phpmq_lite.storage.sqlite.integrity.stopped_database import has_admin
 from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
+from phpmq_lite.storage.sqlite.standby.litestream import check_standby
 from phpmq_lite.storage.sqlite.store import Store, note_clock
 from phpmq_lite.storage.sqlite.writer import Writer
 
@@ -344,6 +345,7 @@ class Service:
         """Check the files, migrate the database and recover it; return the state and the clock."""
         settings, front = self.settings, self.handle
         starting.note_error(folder.read_last_error())
+        await asyncio.to_thread(check_standby, folder.path)
         found = await asyncio.to_thread(
             check_files, folder, accept_loss=settings.storage.accept_loss,
             tell=lambda step: front.set(step=step),
@@ -377,8 +379,10 @@ class Service:
         settings = self.settings
         # The next callback runs after writer.close.
         stack.push_async_callback(asyncio.to_thread, seal_at_end, folder, writer.files)
-        live_seal = LiveSeal(folder.database, writer.files)
-        stack.callback(live_seal.close)
+        live_seal = None
+        if not writer.checkpoint_right.is_shared:  # otherwise Litestream changes the database
+            live_seal = LiveSeal(folder.database, writer.files)
+            stack.callback(live_seal.close)
         stack.push_async_callback(writer.close)
         stack.push_async_callback(self._close_readers)
         starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
@@ -395,7 +399,7 @@ class Service:
         )
         self._upkeep = WriterMaintenance(
             folder.database, retention_bounds(settings), settings.storage.wal_bytes, clock.counters,
-            writer.space, live_seal,
+            writer.space, live_seal, writer.checkpoint_right,
         )  # fmt: skip
         self._has_users = await writer.run(lambda store: has_users(store.connection))
         await writer.run(lambda store: writer.space.measure(store.used_bytes()))

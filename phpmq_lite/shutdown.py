@@ -15,6 +15,7 @@ from phpmq_lite.errors import DatabaseReplacedError, PhpmqError
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
 from phpmq_lite.storage.sqlite.integrity.seal import seal
+from phpmq_lite.storage.sqlite.standby.litestream import is_configured, is_running
 from phpmq_lite.storage.sqlite.writer import Writer
 
 EX_IOERR: Final = 74
@@ -38,7 +39,9 @@ async def run_engine(engine: Engine, folder: DataFolder) -> None:
 def record_stop(
     folder: DataFolder, writer: Writer, _kind: object, failure: BaseException | None, _trace: object
 ) -> None:
-    """Record a clean stop, which leaves no WAL; if that is impossible, exit and keep the WAL.
+    """Record a clean stop; if that is impossible, exit and keep the WAL.
+
+    Only a running Litestream keeps the WAL after a clean stop.
 
     ``failure`` is the error that ended the broker, or None if it was asked to stop.  If another
     database has replaced this one, the process exits here: closing would remove the other's log.
@@ -46,7 +49,7 @@ def record_stop(
     writer.check_files()
     writer.space.release_ballast_if_full()
     try:
-        folder.record(is_running=False)
+        folder.record(is_running=False, leaves_wal=is_running(folder.path))
     except OSError as error:
         if failure is not None:
             _log.error("stopped immediately", reason=str(failure))
@@ -57,7 +60,13 @@ def record_stop(
 
 
 def seal_at_end(folder: DataFolder, files: OpenedFiles) -> None:
-    """Seal the closed database; without a seal, the next start would check its structure."""
+    """Seal the closed database; without a seal, the next start would check its structure.
+
+    A database with a standby is not sealed.
+    """
+    if is_configured(folder.path):
+        _log.info("not_sealed", reason="Litestream may change the database after this stop")
+        return
     try:
         seal(folder, files)
     except DatabaseReplacedError as error:

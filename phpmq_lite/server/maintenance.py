@@ -1,9 +1,10 @@
-"""Backups, scrubbing and disk space monitoring of a running broker."""
+"""Backups, scrubbing, standby and disk space monitoring of a running broker."""
 
 import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -26,6 +27,8 @@ from phpmq_lite.storage.sqlite.integrity.scrub import (
     read_state,
     write_state,
 )
+from phpmq_lite.storage.sqlite.standby.lag import StandbyState, read_standby
+from phpmq_lite.storage.sqlite.standby.litestream import drop_backlog, is_configured
 
 START_S: Final = 60.0  # delay after startup, when other work is more urgent
 _TICK_S: Final = 0.2
@@ -35,6 +38,10 @@ _DAY_MS: Final = 86_400_000
 # Limit on bytes written while a structure check keeps the WAL from being truncated.
 LOG_BYTES: Final = 1 << 30
 _LOG_CHECK_S: Final = 1.0  # interval between checks of the WAL's size
+STANDBY_EVERY_S: Final = 5.0
+_TARGET_EVERY: Final = 12  # one in this many reads of the standby's state lists its target
+# Larger backlogs are dropped; Litestream then copies the whole database once the target is back.
+BACKLOG_BYTES: Final = 1 << 30
 T = TypeVar("T")
 _log = logs.get_logger(__name__)
 
@@ -239,6 +246,39 @@ class ScrubRunner:
         return self._engine.clock.now().wall_ms
 
 
+class StandbyMonitor:
+    """Follows how far a standby lags; ``run`` continues until it is cancelled.
+
+    A target that is gone must not fill the disk with what waits for it: beyond ``BACKLOG_BYTES``,
+    or half of the space that publishing requires to stay free, the oldest files are dropped.
+    """
+
+    def __init__(self, data: Path, reserve: Callable[[], int]) -> None:
+        self.state: StandbyState | None = None  # None until the first reading
+        self._data = data
+        self._reserve = reserve
+
+    async def run(self) -> None:
+        """Read the state at intervals, in a separate thread."""
+        for number in count():
+            asks_target = number % _TARGET_EVERY == 0
+            self.state = await asyncio.to_thread(self._read, asks_target=asks_target)
+            await asyncio.sleep(STANDBY_EVERY_S)
+
+    def _read(self, *, asks_target: bool) -> StandbyState:
+        before = self.state
+        state = read_standby(
+            self._data, before.replicated if before else None, asks_target=asks_target
+        )
+        if before is None or state.problem != before.problem:
+            log = _log.warning if state.problem else _log.info
+            log("standby", problem=state.problem or None, lag_s=round(state.lag_s, 1))
+        bound = min(BACKLOG_BYTES, max(self._reserve() // 2, BACKLOG_BYTES // 16))
+        if state.backlog_bytes > bound:
+            _log.warning("standby_backlog_dropped", bytes=drop_backlog(self._data))
+        return state
+
+
 class Maintenance:
     """Runs a broker's backups and scrubs; ``run`` continues until it is cancelled.
 
@@ -264,6 +304,9 @@ class Maintenance:
             check_files=engine.check_files,
         )
         self.scrub = ScrubRunner(engine, figures, database, settings)
+        self.standby: StandbyMonitor | None = None
+        if is_configured(database.parent):
+            self.standby = StandbyMonitor(database.parent, lambda: settings().storage.free_bytes)
 
     async def run(self, *, is_structure_due: bool = False) -> None:
         """Back up and scrub on a schedule and on demand, after a structure check if one is due."""
@@ -272,6 +315,8 @@ class Maintenance:
             tasks.create_task(
                 _run_again("scrub", partial(self.scrub.run, is_structure_due=is_structure_due))
             )
+            if self.standby is not None:
+                tasks.create_task(_run_again("standby", self.standby.run))
 
 
 async def _run_again(name: str, run: Callable[[], Awaitable[None]]) -> None:
