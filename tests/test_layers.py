@@ -107,6 +107,7 @@ OURS: Final[dict[str, set[str]]] = {
         "storage.read.activity",
         "storage.disk_space",
         "storage.sqlite.integrity.startup",
+        "storage.sqlite.standby.lag",
         "storage.read.search_plan",
     },
     "client": {"protocol", "lazy_imports", "errors"},

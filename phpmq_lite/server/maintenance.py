@@ -275,7 +275,8 @@ class StandbyMonitor:
             log("standby", problem=state.problem or None, lag_s=round(state.lag_s, 1))
         bound = min(BACKLOG_BYTES, max(self._reserve() // 2, BACKLOG_BYTES // 16))
         if state.backlog_bytes > bound:
-            _log.warning("standby_backlog_dropped", bytes=drop_backlog(self._data))
+            _log.warning("standby_backlog_dropped", bytes=state.backlog_bytes)
+            drop_backlog(self._data)
         return state
 
 

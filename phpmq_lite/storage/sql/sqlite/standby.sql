@@ -4,25 +4,37 @@
 -- columns: value
 SELECT value FROM meta WHERE name = 'history_id';
 
--- name: message_from
--- The first live message with at least a number.
--- parameters: seq
--- columns: seq, published_at
-SELECT seq, published_at FROM message WHERE seq >= ? ORDER BY seq LIMIT 1;
-
--- name: settled_from
--- The first settled message with at least an offset.
--- parameters: offset
--- columns: offset, settled_at
-SELECT "offset", settled_at FROM history WHERE "offset" >= ? ORDER BY "offset" LIMIT 1;
-
 -- name: count_published
--- Messages published since a time that are live, or that were settled from an offset on.
--- parameters: seq of the first live one; limit; offset; published_at; limit
+-- Messages published since a time, up to a limit of live and as many settled ones.  The first ones
+-- are searched by bisection, because both tables are in the order of time.
+-- parameters: since_ms (Unix ms); limit
 -- columns: count
-SELECT (SELECT count(*) FROM (SELECT 1 FROM message WHERE seq >= ? LIMIT ?))
+WITH RECURSIVE
+  live (low, high) AS (
+    SELECT 0, 1 << 62
+    UNION ALL
+    SELECT iif(at_ms < :since_ms, middle + 1, low), iif(at_ms < :since_ms, high, middle)
+    FROM (
+      SELECT low, high, (low + high) / 2 AS middle,
+        (SELECT published_at FROM message WHERE seq >= (low + high) / 2 ORDER BY seq LIMIT 1) AS at_ms
+      FROM live WHERE low < high)
+  ),
+  settled (low, high) AS (
+    SELECT 0, 1 << 62
+    UNION ALL
+    SELECT iif(at_ms < :since_ms, middle + 1, low), iif(at_ms < :since_ms, high, middle)
+    FROM (
+      SELECT low, high, (low + high) / 2 AS middle,
+        (SELECT settled_at FROM history WHERE "offset" >= (low + high) / 2
+         ORDER BY "offset" LIMIT 1) AS at_ms
+      FROM settled WHERE low < high)
+  )
+SELECT
+  (SELECT count(*) FROM (
+    SELECT 1 FROM message WHERE seq >= (SELECT max(low) FROM live) LIMIT :limit))
   + (SELECT count(*) FROM (
-       SELECT 1 FROM history WHERE "offset" >= ? AND published_at >= ? LIMIT ?));
+    SELECT 1 FROM history WHERE "offset" >= (SELECT max(low) FROM settled)
+      AND published_at >= :since_ms LIMIT :limit));
 
 -- name: drop_sequence
 DROP TABLE IF EXISTS _litestream_seq;

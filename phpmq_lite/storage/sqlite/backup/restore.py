@@ -122,7 +122,8 @@ def restore(
                 with _transaction(staged) as connection:
                     now_ms = time_ns() // 1_000_000
                     done.withdrawn = _withdraw_access(connection, replaced, now_ms)
-            done.history_id = _history_id(staged)
+            with closing(sqlite3.connect(staged)) as connection:
+                done.history_id = read_history_id(connection) or token_hex(16)
             change_history(folder.path, done.history_id)
             tell("moving the database into place")
             done.replaced_files = _move_aside(folder)
@@ -192,12 +193,12 @@ def _check_and_renumber(staged: Path) -> list[DatabaseCheck]:
     return checks
 
 
-def _history_id(staged: Path) -> str:
-    """Return the copy's history id; a schema without one gets a random path for its replica."""
-    with closing(sqlite3.connect(staged)) as connection:
-        if connection.execute(load("restore")["has_meta"]).fetchone()[0]:
-            return str(connection.execute(load("standby")["history_id"]).fetchone()[0])
-    return token_hex(16)
+def read_history_id(connection: sqlite3.Connection) -> str | None:
+    """Return a database's history id, or None if no broker has created one yet."""
+    if not connection.execute(load("restore")["has_meta"]).fetchone()[0]:
+        return None
+    row = connection.execute(load("standby")["history_id"]).fetchone()
+    return row and str(row[0])
 
 
 @contextmanager
