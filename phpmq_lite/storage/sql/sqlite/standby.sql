@@ -13,21 +13,26 @@ WITH RECURSIVE
   live (low, high) AS (
     SELECT 0, 1 << 62
     UNION ALL
-    SELECT iif(at_ms < :since_ms, middle + 1, low), iif(at_ms < :since_ms, high, middle)
-    FROM (
-      SELECT low, high, (low + high) / 2 AS middle,
-        (SELECT published_at FROM message WHERE seq >= (low + high) / 2 ORDER BY seq LIMIT 1) AS at_ms
-      FROM live WHERE low < high)
+    SELECT
+      iif(
+        (SELECT published_at FROM message WHERE seq >= (low + high) / 2 ORDER BY seq LIMIT 1)
+          < :since_ms, (low + high) / 2 + 1, low),
+      iif(
+        (SELECT published_at FROM message WHERE seq >= (low + high) / 2 ORDER BY seq LIMIT 1)
+          < :since_ms, high, (low + high) / 2)
+    FROM live WHERE low < high
   ),
   settled (low, high) AS (
     SELECT 0, 1 << 62
     UNION ALL
-    SELECT iif(at_ms < :since_ms, middle + 1, low), iif(at_ms < :since_ms, high, middle)
-    FROM (
-      SELECT low, high, (low + high) / 2 AS middle,
-        (SELECT settled_at FROM history WHERE "offset" >= (low + high) / 2
-         ORDER BY "offset" LIMIT 1) AS at_ms
-      FROM settled WHERE low < high)
+    SELECT
+      iif(
+        (SELECT settled_at FROM history WHERE "offset" >= (low + high) / 2 ORDER BY "offset" LIMIT 1)
+          < :since_ms, (low + high) / 2 + 1, low),
+      iif(
+        (SELECT settled_at FROM history WHERE "offset" >= (low + high) / 2 ORDER BY "offset" LIMIT 1)
+          < :since_ms, high, (low + high) / 2)
+    FROM settled WHERE low < high
   )
 SELECT
   (SELECT count(*) FROM (

@@ -8,6 +8,7 @@ N contains.
 """
 
 import json
+import shutil
 import socket
 import sqlite3
 import struct
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.errors import StartRefusedError, StorageError
 from phpmq_lite.storage.data_folder import DATABASE, locking_pid, prevent_start
 from phpmq_lite.storage.sqlite.integrity import wal_format
 from phpmq_lite.storage.sqlite.integrity.stopped_database import open_stopped
@@ -91,10 +92,8 @@ def _ask_litestream(data: Path) -> tuple[int, int]:
     """
     from http.client import HTTPConnection, HTTPException  # a broker without standby needs neither
 
-    connection, (database, _) = (
-        HTTPConnection("litestream"),
-        litestream.environment_of(data).values(),
-    )
+    connection = HTTPConnection("litestream")
+    database, _ = litestream.environment_of(data).values()
     body = json.dumps({"path": database, "timeout": int(_ANSWER_S)})
     with closing(socket.socket(socket.AF_UNIX)) as sock:
         sock.settimeout(_ANSWER_S)
@@ -113,11 +112,9 @@ def _ask_litestream(data: Path) -> tuple[int, int]:
 
 def _last_in_target(data: Path) -> int:
     """Return the last transaction up to which the target is complete, or 0."""
-    variables = litestream.environment_of(data)
-    arguments = "ltx", "-config", str(data / litestream.CONFIG), "-level", "all", "-json"
-    text = litestream.run_litestream(
-        litestream.require_litestream(), *arguments, next(iter(variables.values())), env=variables
-    )
+    path, env = shutil.which("litestream") or "litestream", litestream.environment_of(data)
+    arguments = "-config", str(data / litestream.CONFIG), "-level", "all", "-json", *env.values()
+    text = litestream.run_litestream(path, "ltx", *arguments[:-1], env=env)
     end = 0
     ranges = ((int(one["min_txid"], 16), int(one["max_txid"], 16)) for one in json.loads(text))
     for first, last in sorted(ranges):
@@ -135,10 +132,12 @@ def _measure(data: Path, state: StandbyState) -> StandbyState:
     if not waiting and not pending:
         return state
     since_ms = _complete_until(files, known)
-    messages = 0
-    with suppress(sqlite3.Error, OSError, StartRefusedError), _open(data) as connection:
-        given = {"since_ms": since_ms - _COMMIT_MS, "limit": COUNT_LIMIT}
-        messages = connection.execute(load("standby")["count_published"], given).fetchone()[0]
+    given = {"since_ms": since_ms - _COMMIT_MS, "limit": COUNT_LIMIT}
+    try:
+        with _open(data) as connection:
+            messages = connection.execute(load("standby")["count_published"], given).fetchone()[0]
+    except sqlite3.Error as error:
+        raise StorageError(f"cannot count the messages that the replica lacks: {error}") from error
     return replace(
         state, lag_s=max(0.0, time.time() - since_ms / 1_000), lag_bytes=pending,
         lag_messages=messages, backlog_bytes=sum(map(_size, waiting)),
@@ -160,10 +159,9 @@ def _unread_bytes(data: Path, last: _Transaction | None) -> int:
     with suppress(FileNotFoundError), (data / f"{DATABASE}-wal").open("rb") as file:
         raw = file.read(wal_format.HEADER_BYTES)
         if len(raw) == wal_format.HEADER_BYTES:
-            header, frames = wal_format.read_header(raw), scan_wal(file).frames
-            end = wal_format.HEADER_BYTES + frames * (
-                wal_format.FRAME_HEADER_BYTES + header.page_size
-            )
+            header = wal_format.read_header(raw)
+            frame_bytes = wal_format.FRAME_HEADER_BYTES + header.page_size
+            end = wal_format.HEADER_BYTES + scan_wal(file).frames * frame_bytes
             return max(0, end - last.wal_end) if last and last.salts == header.salts else end
     return 0
 

@@ -34,6 +34,7 @@ _MIN_LITESTREAM: Final = (0, 5, 17)
 _MIN_SQLITE: Final = 3_051_003
 _SCHEMES: Final = ("sftp", "s3", "gs", "abs", "oss", "nats", "webdav", "webdavs")
 _HISTORY: Final = re.compile(r"/([0-9a-f]{32})/*(?=$|\?)")
+_SECRET: Final = re.compile(r"^[^/@]*:[^/@]*@|[?&][^=&]*(key|token|secret|password)", re.I)
 _FRAME_BYTES: Final = 4_096 + 24
 _LOCK_S: Final = 5.0  # maximum wait for a checkpoint by the broker
 _KEPT_FILES: Final = 5
@@ -110,7 +111,7 @@ def parse_target(target: str) -> tuple[str, str]:
     scheme, _, rest = target.rpartition("://")
     if scheme not in ("", "file", *_SCHEMES) or any(char in target for char in '$"\\\n'):
         raise SettingsError(f"{target}: use a folder, or a URL with {', '.join(_SCHEMES)}")
-    if re.match(r"[^/@]*:[^/@]*@", rest) or re.search(r"[?&][^=]*(key|token)=", rest, re.I):
+    if _SECRET.search(rest):
         raise SettingsError("the target must not contain credentials; see the page on standbys")
     text = target if scheme in _SCHEMES else os.path.abspath(rest)
     history = _HISTORY.search(text)
