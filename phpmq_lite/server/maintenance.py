@@ -1,6 +1,7 @@
 """Backups, scrubbing, standby and disk space monitoring of a running broker."""
 
 import asyncio
+import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -16,6 +17,7 @@ from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.settings import Settings
+from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.disk_space import DISK_FULL, DiskSpace, Shortage
 from phpmq_lite.storage.sqlite.backup.backups import RETRY_S, Backup, BackupSchedule
 from phpmq_lite.storage.sqlite.integrity.scrub import (
@@ -40,8 +42,7 @@ LOG_BYTES: Final = 1 << 30
 _LOG_CHECK_S: Final = 1.0  # interval between checks of the WAL's size
 STANDBY_EVERY_S: Final = 5.0
 _TARGET_EVERY: Final = 12  # one in this many reads of the standby's state lists its target
-# Larger backlogs are dropped; Litestream then copies the whole database once the target is back.
-BACKLOG_BYTES: Final = 1 << 30
+BACKLOG_BYTES: Final = 1 << 30  # this much may wait for a standby's target; less if space is short
 T = TypeVar("T")
 _log = logs.get_logger(__name__)
 
@@ -249,8 +250,9 @@ class ScrubRunner:
 class StandbyMonitor:
     """Follows how far a standby lags; ``run`` continues until it is cancelled.
 
-    A target that is gone must not fill the disk with what waits for it: beyond ``BACKLOG_BYTES``,
-    or half of the space that publishing requires to stay free, the oldest files are dropped.
+    A target that is gone must not fill the disk with what waits for it.  If that exceeds twice the
+    size of the database, after which copying the whole database is cheaper, or if the disk is
+    nearly full, the oldest files are dropped.
     """
 
     def __init__(self, data: Path, reserve: Callable[[], int]) -> None:
@@ -273,8 +275,9 @@ class StandbyMonitor:
         if before is None or state.problem != before.problem:
             log = _log.warning if state.problem else _log.info
             log("standby", problem=state.problem or None, lag_s=round(state.lag_s, 1))
-        bound = min(BACKLOG_BYTES, max(self._reserve() // 2, BACKLOG_BYTES // 16))
-        if state.backlog_bytes > bound:
+        is_short = shutil.disk_usage(self._data).free < 2 * self._reserve()
+        bound = max(BACKLOG_BYTES, 2 * (self._data / DATABASE).stat().st_size)
+        if state.backlog_bytes > (BACKLOG_BYTES // 16 if is_short else bound):
             _log.warning("standby_backlog_dropped", bytes=state.backlog_bytes)
             drop_backlog(self._data)
         return state
