@@ -225,7 +225,7 @@ def is_running(data: Path) -> bool:
 
 
 def lock_for_litestream(data: Path) -> None:
-    """Take the lock for a process that becomes Litestream, which holds it until it ends.
+    """Acquire the lock for a process that becomes Litestream, which holds it until it ends.
 
     Raises:
         StartRefusedError: Litestream is already running.
