@@ -41,6 +41,7 @@ _DAY_MS: Final = 86_400_000
 LOG_BYTES: Final = 1 << 30
 _LOG_CHECK_S: Final = 1.0  # interval between checks of the WAL's size
 STANDBY_EVERY_S: Final = 5.0
+_STOP_S: Final = 1.0
 _TARGET_EVERY: Final = 12  # one in this many reads of the standby's state lists its target
 BACKLOG_BYTES: Final = 1 << 30  # this much may wait for a standby's target; less if space is short
 T = TypeVar("T")
@@ -259,19 +260,29 @@ class StandbyMonitor:
         self.state: StandbyState | None = None  # None until the first reading
         self._data = data
         self._reserve = reserve
+        self._is_stopped = False
 
     async def run(self) -> None:
         """Read the state at intervals, in a separate thread."""
-        for number in count():
-            asks_target = number % _TARGET_EVERY == 0
-            self.state = await asyncio.to_thread(self._read, asks_target=asks_target)
-            await asyncio.sleep(STANDBY_EVERY_S)
+        thread: asyncio.Future[StandbyState] | None = None
+        self._is_stopped = False
+        try:
+            for number in count():
+                read = partial(self._read, asks_target=number % _TARGET_EVERY == 0)
+                thread = asyncio.ensure_future(asyncio.to_thread(read))
+                self.state = await asyncio.shield(thread)
+                await asyncio.sleep(STANDBY_EVERY_S)
+        finally:
+            self._is_stopped = True
+            if thread is not None:  # its read connection would keep the WAL; it is closed soon
+                await asyncio.wait({thread}, timeout=_STOP_S)
 
     def _read(self, *, asks_target: bool) -> StandbyState:
         before = self.state
         state = read_standby(
-            self._data, before.replicated if before else None, asks_target=asks_target
-        )
+            self._data, before.replicated if before else None, asks_target=asks_target,
+            goes_on=lambda: not self._is_stopped,
+        )  # fmt: skip
         if before is None or state.problem != before.problem:
             log = _log.warning if state.problem else _log.info
             log("standby", problem=state.problem or None, lag_s=round(state.lag_s, 1))

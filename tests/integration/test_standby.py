@@ -18,6 +18,7 @@ from phpmq_lite.server.maintenance import StandbyMonitor
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
 from phpmq_lite.storage.sqlite.backup.restore import NUMBER_GAP, restore
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
+from phpmq_lite.storage.sqlite.standby import lag
 from phpmq_lite.storage.sqlite.standby.lag import read_standby
 from phpmq_lite.storage.sqlite.standby.litestream import (
     CONFIG,
@@ -43,7 +44,7 @@ from tests.support.stopped_folder import (
     stopped_folder,
 )
 
-WAIT_S = 30.0
+WAIT_S = 80.0
 HISTORY = "0123456789abcdef0123456789abcdef"
 ADMIN = "--admin", "127.0.0.1:0"
 
@@ -355,6 +356,49 @@ def test_lag_counts_what_litestream_has_not_replicated(folder: Path, tmp_path: P
             command("standby", "status", "--data", folder)
 
 
+def test_lag_counts_what_a_suspended_litestream_has_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lag, "_ANSWER_S", 0.5)
+    litestream = Litestream(folder)
+    try:
+        with broker_process(folder) as broker:
+            wait_for(lambda: is_replicated(folder))
+            known = read_standby(folder).replicated
+            litestream.process.send_signal(signal.SIGSTOP)
+            store(broker, *(b"%d" % number for number in range(50)))
+            state = read_standby(folder, known)
+            assert state.is_running
+            assert "does not answer" in state.problem
+            assert state.lag_messages >= 50
+    finally:
+        litestream.end(signal.SIGKILL)
+
+
+def test_everything_is_missing_before_litestream_has_run(folder: Path) -> None:
+    state = read_standby(folder, asks_target=True)
+    assert (state.lag_messages, state.replicated) == (5, 0)
+    assert 0 < state.lag_s < 1_000
+
+
+def test_lag_counts_commits_that_the_broker_checkpointed(folder: Path) -> None:
+    litestream = Litestream(folder)
+    wait_for(lambda: is_replicated(folder))
+    assert litestream.end() == 0
+    with broker_process(folder) as broker:
+        store(broker, *(b"%d" % number for number in range(50)))
+        assert broker.terminate() == 0
+    assert not (folder / f"{DATABASE}-wal").exists()
+    state = read_standby(folder, asks_target=True)
+    assert 50 <= state.lag_messages <= 55
+    litestream = Litestream(folder)
+    try:
+        wait_for(lambda: is_replicated(folder))
+    finally:
+        litestream.end(signal.SIGKILL)
+
+
+@pytest.mark.slow
 def test_target_that_fails_shows_and_stops_nothing(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     litestream = Litestream(folder)
@@ -389,6 +433,8 @@ def test_emptied_target_shows(folder: Path, tmp_path: Path) -> None:
     litestream = Litestream(folder)
     try:
         with broker_process(folder) as broker:
+            snapshots = tmp_path / "target" / HISTORY / "ltx" / "9"
+            wait_for(lambda: list(snapshots.glob("*.ltx")))  # the next one is due in a day
             wait_for(lambda: is_replicated(folder))
             shutil.rmtree(tmp_path / "target")
             store(broker, b"1")

@@ -13,14 +13,14 @@ import socket
 import sqlite3
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from phpmq_lite.errors import StartRefusedError, StorageError
-from phpmq_lite.storage.data_folder import DATABASE, locking_pid, prevent_start
+from phpmq_lite.storage.data_folder import DATABASE, locking_pid, prevent_start, read_meta
 from phpmq_lite.storage.sqlite.integrity import wal_format
 from phpmq_lite.storage.sqlite.integrity.stopped_database import open_stopped
 from phpmq_lite.storage.sqlite.integrity.wal_check import scan_wal
@@ -56,13 +56,17 @@ class _Transaction(NamedTuple):
 
 
 def read_standby(
-    data: Path, replicated: int | None = None, *, asks_target: bool = False
+    data: Path,
+    replicated: int | None = None,
+    *,
+    asks_target: bool = False,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> StandbyState:
     """Return the state of a standby; ``replicated`` is the last known transaction in the replica.
 
     Blocks for a few seconds if Litestream or the target does not answer.  With ``asks_target``, the
     target is listed, which also finds a target that was emptied.  If nothing is known about it,
-    everything counts as missing.
+    everything counts as missing.  Once ``goes_on`` returns False, the database is not opened.
     """
     running, newest, problem = litestream.is_running(data), 0, "Litestream is not running"
     if running:
@@ -81,7 +85,8 @@ def read_standby(
                 problem = "the target lacks files that it had, so it cannot be restored completely"
             replicated = end
     state = StandbyState(running, replicated=replicated, problem=problem)
-    return state if not problem and newest <= (replicated or 0) else _measure(data, state)
+    is_complete = not problem and newest <= (replicated or 0)
+    return state if is_complete or not goes_on() else _measure(data, state, newest > 0)
 
 
 def _ask_litestream(data: Path) -> tuple[int, int]:
@@ -122,14 +127,15 @@ def _last_in_target(data: Path) -> int:
     return end
 
 
-def _measure(data: Path, state: StandbyState) -> StandbyState:
+def _measure(data: Path, state: StandbyState, has_read_wal: bool) -> StandbyState:
     files, known = litestream.local_files(data), state.replicated or 0
     waiting = [file for number, file in files if number > known]
     headers = [header for file in waiting if (header := _read_header(file)) is not None]
     pending = sum(header.wal_bytes for header in headers)
-    if not state.is_running:
-        pending += _unread_bytes(data, _read_header(files[-1][1]) if files else None)
-    if not waiting and not pending:
+    unread: int | None = 0
+    if not has_read_wal:
+        unread = _unread_bytes(data, _read_header(files[-1][1]) if files else None)
+    if known and not waiting and unread == 0:
         return state
     since_ms = _complete_until(files, known)
     given = {"since_ms": since_ms - _COMMIT_MS, "limit": COUNT_LIMIT}
@@ -139,8 +145,11 @@ def _measure(data: Path, state: StandbyState) -> StandbyState:
     except sqlite3.Error as error:
         raise StorageError(f"cannot count the messages that the replica lacks: {error}") from error
     return replace(
-        state, lag_s=max(0.0, time.time() - since_ms / 1_000), lag_bytes=pending,
-        lag_messages=messages, backlog_bytes=sum(map(_size, waiting)),
+        state,
+        lag_s=max(0.0, time.time() - (since_ms or read_meta(data).created_at) / 1_000),
+        lag_bytes=pending + (unread or 0),
+        lag_messages=messages,
+        backlog_bytes=sum(map(_size, waiting)),
     )  # fmt: skip
 
 
@@ -154,16 +163,19 @@ def _complete_until(files: list[tuple[int, Path]], known: int) -> int:
     return header.at_ms - _READ_MS
 
 
-def _unread_bytes(data: Path, last: _Transaction | None) -> int:
-    """Return how many bytes the WAL has behind the last transaction."""
+def _unread_bytes(data: Path, last: _Transaction | None) -> int | None:
+    """Return how many bytes the WAL has behind the last transaction.
+
+    Returns None if the WAL was removed or restarted after that, perhaps with more commits.
+    """
     with suppress(FileNotFoundError), (data / f"{DATABASE}-wal").open("rb") as file:
         raw = file.read(wal_format.HEADER_BYTES)
         if len(raw) == wal_format.HEADER_BYTES:
             header = wal_format.read_header(raw)
             frame_bytes = wal_format.FRAME_HEADER_BYTES + header.page_size
             end = wal_format.HEADER_BYTES + scan_wal(file).frames * frame_bytes
-            return max(0, end - last.wal_end) if last and last.salts == header.salts else end
-    return 0
+            return max(0, end - last.wal_end) if last and last.salts == header.salts else None
+    return None
 
 
 def _read_header(file: Path) -> _Transaction | None:
