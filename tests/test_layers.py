@@ -107,6 +107,7 @@ OURS: Final[dict[str, set[str]]] = {
         "storage.read.activity",
         "storage.disk_space",
         "storage.start_report",
+        "storage.sqlite.standby.lag",
         "storage.read.search_plan",
     },
     "client": {"protocol", "lazy_imports", "errors"},
@@ -297,6 +298,7 @@ STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "sqlite.integrity",
         "sqlite.migrate",
         "sqlite.read_connections",
+        "sqlite.standby",
     ),
     "SQLite writer": (
         "sqlite.history_index",

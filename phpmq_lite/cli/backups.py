@@ -217,7 +217,7 @@ def restore(
     if done.replaced_files is not None:
         print_message(f"the previous files are in {done.replaced_files}")
     if done.withdrawn is not None:
-        _show_withdrawn(done.withdrawn)
+        show_withdrawn(done.withdrawn)
     print_message(f"restored {done.database}; start the broker")
 
 
@@ -242,7 +242,8 @@ def test(source: str, output: str | None, settings_args: SettingsArguments) -> N
     print_message(f"the test passed: a broker can start from {path}")
 
 
-def _show_withdrawn(withdrawn: WithdrawnAccess) -> None:
+def show_withdrawn(withdrawn: WithdrawnAccess) -> None:
+    """Print which access a restore has revoked."""
     why = "have since been revoked" if withdrawn.has_proof else "may since have been revoked"
     if withdrawn.sessions:
         print_message(f"ended {withdrawn.sessions} sessions that {why}")

@@ -26,6 +26,7 @@ from phpmq_lite.storage.sqlite.backup.backups import MANIFEST, read_backup, veri
 from phpmq_lite.storage.sqlite.integrity.database_check import DatabaseCheck
 from phpmq_lite.storage.sqlite.integrity.database_check import verify as verify_files
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
+from phpmq_lite.storage.sqlite.standby.litestream import is_running
 
 _COLUMNS = (Column("check", "Check"), Column("result", "Result"), Column("found", "Found"))
 
@@ -127,9 +128,11 @@ def _open(folder: DataFolder) -> Iterator[sqlite3.Connection]:
     connection = sqlite3.connect(folder.database, isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA wal_autocheckpoint=0")  # Litestream may be running
         yield connection
     finally:
-        folder.record(is_running=False)  # must come first, because closing removes the WAL
+        # This must come first, because closing removes the WAL unless Litestream is running.
+        folder.record(is_running=False, leaves_wal=is_running(folder.path))
         connection.close()
 
 

@@ -14,12 +14,14 @@ from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad, RecentActivity
+from phpmq_lite.storage.sqlite.standby.lag import StandbyState
 
 EXPIRY_NOTICE_MS: Final = 600_000  # messages that expire within this time cause a notice
 LATELY_MS: Final = 86_400_000  # recent dead letters and expiries are counted over this period
 NOTICES_MAX: Final = 200
 _HELD_LONG_MS: Final = 3_600_000  # used for queues without an acknowledgement timeout
 _LOST: Final = ("Envelopes", "Dead letters")  # link texts in notices about unhandled messages
+STANDBY_LAG_S: Final = 60.0  # a longer lag causes a notice
 _DISK_WARN: Final = 0.85
 _DISK_BAD: Final = 0.93
 
@@ -54,6 +56,7 @@ class AttentionFacts:
     backup_error: str | None = None  # why the most recent backup failed, if it did
     backup_age_ms: int | None = None  # None if no backups are scheduled
     backup_each_ms: int = 0
+    standby: StandbyState | None = None  # None without a standby
 
 
 def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
@@ -99,6 +102,13 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
         )
         yield Notice("warn", "Write-ahead log", text, "system", {}, "Storage")
     yield from _maintenance_notices(seen)
+    standby = seen.standby
+    if standby is not None and (standby.problem or standby.lag_s > STANDBY_LAG_S):
+        text = (
+            f"{standby.problem or 'The target is slow'}; a loss of this machine would lose up to "
+        )
+        text += f"{standby.lag_s:.0f} s, {count_of(standby.lag_messages, 'message', 'messages')}"
+        yield Notice("bad", "Standby", text, "system", {}, "System")
     if status.clock_doubt_ms:
         text = (
             f"The clock was {_duration(status.clock_doubt_ms)} ahead at startup; until an operator "
@@ -281,9 +291,10 @@ async def read_notices(
 def _maintenance_facts(context: Context, now_ms: int) -> dict[str, Any]:
     if context.maintenance is None:
         return {}
-    made = context.maintenance.backups
+    made, standby = context.maintenance.backups, context.maintenance.standby
     newest = made.last_manifest
     return {
+        "standby": standby.state if standby else None,
         "damage": context.maintenance.scrub.state.damage,
         "backup_error": made.error,
         "backup_age_ms": now_ms - newest.made_at if newest and made.interval_s else None,

@@ -35,6 +35,7 @@ from phpmq_lite.server.counters import BATCH_BOUNDS, COMMIT_BOUNDS_S
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.storage.disk_space import DATABASE_FULL, DISK_FULL, DISK_LOW, measure_disk
 from phpmq_lite.storage.read.database_size import measure_database
+from phpmq_lite.storage.sqlite.standby.lag import StandbyState
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SIDES: Final = {"delivery": "delivery_paused", "publishing": "publishing_paused"}
@@ -96,6 +97,7 @@ class MetricReadings:
     backup_failed: bool = False  # whether the most recent backup failed
     scrub_at: int = 0  # when the last complete scrub ended, in Unix ms; 0 if never
     damage: int = 0  # number of damaged bodies and structural faults found
+    standby: StandbyState | None = None  # None without a standby
 
 
 @dataclass(slots=True, frozen=True)
@@ -230,6 +232,18 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
         _D("gauge", "backup_failed", "1 after a failed backup", value=lambda r: r.backup_failed),
         _D("gauge", "scrub_last_success_timestamp_seconds",
            "Unix time of the last complete scrub; 0 if none", value=lambda r: r.scrub_at / 1_000),
+        _D("gauge", "standby_failing",
+           "1 if Litestream is not running or its target fails; only with a standby",
+           value=lambda r: bool(r.standby.problem) if r.standby else None),
+        _D("gauge", "standby_lag_seconds",
+           "Age of the oldest commit that the replica may lack, at most; only with a standby",
+           value=lambda r: r.standby.lag_s if r.standby else None),
+        _D("gauge", "standby_lag_bytes",
+           "Bytes of the write-ahead log that the replica lacks; only with a standby",
+           value=lambda r: r.standby.lag_bytes if r.standby else None),
+        _D("gauge", "standby_lag_messages",
+           "Published messages that the replica may lack, at most; only with a standby",
+           value=lambda r: r.standby.lag_messages if r.standby else None),
         _D("gauge", "damage_found",
            "Damaged bodies and structural faults in the database; alert above 0",
            value=lambda r: r.damage),
@@ -491,6 +505,7 @@ def _maintenance(context: Context) -> dict[str, Any]:
         "backup_failed": maintenance.backups.error is not None,
         "scrub_at": 0 if state.last is None else state.last.ended_at,
         "damage": state.problem_count,
+        "standby": maintenance.standby.state if maintenance.standby else None,
     }
 
 

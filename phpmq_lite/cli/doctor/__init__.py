@@ -50,4 +50,5 @@ def run_checks(settings_args: SettingsArguments) -> Iterator[Finding]:
     yield from run_check("listeners", lambda: listeners.check_listeners(settings, pid))
     yield from run_check("machine", lambda: host.check_machine(settings, pid))
     yield from run_check("backups", lambda: database.check_backups(settings))
+    yield from run_check("standby", lambda: database.check_standby(settings))
     yield from run_check("pipeline", installation.check_pipeline_packages)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from phpmq_lite import __version__
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.formats import plural
+from phpmq_lite.admin.monitoring.attention import STANDBY_LAG_S
 from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError
 from phpmq_lite.cli.doctor.findings import Finding, bad, ok, warn
 from phpmq_lite.cli.errors import REFUSED, CommandError
@@ -15,6 +16,8 @@ from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.sqlite.backup.backups import list_backups
 from phpmq_lite.storage.sqlite.integrity.stopped_database import StoppedDatabase, read_stopped
+from phpmq_lite.storage.sqlite.standby.lag import read_standby
+from phpmq_lite.storage.sqlite.standby.litestream import read_replica
 
 _TIMEOUT_S: Final = 10.0
 # Startups, restores and migrations leave these files in the data folder.
@@ -180,3 +183,17 @@ def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same:
         "backups are on the database's disk: set backups.folder, or use `backup create --copy-to`"
     )
     return ok(NAME, text, hint if is_same else "")
+
+
+def check_standby(settings: Settings) -> Iterator[Finding]:
+    """Check Litestream and the lag of the replica, if a standby is configured."""
+    if not (replica := read_replica(settings.data)):
+        return
+    state = read_standby(settings.data, asks_target=True)
+    text = f"{replica} is {state.lag_s:.1f} s and {state.lag_messages:,} messages behind"
+    if state.problem:
+        text = f"{state.problem}; {text}"
+    if state.problem or state.lag_s > STANDBY_LAG_S:
+        yield bad("standby", text, "see the log of `phpmq-lite standby run`")
+    else:
+        yield ok("standby", text)

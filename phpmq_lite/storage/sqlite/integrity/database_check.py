@@ -17,12 +17,15 @@ from typing import Final
 from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
-from phpmq_lite.storage.data_folder import DATABASE, prevent_start, read_meta
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, prevent_start, read_meta
 from phpmq_lite.storage.sqlite.errors import is_damage
 from phpmq_lite.storage.sqlite.integrity.wal_check import describe_damage, scan_wal_files
+from phpmq_lite.storage.sqlite.integrity.wal_format import HEADER_BYTES
 from phpmq_lite.storage.sqlite.migrate import pending, schema_problems
+from phpmq_lite.storage.sqlite.standby.litestream import has_closed_database
 from phpmq_lite.storage.statements import load
 
+_COPIES: Final = 5  # maximum number of copies of a database that changes
 NAMED: Final = 10  # maximum number of examples listed per problem
 _PROBLEMS_MAX: Final = 100  # maximum number of problems that SQLite reports
 # Each consistency rule: a statement, the first schema version it applies to, and a message.
@@ -60,11 +63,13 @@ def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
     database = path / DATABASE if path.is_dir() else path
     is_data_folder = database.name == DATABASE
     with prevent_start(database.parent) if is_data_folder else nullcontext():
-        is_running = is_data_folder and read_meta(database.parent).is_running
+        needs_wal = False
+        if is_data_folder and read_meta(database.parent).needs_wal:
+            needs_wal = not has_closed_database(DataFolder.open_unlocked(database.parent))
         if not database.is_file():
             raise DataDamagedError(f"database {database} does not exist")
         wal = database.with_name(f"{database.name}-wal")
-        checks = [check_log(wal, is_running=is_running)]
+        checks = [check_log(wal, is_needed=needs_wal)]
         with _open_unchanged(database, wal) as connection:
             return checks + check_all(connection, migrations)
 
@@ -90,13 +95,13 @@ def check_all(
 # -- checks
 
 
-def check_log(wal: Path, *, is_running: bool) -> DatabaseCheck:
-    """Check a write-ahead log, which must exist if ``meta.json`` says that a broker is running."""
+def check_log(wal: Path, *, is_needed: bool) -> DatabaseCheck:
+    """Check a write-ahead log, which must exist if ``is_needed``."""
     check = DatabaseCheck("write-ahead log", "none; the database was closed")
     try:
         found = scan_wal_files(wal, wal.with_name(wal.name.removesuffix("-wal") + "-shm"))
     except FileNotFoundError:
-        if is_running:
+        if is_needed:
             check.found = "missing"
             check.problems.append("the log is missing, but the broker did not stop cleanly")
         return check
@@ -219,9 +224,20 @@ def _open_unchanged(database: Path, wal: Path) -> Iterator[sqlite3.Connection]:
                 f"{place} has {free:,} bytes free, but the copy requires {need:,}; "
                 "set TMPDIR to another folder"
             )
-        copies = [shutil.copyfile(file, Path(place) / file.name) for file in (database, wal)]
+        copies = [Path(place) / file.name for file in (database, wal)]
+        for _ in range(_COPIES):
+            header = _wal_header(wal)
+            shutil.copyfile(database, copies[0])
+            shutil.copyfile(wal, copies[1])
+            if header == _wal_header(wal):  # otherwise Litestream has restarted the WAL
+                break
         with closing(_open(copies[0], "mode=ro")) as connection:
             yield connection
+
+
+def _wal_header(wal: Path) -> bytes:
+    with wal.open("rb") as file:
+        return file.read(HEADER_BYTES)
 
 
 def _open(database: Path, how: str) -> sqlite3.Connection:
