@@ -411,7 +411,7 @@ def test_target_that_fails_shows_and_stops_nothing(folder: Path, tmp_path: Path)
             store(broker, b"1")
             wait_for(lambda: read_standby(folder).problem)
             wait_for(lambda: api.metrics()["phpmq_standby_failing"])
-            assert api.metrics()["phpmq_standby_lag_messages"] >= 1
+            wait_for(lambda: api.metrics()["phpmq_standby_lag_messages"] >= 1)
             notices = api.get("/api/v1/stats")
             assert notices is not None
             store(broker, b"2")
