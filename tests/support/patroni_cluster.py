@@ -123,7 +123,13 @@ class PatroniCluster(TemporaryServers):
                 return self.query(leader, _QUORUM) == "f|2"
             return False
 
-        wait_until(has_quorum, timeout_s)
+        try:
+            wait_until(has_quorum, timeout_s)
+        except AssertionError as error:
+            for node in range(3):
+                log = (self.path(node) / "patroni.log").read_text(errors="replace")
+                error.add_note(f"n{node + 1} sees {self.members(node)}\n{log[-4000:]}")
+            raise
         return leader
 
     def switch_over(self, to: int) -> None:
