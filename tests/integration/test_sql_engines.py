@@ -15,8 +15,8 @@ import pytest
 from phpmq_lite.storage import statements
 from phpmq_lite.storage.postgres.statements import compiled
 from phpmq_lite.storage.statements import MultiRowStatement, load, parts
-from tests.support.core_and_store import empty_database
 from tests.support.postgres_server import PostgresServer
+from tests.support.stores import empty_database
 from tests.unit.admin.cases import add_reader_functions
 
 FOLDER: Final = Path(statements.__file__).parent / "sql"

@@ -21,14 +21,12 @@ import psycopg
 import pytest
 
 from phpmq_lite.installation import migrations_folder
+from phpmq_lite.storage.postgres.migrate import create_schema
+from phpmq_lite.storage.postgres.store import PostgresStore, connect
 
 _NEWEST: Final = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
 PROGRAMS: Final = next((path for path in _NEWEST if int(path.parent.name) >= 15), None)
 TEMPLATE: Final = "migrated"
-MIGRATION_TABLE: Final = """\
-CREATE TABLE migration (
-  number BIGINT PRIMARY KEY, name TEXT NOT NULL, sha256 TEXT NOT NULL,
-  applied_at BIGINT NOT NULL)"""
 _SETTINGS: Final = {
     "fsync": "off",
     "full_page_writes": "off",
@@ -124,9 +122,9 @@ def postgres_server() -> Iterator[PostgresServer]:
         server.start()
         try:
             server.execute(f"CREATE DATABASE {TEMPLATE}")
-            server.execute(MIGRATION_TABLE, TEMPLATE)
-            for path in sorted((migrations_folder() / "postgres").glob("*.sql")):
-                server.execute(path.read_text(encoding="utf-8"), TEMPLATE)
+            store = PostgresStore(connect(server.conninfo(TEMPLATE)), lambda *_: None)
+            create_schema(store, migrations_folder() / "postgres")
+            store.connection.close()
             yield server
         finally:
             server.stop()

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from tests.support.core_and_store import empty_database
+from tests.support.stores import empty_database
 
 HISTORY_ID = "0123456789abcdef" * 2
 NOW_MS = 1_800_000_000_000  # settled_at of offset 0; each offset adds a second
