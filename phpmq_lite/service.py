@@ -261,6 +261,7 @@ class Service:
             space.prepare()
             room = DiskSpaceMonitor(space)
             backend = self._backend(folder, space)
+            self.handle.store = backend.status
             starting = StartRecorder(__version__, _now_ms(), was_clean=not folder.meta.is_running)
             recovering = asyncio.create_task(self._recover(folder, backend, starting))
             stack.push_async_callback(_close_after, recovering, backend.writer)
@@ -437,9 +438,7 @@ class Service:
             sampling = tasks.create_task(self.sampler.run())
             watching = tasks.create_task(self.schemas.watch(_log_schema_error))
             tasks.create_task(_raise_error_of(pages))
-            maintaining = tasks.create_task(
-                self._build_maintenance(engine).run(is_structure_due=backend.is_structure_due)
-            )
+            maintaining = tasks.create_task(self._maintain(engine, backend))
             await self._prepare_login()
             await listeners.open()
             self.phpmq = listeners.addresses
@@ -480,6 +479,13 @@ class Service:
             places=gate.capacity,
         )
         return SessionMonitor(context.sessions, self.handle, slow_peers, brake)
+
+    async def _maintain(self, engine: Engine, backend: Backend) -> None:
+        """Back up and scrub a database of this machine, or else watch its server."""
+        if backend.status().has_file:
+            maintenance = self._build_maintenance(engine)
+            await maintenance.run(is_structure_due=backend.is_structure_due)
+        await backend.watch()
 
     def _build_maintenance(self, engine: Engine) -> Maintenance:
         database = self.settings.data / DATABASE

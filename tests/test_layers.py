@@ -107,6 +107,7 @@ OURS: Final[dict[str, set[str]]] = {
         "storage.read.activity",
         "storage.disk_space",
         "storage.start_report",
+        "storage.store_status",
         "storage.read.search_plan",
     },
     "client": {"protocol", "lazy_imports", "errors"},
@@ -292,7 +293,7 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "rows": ("arrow", "batch_sql", "read", "statements"),
     "folder": ("atomic_files", "data_folder", "disk_space"),
-    "store": ("retention", "start_report", "store"),
+    "store": ("retention", "start_report", "store", "store_status"),
     "SQLite files": (
         "sqlite.errors",
         "sqlite.integrity",
