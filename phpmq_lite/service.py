@@ -59,7 +59,7 @@ from phpmq_lite.storage.data_folder import DATABASE, DataFolder, in_use_message,
 from phpmq_lite.storage.disk_space import DiskSpace, DiskSpaceBounds
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.sqlite.backend import SqliteBackend
-from phpmq_lite.storage.sqlite.integrity.stopped_database import has_admin
+from phpmq_lite.storage.sqlite.integrity import stopped_database
 from phpmq_lite.storage.start_report import StartRecorder
 from phpmq_lite.storage.store import Store, note_clock
 
@@ -223,12 +223,12 @@ class Service:
             PhpmqError: the broker refuses to start; the error's class determines the exit code.
         """
         settings = self.settings
-        check_exposed_listeners(settings, lambda: _has_admin(settings))
+        check_exposed_listeners(settings, lambda: has_admin(settings))
         tls = _admin_tls(settings)  # must come first, because a certificate may be invalid
         self._add_tls_listener("admin", tls)
         await asyncio.to_thread(_load, self.schemas)
         file = settings.admin.initial_password_file
-        if file is not None and not await asyncio.to_thread(_has_admin, settings):
+        if file is not None and not await asyncio.to_thread(has_admin, settings):
             self._first_password = _initial_password(file)
         async with AsyncExitStack() as stack:
             await _check_ports(settings)
@@ -525,12 +525,13 @@ class Service:
             session.abort("the broker is stopping")
 
 
-def _has_admin(settings: Settings) -> bool:
+def has_admin(settings: Settings) -> bool:
+    """Return whether a user has the admin role; True if a database server cannot be reached."""
     if settings.store.url:
         from phpmq_lite.storage.postgres.backend import has_admin as has_admin_there
 
         return has_admin_there(settings.store.url)
-    return has_admin(settings.data / DATABASE)
+    return stopped_database.has_admin(settings.data / DATABASE)
 
 
 def _note_clock(store: Store, clock: Clock, doubt: Mapping[str, int] | None = None) -> None:

@@ -293,7 +293,7 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "rows": ("arrow", "batch_sql", "read", "statements"),
     "folder": ("atomic_files", "data_folder", "disk_space"),
-    "store": ("retention", "start_report", "store", "store_status"),
+    "store": ("database_check", "retention", "start_report", "store", "store_status"),
     "SQLite files": (
         "sqlite.errors",
         "sqlite.integrity",

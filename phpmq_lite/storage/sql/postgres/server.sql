@@ -47,3 +47,35 @@ SELECT * FROM (
 -- parameters: pid
 -- columns: what a server process waits for
 SELECT wait_event FROM pg_stat_activity WHERE pid = :pid;
+
+-- name: indexes
+-- columns: index, is_valid
+SELECT indexrelid::regclass::text, indisvalid AND indisready FROM pg_index
+JOIN pg_class ON pg_class.oid = indexrelid
+WHERE relnamespace = current_schema()::regnamespace ORDER BY 1;
+
+-- name: has_amcheck
+-- Whether the extension is installed and the role may use it.
+-- columns: 1 or 0
+SELECT count(*) FROM pg_proc
+WHERE proname = 'bt_index_check' AND pronargs = 2 AND has_function_privilege(oid, 'EXECUTE');
+
+-- name: check_index
+-- Raises an error if an index is damaged or lacks rows of its table.
+-- parameters: index
+SELECT bt_index_check(?::text::regclass, true);
+
+-- name: probe
+-- columns: number of the version, is_superuser, may create tables, may write the tables (NULL: there
+-- are none), time in Unix ms, default of synchronous_commit, number of this server process
+SELECT current_setting('server_version_num')::integer,
+  coalesce(has_schema_privilege(current_schema(), 'CREATE'), false),
+  has_table_privilege(to_regclass('message'), 'INSERT, UPDATE, DELETE')
+    AND has_table_privilege(to_regclass('epoch'), 'UPDATE'),
+  (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
+  pg_backend_pid();
+
+-- name: settings
+-- columns: name, value for this session, value without the session's own
+SELECT name, setting, reset_val FROM pg_settings
+WHERE name IN ('synchronous_standby_names', 'synchronous_commit', 'fsync', 'full_page_writes');
