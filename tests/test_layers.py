@@ -108,6 +108,7 @@ OURS: Final[dict[str, set[str]]] = {
         "storage.disk_space",
         "storage.start_report",
         "storage.sqlite.standby.lag",
+        "storage.store_status",
         "storage.read.search_plan",
     },
     "client": {"protocol", "lazy_imports", "errors"},
@@ -292,7 +293,14 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "rows": ("arrow", "batch_sql", "migrations", "postgres.statements", "read", "statements"),
     "folder": ("atomic_files", "data_folder", "disk_space"),
-    "store": ("backend", "retention", "start_report", "store"),
+    "store": (
+        "backend",
+        "database_check",
+        "retention",
+        "start_report",
+        "store",
+        "store_status",
+    ),
     "SQLite files": (
         "sqlite.errors",
         "sqlite.integrity",

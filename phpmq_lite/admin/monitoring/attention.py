@@ -8,6 +8,7 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context
 from phpmq_lite.admin.base.formats import count_of
 from phpmq_lite.admin.base.search_query import verdict_search
+from phpmq_lite.admin.monitoring import store_view
 from phpmq_lite.admin.views.dead_letter_queues import RETRY, dead_letter_queues_named
 from phpmq_lite.admin.views.queue_list import paused_sides, retry_hint
 from phpmq_lite.envelopes.validation import REASONS
@@ -102,6 +103,8 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
         )
         yield Notice("warn", "Write-ahead log", text, "system", {}, "Storage")
     yield from _maintenance_notices(seen)
+    for one in store_view.store_problems(status.store):
+        yield Notice(one.level, one.who, one.text, "system", {}, "Storage")
     standby = seen.standby
     if standby is not None and (standby.problem or standby.lag_s > STANDBY_LAG_S):
         text = (
@@ -280,7 +283,7 @@ async def read_notices(
             unread=await signs.unread_expiries(since_ms),
             held=await signs.held() if status.held else (),
             refused=context.rollups.recently_refused(status.refused or {}),
-            disk_share=1 - disk.free / disk.total if disk.total else 0.0,
+            disk_share=disk.used_share if status.store.has_file else 0.0,
             wal_bytes=disk.files["wal"],
             wal_limit_bytes=context.settings.storage.wal_bytes,
             **_maintenance_facts(context, now_ms),

@@ -33,7 +33,7 @@ def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
     path = settings.data
     if pid is not None:
         yield _running_broker(settings, pid)
-    elif path.is_dir():
+    elif path.is_dir() and not settings.store.url:
         yield stopped_database_finding(read_stopped(path), settings.storage.max_bytes)
     if path.is_dir():
         yield from leftover_findings(path)
@@ -70,7 +70,7 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
         return warn(
             "broker", f"{text}; it is {stats['version']}, but {__version__} is installed", "restart"
         )
-    if stats["wal_bytes"] > 2 * settings.storage.wal_bytes:
+    if (stats["wal_bytes"] or 0) > 2 * settings.storage.wal_bytes:
         return warn(
             "broker",
             f"{text}; its write-ahead log has grown to "
@@ -149,8 +149,8 @@ OLD_MS: Final = 7 * 24 * _HOUR_MS  # maximum age of the newest backup if no back
 
 
 def check_backups(settings: Settings) -> Iterator[Finding]:
-    """Check the backups, but only if there is a database."""
-    if not (settings.data / DATABASE).is_file():
+    """Check the backups, but only if there is a database file."""
+    if settings.store.url or not (settings.data / DATABASE).is_file():
         return
     folder = settings.backups_folder
     found = list_backups(folder)

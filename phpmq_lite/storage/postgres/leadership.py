@@ -84,6 +84,7 @@ class Standby:
                 self._tell(StandbyState(row, None))
                 return None
             pending(store, self._migrations)
+            self._tell(StandbyState(row, "taking over, once a quorum of replicas confirms it"))
             if self._take(store, row):
                 self._store = None
                 return store

@@ -28,6 +28,7 @@ from phpmq_lite.storage.sqlite.standby.litestream import (
 )
 from phpmq_lite.storage.sqlite.writer import Writer
 from phpmq_lite.storage.start_report import StartRecorder
+from phpmq_lite.storage.store_status import StoreStatus
 
 EX_IOERR: Final = 74
 _log = get_logger(__name__)
@@ -56,6 +57,13 @@ class SqliteBackend:
         self._cache_bytes = cache_bytes
         self._wal_bytes = wal_bytes
         self._live_seal: LiveSeal | None = None
+
+    def status(self) -> StoreStatus:
+        """Return the state of the store; that of the files is measured when a page shows it."""
+        return StoreStatus(place=str(self._folder.path))
+
+    async def watch(self) -> None:
+        """Do nothing, because there is no server."""
 
     def readers(self, count: int = 2) -> Readers:
         """Return connections for pages."""

@@ -26,12 +26,12 @@ from phpmq_lite.model import ClockReading
 from phpmq_lite.storage.atomic_files import create_private, new_folder, sync_file, sync_folder
 from phpmq_lite.storage.batch_sql import execute_write
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.database_check import DatabaseCheck
 from phpmq_lite.storage.read.accounts import StoredAccounts, User, accounts_of, globs_text
 from phpmq_lite.storage.sqlite import migrate
 from phpmq_lite.storage.sqlite.backup.backups import check_space, read_backup, verify_backup
 from phpmq_lite.storage.sqlite.integrity import scrub
 from phpmq_lite.storage.sqlite.integrity.database_check import (
-    DatabaseCheck,
     check_all,
     check_log,
     verify,
