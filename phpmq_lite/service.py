@@ -59,7 +59,7 @@ from phpmq_lite.storage.data_folder import DATABASE, DataFolder, in_use_message,
 from phpmq_lite.storage.disk_space import DiskSpace, DiskSpaceBounds
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.sqlite.backend import SqliteBackend
-from phpmq_lite.storage.sqlite.integrity.stopped_database import has_admin
+from phpmq_lite.storage.sqlite.integrity import stopped_database
 from phpmq_lite.storage.start_report import StartRecorder
 from phpmq_lite.storage.store import Store, note_clock
 
@@ -223,12 +223,12 @@ class Service:
             PhpmqError: the broker refuses to start; the error's class determines the exit code.
         """
         settings = self.settings
-        check_exposed_listeners(settings, lambda: _has_admin(settings))
+        check_exposed_listeners(settings, lambda: has_admin(settings))
         tls = _admin_tls(settings)  # must come first, because a certificate may be invalid
         self._add_tls_listener("admin", tls)
         await asyncio.to_thread(_load, self.schemas)
         file = settings.admin.initial_password_file
-        if file is not None and not await asyncio.to_thread(_has_admin, settings):
+        if file is not None and not await asyncio.to_thread(has_admin, settings):
             self._first_password = _initial_password(file)
         async with AsyncExitStack() as stack:
             await _check_ports(settings)
@@ -261,6 +261,7 @@ class Service:
             space.prepare()
             room = DiskSpaceMonitor(space)
             backend = self._backend(folder, space)
+            self.handle.store = backend.status
             starting = StartRecorder(__version__, _now_ms(), was_clean=not folder.meta.is_running)
             recovering = asyncio.create_task(self._recover(folder, backend, starting))
             stack.push_async_callback(_close_after, recovering, backend.writer)
@@ -437,9 +438,7 @@ class Service:
             sampling = tasks.create_task(self.sampler.run())
             watching = tasks.create_task(self.schemas.watch(_log_schema_error))
             tasks.create_task(_raise_error_of(pages))
-            maintaining = tasks.create_task(
-                self._build_maintenance(engine).run(is_structure_due=backend.is_structure_due)
-            )
+            maintaining = tasks.create_task(self._maintain(engine, backend))
             await self._prepare_login()
             await listeners.open()
             self.phpmq = listeners.addresses
@@ -481,6 +480,13 @@ class Service:
         )
         return SessionMonitor(context.sessions, self.handle, slow_peers, brake)
 
+    async def _maintain(self, engine: Engine, backend: Backend) -> None:
+        """Back up and scrub a database of this machine, or else watch its server."""
+        if backend.status().has_file:
+            maintenance = self._build_maintenance(engine)
+            await maintenance.run(is_structure_due=backend.is_structure_due)
+        await backend.watch()
+
     def _build_maintenance(self, engine: Engine) -> Maintenance:
         database = self.settings.data / DATABASE
         self._maintenance = Maintenance(
@@ -519,12 +525,13 @@ class Service:
             session.abort("the broker is stopping")
 
 
-def _has_admin(settings: Settings) -> bool:
+def has_admin(settings: Settings) -> bool:
+    """Return whether a user has the admin role; True if a database server cannot be reached."""
     if settings.store.url:
         from phpmq_lite.storage.postgres.backend import has_admin as has_admin_there
 
         return has_admin_there(settings.store.url)
-    return has_admin(settings.data / DATABASE)
+    return stopped_database.has_admin(settings.data / DATABASE)
 
 
 def _note_clock(store: Store, clock: Clock, doubt: Mapping[str, int] | None = None) -> None:

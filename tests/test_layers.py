@@ -107,6 +107,8 @@ OURS: Final[dict[str, set[str]]] = {
         "storage.read.activity",
         "storage.disk_space",
         "storage.start_report",
+        "storage.sqlite.standby.lag",
+        "storage.store_status",
         "storage.read.search_plan",
     },
     "client": {"protocol", "lazy_imports", "errors"},
@@ -161,7 +163,7 @@ THEIRS: Final[dict[str, set[str]]] = {
     "settings": {"pydantic"},
     "insights_document": {"pydantic"},
     "storage": {"aiosqlite"},
-    "storage.arrow": {"pyarrow", "adbc_driver_sqlite"},
+    "storage.arrow": {"pyarrow", "adbc_driver_postgresql", "adbc_driver_sqlite"},
     "storage.postgres": {"psycopg"},
     "storage.sqlite.integrity.scrub": {"msgspec"},
     "export": {"pyarrow"},
@@ -289,14 +291,22 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 # Groups of modules in storage/, from the bottom: none imports one of a later group.  Rows are what
 # any engine stores; above them are the two engines, which do not know each other.
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "rows": ("arrow", "batch_sql", "migrations", "read", "statements"),
+    "rows": ("arrow", "batch_sql", "migrations", "postgres.statements", "read", "statements"),
     "folder": ("atomic_files", "data_folder", "disk_space"),
-    "store": ("backend", "retention", "start_report", "store"),
+    "store": (
+        "backend",
+        "database_check",
+        "retention",
+        "start_report",
+        "store",
+        "store_status",
+    ),
     "SQLite files": (
         "sqlite.errors",
         "sqlite.integrity",
         "sqlite.migrate",
         "sqlite.read_connections",
+        "sqlite.standby",
     ),
     "SQLite writer": (
         "sqlite.history_index",

@@ -89,24 +89,26 @@ class FrameWriter:
             view = view[os.write(self._descriptor, view) :]
 
 
-def main(database: str) -> int:
+def main(database: str, claims_database: str) -> int:
     """Answer requests until standard input ends; return the exit code."""
     descriptor = os.dup(1)
     os.dup2(2, 1)  # redirect printed text, so that it does not mix with frames
     _lower_priority()
     _enlarge_pipe(descriptor)
     try:
-        answer_requests(database, sys.stdin.buffer, FrameWriter(descriptor))
+        answer_requests((database, claims_database), sys.stdin.buffer, FrameWriter(descriptor))
     except BrokenPipeError:  # the broker's process has ended
         return 0
     return 0
 
 
-def answer_requests(database: str, lines: Iterable[bytes], output: FrameWriter) -> None:
+def answer_requests(
+    databases: tuple[str, str], lines: Iterable[bytes], output: FrameWriter
+) -> None:
     """Answer the requests from standard input, one per line."""
     for line in lines:
         try:
-            answer_request(database, json.loads(line), output)
+            answer_request(databases, json.loads(line), output)
         except BrokenPipeError:
             raise
         except RefusedError as error:
@@ -120,13 +122,16 @@ def answer_requests(database: str, lines: Iterable[bytes], output: FrameWriter) 
             output.drop()
 
 
-def answer_request(database: str, request: dict[str, Any], output: FrameWriter) -> None:
+def answer_request(
+    databases: tuple[str, str], request: dict[str, Any], output: FrameWriter
+) -> None:
     """Answer a request for history or claims, or only for the header if ``is_head`` is true.
 
     The end of the Arrow stream is written only after all rows have been sent and counted.
     """
-    with HistoryRanges(database) as ranges:
+    with HistoryRanges(databases[request["of"] == "claims"]) as ranges:
         ranges.on_statement = output.beat
+        ranges.upto = request.get("upto")
         rows = _rows(ranges, request)
         output.put_json(
             HEADER,

@@ -73,7 +73,7 @@ IDLE_S: Final = 60.0  # export processes that stay idle this long are killed
 PROGRAM: Final = (  # our folder comes last in sys.path so that it shadows no other modules
     sys.executable, "-P", "-c",
     "import sys; sys.path.append(sys.argv[1]);"
-    " from phpmq_lite.export.child_process import main; sys.exit(main(sys.argv[2]))",
+    " from phpmq_lite.export.child_process import main; sys.exit(main(*sys.argv[2:]))",
     str(Path(__file__).parents[2]),
 )  # fmt: skip
 
@@ -141,7 +141,8 @@ class ExportProcesses:
 
     def __init__(
         self,
-        database: Path,
+        database: Path | str,
+        claims_database: Path | str,
         *,
         program: Sequence[str] = PROGRAM,
         stalled_s: float = STALLED_S,
@@ -150,7 +151,7 @@ class ExportProcesses:
     ) -> None:
         self.program = program
         self.stalled_s = stalled_s
-        self._database = database
+        self._databases = str(database), str(claims_database)
         self.ends: Counter[str] = Counter()  # number of ended exports by outcome, for metrics
         self._idle_s = idle_s
         self._pace = ExportPacer(passed)
@@ -223,7 +224,7 @@ class ExportProcesses:
     async def _start(self) -> "_ExportProcess":
         try:
             started = await asyncio.create_subprocess_exec(
-                *self.program, str(self._database), stdin=PIPE, stdout=PIPE,
+                *self.program, *self._databases, stdin=PIPE, stdout=PIPE,
                 limit=child_process.PIECE_BYTES,
                 start_new_session=True,  # shield it from Ctrl-C, because the broker ends it
             )  # fmt: skip

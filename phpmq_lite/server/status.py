@@ -22,6 +22,7 @@ from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine, Operation, P, T, Tap
 from phpmq_lite.server.session import Session
 from phpmq_lite.storage.disk_space import DiskSpace, Shortage
+from phpmq_lite.storage.store_status import StoreStatus
 
 RATE_WINDOW_S: Final = 10.0
 NO_RATES: Final = (0.0, 0.0, 0.0)
@@ -109,6 +110,7 @@ class BrokerStatus:
     shortage: Shortage | None = None  # why publishing is stopped
     write_problem: str | None = None  # why nothing can be stored now
     has_ballast: bool = False
+    store: StoreStatus = field(default_factory=StoreStatus)
     commit_counts: tuple[int, ...] = ()  # one per COMMIT_BOUNDS_S bucket, and one for larger values
     commit_s_sum: float = 0.0
     batch_counts: tuple[int, ...] = ()  # one per BATCH_BOUNDS bucket, and one for larger values
@@ -196,6 +198,7 @@ class BrokerHandle:
         self.gate: Admission | None = None
         self.brake: MemoryLimiter | None = None
         self.space: DiskSpace | None = None
+        self.store: Callable[[], StoreStatus] = StoreStatus
         self.loop_lag_ms = 0.0
         self._base = BrokerStatus(started_at=time.time_ns() // 1_000_000)
         self._idle: dict[int, tuple[int, QueueStatus]] = {}  # queue_id -> (activity, status)
@@ -268,6 +271,7 @@ class BrokerHandle:
         figures, engine = self.figures, self.engine
         base = replace(
             self._base,
+            store=self.store(),
             loop_lag_ms=self.loop_lag_ms,
             **self._limit_figures(),
             paused=dict(figures.paused),

@@ -1,35 +1,33 @@
-"""Reads history and claims from SQLite as Arrow batches, with ADBC or Python's ``sqlite3``.
+"""Reads history and claims as Arrow batches, with ADBC or Python's ``sqlite3``.
 
 Importing this module needs only the standard library.
 
-ADBC has its own copy of SQLite, and two copies in one process release each other's file locks
-(sqlite.org/howtocorrupt.html 2.2.1).  So ADBC is never used in a process that has the same
-database open with ``sqlite3``, and a ``HistoryRanges`` object uses only one of them.
+ADBC's driver for SQLite has its own copy of SQLite, and two copies in one process release each
+other's file locks (sqlite.org/howtocorrupt.html 2.2.1).  So it is never used in a process that has
+the same database open with ``sqlite3``, and a ``HistoryRanges`` object uses only one of them.
 """
 
 import json
-import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.model import checksum
+from phpmq_lite.storage.postgres.statements import compiled
 from phpmq_lite.storage.statements import load, parts
 
-_PARTS: Final = parts("arrow")
 BUSY_MS: Final = 5_000  # maximum time to wait for a lock, in ms; ADBC sets no timeout of its own
 RANGE_SLICE: Final = 10_000  # maximum number of offsets or claims per statement
 PART_BYTES: Final = 16 << 20  # maximum total body size per statement; a single body may be larger
 
 ArrowEngine = Literal["auto", "adbc", "python"]
 ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]
-
-_PARAMETER: Final = re.compile(r":(\w+)")
+POSTGRES_URLS: Final = ("postgresql://", "postgres://")
 
 
 @dataclass(slots=True, frozen=True)
@@ -101,7 +99,7 @@ class _PythonDatabase:
 
 
 class _AdbcDatabase:
-    """A database read through ADBC, which converts SQLite rows to Arrow in C."""
+    """A database read through ADBC, which converts rows to Arrow in C."""
 
     def __init__(self, uri: str) -> None:
         import adbc_driver_sqlite
@@ -119,10 +117,10 @@ class _AdbcDatabase:
             raise StorageError(f"cannot open the database: {error}") from error
 
     def read_table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
-        by_position = [values[name] for name in dict.fromkeys(_PARAMETER.findall(text))]
+        statement, names = compiled(text)  # SQLite numbers its parameters in the same order
         try:
             with closing(self._connection.cursor(adbc_stmt_kwargs=self._options)) as cursor:
-                cursor.execute(text, by_position or None)
+                cursor.execute(statement, [values[name] for name in names] or None)
                 table = cursor.fetch_arrow_table()
         except self._error as error:
             raise StorageError(f"cannot read the history: {error}") from error
@@ -130,6 +128,22 @@ class _AdbcDatabase:
 
     def close(self) -> None:
         self._connection.close()
+
+
+class _PostgresDatabase(_AdbcDatabase):
+    """A PostgreSQL database, which may be a replica."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            from adbc_driver_postgresql import dbapi
+        except ImportError as error:
+            detail = f"cannot read PostgreSQL without the extra 'postgres': {error}"
+            raise StorageError(detail) from error
+        self._options, self._error = {}, dbapi.Error
+        try:
+            self._connection = dbapi.connect(url, autocommit=True)
+        except dbapi.Error as error:
+            raise StorageError(f"cannot connect to the database: {error}") from error
 
 
 def _cast(table: Any, schema: Any) -> Any:
@@ -271,14 +285,26 @@ class RangeRows:
 class HistoryRanges:
     """Reads ranges from one database, in one thread.  Close it or use it as a context manager.
 
-    With ``engine="auto"``, ADBC is used if it is installed.
+    The database is an SQLite file or the URL of a PostgreSQL database.  With ``engine="auto"``, a
+    file is read through ADBC if it is installed.  PostgreSQL is always read through ADBC.
     Methods raise StorageError if the database cannot be read.  ``on_statement`` is called before
     each statement; a statement takes about 0.1 s.
+
+    History above ``upto`` is not read if it is set: a replica may have rows that the primary has
+    not confirmed, and that a failover would lose.
     """
 
     def __init__(self, path: Path | str, *, engine: ArrowEngine = "auto") -> None:
-        self.path = Path(path)
         self.on_statement: Callable[[], None] = lambda: None
+        self.upto: int | None = None
+        is_postgres = str(path).startswith(POSTGRES_URLS)
+        dialect = "postgres" if is_postgres else "sqlite"
+        self.parts, self._statements = parts("arrow", dialect), load("arrow", dialect)
+        self._database: _AdbcDatabase | _PythonDatabase
+        if is_postgres:
+            self._database = _PostgresDatabase(str(path))
+            return
+        self.path = Path(path)
         if not self.path.is_file():
             raise StorageError(f"database {self.path} does not exist")
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
@@ -299,14 +325,15 @@ class HistoryRanges:
 
     def bounds(self) -> HistoryOffsets:
         """Return the range of offsets in the history."""
-        [row] = self._rows(load("arrow")["bounds"])
-        return HistoryOffsets(**row)
+        [row] = self._rows(self._statements["bounds"])
+        bounds = HistoryOffsets(**row)
+        return bounds if self.upto is None else replace(bounds, hi=min(bounds.hi, self.upto))
 
     def offset_at(self, at_ms: int) -> int:
         """Return the last offset settled before ``at_ms`` (Unix ms); if none, ``bounds().lo``."""
         bounds = self.bounds()
         values = {"lo": bounds.lo, "hi": bounds.hi, "at_ms": at_ms}
-        return int(self._rows(load("arrow")["offset_at"], values)[0]["offset"])
+        return int(self._rows(self._statements["offset_at"], values)[0]["offset"])
 
     def queues(self) -> list[str]:
         """Return the sorted names of all queues that history rows may refer to."""
@@ -349,7 +376,7 @@ class HistoryRanges:
                 not claimed; ``unknown_subscription``; ``foreign_queue``: the queue is not in
                 ``allowed``.
         """
-        found = self._rows(load("arrow")["subscription"], {"name": subscription})
+        found = self._rows(self._statements["subscription"], {"name": subscription})
         if not found:
             raise RefusedError("unknown_subscription", f"there is no subscription {subscription!r}")
         [held] = found
@@ -362,7 +389,7 @@ class HistoryRanges:
             detail = f"({lo}, {hi}] exceeds the last claim, which is {held['next_claim'] - 1}"
             raise RefusedError("bad_value", detail)
         values = {"subscription_id": held["subscription_id"]}
-        text = _PARTS["claim_range"]
+        text = self.parts["claim_range"]
         reading = _RangeReader(self, "c.claim", text, values, CLAIM_COLUMNS, needs_bodies=True)
         count = reading.count(lo, hi)
         schema = arrow_schema(CLAIM_COLUMNS)
@@ -383,22 +410,22 @@ class HistoryRanges:
 
     def _conditions(self, selection: RowSelection) -> tuple[str, dict[str, Any]]:
         """Return the FROM and WHERE clauses for a selection, and their parameters."""
-        text, values = _PARTS["history_range"], {}
+        text, values = self.parts["history_range"], {}
         queue_ids = self._queue_ids(selection)
         if queue_ids is not None:
-            text += f" {_PARTS['only_queues']}"
+            text += f" {self.parts['only_queues']}"
             values["queue_ids"] = json.dumps(queue_ids)
         if selection.outcomes:
             for name in selection.outcomes:
                 if name not in OUTCOMES:
                     known = ", ".join(OUTCOMES)
                     raise RefusedError("bad_value", f"{name!r} is not a valid outcome; use {known}")
-            text += f" {_PARTS['only_outcomes']}"
+            text += f" {self.parts['only_outcomes']}"
             values["outcomes"] = json.dumps([OUTCOMES[name] for name in selection.outcomes])
         return text, values
 
     def _ids_by_name(self) -> dict[str, int]:
-        rows = self._rows(load("arrow")["queues"])
+        rows = self._rows(self._statements["queues"])
         return {row["name"]: row["queue_id"] for row in rows}
 
     def _queue_ids(self, selection: RowSelection) -> list[int] | None:
@@ -471,7 +498,7 @@ class _RangeReader:
         has_bodies = BODY in self.columns
         columns = (*self.columns, *_CHECKS) if has_bodies else self.columns
         selected = ", ".join(
-            f'{_PARTS.get(f"column_{name}", f"m.{name}")} AS "{column.name}"'
+            f'{self.ranges.parts.get(f"column_{name}", f"m.{name}")} AS "{column.name}"'
             for column in columns
             for name in (column.name.removeprefix("_"),)
         )
@@ -510,7 +537,7 @@ class _RangeReader:
         if BODY not in self.columns:
             yield part
             return
-        text = _PARTS["part_ends"].replace("{number}", self.number)
+        text = self.ranges.parts["part_ends"].replace("{number}", self.number)
         text = text.replace("{range}", self.range)
         values = self.values | part | {"part_bytes": PART_BYTES}
         lo = part["lo"]

@@ -10,6 +10,7 @@ from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.start_report import StartRecorder
+from phpmq_lite.storage.store_status import StoreStatus
 
 T = TypeVar("T")
 
@@ -51,6 +52,12 @@ class Backend(Protocol):
     @property
     def is_structure_due(self) -> bool:
         """Whether a check of the structure was skipped and should run soon."""
+
+    def status(self) -> StoreStatus:
+        """Return the state of the store, without reading it."""
+
+    async def watch(self) -> None:
+        """Keep ``status`` up to date until this is cancelled; only for an open database."""
 
     def readers(self, count: int = 2) -> Readers:
         """Return connections for pages."""

@@ -113,6 +113,12 @@ class DataFolderMetadata:
     has_messages: bool = False  # whether a message has ever been stored; never reset to False
     is_running: bool = False  # whether the database is open for writing; if so, a WAL must exist
     seal: int | None = None  # CRC-32 of the database after the last clean stop; see seal.py
+    leaves_wal: bool = False  # whether a clean stop left a WAL, because Litestream was running
+
+    @property
+    def needs_wal(self) -> bool:
+        """Return whether a missing WAL is a loss."""
+        return self.is_running or self.leaves_wal
 
 
 class DataFolder:
@@ -208,7 +214,13 @@ class DataFolder:
         """Path of the file that records the error that stopped the broker immediately, if any."""
         return self.path / "last_error.json"
 
-    def record(self, *, has_messages: bool | None = None, is_running: bool | None = None) -> None:
+    def record(
+        self,
+        *,
+        has_messages: bool | None = None,
+        is_running: bool | None = None,
+        leaves_wal: bool = False,
+    ) -> None:
         """Store changes in ``meta.json`` with two fsyncs; do nothing if nothing has changed.
 
         Call it with ``is_running=True`` after the writer's first transaction, when the WAL exists,
@@ -220,6 +232,7 @@ class DataFolder:
                 self.meta,
                 has_messages=self.meta.has_messages if has_messages is None else has_messages,
                 is_running=self.meta.is_running if is_running is None else is_running,
+                leaves_wal=leaves_wal,
             )
         )
 
@@ -318,6 +331,7 @@ def read_meta(path: Path) -> DataFolderMetadata:
         has_messages=bool(content.get("has_messages", True)),
         is_running=bool(content.get("is_running", False)),
         seal=seal if isinstance(seal, int) else None,
+        leaves_wal=bool(content.get("leaves_wal", False)),
     )
 
 

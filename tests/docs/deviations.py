@@ -10,6 +10,7 @@ SYSTEMD: Final = "needs systemd; the test stops and starts its broker instead"
 LONG: Final = "takes minutes; tests/docs/test_performance_page.py parses its options"
 SPARK: Final = "starts Spark; tests/spark/test_pages.py runs it in the session of its tests"
 FIRST_STEPS: Final = "starts Spark; tests/spark/test_first_steps.py runs it"
+SERVERS: Final = "needs three machines; tests/integration/test_patroni.py starts a cluster here"
 CLUSTER: Final = "needs other machines; tests/spark/test_cluster.py runs a cluster on this one"
 
 # By page, a part of a line (of code: of the block) that is not run -> the reason.
@@ -31,6 +32,45 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
         "openssl rand": DOCKER,
         "docker compose": DOCKER,
         "systemctl": SYSTEMD,
+    },
+    "docs/operate/cluster.md": {
+        "patronictl ": SERVERS,
+        "etcdctl ": SERVERS,
+        "sudo ": SERVERS,
+        "export PGPASSFILE": SERVERS,
+        "url='": SERVERS,
+        "pg_dump ": SERVERS,
+        "pg_restore ": SERVERS,
+    },
+    "docs/start/three-machines.md": dict.fromkeys(
+        (
+            "createuser",
+            "createdb",
+            "pip install",
+            "url=",
+            "store copy",
+            "export PHPMQ_STORE",
+            "phpmq-lite serve",
+            "first=",
+            "check ready",
+            "second=",
+            "third=",
+            "php orders.php",
+            "--app mails:app",
+            "message search",
+            "kill ",
+            "wait\n",
+            "unset ",
+        ),
+        SERVERS,
+    ),
+    "docs/operate/managed-postgresql.md": {"CREATE ROLE": SERVERS, "SHOW sync": SERVERS},
+    "deploy/cluster/README.md": {
+        "sudo ": SERVERS,
+        "certificates ca": SERVERS,
+        "scp ": SERVERS,
+        "~/secrets.env": SERVERS,
+        "patronictl list": SERVERS,
     },
     "docs/guides/migrate.md": {"redis-cli": "needs Redis; publish --lines reads its output"},
     "docs/operate/performance.md": {"phpmq-lite bench": LONG, "pip install": INSTALLS},

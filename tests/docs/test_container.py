@@ -97,7 +97,8 @@ def test_image_is_compiled_and_has_no_compiler() -> None:
     compilers, installed = (rest for word, rest in BUILD if word == "RUN")
     assert compilers.endswith(" gcc libc6-dev")
     assert installed.split(" && ")[1:] == [
-        "HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 /opt/phpmq-lite/bin/pip install --no-cache-dir /src",
+        "HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 /opt/phpmq-lite/bin/pip install --no-cache-dir"
+        " '/src[postgres]'",
         "/opt/phpmq-lite/bin/phpmq-lite --version | grep compiled",
     ]
     assert "apt-get" not in of_image("RUN")

@@ -20,7 +20,7 @@ FAST_PROGRAM = (
     *PROGRAM[:3],
     "import sys; sys.path.append(sys.argv[1]);"
     " from phpmq_lite.export import child_process; child_process.NICE = 0;"
-    " sys.exit(child_process.main(sys.argv[2]))",
+    " sys.exit(child_process.main(*sys.argv[2:]))",
     *PROGRAM[4:],
 )
 

@@ -140,7 +140,9 @@ class Context:
         self.actions = ActionState(self.now_ms)
         self.docs = Documentation(docs_folder(), self.urls.docs)
         self.summaries = SummaryFile(self.settings.data)
-        self.exports = ExportProcesses(self.database, passed=lambda: self.engine.figures.bytes_in)
+        self.exports = ExportProcesses(
+            *self.readers.export_databases, passed=lambda: self.engine.figures.bytes_in
+        )
 
     @property
     def database(self) -> Path:

@@ -12,6 +12,7 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.monitoring import store_view
 from phpmq_lite.admin.monitoring.metrics import answer_metrics
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
@@ -45,13 +46,17 @@ def start_percent(step: str) -> int:
 async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck]:
     """Check disk space and all conditions for readiness; the database is not read."""
     settings = context.settings
-    disk = await asyncio.to_thread(_disk, context.settings.data, status)
+    store = (
+        await asyncio.to_thread(_disk, context.settings.data, status)
+        if status.store.has_file
+        else _server(status)
+    )
     is_started = context.is_ready() or status.is_draining
     return [
         HealthCheck(
             "migrated", is_started, "the schema is up to date" if is_started else status.step
         ),
-        *disk,
+        *store,
         _listeners(settings, status),
         HealthCheck(
             "not draining",
@@ -78,6 +83,21 @@ def _disk(folder: Path, status: BrokerStatus) -> list[HealthCheck]:
         HealthCheck("writable", is_writable and not problem, problem or says),
         HealthCheck("disk", short is None, f"{free} free" if short is None else short.detail,
               is_needed=False),
+    ]  # fmt: skip
+
+
+def _server(status: BrokerStatus) -> list[HealthCheck]:
+    """Check the database server; a broker that can store without a spare replica is degraded."""
+    store, problem = status.store, status.write_problem
+    role = f"active in epoch {store.epoch}"
+    if not store.is_active:
+        role = f"standby of {store.active_broker or 'no broker'}"
+    problems = [one.text for one in store_view.replication_problems(store)]
+    return [
+        HealthCheck("role", is_good=True, text=role),
+        HealthCheck("writable", not problem, problem or "the database accepts writes"),
+        HealthCheck("replicas", not problems,
+              "; ".join(problems) or store_view.replication_text(store), is_needed=False),
     ]  # fmt: skip
 
 

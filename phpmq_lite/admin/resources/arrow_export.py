@@ -153,7 +153,9 @@ async def stream_history(request: web.Request) -> web.StreamResponse:
         "allowed": identity_of(request).queues,
         "history_id": asked.history or None,
     }
-    wanted = {"of": "history", "selection": selection, "is_gap_ok": asked.gap == "ok"}
+    # The export may read a replica, which may have rows that are not confirmed yet.
+    upto = (await StoredPipeline(context_of(request).readers).history_bounds()).hi
+    wanted = {"of": "history", "selection": selection, "is_gap_ok": asked.gap == "ok", "upto": upto}
     return await _export(request, wanted)
 
 

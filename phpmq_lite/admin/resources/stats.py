@@ -15,8 +15,33 @@ from phpmq_lite.admin.resource import api_route
 from phpmq_lite.admin.views import queue_list, trends
 from phpmq_lite.admin.views.trends import SPANS, TrendBucket
 from phpmq_lite.queue_settings import LONGEST_NAME
-from phpmq_lite.storage.disk_space import measure_disk
+from phpmq_lite.storage.disk_space import DiskUsage, measure_disk
 from phpmq_lite.storage.read.rollups import ALL
+from phpmq_lite.storage.store_status import StoreStatus
+
+
+class ReplicaView(ResponseModel):
+    """A replica of the database; values that the broker's role may not see are null."""
+
+    name: str = Field(description="application_name of the replica")
+    state: str | None = Field(description="state of replication, such as streaming")
+    is_counted: bool | None = Field(description="whether it counts for the quorum")
+    lag_bytes: int | None = Field(description="bytes of the log that it has not flushed")
+    lag_s: float | None = Field(description="how far behind it is, in seconds")
+
+
+class StoreView(ResponseModel):
+    """Where the broker stores messages; epoch and replicas exist only on PostgreSQL."""
+
+    engine: str = Field(description="SQLite or PostgreSQL")
+    place: str = Field(description="data folder, or hosts and database")
+    is_active: bool = Field(description="false if this broker is a standby")
+    epoch: int = Field(description="epoch in which a broker is active; 0 on SQLite")
+    replicas_required: int = Field(description="number of replicas that must confirm a commit")
+    replicas: list[ReplicaView] = Field(description="replicas connected to the primary")
+    asynchronous: str | None = Field(
+        description="why the last commit was confirmed without a quorum; null if it was not"
+    )
 
 
 class StatsView(ResponseModel):
@@ -37,10 +62,13 @@ class StatsView(ResponseModel):
     acked_per_s: PerSecond = Field(description="messages acknowledged per second")
     consumers: int = Field(description="number of consumers, counted once per queue")
     clients: int = Field(description="number of open connections")
+    store: StoreView = Field(description="where messages are stored")
     disk_free_bytes: int = Field(description="free space on the data folder's disk, in bytes")
     disk_bytes: int = Field(description="size of the data folder's disk, in bytes")
-    database_bytes: int = Field(description="size of the database file, in bytes")
-    wal_bytes: int = Field(description="size of the write-ahead log, in bytes")
+    database_bytes: int | None = Field(description="size of the database; null if not read yet")
+    wal_bytes: int | None = Field(
+        description="size of the write-ahead log, in bytes; null on PostgreSQL"
+    )
 
 
 class StatsHistoryQuery(QueryModel):
@@ -89,7 +117,8 @@ async def get_stats(request: web.Request) -> StatsView:
     """Return the broker's current statistics."""
     context, status = context_of(request), status_of(request)
     sums = queue_list.sum_totals(status)
-    disk = await measure_disk(context.database)
+    disk, store = await measure_disk(context.database), status.store
+    server = store.server
     return StatsView.of(
         status,
         version=context.version,
@@ -106,9 +135,19 @@ async def get_stats(request: web.Request) -> StatsView:
         clients=len(status.clients),
         disk_free_bytes=disk.free,
         disk_bytes=disk.total,
-        database_bytes=disk.files["database"],
-        wal_bytes=disk.files["wal"],
+        database_bytes=_database_bytes(store, disk),
+        wal_bytes=disk.files["wal"] if store.has_file else None,
+        store=StoreView.of(
+            store,
+            replicas=[ReplicaView.of(one) for one in (server.replicas if server else ())],
+        ),
     )
+
+
+def _database_bytes(store: StoreStatus, disk: DiskUsage) -> int | None:
+    if store.has_file:
+        return disk.files["database"]
+    return None if store.server is None else store.server.database_bytes
 
 
 async def get_stats_history(request: web.Request, query: StatsHistoryQuery) -> StatsHistoryView:

@@ -14,6 +14,7 @@ from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.urls import Urls
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 from phpmq_lite.settings import Settings
+from phpmq_lite.storage.store_status import StoreStatus
 
 # Route, title, and the key to press after ``g``.  Entries whose route is missing are omitted.
 NAVIGATION: Final = (
@@ -198,6 +199,13 @@ def list_access_warnings(request: web.Request) -> Iterator[HeaderWarning]:
             url_or_none(context.urls, "setup") or "",
         )
     yield from unprotected_listeners(context.settings, context.urls)
+    if context.settings.store.url and context.settings.store.allow_asynchronous:
+        yield HeaderWarning(
+            "No quorum required",
+            "store.allow_asynchronous is set: without a quorum of replicas, messages are confirmed "
+            "all the same, and a failover can lose them.",
+            url_or_none(context.urls, "system") or "",
+        )
 
 
 def unprotected_listeners(settings: Settings, urls: Urls) -> Iterator[HeaderWarning]:
@@ -234,10 +242,22 @@ def list_broker_problems(request: web.Request, context: Context) -> list[str]:
         found.append(f"Nothing can be stored: {status.write_problem}.")
     if status.shortage:
         return [*found, f"Publishing is stopped: {status.shortage.detail}."]
+    if not status.store.has_file:
+        return [*found, *asynchronous_warning(status.store)]
     with suppress(OSError):  # takes only microseconds, because the disk is local
         disk = shutil.disk_usage(context.settings.data)
         found += disk_warning(disk.used, disk.used + disk.free)
     return found
+
+
+def asynchronous_warning(store: StoreStatus) -> list[str]:
+    """Return a warning if messages are confirmed although no quorum of replicas has them."""
+    if store.asynchronous is None:
+        return []
+    return [
+        f"Messages are confirmed without a quorum of replicas: {store.asynchronous}. A failover of "
+        "the database can lose them (store.allow_asynchronous)."
+    ]
 
 
 def disk_warning(used: int, usable: int) -> list[str]:

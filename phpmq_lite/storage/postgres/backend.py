@@ -1,5 +1,6 @@
 """The PostgreSQL backend: a database that several brokers share, one of which is active."""
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres.leadership import Standby, StandbyState
 from phpmq_lite.storage.postgres.maintenance import PostgresMaintenance
 from phpmq_lite.storage.postgres.migrate import migrate
+from phpmq_lite.storage.postgres.monitor import ServerMonitor
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError
 from phpmq_lite.storage.postgres.read_connections import PostgresReaders
 from phpmq_lite.storage.postgres.store import PostgresStore, connect
@@ -19,6 +21,7 @@ from phpmq_lite.storage.postgres.writer import PostgresWriter
 from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.start_report import StartRecorder
+from phpmq_lite.storage.store_status import StoreStatus
 
 
 class PostgresBackend:
@@ -42,6 +45,33 @@ class PostgresBackend:
         self.read_clocks = self.writer.read_clocks
         self.state = StandbyState(None, None)  # as last seen by the standby
         self._description = description
+        self._allow_asynchronous = allow_asynchronous
+        self._monitor = ServerMonitor(self.readers(count=1), self.writer)
+
+    def status(self) -> StoreStatus:
+        """Return the state of the database, as far as it is known without reading it."""
+        writer, row, monitor = self.writer, self.state.row, self._monitor
+        known = row.epoch if row else 0
+        return StoreStatus(
+            engine="PostgreSQL",
+            place=shown(self.conninfo),
+            is_active=writer.is_open,
+            active_broker="" if writer.is_open or row is None else _host(row.broker),
+            epoch=writer.epoch if writer.is_open else known,
+            quorum=writer.quorum.names if writer.quorum else "",
+            replicas_required=writer.quorum.replicas if writer.quorum else 0,
+            allows_asynchronous=self._allow_asynchronous,
+            asynchronous=writer.asynchronous,
+            asynchronous_commits=writer.asynchronous_commits,
+            reconnects=writer.reconnects,
+            unknown_batches=writer.unknown_batches,
+            server=monitor.server,
+            problem=monitor.problem,
+        )
+
+    async def watch(self) -> None:
+        """Watch the server that accepts writes."""
+        await self._monitor.run()
 
     def readers(self, count: int = 2) -> Readers:
         """Return connections for pages."""
@@ -76,6 +106,10 @@ class PostgresBackend:
         """Begin counting and retention."""
         upkeep = self.writer.maintenance = PostgresMaintenance(bounds, counters)
         return upkeep
+
+
+def _host(broker: str) -> str:
+    return str(json.loads(broker).get("host", ""))
 
 
 def has_admin(url: str) -> bool:

@@ -84,6 +84,7 @@ class Standby:
                 self._tell(StandbyState(row, None))
                 return None
             pending(store, self._migrations)
+            self._tell(StandbyState(row, "taking over, once a quorum of replicas confirms it"))
             if self._take(store, row):
                 self._store = None
                 return store
@@ -103,7 +104,7 @@ class Standby:
         return self._store
 
     def _disconnect(self) -> None:
-        """Forget what was seen: a failover of the database is no failure of the active broker."""
+        """Forget what was seen: a failover of the database does not mean that the broker failed."""
         store, self._store = self._store, None
         self.row, self._silent_s = None, 0.0
         if store is not None:
@@ -121,10 +122,12 @@ class Standby:
 
     def _take(self, store: PostgresStore, row: EpochRow) -> bool:
         """Raise the epoch, replicated; return False if another broker was faster."""
+        sql = store.sql("epoch")
         with store.translating():
+            store.execute(sql["end_stalled"])
             store.execute("BEGIN")
             given = (self._description, SHARD, row.epoch, row.batch)
-            taken = store.execute(store.sql("epoch")["take"], given).fetchone()
+            taken = store.execute(sql["take"], given).fetchone()
             if taken is None:
                 store.execute("ROLLBACK")
                 return False

@@ -17,16 +17,12 @@ def pending(store: PostgresStore, folder: Path) -> list[Migration]:
     """Return the migrations in ``folder`` that have not been applied yet, in order.
 
     Raises:
-        StartRefusedError: the database is newer than ``folder``, was not created by phpmq-lite, or
-            was created with a different text of a migration.
+        StartRefusedError: the database is newer than ``folder``, or was created with a different
+            text of a migration.
     """
-    sql, migrations = store.sql("migrate"), read_migrations(folder)
+    migrations = read_migrations(folder)
     with store.translating():
-        tables = {name for (name,) in store.execute(sql["tables"])}
-        if "migration" not in tables:
-            if tables:
-                raise StartRefusedError("the database was not created by phpmq-lite")
-            return migrations
+        sql = store.sql("migrate")
         applied: dict[int, str] = dict(store.execute(sql["applied"]).fetchall())
     version = max(applied)
     check_version(migrations, version)
@@ -35,13 +31,18 @@ def pending(store: PostgresStore, folder: Path) -> list[Migration]:
 
 
 def create_schema(store: PostgresStore, folder: Path) -> None:
-    """Create the schema of an empty database; wait while another broker does."""
+    """Create the schema of an empty database; wait while another broker does.
+
+    Raises:
+        StartRefusedError: the database has tables of another program.
+    """
+    if _has_schema(store):
+        return
     with store.translating():
         store.execute("BEGIN")
         store.execute(store.sql("migrate")["wait_for_others"])
-        waiting = pending(store, folder)
-        if waiting and waiting[0].number == 1:
-            _apply(store, waiting)
+        if not _has_schema(store):
+            _apply(store, read_migrations(folder))
         store.execute("COMMIT")
 
 
@@ -52,6 +53,14 @@ def migrate(store: PostgresStore, folder: Path) -> list[str]:
         with store.transaction():
             _apply(store, waiting)
     return [migration.name for migration in waiting]
+
+
+def _has_schema(store: PostgresStore) -> bool:
+    with store.translating():
+        tables = {name for (name,) in store.execute(store.sql("migrate")["tables"])}
+    if tables and "migration" not in tables:
+        raise StartRefusedError("the database was not created by phpmq-lite")
+    return bool(tables)
 
 
 def _apply(store: PostgresStore, migrations: Sequence[Migration]) -> None:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, Self
+from urllib.parse import quote, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -55,6 +56,14 @@ class PostgresReaders(ReadPool[Connection]):
             with suppress(_ConnectionLostError):
                 return await super().run(name, text, parameters)
         return await super().run(name, text, parameters)
+
+    @property
+    def export_databases(self) -> tuple[str, str]:
+        """URLs of a replica, so that exports cost the primary nothing, and of the primary.
+
+        A claim is read as soon as it is stored, when replicas may not have it yet.
+        """
+        return _url(self._conninfo, "prefer-standby"), _url(self._conninfo, "primary")
 
     def _another(self, count: int, limit_s: float) -> Self:
         return type(self)(self._conninfo, count=count, limit_s=limit_s)
@@ -131,3 +140,8 @@ def _disconnect(connection: Connection) -> None:
     """Close the socket under the driver, which then fails at once instead of waiting."""
     with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)
+
+
+def _url(conninfo: str, servers: str) -> str:
+    parts = {**conninfo_to_dict(conninfo), "target_session_attrs": servers}
+    return f"postgresql:///?{urlencode(parts, quote_via=quote)}"

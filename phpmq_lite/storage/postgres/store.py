@@ -30,6 +30,7 @@ Check = Callable[[Quorum, Quorum, list[str]], None]
 SHARD: Final = 0  # the only one today
 BEGIN_BATCH: Final = "SELECT begin_batch($1::int, $2, $3, $4::tid)::text"
 _SESSION: Final = (
+    "SET application_name = 'phpmq-lite-writer';"
     "SET synchronous_commit = on;"
     "SET statement_timeout = 0;"
     "SET idle_in_transaction_session_timeout = 0;"

@@ -17,14 +17,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
 from phpmq_lite.clock import read_clocks
-from phpmq_lite.errors import NotWritableError, OutcomeUnknownError, StorageError
+from phpmq_lite.errors import (
+    EpochEndedError,
+    NotWritableError,
+    OutcomeUnknownError,
+    StorageError,
+)
 from phpmq_lite.model import Batch, ClockReading, LoadedRows
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres.pipeline import Committed, EncodedStep, Pipeline, encode_steps
 from phpmq_lite.storage.postgres.quorum import (
     ConnectionBrokenError,
-    EpochEndedError,
     Quorum,
     quorum_problem,
 )
@@ -66,6 +70,14 @@ class PostgresWriter:
             lambda _store, _now, _is_idle: False
         )
         self.quorum: Quorum | None = None  # at the last commit
+        self.asynchronous: str | None = (
+            None  # why the last commit may not be replicated, if allowed
+        )
+        self.asynchronous_commits = 0
+        self.reconnects = 0
+        self.unknown_batches = 0  # whose outcome was unknown until the row of the epoch was read
+        self.work_number = 0  # of the current or last work
+        self._began_at = 0.0  # when the current work began
         self._conninfo = conninfo
         self._allow_asynchronous = allow_asynchronous
         self._on_fatal = on_fatal
@@ -104,11 +116,35 @@ class PostgresWriter:
         problem = quorum_problem(before, after, notices)
         if problem is not None and not self._allow_asynchronous:
             raise ConnectionBrokenError(problem)
+        self.asynchronous = problem
+        self.asynchronous_commits += problem is not None
 
     def read_clocks(self) -> tuple[int, int]:
         """Return the server's time and a clock that cannot be set, in milliseconds, for Clock."""
         running_ms = read_clocks()[1]
         return running_ms + self._offset_ms, running_ms
+
+    # -- for the monitor
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether this broker is active."""
+        return self._is_open
+
+    @property
+    def epoch(self) -> int:
+        """Return the epoch in which this broker is active."""
+        return self._store.epoch
+
+    @property
+    def backend_pid(self) -> int:
+        """Return the number of the server process that stores batches."""
+        return self._store.connection.info.backend_pid
+
+    @property
+    def waited_s(self) -> float:
+        """Return for how long the current work has not been answered; 0 if there is none."""
+        return 0.0 if self._current is None else time.monotonic() - self._began_at
 
     # -- the engine's interface (BatchStore)
 
@@ -173,6 +209,8 @@ class PostgresWriter:
         if self._current is not None or not self._waiting:
             return
         work = self._current = self._waiting.popleft()
+        self.work_number += 1
+        self._began_at = time.monotonic()
         if work.call is not None:
             self._in_thread(work.call)
         else:
@@ -196,6 +234,7 @@ class PostgresWriter:
             return
         failure = answer if isinstance(answer, Exception) else self._problem_of(answer)
         if isinstance(failure, ConnectionBrokenError | NotWritableError):
+            self.unknown_batches += isinstance(failure, ConnectionBrokenError)
             self._in_thread(lambda _: self._recover(failure), self._on_recovered)
         elif isinstance(answer, Exception):
             self._fail(answer)
@@ -203,6 +242,7 @@ class PostgresWriter:
             self._answered_at = time.monotonic()
             store.batch += 1
             store.place = answer.place
+            self.show(None)
             self._on_stored(work)
 
     def _problem_of(self, answer: Committed) -> ConnectionBrokenError | None:
@@ -259,7 +299,7 @@ class PostgresWriter:
         """
         before = self._store
         before.connection.close()
-        self._show(str(problem))
+        self.show(str(problem))
         if isinstance(problem, NotWritableError):
             time.sleep(_RETRY_S)
         while True:
@@ -269,17 +309,19 @@ class PostgresWriter:
                 self._use(store)
                 store.batch = _rewrite_row(store)
             except (ConnectionBrokenError, NotWritableError) as error:
-                self._show(str(error))
+                self.show(str(error))
                 if time.monotonic() > self._answered_at + UNREACHABLE_S:
                     raise OutcomeUnknownError(
                         f"the database has not answered for {UNREACHABLE_S:g} s: {error}"
                     ) from error
                 time.sleep(_RETRY_S)
             else:
-                self._show(None)
+                self.reconnects += 1
+                self.show(None)
                 return store.batch > before.batch
 
-    def _show(self, problem: str | None) -> None:
+    def show(self, problem: str | None) -> None:
+        """Show why nothing can be stored at the moment, or None if batches can be stored."""
         if problem != self.space.write_problem:
             self.space.write_problem = problem
             self.space.on_change()

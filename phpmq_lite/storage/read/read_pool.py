@@ -101,6 +101,11 @@ class ReadPool(ABC, Generic[C]):
         self._closing = asyncio.Lock()
         self._pools: list[Self] = []
 
+    @property
+    @abstractmethod
+    def export_databases(self) -> tuple[str, str]:
+        """Path or URL from which exports read the history, and from which they read claims."""
+
     @abstractmethod
     def _another(self, count: int, limit_s: float) -> Self:
         """Return a pool for the same database."""

@@ -197,24 +197,18 @@ def make_plan(
     traces = _exact_traces(query) if seqs is None and has_traces else []
     has_ids = low >= 0 or high < 1 << 62 or bool(trace_ranges(query))
     alive, settled, line = _sources(
-        states,
-        queues is not None,
-        has_ids=has_ids,
-        has_traces=bool(traces),
+        states, queues is not None, has_ids=has_ids, has_traces=bool(traces),
         has_numbers=has_numbers and seqs is None,
-    )
+    )  # fmt: skip
     named = ", ".join(f":{builder.bind(trace)}" for trace in traces)
     texts = []
     for source, columns in (*((name, _COLUMNS[0]) for name in alive),
                             *((name, _COLUMNS[1]) for name in settled)):  # fmt: skip
-        if source not in builder.parts:  # the engine indexes rows at once, so there is no tail
-            continue
-        wanted = states & (ALIVE if columns is _COLUMNS[0] else _SETTLED)
-        own = list(_source_conditions(source, wanted, queues is not None, bool(others), builder))
-        text = " AND ".join([builder.parts[source].replace("{traces}", named), *own, *conditions])
-        text = text.replace("{join}", builder.parts["body"] if has_body else "")
-        text = text.replace("{these}", _queue_condition(builder))
-        texts.append(_fill(text, columns))
+        if source in builder.parts:  # an engine that indexes rows at once has no tails to read
+            wanted = states & (ALIVE if columns is _COLUMNS[0] else _SETTLED)
+            own = _source_conditions(source, wanted, queues is not None, bool(others), builder)
+            text = builder.source(source, [*own, *conditions], has_body=has_body)
+            texts.append(_fill(text.replace("{traces}", named), columns))
     skip = "next_seq" if line == "seq" else "next_offset"
     if _OF_QUEUES.isdisjoint(settled):
         skip = ""
@@ -334,6 +328,12 @@ class _ConditionBuilder:
     def part(self, name: str, value: Any) -> str:
         """Return a condition on a value, which becomes its parameter."""
         return self.parts[name].replace("{v}", self.bind(value))
+
+    def source(self, name: str, conditions: list[str], *, has_body: bool) -> str:
+        """Return the SELECT of a source, with the conditions."""
+        text = " AND ".join([self.parts[name], *conditions])
+        text = text.replace("{join}", self.parts["body"] if has_body else "")
+        return text.replace("{these}", _queue_condition(self))
 
     def conditions(self, query: SearchQuery) -> tuple[list[str], bool]:
         """Return the conditions, with those on bodies last, and whether there are any on bodies."""

@@ -84,6 +84,11 @@ class SqliteReaders(ReadPool[aiosqlite.Connection]):
         super().__init__(count=count, limit_s=limit_s)
         self._path = path
 
+    @property
+    def export_databases(self) -> tuple[str, str]:
+        """Path of the file, twice."""
+        return str(self._path), str(self._path)
+
     def _another(self, count: int, limit_s: float) -> Self:
         return type(self)(self._path, count=count, limit_s=limit_s)
 

@@ -80,7 +80,7 @@ def test_error_is_reported_and_the_next_request_answered(
 
     monkeypatch.setattr(child_process, "answer_request", answer)
     output = CollectedOutput()
-    answer_requests("", [b'{"fails": true}\n', b'{"fails": false}\n'], output)
+    answer_requests(("", ""), [b'{"fails": true}\n', b'{"fails": false}\n'], output)
     (kind, payload), last = output.frames
     assert (kind, json.loads(payload)) == (child_process.ERROR, {"code": code, "detail": detail})
     assert last == (child_process.DATA, b"half a piece")
@@ -92,7 +92,7 @@ def test_process_ends_with_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(child_process, "answer_request", answer)
     with pytest.raises(BrokenPipeError):
-        answer_requests("", [b"{}\n", b"{}\n"], CollectedOutput())
+        answer_requests(("", ""), [b"{}\n", b"{}\n"], CollectedOutput())
 
 
 class Rows:

@@ -30,3 +30,9 @@ RETURNING epoch, ctid::text;
 -- name: release
 -- parameters: shard, epoch
 UPDATE epoch SET is_released = true WHERE shard = ? AND epoch = ?;
+
+-- name: end_stalled
+-- Ends sessions of a broker that stopped within a transaction, which may hold the row.
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()
+  AND application_name = 'phpmq-lite-writer' AND xact_start < clock_timestamp() - interval '1 s';

@@ -85,18 +85,24 @@ GROUP BY queue_id;
 -- index: message_place
 -- index: message_held
 SELECT {live_columns}
-FROM message AS m
+FROM (
+  (
+    SELECT * FROM message
+    WHERE state = 0 AND coalesce(:state::bigint, 0) = 0
+      AND queue_id = :queue_id AND position > :position
+    ORDER BY position LIMIT :limit
+  )
+  UNION ALL
+  (
+    SELECT * FROM message
+    WHERE state = 1 AND coalesce(:state::bigint, 1) = 1
+      AND queue_id = :queue_id AND position > :position
+    ORDER BY position LIMIT :limit
+  )
+  ORDER BY position LIMIT :limit
+) AS m
 {joins}
-WHERE m.state = 0 AND coalesce(:state::bigint, 0) = 0
-  AND m.queue_id = :queue_id AND m.position > :position
-UNION ALL
-SELECT {live_columns}
-FROM message AS m
-{joins}
-WHERE m.state = 1 AND coalesce(:state::bigint, 1) = 1
-  AND m.queue_id = :queue_id AND m.position > :position
-ORDER BY 6  -- the position
-LIMIT :limit;
+ORDER BY m.position;
 
 -- name: messages_before
 -- A page of a queue's messages before a position, in reverse order.
@@ -105,18 +111,24 @@ LIMIT :limit;
 -- index: message_place
 -- index: message_held
 SELECT {live_columns}
-FROM message AS m
+FROM (
+  (
+    SELECT * FROM message
+    WHERE state = 0 AND coalesce(:state::bigint, 0) = 0
+      AND queue_id = :queue_id AND position < :position
+    ORDER BY position DESC LIMIT :limit
+  )
+  UNION ALL
+  (
+    SELECT * FROM message
+    WHERE state = 1 AND coalesce(:state::bigint, 1) = 1
+      AND queue_id = :queue_id AND position < :position
+    ORDER BY position DESC LIMIT :limit
+  )
+  ORDER BY position DESC LIMIT :limit
+) AS m
 {joins}
-WHERE m.state = 0 AND coalesce(:state::bigint, 0) = 0
-  AND m.queue_id = :queue_id AND m.position < :position
-UNION ALL
-SELECT {live_columns}
-FROM message AS m
-{joins}
-WHERE m.state = 1 AND coalesce(:state::bigint, 1) = 1
-  AND m.queue_id = :queue_id AND m.position < :position
-ORDER BY 6 DESC  -- the position
-LIMIT :limit;
+ORDER BY m.position DESC;
 
 -- name: by_seq
 -- A live or settled message.  One statement reads both tables so that no settlement is missed.
@@ -367,14 +379,21 @@ SELECT
 -- index: message_place
 -- index: message_held
 {dead_letter}
-FROM message AS m
-WHERE m.state = 0 AND m.queue_id = :queue_id AND m.position < :before
-UNION ALL
-{dead_letter}
-FROM message AS m
-WHERE m.state = 1 AND m.queue_id = :queue_id AND m.position < :before
-ORDER BY 1 DESC
-LIMIT :limit;
+FROM (
+  (
+    SELECT * FROM message
+    WHERE state = 0 AND queue_id = :queue_id AND position < :before
+    ORDER BY position DESC LIMIT :limit
+  )
+  UNION ALL
+  (
+    SELECT * FROM message
+    WHERE state = 1 AND queue_id = :queue_id AND position < :before
+    ORDER BY position DESC LIMIT :limit
+  )
+  ORDER BY position DESC LIMIT :limit
+) AS m
+ORDER BY m.position DESC;
 
 -- name: tokens
 -- Tokens of live messages, which are the random halves of their ids.

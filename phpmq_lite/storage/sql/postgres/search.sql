@@ -219,7 +219,7 @@ position(:{v} IN b.content) > 0
 
 -- part: is_json
 -- A body that is not JSON has no members.
-{then}
+({then})
 
 -- part: member
 -- A member with this text; numbers are compared as SQLite writes them.  LIKE cannot be interrupted,

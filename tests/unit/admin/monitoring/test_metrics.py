@@ -12,6 +12,7 @@ from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.installation import build_kind
 from phpmq_lite.server.counters import BATCH_BOUNDS, COMMIT_BOUNDS_S
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
+from phpmq_lite.storage.sqlite.standby.lag import StandbyState
 from tests.unit.admin.cases import HOSTILE, NOW_MS, broker_status, client_status, queue_status
 
 Samples = dict[tuple[str, str], float]
@@ -164,7 +165,7 @@ def test_scrape_has_every_defined_metric_with_its_labels() -> None:
     labels = labels_of([queue_status(wait=[1] * BUCKETS, hold=[1] * BUCKETS)])
     readings = MetricReadings(
         broker_status(), HttpCounters(), "0", NOW_MS, files={"database": 1}, disk_free=0,
-        history_rows=0, history_offset=0, removed=0,
+        history_rows=0, history_offset=0, removed=0, standby=StandbyState(True),
     )  # fmt: skip
     defined = {each.full_name: each for some in metrics.METRICS.values() for each in some}
     suffixes = {"counter": "_total", "info": "_info"}

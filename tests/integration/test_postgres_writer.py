@@ -1,0 +1,281 @@
+"""The writer on three servers: what is confirmed is replicated, and nothing is stored twice."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phpmq_lite.errors import OutcomeUnknownError, StartRefusedError
+from phpmq_lite.installation import migrations_folder
+from phpmq_lite.model import Batch, Message, checksum
+from phpmq_lite.storage.disk_space import DiskSpace
+from phpmq_lite.storage.postgres import leadership, writer
+from phpmq_lite.storage.postgres.leadership import Standby, StandbyState
+from phpmq_lite.storage.postgres.quorum import EpochEndedError
+from phpmq_lite.storage.postgres.url import connection_info
+from phpmq_lite.storage.postgres.writer import PostgresWriter
+from tests.support.postgres_nodes import ReplicatedPostgres, needs_postgres
+
+pytestmark = needs_postgres
+WAIT_S = 20.0
+NUMBERS = count(1)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[ReplicatedPostgres]:
+    with ReplicatedPostgres() as started:
+        yield started
+
+
+@pytest.fixture
+def url(nodes: ReplicatedPostgres) -> str:
+    """Return the URL of an empty database of servers that are all well."""
+    name = f"test_{next(NUMBERS)}"
+    nodes.create_database(name)
+    return nodes.url().replace("/phpmq?", f"/{name}?")
+
+
+@dataclass
+class Seat:
+    """A broker's writer, without the broker."""
+
+    writer: PostgresWriter
+    space: DiskSpace
+    fatal: list[BaseException] = field(default_factory=list)
+    states: list[StandbyState] = field(default_factory=list)
+    next_number: int = 1
+
+    def publish(self, messages: int = 3) -> "asyncio.Future[Any]":
+        batch = Batch(1_000, first_number=self.next_number, commands=messages)
+        for seq in range(self.next_number, self.next_number + messages):
+            body = b"body %d" % seq
+            batch.bodies.append(body)
+            batch.created.append(
+                Message(seq, 5, 1, seq, 0, None, None, 1_000, None, None, 0, 0, len(body),
+                        checksum(seq, body), 0, None)
+            )  # fmt: skip
+        self.next_number += messages
+        return self.writer.commit(batch)
+
+    async def stored(self) -> list[int]:
+        return await self.writer.run(
+            lambda store: [row[0] for row in store.execute("SELECT seq FROM message ORDER BY 1")]
+        )
+
+    async def problem(self, text: str) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while text not in (self.space.write_problem or ""):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+def standby_of(url: str, seat: Seat, folder: Path | None = None) -> Standby:
+    migrations = folder or migrations_folder() / "postgres"
+    conninfo = connection_info(url)
+    return Standby(conninfo, migrations, "{}", seat.writer.check, seat.states.append)
+
+
+def new_seat(url: str, tmp_path: Path, **more: bool) -> Seat:
+    space, fatal = DiskSpace(tmp_path), list[BaseException]()
+    return Seat(PostgresWriter(connection_info(url), space, fatal.append, **more), space, fatal)
+
+
+@asynccontextmanager
+async def active(url: str, tmp_path: Path, **more: bool) -> AsyncIterator[Seat]:
+    seat = new_seat(url, tmp_path, **more)
+    async with asyncio.timeout(WAIT_S):
+        seat.writer.open(await standby_of(url, seat).wait_until_active())
+    try:
+        yield seat
+    finally:
+        await seat.writer.close()
+
+
+async def test_batch_is_not_confirmed_while_the_setting_names_no_quorum(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path
+) -> None:
+    async with active(url, tmp_path) as seat:
+        await seat.publish()
+        before = nodes.query("SHOW synchronous_standby_names")[0][0]
+        nodes.set_synchronous_standby_names("")
+        done = seat.publish()
+        await seat.problem("names no quorum")
+        assert not done.done()
+        nodes.set_synchronous_standby_names(before)
+        await asyncio.wait_for(done, WAIT_S)
+        assert seat.space.write_problem is None
+        assert await seat.stored() == [1, 2, 3, 4, 5, 6]
+        assert not seat.fatal
+
+
+@pytest.mark.parametrize("signal", ["pg_cancel_backend", "pg_terminate_backend"])
+async def test_commit_whose_wait_is_ended_is_confirmed_once_it_is_replicated(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path, signal: str
+) -> None:
+    async with active(url, tmp_path) as seat:
+        await seat.publish()
+        for node in nodes.standbys:
+            nodes.pause(node)
+        try:
+            done = seat.publish()
+            await asyncio.sleep(0.3)
+            nodes.query(
+                f"SELECT {signal}(pid) FROM pg_stat_activity"
+                " WHERE application_name = 'phpmq-lite-writer' AND wait_event = 'SyncRep'"
+            )
+            await asyncio.sleep(1)
+            assert not done.done()
+        finally:
+            for node in nodes.standbys:
+                nodes.resume(node)
+        await asyncio.wait_for(done, WAIT_S)
+        assert await seat.stored() == [1, 2, 3, 4, 5, 6]
+        assert not seat.fatal
+
+
+@pytest.mark.parametrize("is_replicated", [True, False])
+async def test_batch_is_stored_once_when_the_primary_is_lost(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path, is_replicated: bool
+) -> None:
+    async with active(url, tmp_path) as seat:
+        await seat.publish()
+        if not is_replicated:
+            for node in nodes.standbys:
+                nodes.pause(node)
+        done = seat.publish()
+        await (done if is_replicated else asyncio.sleep(0.3))
+        lost = nodes.primary
+        await asyncio.to_thread(nodes.kill, lost)
+        if not is_replicated:
+            for node in nodes.standbys:
+                nodes.resume(node)
+        more = seat.publish()
+        await asyncio.to_thread(nodes.fail_over)
+        await asyncio.wait_for(asyncio.gather(done, more), WAIT_S)
+        await asyncio.to_thread(nodes.rejoin, lost)
+        assert await seat.stored() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+        assert not seat.fatal
+
+
+async def test_broker_that_another_has_replaced_stores_nothing(url: str, tmp_path: Path) -> None:
+    async with active(url, tmp_path) as old:
+        await old.publish()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(writer, "BEAT_S", 60)
+            await asyncio.sleep(0.5)  # the last heartbeat is on its way
+            async with active(url, tmp_path) as new:
+                with pytest.raises(EpochEndedError, match="another broker has taken over"):
+                    await old.publish()
+                assert isinstance(old.fatal[0], EpochEndedError)
+                assert await new.stored() == [1, 2, 3]
+
+
+async def test_rolled_back_batch_is_sent_again(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path
+) -> None:
+    async with active(url, tmp_path) as seat:
+        await seat.publish()
+        database = url.partition("?")[0].rpartition("/")[2]
+        with nodes.connect(dbname=database, autocommit=False) as other:
+            other.execute("LOCK TABLE message")
+            done = seat.publish()
+            await seat.problem("lock timeout")
+        await asyncio.wait_for(done, WAIT_S)
+        assert await seat.stored() == [1, 2, 3, 4, 5, 6]
+
+
+async def test_writer_gives_up_a_server_that_does_not_answer(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "UNREACHABLE_S", 1.0)
+    async with active(url, tmp_path) as seat:
+        await seat.publish()
+        primary = nodes.primary
+        await asyncio.to_thread(nodes.kill, primary)
+        try:
+            with pytest.raises(OutcomeUnknownError, match="has not answered for 1 s"):
+                await asyncio.wait_for(seat.publish(), WAIT_S)
+            assert len(seat.fatal) == 1
+        finally:
+            await asyncio.to_thread(nodes.start, primary)
+            await asyncio.to_thread(nodes.wait_for_quorum)
+
+
+async def test_batches_are_confirmed_without_a_quorum_only_if_allowed(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path
+) -> None:
+    before = nodes.query("SHOW synchronous_standby_names")[0][0]
+    nodes.set_synchronous_standby_names("")
+    try:
+        async with active(url, tmp_path, allow_asynchronous=True) as seat:
+            await asyncio.wait_for(seat.publish(), WAIT_S)
+            assert seat.writer.quorum is not None
+            assert seat.writer.quorum.replicas == 0
+    finally:
+        nodes.set_synchronous_standby_names(before)
+
+
+# -- standbys
+
+
+async def test_standby_waits_for_a_living_broker_and_takes_over_at_its_end(
+    url: str, tmp_path: Path
+) -> None:
+    seat = new_seat(url, tmp_path)
+    async with active(url, tmp_path):
+        waiting = asyncio.create_task(standby_of(url, seat).wait_until_active())
+        await asyncio.sleep(2 * leadership.SILENCE_S)
+        assert not waiting.done()
+    store = await asyncio.wait_for(waiting, 2)
+    assert store.epoch == 2
+    store.connection.close()
+
+
+async def test_standby_does_not_count_time_without_the_database(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each failover of the database would make all standbys take over, one after another."""
+    seat = new_seat(url, tmp_path)
+    async with active(url, tmp_path) as broker:
+        waiting = asyncio.create_task(standby_of(url, seat).wait_until_active())
+        await asyncio.sleep(0.5)
+        lost = nodes.primary
+        await asyncio.to_thread(nodes.kill, lost)
+        await asyncio.sleep(2 * leadership.SILENCE_S)
+        await asyncio.to_thread(nodes.fail_over)
+        await asyncio.wait_for(broker.publish(), WAIT_S)
+        await asyncio.to_thread(nodes.rejoin, lost)
+        assert seat.states[-1].row is not None or seat.states[-1].problem is not None
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_standby_with_an_older_schema_does_not_take_over(url: str, tmp_path: Path) -> None:
+    async with active(url, tmp_path) as broker:
+        await broker.writer.run(
+            lambda store: store.connection.execute("INSERT INTO migration VALUES (2, 'b', '', 0)")
+        )
+    seat = new_seat(url, tmp_path)
+    waiting = asyncio.create_task(standby_of(url, seat).wait_until_active())
+    async with asyncio.timeout(WAIT_S):
+        while not (  # noqa: ASYNC110
+            seat.states and "schema version 2" in (seat.states[-1].problem or "")
+        ):
+            await asyncio.sleep(0.02)
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_database_of_another_program_is_refused(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path
+) -> None:
+    with nodes.connect(dbname=url.partition("?")[0].rpartition("/")[2]) as other:
+        other.execute("CREATE TABLE public.theirs (number int)")
+    with pytest.raises(StartRefusedError, match="not created by phpmq-lite"):
+        await standby_of(url, new_seat(url, tmp_path)).wait_until_active()
