@@ -345,6 +345,24 @@ class StorageSettings(Section):
     accept_loss: bool = field(False, "Start once despite damaged files, with the remaining data.")
 
 
+class StoreSettings(Section):
+    """A PostgreSQL database that several brokers share; by default, each broker uses SQLite."""
+
+    url: str = field(
+        "",
+        "PostgreSQL database, such as postgresql://user@host1,host2/db, without a password. Empty"
+        " means SQLite in the data folder.",
+    )
+    allow_asynchronous: bool = field(
+        False, "Confirm messages even while PostgreSQL has no synchronous replicas."
+    )
+    relay_listen: str = field(
+        "127.0.0.1:0",
+        "HOST:PORT at which standby brokers reach this one while it is active. Port 0 selects a"
+        " free port. Beyond loopback, the connections use TLS.",
+    )
+
+
 class BackupSettings(Section):
     """Copies of the database, made while the broker runs."""
 
@@ -397,6 +415,7 @@ class Settings(BaseModel):
     receipts: ReceiptSettings = ReceiptSettings()
     history: HistorySettings = HistorySettings()
     storage: StorageSettings = StorageSettings()
+    store: StoreSettings = StoreSettings()
     backups: BackupSettings = BackupSettings()
     scrub: ScrubSettings = ScrubSettings()
     ui: UiSettings = UiSettings()
