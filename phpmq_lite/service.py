@@ -65,6 +65,8 @@ from phpmq_lite.storage.store import Store, note_clock
 
 if TYPE_CHECKING:
     from phpmq_lite.admin.base.context import Context
+    from phpmq_lite.admin.connection_limits import ConnectionLimits
+    from phpmq_lite.relay.standby import Relay
 
 
 def broker_limits(settings: Settings) -> Limits:
@@ -159,6 +161,8 @@ class Service:
         self._tls_listeners: list[TlsListener] = []  # listeners that use TLS
         self._session_context: SessionContext  # shared by all sessions; set when serving starts
         self._has_users = False
+        self.relay: Relay | None = None  # set while this broker is a standby
+        self._connect_http: Callable[[], asyncio.Protocol]  # set when the pages are open
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
         self._pages_wanted = asyncio.Event()
@@ -249,11 +253,7 @@ class Service:
                 self._announce(f"listening admin {address}")
             gate = Admission.from_settings(settings)
             _warn_about_open_files(settings)
-            listeners = Listeners(
-                settings.tcp,
-                lambda kind, revision: _session(self._session_context, settings, kind, revision),
-                gate,
-            )
+            listeners = Listeners(settings.tcp, partial(self._accept_phpmq, gate), gate)
             await listeners.bind()
             stack.push_async_callback(listeners.close)
             self._add_tls_listener("tcp", listeners.tls)
@@ -354,8 +354,33 @@ class Service:
         app[CONTEXT].schemas = self.schemas
         app[CONTEXT].maintenance = self._maintenance
         app[CONTEXT].auth.setup = self._setup_token
-        await open_admin(stack, app, bound, tls)
+        self._connect_http = await open_admin(stack, app, bound, tls, self._accept_http)
         self._has_pages.set()
+
+    def session(self, kind: Kind, revision: Revision) -> asyncio.Protocol:
+        """Return the protocol of a PHPMQ connection to this broker, direct or relayed."""
+        return _session(self._session_context, self.settings, kind, revision)
+
+    async def http_connection(self) -> asyncio.Protocol:
+        """Return the protocol of an HTTP connection that another broker relays."""
+        await self.open_pages()
+        return self._connect_http()
+
+    def _accept_phpmq(self, gate: Admission, kind: Kind, revision: Revision) -> asyncio.Protocol:
+        if self.relay is None:
+            return self.session(kind, revision)
+        from phpmq_lite.relay.standby import ClientConnection
+
+        return ClientConnection(self.relay, gate, kind, revision)
+
+    def _accept_http(
+        self, connect: Callable[[], asyncio.Protocol], limits: "ConnectionLimits", kind: Kind
+    ) -> asyncio.Protocol:
+        if self.relay is None:
+            return connect()
+        from phpmq_lite.relay.standby import ClientConnection
+
+        return ClientConnection(self.relay, limits.gate, kind, "http", connect, limits.name_of)
 
     async def _recover(
         self, folder: DataFolder, backend: Backend, starting: StartRecorder
