@@ -2,13 +2,13 @@
 
 import asyncio
 import errno
-import json
 import socket
 import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -66,7 +66,7 @@ from phpmq_lite.storage.store import Store, note_clock
 if TYPE_CHECKING:
     from phpmq_lite.admin.base.context import Context
     from phpmq_lite.admin.connection_limits import ConnectionLimits
-    from phpmq_lite.relay.standby import Relay
+    from phpmq_lite.relay.member import Member
 
 
 def broker_limits(settings: Settings) -> Limits:
@@ -161,8 +161,9 @@ class Service:
         self._tls_listeners: list[TlsListener] = []  # listeners that use TLS
         self._session_context: SessionContext  # shared by all sessions; set when serving starts
         self._has_users = False
-        self.relay: Relay | None = None  # set while this broker is a standby
+        self._member: Member | None = None  # of the brokers that share a PostgreSQL database
         self._connect_http: Callable[[], asyncio.Protocol]  # set when the pages are open
+        self._is_serving = False  # whether this broker itself serves clients
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
         self._pages_wanted = asyncio.Event()
@@ -216,6 +217,8 @@ class Service:
 
     def has_progressed(self) -> bool:
         """Return whether the engine and the writer have made progress since the last call."""
+        if not self._is_serving:  # a standby
+            return self._ready.is_set()
         return self._watchdog is not None and self._watchdog.probe()
 
     async def run(self) -> None:
@@ -260,7 +263,7 @@ class Service:
             space = self.handle.space = DiskSpace(folder.path, disk_space_bounds(settings))
             space.prepare()
             room = DiskSpaceMonitor(space)
-            backend = self._backend(folder, space)
+            backend = self._backend(stack, folder, space, listeners)
             self.handle.store = backend.status
             starting = StartRecorder(__version__, _now_ms(), was_clean=not folder.meta.is_running)
             recovering = asyncio.create_task(self._recover(folder, backend, starting))
@@ -268,22 +271,41 @@ class Service:
             serve_pages = partial(self._serve_pages, admin_stack, backend, bound, tls)
             pages = asyncio.create_task(self._open_pages(bound, serve_pages))
             stack.push_async_callback(_cancel, pages)
+            if await self._is_stopped_as_standby(recovering, backend):
+                return
             stored, clock = await recovering
             engine = await self._open_engine(stack, backend, starting, stored, clock)
             room.attach(engine)
             await self._serve(stack, engine, folder, backend, gate, listeners, pages)
 
-    def _backend(self, folder: DataFolder, space: DiskSpace) -> Backend:
+    def _backend(
+        self, stack: AsyncExitStack, folder: DataFolder, space: DiskSpace, listeners: Listeners
+    ) -> Backend:
         """Return the engine that the settings select."""
         settings, on_fatal = self.settings, partial(fail_stop, folder)
         if settings.store.url:
+            from phpmq_lite.relay.handshake import RelaySecret, create_relay_secret
+            from phpmq_lite.relay.member import Member
             from phpmq_lite.storage.postgres.backend import PostgresBackend
+
+            member = self._member = Member(
+                settings, __version__, listeners, self.session, self.http_connection,
+                self.handle.figures.relay,
+            )  # fmt: skip
+            stack.push_async_callback(member.close)
+
+            async def join(key: bytes, certificate: str, private_key: str) -> str:
+                description = await member.join(RelaySecret(key, certificate, private_key))
+                self._show_listeners(listeners, step="standby")
+                return description
 
             return PostgresBackend(
                 settings.store.url,
                 space,
                 on_fatal,
-                description=json.dumps({"version": __version__, "host": socket.gethostname()}),
+                join=join,
+                make_secret=lambda: astuple(create_relay_secret()),
+                follow=member.follow,
                 allow_asynchronous=settings.store.allow_asynchronous,
             )
         return SqliteBackend(
@@ -294,6 +316,24 @@ class Service:
             cache_bytes=settings.storage.cache_bytes,
             wal_bytes=settings.storage.wal_bytes,
         )
+
+    async def _is_stopped_as_standby(self, recovering: asyncio.Task[Any], backend: Backend) -> bool:
+        """Wait until the database is recovered; return True if a standby was stopped before."""
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({recovering, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if recovering.done() or backend.status().is_active:
+            return False
+        await _cancel(recovering)
+        return True
+
+    def _show_listeners(self, listeners: Listeners, step: str) -> None:
+        """Announce the open listeners; clients can connect from now on."""
+        self.phpmq = listeners.addresses
+        for address in listeners.addresses:
+            self._announce(f"listening phpmq {address}")
+        self.handle.set(step=step, listeners=tuple(listeners.opened))
+        self._ready.set()
 
     def _add_tls_listener(self, section: str, context: ssl.SSLContext | None) -> None:
         files: TcpSettings | AdminSettings = getattr(self.settings, section)
@@ -345,7 +385,7 @@ class Service:
             readers,
             self.settings,
             version=__version__,
-            is_ready=lambda: self._ready.is_set() and not self._stop.is_set(),
+            is_ready=lambda: self._is_serving and not self._stop.is_set(),
             sources=self._sources,
         )
         app[DRAIN] = lambda: self.drain()
@@ -367,20 +407,21 @@ class Service:
         return self._connect_http()
 
     def _accept_phpmq(self, gate: Admission, kind: Kind, revision: Revision) -> asyncio.Protocol:
-        if self.relay is None:
+        if self._member is None or self._member.relay is None:
             return self.session(kind, revision)
         from phpmq_lite.relay.standby import ClientConnection
 
-        return ClientConnection(self.relay, gate, kind, revision)
+        return ClientConnection(self._member.relay, gate, kind, revision)
 
     def _accept_http(
         self, connect: Callable[[], asyncio.Protocol], limits: "ConnectionLimits", kind: Kind
     ) -> asyncio.Protocol:
-        if self.relay is None:
+        if self._member is None or self._member.relay is None:
             return connect()
         from phpmq_lite.relay.standby import ClientConnection
 
-        return ClientConnection(self.relay, limits.gate, kind, "http", connect, limits.name_of)
+        relay = self._member.relay
+        return ClientConnection(relay, limits.gate, kind, "http", connect, limits.name_of)
 
     async def _recover(
         self, folder: DataFolder, backend: Backend, starting: StartRecorder
@@ -465,12 +506,14 @@ class Service:
             tasks.create_task(_raise_error_of(pages))
             maintaining = tasks.create_task(self._maintain(engine, backend))
             await self._prepare_login()
-            await listeners.open()
-            self.phpmq = listeners.addresses
-            for address in listeners.addresses:
-                self._announce(f"listening phpmq {address}")
-            self.handle.set(step="ready", is_ready=True, listeners=tuple(listeners.opened))
-            self._ready.set()
+            if self._member is None:
+                await listeners.open()
+                self._show_listeners(listeners, step="ready")
+            else:
+                await self._member.serve(backend.status().epoch)
+                self._pages_wanted.set()  # the first client may come through a standby
+            self.handle.set(step="ready", is_ready=True)
+            self._is_serving = True
             await self._stop.wait()
             await self._drain(engine, listeners)
             await _cancel(pages)
@@ -540,6 +583,8 @@ class Service:
         context = self._session_context
         self.handle.set(step="draining", is_draining=True, is_ready=False)
         await listeners.close()
+        if self._member is not None:
+            await self._member.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(engine.call(lambda core, answer: core.drain(answer)), DRAIN_S)
         for session in list(context.sessions):

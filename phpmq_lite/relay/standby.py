@@ -100,6 +100,7 @@ class Relay:
                 while True:
                     while self.address is None:
                         await self._changed.wait()
+                    failure = RelayError("unreachable", f"{self.address} has not answered")
                     try:
                         return await self._open_link(client, self._epoch, self.address)
                     except RelayError as error:

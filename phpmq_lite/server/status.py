@@ -138,6 +138,11 @@ class BrokerStatus:
     queue_count: int = 0
     relay: RelayCounters = field(default_factory=RelayCounters)
 
+    @property
+    def is_relaying(self) -> bool:
+        """Return whether this broker is a standby of an active one."""
+        return not self.store.is_active and bool(self.store.active_broker)
+
 
 class Rates:
     """Samples of every queue's totals in the last ten seconds."""

@@ -51,7 +51,7 @@ async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck
         if status.store.has_file
         else _server(status)
     )
-    is_started = context.is_ready() or status.is_draining
+    is_started = context.is_ready() or status.is_draining or status.is_relaying
     return [
         HealthCheck(
             "migrated", is_started, "the schema is up to date" if is_started else status.step
@@ -123,8 +123,11 @@ async def answer_readyz(request: web.Request) -> web.StreamResponse:
     context = context_of(request)
     status = context.engine.summary()
     found = await run_checks(context, status)
-    is_good = context.is_ready() and all(check.is_good or not check.is_needed for check in found)
-    if is_good:
+    is_serving = context.is_ready() or status.is_relaying
+    is_good = is_serving and all(check.is_good or not check.is_needed for check in found)
+    if is_good and status.is_relaying:
+        word = "standby"
+    elif is_good:
         word = "ready" if all(check.is_good for check in found) else "degraded"
     elif status.is_draining:
         word = "draining"
@@ -142,7 +145,7 @@ async def answer_readyz(request: web.Request) -> web.StreamResponse:
 
 async def answer_startupz(request: web.Request) -> web.StreamResponse:
     """Return 200 if startup is complete, otherwise 503 with the current step and the progress."""
-    if is_started(request):
+    if is_started(request) or context_of(request).engine.summary().is_relaying:
         return web.Response(text="started\n")
     step = context_of(request).engine.summary().step
     return web.Response(

@@ -1,15 +1,17 @@
 """The PostgreSQL backend: a database that several brokers share, one of which is active."""
 
+import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import ClockReading
 from phpmq_lite.storage.disk_space import DiskSpace
-from phpmq_lite.storage.postgres.leadership import Standby, StandbyState
+from phpmq_lite.storage.postgres.leadership import EpochRow, Standby, StandbyState
 from phpmq_lite.storage.postgres.maintenance import PostgresMaintenance
 from phpmq_lite.storage.postgres.migrate import migrate
 from phpmq_lite.storage.postgres.monitor import ServerMonitor
@@ -25,7 +27,12 @@ from phpmq_lite.storage.store_status import StoreStatus
 
 
 class PostgresBackend:
-    """One of the brokers that use a database; ``description`` is the JSON that others read."""
+    """One of the brokers that use a database.
+
+    ``join`` is called with the secret that the brokers share (key, certificate, private key), which
+    ``make_secret`` creates once, and returns the JSON that describes this broker to the others.
+    ``follow`` is called with the epoch, the JSON of its broker, and whether it has stopped.
+    """
 
     is_structure_due = False
 
@@ -35,7 +42,9 @@ class PostgresBackend:
         space: DiskSpace,
         on_fatal: Callable[[BaseException], None],
         *,
-        description: str,
+        join: Callable[..., Awaitable[str]],
+        make_secret: Callable[[], tuple[Any, ...]],
+        follow: Callable[..., None],
         allow_asynchronous: bool,
     ) -> None:
         self.conninfo = connection_info(url)
@@ -44,7 +53,9 @@ class PostgresBackend:
         )
         self.read_clocks = self.writer.read_clocks
         self.state = StandbyState(None, None)  # as last seen by the standby
-        self._description = description
+        self._join = join
+        self._make_secret = make_secret
+        self._follow = follow
         self._allow_asynchronous = allow_asynchronous
         self._monitor = ServerMonitor(self.readers(count=1), self.writer)
 
@@ -56,7 +67,7 @@ class PostgresBackend:
             engine="PostgreSQL",
             place=shown(self.conninfo),
             is_active=writer.is_open,
-            active_broker="" if writer.is_open or row is None else _host(row.broker),
+            active_broker=_host(row) if row and not writer.is_open else "",
             epoch=writer.epoch if writer.is_open else known,
             quorum=writer.quorum.names if writer.quorum else "",
             replicas_required=writer.quorum.replicas if writer.quorum else 0,
@@ -79,15 +90,22 @@ class PostgresBackend:
 
     async def open(self, starting: StartRecorder, tell: Callable[[str], None]) -> None:
         """Wait until this broker is active, and migrate the database."""
+        loop = asyncio.get_running_loop()
 
         def note(state: StandbyState) -> None:
             self.state = state
+            if (row := state.row) is not None:
+                loop.call_soon_threadsafe(
+                    lambda: self._follow(row.epoch, row.broker, is_released=row.is_released)
+                )
             waiting = state.problem or "another broker is active"
             tell(f"standby of {shown(self.conninfo)}: {waiting}")
 
-        standby = Standby(self.conninfo, _migrations(), self._description, self.writer.check, note)
+        standby = Standby(self.conninfo, _migrations(), self.writer.check, note)
+        standby.description = await self._join(*await standby.read_secret(self._make_secret))
         store = await standby.wait_until_active()
         row = standby.row
+        self._follow(store.epoch, "{}", is_released=True)
         starting.was_clean = row is None or row.is_released
         self.writer.open(store)
         tell("migrating")
@@ -108,8 +126,9 @@ class PostgresBackend:
         return upkeep
 
 
-def _host(broker: str) -> str:
-    return str(json.loads(broker).get("host", ""))
+def _host(row: EpochRow) -> str:
+    """Return the machine of the active broker, or nothing if it has stopped."""
+    return "" if row.is_released else str(json.loads(row.broker).get("host", ""))
 
 
 def has_admin(url: str) -> bool:

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from phpmq_lite.errors import NotWritableError, StartRefusedError
 from phpmq_lite.storage.postgres.migrate import create_schema, pending
@@ -38,25 +38,50 @@ class StandbyState(NamedTuple):
 
 
 class Standby:
-    """A broker that waits until it is active.  ``description`` is the JSON that others read."""
+    """A broker that waits until it is active."""
 
     def __init__(
         self,
         conninfo: str,
         migrations: Path,
-        description: str,
         check: Check,
         tell: Callable[[StandbyState], None],
     ) -> None:
         self._conninfo = conninfo
         self._migrations = migrations
-        self._description = description
+        self.description = "{}"  # JSON that others read once this broker is active
         self._check = check
         self._tell = tell
         self._store: PostgresStore | None = None
         self.row: EpochRow | None = None  # as last read
         self._polled_at = 0.0
         self._silent_s = 0.0  # only time in which the database answered
+
+    async def read_secret(self, make: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Return the secret that the brokers share, created by the first of them.
+
+        Raises:
+            StartRefusedError: the database belongs to another program.
+        """
+
+        def read() -> tuple[Any, ...] | None:
+            try:
+                store = self._connected()
+                sql = store.sql("epoch")
+                with store.translating():
+                    found = store.execute(sql["relay_secret"]).fetchone()
+                    if found is None:
+                        store.execute(sql["add_relay_secret"], make())
+                        found = store.execute(sql["relay_secret"]).fetchone()
+            except (ConnectionBrokenError, NotWritableError) as error:
+                self._disconnect()
+                self._tell(StandbyState(None, str(error)))
+                return None
+            return tuple(found)
+
+        while (secret := await asyncio.to_thread(read)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+        return secret
 
     async def wait_until_active(self) -> PostgresStore:
         """Return the connection of the new active broker; loads may begin.
@@ -126,7 +151,7 @@ class Standby:
         with store.translating():
             store.execute(sql["end_stalled"])
             store.execute("BEGIN")
-            given = (self._description, SHARD, row.epoch, row.batch)
+            given = (self.description, SHARD, row.epoch, row.batch)
             taken = store.execute(sql["take"], given).fetchone()
             if taken is None:
                 store.execute("ROLLBACK")

@@ -36,3 +36,14 @@ UPDATE epoch SET is_released = true WHERE shard = ? AND epoch = ?;
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()
   AND application_name = 'phpmq-lite-writer' AND xact_start < clock_timestamp() - interval '1 s';
+
+-- name: relay_secret
+-- With which brokers authenticate to each other.
+-- columns: key, certificate, private_key
+SELECT key, certificate, private_key FROM relay_secret;
+
+-- name: add_relay_secret
+-- Another broker may have been faster.
+-- parameters: key, certificate, private_key
+INSERT INTO relay_secret (secret_id, key, certificate, private_key) VALUES (1, ?, ?, ?)
+ON CONFLICT (secret_id) DO NOTHING;
