@@ -146,7 +146,6 @@ OURS: Final[dict[str, set[str]]] = {
         "model",
         "protocol",
         "queue_settings",
-        "installation",
         "server",
         "settings",
         "storage",
@@ -163,7 +162,7 @@ THEIRS: Final[dict[str, set[str]]] = {
     "settings": {"pydantic"},
     "insights_document": {"pydantic"},
     "storage": {"aiosqlite"},
-    "storage.arrow": {"pyarrow", "adbc_driver_sqlite"},
+    "storage.arrow": {"pyarrow", "adbc_driver_postgresql", "adbc_driver_sqlite"},
     "storage.postgres": {"psycopg"},
     "storage.sqlite.integrity.scrub": {"msgspec"},
     "export": {"pyarrow"},
@@ -291,9 +290,16 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 # Groups of modules in storage/, from the bottom: none imports one of a later group.  Rows are what
 # any engine stores; above them are the two engines, which do not know each other.
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "rows": ("arrow", "batch_sql", "read", "statements"),
+    "rows": ("arrow", "batch_sql", "migrations", "postgres.statements", "read", "statements"),
     "folder": ("atomic_files", "data_folder", "disk_space"),
-    "store": ("database_check", "retention", "start_report", "store", "store_status"),
+    "store": (
+        "backend",
+        "database_check",
+        "retention",
+        "start_report",
+        "store",
+        "store_status",
+    ),
     "SQLite files": (
         "sqlite.errors",
         "sqlite.integrity",
@@ -307,7 +313,7 @@ STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "sqlite.writer",
         "sqlite.writer_process",
     ),
-    "SQLite copies": ("sqlite.backup",),
+    "SQLite backend": ("sqlite.backend", "sqlite.backup"),
     "PostgreSQL": ("postgres",),
 }
 

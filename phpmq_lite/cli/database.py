@@ -55,7 +55,8 @@ def verify(path: Path | None, output: str | None, settings_args: SettingsArgumen
     if path is None:
         settings = settings_args.load().settings
         if settings.store.url:
-            return _verify_server(settings.store.url, output)
+            _verify_server(settings.store.url, output)
+            return
         path = settings.data
     if (path / MANIFEST).is_file():
         backup = read_backup(path)
