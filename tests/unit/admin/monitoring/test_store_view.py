@@ -57,7 +57,7 @@ def test_nothing_is_wrong_with_one_replica_more_than_required() -> None:
         (
             postgres_store(asynchronous="no quorum", asynchronous_commits=1_200),
             "bad",
-            "Messages are confirmed without a quorum of replicas: no quorum. A failover can lose "
+            "Messages are confirmed without a quorum: no quorum. A failover can lose "
             "them (1,200 commits so far)",
         ),
         (
@@ -118,4 +118,4 @@ def test_standby_names_the_active_broker() -> None:
 def test_bar_appears_only_while_commits_lack_a_quorum() -> None:
     assert asynchronous_warning(postgres_store(allows_asynchronous=True)) == []
     [text] = asynchronous_warning(postgres_store(asynchronous="no quorum is set"))
-    assert text.startswith("Messages are confirmed without a quorum of replicas: no quorum is set.")
+    assert text.startswith("Messages are confirmed without a quorum: no quorum is set.")
