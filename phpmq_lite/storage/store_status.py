@@ -19,7 +19,7 @@ class Replica:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether it can confirm a commit, as far as that is known."""
+        """Return whether it can confirm a commit; True if the broker may not see that."""
         return self.state in (STREAMING, None) and self.is_counted is not False
 
 
@@ -36,7 +36,7 @@ class ServerStatus:
     can_monitor: bool  # whether the broker's role sees replicas and transactions of other roles
     folder: str | None  # the server's data folder, if it is on this machine and the role may see it
     replicas: tuple[Replica, ...] = ()
-    oldest_transaction: str | None = None  # the one that keeps VACUUM from removing rows
+    oldest_transaction: str | None = None  # it keeps VACUUM from removing rows
     oldest_transaction_s: float = 0.0
     disk_free: int = 0  # of the folder's disk
     disk_bytes: int = 0  # 0 if unknown

@@ -26,8 +26,8 @@ def replication_problems(store: StoreStatus) -> Iterator[StoreProblem]:
     """Yield a problem if commits lack a quorum, if a replica lags, or if none of them may fail."""
     if store.asynchronous is not None:
         text = (
-            f"Messages are confirmed without a quorum of replicas: {store.asynchronous}. A failover"
-            f" can lose them ({count_of(store.asynchronous_commits, 'commit', 'commits')} so far)"
+            f"Messages are confirmed without a quorum: {store.asynchronous}. A failover can lose "
+            f"them ({count_of(store.asynchronous_commits, 'commit', 'commits')} so far)"
         )
         yield StoreProblem("bad", "Replication", text)
     ready, required = store.replicas_ready, store.replicas_required
@@ -98,8 +98,7 @@ def server_facts(store: StoreStatus) -> list[SystemFact]:
     size, age_s = formats.format_size, server.oldest_transaction_s
     found += [
         SystemFact("Size", size(server.database_bytes), "with indexes"),
-        SystemFact("Server", f"PostgreSQL {server.version}",
-             "page checksums are on" if server.has_checksums else "page checksums are off"),
+        SystemFact("Page checksums", "on" if server.has_checksums else "off"),
         SystemFact("Connections", formats.format_number(server.connections),
              f"at most {formats.format_number(server.max_connections)} (max_connections)"),
         SystemFact("Schema", f"version {server.schema}"),

@@ -21,13 +21,15 @@ from phpmq_lite.storage.store_status import StoreStatus
 
 
 class ReplicaView(ResponseModel):
-    """A replica of the database; values that the broker's role may not see are null."""
+    """A replica of the database; without pg_monitor, most values are hidden from the broker."""
 
     name: str = Field(description="application_name of the replica")
-    state: str | None = Field(description="state of replication, such as streaming")
-    is_counted: bool | None = Field(description="whether it counts for the quorum")
-    lag_bytes: int | None = Field(description="bytes of the log that it has not flushed")
-    lag_s: float | None = Field(description="how far behind it is, in seconds")
+    state: str | None = Field(description="state, such as streaming; null if hidden")
+    is_counted: bool | None = Field(description="whether it counts for the quorum; null if hidden")
+    lag_bytes: int | None = Field(
+        description="bytes of the log that it has not flushed; null if hidden"
+    )
+    lag_s: float | None = Field(description="seconds that it is behind; null if hidden")
 
 
 class StoreView(ResponseModel):

@@ -255,8 +255,8 @@ def asynchronous_warning(store: StoreStatus) -> list[str]:
     if store.asynchronous is None:
         return []
     return [
-        f"Messages are confirmed without a quorum of replicas: {store.asynchronous}. A failover of "
-        "the database can lose them (store.allow_asynchronous)."
+        f"Messages are confirmed without a quorum: {store.asynchronous}. A failover of the database"
+        " can lose them (store.allow_asynchronous)."
     ]
 
 

@@ -60,7 +60,7 @@ class PostgresBackend:
         self._monitor = ServerMonitor(self.readers(count=1), self.writer)
 
     def status(self) -> StoreStatus:
-        """Return the state of the database, as far as it is known without reading it."""
+        """Return the known state of the database, without reading it."""
         writer, row, monitor = self.writer, self.state.row, self._monitor
         known = row.epoch if row else 0
         return StoreStatus(

@@ -1,7 +1,7 @@
 """Verifies a database, also while its broker runs: each rule is one statement, so one snapshot."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import Final
 
 import psycopg
@@ -9,6 +9,7 @@ import psycopg
 from phpmq_lite.errors import StartRefusedError, StorageError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
+from phpmq_lite.storage.migrations import read_migrations
 from phpmq_lite.storage.postgres.migrate import pending
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, summary
 from phpmq_lite.storage.postgres.store import PostgresStore, connect
@@ -31,6 +32,8 @@ def opened(url: str) -> Iterator[PostgresStore]:
     """
     try:
         with closing(connect(reading(connection_info(url)))) as connection:
+            # Another name than the writer's, whose sessions a takeover may end.
+            connection.execute("SET application_name = 'phpmq-lite-check'")
             yield PostgresStore(connection, lambda *_: None)
     except (ConnectionBrokenError, psycopg.Error) as error:
         raise StorageError(f"the database cannot be read: {summary(error)}") from error
@@ -61,11 +64,14 @@ def schema_version(store: PostgresStore) -> tuple[int, int]:
     Raises:
         StartRefusedError: no broker of this version could use the database.
     """
-    waiting = len(pending(store, migrations_folder() / "postgres"))
-    with suppress(psycopg.errors.UndefinedTable):
-        applied = store.execute(store.sql("migrate")["applied"]).fetchall()
-        return max(number for number, _ in applied), waiting
-    return 0, waiting
+    sql, folder = store.sql("migrate"), migrations_folder() / "postgres"
+    tables = {name for (name,) in store.execute(sql["tables"])}
+    if not tables:
+        return 0, len(read_migrations(folder))
+    if "migration" not in tables:
+        raise StartRefusedError("the database was not created by phpmq-lite")
+    waiting = pending(store, folder)
+    return max(number for number, _ in store.execute(sql["applied"])), len(waiting)
 
 
 def _check_schema(store: PostgresStore, check: DatabaseCheck) -> None:

@@ -80,7 +80,7 @@ def _explain(wait_event: str | None, writer: PostgresWriter) -> str | None:
     if wait_event == "SyncRep":
         required = writer.quorum.replicas if writer.quorum else 1
         which = "a replica" if required == 1 else f"{required} replicas"
-        return f"there is no quorum: the database waits until {which} confirmed the last batch"
+        return f"there is no quorum; the database waits for {which} to confirm the last batch"
     if wait_event == "Lock":
         return "another session of the database holds a lock"
     return None

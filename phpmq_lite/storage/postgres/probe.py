@@ -74,9 +74,9 @@ def probe(url: str) -> ServerProbe:
 def _pooler(store: PostgresStore, info: str) -> str:
     """Return which kind of connection pooler is in between, if any.
 
-    With a pooler, the number of the server process differs from the one that the connection was
-    told.  One that pools transactions gives a transaction of another connection the same process,
-    and then another one to this connection.
+    With a pooler, the number of the server process differs from that in the connection's greeting.
+    If it pools transactions, a transaction of another connection takes over the server process, and
+    this connection gets a different one.
     """
     sql, connection = store.sql("server"), store.connection
     before = store.execute(sql["probe"]).fetchone()[4]

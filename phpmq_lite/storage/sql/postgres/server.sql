@@ -4,7 +4,7 @@
 -- The folder is NULL if the server is on another machine, or if the role may not see it.
 -- columns: version, size of the database, schema, has_checksums, connections, limit of connections,
 -- can_monitor, folder
-SELECT current_setting('server_version'), pg_database_size(current_database()),
+SELECT split_part(current_setting('server_version'), ' ', 1), pg_database_size(current_database()),
   (SELECT coalesce(max(number), 0) FROM migration), current_setting('data_checksums')::boolean,
   (SELECT sum(numbackends)::bigint FROM pg_stat_database),
   current_setting('max_connections')::bigint, pg_has_role('pg_read_all_stats', 'USAGE'),
