@@ -124,6 +124,7 @@ def _cheap_passwords() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _session_databases() -> Iterator[None]:
+    os.environ.pop("PHPMQ_TEST_STORE", None)  # the command line warns about unknown settings
     with returning_databases():
         yield
     stop_server()

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.http_site import HttpSite, running_site
 from tests.support.http_users import HttpUser, broker_fixture
+from tests.support.stored_rows import stored_rows
 from tests.unit.admin.cases import NOW_MS, Database
 
 
@@ -289,11 +289,8 @@ async def test_rows_of_starts_are_complete(tmp_path: Path) -> None:
     for _ in range(2):
         async with running_service(tmp_path / "data"):
             pass
-    with closing(sqlite3.connect(tmp_path / "data" / "phpmq.db")) as connection:
-        rows = connection.execute(
-            "SELECT was_clean, down_from_ms, at_ms, report FROM start ORDER BY start_id"
-        ).fetchall()
-    (first, second) = rows
+    text = "SELECT was_clean, down_from_ms, at_ms, report FROM start ORDER BY start_id"
+    first, second = stored_rows(tmp_path / "data", text)
     assert (first[0], first[1]) == (1, None)
     assert second[0] == 1
     assert 0 <= second[2] - second[1] < 60_000

@@ -9,18 +9,46 @@ from typing import Final
 SQLITE_ONLY: Final[dict[str, str]] = {
     f"tests/integration/{name}": reason
     for reason, names in {
+        "the file of SQLite: WAL, checkpoints, seal, checks, backups, restore": (
+            "test_checkpoints.py",
+            "test_commit_failures.py",
+            "test_data_folder.py",
+            "test_database_replaced.py",
+            "test_live_seal.py",
+            "test_maintenance.py",
+            "test_maintenance_commands.py",
+            "test_restore.py",
+            "test_seal.py",
+            "test_startup_checks.py",
+            "test_stopped_database.py",
+            "test_wal_index.py",
+            "test_wal_scan.py",
+        ),
+        "the writer of SQLite, its thread and its process": (
+            "test_readers.py",
+            "test_writer.py",
+            "test_writer_batches.py",
+            "test_writer_process.py",
+        ),
         "the pages and statements of SQLite": (
+            "test_layout.py",
+            "test_settle_order.py",
+            "test_sql.py",
             "test_lone_commit.py::test_lone_commit_writes_one_page_of_each_table_and_no_counter",
             "test_lone_commit.py::test_counts_are_stored_only_if_they_change",
             "test_message_costs.py",
             "test_retention.py::test_nothing_is_written_if_nothing_expires",
         ),
         "migrations of SQLite": (
+            "test_migrate.py",
+            "test_upgrade.py",
             "test_lone_commit.py::test_history_and_keys_of_the_first_schema_are_kept",
             "test_lone_commit.py::test_offsets_restart_if_nothing_of_the_first_schema_is_left",
             "test_lone_commit.py::test_lowest_offset_of_the_first_schema_precedes_every_new_row",
         ),
         "the index of the history, which SQLite needs": (
+            "test_history_index.py",
+            "test_trace_places.py",
             "test_retention.py::test_runs_go_once_their_block_is_older_than_the_history",
         ),
         "the size of SQLite's file, its locks and its errors": (
