@@ -652,18 +652,21 @@ class Run:
         began_at = time.monotonic()
         hit = fault.hit(cluster)
         await asyncio.to_thread(hit.__enter__)
-        await asyncio.sleep(SETTLE_S if not fault.has_service else 0)
-        receipts = site.receipts
-        await asyncio.sleep(held_s)
-        if fault.has_service:
-            await self._wait_for_receipts(began_at + held_s, 1, fault)
-        elif site.receipts > receipts:
-            self.ledger.offences.append(
-                f"{fault.name}: {site.receipts - receipts} receipts without a majority"
-            )
-        if not fault.has_service:
-            site.watch()
-        await asyncio.to_thread(hit.__exit__, None, None, None)
+        try:
+            if fault.has_service:
+                await asyncio.sleep(held_s)
+                await self._wait_for_receipts(began_at + held_s, 1, fault)
+            else:
+                await asyncio.sleep(SETTLE_S)
+                receipts = site.receipts
+                await asyncio.sleep(held_s)
+                if site.receipts > receipts:
+                    self.ledger.offences.append(
+                        f"{fault.name}: {site.receipts - receipts} receipts without a majority"
+                    )
+                site.watch()
+        finally:
+            await asyncio.to_thread(hit.__exit__, None, None, None)
         await self._wait_for_receipts(time.monotonic(), RECEIPTS_AFTER, fault)
         self.silences_s[fault.name].append(site.gap_s)
         self.loads.append(os.getloadavg()[0])
@@ -841,20 +844,23 @@ async def run(
         with connected(database) as connection:
             connection.execute(_LOG)
         await running._wait_for_receipts(0, RECEIPTS_AFTER, start)
+        seen = 0
         try:
             for number, fault in enumerate(chosen(ledger.rng, count, is_short=is_short, only=only)):
                 await running.inject(fault)
                 print(
                     f"{number + 1:4} {fault.name:36} {running.silences_s[fault.name][-1]:6.2f} s, "
                     f"{len(ledger.confirmed):,} confirmed, {len(ledger.offences)} offences",
-                    file=sys.stderr, flush=True,
+                    *ledger.offences[seen : seen + 3], file=sys.stderr, flush=True,
                 )  # fmt: skip
+                seen = len(ledger.offences)
             await running.audit()
         finally:
             site.close()
             if ledger.offences or sys.exc_info()[0]:
                 for broker in brokers:
-                    print(broker.log.read_text()[-4_000:], file=sys.stderr)
+                    log = broker.log.read_text(encoding="utf-8", errors="replace")
+                    print(log[-4_000:], file=sys.stderr)
     return running
 
 
