@@ -12,11 +12,21 @@ from typing import Any, Final, NamedTuple
 
 from phpmq_lite.errors import NotWritableError, StartRefusedError
 from phpmq_lite.storage.postgres.migrate import create_schema, pending
-from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError
-from phpmq_lite.storage.postgres.store import SHARD, Check, PostgresStore, connect
+from phpmq_lite.storage.postgres.quorum import QUORUM_SQL, ConnectionBrokenError, Quorum
+from phpmq_lite.storage.postgres.store import (
+    SHARD,
+    STUCK_S,
+    Check,
+    PostgresStore,
+    connect,
+    disconnect_if_lost,
+)
 
-POLL_S: Final = 0.25
+POLL_S: Final = 0.2
 SILENCE_S: Final = 1.2  # an active broker that has not written for this long has failed
+GONE_S: Final = 0.8  # the same without a session: it may be connecting again
+# After a failover of the database, the active broker may have to try other servers first.
+GRACE_S: Final = 4.0
 
 
 class EpochRow(NamedTuple):
@@ -56,6 +66,7 @@ class Standby:
         self.row: EpochRow | None = None  # as last read
         self._polled_at = 0.0
         self._silent_s = 0.0  # only time in which the database answered
+        self._limit_s = SILENCE_S
 
     async def read_secret(self, make: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
         """Return the secret that the brokers share, created by the first of them.
@@ -91,26 +102,29 @@ class Standby:
         """
         try:
             while True:
-                taken = await asyncio.to_thread(self._step)
+                step = asyncio.create_task(asyncio.to_thread(self._step))
+                while not (await asyncio.wait([step], timeout=STUCK_S))[0]:
+                    if (store := self._store) is not None:
+                        await asyncio.to_thread(disconnect_if_lost, store, self._conninfo)
+                taken = step.result()
                 if taken is not None:
                     return taken
                 await asyncio.sleep(POLL_S)
         finally:
-            if self._store is not None:
-                self._store.connection.close()
+            step.add_done_callback(lambda _: self._disconnect())
 
     def _step(self) -> PostgresStore | None:
         """Poll once; take over if the active broker has stopped or failed."""
         try:
             store = self._connected()
-            self._poll(store)
-            row = self.row
-            if row is None or not (row.is_released or self._silent_s >= SILENCE_S):
+            row = self._poll(store)
+            pending(store, self._migrations)
+            if not (row.is_released or self._silent_s >= self._limit_s):
                 self._tell(StandbyState(row, None))
                 return None
-            pending(store, self._migrations)
-            self._tell(StandbyState(row, "taking over, once a quorum of replicas confirms it"))
-            if self._take(store, row):
+            if (problem := self._quorum_problem(store)) is not None:
+                self._tell(StandbyState(row, problem))
+            elif self._take(store, row):
                 self._store = None
                 return store
         except (ConnectionBrokenError, NotWritableError) as error:
@@ -125,36 +139,54 @@ class Standby:
     def _connected(self) -> PostgresStore:
         if self._store is None:
             self._store = PostgresStore(connect(self._conninfo), self._check)
+            with self._store.translating():
+                self._store.execute(self._store.sql("epoch")["call_standby"])
             create_schema(self._store, self._migrations)
         return self._store
 
     def _disconnect(self) -> None:
         """Forget what was seen: a failover of the database does not mean that the broker failed."""
         store, self._store = self._store, None
-        self.row, self._silent_s = None, 0.0
+        self.row, self._silent_s = None, -GRACE_S
         if store is not None:
             store.connection.close()
 
-    def _poll(self, store: PostgresStore) -> None:
-        before, now = self.row, time.monotonic()
+    def _poll(self, store: PostgresStore) -> EpochRow:
+        before, now, sql = self.row, time.monotonic(), store.sql("epoch")
         with store.translating():
-            self.row = row = EpochRow(
-                *store.execute(store.sql("epoch")["read"], (SHARD,)).fetchone()
-            )
-        is_same = before is not None and before[:3] == row[:3]
-        self._silent_s = self._silent_s + min(now - self._polled_at, 2 * POLL_S) if is_same else 0.0
-        self._polled_at = now
+            row = EpochRow(*store.execute(sql["read"], (SHARD,)).fetchone())
+            [(idle_s,)] = store.execute(sql["idle_s"])
+        if before is not None:
+            waited_s = self._silent_s + min(now - self._polled_at, 2 * POLL_S)
+            self._silent_s = waited_s if before[:3] == row[:3] else 0.0
+        self._limit_s = GONE_S
+        if idle_s is not None:  # a long statement is no silence, nor is a wait for replicas
+            self._silent_s, self._limit_s = min(self._silent_s, idle_s), SILENCE_S
+        self.row, self._polled_at = row, now
+        return row
+
+    def _quorum_problem(self, store: PostgresStore) -> str | None:
+        """Return why a new epoch would not be replicated now, or None if it would."""
+        with store.translating():
+            quorum = Quorum(*store.execute(QUORUM_SQL).fetchone())
+        try:
+            self._check(quorum, quorum, [])
+        except ConnectionBrokenError as error:
+            return str(error)
+        return None
 
     def _take(self, store: PostgresStore, row: EpochRow) -> bool:
         """Raise the epoch, replicated; return False if another broker was faster."""
         sql = store.sql("epoch")
         with store.translating():
             store.execute(sql["end_stalled"])
+            store.execute(sql["call_writer"])
             store.execute("BEGIN")
             given = (self.description, SHARD, row.epoch, row.batch)
             taken = store.execute(sql["take"], given).fetchone()
             if taken is None:
                 store.execute("ROLLBACK")
+                store.execute(sql["call_standby"])
                 return False
             store.epoch, store.place = taken
             store.commit()
