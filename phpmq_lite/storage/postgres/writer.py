@@ -364,7 +364,8 @@ class PostgresWriter:
             if done.result():  # it works, or waits for replicas
                 self._answered_at = time.monotonic()
 
-        if not self._is_looking and time.monotonic() > max(self._began_at, self._looked_at) + STUCK_S:
+        asked_at = max(self._began_at, self._looked_at)
+        if not self._is_looking and time.monotonic() > asked_at + STUCK_S:
             self._is_looking = True
             self._loop.run_in_executor(
                 None, disconnect_if_lost, self._store, self._conninfo
