@@ -129,6 +129,7 @@ def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
 
 DRAIN_S: Final = 5.0  # seconds to wait for acknowledgements while draining
 _COMMAND_CHARS: Final = 80  # maximum length of the command shown for a process that uses our port
+_REPLICA_S: Final = 2.0  # how often a replica is read while no broker is active
 CLOSE_S: Final = 2.0  # maximum number of seconds for sending pending data to sockets
 _log = logs.get_logger(__name__)
 
@@ -164,6 +165,7 @@ class Service:
         self._member: Member | None = None  # of the brokers that share a PostgreSQL database
         self._connect_http: Callable[[], asyncio.Protocol]  # set when the pages are open
         self._is_serving = False  # whether this broker itself serves clients
+        self._shows_replica = False  # whether pages show a replica while no broker is active
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
         self._pages_wanted = asyncio.Event()
@@ -320,12 +322,34 @@ class Service:
     async def _is_stopped_as_standby(self, recovering: asyncio.Task[Any], backend: Backend) -> bool:
         """Wait until the database is recovered; return True if a standby was stopped before."""
         stopping = asyncio.create_task(self._stop.wait())
+        showing = asyncio.create_task(self._show_replica(backend))
         await asyncio.wait({recovering, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        await _cancel(showing)
+        self.handle.engine = None
+        self._shows_replica = False
         if recovering.done() or backend.status().is_active:
             return False
         await _cancel(recovering)
         return True
+
+    async def _show_replica(self, backend: Backend) -> None:
+        """Let pages show a replica, read-only, as long as no broker is active."""
+        while self._member is not None:
+            await asyncio.sleep(_REPLICA_S)
+            stored = await asyncio.to_thread(backend.read_replica)
+            if self._context is not None and self._shows_replica != (stored is not None):
+                await self._context.readers.close()  # the next reads may use another server
+            self._shows_replica = stored is not None
+            self.handle.engine = None
+            if stored is not None:
+                engine = Engine(self._core(stored), backend.writer, Clock(stored.counters))
+                engine.is_stopping = True  # so that it refuses changes
+                self.handle.engine = engine
+
+    def _core(self, stored: RecoveredState) -> Broker:
+        limits, defaults = broker_limits(self.settings), queue_defaults(self.settings)
+        return Broker(stored, limits, defaults, BabelQueueInspector(self.schemas))
 
     def _show_listeners(self, listeners: Listeners, step: str) -> None:
         """Announce the open listeners; clients can connect from now on."""
@@ -385,7 +409,7 @@ class Service:
             readers,
             self.settings,
             version=__version__,
-            is_ready=lambda: self._is_serving and not self._stop.is_set(),
+            is_ready=lambda: (self._is_serving or self._shows_replica) and not self._stop.is_set(),
             sources=self._sources,
         )
         app[DRAIN] = lambda: self.drain()
@@ -454,12 +478,7 @@ class Service:
         starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
         await writer.run(lambda store: starting.read_database(store, clock.now().steady_ms))
         backend.record_use(stack)
-        core = Broker(
-            stored,
-            broker_limits(settings),
-            queue_defaults(settings),
-            BabelQueueInspector(self.schemas),
-        )
+        core = self._core(stored)
         self._upkeep = await backend.start_maintenance(retention_bounds(settings), clock.counters)
         self._has_users = await writer.run(lambda store: store.has_users())
         engine = Engine(core, writer, clock)

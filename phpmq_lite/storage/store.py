@@ -105,14 +105,21 @@ class Store(ABC):
             execute(sql["close_clients"], (now.wall_ms, "the broker stopped"))
             execute(sql["interrupt_audit"])
             execute(sql["delete_forgotten_queues"])
-        newest_key = execute(sql["newest_key"]).fetchone()[0]
+        stored = self.state(returned)
+        oldest = stored.newest_key - receipt_limit, now.steady_ms - receipt_window_ms
+        stored.receipts = self._receipts(*oldest)
+        return stored
+
+    def state(self, returned: int = 0) -> RecoveredState:
+        """Return the core's state as it is stored, without receipts."""
+        execute, sql = self.execute, self.sql("batch")
         return RecoveredState(
             queues=[_queue_row(row) for row in execute(sql["queues"])],
-            receipts=self._receipts(newest_key - receipt_limit, now.steady_ms - receipt_window_ms),
+            receipts=(),
             counters=self.counters(),
             next_deadline_ms=execute(sql["next_deadline"], (-1,)).fetchone()[0],
             returned=returned,
-            newest_key=newest_key,
+            newest_key=execute(sql["newest_key"]).fetchone()[0],
             pipeline=PipelineRows(
                 subscriptions=execute(sql["subscriptions"]).fetchall(),
                 held=execute(sql["claimed_by_queue"]).fetchall(),

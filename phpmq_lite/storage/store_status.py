@@ -60,6 +60,8 @@ class StoreStatus:
     unknown_batches: int = 0  # batches of unknown outcome, which were found or stored again
     server: ServerStatus | None = None  # None until it has been read
     problem: str | None = None  # why the server cannot be read at the moment
+    # How long ago the replica was written that pages show while no broker is active, in seconds.
+    replica_age_s: float | None = None
 
     @property
     def has_file(self) -> bool:

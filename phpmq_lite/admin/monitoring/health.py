@@ -94,7 +94,7 @@ def _server(status: BrokerStatus) -> list[HealthCheck]:
         role = f"standby of {store.active_broker or 'no broker'}"
     problems = [one.text for one in store_view.replication_problems(store)]
     return [
-        HealthCheck("role", is_good=True, text=role),
+        HealthCheck("role", is_good=store.is_active or bool(store.active_broker), text=role),
         HealthCheck("writable", not problem, problem or "the database accepts writes"),
         HealthCheck("replicas", not problems,
               "; ".join(problems) or store_view.replication_text(store), is_needed=False),

@@ -242,6 +242,11 @@ def list_broker_problems(request: web.Request, context: Context) -> list[str]:
         found.append(f"Nothing can be stored: {status.write_problem}.")
     if status.shortage:
         return [*found, f"Publishing is stopped: {status.shortage.detail}."]
+    if (age_s := status.store.replica_age_s) is not None:
+        found.append(
+            f"No broker is active. These pages show a replica of the database, which was written "
+            f"{age_s:.0f} s ago; nothing can be changed."
+        )
     if not status.store.has_file:
         return [*found, *asynchronous_warning(status.store)]
     with suppress(OSError):  # takes only microseconds, because the disk is local

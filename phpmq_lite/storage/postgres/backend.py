@@ -3,13 +3,13 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import ClockReading
+from phpmq_lite.model import ClockReading, RecoveredState
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres.leadership import EpochRow, Standby, StandbyState
 from phpmq_lite.storage.postgres.maintenance import PostgresMaintenance
@@ -17,7 +17,7 @@ from phpmq_lite.storage.postgres.migrate import migrate
 from phpmq_lite.storage.postgres.monitor import ServerMonitor
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError
 from phpmq_lite.storage.postgres.read_connections import PostgresReaders
-from phpmq_lite.storage.postgres.store import PostgresStore, connect
+from phpmq_lite.storage.postgres.store import SHARD, PostgresStore, connect
 from phpmq_lite.storage.postgres.url import connection_info, reading, shown
 from phpmq_lite.storage.postgres.writer import PostgresWriter
 from phpmq_lite.storage.read.read_pool import Readers
@@ -53,6 +53,8 @@ class PostgresBackend:
         )
         self.read_clocks = self.writer.read_clocks
         self.state = StandbyState(None, None)  # as last seen by the standby
+        self._servers = "primary"  # which servers pages read
+        self._replica_age_s: float | None = None
         self._join = join
         self._make_secret = make_secret
         self._follow = follow
@@ -78,6 +80,7 @@ class PostgresBackend:
             unknown_batches=writer.unknown_batches,
             server=monitor.server,
             problem=monitor.problem,
+            replica_age_s=None if writer.is_open else self._replica_age_s,
         )
 
     async def watch(self) -> None:
@@ -86,7 +89,27 @@ class PostgresBackend:
 
     def readers(self, count: int = 2) -> Readers:
         """Return connections for pages."""
-        return PostgresReaders(reading(self.conninfo), count=count)
+        return PostgresReaders(lambda: reading(self.conninfo, self._servers), count=count)
+
+    def read_replica(self) -> RecoveredState | None:
+        """Return the state of a server that can be read if no broker is active; blocks.
+
+        Connections for pages that are opened from then on read a replica, too.
+        """
+        row = self.state.row
+        self._servers, self._replica_age_s = "primary", None
+        if self.writer.is_open or (row is not None and not row.is_released):
+            return None
+        with suppress(ConnectionBrokenError, OutcomeUnknownError):
+            store = PostgresStore(
+                connect(reading(self.conninfo, "prefer-standby")), lambda *_: None
+            )
+            with store.loading(), store.connection:
+                found = EpochRow(*store.execute(store.sql("epoch")["read"], (SHARD,)).fetchone())
+                stored = store.state()
+            self._servers, self._replica_age_s = "prefer-standby", found.age_s
+            return stored
+        return None
 
     async def open(self, starting: StartRecorder, tell: Callable[[str], None]) -> None:
         """Wait until this broker is active, and migrate the database."""
@@ -107,6 +130,7 @@ class PostgresBackend:
         row = standby.row
         self._follow(store.epoch, "{}", is_released=True)
         starting.was_clean = row is None or row.is_released
+        self._servers = "primary"
         self.writer.open(store)
         tell("migrating")
         starting.note_migrations(await self.writer.run(lambda store: migrate(store, _migrations())))
