@@ -98,7 +98,7 @@ class Handshake(AdmittedStream):
         self._listener = listener
 
     async def run(self) -> None:
-        """Perform the handshake, then let the protocol of the client serve the connection."""
+        """Perform the handshake, then connect the protocol that serves the client."""
         key, transport = self._listener.key, self.transport
         try:
             async with asyncio.timeout(HANDSHAKE_S):
@@ -143,15 +143,15 @@ class RelayedConnection(asyncio.Protocol):
             self._transport.close()  # as the event loop does
 
     def pause_writing(self) -> None:
-        """Tell ``inner`` that the standby does not read."""
+        """Pause ``inner``, because the standby does not read."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Tell ``inner`` that the standby reads again."""
+        """Resume ``inner``."""
         self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell ``inner`` that the client or the standby has left."""
+        """Pass on that the client or the standby has left."""
         self._counters.open -= 1
         self._inner.connection_lost(exc)
 
@@ -183,7 +183,7 @@ class RelayedTransport:
 
     @property
     def _sendfile_compatible(self) -> Never:
-        """Make aiohttp copy files itself, because ``sendfile`` needs a transport of the loop."""
+        """Prevent ``sendfile``, which needs a transport of the loop; aiohttp copies instead."""
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:

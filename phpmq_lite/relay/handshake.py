@@ -93,6 +93,9 @@ def create_relay_secret() -> RelaySecret:
     )
 
 
+Write = Callable[[bytes], object]
+
+
 class RelayError(PhpmqError):
     """A connection is not relayed; ``code`` is one of a few short reasons, for counters."""
 
@@ -129,17 +132,11 @@ class RelayedClient(BaseModel):
 
 
 async def send_request(
-    reader: asyncio.StreamReader,
-    write: Callable[[bytes], object],
-    key: bytes,
-    epoch: int,
-    client: RelayedClient,
+    reader: asyncio.StreamReader, write: Write, key: bytes, epoch: int, client: RelayedClient
 ) -> None:
     """Perform the standby's side of the handshake.
 
-    Raises:
-        RelayError: the peer is not a broker of this database, or it refuses the client.
-        EOFError, OSError: the connection has ended.
+    Raises RelayError if the peer is not a broker of this database, or if it refuses the client.
     """
     greeting = await reader.readexactly(len(MAGIC) + _NONCE_BYTES)
     if not greeting.startswith(MAGIC):
@@ -154,13 +151,11 @@ async def send_request(
 
 
 async def read_request(
-    reader: asyncio.StreamReader, write: Callable[[bytes], object], key: bytes
+    reader: asyncio.StreamReader, write: Write, key: bytes
 ) -> tuple[bytes, int, bytes]:
     """Send the greeting and return the transcript for ``encode_reply``, the epoch, the preamble.
 
-    Raises:
-        RelayError: the peer does not know the key: close the connection without a reply.
-        EOFError, OSError: the connection has ended.
+    Raises RelayError if the peer does not know the key; such a peer gets no reply.
     """
     greeting = MAGIC + token_bytes(_NONCE_BYTES)
     write(greeting)

@@ -6,7 +6,7 @@ requests, so that health checks and metrics describe the broker that was asked.
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from phpmq_lite.logs import get_logger
 from phpmq_lite.protocol.revisions import Revision
@@ -22,6 +22,7 @@ from phpmq_lite.relay.handshake import (
 from phpmq_lite.relay.streams import AdmittedStream, address_of
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 from phpmq_lite.server.admission import Admission
+from phpmq_lite.server.backpressure import WriteProgress
 from phpmq_lite.server.counters import RelayCounters
 from phpmq_lite.server.listeners import Kind
 from phpmq_lite.server.tls import certificate_subject
@@ -31,7 +32,7 @@ WAIT_S: Final = 2.0  # how long a client waits for an active broker
 HEAD_S: Final = 10.0  # time allowed for the first line of an HTTP connection
 MAX_LINE: Final = 8 << 10  # bytes; a longer first line is left to the active broker
 _RETRY_S: Final = 0.1
-_FLUSH_S: Final = 30.0  # time in which a client must read the rest after the active broker closed
+_WRITE_S: Final = 30.0  # time in which a client must read something
 _MAX_HANDSHAKES: Final = 16  # at a time
 _READ_BYTES: Final = 256 << 10
 _log = get_logger(__name__)
@@ -89,18 +90,14 @@ class Relay:
         return path.removeprefix(self._base_path) in OWN_PATHS
 
     async def connect(self, client: RelayedClient) -> Link:
-        """Connect to the active broker for a client, trying again for ``WAIT_S``.
-
-        Raises:
-            RelayError: no active broker has accepted the client.
-        """
+        """Connect to the active broker; raise RelayError if this fails for ``WAIT_S``."""
         failure = RelayError("no_active_broker", "no broker is active")
         try:
             async with asyncio.timeout(WAIT_S):
                 while True:
                     while self.address is None:
                         await self._changed.wait()
-                    failure = RelayError("unreachable", f"{self.address} has not answered")
+                    failure = RelayError("unreachable", f"{self.address} does not answer")
                     try:
                         return await self._open_link(client, self._epoch, self.address)
                     except RelayError as error:
@@ -192,7 +189,7 @@ class ClientConnection(AdmittedStream):
         return received
 
     def _hand_over(self, fallback: Callable[[], asyncio.Protocol], received: bytes) -> None:
-        """Let the fallback serve the connection, as if it had been accepted just now."""
+        """Connect the fallback, as if the connection had been accepted just now."""
         if self.transport.is_closing():
             return
         self.leave()
@@ -218,7 +215,7 @@ class ClientConnection(AdmittedStream):
         self, received: bytes, reader: asyncio.StreamReader, link: asyncio.StreamWriter
     ) -> None:
         """Copy both ways until the active broker closes the link, then close the connection."""
-        counters, loop = self.counters, asyncio.get_running_loop()
+        counters, loop, progress = self.counters, asyncio.get_running_loop(), WriteProgress()
         counters.open += 1
         counters.opened += 1
         sending = loop.create_task(self._send_chunks(received, link))
@@ -226,9 +223,9 @@ class ClientConnection(AdmittedStream):
         try:
             while data := await reader.read(_READ_BYTES):
                 counters.bytes_out += len(data)
-                await _write(writer, data)
+                await _write(writer, data, progress)
             self.transport.close()
-            async with asyncio.timeout(_FLUSH_S):
+            async with asyncio.timeout(_WRITE_S):
                 await self.is_lost.wait()
         finally:
             counters.open -= 1
@@ -248,9 +245,20 @@ class ClientConnection(AdmittedStream):
             link.close()
 
 
-async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Write data, and wait while the peer does not read."""
+async def _write(
+    writer: asyncio.StreamWriter, data: bytes, progress: WriteProgress | None = None
+) -> None:
+    """Write data, and wait for the peer; with ``progress``, no longer than it reads something."""
     if writer.is_closing():
         raise ConnectionResetError
     writer.write(data)
-    await writer.drain()
+    while True:
+        try:
+            async with asyncio.timeout(_WRITE_S):
+                await writer.drain()
+        except TimeoutError:
+            transport = cast(asyncio.Transport, writer.transport)
+            if progress is not None and not progress.has_progress(transport):
+                raise
+        else:
+            return

@@ -128,6 +128,22 @@ async def test_slow_reader_fills_only_bounded_buffers(tmp_path: Path, listen: st
             assert await in_thread(lambda: client.bodies(40)) == [BIG] * 40
 
 
+async def test_client_that_reads_nothing_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the active broker has already closed its connection."""
+    monkeypatch.setattr(standby, "_WRITE_S", 0.3)
+    limits = {"credit_bytes": 64 << 20}
+    async with relayed_brokers(tmp_path, active={"limits": limits}) as brokers:
+        await as_client(brokers.port, lambda one: [one.confirm("orders", BIG) for _ in range(40)])
+        with await in_thread(lambda: SocketClient(brokers.port)) as client:
+            client.read_nothing()
+            client.consume("orders", 40)
+            await wait_until(lambda: bool(brokers.clients()))
+            await wait_until(lambda: not brokers.clients())
+            assert not brokers.relay.connections
+
+
 @links
 @on_both_loops
 async def test_publisher_waits_while_the_active_broker_does_not_read(
@@ -266,8 +282,8 @@ async def test_limits_apply_to_the_address_of_the_client(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("side", ["standby", "active"])
 async def test_allow_list_applies_to_the_address_of_the_client(tmp_path: Path, side: Any) -> None:
-    tcp = {"allow": ["127.0.0.2/32"]}
-    async with relayed_brokers(tmp_path, **{side: {"tcp": tcp}}) as brokers:
+    options: dict[str, Any] = {side: {"tcp": {"allow": ["127.0.0.2/32"]}}}
+    async with relayed_brokers(tmp_path, **options) as brokers:
         with await in_thread(lambda: connect_from("127.0.0.2", brokers.port)) as client:
             await in_thread(client.barrier)
         with await in_thread(lambda: connect_from("127.0.0.3", brokers.port)) as client:

@@ -56,7 +56,7 @@ def probe(url: str) -> ServerProbe:
             shown(info), version, _pooler(store, info), round(server_ms - here_ms), can_create,
             can_write, defaults,
             is_synchronous=("synchronous_commit", "on") in {row[:2] for row in settings},
-            replicas_required=Quorum(defaults["synchronous_standby_names"], "", 0).replicas,
+            replicas_required=Quorum(defaults["synchronous_standby_names"], "", 0, "", True).replicas,
             replicas=[Replica(*row) for row in store.execute(sql["replicas"])],
         )  # fmt: skip
         try:

@@ -89,10 +89,10 @@ async def perform_on(
             to_peer.reader.feed_eof()
 
     standby = send_request(down.reader, up.write, keys[1], EPOCH, CLIENT)
-    first, second = await asyncio.gather(
+    results: Any = await asyncio.gather(
         end(active(), down), end(standby, up), return_exceptions=True
     )
-    return first, second
+    return results[0], results[1]
 
 
 CUTS = st.lists(st.integers(1, 64), max_size=40)
