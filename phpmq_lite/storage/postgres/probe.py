@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.storage.postgres.database_check import opened, schema_version
 from phpmq_lite.storage.postgres.leadership import EpochRow
-from phpmq_lite.storage.postgres.quorum import Quorum
+from phpmq_lite.storage.postgres.quorum import required_replicas
 from phpmq_lite.storage.postgres.store import SHARD, PostgresStore, connect
 from phpmq_lite.storage.postgres.url import connection_info, reading, shown
 from phpmq_lite.storage.store_status import Replica, ServerStatus
@@ -56,7 +56,7 @@ def probe(url: str) -> ServerProbe:
             shown(info), version, _pooler(store, info), round(server_ms - here_ms), can_create,
             can_write, defaults,
             is_synchronous=("synchronous_commit", "on") in {row[:2] for row in settings},
-            replicas_required=Quorum(defaults["synchronous_standby_names"], "", 0, "", True).replicas,
+            replicas_required=required_replicas(defaults["synchronous_standby_names"]),
             replicas=[Replica(*row) for row in store.execute(sql["replicas"])],
         )  # fmt: skip
         try:

@@ -35,8 +35,7 @@ class Quorum(NamedTuple):
     @property
     def replicas(self) -> int:
         """How many replicas must have flushed a commit; 0 without synchronous replication."""
-        counted = _COUNTED.match(self.names)
-        return int(counted[1]) if counted else int(bool(self.names.strip()))
+        return required_replicas(self.names)
 
 
 class ConnectionBrokenError(Exception):
