@@ -23,6 +23,12 @@ QUORUM_SQL: Final = (
 _COUNTED: Final = re.compile(r"\s*(?:(?:ANY|FIRST)\s+)?(\d+)\s*\(", re.IGNORECASE)
 
 
+def required_replicas(names: str) -> int:
+    """Return how many replicas a value of ``synchronous_standby_names`` requires."""
+    counted = _COUNTED.match(names)
+    return int(counted[1]) if counted else int(bool(names.strip()))
+
+
 class Quorum(NamedTuple):
     """An answer to ``QUORUM_SQL``."""
 
