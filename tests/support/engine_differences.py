@@ -11,6 +11,17 @@ SQLITE_ONLY: Final[dict[str, str]] = {
     for reason, names in {
         "the file of SQLite: WAL, checkpoints, seal, checks, backups, restore": (
             "test_checkpoints.py",
+            "test_doctor.py::test_database_of_a_newer_version_is_found",
+            "test_doctor.py::test_database_whose_first_write_was_cut_off_is_new",
+            "test_doctor.py::test_flipped_bit_is_found",
+            "test_doctor.py::test_killed_broker_is_reported_and_its_files_stay",
+            "test_doctor.py::test_killed_broker_of_an_empty_log_starts_after_a_visit",
+            "test_doctor.py::test_lost_database_is_found",
+            "test_doctor.py::test_lost_log_is_found",
+            "test_doctor.py::test_stopped_broker_leaves_a_healthy_folder",
+            "test_service.py::test_database_is_sealed_in_a_thread",
+            "test_service.py::test_lost_database_is_refused",
+            "test_service.py::test_newer_database_is_refused",
             "test_commit_failures.py",
             "test_data_folder.py",
             "test_database_replaced.py",
@@ -19,12 +30,14 @@ SQLITE_ONLY: Final[dict[str, str]] = {
             "test_maintenance_commands.py",
             "test_restore.py",
             "test_seal.py",
+            "test_standby.py",
             "test_startup_checks.py",
             "test_stopped_database.py",
             "test_wal_index.py",
             "test_wal_scan.py",
         ),
         "the writer of SQLite, its thread and its process": (
+            "test_ranges.py",
             "test_readers.py",
             "test_writer.py",
             "test_writer_batches.py",
@@ -52,6 +65,13 @@ SQLITE_ONLY: Final[dict[str, str]] = {
             "test_retention.py::test_runs_go_once_their_block_is_older_than_the_history",
         ),
         "the size of SQLite's file, its locks and its errors": (
+            "test_browse.py::test_read_is_stopped_when_it_takes_too_long",
+            "test_browse.py::test_reader_cannot_write",
+            "test_browse.py::test_reader_reports_a_missing_database",
+            "test_cli.py::test_migrate_is_refused_while_the_broker_runs",
+            "test_message_page.py::test_large_body_is_never_read_whole_for_a_page",
+            "test_notify.py::test_watchdog_is_fed_only_while_the_writer_moves",
+            "test_service.py::test_broker_ends_when_the_outcome_of_a_commit_is_unknown",
             "test_clock.py::test_clock_is_noted_later_while_a_stranger_has_the_lock",
             "test_retention.py::test_any_other_error_is_an_unknown_outcome",
             "test_retention.py::test_database_that_cannot_grow_frees_room_by_itself",
@@ -64,7 +84,21 @@ SQLITE_ONLY: Final[dict[str, str]] = {
 }
 
 # Tests of what differs on PostgreSQL; docs/reference/engines.md lists the reasons.
-SKIPPED: Final[dict[str, str]] = {}
+SKIPPED: Final[dict[str, str]] = {
+    f"tests/{name}": reason
+    for reason, names in {
+        "The disk is that of the servers: `storage.free_bytes` and `storage.max_bytes` have no"
+        " effect.": (
+            "integration/test_room.py::test_database_above_its_bound_takes_no_messages",
+            "integration/test_room.py::test_reloaded_setting_frees_space_at_once",
+            "integration/test_room.py::test_start_with_too_little_space_names_the_setting",
+        ),
+        "The data folder holds no messages, so a broker without it stays ready.": (
+            "integration/test_system.py::test_broker_without_its_folder_is_not_ready",
+        ),
+    }.items()
+    for name in names
+}
 
 
 def reason_of(nodeid: str, reasons: dict[str, str]) -> str | None:

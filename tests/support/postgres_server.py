@@ -76,6 +76,28 @@ class PostgresServer:
     def stop(self, mode: str = "immediate") -> None:
         self._control("stop", "-m", mode)
 
+    @contextmanager
+    def replica(self) -> Iterator[Path]:
+        """Run a program that receives the WAL, and make each commit wait for it, as for a replica.
+
+        It syncs its files, so they are in memory.  Returns their folder, which only grows.
+        """
+        assert PROGRAMS is not None
+        place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        with tempfile.TemporaryDirectory(prefix="phpmq_wal_", dir=place) as folder:
+            if os.geteuid() == 0:
+                shutil.chown(folder, "postgres", "postgres")
+            program = [str(PROGRAMS / "pg_receivewal"), "-h", "127.0.0.1", "-p", str(self.port)]
+            program += ["-U", "postgres", "-D", folder, "--synchronous"]
+            process = subprocess.Popen(program, cwd="/", stderr=subprocess.DEVNULL, **_account())
+            try:
+                self.execute("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'")
+                self.execute("SELECT pg_reload_conf()")
+                yield Path(folder)
+            finally:
+                process.kill()
+                process.wait()
+
     def _control(self, *words: str) -> None:
         assert PROGRAMS is not None
         log = self.folder / "log"
@@ -88,14 +110,17 @@ class PostgresServer:
 
 def run_as_postgres(words: list[str]) -> None:
     """Run a program as the user postgres if we are root, because PostgreSQL refuses root."""
-    given: dict[str, Any] = {}
-    if os.geteuid() == 0:
-        entry = pwd.getpwnam("postgres")
-        given = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
     subprocess.run(
         words, check=True, timeout=60, cwd="/", stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **given,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **_account(),
     )  # fmt: skip
+
+
+def _account() -> dict[str, Any]:
+    if os.geteuid() != 0:
+        return {}
+    entry = pwd.getpwnam("postgres")
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
 def free_port() -> int:

@@ -19,8 +19,9 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Batch, ClockReading, LoadedRows
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.batch_sql import Step
+from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
 from phpmq_lite.storage.retention import RetentionBounds
-from phpmq_lite.storage.sqlite.integrity import database_check
+from phpmq_lite.storage.sqlite.integrity.database_check import check_all
 from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
 from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.sqlite.store import SqliteStore
@@ -161,7 +162,7 @@ class SqliteDatabase:
         return WriterMaintenance(self._path, bounds, 64 << 20, counters)
 
     def problems(self, store: SqliteStore) -> dict[str, list[str]]:
-        checks = database_check.check_all(store.connection)
+        checks = check_all(store.connection)
         return {check.name: check.problems for check in checks}
 
     def close(self) -> None:
@@ -194,14 +195,10 @@ class PostgresDatabase:
         return PostgresMaintenance(bounds, counters)
 
     def problems(self, store: "PostgresStore") -> dict[str, list[str]]:
-        sql = store.sql("database_check")
-        found: dict[str, list[str]] = {"tables": [], "bodies": []}
-        for name, _, text in database_check._RULES:
-            if name in sql and (count := store.execute(sql[name]).fetchone()[0]):
-                found["tables"].append(f"{count} {text}")
-        for row in store.execute(sql["alive_bodies"]).fetchall():
-            found["bodies"].append(str(row))
-        return found
+        checks = [DatabaseCheck("bodies"), DatabaseCheck("tables")]
+        for check, find in zip(checks, (check_bodies, check_tables), strict=True):
+            find(store.execute, store.sql("database_check"), check)
+        return {check.name: check.problems for check in checks}
 
     def close(self) -> None:
         for store in self._readers:
@@ -218,6 +215,7 @@ def new_database(path: Path) -> SqliteDatabase | PostgresDatabase:
 
 
 _servers: Final = ExitStack()
+_wal: Final[list[Path]] = []  # folder of the replica
 _free: Final[list[str]] = []
 _numbers: Final[dict[str, int]] = {"next": 1}
 
@@ -228,7 +226,10 @@ def shared_server() -> "PostgresServer":
     from tests.support.postgres_server import postgres_server
 
     atexit.register(stop_server)
-    return _servers.enter_context(postgres_server())
+    server = _servers.enter_context(postgres_server())
+    if ON_POSTGRES:
+        _wal.append(_servers.enter_context(server.replica()))
+    return server
 
 
 def stop_server() -> None:
@@ -238,6 +239,9 @@ def stop_server() -> None:
 
 def take_database() -> str:
     """Return the name of an empty database."""
+    for folder in _wal:
+        for segment in folder.glob("*[0-9A-F]"):  # complete, so no longer written
+            segment.unlink()
     if _free:
         name = _free.pop()
         shared_server().execute(_EMPTY, name)
@@ -264,8 +268,7 @@ def store_settings(data: Path) -> dict[str, Any]:
     """
     if not ON_POSTGRES:
         return {}
-    url = shared_server().url(_database_of(data))
-    return {"url": url, "allow_asynchronous": True}
+    return {"url": shared_server().url(_database_of(data))}
 
 
 def conninfo_of(data: Path) -> str:
@@ -296,8 +299,7 @@ def use_postgres() -> None:
 
     def with_store(self: broker_process.BrokerProcess) -> list[str]:
         store = store_settings(self.data)
-        words = ["--store", store["url"], "--set", "store.allow_asynchronous=true"]
-        return [*command.__get__(self), *words]
+        return [*command.__get__(self), "--store", store["url"]]
 
     def settings_with_store(data: Path, **sections: Any) -> Settings:
         return settings_for(data, **{"store": store_settings(data)} | sections)
