@@ -293,16 +293,13 @@ async def test_standby_with_an_older_schema_says_so_while_another_broker_is_acti
     url: str, tmp_path: Path
 ) -> None:
     seat = new_seat(url, tmp_path)
-    async with active(url, tmp_path) as broker:
-        async with waiting_standbys(url, seat):
-            await broker.writer.run(
-                lambda store: store.connection.execute(
-                    "INSERT INTO migration VALUES (2, '', '', 0)"
-                )
-            )
-            async with asyncio.timeout(WAIT_S):
-                while "schema version 2" not in (seat.states[-1].problem or ""):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+    async with active(url, tmp_path) as broker, waiting_standbys(url, seat):
+        await broker.writer.run(
+            lambda store: store.connection.execute("INSERT INTO migration VALUES (2, '', '', 0)")
+        )
+        async with asyncio.timeout(WAIT_S):
+            while "schema version 2" not in (seat.states[-1].problem or ""):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
 
 async def test_standby_does_not_interrupt_long_work_of_the_active_broker(

@@ -200,6 +200,7 @@ class PostgresWriter:
                 work.done.set_exception(result)
                 work.done.exception()  # a heartbeat has nobody to read it
             else:
+                self._show(None)
                 work.done.set_result(result)
         self._next()
 
@@ -296,7 +297,6 @@ class PostgresWriter:
                     ) from error
                 time.sleep(_RETRY_S)
             else:
-                self._show(None)
                 return store.batch > before.batch
 
     def _show(self, problem: str | None) -> None:
@@ -332,7 +332,8 @@ class PostgresWriter:
     def _fail(self, error: BaseException) -> None:
         self._failed = error
         self._on_fatal(error)
-        self._waiting.clear()
+        while self._waiting:
+            self._waiting.popleft().done.set_exception(error)
         self._finish(error)
 
     async def close(self) -> None:
