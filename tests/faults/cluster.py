@@ -23,6 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -98,7 +99,7 @@ class ServedBroker:
         self.address = cluster.network.addresses[self.node]
         self.log = folder / f"broker{number + 1}.log"
         self.exits: Counter[int] = Counter()  # by exit code
-        self.on_exit: Callable[[], None] = lambda: None
+        self.on_exit: Callable[[], object] = lambda: None
         self._command = [
             *cluster.network.prefix(self.node), sys.executable, "-m", "phpmq_lite", "serve",
             "--data", str(folder / f"broker{number + 1}"), "--store", cluster.url(),
@@ -338,6 +339,7 @@ class Fault:
     hold_s: tuple[float, float]  # how long it lasts, at least
     limit_s: float | None = None  # of the time without a receipt
     has_service: bool = True  # whether publishes are confirmed before it is healed
+    may_confirm: bool = False  # although it has no service
     is_quick: bool = True  # in the short form, too
 
 
@@ -616,7 +618,9 @@ FAULTS: Final = (
     Fault("wait cancelled without a quorum", wait_cancelled_without_a_quorum, 8, (2, 4),
           has_service=False),
     Fault("quorum setting emptied", quorum_setting_emptied, 6, (2, 4), has_service=False),
-    Fault("disk of the primary full", disk_of_the_primary_full, 4, (2, 4), is_quick=False),
+    # PostgreSQL continues and refuses to write, or ends, which starts a failover.
+    Fault("disk of the primary full", disk_of_the_primary_full, 4, (2, 8), has_service=False,
+          may_confirm=True, is_quick=False),
     Fault("disk of a replica full", disk_of_a_replica_full, 4, (2, 4), is_quick=False),
 )  # fmt: skip
 
@@ -660,7 +664,7 @@ class Run:
                 await asyncio.sleep(SETTLE_S)
                 receipts = site.receipts
                 await asyncio.sleep(held_s)
-                if site.receipts > receipts:
+                if site.receipts > receipts and not fault.may_confirm:
                     self.ledger.offences.append(
                         f"{fault.name}: {site.receipts - receipts} receipts without a majority"
                     )
@@ -834,9 +838,7 @@ async def run(
             stack.callback(broker.close)
         loop = asyncio.get_running_loop()
         for broker in brokers:
-            broker.on_exit = lambda address=broker.address: loop.call_soon_threadsafe(
-                site.disconnect, address
-            )
+            broker.on_exit = partial(loop.call_soon_threadsafe, site.disconnect, broker.address)
         running = Run(Cluster(database, brokers, ledger.rng, site))
         site.serve([broker.address for broker in brokers])
         start = FAULTS[0]

@@ -57,14 +57,14 @@ def test_clients_use_any_broker_and_outlive_the_active_one(
         first.kill()
         wait_until(lambda: get(second, "/readyz")[1].startswith("ready"))
         publish(second, b"2")
-        with connect_blocking("127.0.0.1", second.port) as client:
-            with client.consume("orders", credit=1) as consumer:
-                bodies = []
-                for delivery in consumer:
-                    bodies.append(delivery.body)
-                    delivery.ack()
-                    if len(bodies) == 2:
-                        break
+        bodies = []
+        with (
+            connect_blocking("127.0.0.1", second.port) as client,
+            client.consume("orders", credit=1) as consumer,
+        ):
+            for _, delivery in zip(range(2), consumer, strict=False):
+                bodies.append(delivery.body)
+                delivery.ack()
         assert bodies == [b"1", b"2"]
 
 

@@ -237,6 +237,7 @@ class PostgresWriter:
                 work.done.set_exception(result)
                 work.done.exception()  # a heartbeat has nobody to read it
             else:
+                self.show(None)
                 work.done.set_result(result)
         self._next()
 
@@ -336,7 +337,6 @@ class PostgresWriter:
                 time.sleep(_RETRY_S)
             else:
                 self.reconnects += 1
-                self.show(None)
                 return store.batch > before.batch
 
     def show(self, problem: str | None) -> None:
@@ -374,7 +374,8 @@ class PostgresWriter:
     def _fail(self, error: BaseException) -> None:
         self._failed = error
         self._on_fatal(error)
-        self._waiting.clear()
+        while self._waiting:
+            self._waiting.popleft().done.set_exception(error)
         self._finish(error)
 
     async def close(self) -> None:
