@@ -164,6 +164,7 @@ async def test_every_page_warns_while_commits_are_confirmed_without_a_quorum(
             assert "Messages are confirmed without a quorum:" in page
             assert "No quorum required" in page
         assert (await site.get("/readyz")).text.startswith("degraded\n")
+        assert 'class="chip warn">Degraded' in await site.text("/system")
         assert "phpmq_store_asynchronous 1.0\n" in await site.text("/metrics")
         with replicas(server, tmp_path):
             await readyz(site, lambda _, text: text.startswith("ready\n"))
