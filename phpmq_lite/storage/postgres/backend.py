@@ -51,13 +51,13 @@ class PostgresBackend:
     def status(self) -> StoreStatus:
         """Return the known state of the database, without reading it."""
         writer, row, monitor = self.writer, self.state.row, self._monitor
-        known = row.epoch if row else 0
+        epoch, is_standby = writer.epoch, writer.epoch is None
         return StoreStatus(
             engine="PostgreSQL",
             place=shown(self.conninfo),
-            is_active=writer.is_open,
-            active_broker="" if writer.is_open or row is None else _host(row.broker),
-            epoch=writer.epoch if writer.is_open else known,
+            is_active=not is_standby,
+            active_broker=json.loads(row.broker).get("host", "") if row and is_standby else "",
+            epoch=epoch or (row.epoch if row else 0),
             quorum=writer.quorum.names if writer.quorum else "",
             replicas_required=writer.quorum.replicas if writer.quorum else 0,
             allows_asynchronous=self._allow_asynchronous,
@@ -106,10 +106,6 @@ class PostgresBackend:
         """Begin counting and retention."""
         upkeep = self.writer.maintenance = PostgresMaintenance(bounds, counters)
         return upkeep
-
-
-def _host(broker: str) -> str:
-    return str(json.loads(broker).get("host", ""))
 
 
 def has_admin(url: str) -> bool:
