@@ -33,7 +33,6 @@ class ServerStatus:
     has_checksums: bool  # whether the server verifies the checksums of its pages
     connections: int
     max_connections: int
-    can_monitor: bool  # whether the broker's role sees replicas and transactions of other roles
     folder: str | None  # the server's data folder, if it is on this machine and the role may see it
     replicas: tuple[Replica, ...] = ()
     oldest_transaction: str | None = None  # it keeps VACUUM from removing rows

@@ -89,16 +89,17 @@ def _disk(folder: Path, status: BrokerStatus) -> list[HealthCheck]:
 def _server(status: BrokerStatus) -> list[HealthCheck]:
     """Check the database server; a broker that can store without a spare replica is degraded."""
     store, problem = status.store, status.write_problem
-    role = f"active in epoch {store.epoch}"
-    if not store.is_active:
-        role = f"standby of {store.active_broker or 'no broker'}"
-    problems = [one.text for one in store_view.replication_problems(store)]
+    known, must = store.replicas_ready, store.replicas_required
+    ready = "not read yet" if known is None else f"{known} can confirm, {must} must"
+    wrong = "; ".join(one.text for one in store_view.replication_problems(store))
+    role = "active" if store.is_active else f"standby of {store.active_broker or 'no broker'}"
     return [
-        HealthCheck("role", is_good=store.is_active or bool(store.active_broker), text=role),
+        HealthCheck(
+            "role", store.is_active or bool(store.active_broker), f"{role}, epoch {store.epoch}"
+        ),
         HealthCheck("writable", not problem, problem or "the database accepts writes"),
-        HealthCheck("replicas", not problems,
-              "; ".join(problems) or store_view.replication_text(store), is_needed=False),
-    ]  # fmt: skip
+        HealthCheck("replicas", not wrong, wrong or ready, is_needed=False),
+    ]
 
 
 def _listeners(settings: Settings, status: BrokerStatus) -> HealthCheck:

@@ -64,13 +64,13 @@ class PostgresBackend:
     def status(self) -> StoreStatus:
         """Return the known state of the database, without reading it."""
         writer, row, monitor = self.writer, self.state.row, self._monitor
-        known = row.epoch if row else 0
+        epoch, is_standby = writer.epoch, writer.epoch is None
         return StoreStatus(
             engine="PostgreSQL",
             place=shown(self.conninfo),
-            is_active=writer.is_open,
-            active_broker=_host(row) if row and not writer.is_open else "",
-            epoch=writer.epoch if writer.is_open else known,
+            is_active=not is_standby,
+            active_broker=_host(row) if row and is_standby else "",
+            epoch=epoch or (row.epoch if row else 0),
             quorum=writer.quorum.names if writer.quorum else "",
             replicas_required=writer.quorum.replicas if writer.quorum else 0,
             allows_asynchronous=self._allow_asynchronous,
@@ -80,7 +80,7 @@ class PostgresBackend:
             unknown_batches=writer.unknown_batches,
             server=monitor.server,
             problem=monitor.problem,
-            replica_age_s=None if writer.is_open else self._replica_age_s,
+            replica_age_s=self._replica_age_s if is_standby else None,
         )
 
     async def watch(self) -> None:
@@ -98,7 +98,7 @@ class PostgresBackend:
         """
         row = self.state.row
         self._servers, self._replica_age_s = "primary", None
-        if self.writer.is_open or (row is not None and not row.is_released):
+        if self.writer.epoch is not None or (row is not None and not row.is_released):
             return None
         with suppress(ConnectionBrokenError, OutcomeUnknownError):
             store = PostgresStore(

@@ -81,7 +81,7 @@ class PostgresWriter:
         self.asynchronous_commits = 0
         self.reconnects = 0
         self.unknown_batches = 0  # whose outcome was unknown until the row of the epoch was read
-        self.work_number = 0  # of the current or last work
+        self._work_number = 0  # of the current or last work
         self._began_at = 0.0  # when the current work began
         self._trusted: Quorum | None = None  # at the last commit, if it had no problem
         self._conninfo = conninfo
@@ -140,24 +140,14 @@ class PostgresWriter:
     # -- for the monitor
 
     @property
-    def is_open(self) -> bool:
-        """Return whether this broker is active."""
-        return self._is_open
+    def epoch(self) -> int | None:
+        """Return the epoch in which this broker is active, or None if it is a standby."""
+        return self._store.epoch if self._is_open else None
 
-    @property
-    def epoch(self) -> int:
-        """Return the epoch in which this broker is active."""
-        return self._store.epoch
-
-    @property
-    def backend_pid(self) -> int:
-        """Return the number of the server process that stores batches."""
-        return self._store.connection.info.backend_pid
-
-    @property
-    def waited_s(self) -> float:
-        """Return for how long the current work has not been answered; 0 if there is none."""
-        return 0.0 if self._current is None else time.monotonic() - self._began_at
+    def delay(self) -> tuple[int, float, int]:
+        """Return the number of the current work, its age in s, and that of the server process."""
+        age_s = 0.0 if self._current is None else time.monotonic() - self._began_at
+        return self._work_number, age_s, self._store.connection.info.backend_pid
 
     # -- the engine's interface (BatchStore)
 
@@ -222,7 +212,7 @@ class PostgresWriter:
         if self._current is not None or not self._waiting:
             return
         work = self._current = self._waiting.popleft()
-        self.work_number += 1
+        self._work_number += 1
         self._began_at = time.monotonic()
         if work.call is not None:
             self._in_thread(work.call)

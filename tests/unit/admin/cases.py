@@ -88,7 +88,7 @@ def broker_status(*queues: QueueStatus, **changes: Any) -> BrokerStatus:
 def postgres_store(*replicas: Replica, **changes: Any) -> StoreStatus:
     """Return the status of a store that needs a replica; without arguments, it has two."""
     counted = replicas or tuple(Replica(f"n{n}", "", "streaming", True, 0, 0.0) for n in (2, 3))
-    server = ServerStatus("15.8", 9 << 20, 1, True, 12, 100, True, None, counted)
+    server = ServerStatus("15.8", 9 << 20, 1, True, 12, 100, None, counted)
     made = StoreStatus(
         engine="PostgreSQL", place="db1:5432,db2:5432/phpmq", epoch=7, replicas_required=1,
         quorum="ANY 1 (n2,n3)", server=server,
