@@ -20,7 +20,7 @@ from phpmq_lite.cli.settings_options import (
     startup_override_options,
 )
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, has_never_had_database
 from phpmq_lite.storage.sqlite import migrate as migrations
 from phpmq_lite.storage.sqlite.backup.backups import MANIFEST, read_backup, verify_backup
 from phpmq_lite.storage.sqlite.integrity.database_check import DatabaseCheck
@@ -58,19 +58,12 @@ def verify(path: Path | None, output: str | None, settings_args: SettingsArgumen
             )
         verify_backup(backup)
         path = backup.database
-    if _has_no_history(path):
+    if has_never_had_database(path):
         raise CommandError(f"there is no database in {path}", NOT_FOUND)
     checks = verify_files(path)
     print_checks(checks, output)
     if any(check.problems for check in checks):
         raise CommandError(f"{path} is damaged", DAMAGED)
-
-
-def _has_no_history(path: Path) -> bool:
-    """Return whether a folder has never contained a database, rather than having lost one."""
-    if path.is_file() or (path / DATABASE).exists() or (path / f"{DATABASE}-wal").exists():
-        return False
-    return not read_meta(path).has_messages
 
 
 def print_checks(checks: list[DatabaseCheck], output: str | None) -> None:

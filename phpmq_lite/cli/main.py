@@ -73,6 +73,7 @@ SECTIONS: Final = {  # section of the help text -> commands
             "backups", "Create, list, restore and test backups of the database."
         ),
         "database": CommandEntry("database", "Upgrade the database and check it for damage."),
+        "store": CommandEntry("store", "Move everything from SQLite to PostgreSQL, or back."),
         "import": CommandEntry("importers", "Import messages from beanstalkd or InitPHP Queue."),
     },
     "Access": {
@@ -104,6 +105,7 @@ DOCS: Final = {  # command -> documentation page, shown at the end of --help
     "pipeline": "guides/pipeline",
     "backup": "operate/operations#back-up",
     "database": "operate/operations#when-a-start-refuses-exit-code-65",
+    "store": "operate/moving",
     "import": "guides/migrate",
     "user": "guides/admin#users-and-roles",
     "token": "guides/admin#users-and-roles",

@@ -33,6 +33,7 @@ from phpmq_lite.storage.atomic_files import (
     sync_folder,
     write_json,
 )
+from phpmq_lite.storage.copy_state import CopyMark
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 
@@ -113,6 +114,7 @@ class DataFolderMetadata:
     has_messages: bool = False  # whether a message has ever been stored; never reset to False
     is_running: bool = False  # whether the database is open for writing; if so, a WAL must exist
     seal: int | None = None  # CRC-32 of the database after the last clean stop; see seal.py
+    copy: CopyMark | None = None  # where the data was copied to, if it is not used here
 
 
 class DataFolder:
@@ -126,17 +128,24 @@ class DataFolder:
         self.meta = read_meta(path)
 
     @classmethod
-    def open(cls, path: Path, *, allow_network_fs: bool = False, has_database: bool = True) -> Self:
+    def open(
+        cls,
+        path: Path,
+        *,
+        allow_network_fs: bool = False,
+        has_database: bool = True,
+        for_copy: bool = False,
+    ) -> Self:
         """Create the folder if necessary, lock it and check for lost files.
 
         Afterwards, the folder has mode 0700, its files have mode 0600, and the database file exists
         (empty in a new folder), because SQLite copies its mode to the WAL.  Without
         ``has_database``, the database is elsewhere or about to be replaced, so it is neither
-        checked nor created.
+        checked nor created.  With ``for_copy``, the database may have been copied elsewhere.
 
         Raises:
-            StartRefusedError: another process uses the folder, it is on a network file system, or
-                the account has no access.
+            StartRefusedError: another process uses the folder, it is on a network file system, the
+                account has no access, or a copy is used instead or is incomplete.
             DataDamagedError: the database is missing or empty, but messages were stored.
         """
         path = path.absolute()
@@ -150,6 +159,7 @@ class DataFolder:
         try:
             folder = cls(path, lock)
             if has_database:
+                folder.check_copy(for_copy=for_copy)
                 folder.check_database()
                 folder._prepare_files()
         except BaseException as error:
@@ -194,6 +204,11 @@ class DataFolder:
         return self.path.joinpath(f"{DATABASE}-journal").exists()
 
     @property
+    def staged_copy(self) -> Path:
+        """Path of a database that is being copied here from another one."""
+        return self.path / ".copied.new"
+
+    @property
     def control_socket(self) -> Path:
         """Path of the socket through which the command line reaches a running broker."""
         return self.path / "control.sock"
@@ -227,6 +242,16 @@ class DataFolder:
         """Store the checksum of the closed database, or None before it is opened for writing."""
         self._update_meta(replace(self.meta, seal=checksum))
 
+    def mark_copied(self, mark: CopyMark | None) -> None:
+        """Store where the data was copied to, or None to use it here."""
+        self._update_meta(replace(self.meta, copy=mark))
+
+    def replace_database(self, checksum: int) -> None:
+        """Store that another database, with this checksum, is about to be moved into place."""
+        self._update_meta(
+            DataFolderMetadata(self.meta.created_at, has_messages=True, seal=checksum)
+        )
+
     def write_last_error(self, error: BaseException, at_ms: int) -> bool:
         """Write ``last_error.json`` for the next startup and return whether it was written.
 
@@ -258,6 +283,22 @@ class DataFolder:
                 os.ftruncate(self._lock, 0)
             os.close(self._lock)
             self._lock = -1
+
+    def check_copy(self, *, for_copy: bool = False) -> None:
+        """Check that this is no incomplete copy, and that no copy is used instead.
+
+        ``open`` calls this method, with ``for_copy`` if only the former matters.
+
+        Raises:
+            StartRefusedError: a broker must not start here.
+        """
+        if self.staged_copy.exists():
+            raise StartRefusedError(
+                f"{self.path} contains an incomplete copy of another database: run `phpmq-lite "
+                f"store copy` again, or delete {self.staged_copy}"
+            )
+        if self.meta.copy is not None and not for_copy:
+            raise StartRefusedError(f"{self.path}: {self.meta.copy.refusal(str(self.path))}")
 
     def check_database(self) -> None:
         """Check that the database exists; otherwise SQLite would create one and hide the loss.
@@ -313,12 +354,21 @@ def read_meta(path: Path) -> DataFolderMetadata:
         may_have = file.exists() or bool(_size_of(path / DATABASE))
         return DataFolderMetadata(time.time_ns() // 1_000_000, has_messages=may_have)
     seal, created_at = content.get("seal"), content.get("created_at")
+    mark = content.get("copy")
     return DataFolderMetadata(
         created_at=created_at if isinstance(created_at, int) else 0,
         has_messages=bool(content.get("has_messages", True)),
         is_running=bool(content.get("is_running", False)),
         seal=seal if isinstance(seal, int) else None,
+        copy=CopyMark(**mark) if isinstance(mark, dict) else None,
     )
+
+
+def has_never_had_database(path: Path) -> bool:
+    """Return whether a folder has never contained a database, rather than having lost one."""
+    if path.is_file() or (path / DATABASE).exists() or (path / f"{DATABASE}-wal").exists():
+        return False
+    return not read_meta(path).has_messages
 
 
 def locking_pid(path: Path) -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from phpmq_lite.errors import NotWritableError, StartRefusedError
+from phpmq_lite.storage.copy_state import CopyMark, CopyState
 from phpmq_lite.storage.postgres.migrate import create_schema, pending
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError
 from phpmq_lite.storage.postgres.store import SHARD, Check, PostgresStore, connect
@@ -84,7 +85,8 @@ class Standby:
                 self._tell(StandbyState(row, None))
                 return None
             pending(store, self._migrations)
-            if self._take(store, row):
+            refuse_copied(store)
+            if take_over(store, row, self._description):
                 self._store = None
                 return store
         except (ConnectionBrokenError, NotWritableError) as error:
@@ -100,6 +102,8 @@ class Standby:
         if self._store is None:
             self._store = PostgresStore(connect(self._conninfo), self._check)
             create_schema(self._store, self._migrations)
+            if not pending(self._store, self._migrations):
+                refuse_copied(self._store)
         return self._store
 
     def _disconnect(self) -> None:
@@ -111,23 +115,37 @@ class Standby:
 
     def _poll(self, store: PostgresStore) -> None:
         before, now = self.row, time.monotonic()
-        with store.translating():
-            self.row = row = EpochRow(
-                *store.execute(store.sql("epoch")["read"], (SHARD,)).fetchone()
-            )
+        self.row = row = read_row(store)
         is_same = before is not None and before[:3] == row[:3]
         self._silent_s = self._silent_s + min(now - self._polled_at, 2 * POLL_S) if is_same else 0.0
         self._polled_at = now
 
-    def _take(self, store: PostgresStore, row: EpochRow) -> bool:
-        """Raise the epoch, replicated; return False if another broker was faster."""
-        with store.translating():
-            store.execute("BEGIN")
-            given = (self._description, SHARD, row.epoch, row.batch)
-            taken = store.execute(store.sql("epoch")["take"], given).fetchone()
-            if taken is None:
-                store.execute("ROLLBACK")
-                return False
-            store.epoch, store.place = taken
-            store.commit()
-        return True
+
+def take_over(store: PostgresStore, row: EpochRow, description: str) -> bool:
+    """Raise the epoch, replicated; return False if another broker was faster."""
+    with store.translating():
+        store.execute("BEGIN")
+        given = (description, SHARD, row.epoch, row.batch)
+        taken = store.execute(store.sql("epoch")["take"], given).fetchone()
+        if taken is None:
+            store.execute("ROLLBACK")
+            return False
+        store.epoch, store.place = taken
+        store.commit()
+    return True
+
+
+def read_row(store: PostgresStore) -> EpochRow:
+    """Read the row of the epoch."""
+    with store.translating():
+        return EpochRow(*store.execute(store.sql("epoch")["read"], (SHARD,)).fetchone())
+
+
+def refuse_copied(store: PostgresStore) -> None:
+    """Raise StartRefusedError if the data is elsewhere, or an incomplete copy."""
+    with store.translating():
+        states: dict[str, str] = dict(store.execute(store.sql("copy")["states"]).fetchall())
+    if "target" in states:
+        raise StartRefusedError(CopyState.from_json(states["target"]).refusal())
+    if "source" in states:
+        raise StartRefusedError(CopyMark.from_json(states["source"]).refusal("URL"))

@@ -1,0 +1,134 @@
+"""A PostgreSQL server for tests: started once for each worker, with a fresh database for each test.
+
+It loses its data in a power cut, because it does not sync files.  Its default collation is not that
+of bytes, so that a statement which relies on the order of bytes without saying so fails.
+"""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from phpmq_lite.installation import migrations_folder
+
+_NEWEST: Final = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+PROGRAMS: Final = next((path for path in _NEWEST if int(path.parent.name) >= 15), None)
+TEMPLATE: Final = "migrated"
+MIGRATION_TABLE: Final = """\
+CREATE TABLE migration (
+  number BIGINT PRIMARY KEY, name TEXT NOT NULL, sha256 TEXT NOT NULL,
+  applied_at BIGINT NOT NULL)"""
+_SETTINGS: Final = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_connections": "40",
+    "shared_buffers": "32MB",
+    "listen_addresses": "'127.0.0.1'",
+    "timezone": "UTC",
+}
+
+
+@dataclass(slots=True)
+class PostgresServer:
+    """A running server, which listens on a Unix socket in its folder and on loopback."""
+
+    folder: Path
+    port: int
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    def conninfo(self, database: str) -> str:
+        return f"host=127.0.0.1 port={self.port} user=postgres dbname={database}"
+
+    def url(self, database: str) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+
+    def execute(self, text: str, database: str = "postgres") -> None:
+        with psycopg.connect(self.conninfo(database), autocommit=True) as connection:
+            connection.execute(text.encode())
+
+    @contextmanager
+    def database(self, template: str = TEMPLATE) -> Iterator[str]:
+        """Create a database, migrated by default; drop it at the end, with its connections."""
+        name = f"test_{next(self._numbers)}"
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        try:
+            yield name
+        finally:
+            self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def start(self) -> None:
+        options = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+        self._control("start", "-o", f"-p {self.port} -k {self.folder} {options}")
+
+    def stop(self, mode: str = "immediate") -> None:
+        self._control("stop", "-m", mode)
+
+    def _control(self, *words: str) -> None:
+        assert PROGRAMS is not None
+        log = self.folder / "log"
+        given = ["pg_ctl", *words, "-w", "-s", "-D", str(self.data), "-l", str(log)]
+        try:
+            run_as_postgres([str(PROGRAMS / given[0]), *given[1:]])
+        except subprocess.CalledProcessError as error:
+            raise RuntimeError(f"pg_ctl {words[0]}: {log.read_text()[-2_000:]}") from error
+
+
+def run_as_postgres(words: list[str]) -> None:
+    """Run a program as the user postgres if we are root, because PostgreSQL refuses root."""
+    given: dict[str, Any] = {}
+    if os.geteuid() == 0:
+        entry = pwd.getpwnam("postgres")
+        given = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+    subprocess.run(
+        words, check=True, timeout=60, cwd="/", stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **given,
+    )  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    """Run a server whose template database is migrated; skip the test if there is none."""
+    if PROGRAMS is None:
+        pytest.skip("PostgreSQL 15 or newer is not installed in /usr/lib/postgresql")
+    # Not in pytest's folder, which other users cannot enter; the path of a socket is short.
+    folder = Path(tempfile.mkdtemp(prefix="phpmq_pg_"))
+    if os.geteuid() == 0:
+        shutil.chown(folder, "postgres", "postgres")
+    server = PostgresServer(folder, free_port())
+    try:
+        run_as_postgres(
+            [str(PROGRAMS / "initdb"), "-D", str(server.data), "-U", "postgres", "-A", "trust",
+             "--encoding=UTF8", "--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en",
+             "--no-sync", "--no-instructions"]
+        )  # fmt: skip
+        server.start()
+        try:
+            server.execute(f"CREATE DATABASE {TEMPLATE}")
+            server.execute(MIGRATION_TABLE, TEMPLATE)
+            for path in sorted((migrations_folder() / "postgres").glob("*.sql")):
+                server.execute(path.read_text(encoding="utf-8"), TEMPLATE)
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
