@@ -11,13 +11,16 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 import argon2
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.support.postgres_server import PostgresServer
 
 # No deadline: a slow machine is not a defect.
 COMMON = settings(
@@ -103,6 +106,22 @@ def log_stream() -> Iterator[io.StringIO]:
     yield io.StringIO()
     root.handlers, root.level = handlers, level
     structlog.reset_defaults()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> "Iterator[PostgresServer]":
+    """Run a PostgreSQL server."""
+    from tests.support.postgres_server import postgres_server
+
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_database(postgres: "PostgresServer") -> Iterator[str]:
+    """Return the libpq address of a migrated PostgreSQL database of this test."""
+    with postgres.database() as name:
+        yield postgres.conninfo(name)
 
 
 _FIGURE: Final = "figure"

@@ -291,8 +291,8 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 # any engine stores; above them are the two engines, which do not know each other.
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "rows": ("arrow", "batch_sql", "read", "statements"),
-    "folder": ("atomic_files", "data_folder", "disk_space"),
-    "store": ("retention", "start_report", "store"),
+    "folder": ("atomic_files", "copy_state", "data_folder", "disk_space"),
+    "store": ("copying", "retention", "start_report", "store"),
     "SQLite files": (
         "sqlite.errors",
         "sqlite.integrity",
@@ -306,7 +306,7 @@ STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "sqlite.writer",
         "sqlite.writer_process",
     ),
-    "SQLite copies": ("sqlite.backup",),
+    "SQLite copies": ("sqlite.backup", "sqlite.copy_side"),
     "PostgreSQL": ("postgres",),
 }
 

@@ -98,6 +98,7 @@ def file_system(path: Path) -> str | None:
 
 
 DATABASE: Final = "phpmq.db"
+STAGED_COPY: Final = ".copied.new"
 _META: Final = "meta.json"
 _LOCK: Final = "lock"
 _LOCK_S: Final = 5.0  # maximum wait for checks, which take up to 1 s, and for a writer process
@@ -206,7 +207,7 @@ class DataFolder:
     @property
     def staged_copy(self) -> Path:
         """Path of a database that is being copied here from another one."""
-        return self.path / ".copied.new"
+        return self.path / STAGED_COPY
 
     @property
     def control_socket(self) -> Path:
@@ -285,7 +286,7 @@ class DataFolder:
             self._lock = -1
 
     def check_copy(self, *, for_copy: bool = False) -> None:
-        """Check that this is no incomplete copy, and that no copy is used instead.
+        """Check that the database is not an incomplete copy, and that no copy of it is in use.
 
         ``open`` calls this method, with ``for_copy`` if only the former matters.
 
@@ -366,7 +367,8 @@ def read_meta(path: Path) -> DataFolderMetadata:
 
 def has_never_had_database(path: Path) -> bool:
     """Return whether a folder has never contained a database, rather than having lost one."""
-    if path.is_file() or (path / DATABASE).exists() or (path / f"{DATABASE}-wal").exists():
+    files = DATABASE, f"{DATABASE}-wal", STAGED_COPY
+    if path.is_file() or any((path / name).exists() for name in files):
         return False
     return not read_meta(path).has_messages
 

@@ -12,6 +12,10 @@ SPARK: Final = "starts Spark; tests/spark/test_pages.py runs it in the session o
 FIRST_STEPS: Final = "starts Spark; tests/spark/test_first_steps.py runs it"
 CLUSTER: Final = "needs other machines; tests/spark/test_cluster.py runs a cluster on this one"
 
+POSTGRES: Final = (
+    "needs PostgreSQL servers; tests/integration/test_store_copy.py copies there and back"
+)
+
 # By page, a part of a line (of code: of the block) that is not run -> the reason.
 NOT_RUN: Final[dict[str, dict[str, str]]] = {
     "CONTRIBUTING.md": {"-m pytest": "runs this test"},
@@ -32,6 +36,7 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
         "docker compose": DOCKER,
         "systemctl": SYSTEMD,
     },
+    "docs/operate/moving.md": {"createdb": POSTGRES, "systemctl": POSTGRES, "sudo ": POSTGRES},
     "docs/guides/migrate.md": {"redis-cli": "needs Redis; publish --lines reads its output"},
     "docs/operate/performance.md": {"phpmq-lite bench": LONG, "pip install": INSTALLS},
     "docs/guides/php.md": {

@@ -24,10 +24,10 @@ from phpmq_lite.storage.sqlite.backup.backups import (
     remove_old,
 )
 from phpmq_lite.storage.sqlite.backup.restore import WithdrawnAccess, drill, restore
-from phpmq_lite.storage.store import NUMBER_GAP
 from phpmq_lite.storage.sqlite.integrity.database_check import verify
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.migrate import migrate
+from phpmq_lite.storage.store import NUMBER_GAP
 from tests.support.core_and_store import Driver
 from tests.support.stopped_folder import (
     driver_with_history,

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from psycopg import sql
 
-from phpmq_lite import __version__
 from phpmq_lite.errors import NotWritableError, StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.copy_state import (
@@ -177,7 +176,7 @@ class PostgresSide:
 def open_database(
     url: str, *, allow_asynchronous: bool = False, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[PostgresSide]:
-    """Take over the epoch of a database that no broker uses; create or migrate its schema.
+    """Acquire the epoch of a database that no broker uses; create or migrate its schema.
 
     Raises:
         StartRefusedError: a broker is active, or the database is of another program.
@@ -207,9 +206,7 @@ def _take_over(store: PostgresStore, name: str) -> None:
     row = read_row(store)
     if not row.is_released:  # the broker is active, or has failed
         time.sleep(SILENCE_S)
-    broker = json.dumps(
-        {"version": __version__, "host": socket.gethostname(), "pid": os.getpid(), "role": "copy"}
-    )
+    broker = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "role": "copy"})
     if read_row(store)[:3] != row[:3] or not take_over(store, row, broker):
         raise StartRefusedError(f"a broker is active on {name}; stop all of its brokers first")
     migrate(store, migrations_folder() / "postgres")

@@ -135,7 +135,7 @@ class SqliteSide:
         return not (self.folder.database.exists() and self.folder.database.stat().st_size)
 
     def begin(self, state: CopyState) -> None:
-        """Create an empty database beside the one that is in the folder."""
+        """Create an empty staged database."""
         self.connection.close()
         for ending in ("", "-wal", "-shm"):
             self._database.with_name(self._database.name + ending).unlink(missing_ok=True)
@@ -246,7 +246,7 @@ def _select(table: Table, after: Sequence[Any] | None) -> str:
     as_text = {
         "INTEGER": "\"{0}\" || ''",
         "TEXT": r"""replace("{0}", '\', '\\')""",
-        "BLOB": r"""'\\x' || lower(hex("{0}"))""",
+        "BLOB": r"""CASE WHEN "{0}" IS NOT NULL THEN '\\x' || lower(hex("{0}")) END""",
     }
     values = (
         f"ifnull({as_text[kind].format(name)}, '{NULL}')" for name, kind in table.columns.items()
