@@ -292,7 +292,7 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "rows": ("arrow", "batch_sql", "read", "statements"),
     "folder": ("atomic_files", "copy_state", "data_folder", "disk_space"),
-    "store": ("copying", "retention", "start_report", "store"),
+    "store": ("copy_side", "retention", "start_report", "store"),
     "SQLite files": (
         "sqlite.errors",
         "sqlite.integrity",
@@ -308,6 +308,7 @@ STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "SQLite copies": ("sqlite.backup", "sqlite.copy_side"),
     "PostgreSQL": ("postgres",),
+    "both engines": ("copying",),
 }
 
 

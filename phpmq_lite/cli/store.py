@@ -3,7 +3,7 @@
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Union
+from typing import Final
 
 import click
 
@@ -15,18 +15,12 @@ from phpmq_lite.cli.settings_options import (
     startup_override_options,
 )
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.copy_state import CopyState
-from phpmq_lite.storage.copying import copy_store
-from phpmq_lite.storage.sqlite.copy_side import SqliteSide, open_source, open_target
+from phpmq_lite.storage.copying import AnySide, copy_store
+from phpmq_lite.storage.copying import release as release_source
+from phpmq_lite.storage.sqlite.copy_side import SqliteSide, open_folder
 
-if TYPE_CHECKING:
-    from phpmq_lite.storage.postgres.copy_side import PostgresSide
-
-Side = AbstractContextManager[Union[SqliteSide, "PostgresSide"]]
-
-_COLUMNS: Final = (
-    Column("table", "TABLE"), *number_columns("rows", "bytes", "seconds", "replaced")
-)  # fmt: skip
+_FIGURES: Final = ("rows", "bytes", "seconds", "replaced")
+_COLUMNS: Final = (Column("table", "TABLE"), *number_columns(*_FIGURES))
 
 
 @click.group()
@@ -61,7 +55,16 @@ def copy(
         show_progress(sys.stderr) as progress,
     ):
         done = copy_store(ours, theirs, progress, replace=replace)
-    _report(done, output)
+    rows = [
+        {"table": name} | {key: one[key] for key in _FIGURES} for name, one in done.tables.items()
+    ]
+    write_rows(rows, _COLUMNS, output, "there is no table")
+    for row in rows:
+        if row["replaced"]:
+            print_message(
+                f"{row['table']}: U+FFFD replaces {row['replaced']} characters that PostgreSQL "
+                "cannot store"
+            )
     if isinstance(theirs, SqliteSide) and theirs.replaced_files is not None:
         print_message(f"the previous files are in {theirs.replaced_files}")
     print_message(f"copied {ours.name} to {theirs.name}; start the broker there")
@@ -77,9 +80,8 @@ def release(source: str, settings_args: SettingsArguments) -> None:
     If the copy was complete, new messages are numbered from 1,000,000 above the last number and the
     history gets a new id, as after a restore: a broker may have continued both in the copy.
     """
-    settings = settings_args.load().settings
-    with _open(source, settings) as side:
-        side.release()
+    with _open(source, settings_args.load().settings) as side:
+        release_source(side)
         print_message(f"{side.name} can be used again")
 
 
@@ -87,38 +89,17 @@ def _is_url(place: str) -> bool:
     return place.startswith(("postgresql://", "postgres://"))
 
 
-def _open(place: str, settings: Settings, *, is_target: bool = False) -> Side:
+def _open(
+    place: str, settings: Settings, *, is_target: bool = False
+) -> AbstractContextManager[AnySide]:
     if _is_url(place):
         from phpmq_lite.storage.postgres.copy_side import open_database
 
         return open_database(place, allow_asynchronous=settings.store.allow_asynchronous)
-    allow_network_fs = settings.storage.allow_network_fs
-    if is_target:
-        return open_target(Path(place), allow_network_fs=allow_network_fs)
-    return open_source(
+    return open_folder(
         Path(place),
         print_message,
-        allow_network_fs=allow_network_fs,
+        is_target=is_target,
+        allow_network_fs=settings.storage.allow_network_fs,
         accept_loss=settings.storage.accept_loss,
     )
-
-
-def _report(done: CopyState, output: str | None) -> None:
-    """Write a row for each table, and say which texts are not the same."""
-    rows = [
-        {
-            "table": name,
-            "rows": one.rows,
-            "bytes": one.bytes,
-            "seconds": one.seconds,
-            "replaced": sum(one.replaced.values()),
-        }
-        for name, one in done.tables.items()
-    ]
-    write_rows(rows, _COLUMNS, output, "the copy was complete")
-    for name, one in done.tables.items():
-        for column, count in one.replaced.items():
-            print_message(
-                f"{name}.{column}: in {count} texts, U+FFFD replaces characters that PostgreSQL "
-                "cannot store"
-            )

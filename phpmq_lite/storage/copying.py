@@ -10,29 +10,26 @@ older than what it replaces; a copy is not: nothing can be revoked in the source
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as replaced
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar, Union
 from zlib import crc32
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
-from phpmq_lite.storage.copy_state import (
-    Block,
-    CopyMark,
-    CopySide,
-    CopyState,
-    CopyTarget,
-    Table,
-    TableProgress,
-)
+from phpmq_lite.storage.copy_side import Block, Progress, Table, key_of
+from phpmq_lite.storage.copy_state import CopyState
+
+if TYPE_CHECKING:
+    from phpmq_lite.storage.postgres.copy_side import PostgresSide
+    from phpmq_lite.storage.sqlite.copy_side import SqliteSide
 
 T = TypeVar("T")
-Progress = Callable[[str, int, int | None], None]  # phase, rows done, rows in total
+AnySide = Union["SqliteSide", "PostgresSide"]
 
 
 def copy_store(
-    source: CopySide, target: CopyTarget, progress: Progress, *, replace: bool = False
+    source: AnySide, target: AnySide, progress: Progress, *, replace: bool = False
 ) -> CopyState:
     """Copy everything, or continue an interrupted copy; return what was copied.
 
@@ -43,40 +40,34 @@ def copy_store(
         DataDamagedError: the copy differs from the source; both stay as they are.
         StorageError: a server or disk failed; repeat the call to continue.
     """
-    if (unfinished := source.state()) is not None:
-        raise StartRefusedError(f"{source.name}: {unfinished.refusal()}")
     tables = _common_tables(source, target)
-    mark, state = source.mark(), target.state()
-    if state is None and mark is not None and mark.is_complete and target.is_finishing():
-        target.finish(progress)
-        return CopyState(mark.copy_id, source.name, mark.at_ms)
-    if state is None or mark is None or mark.copy_id != state.copy_id:
-        _refuse(source, target, mark, state, replace=replace)
-        state = CopyState(secrets.token_hex(8), source.name, time.time_ns() // 1_000_000)
-        mark = CopyMark(state.copy_id, target.name, state.at_ms)
-        source.set_mark(mark)
-        target.begin(state)
+    state = _begin(source, target, replace=replace)
     if not state.is_verified:
         for table in tables:
             _copy_table(source, target, table, state, progress)
-        differences: list[str] = []
-        verified, total = 0, sum(one.rows for one in state.tables.values())
-        for table in tables:
-            progress("verifying", verified, total)
-            differences += _differences(source, target, table)
-            verified += state.tables[table.name].rows
-        state.is_verified = not differences
-        state.copy_id = "" if differences else state.copy_id  # it cannot be continued
+        found = [_differences(source, target, table, state, progress) for table in tables]
+        state.is_verified = not any(found)
+        state.copy_id = "" if any(found) else state.copy_id  # it cannot be continued
         target.save(state)
-        if differences:
-            raise DataDamagedError(f"{'; '.join(differences)}. Copy again with --replace")
-    if not mark.is_complete:
-        source.set_mark(replaced(mark, is_complete=True))
+        if any(found):
+            raise DataDamagedError(f"{'; '.join(filter(None, found))}. Copy again with --replace")
+    source.set_source(replaced(state, tables={}))
     target.finish(progress)
     return state
 
 
-def _common_tables(source: CopySide, target: CopySide) -> list[Table]:
+def release(side: AnySide) -> None:
+    """Use a source again, with new numbers if a broker may have used the copy."""
+    state = side.states().get("source")
+    if state is None:
+        raise StartRefusedError(f"{side.name} was not copied, so there is nothing to release")
+    if state.is_verified:
+        with side.store.transaction():
+            side.store.renumber()
+    side.set_source(None)
+
+
+def _common_tables(source: AnySide, target: AnySide) -> list[Table]:
     """Return the tables to copy.
 
     Raises:
@@ -92,48 +83,47 @@ def _common_tables(source: CopySide, target: CopySide) -> list[Table]:
     return list(ours.values())
 
 
-def _refuse(
-    source: CopySide,
-    target: CopyTarget,
-    mark: CopyMark | None,
-    state: CopyState | None,
-    *,
-    replace: bool,
-) -> None:
-    """Raise StartRefusedError unless a new copy can begin."""
-    if mark is not None and mark.is_complete:
+def _begin(source: AnySide, target: AnySide, *, replace: bool) -> CopyState:
+    """Return the state of the interrupted copy, or mark both sides for a new one."""
+    ours, found = source.states(), target.states().get("target")
+    mark = ours.get("source")
+    if "target" in ours:
+        raise StartRefusedError(f"{source.name}: {ours['target'].refusal()}")
+    if found is not None and mark is not None and mark.copy_id == found.copy_id:
+        return found
+    if mark is not None and mark.is_verified:
         raise StartRefusedError(f"{source.name}: {mark.refusal(source.name)}")
-    if replace:
-        return
-    if state is not None:
+    if found is not None and not replace:
         raise StartRefusedError(
-            f"{target.name} contains an incomplete copy of {state.source}, which cannot be "
+            f"{target.name} contains an incomplete copy of {found.source}, which cannot be "
             f"continued from {source.name} in its present state. Add --replace to begin again"
         )
-    if not target.is_empty():
+    if not replace and not target.is_empty():
         raise StartRefusedError(
             f"{target.name} contains data. Copy to an empty folder or database, or add --replace "
             "to replace this data"
         )
+    now_ms = time.time_ns() // 1_000_000
+    state = CopyState(secrets.token_hex(8), source.name, target.name, now_ms)
+    source.set_source(replaced(state, tables={}))  # its own, because the state changes
+    target.begin(state)
+    return state
 
 
 def _copy_table(
-    source: CopySide, target: CopyTarget, table: Table, state: CopyState, progress: Progress
+    source: AnySide, target: AnySide, table: Table, state: CopyState, progress: Progress
 ) -> None:
-    done = state.tables.setdefault(table.name, TableProgress())
-    total = source.count(table)
-    if total:
-        progress(table.name, done.rows, total)
-    began_s, before_s = time.monotonic(), done.seconds
-    for block in _read_ahead(source.blocks(table, done.after)):
-        done.rows += block.rows
-        done.bytes += len(block.text)
-        done.after = table.key_of(block.text)
-        for column, count in block.replaced.items():
-            done.replaced[column] = done.replaced.get(column, 0) + count
-        done.seconds = round(before_s + time.monotonic() - began_s, 3)
+    empty = {"rows": 0, "bytes": 0, "seconds": 0.0, "replaced": 0, "after": None}
+    done = state.tables.setdefault(table.name, empty)
+    began_s, total = time.monotonic() - done["seconds"], source.count(table)
+    for block in _read_ahead(source.blocks(table, done["after"])):
+        progress(table.name, done["rows"], total)
+        done["rows"] += block.rows
+        done["bytes"] += len(block.text)
+        done["replaced"] += block.replaced
+        done["after"] = key_of(table, block.text)
+        done["seconds"] = round(time.monotonic() - began_s, 3)
         target.write(table, block, state)
-        progress(table.name, done.rows, total)
 
 
 def _read_ahead(items: Iterator[T]) -> Iterator[T]:
@@ -145,15 +135,21 @@ def _read_ahead(items: Iterator[T]) -> Iterator[T]:
             yield item
 
 
-def _differences(source: CopySide, target: CopySide, table: Table) -> Iterator[str]:
-    """Compare number and checksum of all rows, read again from both sides."""
+def _differences(
+    source: AnySide, target: AnySide, table: Table, state: CopyState, progress: Progress
+) -> str:
+    """Compare number and checksum of all rows, read again; return how they differ."""
+    names = list(state.tables)
+    counts = [one["rows"] for one in state.tables.values()]
+    progress("verifying", sum(counts[: names.index(table.name)]), sum(counts))
     with ThreadPoolExecutor(2) as threads:
-        ours, theirs = threads.map(_digest, (s.blocks(table, None) for s in (source, target)))
-    if ours != theirs:
-        yield (
-            f"the table {table.name} in {target.name} differs from {source.name}: {theirs[0]} rows "
-            f"with checksum {theirs[1]:08x} instead of {ours[0]} with {ours[1]:08x}"
-        )
+        ours, theirs = threads.map(_digest, (s.blocks(table) for s in (source, target)))
+    if ours == theirs:
+        return ""
+    return (
+        f"the table {table.name} in {target.name} differs from {source.name}: {theirs[0]} rows "
+        f"with checksum {theirs[1]:08x} instead of {ours[0]} with {ours[1]:08x}"
+    )
 
 
 def _digest(blocks: Iterator[Block]) -> tuple[int, int]:

@@ -33,7 +33,7 @@ from phpmq_lite.storage.atomic_files import (
     sync_folder,
     write_json,
 )
-from phpmq_lite.storage.copy_state import CopyMark
+from phpmq_lite.storage.copy_state import CopyState
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 
@@ -115,7 +115,7 @@ class DataFolderMetadata:
     has_messages: bool = False  # whether a message has ever been stored; never reset to False
     is_running: bool = False  # whether the database is open for writing; if so, a WAL must exist
     seal: int | None = None  # CRC-32 of the database after the last clean stop; see seal.py
-    copy: CopyMark | None = None  # where the data was copied to, if it is not used here
+    copy: CopyState | None = None  # copy of which this is the source
 
 
 class DataFolder:
@@ -129,20 +129,13 @@ class DataFolder:
         self.meta = read_meta(path)
 
     @classmethod
-    def open(
-        cls,
-        path: Path,
-        *,
-        allow_network_fs: bool = False,
-        has_database: bool = True,
-        for_copy: bool = False,
-    ) -> Self:
+    def open(cls, path: Path, *, allow_network_fs: bool = False, has_database: bool = True) -> Self:
         """Create the folder if necessary, lock it and check for lost files.
 
         Afterwards, the folder has mode 0700, its files have mode 0600, and the database file exists
         (empty in a new folder), because SQLite copies its mode to the WAL.  Without
         ``has_database``, the database is elsewhere or about to be replaced, so it is neither
-        checked nor created.  With ``for_copy``, the database may have been copied elsewhere.
+        checked nor created.
 
         Raises:
             StartRefusedError: another process uses the folder, it is on a network file system, the
@@ -160,7 +153,7 @@ class DataFolder:
         try:
             folder = cls(path, lock)
             if has_database:
-                folder.check_copy(for_copy=for_copy)
+                folder.check_copy()
                 folder.check_database()
                 folder._prepare_files()
         except BaseException as error:
@@ -243,9 +236,9 @@ class DataFolder:
         """Store the checksum of the closed database, or None before it is opened for writing."""
         self._update_meta(replace(self.meta, seal=checksum))
 
-    def mark_copied(self, mark: CopyMark | None) -> None:
-        """Store where the data was copied to, or None to use it here."""
-        self._update_meta(replace(self.meta, copy=mark))
+    def set_copy(self, state: CopyState | None) -> None:
+        """Store the copy of which this is the source, or None to use the data here."""
+        self._update_meta(replace(self.meta, copy=state))
 
     def replace_database(self, checksum: int) -> None:
         """Store that another database, with this checksum, is about to be moved into place."""
@@ -285,10 +278,10 @@ class DataFolder:
             os.close(self._lock)
             self._lock = -1
 
-    def check_copy(self, *, for_copy: bool = False) -> None:
+    def check_copy(self) -> None:
         """Check that the database is not an incomplete copy, and that no copy of it is in use.
 
-        ``open`` calls this method, with ``for_copy`` if only the former matters.
+        ``open`` calls this method.
 
         Raises:
             StartRefusedError: a broker must not start here.
@@ -298,7 +291,7 @@ class DataFolder:
                 f"{self.path} contains an incomplete copy of another database: run `phpmq-lite "
                 f"store copy` again, or delete {self.staged_copy}"
             )
-        if self.meta.copy is not None and not for_copy:
+        if self.meta.copy is not None:
             raise StartRefusedError(f"{self.path}: {self.meta.copy.refusal(str(self.path))}")
 
     def check_database(self) -> None:
@@ -361,7 +354,7 @@ def read_meta(path: Path) -> DataFolderMetadata:
         has_messages=bool(content.get("has_messages", True)),
         is_running=bool(content.get("is_running", False)),
         seal=seal if isinstance(seal, int) else None,
-        copy=CopyMark(**mark) if isinstance(mark, dict) else None,
+        copy=CopyState(**mark) if isinstance(mark, dict) else None,
     )
 
 

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.storage.copying import release
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.postgres.copy_side import open_database
 from phpmq_lite.storage.sqlite.integrity.database_check import verify
@@ -134,7 +135,7 @@ def run(
     if bad:
         raise AssertionError(f"verify: {bad}")
     with open_database(url, allow_asynchronous=bool(more)) as side:
-        side.release()
+        release(side)
     for name, words in (
         ("PostgreSQL to SQLite", [url, str(back), "--replace"]),
         ("SQLite to PostgreSQL", [str(back), url, "--replace"]),

@@ -17,11 +17,12 @@ from phpmq_lite.errors import (
     StartRefusedError,
 )
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.copy_state import Block, CopyState, Table, tables_of
-from phpmq_lite.storage.copying import copy_store
+from phpmq_lite.storage.copy_side import Block, Table, tables_of
+from phpmq_lite.storage.copy_state import CopyState
+from phpmq_lite.storage.copying import AnySide, copy_store, release
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.postgres.copy_side import PostgresSide, open_database
-from phpmq_lite.storage.sqlite.copy_side import SqliteSide, open_source, open_target
+from phpmq_lite.storage.sqlite.copy_side import open_folder
 from phpmq_lite.storage.sqlite.integrity.stopped_database import read_stopped
 from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.statements import load
@@ -72,13 +73,11 @@ def data(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def opened(place: str | Path, *, is_target: bool) -> Iterator[SqliteSide | PostgresSide]:
+def opened(place: str | Path, *, is_target: bool) -> Iterator[AnySide]:
     if isinstance(place, str):
         made: Any = open_database(place, allow_asynchronous=True, block_bytes=BLOCK_BYTES)
-    elif is_target:
-        made = open_target(place, block_bytes=BLOCK_BYTES)
     else:
-        made = open_source(place, lambda _: None, block_bytes=BLOCK_BYTES)
+        made = open_folder(place, print, is_target=is_target, block_bytes=BLOCK_BYTES)
     with made as side:
         yield side
 
@@ -90,7 +89,7 @@ def no_progress(phase: str, done: int, total: int | None) -> None:
 def copy(
     source: str | Path,
     target: str | Path,
-    before: Callable[[SqliteSide | PostgresSide], None] = lambda side: None,
+    before: Callable[[AnySide], None] = lambda side: None,
     *,
     replace: bool = False,
 ) -> CopyState:
@@ -131,10 +130,10 @@ class InterruptedError(Exception):
     pass
 
 
-def interrupt_after(blocks: int) -> Callable[[SqliteSide | PostgresSide], None]:
+def interrupt_after(blocks: int) -> Callable[[AnySide], None]:
     """Return a function that lets a target fail after some blocks."""
 
-    def change(side: SqliteSide | PostgresSide) -> None:
+    def change(side: AnySide) -> None:
         left, write, save, finish = blocks, side.write, side.save, side.finish
 
         def count() -> None:
@@ -164,7 +163,7 @@ def test_every_row_is_copied_and_back(data: Path, url: str, conninfo: str, tmp_p
     done = copy(data, url)
     expected = sqlite_content(data)
     assert postgres_content(conninfo) == expected
-    assert {name: one.rows for name, one in done.tables.items()} == {
+    assert {name: one["rows"] for name, one in done.tables.items()} == {
         name: len(rows) for name, rows in expected.items()
     }
     copy(url, tmp_path / "back")
@@ -239,7 +238,7 @@ def test_texts_that_postgresql_cannot_store_are_replaced_and_counted(
             "UPDATE event SET detail = CAST(x'61eda08062' AS TEXT) WHERE event_id = 102"
         )
     result = invoke("store", "copy", data, url, *ASYNC)
-    assert "event.detail: in 2 texts, U+FFFD replaces" in result.stderr
+    assert "event: U+FFFD replaces 4 characters" in result.stderr
     with psycopg.connect(conninfo) as connection:
         found = connection.execute(
             "SELECT detail FROM event WHERE event_id IN (101, 102) ORDER BY event_id"
@@ -248,7 +247,7 @@ def test_texts_that_postgresql_cannot_store_are_replaced_and_counted(
 
 
 def test_copy_that_differs_is_refused(data: Path, url: str, conninfo: str) -> None:
-    def lose_a_row(side: SqliteSide | PostgresSide) -> None:
+    def lose_a_row(side: AnySide) -> None:
         save = side.save
 
         def change(state: CopyState) -> None:
@@ -329,7 +328,7 @@ def test_released_source_has_new_numbers_and_a_new_history_id(data: Path, url: s
     with opened(url, is_target=False) as side:
         assert isinstance(side, PostgresSide)
         with pytest.raises(StartRefusedError, match="nothing to release"):
-            side.release()
+            release(side)
     assert read_stopped(data).refusal == ""
 
 
@@ -428,7 +427,7 @@ def test_copy_that_seems_to_have_ended_is_fenced(url: str) -> None:
     with refusal, opened(url, is_target=True) as first:
         with opened(url, is_target=True):
             pass
-        first.save(CopyState("", "", 0))
+        first.save(CopyState("", "", "", 0))
 
 
 async def publish(address: tuple[str, int], *bodies: bytes) -> None:

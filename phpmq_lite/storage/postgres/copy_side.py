@@ -9,22 +9,14 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from psycopg import sql
-
 from phpmq_lite.errors import NotWritableError, StartRefusedError
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.copy_state import (
-    BLOCK_BYTES,
-    Block,
-    CopyMark,
-    CopyState,
-    Table,
-    tables_of,
-)
+from phpmq_lite.storage.copy_side import BLOCK_BYTES, Block, CopySide, Progress, Table
+from phpmq_lite.storage.copy_state import CopyState
 from phpmq_lite.storage.postgres.leadership import SILENCE_S, read_row, take_over
 from phpmq_lite.storage.postgres.migrate import create_schema, migrate
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, Quorum, quorum_problem
@@ -33,54 +25,25 @@ from phpmq_lite.storage.postgres.url import connection_info, shown
 from phpmq_lite.storage.postgres.writer import release
 
 _INITIAL_ROWS: Final = {"client": 1}  # those that the migrations insert
-# Rows are read in the order of the keys; sorting all of them first would need room on the disk.
-_READ_IN_ORDER: Final = "SET enable_sort = off"
 
 
-class PostgresSide:
+class PostgresSide(CopySide):
     """A database whose epoch this process holds."""
 
-    def __init__(self, store: PostgresStore, name: str, block_bytes: int = BLOCK_BYTES) -> None:
-        self.name = name
-        self.store = store
+    collation = '"C"'
+
+    def __init__(self, store: PostgresStore, name: str, block_bytes: int) -> None:
+        super().__init__(name, block_bytes)
+        self.store: PostgresStore = store
         self._sql = store.sql("copy")
-        self._block_bytes = block_bytes
-        store.execute(_READ_IN_ORDER)
+        # Rows are read in the order of the keys; sorting all of them first would need room.
+        store.execute("SET enable_sort = off")
 
-    # -- both sides
-
-    def tables(self) -> dict[str, Table]:
-        """Return the tables by name."""
-        return tables_of(self.store.execute(self._sql["tables"]).fetchall())
-
-    def count(self, table: Table) -> int:
-        """Return the number of rows."""
-        return int(self.store.execute(f'SELECT count(*) FROM "{table.name}"').fetchone()[0])
-
-    def blocks(self, table: Table, after: Sequence[Any] | None) -> Iterator[Block]:
+    def blocks(self, table: Table, after: Sequence[Any] | None = None) -> Iterator[Block]:
         """Yield all rows after a key, in the order of the keys."""
-        key = [
-            sql.SQL("{}{}").format(
-                sql.Identifier(name),
-                sql.SQL(' COLLATE "C"' if table.columns[name] == "TEXT" else ""),
-            )
-            for name in table.key
-        ]
-        query = sql.SQL("COPY (SELECT {} FROM {} {} ORDER BY {}) TO STDOUT").format(
-            sql.SQL(", ").join(map(sql.Identifier, table.columns)),
-            sql.Identifier(table.name),
-            sql.SQL("")
-            if after is None
-            else sql.SQL("WHERE ({}) > ({})").format(
-                sql.SQL(", ").join(key), sql.SQL(", ").join(map(sql.Literal, after))
-            ),
-            sql.SQL(", ").join(key),
-        )
-        with (
-            self.store.translating(),
-            self.store.connection.cursor() as cursor,
-            cursor.copy(query) as rows,
-        ):
+        query = f"COPY ({self.select(table, _names(table), after)}) TO STDOUT"
+        cursor = self.store.connection.cursor()
+        with self.store.translating(), cursor, cursor.copy(query.encode()) as rows:
             pieces, size = [], 0
             for row in rows:
                 pieces.append(row)
@@ -91,76 +54,50 @@ class PostgresSide:
             if pieces:
                 yield Block(b"".join(pieces), len(pieces))
 
-    # -- as a source
+    def states(self) -> dict[str, CopyState]:
+        """Return the copies of which this is the ``source`` and, if incomplete, the ``target``."""
+        found = self.store.execute(self._sql["states"]).fetchall()
+        return {role: CopyState.from_json(text) for role, text in found}
 
-    def mark(self) -> CopyMark | None:
-        """Return where the data was copied to."""
-        text = self._states().get("source")
-        return None if text is None else CopyMark.from_json(text)
-
-    def set_mark(self, mark: CopyMark) -> None:
-        """Store where the data was copied to."""
+    def set_source(self, state: CopyState | None) -> None:
+        """Store durably which copy this is the source of."""
         with self.store.transaction():
-            self.store.execute(self._sql["set_state"], ("source", mark.to_json()))
+            self._set("source", state)
 
-    def release(self) -> None:
-        """Use the data here again, with new numbers if the copy may have been used."""
-        mark = self.mark()
-        if mark is None:
-            raise StartRefusedError(f"{self.name} was not copied, so there is nothing to release")
-        with self.store.transaction():
-            if mark.is_complete:
-                self.store.renumber()
-            self.store.execute(self._sql["drop_states"])
-
-    # -- as a target
-
-    def state(self) -> CopyState | None:
-        """Return the progress of an incomplete copy."""
-        text = self._states().get("target")
-        return None if text is None else CopyState.from_json(text)
-
-    def _states(self) -> dict[str, str]:
-        return dict(self.store.execute(self._sql["states"]).fetchall())
+    def _set(self, role: str, state: CopyState | None) -> None:
+        if state is None:
+            self.store.execute(self._sql["drop_state"], (role,))
+        else:
+            self.store.execute(self._sql["set_state"], (role, state.to_json()))
 
     def is_empty(self) -> bool:
         """Return whether the database contains only what the migrations insert."""
-        return all(
-            self.count(one) <= _INITIAL_ROWS.get(one.name, 0) for one in self.tables().values()
-        )
+        tables = self.tables().values()
+        return all(self.count(one) <= _INITIAL_ROWS.get(one.name, 0) for one in tables)
 
     def begin(self, state: CopyState) -> None:
-        """Empty all tables."""
+        """Mark the target as incomplete, and remove the rows of its tables."""
         names = ", ".join(f'"{name}"' for name in self.tables())
         with self.store.transaction():
             self.store.execute(f"TRUNCATE {names}")
-            self.store.execute(self._sql["drop_states"])
-            self._update(state)
+            self._set("source", None)
+            self._set("target", state)
 
     def write(self, table: Table, block: Block, state: CopyState) -> None:
         """Store a block and the progress in one transaction."""
-        query = sql.SQL("COPY {} ({}) FROM STDIN").format(
-            sql.Identifier(table.name), sql.SQL(", ").join(map(sql.Identifier, table.columns))
-        )
+        query = f'COPY "{table.name}" ({_names(table)}) FROM STDIN'
         with self.store.transaction():
-            with self.store.connection.cursor() as cursor, cursor.copy(query) as copy:
+            with self.store.connection.cursor() as cursor, cursor.copy(query.encode()) as copy:
                 copy.write(block.text)
-            self._update(state)
+            self._set("target", state)
 
     def save(self, state: CopyState) -> None:
         """Store whether the copy is verified."""
         with self.store.transaction():
-            self._update(state)
+            self._set("target", state)
 
-    def _update(self, state: CopyState) -> None:
-        self.store.execute(self._sql["set_state"], ("target", state.to_json()))
-
-    def is_finishing(self) -> bool:
-        """Return False: the progress is removed last."""
-        return False
-
-    def finish(self, progress: Callable[[str, int, int | None], None]) -> None:
-        """Set the numbers that the server assigns, and let the planner know the tables."""
+    def finish(self, progress: Progress) -> None:
+        """Set the numbers that the server assigns, and count rows for the planner."""
         progress("analyzing", 0, None)
         with self.store.transaction():
             for table, column in self.store.execute(self._sql["identities"]).fetchall():
@@ -169,7 +106,7 @@ class PostgresSide:
                     f'coalesce(max("{column}"), 0) + 1, false) FROM "{table}"'
                 )
             self.store.execute("ANALYZE")
-            self.store.execute(self._sql["drop_states"])
+            self._set("target", None)
 
 
 @contextmanager
@@ -183,30 +120,35 @@ def open_database(
         NotWritableError: no server can be reached, or its commits are not replicated.
         OutcomeUnknownError: another process has taken over.
     """
+    conninfo = connection_info(url)
+    name = f"postgresql://{shown(conninfo)}"
 
     def check(before: Quorum, after: Quorum, notices: list[str]) -> None:
         problem = quorum_problem(before, after, notices)
         if problem is not None and not allow_asynchronous:
             raise NotWritableError(f"{name}: {problem}")
 
-    conninfo = connection_info(url)
-    name = f"postgresql://{shown(conninfo)}"
     try:
         with connect(conninfo) as connection:
             store = PostgresStore(connection, check)
-            _take_over(store, name)
+            _acquire(store, name)
             yield PostgresSide(store, name, block_bytes)
             release(store)
     except ConnectionBrokenError as error:
         raise NotWritableError(f"{name}: {error}") from error
 
 
-def _take_over(store: PostgresStore, name: str) -> None:
-    create_schema(store, migrations_folder() / "postgres")
+def _acquire(store: PostgresStore, name: str) -> None:
+    migrations = migrations_folder() / "postgres"
+    create_schema(store, migrations)
     row = read_row(store)
     if not row.is_released:  # the broker is active, or has failed
         time.sleep(SILENCE_S)
     broker = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "role": "copy"})
     if read_row(store)[:3] != row[:3] or not take_over(store, row, broker):
         raise StartRefusedError(f"a broker is active on {name}; stop all of its brokers first")
-    migrate(store, migrations_folder() / "postgres")
+    migrate(store, migrations)
+
+
+def _names(table: Table) -> str:
+    return ", ".join(f'"{name}"' for name in table.columns)

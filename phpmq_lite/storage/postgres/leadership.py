@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from phpmq_lite.errors import NotWritableError, StartRefusedError
-from phpmq_lite.storage.copy_state import CopyMark, CopyState
+from phpmq_lite.storage.copy_state import CopyState
 from phpmq_lite.storage.postgres.migrate import create_schema, pending
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError
 from phpmq_lite.storage.postgres.store import SHARD, Check, PostgresStore, connect
@@ -144,8 +144,6 @@ def read_row(store: PostgresStore) -> EpochRow:
 def refuse_copied(store: PostgresStore) -> None:
     """Raise StartRefusedError if the data is elsewhere, or an incomplete copy."""
     with store.translating():
-        states: dict[str, str] = dict(store.execute(store.sql("copy")["states"]).fetchall())
-    if "target" in states:
-        raise StartRefusedError(CopyState.from_json(states["target"]).refusal())
-    if "source" in states:
-        raise StartRefusedError(CopyMark.from_json(states["source"]).refusal("URL"))
+        found = store.execute(store.sql("copy")["states"]).fetchall()
+    for role, text in found:
+        raise StartRefusedError(CopyState.from_json(text).refusal("URL" * (role == "source")))

@@ -30,8 +30,9 @@ SELECT role, content FROM copy_state ORDER BY role;
 INSERT INTO copy_state (role, content) VALUES (?, ?)
 ON CONFLICT (role) DO UPDATE SET content = excluded.content;
 
--- name: drop_states
-DELETE FROM copy_state;
+-- name: drop_state
+-- parameters: role
+DELETE FROM copy_state WHERE role = ?;
 
 -- name: renew_history_id
 -- Invalidates the offsets that history readers have stored.
