@@ -95,7 +95,9 @@ def _open(
     if _is_url(place):
         from phpmq_lite.storage.postgres.copy_side import open_database
 
-        return open_database(place, allow_asynchronous=settings.store.allow_asynchronous)
+        return open_database(
+            place, is_target=is_target, allow_asynchronous=settings.store.allow_asynchronous
+        )
     return open_folder(
         Path(place),
         print_message,

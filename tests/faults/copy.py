@@ -134,7 +134,7 @@ def run(
     bad = [problem for check in verify(back) for problem in check.problems]
     if bad:
         raise AssertionError(f"verify: {bad}")
-    with open_database(url, allow_asynchronous=bool(more)) as side:
+    with open_database(url, is_target=False, allow_asynchronous=bool(more)) as side:
         release(side)
     for name, words in (
         ("PostgreSQL to SQLite", [url, str(back), "--replace"]),

@@ -75,7 +75,9 @@ def data(tmp_path: Path) -> Path:
 @contextmanager
 def opened(place: str | Path, *, is_target: bool) -> Iterator[AnySide]:
     if isinstance(place, str):
-        made: Any = open_database(place, allow_asynchronous=True, block_bytes=BLOCK_BYTES)
+        made: Any = open_database(
+            place, is_target=is_target, allow_asynchronous=True, block_bytes=BLOCK_BYTES
+        )
     else:
         made = open_folder(place, print, is_target=is_target, block_bytes=BLOCK_BYTES)
     with made as side:
@@ -396,12 +398,14 @@ def test_damaged_folder_is_not_copied(tmp_path: Path, url: str) -> None:
         copy(data, url)
     with pytest.raises(StartRefusedError, match="there is no database"):
         copy(tmp_path / "none", url)
+    with pytest.raises(StartRefusedError, match="there is no data of a broker"):
+        copy(url, tmp_path / "back")
 
 
 def test_commits_without_a_quorum_are_refused(data: Path, url: str) -> None:
     error = invoke("store", "copy", data, url, code=74).stderr
     assert "synchronous_standby_names names no quorum" in error
-    with pytest.raises(NotWritableError), open_database(url):
+    with pytest.raises(NotWritableError), open_database(url, is_target=True):
         pass
 
 

@@ -18,7 +18,7 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.copy_side import BLOCK_BYTES, Block, CopySide, Progress, Table
 from phpmq_lite.storage.copy_state import CopyState
 from phpmq_lite.storage.postgres.leadership import SILENCE_S, read_row, take_over
-from phpmq_lite.storage.postgres.migrate import create_schema, migrate
+from phpmq_lite.storage.postgres.migrate import create_schema, migrate, pending
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, Quorum, quorum_problem
 from phpmq_lite.storage.postgres.store import PostgresStore, connect
 from phpmq_lite.storage.postgres.url import connection_info, shown
@@ -111,9 +111,13 @@ class PostgresSide(CopySide):
 
 @contextmanager
 def open_database(
-    url: str, *, allow_asynchronous: bool = False, block_bytes: int = BLOCK_BYTES
+    url: str,
+    *,
+    is_target: bool,
+    allow_asynchronous: bool = False,
+    block_bytes: int = BLOCK_BYTES,
 ) -> Iterator[PostgresSide]:
-    """Acquire the epoch of a database that no broker uses; create or migrate its schema.
+    """Acquire the epoch of a database that no broker uses, and migrate it.
 
     Raises:
         StartRefusedError: a broker is active, or the database is of another program.
@@ -131,15 +135,17 @@ def open_database(
     try:
         with connect(conninfo) as connection:
             store = PostgresStore(connection, check)
-            _acquire(store, name)
+            _acquire(store, name, is_target=is_target)
             yield PostgresSide(store, name, block_bytes)
             release(store)
     except ConnectionBrokenError as error:
         raise NotWritableError(f"{name}: {error}") from error
 
 
-def _acquire(store: PostgresStore, name: str) -> None:
+def _acquire(store: PostgresStore, name: str, *, is_target: bool) -> None:
     migrations = migrations_folder() / "postgres"
+    if not is_target and [one.number for one in pending(store, migrations)][:1] == [1]:
+        raise StartRefusedError(f"there is no data of a broker in {name}")
     create_schema(store, migrations)
     row = read_row(store)
     if not row.is_released:  # the broker is active, or has failed
