@@ -296,9 +296,10 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 # any engine stores; above them are the two engines, which do not know each other.
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "rows": ("arrow", "batch_sql", "migrations", "postgres.statements", "read", "statements"),
-    "folder": ("atomic_files", "data_folder", "disk_space"),
+    "folder": ("atomic_files", "copy_state", "data_folder", "disk_space"),
     "store": (
         "backend",
+        "copy_side",
         "database_check",
         "retention",
         "start_report",
@@ -319,8 +320,9 @@ STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "sqlite.writer",
         "sqlite.writer_process",
     ),
-    "SQLite backend": ("sqlite.backend", "sqlite.backup"),
+    "SQLite backend": ("sqlite.backend", "sqlite.backup", "sqlite.copy_side"),
     "PostgreSQL": ("postgres",),
+    "both engines": ("copying",),
 }
 
 

@@ -40,6 +40,8 @@ _RECEIPTS_AT_ONCE: Final = 1_000  # number of rows read per statement at startup
 _PAGE_BYTES: Final = 4 << 20  # maximum total size of the bodies in a page
 _RECORD_BYTES: Final = 16 << 20  # maximum total size of client-written records loaded per batch
 
+NUMBER_GAP: Final = 1_000_000  # added to the last number, so that no number is used twice
+
 # A callback, the rows to pass to it, and whether they are the last rows.
 LoadedPage = tuple[Callable[[list[Message], bool], None], list[Message], bool]
 
@@ -133,6 +135,15 @@ class Store(ABC):
     def counters(self) -> dict[str, int]:
         """Return all stored counters, keyed by name."""
         return dict(self.execute(self.sql("batch")["counters"]).fetchall())
+
+    def renumber(self) -> None:
+        """Skip numbers and renew the history id, because a copy may have continued both.
+
+        Call it in a transaction.
+        """
+        last = self.execute(self.sql("copy")["last_number"]).fetchone()[0]
+        self.execute(self.sql("batch")["set_counter"], ("next_number", last + 1 + NUMBER_GAP))
+        self.execute(self.sql("copy")["renew_history_id"])
 
     def has_users(self) -> bool:
         """Return whether there is any user."""

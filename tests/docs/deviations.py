@@ -14,6 +14,10 @@ SERVERS: Final = "needs three machines; tests/integration/test_patroni.py starts
 SHOP: Final = "needs PostgreSQL; tests/docs/test_three_machines.py runs the whole page"
 CLUSTER: Final = "needs other machines; tests/spark/test_cluster.py runs a cluster on this one"
 
+POSTGRES: Final = (
+    "needs PostgreSQL servers; tests/integration/test_store_copy.py copies there and back"
+)
+
 # By page, a part of a line (of code: of the block) that is not run -> the reason.
 NOT_RUN: Final[dict[str, dict[str, str]]] = {
     "CONTRIBUTING.md": {"-m pytest": "runs this test"},
@@ -52,6 +56,7 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
         "~/secrets.env": SERVERS,
         "patronictl list": SERVERS,
     },
+    "docs/operate/moving.md": {"createdb": POSTGRES, "systemctl": POSTGRES, "sudo ": POSTGRES},
     "docs/guides/migrate.md": {"redis-cli": "needs Redis; publish --lines reads its output"},
     "docs/operate/performance.md": {"phpmq-lite bench": LONG, "pip install": INSTALLS},
     "docs/guides/php.md": {

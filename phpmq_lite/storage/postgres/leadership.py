@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from phpmq_lite.errors import NotWritableError, StartRefusedError
+from phpmq_lite.storage.copy_state import CopyState
 from phpmq_lite.storage.postgres.migrate import create_schema, pending
 from phpmq_lite.storage.postgres.quorum import QUORUM_SQL, ConnectionBrokenError, Quorum
 from phpmq_lite.storage.postgres.store import (
@@ -122,9 +123,10 @@ class Standby:
             if not (row.is_released or self._silent_s >= self._limit_s):
                 self._tell(StandbyState(row, None))
                 return None
+            refuse_copied(store)
             if (problem := self._quorum_problem(store)) is not None:
                 self._tell(StandbyState(row, problem))
-            elif self._take(store, row):
+            elif take_over(store, row, self.description):
                 self._store = None
                 return store
         except (ConnectionBrokenError, NotWritableError) as error:
@@ -142,6 +144,7 @@ class Standby:
             with self._store.translating():
                 self._store.execute(self._store.sql("epoch")["call_standby"])
             create_schema(self._store, self._migrations)
+            refuse_copied(self._store)
         return self._store
 
     def _disconnect(self) -> None:
@@ -153,8 +156,8 @@ class Standby:
 
     def _poll(self, store: PostgresStore) -> EpochRow:
         before, now, sql = self.row, time.monotonic(), store.sql("epoch")
+        row = read_row(store)
         with store.translating():
-            row = EpochRow(*store.execute(sql["read"], (SHARD,)).fetchone())
             [(idle_s,)] = store.execute(sql["idle_s"])
         if before is not None:
             waited_s = self._silent_s + min(now - self._polled_at, 2 * POLL_S)
@@ -175,19 +178,34 @@ class Standby:
             return str(error)
         return None
 
-    def _take(self, store: PostgresStore, row: EpochRow) -> bool:
-        """Raise the epoch, replicated; return False if another broker was faster."""
-        sql = store.sql("epoch")
-        with store.translating():
-            store.execute(sql["end_stalled"])
-            store.execute(sql["call_writer"])
-            store.execute("BEGIN")
-            given = (self.description, SHARD, row.epoch, row.batch)
-            taken = store.execute(sql["take"], given).fetchone()
-            if taken is None:
-                store.execute("ROLLBACK")
-                store.execute(sql["call_standby"])
-                return False
-            store.epoch, store.place = taken
-            store.commit()
-        return True
+
+def take_over(store: PostgresStore, row: EpochRow, description: str) -> bool:
+    """Raise the epoch, replicated; return False if another broker was faster."""
+    sql = store.sql("epoch")
+    with store.translating():
+        store.execute(sql["end_stalled"])
+        store.execute(sql["call_writer"])
+        store.execute("BEGIN")
+        given = (description, SHARD, row.epoch, row.batch)
+        taken = store.execute(sql["take"], given).fetchone()
+        if taken is None:
+            store.execute("ROLLBACK")
+            store.execute(sql["call_standby"])
+            return False
+        store.epoch, store.place = taken
+        store.commit()
+    return True
+
+
+def read_row(store: PostgresStore) -> EpochRow:
+    """Read the row of the epoch."""
+    with store.translating():
+        return EpochRow(*store.execute(store.sql("epoch")["read"], (SHARD,)).fetchone())
+
+
+def refuse_copied(store: PostgresStore) -> None:
+    """Raise StartRefusedError if the data is elsewhere, or an incomplete copy."""
+    with store.translating():
+        found = store.execute(store.sql("copy")["states"]).fetchall()
+    for role, text in found:
+        raise StartRefusedError(CopyState.from_json(text).refusal("URL" * (role == "source")))
