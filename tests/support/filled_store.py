@@ -18,7 +18,7 @@ from phpmq_lite.storage.copy_side import Table, tables_of
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.sqlite.integrity.seal import seal
 from phpmq_lite.storage.statements import load
-from tests.support.core_and_store import empty_database
+from tests.support.stores import empty_database
 
 NOW_MS: Final = 1_790_000_000_000
 _NUMBERS: Final = (

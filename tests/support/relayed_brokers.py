@@ -5,10 +5,11 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from phpmq_lite.relay.active import RelayListener
 from phpmq_lite.relay.handshake import RelaySecret, create_relay_secret
+from phpmq_lite.relay.member import Member
 from phpmq_lite.relay.standby import Relay
 from phpmq_lite.testing import RunningBroker
 from tests.support.http_users import prepared_service
@@ -70,7 +71,12 @@ async def relayed_brokers(
         await listener.open()
         relay = Relay("broker-2", secret, second.service.handle.figures.relay)
         relay.set_active(EPOCH, listener.address)
-        second.service.relay = relay
+        member = Member(
+            second.service.settings, "", cast(Any, None), service.session, service.http_connection,
+            second.service.handle.figures.relay,
+        )  # fmt: skip
+        member.relay = relay
+        second.service._member = member
         brokers = RelayedBrokers(first, second, listener, relay)
         try:
             yield brokers

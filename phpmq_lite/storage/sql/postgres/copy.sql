@@ -3,11 +3,11 @@
 -- name: tables
 -- All tables, in the order of their columns.
 -- columns: table, column, type, place in the primary key (0: none)
-SELECT t.relname, c.attname,
+SELECT t.relname AS name, c.attname AS name,
   CASE format_type(c.atttypid, NULL)
     WHEN 'bigint' THEN 'INTEGER' WHEN 'bytea' THEN 'BLOB' ELSE upper(format_type(c.atttypid, NULL))
-  END,
-  coalesce(array_position(k.indkey::int2[], c.attnum) + 1, 0)
+  END AS type,
+  coalesce(array_position(k.indkey::int2[], c.attnum) + 1, 0) AS pk
 FROM pg_class AS t JOIN pg_attribute AS c ON c.attrelid = t.oid
 LEFT JOIN pg_index AS k ON k.indrelid = t.oid AND k.indisprimary
 WHERE t.relkind = 'r' AND t.relnamespace = current_schema()::regnamespace
