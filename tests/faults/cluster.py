@@ -860,9 +860,11 @@ async def run(
         finally:
             site.close()
             if ledger.offences or sys.exc_info()[0]:
-                for broker in brokers:
-                    log = broker.log.read_text(encoding="utf-8", errors="replace")
-                    print(log[-4_000:], file=sys.stderr)
+                logs = [broker.log for broker in brokers]
+                logs += [database.path(node) / "patroni.log" for node in range(3)]
+                for log in logs:
+                    text = log.read_text(encoding="utf-8", errors="replace")
+                    print(f"-- {log.parent.name}/{log.name}\n{text[-6_000:]}", file=sys.stderr)
     return running
 
 
