@@ -22,7 +22,7 @@ from phpmq_lite.cli.settings_options import (
 )
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, has_never_had_database
 from phpmq_lite.storage.database_check import DatabaseCheck
 from phpmq_lite.storage.sqlite import migrate as migrations
 from phpmq_lite.storage.sqlite.backup.backups import MANIFEST, read_backup, verify_backup
@@ -67,7 +67,7 @@ def verify(path: Path | None, output: str | None, settings_args: SettingsArgumen
             )
         verify_backup(backup)
         path = backup.database
-    if _has_no_history(path):
+    if has_never_had_database(path):
         raise CommandError(f"there is no database in {path}", NOT_FOUND)
     _report(str(path), verify_files(path), output)
 
@@ -88,13 +88,6 @@ def require_file(settings: Settings, instead: str) -> None:
     """Raise CommandError if the broker stores in PostgreSQL; ``instead`` says what to do there."""
     if settings.store.url:
         raise CommandError(f"store.url is set: the broker stores in PostgreSQL, {instead}", REFUSED)
-
-
-def _has_no_history(path: Path) -> bool:
-    """Return whether a folder has never contained a database, rather than having lost one."""
-    if path.is_file() or (path / DATABASE).exists() or (path / f"{DATABASE}-wal").exists():
-        return False
-    return not read_meta(path).has_messages
 
 
 def print_checks(checks: list[DatabaseCheck], output: str | None) -> None:

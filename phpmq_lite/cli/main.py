@@ -76,6 +76,7 @@ SECTIONS: Final = {  # section of the help text -> commands
             "standby", "Replicate the database with Litestream, and promote a replica."
         ),
         "database": CommandEntry("database", "Upgrade the database and check it for damage."),
+        "store": CommandEntry("store", "Move everything from SQLite to PostgreSQL, or back."),
         "import": CommandEntry("importers", "Import messages from beanstalkd or InitPHP Queue."),
     },
     "Access": {
@@ -108,6 +109,7 @@ DOCS: Final = {  # command -> documentation page, shown at the end of --help
     "backup": "operate/operations#back-up",
     "standby": "operate/standby",
     "database": "operate/operations#when-a-start-refuses-exit-code-65",
+    "store": "operate/moving",
     "import": "guides/migrate",
     "user": "guides/admin#users-and-roles",
     "token": "guides/admin#users-and-roles",

@@ -49,7 +49,7 @@ def status(admin: AdminClient, output: str | None) -> None:
                 "clients": f"{stats['clients']:,} connected, {stats['consumers']:,} consumers",
                 "rates": f"{stats['published_per_s']:,.1f} published/s, "
                 f"{stats['acked_per_s']:,.1f} acknowledged/s",
-                **_store(stats),
+                "database": _database(stats),
                 "disk": f"{formats.format_size(free)} of {formats.format_size(disk)} free",
             },
             output,
@@ -58,17 +58,12 @@ def status(admin: AdminClient, output: str | None) -> None:
         click.get_current_context().exit(ERROR)
 
 
-def _store(stats: dict[str, Any]) -> dict[str, str]:
-    """Return the size of the database, and on PostgreSQL where it is and who replicates it."""
-    store, size = stats.get("store", {}), formats.format_size(stats["database_bytes"] or 0)
+def _database(stats: dict[str, Any]) -> str:
+    size = formats.format_size(stats["database_bytes"] or 0)
     if stats["wal_bytes"] is not None:
-        return {"database": f"{size}, log {formats.format_size(stats['wal_bytes'])}"}
-    replicas = formats.count_of(len(store["replicas"]), "replica", "replicas")
-    return {
-        "database": f"{store['engine']} {store['place']}, {size}",
-        "replication": f"epoch {store['epoch']}, {replicas} connected, "
-        f"{store['replicas_required']} must confirm",
-    }
+        return f"{size}, log {formats.format_size(stats['wal_bytes'])}"
+    store = stats["store"]
+    return f"{size} in {store['engine']} at {store['place']}, epoch {store['epoch']}"
 
 
 COLUMNS = number_columns(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeVar
 
-from phpmq_lite.model import BatchStore, ClockReading
+from phpmq_lite.model import BatchStore, ClockReading, RecoveredState
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.retention import RetentionBounds
@@ -61,6 +61,9 @@ class Backend(Protocol):
 
     def readers(self, count: int = 2) -> Readers:
         """Return connections for pages."""
+
+    def read_replica(self) -> RecoveredState | None:
+        """Return the state of another server to show, if no broker can store; blocks."""
 
     async def open(self, starting: StartRecorder, tell: Callable[[str], None]) -> None:
         """Check, open and migrate the database; ``tell`` is called with each step.

@@ -19,7 +19,7 @@ class Replica:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether it can confirm a commit, as far as that is known."""
+        """Return whether it can confirm a commit; True if the broker may not see that."""
         return self.state in (STREAMING, None) and self.is_counted is not False
 
 
@@ -33,10 +33,9 @@ class ServerStatus:
     has_checksums: bool  # whether the server verifies the checksums of its pages
     connections: int
     max_connections: int
-    can_monitor: bool  # whether the broker's role sees replicas and transactions of other roles
     folder: str | None  # the server's data folder, if it is on this machine and the role may see it
     replicas: tuple[Replica, ...] = ()
-    oldest_transaction: str | None = None  # the one that keeps VACUUM from removing rows
+    oldest_transaction: str | None = None  # it keeps VACUUM from removing rows
     oldest_transaction_s: float = 0.0
     disk_free: int = 0  # of the folder's disk
     disk_bytes: int = 0  # 0 if unknown
@@ -60,6 +59,8 @@ class StoreStatus:
     unknown_batches: int = 0  # batches of unknown outcome, which were found or stored again
     server: ServerStatus | None = None  # None until it has been read
     problem: str | None = None  # why the server cannot be read at the moment
+    # How long ago the replica was written that pages show while no broker is active, in seconds.
+    replica_age_s: float | None = None
 
     @property
     def has_file(self) -> bool:

@@ -136,24 +136,29 @@ def stored_keys(database: sqlite3.Connection, after: int = 0) -> list[tuple[int,
     ).fetchall()
 
 
+# Queries that must find no rows.
+CONTRADICTIONS: Final = {
+    "alive and settled": "SELECT seq FROM message JOIN history USING (seq)",
+    "settled twice": "SELECT seq FROM history GROUP BY seq HAVING count(*) > 1",
+    "a gap in the history": "SELECT * FROM (SELECT count(*) AS rows, "
+    'max("offset") - min("offset") + 1 AS span FROM history) AS found WHERE rows <> span',
+    "without a body": "SELECT seq FROM message WHERE NOT EXISTS "
+    "(SELECT * FROM body WHERE body.seq = message.seq)",
+    "counted wrong": "SELECT name, live_count FROM queue WHERE live_count <> "
+    "(SELECT count(*) FROM message WHERE message.queue_id = queue.queue_id)",
+    "bytes counted wrong": "SELECT name, live_bytes FROM queue WHERE live_bytes <> "
+    "(SELECT coalesce(sum(size), 0) FROM message WHERE message.queue_id = queue.queue_id)",
+    # 3: expired.  Deadlines are stored in wall time, but compared with the steady clock; the
+    # two drift.
+    "expired early": "SELECT seq, settled_at - deadline_ms FROM history "
+    "WHERE outcome = 3 AND settled_at < deadline_ms - 50",
+}
+
+
 def contradictions(database: sqlite3.Connection) -> list[tuple[str, object]]:
     """Return the rows found by queries that must find none."""
-    questions = {
-        "alive and settled": "SELECT seq FROM message JOIN history USING (seq)",
-        "settled twice": "SELECT seq FROM history GROUP BY seq HAVING count(*) > 1",
-        "a gap in the history": "SELECT * FROM (SELECT count(*) AS rows, "
-        'max("offset") - min("offset") + 1 AS span FROM history) WHERE rows <> span',
-        "without a body": "SELECT seq FROM message WHERE seq NOT IN (SELECT seq FROM body)",
-        "counted wrong": "SELECT name, live_count FROM queue WHERE live_count <> "
-        "(SELECT count(*) FROM message WHERE message.queue_id = queue.queue_id)",
-        "bytes counted wrong": "SELECT name, live_bytes FROM queue WHERE live_bytes <> "
-        "(SELECT coalesce(sum(size), 0) FROM message WHERE message.queue_id = queue.queue_id)",
-        # 3: expired.  Deadlines are stored in wall time, but compared with the steady clock; the
-        # two drift.
-        "expired early": "SELECT seq, settled_at - deadline_ms FROM history "
-        "WHERE outcome = 3 AND settled_at < deadline_ms - 50",
-        "damaged": "SELECT * FROM pragma_integrity_check WHERE integrity_check <> 'ok'",
-    }
+    damage = "SELECT * FROM pragma_integrity_check WHERE integrity_check <> 'ok'"
+    questions = CONTRADICTIONS | {"damaged": damage}
     answers = [(text, database.execute(sql).fetchall()) for text, sql in questions.items()]
     return [(text, found[:3]) for text, found in answers if found]
 

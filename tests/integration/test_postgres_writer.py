@@ -1,6 +1,9 @@
 """The writer on three servers: what is confirmed is replicated, and nothing is stored twice."""
 
 import asyncio
+import gc
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,16 +13,21 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.errors import OutcomeUnknownError, StartRefusedError
+from phpmq_lite.errors import EpochEndedError, OutcomeUnknownError, StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Batch, Message, checksum
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres import leadership, writer
 from phpmq_lite.storage.postgres.leadership import Standby, StandbyState
-from phpmq_lite.storage.postgres.quorum import EpochEndedError
+from phpmq_lite.storage.postgres.quorum import Quorum
+from phpmq_lite.storage.postgres.store import PostgresStore
 from phpmq_lite.storage.postgres.url import connection_info
 from phpmq_lite.storage.postgres.writer import PostgresWriter
-from tests.support.postgres_nodes import ReplicatedPostgres, needs_postgres
+from tests.support.postgres_nodes import (
+    DATABASE,
+    ReplicatedPostgres,
+    needs_postgres,
+)
 
 pytestmark = needs_postgres
 WAIT_S = 20.0
@@ -76,7 +84,7 @@ class Seat:
 def standby_of(url: str, seat: Seat, folder: Path | None = None) -> Standby:
     migrations = folder or migrations_folder() / "postgres"
     conninfo = connection_info(url)
-    return Standby(conninfo, migrations, "{}", seat.writer.check, seat.states.append)
+    return Standby(conninfo, migrations, seat.writer.check, seat.states.append)
 
 
 def new_seat(url: str, tmp_path: Path, **more: bool) -> Seat:
@@ -112,9 +120,9 @@ async def test_batch_is_not_confirmed_while_the_setting_names_no_quorum(
         assert not seat.fatal
 
 
-@pytest.mark.parametrize("signal", ["pg_cancel_backend", "pg_terminate_backend"])
+@pytest.mark.parametrize("function", ["pg_cancel_backend", "pg_terminate_backend"])
 async def test_commit_whose_wait_is_ended_is_confirmed_once_it_is_replicated(
-    nodes: ReplicatedPostgres, url: str, tmp_path: Path, signal: str
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path, function: str
 ) -> None:
     async with active(url, tmp_path) as seat:
         await seat.publish()
@@ -124,7 +132,7 @@ async def test_commit_whose_wait_is_ended_is_confirmed_once_it_is_replicated(
             done = seat.publish()
             await asyncio.sleep(0.3)
             nodes.query(
-                f"SELECT {signal}(pid) FROM pg_stat_activity"
+                f"SELECT {function}(pid) FROM pg_stat_activity"
                 " WHERE application_name = 'phpmq-lite-writer' AND wait_event = 'SyncRep'"
             )
             await asyncio.sleep(1)
@@ -279,3 +287,220 @@ async def test_database_of_another_program_is_refused(
         other.execute("CREATE TABLE public.theirs (number int)")
     with pytest.raises(StartRefusedError, match="not created by phpmq-lite"):
         await standby_of(url, new_seat(url, tmp_path)).wait_until_active()
+
+
+async def test_standby_with_an_older_schema_says_so_while_another_broker_is_active(
+    url: str, tmp_path: Path
+) -> None:
+    seat = new_seat(url, tmp_path)
+    async with active(url, tmp_path) as broker, waiting_standbys(url, seat):
+        await broker.writer.run(
+            lambda store: store.connection.execute("INSERT INTO migration VALUES (2, '', '', 0)")
+        )
+        async with asyncio.timeout(WAIT_S):
+            while "schema version 2" not in (seat.states[-1].problem or ""):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+async def test_standby_does_not_interrupt_long_work_of_the_active_broker(
+    url: str, tmp_path: Path
+) -> None:
+    """A migration of a large database, for example: its heartbeats wait."""
+    calls = []
+
+    def work(store: PostgresStore) -> None:
+        calls.append("transaction")
+        with store.transaction():
+            store.execute("SELECT pg_sleep(2.5)")
+        calls.append("query")
+        store.execute("SELECT pg_sleep(2.5)")
+
+    async with active(url, tmp_path) as broker:
+        async with waiting_standbys(url, new_seat(url, tmp_path)) as [waiting]:
+            await broker.writer.run(work)
+            assert not waiting.done()
+        assert calls == ["transaction", "query"]
+        assert not broker.fatal
+
+
+async def test_standbys_without_a_quorum_do_not_take_over_from_each_other(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path
+) -> None:
+    seat = new_seat(url, tmp_path)
+    seat.writer.open(await standby_of(url, seat).wait_until_active())
+    async with waiting_standbys(url, new_seat(url, tmp_path), new_seat(url, tmp_path)) as waiting:
+        await asyncio.sleep(1)
+        for node in nodes.standbys:
+            nodes.pause(node)
+        try:
+            seat.writer._is_open = False  # as if the process had been killed
+            seat.writer._store.connection.close()
+            await asyncio.sleep(5)
+        finally:
+            for node in nodes.standbys:
+                nodes.resume(node)
+        await asyncio.wait(waiting, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+        [winner] = [one for one in waiting if one.done()]
+        assert winner.result().epoch == 2
+        winner.result().connection.close()
+
+
+async def test_broker_and_standby_leave_a_primary_that_stands_still(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (writer, leadership):
+        monkeypatch.setattr(module, "STUCK_S", 1.0)
+    seat = new_seat(url, tmp_path)
+    async with active(url, tmp_path) as broker, waiting_standbys(url, seat):
+        await broker.publish()
+        frozen = nodes.primary
+        nodes.pause(frozen)
+        try:
+            done = broker.publish()
+            await asyncio.sleep(1)
+            await asyncio.to_thread(nodes.fail_over)
+            await asyncio.wait_for(done, WAIT_S)
+            assert await broker.stored() == [1, 2, 3, 4, 5, 6]
+            async with asyncio.timeout(WAIT_S):
+                while not (seat.states and seat.states[-1].row):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        finally:
+            nodes.resume(frozen)
+            await asyncio.to_thread(nodes.rejoin, frozen)
+
+
+async def test_broker_that_waits_for_replicas_keeps_its_connection(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "STUCK_S", 0.5)
+    async with active(url, tmp_path) as seat:
+        await seat.publish()
+        before = seat.writer._store
+        for node in nodes.standbys:
+            nodes.pause(node)
+        try:
+            done = seat.publish()
+            await asyncio.sleep(3)
+            assert not done.done()
+        finally:
+            for node in nodes.standbys:
+                nodes.resume(node)
+        await asyncio.wait_for(done, WAIT_S)
+        assert seat.writer._store is before
+
+
+async def test_writer_stops_if_the_database_has_lost_batches(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path
+) -> None:
+    """Its memory has what the database lacks: with asynchronous replicas, for example."""
+    before = nodes.query("SHOW synchronous_standby_names")[0][0]
+    nodes.set_synchronous_standby_names("")
+    lost = nodes.primary
+    try:
+        async with active(url, tmp_path, allow_asynchronous=True) as seat:
+            await seat.publish()
+            for node in nodes.standbys:
+                await asyncio.to_thread(nodes.kill, node)
+            await seat.publish()
+            await seat.publish()
+            await asyncio.to_thread(nodes.kill, lost)
+            for node in nodes.standbys:
+                await asyncio.to_thread(nodes.start, node)
+            await asyncio.to_thread(nodes.fail_over)
+            with pytest.raises(OutcomeUnknownError, match="has lost batches"):
+                await asyncio.wait_for(seat.publish(), WAIT_S)
+            assert len(seat.fatal) == 1
+    finally:
+        await asyncio.to_thread(nodes.rejoin, lost)
+        nodes.set_synchronous_standby_names(before, lost)
+        await asyncio.to_thread(nodes.wait_for_quorum)
+
+
+async def test_batch_is_not_confirmed_before_a_new_setting_is_in_force(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path
+) -> None:
+    """Sessions read the setting before the checkpointer lets commits wait for replicas."""
+    before = nodes.query("SHOW synchronous_standby_names")[0][0]
+    [(checkpointer,)] = nodes.query(
+        "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'"
+    )
+    async with active(url, tmp_path) as seat:
+        await seat.publish()
+        nodes.set_synchronous_standby_names("")
+        done = seat.publish()
+        await seat.problem("names no quorum")
+        os.kill(checkpointer, signal.SIGSTOP)
+        try:
+            nodes.set_synchronous_standby_names(before)
+            for node in nodes.standbys:
+                nodes.pause(node)
+            await asyncio.sleep(1)
+            assert not done.done()
+        finally:
+            os.kill(checkpointer, signal.SIGCONT)
+            await asyncio.sleep(0.1)
+            for node in nodes.standbys:
+                nodes.resume(node)
+        await asyncio.wait_for(done, WAIT_S)
+        assert await seat.stored() == [1, 2, 3, 4, 5, 6]
+
+
+async def test_writer_closes_the_connections_of_failed_attempts(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path
+) -> None:
+    before = nodes.query("SHOW synchronous_standby_names")[0][0]
+    async with active(url, tmp_path) as seat:
+        nodes.set_synchronous_standby_names("")
+        gc.disable()
+        try:
+            done = seat.publish()
+            await seat.problem("names no quorum")
+            await asyncio.sleep(2)
+            [(sessions,)] = nodes.query(
+                f"SELECT count(*) FROM pg_stat_activity WHERE usename = '{DATABASE}'"
+            )
+        finally:
+            gc.enable()
+            nodes.set_synchronous_standby_names(before)
+        await asyncio.wait_for(done, WAIT_S)
+        assert sessions <= 3
+
+
+def test_late_answer_is_no_jump_of_the_server_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seat, now = new_seat("postgresql://localhost/x", tmp_path), 1_000
+
+    def answer(server_ms: int, arrived_ms: int) -> int:
+        nonlocal now
+        now = arrived_ms
+        quorum = Quorum("ANY 1 (a,b)", "", server_ms, "", is_fresh=False)
+        seat.writer.check(quorum, quorum, [])
+        return seat.writer.read_clocks()[0]
+
+    monkeypatch.setattr(writer, "read_clocks", lambda: (0, now))
+    assert answer(50_000, 1_000) == 50_000
+    assert answer(50_300, 1_300) == 50_300
+    assert answer(50_600, 6_600) == 55_600  # this process was stopped for 5 s
+    assert answer(55_900, 6_900) == 55_900
+    assert answer(85_900, 7_900) == 85_900  # another server, whose clock is 29 s ahead
+    assert answer(56_900, 8_900) == 57_900  # and back
+
+
+# -- helpers
+
+
+@asynccontextmanager
+async def waiting_standbys(
+    url: str, *seats: Seat
+) -> AsyncIterator[list["asyncio.Task[PostgresStore]"]]:
+    waiting = [asyncio.create_task(standby_of(url, one).wait_until_active()) for one in seats]
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not all(one.states for one in seats):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        yield waiting
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

@@ -61,7 +61,9 @@ async def test_rollups_agree_with_what_is_stored_over_restarts(tmp_path: Path) -
         await site.publish_many("mail", 4)
         await ack(site, "orders", 7)
         await site.ok("POST", "/queues/mail/purge")
-    outcomes = dict(stored_rows(tmp_path, "SELECT outcome, count(*) FROM history GROUP BY outcome"))
+    outcomes: dict[int, int] = dict(
+        stored_rows(tmp_path, "SELECT outcome, count(*) FROM history GROUP BY outcome")
+    )
     [(alive,)] = stored_rows(tmp_path, "SELECT count(*) FROM message")
     assert (alive, outcomes) == (16, {2: 19, 5: 4})
     assert rolled_up(tmp_path, ALL) == (39, 19, 4)
@@ -94,7 +96,9 @@ async def test_depth_at_the_end_is_that_of_the_queues(tmp_path: Path) -> None:
     async with loaded_site(tmp_path) as site:
         await site.publish_many("orders", 7)
         await site.publish_many("orders.dlq", 2)
-    depths = dict(stored_rows(tmp_path, "SELECT queue_id, ready FROM rollup WHERE span_s = 60"))
+    depths: dict[int, int] = dict(
+        stored_rows(tmp_path, "SELECT queue_id, ready FROM rollup WHERE span_s = 60")
+    )
     assert (depths[1], depths[2], depths[ALL], depths[DEAD_LETTERS]) == (7, 2, 7, 2)
 
 

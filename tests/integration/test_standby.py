@@ -16,7 +16,7 @@ import pytest
 from phpmq_lite.errors import DataDamagedError, SettingsError, StartRefusedError
 from phpmq_lite.server.maintenance import StandbyMonitor
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
-from phpmq_lite.storage.sqlite.backup.restore import NUMBER_GAP, restore
+from phpmq_lite.storage.sqlite.backup.restore import restore
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.standby import lag
 from phpmq_lite.storage.sqlite.standby.lag import read_standby
@@ -34,6 +34,7 @@ from phpmq_lite.storage.sqlite.standby.litestream import (
     replica_of,
     require_litestream,
 )
+from phpmq_lite.storage.store import NUMBER_GAP
 from tests.support.fork_server import BrokerProcess, broker_process, start_error
 from tests.support.socket_client import AdminApi, SocketClient, take_contents
 from tests.support.standby import Litestream, command

@@ -17,7 +17,7 @@ class CopiedReaders(PostgresReaders):
     """Copies the rows of a file to PostgreSQL before each read, if they have changed."""
 
     def __init__(self, path: Path, *, count: int = 2, limit_s: float = READ_LIMIT_S) -> None:
-        super().__init__(conninfo_of(path), count=count, limit_s=limit_s)
+        super().__init__(lambda: conninfo_of(path), count=count, limit_s=limit_s)
         self._path = path
         self._source = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
         weakref.finalize(self, self._source.close)
@@ -26,7 +26,7 @@ class CopiedReaders(PostgresReaders):
     async def run(self, name: str, text: str, parameters: Mapping[str, Any]) -> list[Row]:
         [version] = self._source.execute("PRAGMA data_version").fetchone()
         if version != self._copied:
-            copy_rows(self._path, self._conninfo)
+            copy_rows(self._path, self._conninfo())
             self._copied = version
         return await super().run(name, text, parameters)
 

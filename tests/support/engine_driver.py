@@ -303,7 +303,8 @@ class EngineDriver:
         return [key for run in self.rows("SELECT * FROM receipt") for key in expand_run(run)]
 
     def rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        return self._read(sql, *parameters)
+        found: list[tuple[Any, ...]] = self._read(sql, *parameters)
+        return found
 
     def message(self, seq: int) -> Message:
         return self.core.state.messages[seq]

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -117,9 +117,9 @@ class NodeNetwork(TemporaryServers):
         """Unplug a node: packets to and from it are dropped silently."""
         ip("link", "set", self._name(node), "nomaster")
 
-    def separate(self, node: int) -> None:
-        """Drop the packets between a node and the others; this machine still reaches all nodes."""
-        for one, other in self._pairs(node):
+    def separate(self, node: int, others: Sequence[int] | None = None) -> None:
+        """Drop the packets between a node and others; this machine still reaches all nodes."""
+        for one, other in self._pairs(node, others):
             ip("-n", one, "neighbour", "replace", other, "lladdr", _NOWHERE, "dev", "eth0",
                "nud", "permanent")  # fmt: skip
 
@@ -130,9 +130,10 @@ class NodeNetwork(TemporaryServers):
             with suppress(NetworkError):  # was not separated
                 ip("-n", one, "neighbour", "delete", other, "dev", "eth0")
 
-    def _pairs(self, node: int) -> list[tuple[str, str]]:
+    def _pairs(self, node: int, others: Sequence[int] | None = None) -> list[tuple[str, str]]:
         """Return namespace and address of both ends, for the node and each other."""
-        others = [other for other in range(len(self.addresses)) if other != node]
+        if others is None:
+            others = [other for other in range(len(self.addresses)) if other != node]
         return [(self._name(node), self.addresses[other]) for other in others] + [
             (self._name(other), self.addresses[node]) for other in others
         ]

@@ -27,6 +27,7 @@ from tests.support.postgres_nodes import (
     freeze,
     give_away,
     make_certificates,
+    mount_memory,
     shared_folder,
     wait_until,
 )
@@ -50,20 +51,25 @@ class PatroniCluster(TemporaryServers):
     """Machines n1, n2 and n3 in network namespaces, numbered from 0; the database is the broker's.
 
     ``url`` needs the environment variable ``PGPASSFILE`` set to ``passfile``.
+
+    Args:
+        clients: how many more nodes the network has, for clients of the database; from 3 on.
+        disk_bytes: the size of each machine's disk, for ``fill_disk``; 0 is the disk of the host.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clients: int = 0, *, disk_bytes: int = 0) -> None:
         super().__init__()
         self.folder = shared_folder(self._cleanup)
         self._processes: dict[tuple[int, str], subprocess.Popen[bytes]] = {}
         self._cleanup.callback(self._wait_for_processes)  # after the network has killed them
-        self.network = self._cleanup.enter_context(NodeNetwork())
+        self.network = self._cleanup.enter_context(NodeNetwork(3 + clients))
+        self.addresses = self.network.addresses[:3]
         self.passfile = self.folder / "pgpass"
         self._secrets = {name: secrets.token_hex(24) for name in ("@REPLICATION@", "@REWIND@")}
         with self._closed_on_error():
-            make_certificates(self.folder, self.network.addresses)
+            make_certificates(self.folder, self.addresses)
             for node in range(3):
-                self._install(node)
+                self._install(node, disk_bytes)
             for node in range(3):
                 self.start(node)
             self._create_database()
@@ -72,7 +78,7 @@ class PatroniCluster(TemporaryServers):
 
     def url(self, **parameters: str | int) -> str:
         """Return the URL for the broker: all machines, of which the primary is used."""
-        hosts = ",".join(f"{address}:5432" for address in self.network.addresses)
+        hosts = ",".join(f"{address}:5432" for address in self.addresses)
         query = {"target_session_attrs": "read-write", "sslmode": "verify-full",
                  "sslrootcert": self.folder / "ca.crt"} | parameters  # fmt: skip
         return f"postgresql://{DATABASE}@{hosts}/{DATABASE}?{urlencode(query, safe='/')}"
@@ -92,7 +98,7 @@ class PatroniCluster(TemporaryServers):
     def members(self, node: int) -> dict[int, tuple[str, str]]:
         """Return role and state of all machines as one of them knows them; empty if it is down."""
         context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
-        url = f"https://{self.network.addresses[node]}:8008/cluster"
+        url = f"https://{self.addresses[node]}:8008/cluster"
         with (
             suppress(OSError),
             urllib.request.urlopen(url, timeout=1, context=context) as reply,
@@ -180,6 +186,16 @@ class PatroniCluster(TemporaryServers):
         """Undo ``cut_off``."""
         self.network.heal(node)
 
+    def fill_disk(self, node: int) -> None:
+        """Leave no room on the disk of a machine; the cluster needs ``disk_bytes``."""
+        assert self._disk_bytes, "create the cluster with disk_bytes"
+        sizes = os.statvfs(self.path(node))
+        mount_memory(self.path(node), (sizes.f_blocks - sizes.f_bfree) * sizes.f_frsize, "remount,")
+
+    def free_disk(self, node: int) -> None:
+        """Undo ``fill_disk``."""
+        mount_memory(self.path(node), self._disk_bytes, "remount,")
+
     def start(self, node: int) -> None:
         """Start etcd and Patroni on a machine, at first or after ``kill``."""
         self.start_etcd(node)
@@ -217,18 +233,23 @@ class PatroniCluster(TemporaryServers):
         ]
         return dict(os.environ) | dict(line.split("=", 1) for line in lines)
 
-    def _install(self, node: int) -> None:
+    def _install(self, node: int, disk_bytes: int) -> None:
         """Copy the shipped files, as the README tells an operator to, into the machine's folder."""
         path, name = self.path(node), f"n{node + 1}"
+        if disk_bytes:
+            path.mkdir()
+            mount_memory(path, disk_bytes)
+            self._cleanup.callback(subprocess.check_call, ["umount", "--lazy", path])
+        self._disk_bytes = disk_bytes
         for folder in ("etc", "run", "postgresql", "etcd"):
             (path / folder).mkdir(parents=True)
         for source, target in ((f"{name}.crt", "node.crt"), (f"{name}.key", "node.key")):
             shutil.copy(self.folder / source, path / "etc" / target)
         shutil.copy(self.folder / "ca.crt", path / "etc")
-        addresses = {f"@N{number}@": one for number, one in enumerate(self.network.addresses, 1)}
+        addresses = {f"@N{number}@": one for number, one in enumerate(self.addresses, 1)}
         replaced = {
             "@NAME@": name,
-            "@ADDRESS@": self.network.addresses[node],
+            "@ADDRESS@": self.addresses[node],
             "/etc/phpmq-cluster": str(path / "etc"),
             "/var/lib/etcd": str(path / "etcd"),
             "/var/lib/postgresql/15": str(path / "postgresql"),

@@ -241,8 +241,7 @@ class ReplicatedPostgres(TemporaryServers):
         disk = self.folder / f"n{node + 1}"
         disk.mkdir()
         if disk_bytes:
-            size = f"size={disk_bytes},mode=0755"
-            subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", disk], check=True)
+            mount_memory(disk, disk_bytes)
             self._cleanup.callback(subprocess.check_call, ["umount", "--lazy", disk])
         give_away(disk)
         subprocess.run(["cp", "-a", _template(), self._data(node)], check=True)
@@ -340,6 +339,12 @@ def shared_folder(cleanup: ExitStack) -> Path:
     cleanup.callback(shutil.rmtree, folder)
     folder.chmod(0o755)
     return folder
+
+
+def mount_memory(folder: Path, size: int, options: str = "") -> None:
+    """Mount a disk of a size in bytes, which is kept in memory, on a folder."""
+    words = ("-t", "tmpfs", "-o", f"{options}size={size},mode=0755", "tmpfs", folder)
+    subprocess.run(["mount", *words], check=True)
 
 
 def make_certificates(folder: Path, addresses: list[str]) -> None:

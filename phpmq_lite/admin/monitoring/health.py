@@ -51,7 +51,7 @@ async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck
         if status.store.has_file
         else _server(status)
     )
-    is_started = context.is_ready() or status.is_draining
+    is_started = context.is_ready() or status.is_draining or status.is_relaying
     return [
         HealthCheck(
             "migrated", is_started, "the schema is up to date" if is_started else status.step
@@ -89,16 +89,17 @@ def _disk(folder: Path, status: BrokerStatus) -> list[HealthCheck]:
 def _server(status: BrokerStatus) -> list[HealthCheck]:
     """Check the database server; a broker that can store without a spare replica is degraded."""
     store, problem = status.store, status.write_problem
-    role = f"active in epoch {store.epoch}"
-    if not store.is_active:
-        role = f"standby of {store.active_broker or 'no broker'}"
-    problems = [one.text for one in store_view.replication_problems(store)]
+    known, must = store.replicas_ready, store.replicas_required
+    ready = "not read yet" if known is None else f"{known} can confirm, {must} must"
+    wrong = "; ".join(one.text for one in store_view.replication_problems(store))
+    role = "active" if store.is_active else f"standby of {store.active_broker or 'no broker'}"
     return [
-        HealthCheck("role", is_good=True, text=role),
+        HealthCheck(
+            "role", store.is_active or bool(store.active_broker), f"{role}, epoch {store.epoch}"
+        ),
         HealthCheck("writable", not problem, problem or "the database accepts writes"),
-        HealthCheck("replicas", not problems,
-              "; ".join(problems) or store_view.replication_text(store), is_needed=False),
-    ]  # fmt: skip
+        HealthCheck("replicas", not wrong, wrong or ready, is_needed=False),
+    ]
 
 
 def _listeners(settings: Settings, status: BrokerStatus) -> HealthCheck:
@@ -123,8 +124,11 @@ async def answer_readyz(request: web.Request) -> web.StreamResponse:
     context = context_of(request)
     status = context.engine.summary()
     found = await run_checks(context, status)
-    is_good = context.is_ready() and all(check.is_good or not check.is_needed for check in found)
-    if is_good:
+    is_serving = context.is_ready() or status.is_relaying
+    is_good = is_serving and all(check.is_good or not check.is_needed for check in found)
+    if is_good and status.is_relaying:
+        word = "standby"
+    elif is_good:
         word = "ready" if all(check.is_good for check in found) else "degraded"
     elif status.is_draining:
         word = "draining"
@@ -142,7 +146,7 @@ async def answer_readyz(request: web.Request) -> web.StreamResponse:
 
 async def answer_startupz(request: web.Request) -> web.StreamResponse:
     """Return 200 if startup is complete, otherwise 503 with the current step and the progress."""
-    if is_started(request):
+    if is_started(request) or context_of(request).engine.summary().is_relaying:
         return web.Response(text="started\n")
     step = context_of(request).engine.summary().step
     return web.Response(

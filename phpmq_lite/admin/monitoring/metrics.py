@@ -203,6 +203,17 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            "Ignored commands; reason is foreign, settled, unknown or wrong_queue", ("reason",)),
         _D("counter", "network_bytes", "Bytes on PHPMQ connections; direction is in or out",
            ("direction",)),
+        _D("gauge", "relayed_connections",
+           "Open connections that a standby relays to the active broker; both brokers count them",
+           value=lambda r: r.status.relay.open),
+        _D("counter", "relayed_connections_opened", "Connections that were relayed",
+           value=lambda r: r.status.relay.opened),
+        _D("counter", "relayed_bytes", "Bytes that a standby has relayed; direction is in or out",
+           ("direction",)),
+        _D("counter", "relays_refused",
+           "Connections that were not relayed; reason is no_active_broker, unreachable, refused, "
+           "authentication, epoch, not_active, preamble, not_admitted or already_relayed",
+           ("reason",)),
     ),
     "The broker": (
         _D("info", "build", "Always 1; build is compiled or pure Python",
@@ -476,6 +487,8 @@ def _clients(status: BrokerStatus) -> Iterator[Metric]:
         ("protocol_errors", status.protocol_errors),
         ("acks_ignored", status.acks_ignored),
         ("publishes_refused", refused),
+        ("relayed_bytes", {"in": status.relay.bytes_in, "out": status.relay.bytes_out}),
+        ("relays_refused", status.relay.refused),
         ("audit_rows", status.audited),
     ):
         yield _add_counts(_family(name), counts or {})

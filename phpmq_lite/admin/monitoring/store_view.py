@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.formats import count_of
 from phpmq_lite.admin.monitoring.system_view import SystemFact
-from phpmq_lite.storage.store_status import Replica, StoreStatus
+from phpmq_lite.storage.store_status import StoreStatus
 
 LAG_S: Final = 10.0  # a longer lag of a replica is a problem
 TRANSACTION_S: Final = 600.0  # as is a transaction that has been open for longer
@@ -22,34 +22,30 @@ class StoreProblem(NamedTuple):
     text: str
 
 
+def asynchronous_text(store: StoreStatus) -> str:
+    """Say why messages are confirmed although no quorum of replicas has them."""
+    return (
+        f"Messages are confirmed without a quorum: {store.asynchronous}. A failover of the database"
+        " can lose them (store.allow_asynchronous)"
+    )
+
+
 def replication_problems(store: StoreStatus) -> Iterator[StoreProblem]:
     """Yield a problem if commits lack a quorum, if a replica lags, or if none of them may fail."""
+    name, ready, required = "Replication", store.replicas_ready, store.replicas_required
     if store.asynchronous is not None:
-        text = (
-            f"Messages are confirmed without a quorum of replicas: {store.asynchronous}. A failover"
-            f" can lose them ({count_of(store.asynchronous_commits, 'commit', 'commits')} so far)"
-        )
-        yield StoreProblem("bad", "Replication", text)
-    ready, required = store.replicas_ready, store.replicas_required
+        yield StoreProblem("bad", name, asynchronous_text(store))
     if store.server is None or ready is None or not required:
         return
     must = f"{count_of(required, 'replica', 'replicas')} must confirm each commit"
-    slow = [one for one in store.server.replicas if one.lag_s is not None and one.lag_s > LAG_S]
     if ready < required:
-        yield StoreProblem("bad", "Replication", f"No quorum: {must}, and {_number(ready)} can")
+        yield StoreProblem("bad", name, f"No quorum: {must}, and {ready or 'none'} can")
     elif ready == required:
-        text = f"{must}, and only {_number(ready)} can: if one more fails, nothing can be stored"
-        yield StoreProblem("warn", "Replication", text)
-    if slow:
-        lags = ", ".join(f"{one.name} is {_lag(one)} behind" for one in slow)
-        yield StoreProblem("warn", "Replication", f"Replicas lag: {lags}")
-
-
-def replication_text(store: StoreStatus) -> str:
-    """Return how many replicas can confirm commits."""
-    if store.replicas_ready is None:
-        return "not read yet" if store.is_active else "read by the active broker"
-    return f"{_number(store.replicas_ready)} can confirm, {store.replicas_required} must"
+        text = f"{must}, and only {ready} can: if one more fails, nothing can be stored"
+        yield StoreProblem("warn", name, text)
+    for one in store.server.replicas:
+        if (one.lag_s or 0) > LAG_S:
+            yield StoreProblem("warn", name, f"Replica {one.name} is {one.lag_s:.1f} s behind")
 
 
 def store_problems(store: StoreStatus) -> Iterator[StoreProblem]:
@@ -57,85 +53,25 @@ def store_problems(store: StoreStatus) -> Iterator[StoreProblem]:
     yield from replication_problems(store)
     if store.problem is not None:
         yield StoreProblem("warn", "Database", f"Its state cannot be read: {store.problem}")
-    server = store.server
-    if server is None:
+    if (server := store.server) is None:
         return
     if server.oldest_transaction_s > TRANSACTION_S:
         age = formats.format_duration(round(server.oldest_transaction_s * 1_000))
-        yield StoreProblem(
-            "warn",
-            "Transaction",
-            f"Open for {age} ({server.oldest_transaction}); until it ends, VACUUM cannot remove "
-            "old rows, and the database grows",
-        )
+        text = f"open for {age}; until it ends, VACUUM cannot remove old rows"
+        yield StoreProblem("warn", "Transaction", f"{server.oldest_transaction}: {text}")
     if server.connections > server.max_connections * _CONNECTIONS:
-        yield StoreProblem(
-            "warn",
-            "Database",
-            f"{server.connections} of {server.max_connections} connections (max_connections) are in"
-            " use; a broker may be unable to connect",
-        )
+        text = f"{server.connections} of {server.max_connections} connections are in use"
+        yield StoreProblem("warn", "Database", f"{text}; a broker may be unable to connect")
     if server.disk_free < server.disk_bytes * _DISK_FREE:
-        free, total = formats.format_size(server.disk_free), formats.format_size(server.disk_bytes)
-        text = f"{free} of {total} free on the server's disk; nothing can be stored when it is full"
-        yield StoreProblem("bad", "Disk", text)
+        text = f"{formats.format_size(server.disk_free)} free on the server's disk"
+        yield StoreProblem("bad", "Disk", f"{text}; when it is full, nothing can be stored")
 
 
-def server_facts(store: StoreStatus) -> list[SystemFact]:
-    """Return the facts about a PostgreSQL database for the System page."""
-    found = [SystemFact("Database", store.place), *_role(store), *_quorum(store)]
-    server = store.server
-    if store.problem is not None:
-        found.append(SystemFact("Server", "cannot be read", store.problem, "bad"))
-    if server is None:
-        return found
-    found += [_replica(one) for one in server.replicas]
-    if not server.replicas:
-        level = "bad" if store.replicas_required else ""
-        found.append(SystemFact("Replicas", "none connected", level=level))
-    if not server.can_monitor:
-        found.append(SystemFact("Lag", "unknown", "grant pg_monitor to the broker's role", "warn"))
-    size, age_s = formats.format_size, server.oldest_transaction_s
-    found += [
-        SystemFact("Size", size(server.database_bytes), "with indexes"),
-        SystemFact("Server", f"PostgreSQL {server.version}",
-             "page checksums are on" if server.has_checksums else "page checksums are off"),
-        SystemFact("Connections", formats.format_number(server.connections),
-             f"at most {formats.format_number(server.max_connections)} (max_connections)"),
-        SystemFact("Schema", f"version {server.schema}"),
-    ]  # fmt: skip
-    if server.disk_bytes:
-        level = "bad" if server.disk_free < server.disk_bytes * _DISK_FREE else ""
-        note = f"of {size(server.disk_bytes)}"
-        found.append(SystemFact("Free disk space", size(server.disk_free), note, level))
-    if server.oldest_transaction is not None and age_s >= 1:
-        found.append(
-            SystemFact(
-                "Oldest transaction",
-                formats.format_duration(round(age_s * 1_000)),
-                server.oldest_transaction,
-                "warn" if age_s > TRANSACTION_S else "",
-            )
-        )
-    return found
-
-
-def _role(store: StoreStatus) -> Iterator[SystemFact]:
-    if store.is_active:
-        yield SystemFact("Role", "active", f"epoch {formats.format_number(store.epoch)}")
-    else:
-        yield SystemFact("Role", "standby", f"of {store.active_broker or 'no broker'}")
-    if store.reconnects:
-        yield SystemFact(
-            "Reconnects",
-            formats.format_number(store.reconnects),
-            f"{count_of(store.unknown_batches, 'batch', 'batches')} of unknown outcome resolved",
-        )
-
-
-def _quorum(store: StoreStatus) -> Iterator[SystemFact]:
-    if not store.is_active:
-        return
+def server_facts(store: StoreStatus) -> Iterator[SystemFact]:
+    """Yield the facts about a PostgreSQL database for the System page."""
+    number, size = formats.format_number, formats.format_size
+    yield SystemFact("Database", store.place)
+    yield SystemFact("Role", "active", f"epoch {number(store.epoch)}")
     if store.replicas_required:
         must = count_of(store.replicas_required, "replica", "replicas")
         yield SystemFact("Confirmed by", f"the primary and {must}", store.quorum)
@@ -145,21 +81,25 @@ def _quorum(store: StoreStatus) -> Iterator[SystemFact]:
     if store.allows_asynchronous:
         note = "store.allow_asynchronous is set"
         yield SystemFact("Without a quorum", "messages are confirmed", note, "warn")
-
-
-def _replica(one: Replica) -> SystemFact:
-    if one.state is None:
-        return SystemFact(f"Replica {one.name}", "connected")
-    note = f"{formats.format_size(one.lag_bytes or 0)}, {_lag(one)} behind"
-    if not one.is_counted:
-        note += "; it does not count for the quorum"
-    level = "" if one.is_ready and (one.lag_s or 0) <= LAG_S else "warn"
-    return SystemFact(f"Replica {one.name}", one.state, note, level)
-
-
-def _lag(one: Replica) -> str:
-    return f"{one.lag_s:.1f} s" if one.lag_s is not None else "unknown time"
-
-
-def _number(count: int) -> str:
-    return formats.format_number(count) if count else "none"
+    if store.problem is not None:
+        yield SystemFact("Server", "cannot be read", store.problem, "bad")
+    if (server := store.server) is None:
+        return
+    for one in server.replicas:
+        behind = f"{size(one.lag_bytes or 0)}, {one.lag_s or 0:.1f} s behind"
+        level = "" if one.is_ready and (one.lag_s or 0) <= LAG_S else "warn"
+        note = behind if one.state else "lag unknown: grant pg_monitor to the broker's role"
+        yield SystemFact(f"Replica {one.name}", one.state or "connected", note, level)
+    if not server.replicas:
+        yield SystemFact("Replicas", "none", level="bad" if store.replicas_required else "")
+    yield SystemFact("Size", size(server.database_bytes), f"schema version {server.schema}")
+    yield SystemFact("Page checksums", "on" if server.has_checksums else "off")
+    yield SystemFact("Connections", number(server.connections), f"of {server.max_connections}")
+    if server.disk_bytes:
+        yield SystemFact("Free disk space", size(server.disk_free), f"of {size(server.disk_bytes)}")
+    if server.oldest_transaction is not None and server.oldest_transaction_s >= 1:
+        age = formats.format_duration(round(server.oldest_transaction_s * 1_000))
+        yield SystemFact("Oldest transaction", age, server.oldest_transaction)
+    if store.reconnects:
+        note = f"{count_of(store.unknown_batches, 'batch', 'batches')} of unknown outcome resolved"
+        yield SystemFact("Reconnects", number(store.reconnects), note)

@@ -15,33 +15,18 @@ from phpmq_lite.admin.resource import api_route
 from phpmq_lite.admin.views import queue_list, trends
 from phpmq_lite.admin.views.trends import SPANS, TrendBucket
 from phpmq_lite.queue_settings import LONGEST_NAME
-from phpmq_lite.storage.disk_space import DiskUsage, measure_disk
+from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.rollups import ALL
-from phpmq_lite.storage.store_status import StoreStatus
-
-
-class ReplicaView(ResponseModel):
-    """A replica of the database; values that the broker's role may not see are null."""
-
-    name: str = Field(description="application_name of the replica")
-    state: str | None = Field(description="state of replication, such as streaming")
-    is_counted: bool | None = Field(description="whether it counts for the quorum")
-    lag_bytes: int | None = Field(description="bytes of the log that it has not flushed")
-    lag_s: float | None = Field(description="how far behind it is, in seconds")
 
 
 class StoreView(ResponseModel):
-    """Where the broker stores messages; epoch and replicas exist only on PostgreSQL."""
+    """Where the broker stores messages."""
 
     engine: str = Field(description="SQLite or PostgreSQL")
     place: str = Field(description="data folder, or hosts and database")
-    is_active: bool = Field(description="false if this broker is a standby")
-    epoch: int = Field(description="epoch in which a broker is active; 0 on SQLite")
+    epoch: int = Field(description="number of takeovers so far; 0 on SQLite")
     replicas_required: int = Field(description="number of replicas that must confirm a commit")
-    replicas: list[ReplicaView] = Field(description="replicas connected to the primary")
-    asynchronous: str | None = Field(
-        description="why the last commit was confirmed without a quorum; null if it was not"
-    )
+    replicas_ready: int | None = Field(description="how many can; null if unknown, or on SQLite")
 
 
 class StatsView(ResponseModel):
@@ -118,7 +103,9 @@ async def get_stats(request: web.Request) -> StatsView:
     context, status = context_of(request), status_of(request)
     sums = queue_list.sum_totals(status)
     disk, store = await measure_disk(context.database), status.store
-    server = store.server
+    size = disk.files["database"] if store.has_file else None
+    if store.server is not None:
+        size = store.server.database_bytes
     return StatsView.of(
         status,
         version=context.version,
@@ -135,19 +122,10 @@ async def get_stats(request: web.Request) -> StatsView:
         clients=len(status.clients),
         disk_free_bytes=disk.free,
         disk_bytes=disk.total,
-        database_bytes=_database_bytes(store, disk),
+        database_bytes=size,
         wal_bytes=disk.files["wal"] if store.has_file else None,
-        store=StoreView.of(
-            store,
-            replicas=[ReplicaView.of(one) for one in (server.replicas if server else ())],
-        ),
+        store=StoreView.of(store),
     )
-
-
-def _database_bytes(store: StoreStatus, disk: DiskUsage) -> int | None:
-    if store.has_file:
-        return disk.files["database"]
-    return None if store.server is None else store.server.database_bytes
 
 
 async def get_stats_history(request: web.Request, query: StatsHistoryQuery) -> StatsHistoryView:

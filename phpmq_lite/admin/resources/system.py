@@ -185,7 +185,7 @@ async def _health(request: web.Request, _query: SystemPageQuery) -> dict[str, An
         "certificates": await read_certificates(context.settings),
         "storage": system_view.storage_facts(context.settings, disk, stored, context.settings.data)
         if status.store.has_file
-        else store_view.server_facts(status.store),
+        else list(store_view.server_facts(status.store)),
         "retention": system_view.retention_facts(context.settings, stored),
         "limits": reached,
         "waiting": system_view.waiting_facts(status, reached),

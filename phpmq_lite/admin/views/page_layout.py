@@ -12,9 +12,9 @@ from aiohttp import web
 from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.urls import Urls
+from phpmq_lite.admin.monitoring import store_view
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.store_status import StoreStatus
 
 # Route, title, and the key to press after ``g``.  Entries whose route is missing are omitted.
 NAVIGATION: Final = (
@@ -202,8 +202,7 @@ def list_access_warnings(request: web.Request) -> Iterator[HeaderWarning]:
     if context.settings.store.url and context.settings.store.allow_asynchronous:
         yield HeaderWarning(
             "No quorum required",
-            "store.allow_asynchronous is set: without a quorum of replicas, messages are confirmed "
-            "all the same, and a failover can lose them.",
+            "Without a quorum, messages are confirmed all the same (store.allow_asynchronous).",
             url_or_none(context.urls, "system") or "",
         )
 
@@ -242,22 +241,19 @@ def list_broker_problems(request: web.Request, context: Context) -> list[str]:
         found.append(f"Nothing can be stored: {status.write_problem}.")
     if status.shortage:
         return [*found, f"Publishing is stopped: {status.shortage.detail}."]
+    if (age_s := status.store.replica_age_s) is not None:
+        found.append(
+            f"No broker is active. These pages show a replica of the database, which was written "
+            f"{age_s:.0f} s ago; nothing can be changed."
+        )
     if not status.store.has_file:
-        return [*found, *asynchronous_warning(status.store)]
+        if status.store.asynchronous is not None:
+            found.append(f"{store_view.asynchronous_text(status.store)}.")
+        return found
     with suppress(OSError):  # takes only microseconds, because the disk is local
         disk = shutil.disk_usage(context.settings.data)
         found += disk_warning(disk.used, disk.used + disk.free)
     return found
-
-
-def asynchronous_warning(store: StoreStatus) -> list[str]:
-    """Return a warning if messages are confirmed although no quorum of replicas has them."""
-    if store.asynchronous is None:
-        return []
-    return [
-        f"Messages are confirmed without a quorum of replicas: {store.asynchronous}. A failover of "
-        "the database can lose them (store.allow_asynchronous)."
-    ]
 
 
 def disk_warning(used: int, usable: int) -> list[str]:

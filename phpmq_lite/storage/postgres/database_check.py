@@ -1,7 +1,7 @@
 """Verifies a database, also while its broker runs: each rule is one statement, so one snapshot."""
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Final
 
 import psycopg
@@ -31,28 +31,11 @@ def opened(url: str) -> Iterator[PostgresStore]:
     """
     try:
         with closing(connect(reading(connection_info(url)))) as connection:
+            # Another name than the writer's, whose sessions a takeover may end.
+            connection.execute("SET application_name = 'phpmq-lite-check'")
             yield PostgresStore(connection, lambda *_: None)
     except (ConnectionBrokenError, psycopg.Error) as error:
         raise StorageError(f"the database cannot be read: {summary(error)}") from error
-
-
-def verify(url: str) -> list[DatabaseCheck]:
-    """Verify the schema, the indexes, every body, and whether the tables agree.
-
-    Raises:
-        SettingsError, StorageError: as ``opened``.
-    """
-    with opened(url) as store:
-        store.connection.execute(_SESSION)
-        checks = [_run("schema", store, _check_schema)]
-        if not checks[0].problems:
-            sql = store.sql("database_check")
-            checks += [
-                _run("indexes", store, _check_indexes),
-                _run("bodies", store, lambda _, check: check_bodies(store.execute, sql, check)),
-                _run("tables", store, lambda _, check: check_tables(store.execute, sql, check)),
-            ]
-        return checks
 
 
 def schema_version(store: PostgresStore) -> tuple[int, int]:
@@ -61,50 +44,39 @@ def schema_version(store: PostgresStore) -> tuple[int, int]:
     Raises:
         StartRefusedError: no broker of this version could use the database.
     """
-    waiting = len(pending(store, migrations_folder() / "postgres"))
-    with suppress(psycopg.errors.UndefinedTable):
-        applied = store.execute(store.sql("migrate")["applied"]).fetchall()
-        return max(number for number, _ in applied), waiting
-    return 0, waiting
+    sql = store.sql("migrate")
+    tables = {name for (name,) in store.execute(sql["tables"])}
+    if not tables:
+        return 0, 0
+    if "migration" not in tables:
+        raise StartRefusedError("the database was not created by phpmq-lite")
+    waiting = pending(store, migrations_folder() / "postgres")
+    return max(number for number, _ in store.execute(sql["applied"])), len(waiting)
 
 
-def _check_schema(store: PostgresStore, check: DatabaseCheck) -> None:
-    try:
-        version, waiting = schema_version(store)
-    except StartRefusedError as error:
-        check.problems.append(str(error))
-        return
-    if not version:
-        check.problems.append("the database is empty")
-    check.found = f"version {version}"
-    if waiting:
-        check.found += f"; a broker of this version will migrate it to {version + waiting}"
+def verify(url: str) -> list[DatabaseCheck]:
+    """Verify the schema, every body, and whether the tables agree.
 
-
-def _check_indexes(store: PostgresStore, check: DatabaseCheck) -> None:
-    sql = store.sql("server")
-    indexes = store.execute(sql["indexes"]).fetchall()
-    check.found = f"{len(indexes)} indexes"
-    check.problems += [f"{name} is not valid" for name, is_valid in indexes if not is_valid]
-    if not store.execute(sql["has_amcheck"]).fetchone()[0]:
-        check.found += "; their rows were not checked, because the extension amcheck is missing"
-        return
-    for name, _ in indexes:
+    Raises:
+        SettingsError, StorageError: as ``opened``.
+    """
+    schema, *others = checks = [DatabaseCheck(name) for name in ("schema", "bodies", "tables")]
+    with opened(url) as store:
+        store.connection.execute(_SESSION)
         try:
-            store.execute(sql["check_index"], (name,))
-        except psycopg.errors.IndexCorrupted as error:
-            check.problems.append(f"{name}: {summary(error)}")
-
-
-def _run(
-    name: str, store: PostgresStore, look: Callable[[PostgresStore, DatabaseCheck], None]
-) -> DatabaseCheck:
-    """Run a check, recording anything that the server cannot read as a problem."""
-    check = DatabaseCheck(name)
-    try:
-        look(store, check)
-    except psycopg.Error as error:
-        if store.connection.closed:
-            raise
-        check.problems.append(f"cannot be read: {summary(error)}")
-    return check
+            version, waiting = schema_version(store)
+        except StartRefusedError as error:
+            schema.problems.append(str(error))
+            return checks[:1]
+        schema.found = f"version {version}" + (f", {waiting} migrations pending" if waiting else "")
+        if not version:
+            schema.problems.append("the database is empty")
+            return checks[:1]
+        for check, look in zip(others, (check_bodies, check_tables), strict=True):
+            try:
+                look(store.execute, store.sql("database_check"), check)
+            except psycopg.Error as error:
+                if store.connection.closed:
+                    raise
+                check.problems.append(f"cannot be read: {summary(error)}")
+    return checks

@@ -8,15 +8,26 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from phpmq_lite.errors import NotWritableError, StartRefusedError
+from phpmq_lite.storage.copy_state import CopyState
 from phpmq_lite.storage.postgres.migrate import create_schema, pending
-from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError
-from phpmq_lite.storage.postgres.store import SHARD, Check, PostgresStore, connect
+from phpmq_lite.storage.postgres.quorum import QUORUM_SQL, ConnectionBrokenError, Quorum
+from phpmq_lite.storage.postgres.store import (
+    SHARD,
+    STUCK_S,
+    Check,
+    PostgresStore,
+    connect,
+    disconnect_if_lost,
+)
 
-POLL_S: Final = 0.25
+POLL_S: Final = 0.2
 SILENCE_S: Final = 1.2  # an active broker that has not written for this long has failed
+GONE_S: Final = 0.8  # the same without a session: it may be connecting again
+# After a failover of the database, the active broker may have to try other servers first.
+GRACE_S: Final = 4.0
 
 
 class EpochRow(NamedTuple):
@@ -38,25 +49,51 @@ class StandbyState(NamedTuple):
 
 
 class Standby:
-    """A broker that waits until it is active.  ``description`` is the JSON that others read."""
+    """A broker that waits until it is active."""
 
     def __init__(
         self,
         conninfo: str,
         migrations: Path,
-        description: str,
         check: Check,
         tell: Callable[[StandbyState], None],
     ) -> None:
         self._conninfo = conninfo
         self._migrations = migrations
-        self._description = description
+        self.description = "{}"  # JSON that others read once this broker is active
         self._check = check
         self._tell = tell
         self._store: PostgresStore | None = None
         self.row: EpochRow | None = None  # as last read
         self._polled_at = 0.0
         self._silent_s = 0.0  # only time in which the database answered
+        self._limit_s = SILENCE_S
+
+    async def read_secret(self, make: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Return the secret that the brokers share, created by the first of them.
+
+        Raises:
+            StartRefusedError: the database belongs to another program.
+        """
+
+        def read() -> tuple[Any, ...] | None:
+            try:
+                store = self._connected()
+                sql = store.sql("epoch")
+                with store.translating():
+                    found = store.execute(sql["relay_secret"]).fetchone()
+                    if found is None:
+                        store.execute(sql["add_relay_secret"], make())
+                        found = store.execute(sql["relay_secret"]).fetchone()
+            except (ConnectionBrokenError, NotWritableError) as error:
+                self._disconnect()
+                self._tell(StandbyState(None, str(error)))
+                return None
+            return tuple(found)
+
+        while (secret := await asyncio.to_thread(read)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+        return secret
 
     async def wait_until_active(self) -> PostgresStore:
         """Return the connection of the new active broker; loads may begin.
@@ -66,26 +103,30 @@ class Standby:
         """
         try:
             while True:
-                taken = await asyncio.to_thread(self._step)
+                step = asyncio.create_task(asyncio.to_thread(self._step))
+                while not (await asyncio.wait([step], timeout=STUCK_S))[0]:
+                    if (store := self._store) is not None:
+                        await asyncio.to_thread(disconnect_if_lost, store, self._conninfo)
+                taken = step.result()
                 if taken is not None:
                     return taken
                 await asyncio.sleep(POLL_S)
         finally:
-            if self._store is not None:
-                self._store.connection.close()
+            step.add_done_callback(lambda _: self._disconnect())
 
     def _step(self) -> PostgresStore | None:
         """Poll once; take over if the active broker has stopped or failed."""
         try:
             store = self._connected()
-            self._poll(store)
-            row = self.row
-            if row is None or not (row.is_released or self._silent_s >= SILENCE_S):
+            row = self._poll(store)
+            pending(store, self._migrations)
+            if not (row.is_released or self._silent_s >= self._limit_s):
                 self._tell(StandbyState(row, None))
                 return None
-            pending(store, self._migrations)
-            self._tell(StandbyState(row, "taking over, once a quorum of replicas confirms it"))
-            if self._take(store, row):
+            refuse_copied(store)
+            if (problem := self._quorum_problem(store)) is not None:
+                self._tell(StandbyState(row, problem))
+            elif take_over(store, row, self.description):
                 self._store = None
                 return store
         except (ConnectionBrokenError, NotWritableError) as error:
@@ -100,37 +141,71 @@ class Standby:
     def _connected(self) -> PostgresStore:
         if self._store is None:
             self._store = PostgresStore(connect(self._conninfo), self._check)
+            with self._store.translating():
+                self._store.execute(self._store.sql("epoch")["call_standby"])
             create_schema(self._store, self._migrations)
+            refuse_copied(self._store)
         return self._store
 
     def _disconnect(self) -> None:
         """Forget what was seen: a failover of the database does not mean that the broker failed."""
         store, self._store = self._store, None
-        self.row, self._silent_s = None, 0.0
+        self.row, self._silent_s = None, -GRACE_S
         if store is not None:
             store.connection.close()
 
-    def _poll(self, store: PostgresStore) -> None:
-        before, now = self.row, time.monotonic()
+    def _poll(self, store: PostgresStore) -> EpochRow:
+        before, now, sql = self.row, time.monotonic(), store.sql("epoch")
+        row = read_row(store)
         with store.translating():
-            self.row = row = EpochRow(
-                *store.execute(store.sql("epoch")["read"], (SHARD,)).fetchone()
-            )
-        is_same = before is not None and before[:3] == row[:3]
-        self._silent_s = self._silent_s + min(now - self._polled_at, 2 * POLL_S) if is_same else 0.0
-        self._polled_at = now
+            [(idle_s,)] = store.execute(sql["idle_s"])
+        if before is not None:
+            waited_s = self._silent_s + min(now - self._polled_at, 2 * POLL_S)
+            self._silent_s = waited_s if before[:3] == row[:3] else 0.0
+        self._limit_s = GONE_S
+        if idle_s is not None:  # a long statement is no silence, nor is a wait for replicas
+            self._silent_s, self._limit_s = min(self._silent_s, idle_s), SILENCE_S
+        self.row, self._polled_at = row, now
+        return row
 
-    def _take(self, store: PostgresStore, row: EpochRow) -> bool:
-        """Raise the epoch, replicated; return False if another broker was faster."""
-        sql = store.sql("epoch")
+    def _quorum_problem(self, store: PostgresStore) -> str | None:
+        """Return why a new epoch would not be replicated now, or None if it would."""
         with store.translating():
-            store.execute(sql["end_stalled"])
-            store.execute("BEGIN")
-            given = (self._description, SHARD, row.epoch, row.batch)
-            taken = store.execute(sql["take"], given).fetchone()
-            if taken is None:
-                store.execute("ROLLBACK")
-                return False
-            store.epoch, store.place = taken
-            store.commit()
-        return True
+            quorum = Quorum(*store.execute(QUORUM_SQL).fetchone())
+        try:
+            self._check(quorum, quorum, [])
+        except ConnectionBrokenError as error:
+            return str(error)
+        return None
+
+
+def take_over(store: PostgresStore, row: EpochRow, description: str) -> bool:
+    """Raise the epoch, replicated; return False if another broker was faster."""
+    sql = store.sql("epoch")
+    with store.translating():
+        store.execute(sql["end_stalled"])
+        store.execute(sql["call_writer"])
+        store.execute("BEGIN")
+        given = (description, SHARD, row.epoch, row.batch)
+        taken = store.execute(sql["take"], given).fetchone()
+        if taken is None:
+            store.execute("ROLLBACK")
+            store.execute(sql["call_standby"])
+            return False
+        store.epoch, store.place = taken
+        store.commit()
+    return True
+
+
+def read_row(store: PostgresStore) -> EpochRow:
+    """Read the row of the epoch."""
+    with store.translating():
+        return EpochRow(*store.execute(store.sql("epoch")["read"], (SHARD,)).fetchone())
+
+
+def refuse_copied(store: PostgresStore) -> None:
+    """Raise StartRefusedError if the data is elsewhere, or an incomplete copy."""
+    with store.translating():
+        found = store.execute(store.sql("copy")["states"]).fetchall()
+    for role, text in found:
+        raise StartRefusedError(CopyState.from_json(text).refusal("URL" * (role == "source")))

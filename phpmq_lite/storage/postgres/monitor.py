@@ -1,7 +1,7 @@
 """Watches the database server while this broker is active, for pages, metrics and health checks."""
 
 import asyncio
-import os
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -15,6 +15,7 @@ from phpmq_lite.storage.store_status import Replica, ServerStatus
 _TICK_S: Final = 1.0
 _READ_EVERY: Final = 5  # ticks between two reads of the server's state
 _SLOW_S: Final = 1.5  # a batch that takes longer has a problem, which is shown
+_NO_QUORUM: Final = "there is no quorum; the database waits for replicas to confirm the last batch"
 
 
 class ServerMonitor:
@@ -46,41 +47,25 @@ class ServerMonitor:
         except StorageError as error:
             self.problem = str(error)
             return
-        server = replace(ServerStatus(*status), replicas=tuple(Replica(*row) for row in replicas))
-        if oldest:
-            server = replace(
-                server, oldest_transaction=oldest[0][0], oldest_transaction_s=oldest[0][1]
-            )
-        if server.folder is not None:
+        known = replace(ServerStatus(*status), replicas=tuple(Replica(*row) for row in replicas))
+        for name, age_s in oldest:
+            known = replace(known, oldest_transaction=name, oldest_transaction_s=age_s)
+        if known.folder is not None:
             with suppress(OSError):
-                disk = os.statvfs(server.folder)
-                server = replace(
-                    server,
-                    disk_free=disk.f_bavail * disk.f_frsize,
-                    disk_bytes=disk.f_blocks * disk.f_frsize,
-                )
-        self.server, self.problem = server, None
+                disk = shutil.disk_usage(known.folder)
+                known = replace(known, disk_free=disk.free, disk_bytes=disk.total)
+        self.server, self.problem = known, None
 
     async def explain_delay(self) -> None:
         """Show what a batch waits for: without a quorum, PostgreSQL does not answer at all."""
         writer = self._writer
-        if writer.waited_s < _SLOW_S or writer.space.write_problem is not None:
+        number, age_s, pid = writer.delay()
+        if age_s < _SLOW_S or writer.space.write_problem is not None:
             return
-        number = writer.work_number
         try:
-            waits = await self._readers.read("server", "waits", pid=writer.backend_pid)
-            problem = _explain(waits[0][0] if waits else None, writer)
+            waits = await self._readers.read("server", "waits", pid=pid)
+            problem = _NO_QUORUM if ("SyncRep",) in waits else ""
         except StorageError as error:
             problem = str(error)
-        if problem and number == writer.work_number:
+        if problem and number == writer.delay()[0]:
             writer.show(problem)
-
-
-def _explain(wait_event: str | None, writer: PostgresWriter) -> str | None:
-    if wait_event == "SyncRep":
-        required = writer.quorum.replicas if writer.quorum else 1
-        which = "a replica" if required == 1 else f"{required} replicas"
-        return f"there is no quorum: the database waits until {which} confirmed the last batch"
-    if wait_event == "Lock":
-        return "another session of the database holds a lock"
-    return None

@@ -187,5 +187,7 @@ class Pipeline:
 
 
 def _quorum(row: list[bytes]) -> Quorum:
-    names, loaded_at, server_ms = row
-    return Quorum(names.decode(), loaded_at.decode(), int(server_ms))
+    names, loaded_at, server_ms, started_at, is_fresh = row
+    return Quorum(
+        names.decode(), loaded_at.decode(), int(server_ms), started_at.decode(), is_fresh == b"t"
+    )

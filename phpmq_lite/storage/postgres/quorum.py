@@ -14,40 +14,57 @@ EPOCH_ENDED: Final = "PMQ01"  # raised by begin_batch
 _TEMPORARY: Final = ("25006", "40001", "40P01", "53", "55P03", "57014", "58030")
 _BROKEN: Final = ("08", "57P")  # the connection has ended or is about to
 
-# Columns: quorum setting, when the server read its configuration, its time in Unix ms.
+# Columns: those of Quorum.
 QUORUM_SQL: Final = (
     "SELECT current_setting('synchronous_standby_names'), pg_conf_load_time()::text,"
-    " (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+    " (extract(epoch FROM clock_timestamp()) * 1000)::bigint, pg_postmaster_start_time()::text,"
+    " clock_timestamp() < pg_conf_load_time() + interval '2 s'"
 )
 _COUNTED: Final = re.compile(r"\s*(?:(?:ANY|FIRST)\s+)?(\d+)\s*\(", re.IGNORECASE)
+
+
+def required_replicas(names: str) -> int:
+    """Return how many replicas a value of ``synchronous_standby_names`` requires."""
+    counted = _COUNTED.match(names)
+    return int(counted[1]) if counted else int(bool(names.strip()))
 
 
 class Quorum(NamedTuple):
     """An answer to ``QUORUM_SQL``."""
 
     names: str  # synchronous_standby_names
-    loaded_at: str
-    server_ms: int
+    loaded_at: str  # when the session read the configuration
+    server_ms: int  # Unix ms
+    started_at: str  # when the server was started
+    is_fresh: bool  # whether the configuration was read less than 2 s ago
 
     @property
     def replicas(self) -> int:
         """How many replicas must have flushed a commit; 0 without synchronous replication."""
-        counted = _COUNTED.match(self.names)
-        return int(counted[1]) if counted else int(bool(self.names.strip()))
+        return required_replicas(self.names)
 
 
 class ConnectionBrokenError(Exception):
     """The connection to the server broke, so what it was doing may or may not have happened."""
 
 
-def quorum_problem(before: Quorum, after: Quorum, notices: list[str]) -> str | None:
-    """Return why a successful COMMIT may not be replicated, or None if it is."""
+def quorum_problem(
+    before: Quorum, after: Quorum, notices: list[str], trusted: Quorum | None
+) -> str | None:
+    """Return why a successful COMMIT may not be replicated, or None if it is.
+
+    A session reads the setting before the checkpointer does, without which no commit waits.  So a
+    new setting is not relied on at once, unless ``trusted``, the last quorum without a problem,
+    shows that there was one before on this server.
+    """
     if notices:
         return f"the server warned at COMMIT: {notices[0]}"
     if not before.replicas or not after.replicas:
         return "synchronous_standby_names names no quorum of replicas"
     if before[:2] != after[:2]:
         return "the server's configuration changed during a commit"
+    if after.is_fresh and (trusted is None or trusted.started_at != after.started_at):
+        return "synchronous_standby_names may have been set just now"
     return None
 
 

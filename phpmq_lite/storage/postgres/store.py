@@ -3,8 +3,10 @@
 Its methods block and are called in the writer's thread; batches are sent by ``pipeline.py``.
 """
 
+import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
@@ -30,7 +32,6 @@ Check = Callable[[Quorum, Quorum, list[str]], None]
 SHARD: Final = 0  # the only one today
 BEGIN_BATCH: Final = "SELECT begin_batch($1::int, $2, $3, $4::tid)::text"
 _SESSION: Final = (
-    "SET application_name = 'phpmq-lite-writer';"
     "SET synchronous_commit = on;"
     "SET statement_timeout = 0;"
     "SET idle_in_transaction_session_timeout = 0;"
@@ -41,18 +42,45 @@ _SESSION: Final = (
 
 
 def connect(conninfo: str) -> Connection:
-    """Connect to the server that accepts writes.
+    """Connect to a server that accepts writes; if several do, one has been replaced.
 
     Raises:
         ConnectionBrokenError: no server can be reached, or none accepts writes.
     """
     try:
-        connection: Connection = psycopg.connect(conninfo, autocommit=True)
+        # In a fixed order, a primary that has been replaced could hide the new one.
+        connection: Connection = psycopg.connect(
+            conninfo, autocommit=True, load_balance_hosts="random"
+        )
         connection.adapters.register_dumper(int, Int8Dumper)
         connection.execute(_SESSION)
     except psycopg.Error as error:
         raise ConnectionBrokenError(summary(error)) from error
     return connection
+
+
+STUCK_S: Final = 5.0  # without an answer for this long, ``disconnect_if_lost`` should be called
+
+
+def disconnect_if_lost(store: "PostgresStore", conninfo: str) -> bool:
+    """Shut the connection down unless a new one reaches the same server; return whether it does.
+
+    A server that stands still, or a primary that waits for replicas that follow another one now,
+    would otherwise never answer.  Callable from any thread, while another one waits.
+    """
+    lost = (ConnectionBrokenError, OutcomeUnknownError, psycopg.Error)
+    with suppress(*lost), connect(conninfo) as other:
+        probe, pid = PostgresStore(other, lambda *_: None), store.connection.info.backend_pid
+        with probe.loading():
+            [(count,)] = probe.execute(probe.sql("epoch")["has_session"], (pid,))
+        if count:
+            return True
+    with (
+        suppress(OSError, psycopg.Error),  # closed meanwhile
+        socket.socket(fileno=os.dup(store.connection.fileno())) as shared,
+    ):
+        shared.shutdown(socket.SHUT_RDWR)
+    return False
 
 
 class PostgresStore(Store):

@@ -32,14 +32,19 @@ from phpmq_lite.storage.postgres.quorum import (
     Quorum,
     quorum_problem,
 )
-from phpmq_lite.storage.postgres.store import SHARD, PostgresStore, connect
+from phpmq_lite.storage.postgres.store import (
+    SHARD,
+    STUCK_S,
+    PostgresStore,
+    connect,
+    disconnect_if_lost,
+)
 from phpmq_lite.storage.store import note_clock
 
 T = TypeVar("T")
 BEAT_S: Final = 0.3  # an idle broker writes this often, so that standbys see that it is alive
 UNREACHABLE_S: Final = 30.0  # without an answer for this long, the broker stops
 _RETRY_S: Final = 0.2
-_CLOCK_MS: Final = 100  # smaller differences from the server's clock come from the network
 
 
 class _Work(NamedTuple):
@@ -76,8 +81,9 @@ class PostgresWriter:
         self.asynchronous_commits = 0
         self.reconnects = 0
         self.unknown_batches = 0  # whose outcome was unknown until the row of the epoch was read
-        self.work_number = 0  # of the current or last work
+        self._work_number = 0  # of the current or last work
         self._began_at = 0.0  # when the current work began
+        self._trusted: Quorum | None = None  # at the last commit, if it had no problem
         self._conninfo = conninfo
         self._allow_asynchronous = allow_asynchronous
         self._on_fatal = on_fatal
@@ -88,7 +94,10 @@ class PostgresWriter:
         self._thread = ThreadPoolExecutor(1, "phpmq-writer")
         self._waiting: deque[_Work] = deque()
         self._current: _Work | None = None
+        self._looked_at = 0.0  # when the server was last looked at because it did not answer
+        self._is_looking = False
         self._offset_ms = 0  # the server's clock less this machine's running clock
+        self._checked_ms = 0  # running clock at the last commit
         self._answered_at = time.monotonic()  # when the server last answered
 
     def open(self, store: PostgresStore) -> None:
@@ -110,10 +119,14 @@ class PostgresWriter:
             ConnectionBrokenError: the commit may not be replicated.
         """
         self.quorum = after
+        # The server read its clock after the previous commit and before now.  A difference of the
+        # clocks that fits is kept: the answer, or this process, may have been held up.
         running_ms = read_clocks()[1]
-        if abs(after.server_ms - running_ms - self._offset_ms) > _CLOCK_MS:
-            self._offset_ms = after.server_ms - running_ms
-        problem = quorum_problem(before, after, notices)
+        least_ms, most_ms = after.server_ms - running_ms, before.server_ms - self._checked_ms
+        self._offset_ms = max(least_ms, min(self._offset_ms, most_ms))
+        self._checked_ms = running_ms
+        problem = quorum_problem(before, after, notices, self._trusted)
+        self._trusted = after if problem is None else None
         if problem is not None and not self._allow_asynchronous:
             raise ConnectionBrokenError(problem)
         self.asynchronous = problem
@@ -127,24 +140,14 @@ class PostgresWriter:
     # -- for the monitor
 
     @property
-    def is_open(self) -> bool:
-        """Return whether this broker is active."""
-        return self._is_open
+    def epoch(self) -> int | None:
+        """Return the epoch in which this broker is active, or None if it is a standby."""
+        return self._store.epoch if self._is_open else None
 
-    @property
-    def epoch(self) -> int:
-        """Return the epoch in which this broker is active."""
-        return self._store.epoch
-
-    @property
-    def backend_pid(self) -> int:
-        """Return the number of the server process that stores batches."""
-        return self._store.connection.info.backend_pid
-
-    @property
-    def waited_s(self) -> float:
-        """Return for how long the current work has not been answered; 0 if there is none."""
-        return 0.0 if self._current is None else time.monotonic() - self._began_at
+    def delay(self) -> tuple[int, float, int]:
+        """Return the number of the current work, its age in s, and that of the server process."""
+        age_s = 0.0 if self._current is None else time.monotonic() - self._began_at
+        return self._work_number, age_s, self._store.connection.info.backend_pid
 
     # -- the engine's interface (BatchStore)
 
@@ -209,7 +212,7 @@ class PostgresWriter:
         if self._current is not None or not self._waiting:
             return
         work = self._current = self._waiting.popleft()
-        self.work_number += 1
+        self._work_number += 1
         self._began_at = time.monotonic()
         if work.call is not None:
             self._in_thread(work.call)
@@ -224,6 +227,7 @@ class PostgresWriter:
                 work.done.set_exception(result)
                 work.done.exception()  # a heartbeat has nobody to read it
             else:
+                self.show(None)
                 work.done.set_result(result)
         self._next()
 
@@ -295,7 +299,7 @@ class PostgresWriter:
 
         Raises:
             EpochEndedError: another broker has taken over.
-            OutcomeUnknownError: the server has not answered for 30 s.
+            OutcomeUnknownError: the server has not answered for 30 s, or has lost earlier batches.
         """
         before = self._store
         before.connection.close()
@@ -308,7 +312,13 @@ class PostgresWriter:
                 store.epoch = before.epoch
                 self._use(store)
                 store.batch = _rewrite_row(store)
+                if store.batch < before.batch:
+                    raise OutcomeUnknownError(
+                        f"the database has lost batches: number {before.batch} was stored, and "
+                        f"{store.batch} is its last. The broker must load it again"
+                    )
             except (ConnectionBrokenError, NotWritableError) as error:
+                self._store.connection.close()
                 self.show(str(error))
                 if time.monotonic() > self._answered_at + UNREACHABLE_S:
                     raise OutcomeUnknownError(
@@ -317,7 +327,6 @@ class PostgresWriter:
                 time.sleep(_RETRY_S)
             else:
                 self.reconnects += 1
-                self.show(None)
                 return store.batch > before.batch
 
     def show(self, problem: str | None) -> None:
@@ -331,14 +340,32 @@ class PostgresWriter:
     def _beat(self, number: int) -> None:
         """Store an empty batch if none has been stored since the last call."""
         if self._is_open and self._failed is None:
-            if self._store.batch == number and self._current is None:
+            if self._current is not None:
+                self._look()
+            elif self._store.batch == number:
                 self._enqueue((), None, None)
             self._loop.call_later(BEAT_S, self._beat, self._store.batch)
+
+    def _look(self) -> None:
+        """Look at the server in another thread if it has not answered for a while."""
+
+        def on_done(done: asyncio.Future[bool]) -> None:
+            self._is_looking, self._looked_at = False, time.monotonic()
+            if done.result():  # it works, or waits for replicas
+                self._answered_at = time.monotonic()
+
+        asked_at = max(self._began_at, self._looked_at)
+        if not self._is_looking and time.monotonic() > asked_at + STUCK_S:
+            self._is_looking = True
+            self._loop.run_in_executor(
+                None, disconnect_if_lost, self._store, self._conninfo
+            ).add_done_callback(on_done)
 
     def _fail(self, error: BaseException) -> None:
         self._failed = error
         self._on_fatal(error)
-        self._waiting.clear()
+        while self._waiting:
+            self._waiting.popleft().done.set_exception(error)
         self._finish(error)
 
     async def close(self) -> None:
@@ -361,6 +388,7 @@ def _rewrite_row(store: PostgresStore) -> int:
     """Write the row of the epoch again, and return the number of the last stored batch."""
     sql = store.sql("epoch")
     with store.translating():
+        store.execute(sql["call_writer"])
         store.execute("BEGIN")
         epoch, number = store.execute(sql["lock"], (SHARD,)).fetchone()
         if epoch != store.epoch:

@@ -69,6 +69,9 @@ class SqliteBackend:
         """Return connections for pages."""
         return SqliteReaders(self._folder.database, count=count)
 
+    def read_replica(self) -> None:
+        """Return None: there is no other server."""
+
     async def open(self, starting: StartRecorder, tell: Callable[[str], None]) -> None:
         """Check the files, open the database and migrate it."""
         await asyncio.to_thread(check_standby, self._folder.path)

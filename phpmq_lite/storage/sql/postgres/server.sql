@@ -3,11 +3,11 @@
 -- name: status
 -- The folder is NULL if the server is on another machine, or if the role may not see it.
 -- columns: version, size of the database, schema, has_checksums, connections, limit of connections,
--- can_monitor, folder
-SELECT current_setting('server_version'), pg_database_size(current_database()),
+-- folder
+SELECT split_part(current_setting('server_version'), ' ', 1), pg_database_size(current_database()),
   (SELECT coalesce(max(number), 0) FROM migration), current_setting('data_checksums')::boolean,
   (SELECT sum(numbackends)::bigint FROM pg_stat_database),
-  current_setting('max_connections')::bigint, pg_has_role('pg_read_all_stats', 'USAGE'),
+  current_setting('max_connections')::bigint,
   CASE WHEN pg_has_role('pg_read_all_settings', 'USAGE')
       AND (inet_server_addr() IS NULL OR inet_server_addr() <<= '127.0.0.0/8'
         OR inet_server_addr() = '::1')
@@ -48,34 +48,16 @@ SELECT * FROM (
 -- columns: what a server process waits for
 SELECT wait_event FROM pg_stat_activity WHERE pid = :pid;
 
--- name: indexes
--- columns: index, is_valid
-SELECT indexrelid::regclass::text, indisvalid AND indisready FROM pg_index
-JOIN pg_class ON pg_class.oid = indexrelid
-WHERE relnamespace = current_schema()::regnamespace ORDER BY 1;
-
--- name: has_amcheck
--- Whether the extension is installed and the role may use it.
--- columns: 1 or 0
-SELECT count(*) FROM pg_proc
-WHERE proname = 'bt_index_check' AND pronargs = 2 AND has_function_privilege(oid, 'EXECUTE');
-
--- name: check_index
--- Raises an error if an index is damaged or lacks rows of its table.
--- parameters: index
-SELECT bt_index_check(?::text::regclass, true);
-
 -- name: probe
--- columns: number of the version, is_superuser, may create tables, may write the tables (NULL: there
--- are none), time in Unix ms, default of synchronous_commit, number of this server process
+-- columns: number of the version, may create tables, may write the tables (NULL: there are none),
+-- time in Unix ms, number of this server process, synchronous_standby_names, fsync,
+-- full_page_writes, synchronous_commit of this session, connections, limit of connections
 SELECT current_setting('server_version_num')::integer,
   coalesce(has_schema_privilege(current_schema(), 'CREATE'), false),
   has_table_privilege(to_regclass('message'), 'INSERT, UPDATE, DELETE')
     AND has_table_privilege(to_regclass('epoch'), 'UPDATE'),
-  (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
-  pg_backend_pid();
-
--- name: settings
--- columns: name, value for this session, value without the session's own
-SELECT name, setting, reset_val FROM pg_settings
-WHERE name IN ('synchronous_standby_names', 'synchronous_commit', 'fsync', 'full_page_writes');
+  (extract(epoch FROM clock_timestamp()) * 1000)::bigint, pg_backend_pid(),
+  current_setting('synchronous_standby_names'), current_setting('fsync'),
+  current_setting('full_page_writes'), current_setting('synchronous_commit'),
+  (SELECT sum(numbackends)::bigint FROM pg_stat_database),
+  current_setting('max_connections')::bigint;

@@ -46,11 +46,11 @@ from phpmq_lite.storage.sqlite.standby.litestream import (
 )
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
+from phpmq_lite.storage.store import NUMBER_GAP
 from phpmq_lite.writes import AddUser, DeleteSession, DeleteUser, ExpireToken
 
 ReportStep = Callable[[str], None]
 
-NUMBER_GAP: Final = 1_000_000  # added to the backup's last number, so that no number is reused
 _STAGED_NAME: Final = ".restored.new"
 _CACHE_BYTES: Final = 8 << 20
 
@@ -126,11 +126,12 @@ def restore(
                 done.history_id = read_history_id(connection) or token_hex(16)
             change_history(folder.path, done.history_id)
             tell("moving the database into place")
-            done.replaced_files = _move_aside(folder)
+            done.replaced_files = move_aside(folder)
             # After a power cut at this point, startup fails because the database is missing.
             folder.seal(None if is_configured(folder.path) else checksum_of(staged))
             folder.record(has_messages=True, is_running=False)
             staged.replace(folder.database)
+            folder.staged_copy.unlink(missing_ok=True)  # the restored database replaces it, too
             sync_folder(folder.path)
         finally:
             staged.unlink(missing_ok=True)
@@ -185,11 +186,11 @@ def _check_and_renumber(staged: Path) -> list[DatabaseCheck]:
     with _transaction(staged) as connection:
         for name in ("drop_sequence", "drop_lock"):
             connection.execute(load("standby")[name])
-        last = connection.execute(load("restore")["last_number"]).fetchone()[0]
+        last = connection.execute(load("copy")["last_number"]).fetchone()[0]
         connection.execute(load("batch")["set_counter"], ("next_number", last + 1 + NUMBER_GAP))
         if connection.execute(load("restore")["has_meta"]).fetchone()[0]:
             # Offsets stored by history readers belong to the replaced history.
-            connection.execute(load("restore")["renew_history_id"])
+            connection.execute(load("copy")["renew_history_id"])
     return checks
 
 
@@ -231,7 +232,7 @@ def _replaced_accounts(folder: DataFolder) -> StoredAccounts | None:
         return None
 
 
-def _move_aside(folder: DataFolder) -> Path | None:
+def move_aside(folder: DataFolder) -> Path | None:
     """Move the old files aside, the database first, so that startup fails after an interruption."""
     files = (
         folder.database,

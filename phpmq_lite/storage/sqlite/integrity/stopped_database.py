@@ -75,7 +75,11 @@ def read_stopped(path: Path) -> StoppedDatabase:
         if error is not None and not found.was_clean:
             found.last_error = str(error.get("message") or error.get("error") or "unknown")
         try:
+            folder.check_copy()
             folder.check_database()
+        except StartRefusedError as refusal:
+            found.refusal = str(refusal)
+            return found
         except DataDamagedError as damage:
             found.problems.append(str(damage))
             return found
