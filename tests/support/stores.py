@@ -3,12 +3,15 @@
 Databases of PostgreSQL are emptied and used again, because creating one takes ten times as long.
 """
 
+import asyncio
 import atexit
 import os
 import select
+import socket
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -27,8 +30,6 @@ from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
-    import asyncio
-
     from phpmq_lite.storage.postgres.maintenance import PostgresMaintenance
     from phpmq_lite.storage.postgres.store import PostgresStore
     from tests.support.postgres_server import PostgresServer
@@ -309,6 +310,41 @@ def use_postgres() -> None:
 
     setattr(broker_process.BrokerProcess, "command", property(with_store))  # noqa: B010
     testing.settings_for = settings_with_store
+    _wait_until_active()
+
+
+def _wait_until_active() -> None:
+    """Let brokers be ready once they are active: a standby opens its listeners before."""
+    from phpmq_lite.service import Service
+
+    wait_ready, start = Service.wait_ready, broker_process.BrokerProcess.start
+
+    async def wait_active(self: Service) -> None:
+        await wait_ready(self)
+        while not self._is_serving:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.002)
+
+    def start_active(self: broker_process.BrokerProcess) -> float:
+        began_at = time.monotonic()
+        start(self)
+        while not _is_active(self.data / "control.sock"):
+            if self.process is None or self.process.poll() is not None:
+                raise broker_process.StartFailedError(1, self.log.read_text("utf-8")[-2_000:])
+            time.sleep(0.01)
+        return time.monotonic() - began_at
+
+    setattr(Service, "wait_ready", wait_active)  # noqa: B010
+    setattr(broker_process.BrokerProcess, "start", start_active)  # noqa: B010
+
+
+def _is_active(control: Path) -> bool:
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(10)
+        client.connect(str(control))
+        client.sendall(b"GET /readyz HTTP/1.1\r\nHost: broker\r\nConnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65_536), b""))
+        return b"role: active" in answer and b"listeners: 0" not in answer
+    return False
 
 
 class _BlockingLoop:
