@@ -343,7 +343,7 @@ def _is_active(control: Path) -> bool:
         client.connect(str(control))
         client.sendall(b"GET /readyz HTTP/1.1\r\nHost: broker\r\nConnection: close\r\n\r\n")
         answer = b"".join(iter(lambda: client.recv(65_536), b""))
-        return b"role: active" in answer and b"listeners: 0" not in answer
+        return answer.startswith(b"HTTP/1.1 200") and b"role: active" in answer
     return False
 
 
