@@ -29,8 +29,8 @@ from phpmq_lite.storage.store_status import StoreStatus
 class PostgresBackend:
     """One of the brokers that use a database.
 
-    ``start_standby`` is called with the secret that the brokers share (key, certificate, private key), which
-    ``make_secret`` creates once, and returns the JSON that describes this broker to the others.
+    ``start_standby`` is called with the secret that the brokers share (key, certificate, private
+    key), which ``make_secret`` creates once; it returns the JSON that describes this broker.
     ``relay_to`` is called with the epoch, the JSON of its broker, and whether it has stopped.
     """
 
