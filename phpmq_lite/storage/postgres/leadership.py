@@ -135,7 +135,7 @@ class Standby:
             waited_s = self._silent_s + min(now - self._polled_at, 2 * POLL_S)
             self._silent_s = waited_s if before[:3] == row[:3] else 0.0
         self._limit_s = GONE_S
-        if idle_s is not None:  # a long statement is no silence, nor is a wait for replicas
+        if idle_s is not None:  # it may execute a long statement or wait for replicas
             self._silent_s, self._limit_s = min(self._silent_s, idle_s), SILENCE_S
         self.row, self._polled_at = row, now
         return row
