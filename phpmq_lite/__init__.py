@@ -1,4 +1,4 @@
-"""PHPMQ Lite, a single-machine message broker that stores every message in SQLite.
+"""PHPMQ Lite, a message broker that stores every message in SQLite, or in PostgreSQL.
 
 ``phpmq-lite serve`` runs it in one process, with PHPMQ over TCP, an admin web UI and a data folder.
 A confirmed message is on disk, and consumers receive a message only once it is stored.

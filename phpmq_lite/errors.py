@@ -10,7 +10,8 @@ PhpmqError
 │   ├── StorageFullError      known outcome: rolled back
 │   ├── NotWritableError      known outcome: rolled back; fail-stop if it persists, exit 74
 │   ├── OutcomeUnknownError   fail-stop, exit 74
-│   │   └── DatabaseReplacedError  the files are no longer those that were opened
+│   │   ├── DatabaseReplacedError  the files are no longer those that were opened
+│   │   └── EpochEndedError        another broker is active now: close, send nothing
 │   └── DataDamagedError      start refused, exit 65
 ├── SettingsError             start refused, exit 78
 ├── StartRefusedError         start refused, exit 1: a second broker, a newer database
@@ -103,6 +104,10 @@ class OutcomeUnknownError(StorageError):
 
 class DatabaseReplacedError(OutcomeUnknownError):
     """The database or its log was removed or replaced while open; do not touch either file."""
+
+
+class EpochEndedError(OutcomeUnknownError):
+    """Another broker has taken over, so this one must not send any more replies."""
 
 
 class DataDamagedError(StorageError):

@@ -2,13 +2,13 @@
 
 import asyncio
 import errno
-import json
 import socket
 import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -59,12 +59,14 @@ from phpmq_lite.storage.data_folder import DATABASE, DataFolder, in_use_message,
 from phpmq_lite.storage.disk_space import DiskSpace, DiskSpaceBounds
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.sqlite.backend import SqliteBackend
-from phpmq_lite.storage.sqlite.integrity.stopped_database import has_admin
+from phpmq_lite.storage.sqlite.integrity import stopped_database
 from phpmq_lite.storage.start_report import StartRecorder
 from phpmq_lite.storage.store import Store, note_clock
 
 if TYPE_CHECKING:
     from phpmq_lite.admin.base.context import Context
+    from phpmq_lite.admin.connection_limits import ConnectionLimits
+    from phpmq_lite.relay.member import Member
 
 
 def broker_limits(settings: Settings) -> Limits:
@@ -127,6 +129,7 @@ def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
 
 DRAIN_S: Final = 5.0  # seconds to wait for acknowledgements while draining
 _COMMAND_CHARS: Final = 80  # maximum length of the command shown for a process that uses our port
+_REPLICA_S: Final = 2.0  # how often a replica is read while no broker is active
 CLOSE_S: Final = 2.0  # maximum number of seconds for sending pending data to sockets
 _log = logs.get_logger(__name__)
 
@@ -159,6 +162,10 @@ class Service:
         self._tls_listeners: list[TlsListener] = []  # listeners that use TLS
         self._session_context: SessionContext  # shared by all sessions; set when serving starts
         self._has_users = False
+        self._member: Member | None = None  # of the brokers that share a PostgreSQL database
+        self._connect_http: Callable[[], asyncio.Protocol]  # set when the pages are open
+        self._is_serving = False  # whether this broker itself serves clients
+        self._shows_replica = False  # whether pages show a replica while no broker is active
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
         self._pages_wanted = asyncio.Event()
@@ -212,6 +219,8 @@ class Service:
 
     def has_progressed(self) -> bool:
         """Return whether the engine and the writer have made progress since the last call."""
+        if not self._is_serving:  # a standby
+            return self._ready.is_set()
         return self._watchdog is not None and self._watchdog.probe()
 
     async def run(self) -> None:
@@ -223,12 +232,12 @@ class Service:
             PhpmqError: the broker refuses to start; the error's class determines the exit code.
         """
         settings = self.settings
-        check_exposed_listeners(settings, lambda: _has_admin(settings))
+        check_exposed_listeners(settings, lambda: has_admin(settings))
         tls = _admin_tls(settings)  # must come first, because a certificate may be invalid
         self._add_tls_listener("admin", tls)
         await asyncio.to_thread(_load, self.schemas)
         file = settings.admin.initial_password_file
-        if file is not None and not await asyncio.to_thread(_has_admin, settings):
+        if file is not None and not await asyncio.to_thread(has_admin, settings):
             self._first_password = _initial_password(file)
         async with AsyncExitStack() as stack:
             await _check_ports(settings)
@@ -249,40 +258,56 @@ class Service:
                 self._announce(f"listening admin {address}")
             gate = Admission.from_settings(settings)
             _warn_about_open_files(settings)
-            listeners = Listeners(
-                settings.tcp,
-                lambda kind, revision: _session(self._session_context, settings, kind, revision),
-                gate,
-            )
+            listeners = Listeners(settings.tcp, partial(self._accept_phpmq, gate), gate)
             await listeners.bind()
             stack.push_async_callback(listeners.close)
             self._add_tls_listener("tcp", listeners.tls)
             space = self.handle.space = DiskSpace(folder.path, disk_space_bounds(settings))
             space.prepare()
             room = DiskSpaceMonitor(space)
-            backend = self._backend(folder, space)
+            backend = self._backend(stack, folder, space, listeners)
+            self.handle.store = backend.status
             starting = StartRecorder(__version__, _now_ms(), was_clean=not folder.meta.is_running)
             recovering = asyncio.create_task(self._recover(folder, backend, starting))
             stack.push_async_callback(_close_after, recovering, backend.writer)
             serve_pages = partial(self._serve_pages, admin_stack, backend, bound, tls)
             pages = asyncio.create_task(self._open_pages(bound, serve_pages))
             stack.push_async_callback(_cancel, pages)
+            if await self._is_stopped_as_standby(recovering, backend):
+                return
             stored, clock = await recovering
             engine = await self._open_engine(stack, backend, starting, stored, clock)
             room.attach(engine)
             await self._serve(stack, engine, folder, backend, gate, listeners, pages)
 
-    def _backend(self, folder: DataFolder, space: DiskSpace) -> Backend:
+    def _backend(
+        self, stack: AsyncExitStack, folder: DataFolder, space: DiskSpace, listeners: Listeners
+    ) -> Backend:
         """Return the engine that the settings select."""
         settings, on_fatal = self.settings, partial(fail_stop, folder)
         if settings.store.url:
+            from phpmq_lite.relay.handshake import RelaySecret, create_relay_secret
+            from phpmq_lite.relay.member import Member
             from phpmq_lite.storage.postgres.backend import PostgresBackend
+
+            member = self._member = Member(
+                settings, __version__, listeners, self.session, self.http_connection,
+                self.handle.figures.relay,
+            )  # fmt: skip
+            stack.push_async_callback(member.close)
+
+            async def join(key: bytes, certificate: str, private_key: str) -> str:
+                description = await member.join(RelaySecret(key, certificate, private_key))
+                self._show_listeners(listeners, step="standby")
+                return description
 
             return PostgresBackend(
                 settings.store.url,
                 space,
                 on_fatal,
-                description=json.dumps({"version": __version__, "host": socket.gethostname()}),
+                join=join,
+                make_secret=lambda: astuple(create_relay_secret()),
+                follow=member.follow,
                 allow_asynchronous=settings.store.allow_asynchronous,
             )
         return SqliteBackend(
@@ -293,6 +318,46 @@ class Service:
             cache_bytes=settings.storage.cache_bytes,
             wal_bytes=settings.storage.wal_bytes,
         )
+
+    async def _is_stopped_as_standby(self, recovering: asyncio.Task[Any], backend: Backend) -> bool:
+        """Wait until the database is recovered; return True if a standby was stopped before."""
+        stopping = asyncio.create_task(self._stop.wait())
+        showing = asyncio.create_task(self._show_replica(backend))
+        await asyncio.wait({recovering, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await _cancel(showing)
+        self.handle.engine = None
+        self._shows_replica = False
+        if recovering.done() or backend.status().is_active:
+            return False
+        await _cancel(recovering)
+        return True
+
+    async def _show_replica(self, backend: Backend) -> None:
+        """Let pages show a replica, read-only, as long as no broker is active."""
+        while self._member is not None:
+            await asyncio.sleep(_REPLICA_S)
+            stored = await asyncio.to_thread(backend.read_replica)
+            if self._context is not None and self._shows_replica != (stored is not None):
+                await self._context.readers.close()  # the next reads may use another server
+            self._shows_replica = stored is not None
+            self.handle.engine = None
+            if stored is not None:
+                engine = Engine(self._core(stored), backend.writer, Clock(stored.counters))
+                engine.is_stopping = True  # so that it refuses changes
+                self.handle.engine = engine
+
+    def _core(self, stored: RecoveredState) -> Broker:
+        limits, defaults = broker_limits(self.settings), queue_defaults(self.settings)
+        return Broker(stored, limits, defaults, BabelQueueInspector(self.schemas))
+
+    def _show_listeners(self, listeners: Listeners, step: str) -> None:
+        """Announce the open listeners; clients can connect from now on."""
+        self.phpmq = listeners.addresses
+        for address in listeners.addresses:
+            self._announce(f"listening phpmq {address}")
+        self.handle.set(step=step, listeners=tuple(listeners.opened))
+        self._ready.set()
 
     def _add_tls_listener(self, section: str, context: ssl.SSLContext | None) -> None:
         files: TcpSettings | AdminSettings = getattr(self.settings, section)
@@ -344,7 +409,7 @@ class Service:
             readers,
             self.settings,
             version=__version__,
-            is_ready=lambda: self._ready.is_set() and not self._stop.is_set(),
+            is_ready=lambda: (self._is_serving or self._shows_replica) and not self._stop.is_set(),
             sources=self._sources,
         )
         app[DRAIN] = lambda: self.drain()
@@ -353,8 +418,34 @@ class Service:
         app[CONTEXT].schemas = self.schemas
         app[CONTEXT].maintenance = self._maintenance
         app[CONTEXT].auth.setup = self._setup_token
-        await open_admin(stack, app, bound, tls)
+        self._connect_http = await open_admin(stack, app, bound, tls, self._accept_http)
         self._has_pages.set()
+
+    def session(self, kind: Kind, revision: Revision) -> asyncio.Protocol:
+        """Return the protocol of a PHPMQ connection to this broker, direct or relayed."""
+        return _session(self._session_context, self.settings, kind, revision)
+
+    async def http_connection(self) -> asyncio.Protocol:
+        """Return the protocol of an HTTP connection that another broker relays."""
+        await self.open_pages()
+        return self._connect_http()
+
+    def _accept_phpmq(self, gate: Admission, kind: Kind, revision: Revision) -> asyncio.Protocol:
+        if self._member is None or self._member.relay is None:
+            return self.session(kind, revision)
+        from phpmq_lite.relay.standby import ClientConnection
+
+        return ClientConnection(self._member.relay, gate, kind, revision)
+
+    def _accept_http(
+        self, connect: Callable[[], asyncio.Protocol], limits: "ConnectionLimits", kind: Kind
+    ) -> asyncio.Protocol:
+        if self._member is None or self._member.relay is None:
+            return connect()
+        from phpmq_lite.relay.standby import ClientConnection
+
+        relay = self._member.relay
+        return ClientConnection(relay, limits.gate, kind, "http", connect, limits.name_of)
 
     async def _recover(
         self, folder: DataFolder, backend: Backend, starting: StartRecorder
@@ -387,12 +478,7 @@ class Service:
         starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
         await writer.run(lambda store: starting.read_database(store, clock.now().steady_ms))
         backend.record_use(stack)
-        core = Broker(
-            stored,
-            broker_limits(settings),
-            queue_defaults(settings),
-            BabelQueueInspector(self.schemas),
-        )
+        core = self._core(stored)
         self._upkeep = await backend.start_maintenance(retention_bounds(settings), clock.counters)
         self._has_users = await writer.run(lambda store: store.has_users())
         engine = Engine(core, writer, clock)
@@ -437,16 +523,16 @@ class Service:
             sampling = tasks.create_task(self.sampler.run())
             watching = tasks.create_task(self.schemas.watch(_log_schema_error))
             tasks.create_task(_raise_error_of(pages))
-            maintaining = tasks.create_task(
-                self._build_maintenance(engine).run(is_structure_due=backend.is_structure_due)
-            )
+            maintaining = tasks.create_task(self._maintain(engine, backend))
             await self._prepare_login()
-            await listeners.open()
-            self.phpmq = listeners.addresses
-            for address in listeners.addresses:
-                self._announce(f"listening phpmq {address}")
-            self.handle.set(step="ready", is_ready=True, listeners=tuple(listeners.opened))
-            self._ready.set()
+            if self._member is None:
+                await listeners.open()
+                self._show_listeners(listeners, step="ready")
+            else:
+                await self._member.serve(backend.status().epoch)
+                self._pages_wanted.set()  # the first client may come through a standby
+            self.handle.set(step="ready", is_ready=True)
+            self._is_serving = True
             await self._stop.wait()
             await self._drain(engine, listeners)
             await _cancel(pages)
@@ -481,6 +567,13 @@ class Service:
         )
         return SessionMonitor(context.sessions, self.handle, slow_peers, brake)
 
+    async def _maintain(self, engine: Engine, backend: Backend) -> None:
+        """Back up and scrub a database of this machine, or else watch its server."""
+        if backend.status().has_file:
+            maintenance = self._build_maintenance(engine)
+            await maintenance.run(is_structure_due=backend.is_structure_due)
+        await backend.watch()
+
     def _build_maintenance(self, engine: Engine) -> Maintenance:
         database = self.settings.data / DATABASE
         self._maintenance = Maintenance(
@@ -509,6 +602,8 @@ class Service:
         context = self._session_context
         self.handle.set(step="draining", is_draining=True, is_ready=False)
         await listeners.close()
+        if self._member is not None:
+            await self._member.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(engine.call(lambda core, answer: core.drain(answer)), DRAIN_S)
         for session in list(context.sessions):
@@ -519,12 +614,13 @@ class Service:
             session.abort("the broker is stopping")
 
 
-def _has_admin(settings: Settings) -> bool:
+def has_admin(settings: Settings) -> bool:
+    """Return whether a user has the admin role; True if a database server cannot be reached."""
     if settings.store.url:
         from phpmq_lite.storage.postgres.backend import has_admin as has_admin_there
 
         return has_admin_there(settings.store.url)
-    return has_admin(settings.data / DATABASE)
+    return stopped_database.has_admin(settings.data / DATABASE)
 
 
 def _note_clock(store: Store, clock: Clock, doubt: Mapping[str, int] | None = None) -> None:

@@ -10,7 +10,7 @@ import time
 from typing import Final
 
 from phpmq_lite import logs
-from phpmq_lite.errors import PhpmqError
+from phpmq_lite.errors import EpochEndedError, PhpmqError
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.sqlite.backend import EX_IOERR
@@ -41,10 +41,16 @@ def fail_stop(folder: DataFolder, error: BaseException) -> None:
     """
     try:
         threading.Thread(target=_exit_after_timeout, daemon=True).start()
-        trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # to find the bug
-        reason = str(error) or type(error).__name__
-        _log.error("stopped immediately: nothing can be stored safely", reason=reason, **trace)
-        folder.write_last_error(error, time.time_ns() // 1_000_000)
+        if isinstance(
+            error, EpochEndedError
+        ):  # nothing is wrong, so the next start reports nothing
+            _log.warning("another broker is active now; this one has stopped and will be started "
+                         "again as a standby", reason=str(error))  # fmt: skip
+        else:
+            trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # to find the bug
+            reason = str(error) or type(error).__name__
+            _log.error("stopped immediately: nothing can be stored safely", reason=reason, **trace)
+            folder.write_last_error(error, time.time_ns() // 1_000_000)
         sys.stderr.flush()
     except MemoryError:
         os.write(sys.stderr.fileno(), _LAST_WORDS)

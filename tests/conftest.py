@@ -19,6 +19,15 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from tests.support.engine_differences import SKIPPED, SQLITE_ONLY, reason_of
+from tests.support.stores import (
+    ON_POSTGRES,
+    returning_databases,
+    shared_server,
+    stop_server,
+    use_postgres,
+)
+
 if TYPE_CHECKING:
     from tests.support.postgres_server import PostgresServer
 
@@ -50,6 +59,10 @@ def pytest_xdist_auto_num_workers() -> int:
     return 2 * len(os.sched_getaffinity(0))
 
 
+if ON_POSTGRES:
+    use_postgres()  # before tests import what it replaces
+
+
 def pytest_configure() -> None:
     """Restore SIGINT for the processes that tests start, if this run started in the background.
 
@@ -61,13 +74,15 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark cases outside the sample of their test as slow, then shuffle the files reproducibly.
 
     Workers take long runs of the list, so one worker would get all browser tests.  The tests of a
     file stay together and in order.  Spark's tests come first, so that one worker runs them all in
     one JVM: a second JVM would spend 20 s of processor time on starting and compiling.
     """
+    if ON_POSTGRES:
+        _leave_out(items, config)
     for item in items:
         sample = item.get_closest_marker("sample")
         if sample is not None and item.name.partition("[")[2].removesuffix("]") not in sample.args:
@@ -77,6 +92,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return item.nodeid.partition("::")[0]
 
     items.sort(key=lambda item: (not file(item).startswith(_SPARK), crc32(file(item).encode())))
+
+
+def _leave_out(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Deselect the tests of SQLite's own, and skip those that differ."""
+    own = [item for item in items if reason_of(item.nodeid, SQLITE_ONLY)]
+    config.hook.pytest_deselected(items=own)
+    items[:] = [item for item in items if item not in own]
+    for item in items:
+        if reason := reason_of(item.nodeid, SKIPPED):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish() -> None:
@@ -97,6 +122,27 @@ def _cheap_passwords() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _session_databases() -> Iterator[None]:
+    os.environ.pop("PHPMQ_TEST_STORE", None)  # the command line warns about unknown settings
+    with returning_databases():
+        yield
+    stop_server()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _module_databases() -> Iterator[None]:
+    with returning_databases():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _test_databases() -> Iterator[None]:
+    """Return the databases of a test's brokers; those of its file's brokers remain."""
+    with returning_databases():
+        yield
+
+
 @pytest.fixture
 def log_stream() -> Iterator[io.StringIO]:
     """Return a stream for ``logs.configure``; restore logging afterwards."""
@@ -109,12 +155,9 @@ def log_stream() -> Iterator[io.StringIO]:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> "Iterator[PostgresServer]":
-    """Run a PostgreSQL server."""
-    from tests.support.postgres_server import postgres_server
-
-    with postgres_server() as server:
-        yield server
+def postgres() -> "PostgresServer":
+    """Return the PostgreSQL server of this worker."""
+    return shared_server()
 
 
 @pytest.fixture

@@ -58,6 +58,7 @@ OURS: Final[dict[str, set[str]]] = {
         "settings",
         "errors",
     },
+    "relay": {"protocol.revisions", "server", "settings", "logs", "errors"},
     "export": {"storage.arrow", "logs", "errors"},
     "admin": {
         "writes",
@@ -86,6 +87,7 @@ OURS: Final[dict[str, set[str]]] = {
         "server.counters",
         "server.frame_recorder",
         "server.addresses",
+        "server.listeners",
         "server.frame_explanation",
         "server.backpressure",
         "server.rollups",
@@ -107,6 +109,8 @@ OURS: Final[dict[str, set[str]]] = {
         "storage.read.activity",
         "storage.disk_space",
         "storage.start_report",
+        "storage.sqlite.standby.lag",
+        "storage.store_status",
         "storage.read.search_plan",
     },
     "client": {"protocol", "lazy_imports", "errors"},
@@ -145,6 +149,7 @@ OURS: Final[dict[str, set[str]]] = {
         "model",
         "protocol",
         "queue_settings",
+        "relay",
         "server",
         "settings",
         "storage",
@@ -164,6 +169,7 @@ THEIRS: Final[dict[str, set[str]]] = {
     "storage.arrow": {"pyarrow", "adbc_driver_postgresql", "adbc_driver_sqlite"},
     "storage.postgres": {"psycopg"},
     "storage.sqlite.integrity.scrub": {"msgspec"},
+    "relay": {"cryptography", "pydantic"},
     "export": {"pyarrow"},
     "admin": {"aiohttp", "aiohttp_sse", "jinja2", "pydantic", "prometheus_client", "argon2"},
     "admin.views.documentation": {"markdown_it", "markupsafe"},
@@ -290,13 +296,22 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 # any engine stores; above them are the two engines, which do not know each other.
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "rows": ("arrow", "batch_sql", "migrations", "postgres.statements", "read", "statements"),
-    "folder": ("atomic_files", "data_folder", "disk_space"),
-    "store": ("backend", "retention", "start_report", "store"),
+    "folder": ("atomic_files", "copy_state", "data_folder", "disk_space"),
+    "store": (
+        "backend",
+        "copy_side",
+        "database_check",
+        "retention",
+        "start_report",
+        "store",
+        "store_status",
+    ),
     "SQLite files": (
         "sqlite.errors",
         "sqlite.integrity",
         "sqlite.migrate",
         "sqlite.read_connections",
+        "sqlite.standby",
     ),
     "SQLite writer": (
         "sqlite.history_index",
@@ -305,8 +320,9 @@ STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "sqlite.writer",
         "sqlite.writer_process",
     ),
-    "SQLite backend": ("sqlite.backend", "sqlite.backup"),
+    "SQLite backend": ("sqlite.backend", "sqlite.backup", "sqlite.copy_side"),
     "PostgreSQL": ("postgres",),
+    "both engines": ("copying",),
 }
 
 

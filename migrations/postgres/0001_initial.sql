@@ -294,6 +294,11 @@ CREATE TABLE relay_secret (               -- with which brokers authenticate to 
   private_key TEXT NOT NULL               -- PEM
 );
 
+CREATE TABLE copy_state (                 -- while a copy is incomplete, or the data is elsewhere
+  role TEXT PRIMARY KEY CHECK (role IN ('source', 'target')),
+  content TEXT NOT NULL                   -- JSON; a broker that finds a row does not start
+);
+
 -- CRC-32 (as zlib's) of the number of a message, as 8 bytes, and its body; see model.checksum.
 CREATE FUNCTION checksum(seq BIGINT, content BYTEA) RETURNS BIGINT
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$

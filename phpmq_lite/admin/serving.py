@@ -15,10 +15,14 @@ from phpmq_lite.admin.auth.browser_security import add_headers_everywhere
 from phpmq_lite.admin.base.context import CONTEXT
 from phpmq_lite.admin.connection_limits import ConnectionLimits, LimitedConnection
 from phpmq_lite.logs import is_quiet
+from phpmq_lite.server.listeners import Kind
 
 _RETRY_S: Final = 0.1  # delay before accepting connections again after an error
 _LINGER_S: Final = 2.0  # maximum time spent reading the rest of a refused body
 _READ_BYTES: Final = 64 << 10  # aiohttp pauses reading when it has buffered twice as much
+
+Connect = Callable[[], asyncio.Protocol]  # makes the protocol of a connection
+Front = Callable[[Connect, ConnectionLimits, Kind], asyncio.Protocol]
 
 
 async def open_admin(
@@ -26,10 +30,13 @@ async def open_admin(
     app: web.Application,
     sockets: Iterable[socket.socket],
     tls: ssl.SSLContext | None,
-) -> None:
+    front: Front = lambda connect, _limits, _kind: connect(),
+) -> Connect:
     """Serve connections to ``sockets``, the first of which must be the control socket.
 
-    Without ``tls``, all sockets use plain HTTP; Unix sockets never use TLS.
+    Without ``tls``, all sockets use plain HTTP; Unix sockets never use TLS.  ``front`` makes the
+    protocols of all connections but those to the control socket.  Return what makes the protocol
+    of one more connection.
     """
     runner = web.AppRunner(
         app,
@@ -47,28 +54,30 @@ async def open_admin(
     watch = asyncio.create_task(limits.run())
     stack.callback(watch.cancel)
     loop = asyncio.get_running_loop()
+
+    def connect(*, is_counted: bool = True) -> asyncio.Protocol:
+        return LimitedConnection(limits, make(), is_counted=is_counted)
+
     for number, one in enumerate(sockets):
         if tls is not None and one.family != socket.AF_UNIX:
-            accepting = asyncio.create_task(_accept(one, tls, limits, make))
+            accept = partial(front, connect, limits, "tls")
+            accepting = asyncio.create_task(_accept(one, tls, limits, accept))
             stack.push_async_callback(_end, accepting)
             continue
-        server = await loop.create_server(
-            partial(_plain, limits, make, is_counted=number > 0), sock=one, backlog=128
+        kind: Kind = "unix" if one.family == socket.AF_UNIX else "tcp"
+        accept = (
+            partial(front, connect, limits, kind) if number else partial(connect, is_counted=False)
         )
+        server = await loop.create_server(accept, sock=one, backlog=128)
         stack.callback(server.close)
-
-
-def _plain(
-    limits: ConnectionLimits, make: Callable[[], web.RequestHandler], *, is_counted: bool
-) -> LimitedConnection:
-    return LimitedConnection(limits, make(), is_counted=is_counted)
+    return connect
 
 
 async def _accept(
     listening: socket.socket,
     tls: ssl.SSLContext,
     limits: ConnectionLimits,
-    make: Callable[[], web.RequestHandler],
+    accept: Connect,
 ) -> None:
     """Accept connections until this task is cancelled, then cancel all pending handshakes."""
     loop = asyncio.get_running_loop()
@@ -81,15 +90,14 @@ async def _accept(
                 await asyncio.sleep(_RETRY_S)
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            limited = LimitedConnection(limits, make())
-            handshakes.create_task(_secure(connection, peer[0], tls, limited, limits))
+            handshakes.create_task(_secure(connection, peer[0], tls, accept(), limits))
 
 
 async def _secure(
     connection: socket.socket,
     host: str,
     tls: ssl.SSLContext,
-    limited: LimitedConnection,
+    protocol: asyncio.Protocol,
     limits: ConnectionLimits,
 ) -> None:
     """Reserve a place for a connection, perform the TLS handshake, and start handling requests."""
@@ -103,7 +111,7 @@ async def _secure(
     try:
         with suppress(OSError):  # SSLError and TimeoutError are subclasses
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: limited, connection, ssl=tls, ssl_handshake_timeout=limits.timeouts.head_s
+                lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=limits.timeouts.head_s
             )
             is_made = True
     finally:

@@ -12,7 +12,7 @@ import click
 
 from phpmq_lite import __version__
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
-from phpmq_lite.cli.database import print_checks
+from phpmq_lite.cli.database import print_checks, require_file
 from phpmq_lite.cli.errors import DAMAGED, NOT_FOUND, CommandError
 from phpmq_lite.cli.output import (
     Column,
@@ -58,6 +58,7 @@ _COLUMNS: Final = (
 )
 
 Row = dict[str, Any]
+_TOOLS: Final = "whose own tools make backups: pg_dump, pg_basebackup or pgBackRest"
 
 
 @click.group()
@@ -104,6 +105,7 @@ def list_(admin: AdminClient, output: str | None) -> None:
 
 
 def _is_running(settings: Settings) -> bool:
+    require_file(settings, _TOOLS)
     if not (settings.data / DATABASE).exists():
         raise CommandError(f"{settings.data} does not contain a broker's database", NOT_FOUND)
     try:
@@ -202,6 +204,7 @@ def restore(
     replaced database shows that they are still valid; --keep-tokens keeps them.
     """
     settings = settings_args.load().settings
+    require_file(settings, _TOOLS)
     path = _find(source, settings)
     if (settings.data / DATABASE).exists():
         confirm(f"Replace the database in {settings.data}?", is_yes=yes)
@@ -217,7 +220,7 @@ def restore(
     if done.replaced_files is not None:
         print_message(f"the previous files are in {done.replaced_files}")
     if done.withdrawn is not None:
-        _show_withdrawn(done.withdrawn)
+        show_withdrawn(done.withdrawn)
     print_message(f"restored {done.database}; start the broker")
 
 
@@ -232,8 +235,9 @@ def test(source: str, output: str | None, settings_args: SettingsArguments) -> N
     The copy is upgraded to this version's schema, recovered, checked and removed again.
     Exit codes: 0 the backup can be restored, 65 it is damaged.
     """
-    path = _find(source, settings_args.load().settings)
-    done = drill(path, migrations_folder(), tell=print_message)
+    settings = settings_args.load().settings
+    require_file(settings, _TOOLS)
+    done = drill(path := _find(source, settings), migrations_folder(), tell=print_message)
     for name in done.migrated:
         print_message(f"applied {name}")
     print_checks(done.checks, output)
@@ -242,7 +246,8 @@ def test(source: str, output: str | None, settings_args: SettingsArguments) -> N
     print_message(f"the test passed: a broker can start from {path}")
 
 
-def _show_withdrawn(withdrawn: WithdrawnAccess) -> None:
+def show_withdrawn(withdrawn: WithdrawnAccess) -> None:
+    """Print which access a restore has revoked."""
     why = "have since been revoked" if withdrawn.has_proof else "may since have been revoked"
     if withdrawn.sessions:
         print_message(f"ended {withdrawn.sessions} sessions that {why}")

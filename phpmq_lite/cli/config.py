@@ -20,9 +20,8 @@ from phpmq_lite.cli.settings_options import (
 )
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.addresses import check_exposed_listeners, read_endpoints
+from phpmq_lite.service import has_admin
 from phpmq_lite.settings.reference import config_file
-from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.sqlite.integrity.stopped_database import has_admin
 
 COLUMNS: Final = columns("setting", text="VALUE", source="SOURCE")
 
@@ -135,6 +134,6 @@ def _print_next_steps(path: Path) -> None:
     print_message(f"  phpmq-lite serve{flag}")
     found = settings.load(config=path).settings
     try:
-        check_exposed_listeners(found, lambda: has_admin(found.data / DATABASE))
+        check_exposed_listeners(found, lambda: has_admin(found))
     except SettingsError as error:
         print_message(f"Before you start the broker: {error}")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
-from phpmq_lite.cli.errors import DAMAGED, NOT_FOUND, CommandError
+from phpmq_lite.cli.errors import DAMAGED, NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
 from phpmq_lite.cli.parameters import EXISTING_PATH
 from phpmq_lite.cli.settings_options import (
@@ -18,14 +18,17 @@ from phpmq_lite.cli.settings_options import (
     data_option,
     settings_options,
     startup_override_options,
+    store_option,
 )
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, has_never_had_database
+from phpmq_lite.storage.database_check import DatabaseCheck
 from phpmq_lite.storage.sqlite import migrate as migrations
 from phpmq_lite.storage.sqlite.backup.backups import MANIFEST, read_backup, verify_backup
-from phpmq_lite.storage.sqlite.integrity.database_check import DatabaseCheck
 from phpmq_lite.storage.sqlite.integrity.database_check import verify as verify_files
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
+from phpmq_lite.storage.sqlite.standby.litestream import is_running
 
 _COLUMNS = (Column("check", "Check"), Column("result", "Result"), Column("found", "Found"))
 
@@ -38,6 +41,7 @@ def database() -> None:
 @database.command()
 @click.argument("path", required=False, type=EXISTING_PATH)
 @data_option
+@store_option
 @output_option
 @settings_options
 def verify(path: Path | None, output: str | None, settings_args: SettingsArguments) -> None:
@@ -45,11 +49,16 @@ def verify(path: Path | None, output: str | None, settings_args: SettingsArgumen
 
     Checks the write-ahead log, the structure, every body, and whether the tables agree. PATH is a
     backup, a database file or a data folder; the default is the broker's data folder. `database
-    scrub` checks a running broker.
+    scrub` checks a running broker. With --store, checks a PostgreSQL database, whose broker may be
+    running.
     Exit codes: 0 no damage, 3 no database ever existed, 65 damage was found.
     """
     if path is None:
-        path = settings_args.load().settings.data
+        settings = settings_args.load().settings
+        if settings.store.url:
+            _verify_server(settings.store.url, output)
+            return
+        path = settings.data
     if (path / MANIFEST).is_file():
         backup = read_backup(path)
         if backup is None:
@@ -58,19 +67,27 @@ def verify(path: Path | None, output: str | None, settings_args: SettingsArgumen
             )
         verify_backup(backup)
         path = backup.database
-    if _has_no_history(path):
+    if has_never_had_database(path):
         raise CommandError(f"there is no database in {path}", NOT_FOUND)
-    checks = verify_files(path)
+    _report(str(path), verify_files(path), output)
+
+
+def _verify_server(url: str, output: str | None) -> None:
+    from phpmq_lite.storage.postgres.database_check import verify
+
+    _report("the database", verify(url), output)
+
+
+def _report(name: str, checks: list[DatabaseCheck], output: str | None) -> None:
     print_checks(checks, output)
     if any(check.problems for check in checks):
-        raise CommandError(f"{path} is damaged", DAMAGED)
+        raise CommandError(f"{name} is damaged", DAMAGED)
 
 
-def _has_no_history(path: Path) -> bool:
-    """Return whether a folder has never contained a database, rather than having lost one."""
-    if path.is_file() or (path / DATABASE).exists() or (path / f"{DATABASE}-wal").exists():
-        return False
-    return not read_meta(path).has_messages
+def require_file(settings: Settings, instead: str) -> None:
+    """Raise CommandError if the broker stores in PostgreSQL; ``instead`` says what to do there."""
+    if settings.store.url:
+        raise CommandError(f"store.url is set: the broker stores in PostgreSQL, {instead}", REFUSED)
 
 
 def print_checks(checks: list[DatabaseCheck], output: str | None) -> None:
@@ -99,6 +116,7 @@ def migrate(dry_run: bool, settings_args: SettingsArguments) -> None:
     migration or, with --dry-run, of each pending one.
     """
     settings = settings_args.load().settings
+    require_file(settings, "where the active broker migrates the schema when it starts")
     if not (settings.data / DATABASE).is_file():
         raise CommandError(
             f"{settings.data} contains no database; `phpmq-lite serve` creates one", NOT_FOUND
@@ -127,9 +145,11 @@ def _open(folder: DataFolder) -> Iterator[sqlite3.Connection]:
     connection = sqlite3.connect(folder.database, isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA wal_autocheckpoint=0")  # Litestream may be running
         yield connection
     finally:
-        folder.record(is_running=False)  # must come first, because closing removes the WAL
+        # This must come first, because closing removes the WAL unless Litestream is running.
+        folder.record(is_running=False, leaves_wal=is_running(folder.path))
         connection.close()
 
 

@@ -72,7 +72,11 @@ SECTIONS: Final = {  # section of the help text -> commands
         "backup": CommandEntry(
             "backups", "Create, list, restore and test backups of the database."
         ),
+        "standby": CommandEntry(
+            "standby", "Replicate the database with Litestream, and promote a replica."
+        ),
         "database": CommandEntry("database", "Upgrade the database and check it for damage."),
+        "store": CommandEntry("store", "Move everything from SQLite to PostgreSQL, or back."),
         "import": CommandEntry("importers", "Import messages from beanstalkd or InitPHP Queue."),
     },
     "Access": {
@@ -103,7 +107,9 @@ DOCS: Final = {  # command -> documentation page, shown at the end of --help
     "frame": "reference/protocol",
     "pipeline": "guides/pipeline",
     "backup": "operate/operations#back-up",
+    "standby": "operate/standby",
     "database": "operate/operations#when-a-start-refuses-exit-code-65",
+    "store": "operate/moving",
     "import": "guides/migrate",
     "user": "guides/admin#users-and-roles",
     "token": "guides/admin#users-and-roles",

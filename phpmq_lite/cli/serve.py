@@ -11,18 +11,14 @@ from phpmq_lite.cli.settings_options import (
     setting_option,
     settings_options,
     startup_override_options,
+    store_option,
 )
 
 
 @click.command()
 @data_option
 @listener_options
-@setting_option(
-    "--store",
-    "store.url",
-    metavar="URL",
-    help="Store everything in this PostgreSQL database.  [default: SQLite in the data folder]",
-)
+@store_option
 @startup_override_options
 @setting_option(
     "--log-level",

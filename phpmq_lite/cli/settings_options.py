@@ -106,6 +106,14 @@ data_option: Final = setting_option(
 )
 
 
+store_option: Final = setting_option(
+    "--store",
+    "store.url",
+    metavar="URL",
+    help="Store everything in this PostgreSQL database.  [default: SQLite in the data folder]",
+)
+
+
 def listener_options(command: Command) -> Command:
     """Add ``--listen``, ``--legacy-listen`` and ``--admin``."""
     for flag, setting, help_text in (

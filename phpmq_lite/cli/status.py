@@ -1,6 +1,7 @@
 """The commands ``status`` and ``clock``, which show key figures and clock changes."""
 
 import time
+from typing import Any
 
 import click
 
@@ -48,14 +49,21 @@ def status(admin: AdminClient, output: str | None) -> None:
                 "clients": f"{stats['clients']:,} connected, {stats['consumers']:,} consumers",
                 "rates": f"{stats['published_per_s']:,.1f} published/s, "
                 f"{stats['acked_per_s']:,.1f} acknowledged/s",
-                "database": f"{formats.format_size(stats['database_bytes'])}, "
-                f"log {formats.format_size(stats['wal_bytes'])}",
+                "database": _database(stats),
                 "disk": f"{formats.format_size(free)} of {formats.format_size(disk)} free",
             },
             output,
         )
     if not accepts_messages:
         click.get_current_context().exit(ERROR)
+
+
+def _database(stats: dict[str, Any]) -> str:
+    size = formats.format_size(stats["database_bytes"] or 0)
+    if stats["wal_bytes"] is not None:
+        return f"{size}, log {formats.format_size(stats['wal_bytes'])}"
+    store = stats["store"]
+    return f"{size} in {store['engine']} at {store['place']}, epoch {store['epoch']}"
 
 
 COLUMNS = number_columns(

@@ -10,6 +10,17 @@ from phpmq_lite.server.frame_recorder import Inspector
 
 
 @dataclass(slots=True)
+class RelayCounters:
+    """Connections relayed to or from another broker; all but ``open`` never decrease."""
+
+    open: int = 0
+    opened: int = 0
+    bytes_in: int = 0  # from clients; like bytes_out, counted by the standby only
+    bytes_out: int = 0
+    refused: Counter[str] = field(default_factory=Counter)  # number of connections by reason
+
+
+@dataclass(slots=True)
 class ConnectionCounters:
     """Connection counters since broker startup; they never decrease."""
 
@@ -21,6 +32,7 @@ class ConnectionCounters:
     paused: Counter[str] = field(default_factory=Counter)  # number of read pauses by reason
     late: int = 0  # number of messages not sent because they expired during the commit
     inspector: Inspector = field(default_factory=Inspector)
+    relay: RelayCounters = field(default_factory=RelayCounters)
 
 
 # Upper bounds of the histogram buckets; one more bucket counts larger values.

@@ -1,9 +1,11 @@
-"""Backups, scrubbing and disk space monitoring of a running broker."""
+"""Backups, scrubbing, standby and disk space monitoring of a running broker."""
 
 import asyncio
+import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -15,6 +17,7 @@ from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.settings import Settings
+from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.disk_space import DISK_FULL, DiskSpace, Shortage
 from phpmq_lite.storage.sqlite.backup.backups import RETRY_S, Backup, BackupSchedule
 from phpmq_lite.storage.sqlite.integrity.scrub import (
@@ -26,6 +29,8 @@ from phpmq_lite.storage.sqlite.integrity.scrub import (
     read_state,
     write_state,
 )
+from phpmq_lite.storage.sqlite.standby.lag import StandbyState, read_standby
+from phpmq_lite.storage.sqlite.standby.litestream import drop_backlog, is_configured
 
 START_S: Final = 60.0  # delay after startup, when other work is more urgent
 _TICK_S: Final = 0.2
@@ -35,6 +40,10 @@ _DAY_MS: Final = 86_400_000
 # Limit on bytes written while a structure check keeps the WAL from being truncated.
 LOG_BYTES: Final = 1 << 30
 _LOG_CHECK_S: Final = 1.0  # interval between checks of the WAL's size
+STANDBY_EVERY_S: Final = 5.0
+_STOP_S: Final = 1.0
+_TARGET_EVERY: Final = 12  # one in this many reads of the standby's state lists its target
+BACKLOG_BYTES: Final = 1 << 30  # this much may wait for a standby's target; less if space is short
 T = TypeVar("T")
 _log = logs.get_logger(__name__)
 
@@ -239,6 +248,52 @@ class ScrubRunner:
         return self._engine.clock.now().wall_ms
 
 
+class StandbyMonitor:
+    """Follows how far a standby lags; ``run`` continues until it is cancelled.
+
+    A target that is gone must not fill the disk with what waits for it.  If that exceeds twice the
+    size of the database, after which copying the whole database is cheaper, or if the disk is
+    nearly full, the oldest files are dropped.
+    """
+
+    def __init__(self, data: Path, reserve: Callable[[], int]) -> None:
+        self.state: StandbyState | None = None  # None until the first reading
+        self._data = data
+        self._reserve = reserve
+        self._is_stopped = False
+
+    async def run(self) -> None:
+        """Read the state at intervals, in a separate thread."""
+        thread: asyncio.Future[StandbyState] | None = None
+        self._is_stopped = False
+        try:
+            for number in count():
+                read = partial(self._read, asks_target=number % _TARGET_EVERY == 0)
+                thread = asyncio.ensure_future(asyncio.to_thread(read))
+                self.state = await asyncio.shield(thread)
+                await asyncio.sleep(STANDBY_EVERY_S)
+        finally:
+            self._is_stopped = True
+            if thread is not None:  # its read connection would keep the WAL; it is closed soon
+                await asyncio.wait({thread}, timeout=_STOP_S)
+
+    def _read(self, *, asks_target: bool) -> StandbyState:
+        before = self.state
+        state = read_standby(
+            self._data, before.replicated if before else None, asks_target=asks_target,
+            goes_on=lambda: not self._is_stopped,
+        )  # fmt: skip
+        if before is None or state.problem != before.problem:
+            log = _log.warning if state.problem else _log.info
+            log("standby", problem=state.problem or None, lag_s=round(state.lag_s, 1))
+        is_short = shutil.disk_usage(self._data).free < 2 * self._reserve()
+        bound = max(BACKLOG_BYTES, 2 * (self._data / DATABASE).stat().st_size)
+        if state.backlog_bytes > (BACKLOG_BYTES // 16 if is_short else bound):
+            _log.warning("standby_backlog_dropped", bytes=state.backlog_bytes)
+            drop_backlog(self._data)
+        return state
+
+
 class Maintenance:
     """Runs a broker's backups and scrubs; ``run`` continues until it is cancelled.
 
@@ -264,6 +319,9 @@ class Maintenance:
             check_files=engine.check_files,
         )
         self.scrub = ScrubRunner(engine, figures, database, settings)
+        self.standby: StandbyMonitor | None = None
+        if is_configured(database.parent):
+            self.standby = StandbyMonitor(database.parent, lambda: settings().storage.free_bytes)
 
     async def run(self, *, is_structure_due: bool = False) -> None:
         """Back up and scrub on a schedule and on demand, after a structure check if one is due."""
@@ -272,6 +330,8 @@ class Maintenance:
             tasks.create_task(
                 _run_again("scrub", partial(self.scrub.run, is_structure_due=is_structure_due))
             )
+            if self.standby is not None:
+                tasks.create_task(_run_again("standby", self.standby.run))
 
 
 async def _run_again(name: str, run: Callable[[], Awaitable[None]]) -> None:

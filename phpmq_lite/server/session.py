@@ -25,6 +25,7 @@ from phpmq_lite.server.counters import ConnectionCounters, SmoothedRate
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.frame_processing import FrameProcessor, SessionLimits
 from phpmq_lite.server.frame_recorder import Side
+from phpmq_lite.server.tls import certificate_subject
 
 GUARD_SILENCE_S: Final = 0.02  # after this silence, bytes that could be HTTP are treated as PHPMQ
 HALF_CLOSED_BATCHES: Final = 4  # two batches suffice to load a page of messages and their bodies
@@ -68,6 +69,8 @@ class Session(asyncio.Protocol):
         self.side: Side = side  # replaced with a RecordedSide while the connection is watched
         self.kind = kind  # tcp, tls or unix
         self.address = ""
+        self.relay = ""  # name of the broker that relays the connection; empty if none does
+        self.certificate = ""  # subject of the client's certificate
         self.connection: Connection | None = None  # set in the first batch
         self.bytes_in = 0
         self.bytes_out = 0
@@ -104,9 +107,12 @@ class Session(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
         self._host = name[0] if isinstance(name, tuple) else None
-        self._descriptor = descriptor_of(self.transport, self.kind)
+        self._descriptor = descriptor_of(self.transport)
         self._end_detector = EndDetector.of(self.transport)
         self.address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else self.kind
+        relayed = transport.get_extra_info("relay")
+        self.relay = "" if relayed is None else relayed.relay
+        self.certificate = certificate_subject(transport)
         refusal = self._shared.gate.admit(self._host)
         if refusal is not None:
             self._refuse(refusal)
@@ -433,10 +439,11 @@ def encode_batch(
     return parts, expired
 
 
-def descriptor_of(transport: asyncio.Transport, kind: str) -> int | None:
+def descriptor_of(transport: asyncio.Transport) -> int | None:
     """Return the file descriptor for ``write_data``, or None for TLS, which encrypts the data."""
     socket = transport.get_extra_info("socket")
-    return None if socket is None or kind == "tls" else socket.fileno()
+    is_secured = transport.get_extra_info("ssl_object") is not None
+    return None if socket is None or is_secured else socket.fileno()
 
 
 def write_data(transport: asyncio.Transport, descriptor: int | None, data: bytes) -> None:

@@ -18,10 +18,11 @@ from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import MemoryLimiter, ReadBackpressure
-from phpmq_lite.server.counters import ConnectionCounters
+from phpmq_lite.server.counters import ConnectionCounters, RelayCounters
 from phpmq_lite.server.engine import Engine, Operation, P, T, Tap
 from phpmq_lite.server.session import Session
 from phpmq_lite.storage.disk_space import DiskSpace, Shortage
+from phpmq_lite.storage.store_status import StoreStatus
 
 RATE_WINDOW_S: Final = 10.0
 NO_RATES: Final = (0.0, 0.0, 0.0)
@@ -77,6 +78,8 @@ class ClientStatus:
     bytes_out: int = 0
     paused_reason: str | None = None
     acked_per_s: float = 0.0
+    relay: str = ""  # name of the broker that relays the connection
+    certificate: str = ""  # subject of the client's certificate
 
 
 @dataclass(slots=True, frozen=True)
@@ -109,6 +112,7 @@ class BrokerStatus:
     shortage: Shortage | None = None  # why publishing is stopped
     write_problem: str | None = None  # why nothing can be stored now
     has_ballast: bool = False
+    store: StoreStatus = field(default_factory=StoreStatus)
     commit_counts: tuple[int, ...] = ()  # one per COMMIT_BOUNDS_S bucket, and one for larger values
     commit_s_sum: float = 0.0
     batch_counts: tuple[int, ...] = ()  # one per BATCH_BOUNDS bucket, and one for larger values
@@ -132,6 +136,12 @@ class BrokerStatus:
     connections: int = 0  # including those that the core does not know yet or no longer knows
     places: int = 0  # maximum number of connections
     queue_count: int = 0
+    relay: RelayCounters = field(default_factory=RelayCounters)
+
+    @property
+    def is_relaying(self) -> bool:
+        """Return whether this broker is a standby of an active one."""
+        return not self.store.is_active and bool(self.store.active_broker)
 
 
 class Rates:
@@ -196,6 +206,7 @@ class BrokerHandle:
         self.gate: Admission | None = None
         self.brake: MemoryLimiter | None = None
         self.space: DiskSpace | None = None
+        self.store: Callable[[], StoreStatus] = StoreStatus
         self.loop_lag_ms = 0.0
         self._base = BrokerStatus(started_at=time.time_ns() // 1_000_000)
         self._idle: dict[int, tuple[int, QueueStatus]] = {}  # queue_id -> (activity, status)
@@ -268,6 +279,7 @@ class BrokerHandle:
         figures, engine = self.figures, self.engine
         base = replace(
             self._base,
+            store=self.store(),
             loop_lag_ms=self.loop_lag_ms,
             **self._limit_figures(),
             paused=dict(figures.paused),
@@ -276,6 +288,7 @@ class BrokerHandle:
             clients_opened=figures.clients_opened,
             bytes_in=figures.bytes_in,
             bytes_out=figures.bytes_out,
+            relay=figures.relay,
         )
         if (space := self.space) is not None:
             base = replace(
@@ -451,4 +464,6 @@ def _client(connection: Connection) -> ClientStatus:
         bytes_out=session.bytes_out,
         paused_reason=", ".join(sorted(session.paused.union(parked))) or None,
         acked_per_s=session.acks.per_s,
+        relay=session.relay,
+        certificate=session.certificate,
     )

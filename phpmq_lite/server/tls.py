@@ -1,5 +1,6 @@
 """TLS contexts for listeners: TLS 1.2 or newer, with optional client certificates."""
 
+import asyncio
 import ssl
 from collections.abc import Sequence
 from functools import partial
@@ -43,6 +44,15 @@ def server_context(
     if client_ca is not None:
         _require_client_certificates(f"{section}.tls_client_ca", client_ca, context)
     return context
+
+
+def certificate_subject(transport: asyncio.BaseTransport) -> str:
+    """Return the subject of the client's certificate, or an empty text if it has sent none."""
+    relayed = transport.get_extra_info("relay")
+    if relayed is not None:
+        return str(relayed.subject)
+    names = (transport.get_extra_info("peercert") or {}).get("subject", ())
+    return ", ".join(f"{key}={value}" for parts in names for key, value in parts)
 
 
 class TlsListener(NamedTuple):

@@ -357,6 +357,11 @@ class StoreSettings(Section):
     allow_asynchronous: bool = field(
         False, "Confirm messages even if no quorum of replicas has them; they can be lost."
     )
+    relay_listen: str = field(
+        "127.0.0.1:0",
+        "HOST:PORT at which standby brokers reach this one while it is active. Port 0 selects a"
+        " free port. Beyond loopback, the connections use TLS.",
+    )
 
 
 class BackupSettings(Section):

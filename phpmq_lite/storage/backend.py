@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeVar
 
-from phpmq_lite.model import BatchStore, ClockReading
+from phpmq_lite.model import BatchStore, ClockReading, RecoveredState
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.start_report import StartRecorder
+from phpmq_lite.storage.store_status import StoreStatus
 
 T = TypeVar("T")
 
@@ -52,8 +53,17 @@ class Backend(Protocol):
     def is_structure_due(self) -> bool:
         """Whether a check of the structure was skipped and should run soon."""
 
+    def status(self) -> StoreStatus:
+        """Return the state of the store, without reading it."""
+
+    async def watch(self) -> None:
+        """Keep ``status`` up to date until this is cancelled; only for an open database."""
+
     def readers(self, count: int = 2) -> Readers:
         """Return connections for pages."""
+
+    def read_replica(self) -> RecoveredState | None:
+        """Return the state of another server to show, if no broker can store; blocks."""
 
     async def open(self, starting: StartRecorder, tell: Callable[[str], None]) -> None:
         """Check, open and migrate the database; ``tell`` is called with each step.

@@ -33,6 +33,7 @@ from phpmq_lite.storage.atomic_files import (
     sync_folder,
     write_json,
 )
+from phpmq_lite.storage.copy_state import CopyState
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 
@@ -97,6 +98,7 @@ def file_system(path: Path) -> str | None:
 
 
 DATABASE: Final = "phpmq.db"
+STAGED_COPY: Final = ".copied.new"
 _META: Final = "meta.json"
 _LOCK: Final = "lock"
 _LOCK_S: Final = 5.0  # maximum wait for checks, which take up to 1 s, and for a writer process
@@ -113,6 +115,14 @@ class DataFolderMetadata:
     has_messages: bool = False  # whether a message has ever been stored; never reset to False
     is_running: bool = False  # whether the database is open for writing; if so, a WAL must exist
     seal: int | None = None  # CRC-32 of the database after the last clean stop; see seal.py
+    leaves_wal: bool = False  # whether a clean stop left a WAL, because Litestream was running
+
+    copy: CopyState | None = None  # copy of which this is the source
+
+    @property
+    def needs_wal(self) -> bool:
+        """Return whether a missing WAL is a loss."""
+        return self.is_running or self.leaves_wal
 
 
 class DataFolder:
@@ -135,8 +145,8 @@ class DataFolder:
         checked nor created.
 
         Raises:
-            StartRefusedError: another process uses the folder, it is on a network file system, or
-                the account has no access.
+            StartRefusedError: another process uses the folder, it is on a network file system, the
+                account has no access, or a copy is used instead or is incomplete.
             DataDamagedError: the database is missing or empty, but messages were stored.
         """
         path = path.absolute()
@@ -150,6 +160,7 @@ class DataFolder:
         try:
             folder = cls(path, lock)
             if has_database:
+                folder.check_copy()
                 folder.check_database()
                 folder._prepare_files()
         except BaseException as error:
@@ -194,6 +205,11 @@ class DataFolder:
         return self.path.joinpath(f"{DATABASE}-journal").exists()
 
     @property
+    def staged_copy(self) -> Path:
+        """Path of a database that is being copied here from another one."""
+        return self.path / STAGED_COPY
+
+    @property
     def control_socket(self) -> Path:
         """Path of the socket through which the command line reaches a running broker."""
         return self.path / "control.sock"
@@ -208,7 +224,13 @@ class DataFolder:
         """Path of the file that records the error that stopped the broker immediately, if any."""
         return self.path / "last_error.json"
 
-    def record(self, *, has_messages: bool | None = None, is_running: bool | None = None) -> None:
+    def record(
+        self,
+        *,
+        has_messages: bool | None = None,
+        is_running: bool | None = None,
+        leaves_wal: bool = False,
+    ) -> None:
         """Store changes in ``meta.json`` with two fsyncs; do nothing if nothing has changed.
 
         Call it with ``is_running=True`` after the writer's first transaction, when the WAL exists,
@@ -220,12 +242,23 @@ class DataFolder:
                 self.meta,
                 has_messages=self.meta.has_messages if has_messages is None else has_messages,
                 is_running=self.meta.is_running if is_running is None else is_running,
+                leaves_wal=leaves_wal,
             )
         )
 
     def seal(self, checksum: int | None) -> None:
         """Store the checksum of the closed database, or None before it is opened for writing."""
         self._update_meta(replace(self.meta, seal=checksum))
+
+    def set_copy(self, state: CopyState | None) -> None:
+        """Store the copy of which this is the source, or None to use the data here."""
+        self._update_meta(replace(self.meta, copy=state))
+
+    def replace_database(self, checksum: int) -> None:
+        """Store that another database, with this checksum, is about to be moved into place."""
+        self._update_meta(
+            DataFolderMetadata(self.meta.created_at, has_messages=True, seal=checksum)
+        )
 
     def write_last_error(self, error: BaseException, at_ms: int) -> bool:
         """Write ``last_error.json`` for the next startup and return whether it was written.
@@ -258,6 +291,22 @@ class DataFolder:
                 os.ftruncate(self._lock, 0)
             os.close(self._lock)
             self._lock = -1
+
+    def check_copy(self) -> None:
+        """Check that the database is not an incomplete copy, and that no copy of it is in use.
+
+        ``open`` calls this method.
+
+        Raises:
+            StartRefusedError: a broker must not start here.
+        """
+        if self.staged_copy.exists():
+            raise StartRefusedError(
+                f"{self.path} contains an incomplete copy of another database: run `phpmq-lite "
+                f"store copy` again, or delete {self.staged_copy}"
+            )
+        if self.meta.copy is not None:
+            raise StartRefusedError(f"{self.path}: {self.meta.copy.refusal(str(self.path))}")
 
     def check_database(self) -> None:
         """Check that the database exists; otherwise SQLite would create one and hide the loss.
@@ -313,12 +362,23 @@ def read_meta(path: Path) -> DataFolderMetadata:
         may_have = file.exists() or bool(_size_of(path / DATABASE))
         return DataFolderMetadata(time.time_ns() // 1_000_000, has_messages=may_have)
     seal, created_at = content.get("seal"), content.get("created_at")
+    mark = content.get("copy")
     return DataFolderMetadata(
         created_at=created_at if isinstance(created_at, int) else 0,
         has_messages=bool(content.get("has_messages", True)),
         is_running=bool(content.get("is_running", False)),
         seal=seal if isinstance(seal, int) else None,
+        leaves_wal=bool(content.get("leaves_wal", False)),
+        copy=CopyState(**mark) if isinstance(mark, dict) else None,
     )
+
+
+def has_never_had_database(path: Path) -> bool:
+    """Return whether a folder has never contained a database, rather than having lost one."""
+    files = DATABASE, f"{DATABASE}-wal", STAGED_COPY
+    if path.is_file() or any((path / name).exists() for name in files):
+        return False
+    return not read_meta(path).has_messages
 
 
 def locking_pid(path: Path) -> str | None:

@@ -272,6 +272,11 @@ class DiskUsage:
     total: int
     free: int  # bytes available to the account that runs the broker
 
+    @property
+    def used_share(self) -> float:
+        """Fraction of the disk in use."""
+        return 1 - self.free / self.total if self.total else 0.0
+
 
 async def measure_disk(database: Path) -> DiskUsage:
     """Measure the database files and their file system in a separate thread.

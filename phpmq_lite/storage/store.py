@@ -40,6 +40,8 @@ _RECEIPTS_AT_ONCE: Final = 1_000  # number of rows read per statement at startup
 _PAGE_BYTES: Final = 4 << 20  # maximum total size of the bodies in a page
 _RECORD_BYTES: Final = 16 << 20  # maximum total size of client-written records loaded per batch
 
+NUMBER_GAP: Final = 1_000_000  # added to the last number, so that no number is used twice
+
 # A callback, the rows to pass to it, and whether they are the last rows.
 LoadedPage = tuple[Callable[[list[Message], bool], None], list[Message], bool]
 
@@ -105,14 +107,21 @@ class Store(ABC):
             execute(sql["close_clients"], (now.wall_ms, "the broker stopped"))
             execute(sql["interrupt_audit"])
             execute(sql["delete_forgotten_queues"])
-        newest_key = execute(sql["newest_key"]).fetchone()[0]
+        stored = self.state(returned)
+        oldest = stored.newest_key - receipt_limit, now.steady_ms - receipt_window_ms
+        stored.receipts = self._receipts(*oldest)
+        return stored
+
+    def state(self, returned: int = 0) -> RecoveredState:
+        """Return the core's state as it is stored, without receipts."""
+        execute, sql = self.execute, self.sql("batch")
         return RecoveredState(
             queues=[_queue_row(row) for row in execute(sql["queues"])],
-            receipts=self._receipts(newest_key - receipt_limit, now.steady_ms - receipt_window_ms),
+            receipts=(),
             counters=self.counters(),
             next_deadline_ms=execute(sql["next_deadline"], (-1,)).fetchone()[0],
             returned=returned,
-            newest_key=newest_key,
+            newest_key=execute(sql["newest_key"]).fetchone()[0],
             pipeline=PipelineRows(
                 subscriptions=execute(sql["subscriptions"]).fetchall(),
                 held=execute(sql["claimed_by_queue"]).fetchall(),
@@ -126,6 +135,15 @@ class Store(ABC):
     def counters(self) -> dict[str, int]:
         """Return all stored counters, keyed by name."""
         return dict(self.execute(self.sql("batch")["counters"]).fetchall())
+
+    def renumber(self) -> None:
+        """Skip numbers and renew the history id, because a copy may have continued both.
+
+        Call it in a transaction.
+        """
+        last = self.execute(self.sql("copy")["last_number"]).fetchone()[0]
+        self.execute(self.sql("batch")["set_counter"], ("next_number", last + 1 + NUMBER_GAP))
+        self.execute(self.sql("copy")["renew_history_id"])
 
     def has_users(self) -> bool:
         """Return whether there is any user."""

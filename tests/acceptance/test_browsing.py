@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import sqlite3
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.live_pages import pages
+from tests.support.stored_rows import stored_tables
 
 pytestmark = pytest.mark.acceptance
 
@@ -34,16 +34,9 @@ STREAMS: Final = {"events", "wait", "api-wait"}  # never-ending responses
 QUERIES: Final = ("", "?format=json", "?format=csv", "?limit=2", "?tab=history", "?q=state:dead")
 
 
-def everything(path: Path) -> dict[str, list[Any]]:
+def everything(data: Path) -> dict[str, list[Any]]:
     """Return the rows of all tables, except those that change without requests."""
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
-        tables = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
-        found = {
-            name: connection.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall()
-            for (name,) in tables.fetchall()
-            if name not in BY_ITSELF
-        }
-    connection.close()
+    found = stored_tables(data, BY_ITSELF)
     found["counter"] = [row for row in found["counter"] if row[0] not in MOVING]
     return found
 
@@ -79,7 +72,7 @@ def paths(message_id: str) -> list[str]:
 async def test_a_thousand_visits_leave_every_table_unchanged(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as broker:
         message_id = await fill(broker)
-        database = tmp_path / "data" / "phpmq.db"
+        data = tmp_path / "data"
         statuses = set()
         base = broker.admin_url.rstrip("/")
         engine = broker.service.handle.engine
@@ -90,7 +83,7 @@ async def test_a_thousand_visits_leave_every_table_unchanged(tmp_path: Path) -> 
             url = site.url("/api/v1/queues/last/messages")
             async with site.session.post(url, json={"content": "x"}) as response:
                 assert response.status == 201  # committed after the disconnect
-            before, next_number = everything(database), engine.core.state.next_number
+            before, next_number = everything(data), engine.core.state.next_number
             assert len(before["message"]) > 70
             assert len(before["history"]) > 2
             for path in itertools.islice(itertools.cycle(paths(message_id)), VISITS):
@@ -99,5 +92,5 @@ async def test_a_thousand_visits_leave_every_table_unchanged(tmp_path: Path) -> 
                     statuses.add(response.status)
         assert max(statuses) < 500
         assert 200 in statuses
-        assert everything(database) == before
+        assert everything(data) == before
         assert engine.core.state.next_number == next_number

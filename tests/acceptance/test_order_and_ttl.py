@@ -1,7 +1,6 @@
 """Order and time to live of messages, tested on a broker process."""
 
 import random
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,10 +13,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from phpmq_lite.model import State
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.sqlite.integrity.seal import seal
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.socket_client import SocketClient
+from tests.support.stored_rows import stored_rows
+from tests.support.stores import ON_POSTGRES
 
 pytestmark = pytest.mark.acceptance
 
@@ -177,10 +178,7 @@ def wait_seconds(peer: SocketClient, seconds: int = 1) -> None:
 
 
 def rows(data: Path, text: str, *values: object) -> list[tuple[Any, ...]]:
-    database = sqlite3.connect(f"file:{data / DATABASE}?mode=ro", uri=True)
-    found = database.execute(text, values).fetchall()
-    database.close()
-    return found
+    return stored_rows(data, text, *values)
 
 
 HISTORY = """
@@ -323,13 +321,10 @@ def test_expiry_survives_a_restart(tmp_path: Path) -> None:
 
 def set_deadlines(data: Path, deadline_ms: int) -> None:
     """Set one deadline (wall clock) for all messages with a TTL of a stopped broker."""
-    database = sqlite3.connect(data / DATABASE)
-    with database:
-        database.execute("UPDATE message SET deadline_ms = ? WHERE ttl_s IS NOT NULL",
-                         (deadline_ms,))  # fmt: skip
-    database.close()
-    with closing(DataFolder.open(data)) as folder:
-        seal(folder)  # the seal of the stop no longer matches
+    stored_rows(data, "UPDATE message SET deadline_ms = ? WHERE ttl_s IS NOT NULL", deadline_ms)
+    if not ON_POSTGRES:
+        with closing(DataFolder.open(data)) as folder:
+            seal(folder)  # the seal of the stop no longer matches
 
 
 class Livez:

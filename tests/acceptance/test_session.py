@@ -4,7 +4,6 @@ The rules are those of ``docs/reference/wire.md`` (R1 to R16, and "Queues on the
 """
 
 import re
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from phpmq_lite.model import State
 from phpmq_lite.protocol.frames import Dispatch
-from phpmq_lite.storage.data_folder import DATABASE
 from tests.support.fork_server import BrokerProcess, broker_process, broker_with_all_listeners
 from tests.support.socket_client import (
     AdminApi,
@@ -21,6 +19,7 @@ from tests.support.socket_client import (
     connect,
     new_key,
 )
+from tests.support.stored_rows import stored_rows
 
 pytestmark = pytest.mark.acceptance
 
@@ -324,22 +323,22 @@ def test_everything_before_a_confirmed_publish_is_stored_with_it(
     peer.consume(queue, 60)
     held = peer.dispatches(60)
     side = peer.side
-    with sqlite3.connect(f"file:{broker.data / DATABASE}?mode=ro", uri=True) as database:
-        for first, second, third in zip(held[::3], held[1::3], held[2::3], strict=True):
-            ends = [
-                side.acknowledge(queue, first.message_id),
-                side.dead_letter(queue, second.message_id),
-                side.dead_letter(queue, third.message_id),
-            ]
-            key = new_key()
-            peer.send(b"".join(ends) + side.publish("barrier", b"", key=key))
-            assert peer.receipt().key == key
-            seqs = [int(dispatch.message_id[:16], 16) for dispatch in (first, second, third)]
-            settled = database.execute(
-                "SELECT outcome FROM history WHERE seq IN (?, ?, ?) ORDER BY seq", seqs
-            )
-            assert settled.fetchall() == [(State.ACKED,), (State.DEAD,), (State.DEAD,)]
-    database.close()
+    for first, second, third in zip(held[::3], held[1::3], held[2::3], strict=True):
+        ends = [
+            side.acknowledge(queue, first.message_id),
+            side.dead_letter(queue, second.message_id),
+            side.dead_letter(queue, third.message_id),
+        ]
+        key = new_key()
+        peer.send(b"".join(ends) + side.publish("barrier", b"", key=key))
+        assert peer.receipt().key == key
+        seqs = [int(dispatch.message_id[:16], 16) for dispatch in (first, second, third)]
+        text = "SELECT outcome FROM history WHERE seq IN (?, ?, ?) ORDER BY seq"
+        assert stored_rows(broker.data, text, *seqs) == [
+            (State.ACKED,),
+            (State.DEAD,),
+            (State.DEAD,),
+        ]
 
 
 # -- sizes and numbers

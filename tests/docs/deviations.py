@@ -11,7 +11,12 @@ LONG: Final = "takes minutes; tests/docs/test_performance_page.py parses its opt
 SPARK: Final = "starts Spark; tests/spark/test_pages.py runs it in the session of its tests"
 FIRST_STEPS: Final = "starts Spark; tests/spark/test_first_steps.py runs it"
 SERVERS: Final = "needs three machines; tests/integration/test_patroni.py starts a cluster here"
+SHOP: Final = "needs PostgreSQL; tests/docs/test_three_machines.py runs the whole page"
 CLUSTER: Final = "needs other machines; tests/spark/test_cluster.py runs a cluster on this one"
+
+POSTGRES: Final = (
+    "needs PostgreSQL servers; tests/integration/test_store_copy.py copies there and back"
+)
 
 # By page, a part of a line (of code: of the block) that is not run -> the reason.
 NOT_RUN: Final[dict[str, dict[str, str]]] = {
@@ -42,6 +47,7 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
         "pg_dump ": SERVERS,
         "pg_restore ": SERVERS,
     },
+    "docs/start/three-machines.md": {"": SHOP},
     "docs/operate/managed-postgresql.md": {"CREATE ROLE": SERVERS, "SHOW sync": SERVERS},
     "deploy/cluster/README.md": {
         "sudo ": SERVERS,
@@ -50,6 +56,7 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
         "~/secrets.env": SERVERS,
         "patronictl list": SERVERS,
     },
+    "docs/operate/moving.md": {"createdb": POSTGRES, "systemctl": POSTGRES, "sudo ": POSTGRES},
     "docs/guides/migrate.md": {"redis-cli": "needs Redis; publish --lines reads its output"},
     "docs/operate/performance.md": {"phpmq-lite bench": LONG, "pip install": INSTALLS},
     "docs/guides/php.md": {

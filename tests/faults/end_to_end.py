@@ -40,8 +40,8 @@ from tests.faults.ghosts import accepts
 from tests.faults.ledger import IN_MEMORY, read_only
 from tests.faults.shim import Shim
 from tests.faults.shimmed_broker import shimmed_broker
-from tests.support.core_and_store import empty_database
 from tests.support.socket_client import AdminApi, SocketClient, new_key
+from tests.support.stores import empty_database
 
 EXAMPLES: Final = 12
 STEPS: Final = 12

@@ -11,9 +11,9 @@ from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.storage.read import audit as audit_module
 from phpmq_lite.storage.read.audit import AuditFilter, AuditLog
 from phpmq_lite.storage.retention import RetentionBounds, remove_expired
-from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
+from tests.support.copied_readers import readers_of
 from tests.support.http_site import HttpSite
 from tests.unit.admin.cases import NOW_MS, Database
 
@@ -26,7 +26,7 @@ class Rows:
 
     def __init__(self, path: Path) -> None:
         self.database = Database(path)
-        self.readers = SqliteReaders(path)
+        self.readers = readers_of(path)
         self.audit = AuditLog(self.readers)
 
     def add(self, count: int = 1, at_ms: int = NOW_MS, **changes: str) -> None:

@@ -145,7 +145,10 @@ def test_connections_are_closed_in_their_rows_at_the_next_start(driver: Driver) 
     driver.connect().disconnect()
     driver.connect()
     driver.step()
-    rows = "SELECT client, address, closed_at IS NULL, reason FROM client WHERE client > 0"
+    rows = (
+        "SELECT client, address, closed_at IS NULL, reason FROM client WHERE client > 0"
+        " ORDER BY client"
+    )
     assert driver.rows(rows)[1] == (2, "client 2", 1, None)
     driver.kill_and_restart()
     driver.connect()
@@ -205,7 +208,7 @@ def test_all_expire_however_many_are_due_at_once(make: MakeDriver, on_expire: st
 
 
 def damage(driver: Driver, seq: int) -> None:
-    driver.store.execute("UPDATE body SET content = CAST('zz' AS BLOB) WHERE seq = ?", (seq,))
+    driver.set_body(seq, b"zz")
 
 
 def test_damaged_message_is_settled_and_never_delivered(driver: Driver) -> None:
@@ -222,7 +225,8 @@ def test_damaged_message_is_settled_and_never_delivered(driver: Driver) -> None:
 
 def test_body_in_the_wrong_row_is_damage(driver: Driver) -> None:
     driver.publish(b"aa", b"bb")
-    driver.store.execute("UPDATE body SET content = iif(seq = 1, x'6262', x'6161')")
+    driver.set_body(1, b"bb")
+    driver.set_body(2, b"aa")
     assert driver.consume().take() == []
     assert [row[2:] for row in driver.outcomes()] == [(4, "crc"), (4, "crc")]
 

@@ -17,6 +17,7 @@ from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups, DeadLet
 from phpmq_lite.storage.read.messages import MessageReader, MessageRow
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from phpmq_lite.storage.statements import load
+from tests.support.copied_readers import readers_of
 from tests.unit.admin.cases import NOW_MS, Database, add_reader_functions
 
 
@@ -31,7 +32,7 @@ def database(tmp_path: Path) -> Database:
 
 @pytest.fixture
 async def reader(database: Database) -> AsyncIterator[MessageReader]:
-    readers = SqliteReaders(database.path)
+    readers = readers_of(database.path)
     yield MessageReader(readers)
     await readers.close()
 
@@ -451,7 +452,7 @@ async def test_reader_reports_a_missing_database(tmp_path: Path) -> None:
 
 
 async def test_reader_opens_again_after_a_close(database: Database) -> None:
-    readers = SqliteReaders(database.path)
+    readers = readers_of(database.path)
     for _ in range(2):
         assert await MessageReader(readers).messages(1) == []
         await readers.close()

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,12 @@ from phpmq_lite.errors import NotWritableError
 from phpmq_lite.model import AuditEntry, ClockReading, State
 from phpmq_lite.storage import retention
 from phpmq_lite.storage.retention import STEPS_KEPT, ClockJumps, RetentionBounds
-from phpmq_lite.storage.sqlite.store import SqliteStore
-from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.store import note_clock
 from tests.support.core_and_store import Driver
 from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
+from tests.support.stored_rows import stored_rows
+from tests.support.stores import ON_POSTGRES
 
 DAY_MS = 86_400_000
 AWAY_DAYS = 20
@@ -30,14 +31,13 @@ AWAY_DAYS = 20
 
 def age(data: Path, days: int = AWAY_DAYS) -> None:
     """Age a stopped broker's database by ``days`` days, to before the last boot."""
-    with closing(sqlite3.connect(data / "phpmq.db", isolation_level=None)) as connection:
-        for table, column in (("message", "deadline_ms"), ("message", "published_at")):
-            connection.execute(f"UPDATE {table} SET {column} = {column} - ?", (days * DAY_MS,))
-        connection.execute("UPDATE counter SET value = value - ? WHERE name = 'last_seen_ms'",
-                           (days * DAY_MS,))  # fmt: skip
-        connection.execute("UPDATE counter SET value = 1 WHERE name = 'clock_boot'")
-    meta = data / "meta.json"
-    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"seal": None}))
+    for table, column in (("message", "deadline_ms"), ("message", "published_at")):
+        stored_rows(data, f"UPDATE {table} SET {column} = {column} - ?", days * DAY_MS)
+    last_seen = "UPDATE counter SET value = value - ? WHERE name = 'last_seen_ms'"
+    stored_rows(data, last_seen, days * DAY_MS)
+    stored_rows(data, "UPDATE counter SET value = 1 WHERE name = 'clock_boot'")
+    if (meta := data / "meta.json").exists():
+        meta.write_text(json.dumps(json.loads(meta.read_text()) | {"seal": None}))
 
 
 @asynccontextmanager
@@ -150,7 +150,7 @@ def settled(driver: Driver, *walls_ms: int) -> None:
             (number, number, wall_ms),
         )
     for name in ("placed_upto", "history_rows"):
-        driver.store.execute(load("batch")["set_counter"], (name, len(walls_ms)))
+        driver.store.execute(driver.store.sql("batch")["set_counter"], (name, len(walls_ms)))
 
 
 def kept(driver: Driver) -> list[int]:
@@ -169,45 +169,41 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
 
 def test_history_is_not_removed_because_the_clock_was_set_a_year_ahead(driver: Driver) -> None:
     """Nor do the rows of that minute stay for a year and delay the rest."""
-    connection, bounds = driver.store.connection, RetentionBounds()
+    store, bounds = driver.store, RetentionBounds()
     year = 365 * DAY_MS
-    note_clock(SqliteStore(connection), at(0))
+    note_clock(store, at(0))
     settled(driver, DAY_MS)
-    note_clock(SqliteStore(connection), at(2 * DAY_MS, year), has_jumped=True)
-    assert retention.remove_expired(SqliteStore(connection), bounds, 2 * DAY_MS).rows == 0
+    note_clock(store, at(2 * DAY_MS, year), has_jumped=True)
+    assert retention.remove_expired(store, bounds, 2 * DAY_MS).rows == 0
     driver.store.execute("DELETE FROM history")
     settled(driver, DAY_MS, 2 * DAY_MS + year, 3 * DAY_MS)
     driver.store.execute("DELETE FROM clock_step")
-    driver.store.connection.executemany(
-        "INSERT INTO clock_step (from_offset, at_ms, step_ms) VALUES (?, ?, ?)",
-        [(1, 0, 0), (2, 2 * DAY_MS, year), (3, 2 * DAY_MS + 60_000, 0)],
-    )
+    for row in ((1, 0, 0), (2, 2 * DAY_MS, year), (3, 2 * DAY_MS + 60_000, 0)):
+        store.execute("INSERT INTO clock_step (from_offset, at_ms, step_ms) VALUES (?, ?, ?)", row)
     for days, expected in ((7, [1, 2, 3]), (8.5, [2, 3]), (9.5, [3])):
-        while retention.remove_expired(
-            SqliteStore(connection), bounds, int(days * DAY_MS)
-        ).has_more:
+        while retention.remove_expired(store, bounds, int(days * DAY_MS)).has_more:
             pass
         assert kept(driver) == expected
 
 
 def test_jumps_are_forgotten_once_nothing_depends_on_them(driver: Driver) -> None:
-    connection, bounds = driver.store.connection, RetentionBounds()
+    store, bounds = driver.store, RetentionBounds()
     for day in range(3):
-        note_clock(SqliteStore(connection), at(day * DAY_MS, day * 10_000), has_jumped=True)
+        note_clock(store, at(day * DAY_MS, day * 10_000), has_jumped=True)
     settled(driver, 500 * DAY_MS)
-    retention.remove_expired(SqliteStore(connection), bounds, 300 * DAY_MS)
-    assert len(connection.execute("SELECT * FROM clock_step").fetchall()) == 3
-    retention.remove_expired(SqliteStore(connection), bounds, 500 * DAY_MS)
-    assert connection.execute("SELECT step_ms FROM clock_step").fetchall() == [(20_000,)]
-    assert ClockJumps.read(SqliteStore(connection)).at_offset(1) == 20_000
+    retention.remove_expired(store, bounds, 300 * DAY_MS)
+    assert len(store.execute("SELECT * FROM clock_step").fetchall()) == 3
+    retention.remove_expired(store, bounds, 500 * DAY_MS)
+    assert store.execute("SELECT step_ms FROM clock_step").fetchall() == [(20_000,)]
+    assert ClockJumps.read(store).at_offset(1) == 20_000
     assert STEPS_KEPT >= 100
 
 
 def test_clock_that_stays_where_it_is_makes_one_row(driver: Driver) -> None:
-    connection = driver.store.connection
+    store = driver.store
     for minute in range(5):
-        note_clock(SqliteStore(connection), at(minute * 60_000, 1_000 + minute))
-    assert connection.execute("SELECT count(*) FROM clock_step").fetchone() == (1,)
+        note_clock(store, at(minute * 60_000, 1_000 + minute))
+    assert store.execute("SELECT count(*) FROM clock_step").fetchone() == (1,)
 
 
 def test_clock_is_noted_later_while_a_stranger_has_the_lock(driver: Driver) -> None:
@@ -239,7 +235,23 @@ class Hands:
 def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
     made = Hands()
     monkeypatch.setattr(clock, "read_clocks", made.read)
+    if ON_POSTGRES:
+        _set_clock_of_the_server(made, monkeypatch)
     return made
+
+
+def _set_clock_of_the_server(hands: Hands, patch: pytest.MonkeyPatch) -> None:
+    from phpmq_lite.storage.postgres import writer
+
+    check = writer.PostgresWriter.check
+
+    def check_later(
+        self: writer.PostgresWriter, before: Any, after: Any, notices: list[str]
+    ) -> None:
+        check(self, before, after._replace(server_ms=after.server_ms + hands.wall_ms), notices)
+
+    patch.setattr(writer, "read_clocks", hands.read)
+    patch.setattr(writer.PostgresWriter, "check", check_later)
 
 
 async def test_jump_is_stored_and_reported_at_once_even_while_idle(

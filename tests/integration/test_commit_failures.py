@@ -23,7 +23,7 @@ from phpmq_lite.storage.sqlite.migrate import migrate, pending
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer import FEW_COMMANDS, Writer
 from tests.support.batch_builders import batch_of_new
-from tests.support.core_and_store import make_database, open_store
+from tests.support.stores import make_database, open_store
 
 PAGE = 4_096
 

@@ -12,9 +12,9 @@ from phpmq_lite.errors import DatabaseReplacedError
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, OpenedFiles
 from phpmq_lite.storage.sqlite.backup.backups import BackupMaker
 from phpmq_lite.storage.sqlite.integrity.seal import LiveSeal, seal
-from tests.support.core_and_store import empty_database
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.socket_client import SocketClient
+from tests.support.stores import empty_database
 
 FILES = (DATABASE, f"{DATABASE}-wal")
 FOREIGN = empty_database()

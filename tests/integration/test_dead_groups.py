@@ -6,7 +6,7 @@ from pathlib import Path
 from phpmq_lite.admin.base.search_query import group_search, parse_search
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups
 from phpmq_lite.storage.read.search import Search
-from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
+from tests.support.copied_readers import readers_of
 from tests.unit.admin.cases import NOW_MS, Database
 
 ERRORS = (
@@ -22,7 +22,7 @@ async def test_query_of_a_group_finds_its_records(tmp_path: Path) -> None:
     bodies = [json.dumps({"dead_letter": {"reason": "failed", "error": it}}) for it in ERRORS]
     for body in (*bodies, '{"dead_letter": {"reason": "failed"}}'):
         database.message(3, body.encode(), source_queue_id=1, source_reason="failed", urn="urn:a")
-    readers = SqliteReaders(database.path)
+    readers = readers_of(database.path)
     try:
         groups = (await DeadLetterGroups(readers).groups(NOW_MS)).groups
         for group in groups:

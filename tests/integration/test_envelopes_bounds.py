@@ -238,7 +238,8 @@ def test_records_that_name_a_message_are_loaded_within_bounds(
         client.publish("orders.dlq", fake)
     driver.step()
     worker.dead_letter("orders", delivery.message_id)
-    found = driver.store.commit(driver.decide().batch)
+    driver.record()
+    found = driver._loaded
     assert found is not None
     assert [len(records) for records in found.records.values()] == [loaded]
 

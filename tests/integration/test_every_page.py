@@ -2,9 +2,7 @@
 
 import json
 import re
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from phpmq_lite.admin.base.urls import encode_name
 from tests.support.full_broker import PAGES, READING, STREAM, FullBroker, full_broker
 from tests.support.http_site import running_site
 from tests.support.http_users import visible_text
+from tests.support.stored_rows import stored_rows
 from tests.unit.admin.cases import HOSTILE, NOW_MS
 from tests.unit.admin.insights.cases import summary
 
@@ -189,9 +188,9 @@ async def test_message_page_shows_the_consumer_and_the_return(tmp_path: Path) ->
 async def test_page_reports_a_damaged_or_removed_body(tmp_path: Path) -> None:
     async with running_site(tmp_path) as site:
         bad, gone = await site.publish("orders", "spoiled", "removed")
-        with closing(sqlite3.connect(tmp_path / "phpmq.db", isolation_level=None)) as database:
-            database.execute("UPDATE body SET content = 'SPOILED' WHERE seq = ?", (_seq(bad),))
-            database.execute("DELETE FROM body WHERE seq = ?", (_seq(gone),))
+        spoil = "UPDATE body SET content = ? WHERE seq = ?"
+        stored_rows(tmp_path, spoil, b"SPOILED", _seq(bad))
+        stored_rows(tmp_path, "DELETE FROM body WHERE seq = ?", _seq(gone))
         assert "this body is damaged" in (await site.get(f"/messages/{bad}")).text
         assert "The body is no longer stored" in (await site.get(f"/messages/{gone}")).text
         assert (await site.get(f"/messages/{gone}/body")).status == 410

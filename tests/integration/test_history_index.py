@@ -38,8 +38,8 @@ from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
 from phpmq_lite.testing import FakeClock
 from tests.support.batch_builders import batch_of_new
-from tests.support.core_and_store import empty_database
 from tests.support.retention_database import INDEXED
+from tests.support.stores import empty_database
 
 INSERT = (
     "INSERT INTO history (seq, token, queue_id, position, outcome, settled_at, published_at, "

@@ -13,8 +13,8 @@ from phpmq_lite.model import ClockReading, Limits, LoadedRows
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.testing import FakeClock
-from tests.support.core_and_store import make_database, open_store
 from tests.support.core_rig import FakePeer
+from tests.support.stores import make_database, open_store
 
 HISTORY = """SELECT "offset", seq, outcome, reason, position, ttl_s, deadline_ms, published_at,
   first_dispatched_at, last_dispatched_at, settled_at, deliveries, charged, size, crc, publisher,

@@ -1,22 +1,19 @@
 """Listeners on real sockets: TCP, IPv6, Unix sockets and TLS, on both event loops."""
 
 import asyncio
-import inspect
 import os
 import resource
 import socket
 import ssl
 import stat
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import wraps
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import uvloop
 
 from phpmq_lite.errors import SettingsError, StartRefusedError
 from phpmq_lite.server.admission import NOT_ALLOWED, TOO_MANY_OF_ADDRESS, Admission
@@ -25,29 +22,9 @@ from phpmq_lite.server.session import EndDetector
 from phpmq_lite.settings import Settings
 from phpmq_lite.settings.model import TcpSettings
 from tests.support.certificates import Certificate, CertificateAuthority
+from tests.support.event_loops import on_both_loops
 
 pytestmark = pytest.mark.timeout(30)
-
-
-AsyncTest = Callable[..., Coroutine[Any, Any, None]]
-
-
-def on_both_loops(test: AsyncTest) -> Callable[..., None]:
-    """Run a test on the loop of the standard library and on uvloop's."""
-
-    @wraps(test)
-    def run(new_loop: Callable[[], asyncio.AbstractEventLoop], **fixtures: Any) -> None:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(test(**fixtures))
-
-    names = [*inspect.signature(test).parameters.values()]
-    new_loop = inspect.Parameter("new_loop", inspect.Parameter.KEYWORD_ONLY)
-    run.__dict__["__signature__"] = inspect.Signature([*names, new_loop])
-    both = pytest.mark.parametrize(
-        "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
-    )
-    marked: Callable[..., None] = both(run)
-    return marked
 
 
 class Echo(asyncio.Protocol):

@@ -17,7 +17,6 @@ from phpmq_lite.admin.monitoring.feed_viewers import feed_key
 from phpmq_lite.admin.monitoring.live_feeds import WAITS
 from phpmq_lite.admin.resources.wait import WaitPosition
 from phpmq_lite.client.async_client import Client, connect
-from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.live_pages import (
     SOON_S,
@@ -268,9 +267,8 @@ async def test_wait_finds_each_of_many_messages_once_while_they_arrive(
 async def test_wait_answers_when_the_message_is_settled(
     broker: RunningBroker, browser: LivePages
 ) -> None:
-    readers = SqliteReaders(broker.data / "phpmq.db")
-    before = await WaitPosition.now(readers)
-    await readers.close()
+    context = await broker.service.open_pages()
+    before = await WaitPosition.now(context.readers)
     await publish(broker, b"job")
     waiting = asyncio.create_task(
         waited(browser, f"q=queue:orders&until=settled&after={before.text}&timeout=30")

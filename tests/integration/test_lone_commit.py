@@ -49,7 +49,7 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
     made.connect().consume("orders", 1)
     made.turn()
     yield made
-    made.store.connection.close()
+    made.close()
 
 
 def test_lone_commit_writes_one_page_of_each_table_and_no_counter(driver: Driver) -> None:

@@ -4,9 +4,7 @@ import hashlib
 import io
 import json
 import re
-import sqlite3
 from base64 import b64encode
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,22 +16,17 @@ from phpmq_lite.admin.views.bodies import HEX_BYTES
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.sqlite.read_connections import _Reader
 from tests.support.http_site import HttpSite, running_site
+from tests.support.stored_rows import stored_tables
 
 MIB = 1 << 20
 
 
-CHANGED_IN_BACKGROUND = re.compile(
-    r'INSERT INTO "?(counter|rollup|history_run|trace_place|sqlite_\w+)'
-)
+CHANGED_IN_BACKGROUND = ("counter", "rollup", "history_run", "trace_place")
 
 
-def dump(data: Path) -> list[str]:
+def dump(data: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Return the rows of all tables except those that change without requests."""
-    with closing(sqlite3.connect(f"file:{data / 'phpmq.db'}?mode=ro", uri=True)) as connection:
-        return [
-            line for line in connection.iterdump()
-            if not CHANGED_IN_BACKGROUND.match(line)
-        ]  # fmt: skip
+    return stored_tables(data, CHANGED_IN_BACKGROUND)
 
 
 # -- bodies

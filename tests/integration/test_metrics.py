@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.http_site import HttpSite, running_site
 from tests.support.http_users import HttpUser
+from tests.support.stores import ON_POSTGRES
 
 Samples = dict[tuple[str, ...], float]
 
@@ -54,7 +55,7 @@ async def test_metrics_count_what_happens(site: HttpSite) -> None:
     assert found["phpmq_commit_seconds_count",] >= 5
     assert found["phpmq_commit_seconds_sum",] > 0
     assert found["phpmq_db_bytes", "database"] > 0
-    assert found["phpmq_disk_free_bytes",] > 0
+    assert ON_POSTGRES or found["phpmq_disk_free_bytes",] > 0
     assert found["phpmq_history_rows",] == 5
 
 

@@ -90,7 +90,7 @@ async def test_encoded_tilde_is_part_of_user_and_token_names(tmp_path: Path) -> 
         async with HttpUser("http://any.name", connector=connector) as me:
             for path in ("/api/v1/tokens/%7Eci", "/api/v1/users/%7Eci"):
                 assert (path, (await me.request("DELETE", path, json={})).status) == (path, 404)
-        assert home.rows("SELECT name FROM user") == [("ci",)]
+        assert home.rows('SELECT name FROM "user"') == [("ci",)]
 
 
 # -- line feeds in a name

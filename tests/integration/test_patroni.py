@@ -6,6 +6,7 @@ How long a failover takes is measured by ``benchmarks/failover.py``.
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -158,6 +159,20 @@ def test_switchover_loses_nothing(cluster: PatroniCluster) -> None:
     assert cluster.wait_for_quorum() == (old + 1) % 3
     store(cluster, 2)
     assert stored(cluster) == [1, 2]
+
+
+def test_primary_continues_while_etcd_is_down(cluster: PatroniCluster) -> None:
+    leader = cluster.wait_for_quorum()
+    for node in range(3):
+        cluster.kill_etcd(node)
+    with psycopg.connect(cluster.url(), autocommit=True) as connection:
+        for number in range(60):  # longer than the ttl
+            connection.execute("INSERT INTO stored VALUES (%s)", [number])
+            time.sleep(0.5)
+    for node in range(3):
+        cluster.start_etcd(node)
+    assert cluster.wait_for_quorum() == leader
+    assert stored(cluster) == list(range(60))
 
 
 def test_standby_is_restarted_and_copied_again(cluster: PatroniCluster) -> None:

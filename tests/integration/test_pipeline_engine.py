@@ -7,9 +7,7 @@ from typing import Any
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.pipeline.staging import StagedPublishResult, StagingStatus
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.read.consumers import HistoryReaderRow, StoredPipeline
-from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.core_rig import operation
 
@@ -56,19 +54,16 @@ async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:
         await ask(running, "claim", "empty", "orders", 1, 1 << 20)
         await ask(running, "release_claims", "empty")
         await running.service.handle.run(queue_operations.record_reader, "archive", 7)
-        readers = SqliteReaders(tmp_path / "data" / DATABASE, count=1)
-        pipeline = StoredPipeline(readers)
-        try:
-            empty, mine = await pipeline.subscriptions()
-            assert (empty.name, empty.count, empty.bytes, empty.oldest_at_ms, empty.hi,
-                    empty.acked_upto) == ("empty", 0, 0, None, 1, 1)  # fmt: skip
-            assert (mine.name, mine.queue, mine.count, mine.bytes, mine.hi, mine.acked_upto) == (
-                "s", "orders", 2, 6, 2, 0,
-            )  # fmt: skip
-            assert mine.oldest_at_ms is not None
-            assert await pipeline.subscription("s") == mine
-            assert await pipeline.subscription("none") is None
-            [reader] = await pipeline.readers()
-            assert reader == HistoryReaderRow("archive", 7, reader.at_ms)
-        finally:
-            await readers.close()
+        context = await running.service.open_pages()
+        pipeline = StoredPipeline(context.readers)
+        empty, mine = await pipeline.subscriptions()
+        assert (empty.name, empty.count, empty.bytes, empty.oldest_at_ms, empty.hi,
+                empty.acked_upto) == ("empty", 0, 0, None, 1, 1)  # fmt: skip
+        assert (mine.name, mine.queue, mine.count, mine.bytes, mine.hi, mine.acked_upto) == (
+            "s", "orders", 2, 6, 2, 0,
+        )  # fmt: skip
+        assert mine.oldest_at_ms is not None
+        assert await pipeline.subscription("s") == mine
+        assert await pipeline.subscription("none") is None
+        [reader] = await pipeline.readers()
+        assert reader == HistoryReaderRow("archive", 7, reader.at_ms)

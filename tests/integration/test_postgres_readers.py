@@ -70,7 +70,7 @@ def filled(
 async def both(filled: Filled) -> AsyncIterator[tuple[Readers, Readers]]:
     """Return readers of SQLite and of PostgreSQL; no time limit decides what they return."""
     ours = SqliteReaders(filled.path, limit_s=30)
-    theirs = PostgresReaders(filled.conninfo, limit_s=30)
+    theirs = PostgresReaders(lambda: filled.conninfo, limit_s=30)
     yield ours, theirs
     await ours.close()
     await theirs.close()
@@ -349,7 +349,7 @@ async def test_hostile_bodies_are_found_as_in_sqlite(
         database.message(1, body)
     database.connection.close()
     copy_rows(database.path, postgres_database)
-    readers = SqliteReaders(database.path), PostgresReaders(postgres_database)
+    readers = SqliteReaders(database.path), PostgresReaders(lambda: postgres_database)
     terms = [
         *(f"$.a:{text}" for text in ("*", "x", "*x*", "1", "0", "1.*", "1000.0", "Inf", "-Inf",
                                      "0.1", "922337203685477580?", "9.*", "true", "null", ">0",
@@ -391,7 +391,7 @@ async def test_patterns_match_the_same_texts(postgres_database: str) -> None:
 
 @pytest.fixture
 async def readers(postgres_database: str) -> AsyncIterator[PostgresReaders]:
-    made = PostgresReaders(postgres_database, limit_s=0.3)
+    made = PostgresReaders(lambda: postgres_database, limit_s=0.3)
     yield made
     await made.close()
 
@@ -431,7 +431,7 @@ async def test_nothing_can_be_written(readers: PostgresReaders) -> None:
 
 
 async def test_close_ends_a_running_read(postgres_database: str) -> None:
-    readers = PostgresReaders(postgres_database, count=1, limit_s=60)
+    readers = PostgresReaders(lambda: postgres_database, count=1, limit_s=60)
     read = asyncio.create_task(readers.run("naps", SLOW, {}))
     waiting = asyncio.create_task(readers.run("naps", SLOW, {}))
     await asyncio.sleep(0.2)  # until the server runs it; if not, the connection closes at once
@@ -444,7 +444,7 @@ async def test_close_ends_a_running_read(postgres_database: str) -> None:
 
 
 async def test_cancelled_read_leaves_the_connection_usable(postgres_database: str) -> None:
-    readers = PostgresReaders(postgres_database, count=1, limit_s=60)
+    readers = PostgresReaders(lambda: postgres_database, count=1, limit_s=60)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await readers.run("naps", SLOW, {})
@@ -469,7 +469,7 @@ async def test_read_is_repeated_after_the_server_closed_all_connections(
 async def test_unreachable_server_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    readers = PostgresReaders(f"host=127.0.0.1 port={port} user=x dbname=x")
+    readers = PostgresReaders(lambda: f"host=127.0.0.1 port={port} user=x dbname=x")
     with pytest.raises(StorageError, match="cannot connect to the database"):
         await readers.read("messages", "next_number")
     await readers.close()
@@ -479,7 +479,7 @@ async def test_server_that_does_not_answer_is_given_up(
     postgres_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that is cut off answers nothing, not even a request to cancel."""
-    readers = PostgresReaders(postgres_database, count=1, limit_s=0.2)
+    readers = PostgresReaders(lambda: postgres_database, count=1, limit_s=0.2)
     await readers.run("one", "SELECT 1", {})
     readers.limit_s = -0.9  # of the client; that of the server is never reached
     with pytest.raises(StorageError):
@@ -491,7 +491,7 @@ async def test_server_that_does_not_answer_is_given_up(
 
 def test_readers_work_with_uvloop(postgres: PostgresServer) -> None:
     async def read() -> list[Any]:
-        readers = PostgresReaders(postgres.conninfo(name), limit_s=0.3)
+        readers = PostgresReaders(lambda: postgres.conninfo(name), limit_s=0.3)
         with pytest.raises(ReadTooLongError):
             await readers.run("naps", SLOW, {})
         rows = await readers.read("messages", "next_number")

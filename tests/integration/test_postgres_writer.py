@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.errors import OutcomeUnknownError, StartRefusedError
+from phpmq_lite.errors import EpochEndedError, OutcomeUnknownError, StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Batch, Message, checksum
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres import leadership, writer
 from phpmq_lite.storage.postgres.leadership import Standby, StandbyState
-from phpmq_lite.storage.postgres.quorum import EpochEndedError, Quorum
+from phpmq_lite.storage.postgres.quorum import Quorum
 from phpmq_lite.storage.postgres.store import PostgresStore
 from phpmq_lite.storage.postgres.url import connection_info
 from phpmq_lite.storage.postgres.writer import PostgresWriter
@@ -85,7 +85,7 @@ class Seat:
 def standby_of(url: str, seat: Seat, folder: Path | None = None) -> Standby:
     migrations = folder or migrations_folder() / "postgres"
     conninfo = connection_info(url)
-    return Standby(conninfo, migrations, "{}", seat.writer.check, seat.states.append)
+    return Standby(conninfo, migrations, seat.writer.check, seat.states.append)
 
 
 def new_seat(url: str, tmp_path: Path, **more: bool) -> Seat:

@@ -29,7 +29,6 @@ from phpmq_lite.storage.arrow import (
 )
 from phpmq_lite.storage.read.messages import wire_id
 from phpmq_lite.storage.statements import load, parts
-from tests.support.core_and_store import empty_database
 from tests.support.settled_folder import (
     HISTORY_ID,
     NOW_MS,
@@ -39,6 +38,7 @@ from tests.support.settled_folder import (
     remove_history_upto,
     settled_folder,
 )
+from tests.support.stores import empty_database
 
 ROWS = 300
 ALL = RowSelection(0, ROWS)

@@ -23,10 +23,11 @@ from phpmq_lite.storage.sqlite.backup.backups import (
     read_backup,
     remove_old,
 )
-from phpmq_lite.storage.sqlite.backup.restore import NUMBER_GAP, WithdrawnAccess, drill, restore
+from phpmq_lite.storage.sqlite.backup.restore import WithdrawnAccess, drill, restore
 from phpmq_lite.storage.sqlite.integrity.database_check import verify
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.migrate import migrate
+from phpmq_lite.storage.store import NUMBER_GAP
 from tests.support.core_and_store import Driver
 from tests.support.stopped_folder import (
     driver_with_history,
@@ -348,7 +349,7 @@ def test_restore_refuses_a_database_that_has_a_wal(data: Path, tmp_path: Path) -
         restore(data / "phpmq.db", tmp_path / "other")
 
 
-@pytest.mark.parametrize("step", ["_move_aside", "replace"])
+@pytest.mark.parametrize("step", ["move_aside", "replace"])
 def test_interrupted_restore_starts_no_empty_broker(
     backup: Backup, data: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

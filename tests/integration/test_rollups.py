@@ -1,7 +1,6 @@
 """Roll-ups of a real broker: they survive restarts and agree with the stored messages."""
 
 import re
-import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from phpmq_lite.storage.read.rollups import ALL, DEAD_LETTERS, MINUTE_S
 from phpmq_lite.testing import RunningBroker
 from tests.support.http_site import HttpSite, running_site
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
+from tests.support.stored_rows import stored_rows
 
 
 @asynccontextmanager
@@ -41,16 +41,9 @@ def totals(site: HttpSite, queue: str) -> Any:
     return engine.core.state.queues[queue].counters
 
 
-def read(data: Path, text: str, *values: object) -> list[tuple[Any, ...]]:
-    connection = sqlite3.connect(data / "phpmq.db")
-    found = connection.execute(text, values).fetchall()
-    connection.close()
-    return found
-
-
 def rolled_up(data: Path, queue_id: int, span_s: int = MINUTE_S) -> tuple[int, ...]:
     """Return the numbers of published, acknowledged and deleted messages in the roll-ups."""
-    [found] = read(
+    [found] = stored_rows(
         data,
         "SELECT sum(published), sum(acked), sum(deleted) FROM rollup"
         " WHERE span_s = ? AND queue_id = ?",
@@ -68,8 +61,10 @@ async def test_rollups_agree_with_what_is_stored_over_restarts(tmp_path: Path) -
         await site.publish_many("mail", 4)
         await ack(site, "orders", 7)
         await site.ok("POST", "/queues/mail/purge")
-    outcomes = dict(read(tmp_path, "SELECT outcome, count(*) FROM history GROUP BY outcome"))
-    [(alive,)] = read(tmp_path, "SELECT count(*) FROM message")
+    outcomes: dict[int, int] = dict(
+        stored_rows(tmp_path, "SELECT outcome, count(*) FROM history GROUP BY outcome")
+    )
+    [(alive,)] = stored_rows(tmp_path, "SELECT count(*) FROM message")
     assert (alive, outcomes) == (16, {2: 19, 5: 4})
     assert rolled_up(tmp_path, ALL) == (39, 19, 4)
     assert rolled_up(tmp_path, 1) == (35, 19, 0)
@@ -81,7 +76,7 @@ async def test_histograms_count_every_message_once_over_restarts(tmp_path: Path)
         async with loaded_site(tmp_path) as site:
             await site.publish_many("orders", 5)
             await ack(site, "orders", 5)
-    packed = read(tmp_path, "SELECT wait, hold FROM rollup WHERE queue_id = 1")
+    packed = stored_rows(tmp_path, "SELECT wait, hold FROM rollup WHERE queue_id = 1")
     waits, holds = zip(*packed, strict=True)
     assert sum(sum(unpack(one)) for one in waits if one is not None) == 10
     assert sum(sum(unpack(one)) for one in holds if one is not None) == 10
@@ -101,7 +96,9 @@ async def test_depth_at_the_end_is_that_of_the_queues(tmp_path: Path) -> None:
     async with loaded_site(tmp_path) as site:
         await site.publish_many("orders", 7)
         await site.publish_many("orders.dlq", 2)
-    depths = dict(read(tmp_path, "SELECT queue_id, ready FROM rollup WHERE span_s = 60"))
+    depths: dict[int, int] = dict(
+        stored_rows(tmp_path, "SELECT queue_id, ready FROM rollup WHERE span_s = 60")
+    )
     assert (depths[1], depths[2], depths[ALL], depths[DEAD_LETTERS]) == (7, 2, 7, 2)
 
 

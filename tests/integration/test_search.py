@@ -22,8 +22,8 @@ from phpmq_lite.storage.read import search_plan
 from phpmq_lite.storage.read.messages import wire_id
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.read.search_plan import SearchQuery
-from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from phpmq_lite.storage.statements import load
+from tests.support.copied_readers import readers_of
 from tests.support.reference_search import (
     FIRST,
     QUEUES,
@@ -62,7 +62,7 @@ async def search(
     )
     if request.param == "walked over":
         monkeypatch.setattr(search_module, "_LONG_TAIL", -1)
-    readers = SqliteReaders(path, count=1)
+    readers = readers_of(path, count=1)
     yield Search(readers, now_ms=lambda: NOW_MS)
     await readers.close()
 
@@ -236,7 +236,7 @@ async def test_new_messages_do_not_move_the_pages(
 ) -> None:
     copy = tmp_path / "phpmq.db"
     copy.write_bytes(content_of(path))
-    readers = SqliteReaders(copy, count=1)
+    readers = readers_of(copy, count=1)
     mine = Search(readers, now_ms=lambda: NOW_MS)
     first = await mine.page(parse_search(""), limit=20)
     with sqlite3.connect(copy) as connection:
@@ -416,7 +416,7 @@ async def test_numbers_and_leaps_change_no_page(
         database = open_queues(Path(folder) / "phpmq.db")
         store(database, messages)
         index_upto(database, placed)
-        readers = SqliteReaders(database.path, count=1)
+        readers = readers_of(database.path, count=1)
         for name, value in (("_FIRST_WIDTH", 1), ("_FAST_S", 0), ("_MAX_TRACED", 0)):
             patch.setattr(search_module, name, value)
         search = Search(readers, now_ms=lambda: NOW_MS)
@@ -471,7 +471,7 @@ async def test_one_leap_skips_all_newer_messages(tmp_path: Path) -> None:
     database = open_queues(tmp_path / "phpmq.db")
     store(database, [(1, 2, 0, 0), (1, 0, 0, 0)] + [(3, 2, 0, 0)] * 400)
     index_upto(database, 300)
-    readers = SqliteReaders(database.path, count=1)
+    readers = readers_of(database.path, count=1)
     run, texts = readers.run, []
 
     async def noted(name: str, text: str, parameters: Any) -> Any:

@@ -10,7 +10,7 @@ from phpmq_lite.model import Batch, Message, State
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from tests.support.batch_builders import batch_of_new
-from tests.support.core_and_store import empty_database
+from tests.support.stores import empty_database
 
 MESSAGES = 40
 

@@ -14,7 +14,7 @@ from phpmq_lite.storage import statements
 from phpmq_lite.storage.batch_sql import WRITE_STATEMENTS
 from phpmq_lite.storage.statements import MultiRowStatement, load
 from tests.support.builds import NEEDS_SOURCES
-from tests.support.core_and_store import empty_database
+from tests.support.stores import empty_database
 from tests.unit.admin.cases import add_reader_functions
 
 PACKAGE = Path(statements.__file__).parent.parent

@@ -15,8 +15,8 @@ import pytest
 from phpmq_lite.storage import statements
 from phpmq_lite.storage.postgres.statements import compiled
 from phpmq_lite.storage.statements import MultiRowStatement, load, parts
-from tests.support.core_and_store import empty_database
 from tests.support.postgres_server import PostgresServer
+from tests.support.stores import empty_database
 from tests.unit.admin.cases import add_reader_functions
 
 FOLDER: Final = Path(statements.__file__).parent / "sql"
@@ -24,13 +24,21 @@ NUMERIC: Final = 1700  # Python would get a Decimal
 
 ONE_ENGINE_FILES: Final = {
     "epoch": "an SQLite file has one broker",
+    "server": "SQLite is not a server",
+    "standby": "PostgreSQL replicates by itself",
     "restore": "PostgreSQL is restored by its own tools",
     "scrub": "PostgreSQL verifies its pages by their checksums",
 }
 _RUNS: Final = "SQLite indexes the history in runs; PostgreSQL has an index of rows"
 _TAIL: Final = "SQLite indexes the newest rows later; PostgreSQL does at once"
+_FOLDER_STATE: Final = "for SQLite, the data folder says that it has been copied"
 ONE_ENGINE: Final = {
     ("batch", "last_offset"): "SQLite assigns the next offset by itself",
+    ("copy", "forget_index"): _RUNS,
+    ("copy", "identities"): "SQLite assigns the next number without a sequence",
+    ("copy", "states"): _FOLDER_STATE,
+    ("copy", "set_state"): _FOLDER_STATE,
+    ("copy", "drop_state"): _FOLDER_STATE,
     ("history_index", "columns"): _RUNS,
     ("history_index", "continues"): _RUNS,
     ("history_index", "count_runs"): _RUNS,

@@ -17,8 +17,8 @@ from phpmq_lite.storage.sqlite.history_index import MAX_ROWS, HistoryIndexer
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load, many
-from tests.support.core_and_store import empty_database, open_store
 from tests.support.reference_search import ReferenceRow, all_rows, is_match, pages
+from tests.support.stores import empty_database, open_store
 
 TRACES: Final = (None, "7b3f-1", "7b3f-2", "a", "\U0010ffff")
 TEXTS: Final = (

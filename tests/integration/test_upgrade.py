@@ -14,7 +14,7 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.migrations import read_migrations
 from phpmq_lite.storage.sqlite.integrity.database_check import verify
 from phpmq_lite.storage.sqlite.migrate import migrate
-from tests.support import core_and_store
+from tests.support import stores
 from tests.support.core_and_store import (
     CLOCK_STEP_MS,
     START_MS,
@@ -111,7 +111,7 @@ def driver_on(database: Path) -> Iterator[Driver]:
     folder.mkdir()
     with (
         drivers_in(folder) as start,
-        patch.object(core_and_store, "empty_database", database.read_bytes),
+        patch.object(stores, "empty_database", database.read_bytes),
     ):
         yield start()
 

@@ -13,7 +13,8 @@ from phpmq_lite.model import Batch, Limits, Message, QueueRow, Receipt, State, c
 from phpmq_lite.storage.sqlite import store as stores
 from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 from phpmq_lite.storage.sqlite.writer import Writer
-from tests.support.core_and_store import MakeDriver, make_database, open_store
+from tests.support.core_and_store import MakeDriver
+from tests.support.stores import make_database, open_store
 
 SIZES = [1, 5, 20, 100, 500, 626, 1_251, 2_499]
 

@@ -15,7 +15,7 @@ from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer import FEW_COMMANDS, Writer
 from phpmq_lite.writes import EraseBody
 from tests.support.batch_builders import batch_of_new
-from tests.support.core_and_store import make_database
+from tests.support.stores import make_database
 
 # -- a batch of the engine
 

@@ -23,7 +23,7 @@ from phpmq_lite.storage.sqlite.writer_process import WriterProcess, encode
 from phpmq_lite.storage.store import note_clock
 from phpmq_lite.writes import EraseBody
 from tests.support.batch_builders import batch_of_new
-from tests.support.core_and_store import make_database
+from tests.support.stores import make_database
 
 _MINUTE_MS = 60_000
 

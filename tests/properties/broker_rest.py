@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.model import State
-from phpmq_lite.storage.statements import load
 from tests.properties.broker_model import Model
 from tests.support.core_and_store import Command, Driver
 
@@ -51,7 +50,7 @@ def _assert_history_agrees(model: Model, driver: Driver) -> None:
             "SELECT outcome = 5, count(*), sum(size) FROM history GROUP BY 1"
         )
     }
-    [totals] = driver.rows(load("database_size")["totals"])
+    [totals] = driver.rows(driver.store.sql("database_size")["totals"])
     assert totals == (*sizes.get(0, (0, 0)), *sizes.get(1, (0, 0)))
 
 

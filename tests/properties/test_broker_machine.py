@@ -26,7 +26,6 @@ from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.model import Limits, State
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage import store as stores
-from phpmq_lite.storage.sqlite.integrity.database_check import check_all
 from tests.properties.broker_acts import Acts
 from tests.properties.broker_model import Copy, Model
 from tests.properties.broker_rest import assert_memory_agrees, assert_rows_agree, unserved
@@ -87,14 +86,14 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         self.is_at_rest = True
 
     def teardown(self) -> None:
-        checks = check_all(self.driver.store.connection)
+        problems = self.driver.database.problems(self.driver.store)
         self.driver.close()
         for each in self.patches:
             each.stop()
         self.folder.cleanup()
         # All but the bodies, which ``damage`` damages.
-        found = {check.name: check.problems for check in checks if check.name != "bodies"}
-        assert not any(found.values()), found
+        problems.pop("bodies")
+        assert not any(problems.values()), problems
 
     @initialize()
     def make_queues(self) -> None:
@@ -421,7 +420,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     def damage(self, whom: int, how: str) -> None:
         """Overwrite a body on disk with zeros; memory keeps the original."""
         m = list(self.model.alive.values())[whom % len(self.model.alive)]
-        self.driver.rows("UPDATE body SET content = zeroblob(length(content)) WHERE seq = ?", m.seq)
+        self.driver.set_body(m.seq, bytes(len(m.body)))
         m.is_damaged = True
         self.go_on(how)
 

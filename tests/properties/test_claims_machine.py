@@ -24,7 +24,6 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage import retention
-from phpmq_lite.storage.sqlite.integrity.database_check import check_all
 from tests.support.core_and_store import Client, Driver, OperatorCommand
 
 pytestmark = pytest.mark.timeout(1_800)
@@ -74,12 +73,12 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         self.worker: Client | None = None
 
     def teardown(self) -> None:
-        checks = check_all(self.driver.store.connection)
+        problems = self.driver.database.problems(self.driver.store)
         self.driver.close()
         for each in self.patches:
             each.stop()
         self.folder.cleanup()
-        assert [problem for check in checks for problem in check.problems] == []
+        assert not any(problems.values()), problems
 
     @initialize()
     def make_queue(self) -> None:

@@ -142,13 +142,13 @@ class Envelopes(RuleBasedStateMachine):
             return
         seq = data.draw(st.sampled_from([seq for (seq,) in rows]))
         is_dry_run = data.draw(st.booleans())
-        before = list(self.driver.store.connection.iterdump()) if is_dry_run else None
+        before = self.driver.tables() if is_dry_run else None
         self.driver.ask(
             "act_on_messages", Action.REDRIVE, [seq], ActionOptions(is_dry_run=is_dry_run)
         )
         if is_dry_run:
             self.driver.turn()
-            assert before == list(self.driver.store.connection.iterdump())
+            assert before == self.driver.tables()
         self._step()
 
     @invariant()

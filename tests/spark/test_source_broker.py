@@ -26,7 +26,7 @@ from phpmq_lite.spark.source import PhpmqSource
 from phpmq_lite.spark.source_options import SourceConnection, SourceMode, write_options
 from phpmq_lite.spark.writer import BatchWriter
 from tests.spark.queries import Batches, forget_commit, read, run
-from tests.support.settled_folder import settled_folder
+from tests.support.settled_folder import move_to_engine, settled_folder
 
 _numbers = count(1)
 
@@ -130,6 +130,7 @@ def test_export_process_that_is_killed_is_an_error_and_no_short_result(
 ) -> None:
     rows = 300_000  # several times what pipes, sockets and batches on the way hold
     settled_folder(tmp_path / "data", rows)
+    move_to_engine(tmp_path / "data")
     flags = ("--admin", "127.0.0.1:0", "--set", "history.days=36500")
     with broker_process(tmp_path / "data", *flags) as process:
         threads = f"/proc/{process.pid}/task"

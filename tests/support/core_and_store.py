@@ -1,23 +1,20 @@
-"""Drive core and store together, cycle by cycle: an SQLite file, no asyncio, a fake clock.
+"""Drive core and store together, cycle by cycle: a real database, no asyncio, a fake clock.
 
 A cycle is one batch of the loop of ``server/engine.py``: begin, commands, finish, commit, act.
 """
 
 import marshal
-import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 from phpmq_lite.broker.broker import Broker, CommandResult
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.clock import Clock
-from phpmq_lite.errors import RefusedError, StartRefusedError
-from phpmq_lite.installation import migrations_folder
+from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
@@ -33,10 +30,8 @@ from phpmq_lite.model import (
 from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.batch_sql import batch_statements
-from phpmq_lite.storage.sqlite.migrate import migrate
-from phpmq_lite.storage.sqlite.store import SqliteStore
-from phpmq_lite.storage.statements import load
 from tests.support.core_rig import operation
+from tests.support.stores import new_database, read_tables, rows_of
 
 START_MS = 1_700_000_000_000  # steady
 CLOCK_STEP_MS = 5_000_000  # between the two scales, so that mixing them up shows
@@ -57,34 +52,6 @@ class FakeClock(Clock):
 
     def advance(self, seconds: float) -> None:
         self.steady_ms += round(seconds * 1_000)
-
-
-@cache
-def empty_database() -> bytes:
-    """Return the content of a migrated, empty database."""
-    with sqlite3.connect(":memory:", isolation_level=None) as connection:
-        migrate(connection, migrations_folder())
-        content = connection.serialize()
-    connection.close()
-    return content
-
-
-def open_store(path: Path) -> SqliteStore:
-    """Open the writable connection as the writer does."""
-    connection = sqlite3.connect(path, isolation_level=None, cached_statements=256)
-    store = SqliteStore(connection)
-    try:
-        store.configure(1 << 20)
-    except StartRefusedError:
-        connection.close()
-        raise
-    return store
-
-
-def make_database(folder: Path) -> Path:
-    path = folder / "messages.db"
-    path.write_bytes(empty_database())
-    return path
 
 
 @dataclass(eq=False)
@@ -257,7 +224,7 @@ class Cycle:
 
 
 class Driver:
-    """A broker on a file in ``folder``.  Issue commands through its clients, then ``step``."""
+    """A broker on a new database.  Issue commands through its clients, then ``step``."""
 
     def __init__(
         self,
@@ -270,13 +237,14 @@ class Driver:
         self.clock = FakeClock()
         self.limits = limits or Limits()
         self.defaults = defaults or QueueSettings()
-        self.path = make_database(folder)
+        self.path = folder / "messages.db"  # of SQLite
+        self.database = new_database(self.path)
         self.commit_takes_s = 0.0  # passes between deciding and acting
         self.on_turn: Callable[[Cycle], None] = lambda _turn: None  # called after each commit
         self.inbox: deque[Command | OperatorCommand] = deque()
         self.clients: list[Client] = []
-        self.store = open_store(self.path)
-        self.store.execute(load("batch")["set_counter"], ("clock_step_ms", CLOCK_STEP_MS))
+        self.store = self.database.open_store()
+        self.store.execute(self.store.sql("batch")["set_counter"], ("clock_step_ms", CLOCK_STEP_MS))
         self._recover()
 
     def _recover(self) -> None:
@@ -448,22 +416,32 @@ class Driver:
     # -- restart
 
     def kill_and_restart(self) -> None:
-        """Drop everything uncommitted, and start again on the file."""
+        """Drop everything uncommitted, and start again on the database."""
         for client in self.clients:
             client.is_open = False
         self.clients.clear()
         self.inbox.clear()
         self.store.connection.close()  # rolls back
-        self.store = open_store(self.path)
+        self.store = self.database.open_store()
         self._recover()
 
     def close(self) -> None:
         self.store.connection.close()
+        self.database.close()
 
     # -- stored data
 
     def rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        return self.store.execute(sql, parameters).fetchall()
+        """Execute a statement on the connection that writes; return the rows of a query."""
+        return rows_of(self.store.execute(sql, parameters))
+
+    def tables(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Return the rows of all tables."""
+        return read_tables(self.rows)
+
+    def set_body(self, seq: int, content: bytes) -> None:
+        """Damage a stored body."""
+        self.rows("UPDATE body SET content = ? WHERE seq = ?", content, seq)
 
     def states(self) -> list[tuple[Any, ...]]:
         """Return seq, state and deliveries of the live messages, by seq."""

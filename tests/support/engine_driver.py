@@ -1,12 +1,11 @@
 """Drive engine, core, sessions and store together; the test decides when each commit ends.
 
-The input and output are bytes of the wire and an SQLite file, but there are no sockets, no thread
+The input and output are bytes of the wire and a real database, but there are no sockets, no thread
 and no real time.  Every outgoing frame is compared with the database when it is sent.
 """
 
 import asyncio
-import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.publish_keys import expand_run
 from phpmq_lite.errors import OutcomeUnknownError
-from phpmq_lite.model import Batch, Limits, LoadedRows, Message
+from phpmq_lite.model import Batch, ClockReading, Limits, LoadedRows, Message
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame, WireLimits
 from phpmq_lite.queue_settings import QueueSettings
@@ -28,21 +27,22 @@ from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.frame_processing import SessionLimits
 from phpmq_lite.server.session import Session, SessionContext
 from phpmq_lite.storage.batch_sql import batch_statements
-from phpmq_lite.storage.sqlite.store import SqliteStore
-from phpmq_lite.storage.sqlite.writer import Writer
-from tests.support.core_and_store import FakeClock, make_database, open_store
+from tests.support.core_and_store import FakeClock
+from tests.support.stores import DrivenStore, new_database
 
 _TURNS = 200  # of the loop; more are an endless loop
 
 
-class ManualWriter(Writer):
+class ManualWriter:
     """Stores a batch in its state at ``commit`` when the test calls ``end``."""
 
-    def __init__(self, path: Path, store: SqliteStore) -> None:
-        super().__init__(path)
+    needs_maintenance = False
+    is_exclusive = True
+
+    def __init__(self, store: DrivenStore) -> None:
         self.batches: list[Batch] = []
         self._steered = store
-        self._under_way_now: tuple[Batch, Any, asyncio.Future[LoadedRows | None]] | None = None
+        self._under_way_now: tuple[Batch, asyncio.Future[LoadedRows | None]] | None = None
 
     @property
     def batch(self) -> Batch | None:
@@ -53,17 +53,30 @@ class ManualWriter(Writer):
         assert self._under_way_now is None, "a batch before the last one was stored"
         self.batches.append(batch)
         done: asyncio.Future[LoadedRows | None] = asyncio.get_running_loop().create_future()
-        self._under_way_now = batch, batch_statements(batch) if batch.stores else [], done
+        self._under_way_now = batch, done
+        self._steps = batch_statements(batch) if batch.stores else []
         return done
 
     def end(self, *, is_failing: bool = False) -> None:
         assert self._under_way_now is not None
-        (batch, steps, done), self._under_way_now = self._under_way_now, None
+        (batch, done), self._under_way_now = self._under_way_now, None
         if is_failing:
             done.set_exception(OutcomeUnknownError("the disk has gone"))
             return
-        self._steered.begin(steps)
+        self._steered.begin(self._steps)
         done.set_result(self._steered.end(batch))
+
+    def poll(self) -> None:
+        """There is nothing to look for: the test ends each commit."""
+
+    def check_files(self) -> None:
+        """There are no files."""
+
+    def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
+        raise AssertionError("the fake clock does not jump")
+
+    async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
+        return False
 
 
 class FakeTransport(asyncio.Transport):
@@ -171,14 +184,14 @@ class EngineClient:
 
 
 class EngineDriver:
-    """A broker on a file in ``folder``.  Issue commands through its clients, then ``settle``."""
+    """A broker on a new database.  Issue commands through its clients, then ``settle``."""
 
     def __init__(self, folder: Path, limits: Limits | None = None) -> None:
-        path = make_database(folder)
         self.clock = FakeClock()
-        self.store = open_store(path)
-        self.disk = sqlite3.connect(path, isolation_level=None)
-        self.writer = ManualWriter(path, self.store)
+        self.database = new_database(folder / "messages.db")
+        self.store = self.database.open_store()
+        self.writer = ManualWriter(self.store)
+        self._read = self.database.open_reader()
         self.limits = limits or Limits()
         settings = QueueSettings(max_deliveries=0, ack_timeout_s=0)
         stored = self.store.recover(self.clock.now(), 1 << 40, 100)
@@ -205,8 +218,8 @@ class EngineDriver:
         return self.running
 
     def close(self) -> None:
-        self.disk.close()
         self.store.connection.close()
+        self.database.close()
 
     # -- progress
 
@@ -267,11 +280,13 @@ class EngineDriver:
 
     def on_disk(self, seq: int) -> tuple[bytes, str, bytes] | None:
         """Return id, queue and content of a committed live message, or None."""
-        row = self.disk.execute(
+        found = self.rows(
             "SELECT token, name, content FROM message JOIN queue USING (queue_id)"
-            " JOIN body USING (seq) WHERE seq = ?", (seq,),
-        ).fetchone()  # fmt: skip
-        return None if row is None else (b"%016x%016x" % (seq, row[0]), row[1], row[2])
+            " JOIN body USING (seq) WHERE seq = ?", seq,
+        )  # fmt: skip
+        for token, name, content in found:
+            return b"%016x%016x" % (seq, token), name, content
+        return None
 
     def dispatches(self, seq: int) -> int:
         """Return how often a message was dispatched, including dispatches that were not sent."""
@@ -289,7 +304,8 @@ class EngineDriver:
         return [key for run in self.rows("SELECT * FROM receipt") for key in expand_run(run)]
 
     def rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        return self.disk.execute(sql, parameters).fetchall()
+        found: list[tuple[Any, ...]] = self._read(sql, *parameters)
+        return found
 
     def message(self, seq: int) -> Message:
         return self.core.state.messages[seq]

@@ -11,7 +11,7 @@ import aiohttp
 
 from phpmq_lite.export.exports import PROGRAM, ExportProcesses
 from phpmq_lite.testing import RunningBroker, running_service
-from tests.support.settled_folder import read_counted, settled_folder
+from tests.support.settled_folder import move_to_engine, read_counted, settled_folder
 
 BROKEN_EXPORT = Path(__file__).with_name("broken_export.py")
 FOREVER = {"days": 36_500}
@@ -69,6 +69,7 @@ async def site_on(data: Path, rows: int = 0, **sections: Any) -> AsyncIterator[E
     """Run a broker on a new history of ``rows`` rows, or on the existing one."""
     if rows:
         settled_folder(data, rows)
+    move_to_engine(data)
     sections = {"history": FOREVER} | sections
     async with (
         running_service(data, **sections) as broker,

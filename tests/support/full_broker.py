@@ -2,9 +2,8 @@
 
 import json
 import re
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,9 +101,8 @@ async def _publish(home: BrokerFixture) -> list[str]:
 
 def _set_trace(home: BrokerFixture, message_id: str) -> None:
     """Store the trace of a message, as a queue that inspects envelopes does."""
-    with closing(sqlite3.connect(home.data / "phpmq.db", isolation_level=None)) as database:
-        values = (TRACE, int(message_id[:16], 16))
-        database.execute("UPDATE message SET trace_id = ? WHERE seq = ?", values)
+    values = (TRACE, int(message_id[:16], 16))
+    home.rows("UPDATE message SET trace_id = ? WHERE seq = ?", *values)
 
 
 async def _fill(filled: FullBroker) -> None:

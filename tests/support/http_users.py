@@ -2,9 +2,8 @@
 
 import asyncio
 import re
-import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from html import unescape
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +15,8 @@ from yarl import URL
 from phpmq_lite.admin.base.context import Context
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.testing import RunningBroker, running_service
-from tests.support.core_and_store import empty_database
+from tests.support.stored_rows import stored_rows, stored_tables
+from tests.support.stores import ON_POSTGRES, empty_database
 
 PASSWORD = "correct horse battery"
 
@@ -163,19 +163,11 @@ class BrokerFixture:
 
     def rows(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
         """Execute a query on the database."""
-        with closing(sqlite3.connect(self.data / "phpmq.db")) as connection:
-            return connection.execute(text, values).fetchall()
+        return stored_rows(self.data, text, *values)
 
     def tables(self, excluded: Collection[str] = ()) -> dict[str, list[tuple[Any, ...]]]:
         """Return all rows of all tables but those in ``excluded``."""
-        with closing(sqlite3.connect(self.data / "phpmq.db")) as connection:
-            read = connection.execute
-            names = read("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
-            return {
-                name: read(f"SELECT * FROM {name}").fetchall()
-                for (name,) in names
-                if name not in excluded
-            }
+        return stored_tables(self.data, excluded)
 
     def audit(self) -> list[tuple[Any, ...]]:
         """Return actor, source, action, target, count and result of all audit rows."""
@@ -199,7 +191,7 @@ async def prepared_service(data: Path, **sections: Any) -> AsyncIterator[Running
 
 def _prepare_database(data: Path) -> None:
     """Spare the broker its migrations: a fifth of its start, and most of its disk syncs."""
-    if not data.exists():
+    if not data.exists() and not ON_POSTGRES:
         data.mkdir(0o700, parents=True)
         (data / DATABASE).write_bytes(empty_database())
 

@@ -60,7 +60,7 @@ class PatroniCluster(TemporaryServers):
     def __init__(self, clients: int = 0, *, disk_bytes: int = 0) -> None:
         super().__init__()
         self.folder = shared_folder(self._cleanup)
-        self._processes: dict[int, list[subprocess.Popen[bytes]]] = {}
+        self._processes: dict[tuple[int, str], subprocess.Popen[bytes]] = {}
         self._cleanup.callback(self._wait_for_processes)  # after the network has killed them
         self.network = self._cleanup.enter_context(NodeNetwork(3 + clients))
         self.addresses = self.network.addresses[:3]
@@ -129,7 +129,13 @@ class PatroniCluster(TemporaryServers):
                 return self.query(leader, _QUORUM) == "f|2"
             return False
 
-        wait_until(has_quorum, timeout_s)
+        try:
+            wait_until(has_quorum, timeout_s)
+        except AssertionError as error:
+            for node in range(3):
+                log = (self.path(node) / "patroni.log").read_text(errors="replace")
+                error.add_note(f"n{node + 1} sees {self.members(node)}\n{log[-4000:]}")
+            raise
         return leader
 
     def switch_over(self, to: int) -> None:
@@ -158,8 +164,9 @@ class PatroniCluster(TemporaryServers):
     def kill(self, node: int) -> None:
         """Kill all processes of a machine, as a power cut would."""
         self.network.kill(node)
-        for process in self._processes.pop(node, []):
-            process.wait()
+        for name in ("etcd", "patroni"):
+            if process := self._processes.pop((node, name), None):
+                process.wait()
 
     def pause(self, node: int) -> None:
         """Stop all processes of a machine with SIGSTOP, as a frozen virtual machine."""
@@ -191,11 +198,19 @@ class PatroniCluster(TemporaryServers):
 
     def start(self, node: int) -> None:
         """Start etcd and Patroni on a machine, at first or after ``kill``."""
+        self.start_etcd(node)
         configuration = str(self.path(node) / "etc/patroni.yml")
-        self._processes[node] = [
-            self._run(node, "etcd", *AS_POSTGRES, shutil.which("etcd") or "etcd"),
-            self._run(node, "patroni", *_PYTHON, "-m", "patroni", configuration),
-        ]
+        self._run(node, "patroni", *_PYTHON, "-m", "patroni", configuration)
+
+    def kill_etcd(self, node: int) -> None:
+        """Kill etcd on a machine; Patroni and PostgreSQL continue."""
+        process = self._processes.pop((node, "etcd"))
+        process.kill()
+        process.wait()
+
+    def start_etcd(self, node: int) -> None:
+        """Start etcd on a machine, at first or after ``kill_etcd``."""
+        self._run(node, "etcd", *AS_POSTGRES, shutil.which("etcd") or "etcd")
 
     # -- files and processes
 
@@ -247,17 +262,16 @@ class PatroniCluster(TemporaryServers):
             (path / "etc" / file).write_text(text, encoding="utf-8")
         give_away(path)
 
-    def _run(self, node: int, name: str, *command: str) -> "subprocess.Popen[bytes]":
+    def _run(self, node: int, name: str, *command: str) -> None:
         with (self.path(node) / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
+            self._processes[node, name] = subprocess.Popen(
                 [*self.network.prefix(node), *command], env=self.environment(node),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
     def _wait_for_processes(self) -> None:
-        for processes in self._processes.values():
-            for process in processes:
-                process.wait()
+        for process in self._processes.values():
+            process.wait()
 
     def _create_database(self) -> None:
         """Create role and database of the broker, and the file with its password."""

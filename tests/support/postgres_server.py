@@ -21,14 +21,12 @@ import psycopg
 import pytest
 
 from phpmq_lite.installation import migrations_folder
+from phpmq_lite.storage.postgres.migrate import create_schema
+from phpmq_lite.storage.postgres.store import PostgresStore, connect
 
 _NEWEST: Final = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
 PROGRAMS: Final = next((path for path in _NEWEST if int(path.parent.name) >= 15), None)
 TEMPLATE: Final = "migrated"
-MIGRATION_TABLE: Final = """\
-CREATE TABLE migration (
-  number BIGINT PRIMARY KEY, name TEXT NOT NULL, sha256 TEXT NOT NULL,
-  applied_at BIGINT NOT NULL)"""
 _SETTINGS: Final = {
     "fsync": "off",
     "full_page_writes": "off",
@@ -78,6 +76,28 @@ class PostgresServer:
     def stop(self, mode: str = "immediate") -> None:
         self._control("stop", "-m", mode)
 
+    @contextmanager
+    def replica(self) -> Iterator[Path]:
+        """Run a program that receives the WAL, and make each commit wait for it, as for a replica.
+
+        It syncs its files, so they are in memory.  Returns their folder, which only grows.
+        """
+        assert PROGRAMS is not None
+        place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        with tempfile.TemporaryDirectory(prefix="phpmq_wal_", dir=place) as folder:
+            if os.geteuid() == 0:
+                shutil.chown(folder, "postgres", "postgres")
+            program = [str(PROGRAMS / "pg_receivewal"), "-h", "127.0.0.1", "-p", str(self.port)]
+            program += ["-U", "postgres", "-D", folder, "--synchronous"]
+            process = subprocess.Popen(program, cwd="/", stderr=subprocess.DEVNULL, **_account())
+            try:
+                self.execute("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'")
+                self.execute("SELECT pg_reload_conf()")
+                yield Path(folder)
+            finally:
+                process.kill()
+                process.wait()
+
     def _control(self, *words: str) -> None:
         assert PROGRAMS is not None
         log = self.folder / "log"
@@ -90,14 +110,17 @@ class PostgresServer:
 
 def run_as_postgres(words: list[str]) -> None:
     """Run a program as the user postgres if we are root, because PostgreSQL refuses root."""
-    given: dict[str, Any] = {}
-    if os.geteuid() == 0:
-        entry = pwd.getpwnam("postgres")
-        given = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
     subprocess.run(
         words, check=True, timeout=60, cwd="/", stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **given,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **_account(),
     )  # fmt: skip
+
+
+def _account() -> dict[str, Any]:
+    if os.geteuid() != 0:
+        return {}
+    entry = pwd.getpwnam("postgres")
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
 def free_port() -> int:
@@ -124,9 +147,9 @@ def postgres_server() -> Iterator[PostgresServer]:
         server.start()
         try:
             server.execute(f"CREATE DATABASE {TEMPLATE}")
-            server.execute(MIGRATION_TABLE, TEMPLATE)
-            for path in sorted((migrations_folder() / "postgres").glob("*.sql")):
-                server.execute(path.read_text(encoding="utf-8"), TEMPLATE)
+            store = PostgresStore(connect(server.conninfo(TEMPLATE)), lambda *_: None)
+            create_schema(store, migrations_folder() / "postgres")
+            store.connection.close()
             yield server
         finally:
             server.stop()

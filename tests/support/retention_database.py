@@ -1,17 +1,13 @@
 """A database with settled messages, for running retention step by step."""
 
-import sqlite3
-import weakref
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage import retention
 from phpmq_lite.storage.retention import RetentionBounds, RetentionResult
 from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
-from phpmq_lite.storage.sqlite.migrate import migrate
-from phpmq_lite.storage.sqlite.store import SqliteStore
+from tests.support.stores import ON_POSTGRES, new_database
 
 ACKED, DELETED = 2, 5
 INDEXED = """\
@@ -24,27 +20,40 @@ NOW = 1_000_000
 FOREVER = RetentionBounds(age_ms=NOW * 2)
 
 
-def take(connection: sqlite3.Connection, *given: Any, **others: Any) -> RetentionResult:
-    """Run a step of the retention like maintenance, which indexes settled messages first."""
-    while HistoryIndexer().run(connection, 0, is_idle=True):
-        pass
-    return retention.remove_expired(SqliteStore(connection), *given, **others)
+def take(database: "RetentionDatabase", *given: Any, **others: Any) -> RetentionResult:
+    """Run a step of the retention like maintenance, which counts settled messages first."""
+    database.count_settled()
+    return retention.remove_expired(database.store, *given, **others)
 
 
-def step(connection: sqlite3.Connection, *given: Any, **others: Any) -> int:
-    return take(connection, *given, **others).rows
+def step(database: "RetentionDatabase", *given: Any, **others: Any) -> int:
+    return take(database, *given, **others).rows
 
 
 class RetentionDatabase:
     """A migrated database, filled as the writer does it."""
 
     def __init__(self, path: Path) -> None:
-        self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        weakref.finalize(self, self.connection.close)  # CPython 3.13 warns about one left open
-        self.execute = self.connection.execute
-        self.execute("PRAGMA journal_mode=WAL").fetchall()
-        migrate(self.connection, migrations_folder())
+        self._database = new_database(path)
+        self.store = self._database.open_store()
+        self.connection: Any = self.store.connection
+        self.execute: Any = self.store.execute
         self._seq = 0
+
+    def close(self) -> None:
+        self.connection.close()
+        self._database.close()
+
+    def count_settled(self) -> None:
+        """Add settled messages to the totals and, in SQLite, to the index."""
+        if ON_POSTGRES:
+            from phpmq_lite.storage.postgres import maintenance
+
+            while maintenance._count_settled(self.store):
+                pass
+        else:
+            while HistoryIndexer().run(self.connection, 0, is_idle=True):
+                pass
 
     def publish(self, size: int = 10) -> int:
         self._seq += 1
@@ -53,7 +62,7 @@ class RetentionDatabase:
             " VALUES (?, 1, 1, ?, 0, 0, ?, 0)",
             (self._seq, self._seq, size),
         )
-        self.execute("INSERT INTO body VALUES (?, zeroblob(?))", (self._seq, size))
+        self.execute("INSERT INTO body VALUES (?, ?)", (self._seq, bytes(size)))
         return self._seq
 
     def tell(self, seq: int, events: int = 1) -> None:
@@ -66,9 +75,10 @@ class RetentionDatabase:
     def settle(self, *seqs: int, outcome: int = ACKED, at: int = NOW) -> None:
         for seq in seqs:
             self.execute(
-                "INSERT INTO history (seq, token, queue_id, position, outcome, settled_at,"
-                " published_at, deliveries, charged, size, crc)"
-                " SELECT seq, token, queue_id, position, ?, ?, published_at, deliveries, charged,"
+                'INSERT INTO history ("offset", seq, token, queue_id, position, outcome,'
+                " settled_at, published_at, deliveries, charged, size, crc)"
+                ' SELECT (SELECT coalesce(max("offset"), 0) + 1 FROM history),'
+                " seq, token, queue_id, position, ?, ?, published_at, deliveries, charged,"
                 " size, crc FROM message WHERE seq = ?",
                 (outcome, at, seq),
             )
@@ -93,7 +103,7 @@ class RetentionDatabase:
     def keep(self, bounds: RetentionBounds, now: int = NOW) -> int:
         """Run steps until no work is left; return their number."""
         for steps in count():
-            if take(self.connection, bounds, now) == (0, False):
+            if take(self, bounds, now) == (0, False):
                 return steps
             self.check()
         raise AssertionError
@@ -114,10 +124,8 @@ class RetentionDatabase:
         missing = {*self.execute(owners)} - {*self.execute("SELECT seq FROM body")}
         assert missing <= {*self.execute(newest)}
         assert {*self.execute("SELECT seq FROM body")} <= {*self.execute(owners)}
+        if ON_POSTGRES:
+            return
         placed = 'SELECT queue_id, outcome, "offset" FROM history WHERE "offset" <= ? ORDER BY 3'
         indexed = self.execute(f"{INDEXED} ORDER BY 3").fetchall()
         assert indexed == self.execute(placed, upto).fetchall()
-
-    def place(self) -> None:
-        """Index the rows that are not indexed yet."""
-        HistoryIndexer().run(self.connection, 0, is_idle=True)

@@ -1,5 +1,6 @@
 """A data folder with many settled messages, and readers of their Arrow streams."""
 
+import re
 import sqlite3
 import subprocess
 import sys
@@ -12,7 +13,9 @@ import pyarrow as pa
 
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from tests.support.core_and_store import empty_database
+from tests.support.both_engines import copy_rows
+from tests.support.stored_rows import stored_rows
+from tests.support.stores import ON_POSTGRES, conninfo_of, empty_database
 
 HISTORY_ID = "0123456789abcdef" * 2
 NOW_MS = 1_800_000_000_000  # settled_at of offset 0; each offset adds a second
@@ -83,11 +86,21 @@ def _fill(connection: sqlite3.Connection, rows: int, size: int) -> None:
     execute("INSERT OR REPLACE INTO meta VALUES ('history_id', ?)", (HISTORY_ID,))
 
 
+def move_to_engine(data: Path) -> None:
+    """Move the database of a stopped broker to PostgreSQL, if that is the engine under test."""
+    if ON_POSTGRES and (data / DATABASE).exists():
+        copy_rows(data / DATABASE, conninfo_of(data))
+        (data / DATABASE).unlink()
+
+
 def execute_in_process(database: Path, *statements: str) -> str:
     """Run statements in a separate process; return the rows of the last one.
 
     ADBC brings its own SQLite, and two copies in one process release each other's locks.
     """
+    if ON_POSTGRES and not database.exists():
+        texts = [re.sub("x'([0-9a-f]*)'", r"'\\x\1'::bytea", text) for text in statements]
+        return str([stored_rows(database.parent, text) for text in texts][-1])
     program = (
         "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
         "for text in sys.argv[2:]: found = c.execute(text).fetchall()\n"
@@ -101,11 +114,9 @@ def remove_history_upto(database: Path, upto: int) -> None:
     """Remove the rows up to an offset from the history, as retention does."""
     execute_in_process(
         database,
-        "BEGIN IMMEDIATE",
+        f"INSERT INTO counter VALUES ('history_lo', {upto + 1}), ('deleted_lo', {upto + 1})"
+        " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
         f'DELETE FROM history WHERE "offset" <= {upto}',
-        f"INSERT OR REPLACE INTO counter VALUES ('history_lo', {upto + 1})",
-        f"INSERT OR REPLACE INTO counter VALUES ('deleted_lo', {upto + 1})",
-        "COMMIT",
     )
 
 

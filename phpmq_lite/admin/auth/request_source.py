@@ -17,8 +17,16 @@ LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 def is_control(request: web.BaseRequest) -> bool:
     """Return whether a request came over the control socket and so needs no other checks."""
+    if is_relayed(request):
+        return False
     name = local_name(request)
     return isinstance(name, str) and name.rpartition("/")[2] == CONTROL_SOCKET
+
+
+def is_relayed(request: web.BaseRequest) -> bool:
+    """Return whether another broker relays the connection of a request."""
+    transport = request.transport
+    return transport is not None and transport.get_extra_info("relay") is not None
 
 
 def local_name(request: web.BaseRequest) -> object:
@@ -127,7 +135,7 @@ def address_of(request: web.BaseRequest) -> str:
 
 def is_from_here(request: web.BaseRequest) -> bool:
     """Return whether a request comes from this machine, over loopback or a Unix socket."""
-    if is_forwarded(request):
+    if is_forwarded(request) or is_relayed(request):
         return False
     local = local_name(request)
     if isinstance(local, str):

@@ -36,6 +36,7 @@ DOCS: Final = {  # maps an error code to the documentation page about it
     "local": "guides/admin#users-and-roles",
     "login": "guides/admin#users-and-roles",
     "no_origin": "operate/security#4-changes-from-elsewhere",
+    "not_sqlite": "operate/cluster#back-up",
     "not_writable": "operate/reliability#a-write-or-an-fsync-that-fails",
     "role": "guides/admin#users-and-roles",
 }

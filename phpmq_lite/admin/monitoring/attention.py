@@ -8,18 +8,21 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context
 from phpmq_lite.admin.base.formats import count_of
 from phpmq_lite.admin.base.search_query import verdict_search
+from phpmq_lite.admin.monitoring import store_view
 from phpmq_lite.admin.views.dead_letter_queues import RETRY, dead_letter_queues_named
 from phpmq_lite.admin.views.queue_list import paused_sides, retry_hint
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad, RecentActivity
+from phpmq_lite.storage.sqlite.standby.lag import StandbyState
 
 EXPIRY_NOTICE_MS: Final = 600_000  # messages that expire within this time cause a notice
 LATELY_MS: Final = 86_400_000  # recent dead letters and expiries are counted over this period
 NOTICES_MAX: Final = 200
 _HELD_LONG_MS: Final = 3_600_000  # used for queues without an acknowledgement timeout
 _LOST: Final = ("Envelopes", "Dead letters")  # link texts in notices about unhandled messages
+STANDBY_LAG_S: Final = 60.0  # a longer lag causes a notice
 _DISK_WARN: Final = 0.85
 _DISK_BAD: Final = 0.93
 
@@ -54,6 +57,7 @@ class AttentionFacts:
     backup_error: str | None = None  # why the most recent backup failed, if it did
     backup_age_ms: int | None = None  # None if no backups are scheduled
     backup_each_ms: int = 0
+    standby: StandbyState | None = None  # None without a standby
 
 
 def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
@@ -99,6 +103,15 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
         )
         yield Notice("warn", "Write-ahead log", text, "system", {}, "Storage")
     yield from _maintenance_notices(seen)
+    for one in store_view.store_problems(status.store):
+        yield Notice(one.level, one.who, one.text, "system", {}, "Storage")
+    standby = seen.standby
+    if standby is not None and (standby.problem or standby.lag_s > STANDBY_LAG_S):
+        text = (
+            f"{standby.problem or 'The target is slow'}; a loss of this machine would lose up to "
+        )
+        text += f"{standby.lag_s:.0f} s, {count_of(standby.lag_messages, 'message', 'messages')}"
+        yield Notice("bad", "Standby", text, "system", {}, "System")
     if status.clock_doubt_ms:
         text = (
             f"The clock was {_duration(status.clock_doubt_ms)} ahead at startup; until an operator "
@@ -270,7 +283,7 @@ async def read_notices(
             unread=await signs.unread_expiries(since_ms),
             held=await signs.held() if status.held else (),
             refused=context.rollups.recently_refused(status.refused or {}),
-            disk_share=1 - disk.free / disk.total if disk.total else 0.0,
+            disk_share=disk.used_share if status.store.has_file else 0.0,
             wal_bytes=disk.files["wal"],
             wal_limit_bytes=context.settings.storage.wal_bytes,
             **_maintenance_facts(context, now_ms),
@@ -281,9 +294,10 @@ async def read_notices(
 def _maintenance_facts(context: Context, now_ms: int) -> dict[str, Any]:
     if context.maintenance is None:
         return {}
-    made = context.maintenance.backups
+    made, standby = context.maintenance.backups, context.maintenance.standby
     newest = made.last_manifest
     return {
+        "standby": standby.state if standby else None,
         "damage": context.maintenance.scrub.state.damage,
         "backup_error": made.error,
         "backup_age_ms": now_ms - newest.made_at if newest and made.interval_s else None,

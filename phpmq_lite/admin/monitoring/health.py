@@ -12,6 +12,7 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.monitoring import store_view
 from phpmq_lite.admin.monitoring.metrics import answer_metrics
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
@@ -45,13 +46,17 @@ def start_percent(step: str) -> int:
 async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck]:
     """Check disk space and all conditions for readiness; the database is not read."""
     settings = context.settings
-    disk = await asyncio.to_thread(_disk, context.settings.data, status)
-    is_started = context.is_ready() or status.is_draining
+    store = (
+        await asyncio.to_thread(_disk, context.settings.data, status)
+        if status.store.has_file
+        else _server(status)
+    )
+    is_started = context.is_ready() or status.is_draining or status.is_relaying
     return [
         HealthCheck(
             "migrated", is_started, "the schema is up to date" if is_started else status.step
         ),
-        *disk,
+        *store,
         _listeners(settings, status),
         HealthCheck(
             "not draining",
@@ -81,6 +86,22 @@ def _disk(folder: Path, status: BrokerStatus) -> list[HealthCheck]:
     ]  # fmt: skip
 
 
+def _server(status: BrokerStatus) -> list[HealthCheck]:
+    """Check the database server; a broker that can store without a spare replica is degraded."""
+    store, problem = status.store, status.write_problem
+    known, must = store.replicas_ready, store.replicas_required
+    ready = "not read yet" if known is None else f"{known} can confirm, {must} must"
+    wrong = "; ".join(one.text for one in store_view.replication_problems(store))
+    role = "active" if store.is_active else f"standby of {store.active_broker or 'no broker'}"
+    return [
+        HealthCheck(
+            "role", store.is_active or bool(store.active_broker), f"{role}, epoch {store.epoch}"
+        ),
+        HealthCheck("writable", not problem, problem or "the database accepts writes"),
+        HealthCheck("replicas", not wrong, wrong or ready, is_needed=False),
+    ]
+
+
 def _listeners(settings: Settings, status: BrokerStatus) -> HealthCheck:
     wanted = [
         text for text in (*settings.tcp.listen, *settings.tcp.legacy_listen) if text != "none"
@@ -103,8 +124,11 @@ async def answer_readyz(request: web.Request) -> web.StreamResponse:
     context = context_of(request)
     status = context.engine.summary()
     found = await run_checks(context, status)
-    is_good = context.is_ready() and all(check.is_good or not check.is_needed for check in found)
-    if is_good:
+    is_serving = context.is_ready() or status.is_relaying
+    is_good = is_serving and all(check.is_good or not check.is_needed for check in found)
+    if is_good and status.is_relaying:
+        word = "standby"
+    elif is_good:
         word = "ready" if all(check.is_good for check in found) else "degraded"
     elif status.is_draining:
         word = "draining"
@@ -122,7 +146,7 @@ async def answer_readyz(request: web.Request) -> web.StreamResponse:
 
 async def answer_startupz(request: web.Request) -> web.StreamResponse:
     """Return 200 if startup is complete, otherwise 503 with the current step and the progress."""
-    if is_started(request):
+    if is_started(request) or context_of(request).engine.summary().is_relaying:
         return web.Response(text="started\n")
     step = context_of(request).engine.summary().step
     return web.Response(

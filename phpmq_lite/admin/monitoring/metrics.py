@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, Final, Literal
 
 from aiohttp import web
@@ -35,6 +36,8 @@ from phpmq_lite.server.counters import BATCH_BOUNDS, COMMIT_BOUNDS_S
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.storage.disk_space import DATABASE_FULL, DISK_FULL, DISK_LOW, measure_disk
 from phpmq_lite.storage.read.database_size import measure_database
+from phpmq_lite.storage.sqlite.standby.lag import StandbyState
+from phpmq_lite.storage.store_status import StoreStatus
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SIDES: Final = {"delivery": "delivery_paused", "publishing": "publishing_paused"}
@@ -96,6 +99,7 @@ class MetricReadings:
     backup_failed: bool = False  # whether the most recent backup failed
     scrub_at: int = 0  # when the last complete scrub ended, in Unix ms; 0 if never
     damage: int = 0  # number of damaged bodies and structural faults found
+    standby: StandbyState | None = None  # None without a standby
 
 
 @dataclass(slots=True, frozen=True)
@@ -127,6 +131,19 @@ _FAMILIES: Final[dict[str, Callable[..., Metric]]] = {
 }
 _QUEUE: Final = ("queue",)
 _D = MetricDefinition
+_Value = Callable[[MetricReadings], float | None]
+
+
+def _of_file(value: _Value) -> _Value:
+    """Omit the metric if the database is not a file of this machine."""
+    return lambda r: value(r) if r.status.store.has_file else None
+
+
+def _of_server(value: Callable[[StoreStatus], float | None]) -> _Value:
+    """Omit the metric if the database is a file of this machine."""
+    return lambda r: None if r.status.store.has_file else value(r.status.store)
+
+
 METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by section of their page
     "Messages, by `queue`": (
         _D("counter", "messages_published", "Stored messages; source is tcp, http, ui or cli",
@@ -186,6 +203,17 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            "Ignored commands; reason is foreign, settled, unknown or wrong_queue", ("reason",)),
         _D("counter", "network_bytes", "Bytes on PHPMQ connections; direction is in or out",
            ("direction",)),
+        _D("gauge", "relayed_connections",
+           "Open connections that a standby relays to the active broker; both brokers count them",
+           value=lambda r: r.status.relay.open),
+        _D("counter", "relayed_connections_opened", "Connections that were relayed",
+           value=lambda r: r.status.relay.opened),
+        _D("counter", "relayed_bytes", "Bytes that a standby has relayed; direction is in or out",
+           ("direction",)),
+        _D("counter", "relays_refused",
+           "Connections that were not relayed; reason is no_active_broker, unreachable, refused, "
+           "authentication, epoch, not_active, preamble, not_admitted or already_relayed",
+           ("reason",)),
     ),
     "The broker": (
         _D("info", "build", "Always 1; build is compiled or pure Python",
@@ -208,16 +236,20 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
         _D("histogram", "commit_seconds", "Duration of a transaction, including its fsync"),
         _D("histogram", "commit_batch_size",
            "Messages created, dispatched or settled in a transaction"),
-        _D("gauge", "db_bytes", "Size of the database files: database, wal and shm", ("file",)),
-        _D("gauge", "disk_free_bytes", "Free space on the disk that holds the database",
-           value=lambda r: r.disk_free),
+        _D("gauge", "db_bytes",
+           "Size of the database files: database, wal and shm; on PostgreSQL only database",
+           ("file",)),
+        _D("gauge", "disk_free_bytes",
+           "Free space on the disk that holds the database; not on PostgreSQL",
+           value=_of_file(lambda r: r.disk_free)),
         _D("gauge", "publishing_stopped",
            "1 if publishing is refused or waits for space (storage.free_bytes, storage.max_bytes)",
            value=lambda r: bool(r.status.shortage)),
         _D("gauge", "storing_stopped", "1 if nothing can be stored",
            value=lambda r: bool(r.status.write_problem)),
-        _D("gauge", "ballast", "1 if the full-disk reserve exists (storage.ballast_bytes)",
-           value=lambda r: r.status.has_ballast),
+        _D("gauge", "ballast",
+           "1 if the full-disk reserve exists (storage.ballast_bytes); not on PostgreSQL",
+           value=_of_file(lambda r: r.status.has_ballast)),
         _D("gauge", "history_rows", "Settled messages in the history",
            value=lambda r: r.history_rows),
         _D("gauge", "history_offset", "Last offset in the history",
@@ -226,13 +258,58 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            "Settled messages removed by retention since the database was created",
            value=lambda r: r.removed),
         _D("gauge", "backup_last_success_timestamp_seconds",
-           "Unix time of the last backup; 0 if none", value=lambda r: r.backup_at / 1_000),
-        _D("gauge", "backup_failed", "1 after a failed backup", value=lambda r: r.backup_failed),
+           "Unix time of the last backup; 0 if none; not on PostgreSQL",
+           value=_of_file(lambda r: r.backup_at / 1_000)),
+        _D("gauge", "backup_failed", "1 after a failed backup; not on PostgreSQL",
+           value=_of_file(lambda r: r.backup_failed)),
         _D("gauge", "scrub_last_success_timestamp_seconds",
-           "Unix time of the last complete scrub; 0 if none", value=lambda r: r.scrub_at / 1_000),
+           "Unix time of the last complete scrub; 0 if none; not on PostgreSQL",
+           value=_of_file(lambda r: r.scrub_at / 1_000)),
+        _D("gauge", "standby_failing",
+           "1 if Litestream is not running or its target fails; only with a standby",
+           value=lambda r: bool(r.standby.problem) if r.standby else None),
+        _D("gauge", "standby_lag_seconds",
+           "Age of the oldest commit that the replica may lack, at most; only with a standby",
+           value=lambda r: r.standby.lag_s if r.standby else None),
+        _D("gauge", "standby_lag_bytes",
+           "Bytes of the write-ahead log that the replica lacks; only with a standby",
+           value=lambda r: r.standby.lag_bytes if r.standby else None),
+        _D("gauge", "standby_lag_messages",
+           "Published messages that the replica may lack, at most; only with a standby",
+           value=lambda r: r.standby.lag_messages if r.standby else None),
         _D("gauge", "damage_found",
-           "Damaged bodies and structural faults in the database; alert above 0",
-           value=lambda r: r.damage),
+           "Damaged bodies and structural faults in the database; alert above 0; not on PostgreSQL",
+           value=_of_file(lambda r: r.damage)),
+    ),
+    "PostgreSQL": (
+        _D("gauge", "store_active", "1 if this broker is active, 0 if it is a standby",
+           value=_of_server(lambda store: store.is_active)),
+        _D("gauge", "store_epoch", "Number of the epoch, which each takeover by a broker raises",
+           value=_of_server(lambda store: store.epoch)),
+        _D("gauge", "store_replicas_required", "How many replicas must confirm each commit",
+           value=_of_server(lambda store: store.replicas_required)),
+        _D("gauge", "store_replicas",
+           "How many replicas can confirm commits; alert if not above store_replicas_required",
+           value=_of_server(lambda store: store.replicas_ready)),
+        _D("gauge", "store_replica_lag_bytes",
+           "Bytes of the write-ahead log that a replica has not flushed; without the right "
+           "pg_monitor, the lag is absent", ("replica",)),
+        _D("gauge", "store_replica_lag_seconds",
+           "How long a replica takes to flush, or has not answered while it lags", ("replica",)),
+        _D("gauge", "store_asynchronous",
+           "1 if the last commit was confirmed without a quorum (store.allow_asynchronous)",
+           value=_of_server(lambda store: store.asynchronous is not None)),
+        _D("counter", "store_asynchronous_commits", "Commits confirmed without a quorum",
+           value=_of_server(lambda store: store.asynchronous_commits)),
+        _D("counter", "store_reconnects",
+           "New connections after failovers of the database and broken connections",
+           value=_of_server(lambda store: store.reconnects)),
+        _D("counter", "store_unknown_batches",
+           "Batches of unknown outcome, which were found in the database or stored again",
+           value=_of_server(lambda store: store.unknown_batches)),
+        _D("gauge", "store_oldest_transaction_seconds",
+           "Age of the oldest transaction that keeps VACUUM from removing rows",
+           value=_of_server(lambda s: s.server.oldest_transaction_s if s.server else None)),
     ),
     "Limits": (
         _D("gauge", "limit",
@@ -303,6 +380,8 @@ def metric_families(readings: MetricReadings, groups: Sequence[QueueSeries]) -> 
     yield from _clients(readings.status)
     yield from _http(readings)
     yield from _limits(readings.limits)
+    if not readings.status.store.has_file:
+        yield from _replicas(readings.status.store)
 
 
 def _broker(readings: MetricReadings) -> Iterator[Metric]:
@@ -408,6 +487,8 @@ def _clients(status: BrokerStatus) -> Iterator[Metric]:
         ("protocol_errors", status.protocol_errors),
         ("acks_ignored", status.acks_ignored),
         ("publishes_refused", refused),
+        ("relayed_bytes", {"in": status.relay.bytes_in, "out": status.relay.bytes_out}),
+        ("relays_refused", status.relay.refused),
         ("audit_rows", status.audited),
     ):
         yield _add_counts(_family(name), counts or {})
@@ -437,7 +518,20 @@ def _limits(limits: Sequence[LimitUsage]) -> Iterator[Metric]:
     yield from (bound, used, reached)
 
 
-def _add_counts(family: Any, counts: Mapping[str, int]) -> Any:
+def _replicas(store: StoreStatus) -> Iterator[Metric]:
+    replicas = store.server.replicas if store.server else ()
+    for metric, value in (
+        ("store_replica_lag_bytes", attrgetter("lag_bytes")),
+        ("store_replica_lag_seconds", attrgetter("lag_s")),
+    ):
+        lags: dict[str, float] = {}  # the highest, if several replicas have the same name
+        for one in replicas:
+            if (lag := value(one)) is not None:
+                lags[one.name] = max(lag, lags.get(one.name, 0))
+        yield _add_counts(_family(metric), lags)
+
+
+def _add_counts(family: Any, counts: Mapping[str, float]) -> Any:
     for key, count in sorted(counts.items()):
         family.add_metric([key], count)
     return family
@@ -491,6 +585,7 @@ def _maintenance(context: Context) -> dict[str, Any]:
         "backup_failed": maintenance.backups.error is not None,
         "scrub_at": 0 if state.last is None else state.last.ended_at,
         "damage": state.problem_count,
+        "standby": maintenance.standby.state if maintenance.standby else None,
     }
 
 
@@ -509,6 +604,7 @@ async def _readings(context: Context) -> MetricReadings:
         limits=limits.list_limits(context, status),
         **_maintenance(context),
     )
+    store = status.store
     try:
         disk = await measure_disk(context.database)
         stored = await measure_database(context.readers)
@@ -516,7 +612,7 @@ async def _readings(context: Context) -> MetricReadings:
         return readings
     return replace(
         readings,
-        files=disk.files,
+        files=disk.files if store.has_file else {"database": stored.pages * stored.page_bytes},
         disk_free=disk.free,
         history_rows=stored.history_rows,
         history_offset=stored.history_offset,

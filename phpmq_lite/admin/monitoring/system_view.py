@@ -20,6 +20,7 @@ from phpmq_lite.settings import Settings
 from phpmq_lite.storage.disk_space import DiskUsage
 from phpmq_lite.storage.read.database_size import DatabaseSize
 from phpmq_lite.storage.start_report import Start
+from phpmq_lite.storage.store_status import StoreStatus
 
 _SAFE_SQLITE: Final = (3, 51, 3)  # in older versions, two writers can damage the WAL
 _PAUSES: Final = {  # explanations, keyed by the reason why a connection is not being read
@@ -151,12 +152,15 @@ def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
     ]
 
 
-def version_facts(own: str) -> list[SystemFact]:
+def version_facts(own: str, store: StoreStatus) -> list[SystemFact]:
     """Return the versions of the broker, its libraries and the operating system."""
+    sqlite = SystemFact("SQLite", sqlite3.sqlite_version, sqlite_note(sqlite3.sqlite_version_info))
+    server = store.server.version if store.server else "unknown"
     return [
         SystemFact("PHPMQ Lite", own, installation.build_kind()),
         SystemFact("Python", platform.python_version(), platform.python_implementation()),
-        SystemFact("SQLite", sqlite3.sqlite_version, sqlite_note(sqlite3.sqlite_version_info)),
+        sqlite if store.has_file
+        else SystemFact("PostgreSQL", server, f"psycopg {_installed('psycopg')}"),
         SystemFact("aiohttp", _installed("aiohttp")),
         SystemFact("Event loop", f"uvloop {_installed('uvloop')}" if "uvloop" in sys.modules
              else "asyncio"),

@@ -12,7 +12,7 @@ from phpmq_lite.admin.auth.browser_security import download_headers
 from phpmq_lite.admin.auth.permissions import check_all_queues
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base import formats
-from phpmq_lite.admin.base.context import Context, context_of
+from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.problems import Problem
@@ -25,6 +25,7 @@ from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.storage.sqlite.backup.backups import Backup, is_id, read_backup
 from phpmq_lite.storage.sqlite.integrity.scrub import ScrubRound, ScrubState
+from phpmq_lite.storage.store_status import StoreStatus
 
 WAIT_S: Final = 20.0  # maximum time to wait for a backup; after that, the client must poll
 
@@ -84,8 +85,14 @@ def maintenance_of(context: Context) -> Maintenance:
     """Return the database maintenance object.
 
     Raises:
-        Problem: 503 if the broker is not ready yet.
+        Problem: 409 if the broker stores in PostgreSQL, 503 if it is not ready yet.
     """
+    if not (store := context.engine.summary().store).has_file:
+        raise Problem(
+            409, "not_sqlite",
+            f"This broker stores in {store.engine} ({store.place}), whose own tools make backups: "
+            "pg_dump, pg_basebackup or pgBackRest. `phpmq-lite database verify` checks messages.",
+        )  # fmt: skip
     if context.maintenance is None:
         raise Problem(503, "not_ready", "The broker is not ready.")
     return context.maintenance
@@ -187,10 +194,13 @@ async def show_backups(request: web.Request) -> web.StreamResponse:
     """Show the backups and the scrub."""
     check_all_queues(request, "view backups")
     context = context_of(request)
+    if not (store := status_of(request).store).has_file:
+        return await render_page(request, "backups.html", store=store, facts=_server_facts(store))
     care = maintenance_of(context)
     return await render_page(
         request,
         "backups.html",
+        store=store,
         backups=await care.backups.all(),
         making=care.backups.is_running,
         facts=_facts(context, care),
@@ -246,6 +256,18 @@ def _facts(context: Context, care: Maintenance) -> list[SystemFact]:
         SystemFact("Retention", f"newest {formats.format_number(settings.keep)}", "backups.keep"),
         SystemFact("Folder", str(made.folder), "copy backups to another machine"),
     ]
+
+
+def _server_facts(store: StoreStatus) -> list[SystemFact]:
+    facts, server = [SystemFact("Database", store.place)], store.server
+    if server is not None:
+        checks = "on" if server.has_checksums else "off"
+        facts += [
+            SystemFact("Size", formats.format_size(server.database_bytes), "with indexes"),
+            SystemFact("Page checksums", checks, "with checksums, PostgreSQL detects damaged pages",
+                 "" if server.has_checksums else "warn"),
+        ]  # fmt: skip
+    return facts
 
 
 def _scrubbed(context: Context, care: Maintenance) -> list[SystemFact]:

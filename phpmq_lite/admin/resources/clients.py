@@ -159,9 +159,8 @@ async def show_client(request: web.Request) -> web.StreamResponse:
     if query.confirm:
         return await _ask_to_disconnect(request, row, look)
     process = None
-    may_ask = identity_of(request).role.may(Role.OPERATOR) and connections.is_local(
-        row.address, row.kind
-    )
+    is_here = connections.is_local(row.address, row.kind) and not (status and status.relay)
+    may_ask = is_here and identity_of(request).role.may(Role.OPERATOR)
     if query.process and may_ask and look.is_open:
         process = await connections.find_process(row.address, look.pid)
     labels = await connections.read_labels(context)
@@ -325,6 +324,8 @@ class ConnectionView(ResponseModel):
     paused_reason: str | None = Field(
         None, description="why reading is paused (memory, disk, queue, …); null if not paused"
     )
+    relay: str = Field("", description="standby that relays the connection; empty if none does")
+    certificate: str = Field("", description="subject of the client's certificate; may be empty")
 
     @classmethod
     def of_client(cls, client: ClientStatus | ClientRow, label: str) -> Self:

@@ -19,6 +19,16 @@ from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.rollups import ALL
 
 
+class StoreView(ResponseModel):
+    """Where the broker stores messages."""
+
+    engine: str = Field(description="SQLite or PostgreSQL")
+    place: str = Field(description="data folder, or hosts and database")
+    epoch: int = Field(description="number of takeovers so far; 0 on SQLite")
+    replicas_required: int = Field(description="number of replicas that must confirm a commit")
+    replicas_ready: int | None = Field(description="how many can; null if unknown, or on SQLite")
+
+
 class StatsView(ResponseModel):
     """The current state of the broker."""
 
@@ -37,10 +47,13 @@ class StatsView(ResponseModel):
     acked_per_s: PerSecond = Field(description="messages acknowledged per second")
     consumers: int = Field(description="number of consumers, counted once per queue")
     clients: int = Field(description="number of open connections")
+    store: StoreView = Field(description="where messages are stored")
     disk_free_bytes: int = Field(description="free space on the data folder's disk, in bytes")
     disk_bytes: int = Field(description="size of the data folder's disk, in bytes")
-    database_bytes: int = Field(description="size of the database file, in bytes")
-    wal_bytes: int = Field(description="size of the write-ahead log, in bytes")
+    database_bytes: int | None = Field(description="size of the database; null if not read yet")
+    wal_bytes: int | None = Field(
+        description="size of the write-ahead log, in bytes; null on PostgreSQL"
+    )
 
 
 class StatsHistoryQuery(QueryModel):
@@ -89,7 +102,10 @@ async def get_stats(request: web.Request) -> StatsView:
     """Return the broker's current statistics."""
     context, status = context_of(request), status_of(request)
     sums = queue_list.sum_totals(status)
-    disk = await measure_disk(context.database)
+    disk, store = await measure_disk(context.database), status.store
+    size = disk.files["database"] if store.has_file else None
+    if store.server is not None:
+        size = store.server.database_bytes
     return StatsView.of(
         status,
         version=context.version,
@@ -106,8 +122,9 @@ async def get_stats(request: web.Request) -> StatsView:
         clients=len(status.clients),
         disk_free_bytes=disk.free,
         disk_bytes=disk.total,
-        database_bytes=disk.files["database"],
-        wal_bytes=disk.files["wal"],
+        database_bytes=size,
+        wal_bytes=disk.files["wal"] if store.has_file else None,
+        store=StoreView.of(store),
     )
 
 

@@ -12,6 +12,7 @@ from aiohttp import web
 from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.urls import Urls
+from phpmq_lite.admin.monitoring import store_view
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 from phpmq_lite.settings import Settings
 
@@ -198,6 +199,12 @@ def list_access_warnings(request: web.Request) -> Iterator[HeaderWarning]:
             url_or_none(context.urls, "setup") or "",
         )
     yield from unprotected_listeners(context.settings, context.urls)
+    if context.settings.store.url and context.settings.store.allow_asynchronous:
+        yield HeaderWarning(
+            "No quorum required",
+            "Without a quorum, messages are confirmed all the same (store.allow_asynchronous).",
+            url_or_none(context.urls, "system") or "",
+        )
 
 
 def unprotected_listeners(settings: Settings, urls: Urls) -> Iterator[HeaderWarning]:
@@ -234,6 +241,15 @@ def list_broker_problems(request: web.Request, context: Context) -> list[str]:
         found.append(f"Nothing can be stored: {status.write_problem}.")
     if status.shortage:
         return [*found, f"Publishing is stopped: {status.shortage.detail}."]
+    if (age_s := status.store.replica_age_s) is not None:
+        found.append(
+            f"No broker is active. These pages show a replica of the database, which was written "
+            f"{age_s:.0f} s ago; nothing can be changed."
+        )
+    if not status.store.has_file:
+        if status.store.asynchronous is not None:
+            found.append(f"{store_view.asynchronous_text(status.store)}.")
+        return found
     with suppress(OSError):  # takes only microseconds, because the disk is local
         disk = shutil.disk_usage(context.settings.data)
         found += disk_warning(disk.used, disk.used + disk.free)

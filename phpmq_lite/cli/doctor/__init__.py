@@ -16,20 +16,22 @@ from phpmq_lite.cli.settings_options import (
     data_option,
     listener_options,
     settings_options,
+    store_option,
 )
 
 
 @click.command()
 @data_option
+@store_option
 @listener_options
 @settings_options
 @output_option
 def doctor(output: str | None, settings_args: SettingsArguments) -> None:
     """Check whether a broker can run here and suggest fixes.
 
-    Checks the installation, settings, data folder, disk, database, ports, certificates, limits,
-    clock and backups, whether the broker is running or not. Run it under the broker's account with
-    the broker's flags. It changes nothing.
+    Checks the installation, settings, data folder, disk, database or its server, ports,
+    certificates, limits, clock and backups, whether the broker is running or not. Run it under the
+    broker's account with the broker's flags. It changes nothing.
     Exit codes: 0 no problem, 1 at least one problem.
     """
     report_findings(list(run_checks(settings_args)), output)
@@ -37,7 +39,7 @@ def doctor(output: str | None, settings_args: SettingsArguments) -> None:
 
 def run_checks(settings_args: SettingsArguments) -> Iterator[Finding]:
     """Run all checks, even if one of them fails, and yield their findings."""
-    from phpmq_lite.cli.doctor import database, host, installation, listeners
+    from phpmq_lite.cli.doctor import database, host, installation, listeners, server
     from phpmq_lite.cli.doctor import settings as setting_checks
 
     yield from run_check("installation", installation.check_installation)
@@ -46,8 +48,11 @@ def run_checks(settings_args: SettingsArguments) -> Iterator[Finding]:
     pid = host.broker_pid(settings.data)
     yield from run_check("settings", lambda: setting_checks.check_settings(settings))
     yield from run_check("data folder", lambda: host.check_data_folder(settings, pid))
+    if settings.store.url:
+        yield from run_check(server.NAME, lambda: server.check_server(settings))
     yield from run_check("database", lambda: database.check_database(settings, pid))
     yield from run_check("listeners", lambda: listeners.check_listeners(settings, pid))
     yield from run_check("machine", lambda: host.check_machine(settings, pid))
     yield from run_check("backups", lambda: database.check_backups(settings))
+    yield from run_check("standby", lambda: database.check_standby(settings))
     yield from run_check("pipeline", installation.check_pipeline_packages)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from phpmq_lite import __version__
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.formats import plural
+from phpmq_lite.admin.monitoring.attention import STANDBY_LAG_S
 from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError
 from phpmq_lite.cli.doctor.findings import Finding, bad, ok, warn
 from phpmq_lite.cli.errors import REFUSED, CommandError
@@ -15,6 +16,8 @@ from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.sqlite.backup.backups import list_backups
 from phpmq_lite.storage.sqlite.integrity.stopped_database import StoppedDatabase, read_stopped
+from phpmq_lite.storage.sqlite.standby.lag import read_standby
+from phpmq_lite.storage.sqlite.standby.litestream import read_replica
 
 _TIMEOUT_S: Final = 10.0
 # Startups, restores and migrations leave these files in the data folder.
@@ -30,7 +33,7 @@ def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
     path = settings.data
     if pid is not None:
         yield _running_broker(settings, pid)
-    elif path.is_dir():
+    elif path.is_dir() and not settings.store.url:
         yield stopped_database_finding(read_stopped(path), settings.storage.max_bytes)
     if path.is_dir():
         yield from leftover_findings(path)
@@ -67,7 +70,7 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
         return warn(
             "broker", f"{text}; it is {stats['version']}, but {__version__} is installed", "restart"
         )
-    if stats["wal_bytes"] > 2 * settings.storage.wal_bytes:
+    if (stats["wal_bytes"] or 0) > 2 * settings.storage.wal_bytes:
         return warn(
             "broker",
             f"{text}; its write-ahead log has grown to "
@@ -146,8 +149,8 @@ OLD_MS: Final = 7 * 24 * _HOUR_MS  # maximum age of the newest backup if no back
 
 
 def check_backups(settings: Settings) -> Iterator[Finding]:
-    """Check the backups, but only if there is a database."""
-    if not (settings.data / DATABASE).is_file():
+    """Check the backups, but only if there is a database file."""
+    if settings.store.url or not (settings.data / DATABASE).is_file():
         return
     folder = settings.backups_folder
     found = list_backups(folder)
@@ -180,3 +183,17 @@ def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same:
         "backups are on the database's disk: set backups.folder, or use `backup create --copy-to`"
     )
     return ok(NAME, text, hint if is_same else "")
+
+
+def check_standby(settings: Settings) -> Iterator[Finding]:
+    """Check Litestream and the lag of the replica, if a standby is configured."""
+    if not (replica := read_replica(settings.data)):
+        return
+    state = read_standby(settings.data, asks_target=True)
+    text = f"{replica} is {state.lag_s:.1f} s and {state.lag_messages:,} messages behind"
+    if state.problem:
+        text = f"{state.problem}; {text}"
+    if state.problem or state.lag_s > STANDBY_LAG_S:
+        yield bad("standby", text, "see the log of `phpmq-lite standby run`")
+    else:
+        yield ok("standby", text)

@@ -71,6 +71,8 @@ def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
         yield bad(NAME, str(error), "choose another folder with --data, or data in the settings")
         return
     yield folder_access_finding(folder_access(path), pid)
+    if settings.store.url:  # it contains only the control socket and results of the pipeline
+        return
     refusal = ""
     try:
         check_local(path)

@@ -23,9 +23,8 @@ from phpmq_lite.server.addresses import (
     read_endpoints,
 )
 from phpmq_lite.server.tls import server_context
+from phpmq_lite.service import has_admin
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.sqlite.integrity.stopped_database import has_admin
 
 NAME: Final = "listeners"
 _DAY_MS: Final = 86_400_000
@@ -160,11 +159,10 @@ def _unavailable_finding(port: ListenerProbe) -> Finding:
 
 def _access_problem(settings: Settings) -> str:
     """Return why exposed listeners or an unusable password prevent the broker from starting."""
-    database = settings.data / DATABASE
     try:
-        check_exposed_listeners(settings, lambda: has_admin(database))
+        check_exposed_listeners(settings, lambda: has_admin(settings))
         file = settings.admin.initial_password_file
-        if file is not None and not has_admin(database):
+        if file is not None and not has_admin(settings):
             initial_password(file)
     except SettingsError as error:
         return str(error)

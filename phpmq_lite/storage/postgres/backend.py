@@ -1,28 +1,38 @@
 """The PostgreSQL backend: a database that several brokers share, one of which is active."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import ClockReading
+from phpmq_lite.model import ClockReading, RecoveredState
 from phpmq_lite.storage.disk_space import DiskSpace
-from phpmq_lite.storage.postgres.leadership import Standby, StandbyState
+from phpmq_lite.storage.postgres.leadership import EpochRow, Standby, StandbyState
 from phpmq_lite.storage.postgres.maintenance import PostgresMaintenance
 from phpmq_lite.storage.postgres.migrate import migrate
+from phpmq_lite.storage.postgres.monitor import ServerMonitor
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError
 from phpmq_lite.storage.postgres.read_connections import PostgresReaders
-from phpmq_lite.storage.postgres.store import PostgresStore, connect
+from phpmq_lite.storage.postgres.store import SHARD, PostgresStore, connect
 from phpmq_lite.storage.postgres.url import connection_info, reading, shown
 from phpmq_lite.storage.postgres.writer import PostgresWriter
 from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.start_report import StartRecorder
+from phpmq_lite.storage.store_status import StoreStatus
 
 
 class PostgresBackend:
-    """One of the brokers that use a database; ``description`` is the JSON that others read."""
+    """One of the brokers that use a database.
+
+    ``join`` is called with the secret that the brokers share (key, certificate, private key), which
+    ``make_secret`` creates once, and returns the JSON that describes this broker to the others.
+    ``follow`` is called with the epoch, the JSON of its broker, and whether it has stopped.
+    """
 
     is_structure_due = False
 
@@ -32,7 +42,9 @@ class PostgresBackend:
         space: DiskSpace,
         on_fatal: Callable[[BaseException], None],
         *,
-        description: str,
+        join: Callable[..., Awaitable[str]],
+        make_secret: Callable[[], tuple[Any, ...]],
+        follow: Callable[..., None],
         allow_asynchronous: bool,
     ) -> None:
         self.conninfo = connection_info(url)
@@ -41,24 +53,84 @@ class PostgresBackend:
         )
         self.read_clocks = self.writer.read_clocks
         self.state = StandbyState(None, None)  # as last seen by the standby
-        self._description = description
+        self._servers = "primary"  # which servers pages read
+        self._replica_age_s: float | None = None
+        self._join = join
+        self._make_secret = make_secret
+        self._follow = follow
+        self._allow_asynchronous = allow_asynchronous
+        self._monitor = ServerMonitor(self.readers(count=1), self.writer)
+
+    def status(self) -> StoreStatus:
+        """Return the known state of the database, without reading it."""
+        writer, row, monitor = self.writer, self.state.row, self._monitor
+        epoch, is_standby = writer.epoch, writer.epoch is None
+        return StoreStatus(
+            engine="PostgreSQL",
+            place=shown(self.conninfo),
+            is_active=not is_standby,
+            active_broker=_host(row) if row and is_standby else "",
+            epoch=epoch or (row.epoch if row else 0),
+            quorum=writer.quorum.names if writer.quorum else "",
+            replicas_required=writer.quorum.replicas if writer.quorum else 0,
+            allows_asynchronous=self._allow_asynchronous,
+            asynchronous=writer.asynchronous,
+            asynchronous_commits=writer.asynchronous_commits,
+            reconnects=writer.reconnects,
+            unknown_batches=writer.unknown_batches,
+            server=monitor.server,
+            problem=monitor.problem,
+            replica_age_s=self._replica_age_s if is_standby else None,
+        )
+
+    async def watch(self) -> None:
+        """Watch the server that accepts writes."""
+        await self._monitor.run()
 
     def readers(self, count: int = 2) -> Readers:
         """Return connections for pages."""
-        return PostgresReaders(reading(self.conninfo), count=count)
+        return PostgresReaders(lambda: reading(self.conninfo, self._servers), count=count)
+
+    def read_replica(self) -> RecoveredState | None:
+        """Return the state of a server that can be read if no broker is active; blocks.
+
+        Connections for pages that are opened from then on read a replica, too.
+        """
+        row = self.state.row
+        self._servers, self._replica_age_s = "primary", None
+        if self.writer.epoch is not None or (row is not None and not row.is_released):
+            return None
+        with suppress(ConnectionBrokenError, OutcomeUnknownError):
+            store = PostgresStore(
+                connect(reading(self.conninfo, "prefer-standby")), lambda *_: None
+            )
+            with store.loading(), store.connection:
+                found = EpochRow(*store.execute(store.sql("epoch")["read"], (SHARD,)).fetchone())
+                stored = store.state()
+            self._servers, self._replica_age_s = "prefer-standby", found.age_s
+            return stored
+        return None
 
     async def open(self, starting: StartRecorder, tell: Callable[[str], None]) -> None:
         """Wait until this broker is active, and migrate the database."""
+        loop = asyncio.get_running_loop()
 
         def note(state: StandbyState) -> None:
             self.state = state
+            if (row := state.row) is not None:
+                loop.call_soon_threadsafe(
+                    lambda: self._follow(row.epoch, row.broker, is_released=row.is_released)
+                )
             waiting = state.problem or "another broker is active"
             tell(f"standby of {shown(self.conninfo)}: {waiting}")
 
-        standby = Standby(self.conninfo, _migrations(), self._description, self.writer.check, note)
+        standby = Standby(self.conninfo, _migrations(), self.writer.check, note)
+        standby.description = await self._join(*await standby.read_secret(self._make_secret))
         store = await standby.wait_until_active()
         row = standby.row
+        self._follow(store.epoch, "{}", is_released=True)
         starting.was_clean = row is None or row.is_released
+        self._servers = "primary"
         self.writer.open(store)
         tell("migrating")
         starting.note_migrations(await self.writer.run(lambda store: migrate(store, _migrations())))
@@ -76,6 +148,11 @@ class PostgresBackend:
         """Begin counting and retention."""
         upkeep = self.writer.maintenance = PostgresMaintenance(bounds, counters)
         return upkeep
+
+
+def _host(row: EpochRow) -> str:
+    """Return the machine of the active broker, or nothing if it has stopped."""
+    return "" if row.is_released else str(json.loads(row.broker).get("host", ""))
 
 
 def has_admin(url: str) -> bool:

@@ -8,9 +8,10 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from phpmq_lite.errors import NotWritableError, StartRefusedError
+from phpmq_lite.storage.copy_state import CopyState
 from phpmq_lite.storage.postgres.migrate import create_schema, pending
 from phpmq_lite.storage.postgres.quorum import QUORUM_SQL, ConnectionBrokenError, Quorum
 from phpmq_lite.storage.postgres.store import (
@@ -48,19 +49,18 @@ class StandbyState(NamedTuple):
 
 
 class Standby:
-    """A broker that waits until it is active.  ``description`` is the JSON that others read."""
+    """A broker that waits until it is active."""
 
     def __init__(
         self,
         conninfo: str,
         migrations: Path,
-        description: str,
         check: Check,
         tell: Callable[[StandbyState], None],
     ) -> None:
         self._conninfo = conninfo
         self._migrations = migrations
-        self._description = description
+        self.description = "{}"  # JSON that others read once this broker is active
         self._check = check
         self._tell = tell
         self._store: PostgresStore | None = None
@@ -68,6 +68,32 @@ class Standby:
         self._polled_at = 0.0
         self._silent_s = 0.0  # only time in which the database answered
         self._limit_s = SILENCE_S
+
+    async def read_secret(self, make: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Return the secret that the brokers share, created by the first of them.
+
+        Raises:
+            StartRefusedError: the database belongs to another program.
+        """
+
+        def read() -> tuple[Any, ...] | None:
+            try:
+                store = self._connected()
+                sql = store.sql("epoch")
+                with store.translating():
+                    found = store.execute(sql["relay_secret"]).fetchone()
+                    if found is None:
+                        store.execute(sql["add_relay_secret"], make())
+                        found = store.execute(sql["relay_secret"]).fetchone()
+            except (ConnectionBrokenError, NotWritableError) as error:
+                self._disconnect()
+                self._tell(StandbyState(None, str(error)))
+                return None
+            return tuple(found)
+
+        while (secret := await asyncio.to_thread(read)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+        return secret
 
     async def wait_until_active(self) -> PostgresStore:
         """Return the connection of the new active broker; loads may begin.
@@ -86,7 +112,7 @@ class Standby:
                     return taken
                 await asyncio.sleep(POLL_S)
         finally:
-            step.add_done_callback(lambda _: self._disconnect())
+            step.add_done_callback(lambda _: self._close())
 
     def _step(self) -> PostgresStore | None:
         """Poll once; take over if the active broker has stopped or failed."""
@@ -97,9 +123,10 @@ class Standby:
             if not (row.is_released or self._silent_s >= self._limit_s):
                 self._tell(StandbyState(row, None))
                 return None
+            refuse_copied(store)
             if (problem := self._quorum_problem(store)) is not None:
                 self._tell(StandbyState(row, problem))
-            elif self._take(store, row):
+            elif take_over(store, row, self.description):
                 self._store = None
                 return store
         except (ConnectionBrokenError, NotWritableError) as error:
@@ -117,19 +144,23 @@ class Standby:
             with self._store.translating():
                 self._store.execute(self._store.sql("epoch")["call_standby"])
             create_schema(self._store, self._migrations)
+            refuse_copied(self._store)
         return self._store
 
     def _disconnect(self) -> None:
         """Forget what was seen: a failover of the database does not mean that the broker failed."""
-        store, self._store = self._store, None
         self.row, self._silent_s = None, -GRACE_S
+        self._close()
+
+    def _close(self) -> None:
+        store, self._store = self._store, None
         if store is not None:
             store.connection.close()
 
     def _poll(self, store: PostgresStore) -> EpochRow:
         before, now, sql = self.row, time.monotonic(), store.sql("epoch")
+        row = read_row(store)
         with store.translating():
-            row = EpochRow(*store.execute(sql["read"], (SHARD,)).fetchone())
             [(idle_s,)] = store.execute(sql["idle_s"])
         if before is not None:
             waited_s = self._silent_s + min(now - self._polled_at, 2 * POLL_S)
@@ -150,19 +181,34 @@ class Standby:
             return str(error)
         return None
 
-    def _take(self, store: PostgresStore, row: EpochRow) -> bool:
-        """Raise the epoch, replicated; return False if another broker was faster."""
-        sql = store.sql("epoch")
-        with store.translating():
-            store.execute(sql["end_stalled"])
-            store.execute(sql["call_writer"])
-            store.execute("BEGIN")
-            given = (self._description, SHARD, row.epoch, row.batch)
-            taken = store.execute(sql["take"], given).fetchone()
-            if taken is None:
-                store.execute("ROLLBACK")
-                store.execute(sql["call_standby"])
-                return False
-            store.epoch, store.place = taken
-            store.commit()
-        return True
+
+def take_over(store: PostgresStore, row: EpochRow, description: str) -> bool:
+    """Raise the epoch, replicated; return False if another broker was faster."""
+    sql = store.sql("epoch")
+    with store.translating():
+        store.execute(sql["end_stalled"])
+        store.execute(sql["call_writer"])
+        store.execute("BEGIN")
+        given = (description, SHARD, row.epoch, row.batch)
+        taken = store.execute(sql["take"], given).fetchone()
+        if taken is None:
+            store.execute("ROLLBACK")
+            store.execute(sql["call_standby"])
+            return False
+        store.epoch, store.place = taken
+        store.commit()
+    return True
+
+
+def read_row(store: PostgresStore) -> EpochRow:
+    """Read the row of the epoch."""
+    with store.translating():
+        return EpochRow(*store.execute(store.sql("epoch")["read"], (SHARD,)).fetchone())
+
+
+def refuse_copied(store: PostgresStore) -> None:
+    """Raise StartRefusedError if the data is elsewhere, or an incomplete copy."""
+    with store.translating():
+        found = store.execute(store.sql("copy")["states"]).fetchall()
+    for role, text in found:
+        raise StartRefusedError(CopyState.from_json(text).refusal("URL" * (role == "source")))

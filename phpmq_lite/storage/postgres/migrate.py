@@ -36,12 +36,12 @@ def create_schema(store: PostgresStore, folder: Path) -> None:
     Raises:
         StartRefusedError: the database has tables of another program.
     """
-    if _has_schema(store):
+    if has_schema(store):
         return
     with store.translating():
         store.execute("BEGIN")
         store.execute(store.sql("migrate")["wait_for_others"])
-        if not _has_schema(store):
+        if not has_schema(store):
             _apply(store, read_migrations(folder))
         store.execute("COMMIT")
 
@@ -55,7 +55,12 @@ def migrate(store: PostgresStore, folder: Path) -> list[str]:
     return [migration.name for migration in waiting]
 
 
-def _has_schema(store: PostgresStore) -> bool:
+def has_schema(store: PostgresStore) -> bool:
+    """Return whether the database has the broker's tables.
+
+    Raises:
+        StartRefusedError: it has tables of another program.
+    """
     with store.translating():
         tables = {name for (name,) in store.execute(store.sql("migrate")["tables"])}
     if tables and "migration" not in tables:

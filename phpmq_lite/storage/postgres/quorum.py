@@ -7,7 +7,7 @@ example, empties it while commits wait, and PostgreSQL then reports them as succ
 import re
 from typing import Any, Final, NamedTuple
 
-from phpmq_lite.errors import NotWritableError, OutcomeUnknownError
+from phpmq_lite.errors import EpochEndedError, NotWritableError, OutcomeUnknownError
 
 EPOCH_ENDED: Final = "PMQ01"  # raised by begin_batch
 # Nothing is stored, and trying again may help: resources, locks, a server that became a replica.
@@ -23,6 +23,12 @@ QUORUM_SQL: Final = (
 _COUNTED: Final = re.compile(r"\s*(?:(?:ANY|FIRST)\s+)?(\d+)\s*\(", re.IGNORECASE)
 
 
+def required_replicas(names: str) -> int:
+    """Return how many replicas a value of ``synchronous_standby_names`` requires."""
+    counted = _COUNTED.match(names)
+    return int(counted[1]) if counted else int(bool(names.strip()))
+
+
 class Quorum(NamedTuple):
     """An answer to ``QUORUM_SQL``."""
 
@@ -35,12 +41,7 @@ class Quorum(NamedTuple):
     @property
     def replicas(self) -> int:
         """How many replicas must have flushed a commit; 0 without synchronous replication."""
-        counted = _COUNTED.match(self.names)
-        return int(counted[1]) if counted else int(bool(self.names.strip()))
-
-
-class EpochEndedError(OutcomeUnknownError):
-    """Another broker has taken over, so this one must not send any more replies."""
+        return required_replicas(self.names)
 
 
 class ConnectionBrokenError(Exception):

@@ -6,7 +6,7 @@ A read that loses its connection is repeated on a new one, so that pages survive
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, Self
 from urllib.parse import quote, urlencode
@@ -45,7 +45,9 @@ class PostgresReaders(ReadPool[Connection]):
 
     engine = "postgres"
 
-    def __init__(self, conninfo: str, *, count: int = 2, limit_s: float = READ_LIMIT_S) -> None:
+    def __init__(
+        self, conninfo: Callable[[], str], *, count: int = 2, limit_s: float = READ_LIMIT_S
+    ) -> None:
         super().__init__(count=count, limit_s=limit_s)
         self._conninfo = conninfo
         self._cancelling: set[asyncio.Task[None]] = set()
@@ -63,7 +65,8 @@ class PostgresReaders(ReadPool[Connection]):
 
         A claim is read as soon as it is stored, when replicas may not have it yet.
         """
-        return _url(self._conninfo, "prefer-standby"), _url(self._conninfo, "primary")
+        conninfo = self._conninfo()
+        return _url(conninfo, "prefer-standby"), _url(conninfo, "primary")
 
     def _another(self, count: int, limit_s: float) -> Self:
         return type(self)(self._conninfo, count=count, limit_s=limit_s)
@@ -76,7 +79,7 @@ class PostgresReaders(ReadPool[Connection]):
         options = " ".join(f"-c {name}={value}" for name, value in limits.items())
         try:
             given: dict[str, Any] = {"connect_timeout": _CONNECT_S} | conninfo_to_dict(
-                self._conninfo
+                self._conninfo()
             )
             given["options"] = f"{given.get('options') or ''} {options}".strip()
             made = await psycopg.AsyncConnection.connect(

@@ -17,14 +17,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
 from phpmq_lite.clock import read_clocks
-from phpmq_lite.errors import NotWritableError, OutcomeUnknownError, StorageError
+from phpmq_lite.errors import (
+    EpochEndedError,
+    NotWritableError,
+    OutcomeUnknownError,
+    StorageError,
+)
 from phpmq_lite.model import Batch, ClockReading, LoadedRows
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres.pipeline import Committed, EncodedStep, Pipeline, encode_steps
 from phpmq_lite.storage.postgres.quorum import (
     ConnectionBrokenError,
-    EpochEndedError,
     Quorum,
     quorum_problem,
 )
@@ -72,6 +76,14 @@ class PostgresWriter:
             lambda _store, _now, _is_idle: False
         )
         self.quorum: Quorum | None = None  # at the last commit
+        self.asynchronous: str | None = (
+            None  # why the last commit may not be replicated, if allowed
+        )
+        self.asynchronous_commits = 0
+        self.reconnects = 0
+        self.unknown_batches = 0  # whose outcome was unknown until the row of the epoch was read
+        self._work_number = 0  # of the current or last work
+        self._began_at = 0.0  # when the current work began
         self._trusted: Quorum | None = None  # at the last commit, if it had no problem
         self._conninfo = conninfo
         self._allow_asynchronous = allow_asynchronous
@@ -83,7 +95,7 @@ class PostgresWriter:
         self._thread = ThreadPoolExecutor(1, "phpmq-writer")
         self._waiting: deque[_Work] = deque()
         self._current: _Work | None = None
-        self._began_at = 0.0  # when the current work began, or the server was last looked at
+        self._looked_at = 0.0  # when the server was last looked at because it did not answer
         self._is_looking = False
         self._offset_ms = 0  # the server's clock less this machine's running clock
         self._checked_ms = 0  # running clock when the answer to the last commit arrived
@@ -120,11 +132,25 @@ class PostgresWriter:
         self._trusted = after if problem is None else None
         if problem is not None and not self._allow_asynchronous:
             raise ConnectionBrokenError(problem)
+        self.asynchronous = problem
+        self.asynchronous_commits += problem is not None
 
     def read_clocks(self) -> tuple[int, int]:
         """Return the server's time and a clock that cannot be set, in milliseconds, for Clock."""
         running_ms = read_clocks()[1]
         return running_ms + self._offset_ms, running_ms
+
+    # -- for the monitor
+
+    @property
+    def epoch(self) -> int | None:
+        """Return the epoch in which this broker is active, or None if it is a standby."""
+        return self._store.epoch if self._is_open else None
+
+    def delay(self) -> tuple[int, float, int]:
+        """Return the number of the current work, its age in s, and that of the server process."""
+        age_s = 0.0 if self._current is None else time.monotonic() - self._began_at
+        return self._work_number, age_s, self._store.pid
 
     # -- the engine's interface (BatchStore)
 
@@ -194,6 +220,7 @@ class PostgresWriter:
         if self._current is not None or not self._waiting:
             return
         work = self._current = self._waiting.popleft()
+        self._work_number += 1
         self._began_at = time.monotonic()
         if work.call is not None:
             self._in_thread(work.call)
@@ -207,7 +234,7 @@ class PostgresWriter:
             if isinstance(result, BaseException):
                 _set(work.done, result)
             else:
-                self._show(None)
+                self.show(None)
                 if work.batch is not None and not self.is_exclusive:
                     self._prove(work.done, result)
                 else:
@@ -227,6 +254,7 @@ class PostgresWriter:
             return
         failure = answer if isinstance(answer, Exception) else self._problem_of(answer)
         if isinstance(failure, ConnectionBrokenError | NotWritableError):
+            self.unknown_batches += isinstance(failure, ConnectionBrokenError)
             self._in_thread(lambda _: self._recover(failure), self._on_recovered)
         elif isinstance(answer, Exception):
             self._fail(answer)
@@ -234,6 +262,7 @@ class PostgresWriter:
             self._answered_at = time.monotonic()
             store.batch += 1
             store.place = answer.place
+            self.show(None)
             self._on_stored(work)
 
     def _problem_of(self, answer: Committed) -> ConnectionBrokenError | None:
@@ -290,7 +319,7 @@ class PostgresWriter:
         """
         before = self._store
         before.connection.close()
-        self._show(str(problem))
+        self.show(str(problem))
         if isinstance(problem, NotWritableError):
             time.sleep(_RETRY_S)
         while True:
@@ -306,16 +335,18 @@ class PostgresWriter:
                     )
             except (ConnectionBrokenError, NotWritableError) as error:
                 self._store.connection.close()
-                self._show(str(error))
+                self.show(str(error))
                 if time.monotonic() > self._answered_at + UNREACHABLE_S:
                     raise OutcomeUnknownError(
                         f"the database has not answered for {UNREACHABLE_S:g} s: {error}"
                     ) from error
                 time.sleep(_RETRY_S)
             else:
+                self.reconnects += 1
                 return store.batch > before.batch
 
-    def _show(self, problem: str | None) -> None:
+    def show(self, problem: str | None) -> None:
+        """Show why nothing can be stored at the moment, or None if batches can be stored."""
         if problem != self.space.write_problem:
             self.space.write_problem = problem
             self.space.on_change()
@@ -335,11 +366,12 @@ class PostgresWriter:
         """Look at the server in another thread if it has not answered for a while."""
 
         def on_done(done: asyncio.Future[bool]) -> None:
-            self._is_looking, self._began_at = False, time.monotonic()
+            self._is_looking, self._looked_at = False, time.monotonic()
             if done.result():  # it works, or waits for replicas
                 self._answered_at = time.monotonic()
 
-        if not self._is_looking and time.monotonic() > self._began_at + STUCK_S:
+        asked_at = max(self._began_at, self._looked_at)
+        if not self._is_looking and time.monotonic() > asked_at + STUCK_S:
             self._is_looking = True
             self._loop.run_in_executor(
                 None, disconnect_if_lost, self._store, self._conninfo

@@ -21,8 +21,14 @@ from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
 from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
+from phpmq_lite.storage.sqlite.standby.litestream import (
+    check_standby,
+    is_configured,
+    is_running,
+)
 from phpmq_lite.storage.sqlite.writer import Writer
 from phpmq_lite.storage.start_report import StartRecorder
+from phpmq_lite.storage.store_status import StoreStatus
 
 EX_IOERR: Final = 74
 _log = get_logger(__name__)
@@ -50,14 +56,25 @@ class SqliteBackend:
         self._accept_loss = accept_loss
         self._cache_bytes = cache_bytes
         self._wal_bytes = wal_bytes
-        self._live_seal: LiveSeal  # set by ``close_with``
+        self._live_seal: LiveSeal | None = None
+
+    def status(self) -> StoreStatus:
+        """Return the state of the store; that of the files is measured when a page shows it."""
+        return StoreStatus(place=str(self._folder.path))
+
+    async def watch(self) -> None:
+        """Do nothing, because there is no server."""
 
     def readers(self, count: int = 2) -> Readers:
         """Return connections for pages."""
         return SqliteReaders(self._folder.database, count=count)
 
+    def read_replica(self) -> None:
+        """Return None: there is no other server."""
+
     async def open(self, starting: StartRecorder, tell: Callable[[str], None]) -> None:
         """Check the files, open the database and migrate it."""
+        await asyncio.to_thread(check_standby, self._folder.path)
         found = await asyncio.to_thread(
             check_files, self._folder, accept_loss=self._accept_loss, tell=tell
         )
@@ -74,8 +91,9 @@ class SqliteBackend:
     def close_with(self, stack: AsyncExitStack) -> None:
         """Add to ``stack`` what closes and seals the database."""
         stack.push_async_callback(asyncio.to_thread, self._seal)
-        self._live_seal = LiveSeal(self._folder.database, self.writer.files)
-        stack.callback(self._live_seal.close)
+        if not self.writer.checkpoint_right.is_shared:  # otherwise Litestream changes the database
+            self._live_seal = LiveSeal(self._folder.database, self.writer.files)
+            stack.callback(self._live_seal.close)
         stack.push_async_callback(self.writer.close)
 
     def record_use(self, stack: AsyncExitStack) -> None:
@@ -90,12 +108,24 @@ class SqliteBackend:
         writer, space = self.writer, self.writer.space
         await writer.run(lambda store: space.measure(store.used_bytes()))
         upkeep = writer.maintenance = WriterMaintenance(
-            self._folder.database, bounds, self._wal_bytes, counters, space, self._live_seal
+            self._folder.database,
+            bounds,
+            self._wal_bytes,
+            counters,
+            space,
+            self._live_seal,
+            writer.checkpoint_right,
         )
         return upkeep
 
     def _seal(self) -> None:
-        """Seal the closed database; without a seal, the next start would check its structure."""
+        """Seal the closed database; without a seal, the next start would check its structure.
+
+        A database with a standby is not sealed.
+        """
+        if is_configured(self._folder.path):
+            _log.info("not_sealed", reason="Litestream may change the database after this stop")
+            return
         try:
             seal(self._folder, self.writer.files)
         except DatabaseReplacedError as error:
@@ -107,7 +137,9 @@ class SqliteBackend:
 def record_stop(
     folder: DataFolder, writer: Writer, _kind: object, failure: BaseException | None, _trace: object
 ) -> None:
-    """Record a clean stop, which leaves no WAL; if that is impossible, exit and keep the WAL.
+    """Record a clean stop; if that is impossible, exit and keep the WAL.
+
+    Only a running Litestream keeps the WAL after a clean stop.
 
     ``failure`` is the error that ended the broker, or None if it was asked to stop.  If another
     database has replaced this one, the process exits here: closing would remove the other's log.
@@ -115,7 +147,7 @@ def record_stop(
     writer.check_files()
     writer.space.release_ballast_if_full()
     try:
-        folder.record(is_running=False)
+        folder.record(is_running=False, leaves_wal=is_running(folder.path))
     except OSError as error:
         if failure is not None:
             _log.error("stopped immediately", reason=str(failure))

@@ -11,6 +11,7 @@ from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.sqlite.errors import translate_errors, translate_file_errors
 from phpmq_lite.storage.sqlite.integrity.seal import LiveSeal
+from phpmq_lite.storage.sqlite.standby.litestream import CheckpointRight
 from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 from phpmq_lite.storage.store import note_clock
 
@@ -26,7 +27,9 @@ class WriterMaintenance:
 
     ``wal_limit_bytes`` bounds the WAL file, which grows that large only if readers delay a
     checkpoint; the larger the file, the longer truncating it takes.  ``live_seal`` seals the
-    database between checkpoints.
+    database between checkpoints.  With a standby, Litestream checkpoints instead; while it is not
+    running, only a WAL that has reached ``wal_limit_bytes`` is checkpointed here, because
+    Litestream must copy the whole database when it continues after that.
 
     ``bounds`` can be replaced at any time.  ``counters`` returns the state of the clocks, which is
     stored with each checkpoint and once a minute, so that the next startup knows the downtime.
@@ -40,6 +43,7 @@ class WriterMaintenance:
         counters: Callable[[ClockReading], Mapping[str, int]],
         space: DiskSpace | None = None,
         live_seal: LiveSeal | None = None,
+        checkpoint_right: CheckpointRight | None = None,
     ) -> None:
         self._wal = database.with_name(database.name + "-wal")
         self.bounds = bounds
@@ -47,6 +51,7 @@ class WriterMaintenance:
         self._counters = counters
         self._space = space or DiskSpace(database.parent)
         self._live_seal = live_seal
+        self._checkpoint_right = checkpoint_right or CheckpointRight()
         self._retention_due_ms = 0  # when retention is next due, in steady ms
         self._clock_due_ms = 0  # when the clocks must next be stored, in steady ms
 
@@ -92,6 +97,13 @@ class WriterMaintenance:
 
     def _checkpoint(self, store: SqliteStore, is_idle: bool) -> None:
         size = self._wal.stat().st_size if self._wal.exists() else 0
+        if self._checkpoint_right.is_shared:
+            store.wal_bytes = 0  # look again after as many bytes
+            if size > self._wal_limit_bytes:
+                with self._checkpoint_right.hold() as may_checkpoint:
+                    if may_checkpoint:
+                        store.checkpoint_without_waiting("TRUNCATE")
+            return
         is_large = size > (1 if is_idle else 2) * self._wal_limit_bytes
         if self._live_seal is not None:
             with translate_file_errors():

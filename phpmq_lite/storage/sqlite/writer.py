@@ -30,6 +30,7 @@ from phpmq_lite.storage.batch_sql import Step, batch_statements
 from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.sqlite.errors import translate_errors
+from phpmq_lite.storage.sqlite.standby.litestream import CheckpointRight
 from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 from phpmq_lite.storage.sqlite.writer_process import Outcome, Reply, WriterProcess, encode
 from phpmq_lite.storage.store import note_clock
@@ -70,6 +71,7 @@ class Writer:
         self._folder = folder if _has_processors() else None
         self.space = space or DiskSpace(path.parent)
         self.files = OpenedFiles(path)
+        self.checkpoint_right = CheckpointRight(path.parent)
         self.maintenance: Callable[[SqliteStore, ClockReading, bool], bool] = (
             lambda _store, _now, _is_idle: False
         )
@@ -99,7 +101,9 @@ class Writer:
         self._store = SqliteStore(connection.raw)
         await self.run(lambda store: store.configure(cache_bytes))
         # Truncate the WAL before the first write, so that it is empty after a power cut in startup.
-        await self.run(lambda store: store.checkpoint("TRUNCATE"))
+        with self.checkpoint_right.hold() as may_checkpoint:
+            if may_checkpoint:
+                await self.run(lambda store: store.checkpoint("TRUNCATE"))
         self.files.note_log()
 
     is_exclusive = True  # the data folder is locked
@@ -398,9 +402,11 @@ class Writer:
             raise self._failed
         await self._end_process()
         if self._connection is not None:
-            if self._store is not None and self._failed is None:
-                await self._run_in_thread(_truncate_wal)
-            await self._connection.close()
+            with self.checkpoint_right.hold() as may_checkpoint:
+                if may_checkpoint and self._store is not None and self._failed is None:
+                    await self._run_in_thread(_truncate_wal)
+                # A running Litestream has the database open, so closing does not checkpoint.
+                await self._connection.close()
             self._connection = self._store = None
 
 

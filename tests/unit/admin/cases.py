@@ -13,6 +13,7 @@ from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.status import BrokerStatus, ClientStatus, QueueStatus, RunOperation
+from phpmq_lite.storage.store_status import Replica, ServerStatus, StoreStatus
 
 NOW_MS = 1_767_326_400_000  # 2026-01-02 04:00:00 UTC
 HOSTILE = (
@@ -81,6 +82,17 @@ def broker_status(*queues: QueueStatus, **changes: Any) -> BrokerStatus:
         commit_ms_last=1.2,
         loop_lag_ms=0.3,
     )
+    return replace(made, **changes)
+
+
+def postgres_store(*replicas: Replica, **changes: Any) -> StoreStatus:
+    """Return the status of a store that needs a replica; without arguments, it has two."""
+    counted = replicas or tuple(Replica(f"n{n}", "", "streaming", True, 0, 0.0) for n in (2, 3))
+    server = ServerStatus("15.8", 9 << 20, 1, True, 12, 100, None, counted)
+    made = StoreStatus(
+        engine="PostgreSQL", place="db1:5432,db2:5432/phpmq", epoch=7, replicas_required=1,
+        quorum="ANY 1 (n2,n3)", server=server,
+    )  # fmt: skip
     return replace(made, **changes)
 
 

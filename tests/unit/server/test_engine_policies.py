@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.model import ClockReading
 from phpmq_lite.server import engine_policies
 from tests.support.engine_driver import EngineClient, EngineDriver
 
@@ -92,11 +93,11 @@ async def test_maintenance_runs_during_batches_that_store_nothing(
     """Publishers that retry at once after a refusal leave no pause, and nothing to store."""
     calls: list[object] = []
 
-    async def run(work: object) -> bool:
-        calls.append(work)
+    async def maintain(now: ClockReading, *, is_idle: bool) -> bool:
+        calls.append(now)
         return False
 
-    monkeypatch.setattr(driver.writer, "run", run)
+    monkeypatch.setattr(driver.writer, "maintain", maintain)
     for number in range(1, 4):
         driver.engine._maintained_at = -1e12  # it is time for the next
         driver.engine.submit(lambda _core: None)

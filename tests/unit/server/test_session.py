@@ -580,6 +580,13 @@ def test_large_write_is_left_to_the_transport(
     assert (socket.got, transport.written) == (written, left)
 
 
-@pytest.mark.parametrize(("kind", "descriptor"), [("tcp", 7), ("unix", 7), ("tls", None)])
-def test_tls_connection_has_no_direct_descriptor(kind: str, descriptor: int | None) -> None:
-    assert descriptor_of(Transport(), kind) == descriptor
+class TlsTransport(Transport):
+    """Like ``Transport``, with TLS."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self if name == "ssl_object" else super().get_extra_info(name, default)
+
+
+def test_tls_connection_has_no_direct_descriptor() -> None:
+    assert descriptor_of(Transport()) == 7
+    assert descriptor_of(TlsTransport()) is None

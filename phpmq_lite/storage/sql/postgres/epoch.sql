@@ -59,3 +59,14 @@ SET application_name = 'phpmq-lite-standby';
 -- parameters: pid of its server process
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND usename = current_user AND pid = ?;
+
+-- name: relay_secret
+-- With which brokers authenticate to each other.
+-- columns: key, certificate, private_key
+SELECT key, certificate, private_key FROM relay_secret;
+
+-- name: add_relay_secret
+-- Another broker may have been faster.
+-- parameters: key, certificate, private_key
+INSERT INTO relay_secret (secret_id, key, certificate, private_key) VALUES (1, ?, ?, ?)
+ON CONFLICT (secret_id) DO NOTHING;

@@ -16,21 +16,22 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from time import time_ns
 from typing import Final
 
-from phpmq_lite.errors import DataDamagedError
+from phpmq_lite.errors import DataDamagedError, StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import ClockReading
 from phpmq_lite.storage.atomic_files import create_private, new_folder, sync_file, sync_folder
 from phpmq_lite.storage.batch_sql import execute_write
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.database_check import DatabaseCheck
 from phpmq_lite.storage.read.accounts import StoredAccounts, User, accounts_of, globs_text
 from phpmq_lite.storage.sqlite import migrate
 from phpmq_lite.storage.sqlite.backup.backups import check_space, read_backup, verify_backup
 from phpmq_lite.storage.sqlite.integrity import scrub
 from phpmq_lite.storage.sqlite.integrity.database_check import (
-    DatabaseCheck,
     check_all,
     check_log,
     verify,
@@ -38,13 +39,18 @@ from phpmq_lite.storage.sqlite.integrity.database_check import (
 from phpmq_lite.storage.sqlite.integrity.seal import checksum_of, seal
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.integrity.stopped_database import open_stopped
+from phpmq_lite.storage.sqlite.standby.litestream import (
+    CheckpointRight,
+    change_history,
+    is_configured,
+)
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
+from phpmq_lite.storage.store import NUMBER_GAP
 from phpmq_lite.writes import AddUser, DeleteSession, DeleteUser, ExpireToken
 
 ReportStep = Callable[[str], None]
 
-NUMBER_GAP: Final = 1_000_000  # added to the backup's last number, so that no number is reused
 _STAGED_NAME: Final = ".restored.new"
 _CACHE_BYTES: Final = 8 << 20
 
@@ -68,6 +74,7 @@ class RestoreResult:
     checks: list[DatabaseCheck] = field(default_factory=list)
     migrated: list[str] = field(default_factory=list)  # names of the migrations applied by a drill
     withdrawn: WithdrawnAccess | None = None  # access that the restore revoked
+    history_id: str = ""  # of the restored database
 
     @property
     def problems(self) -> list[str]:
@@ -96,7 +103,9 @@ def restore(
     """
     database = _verify_source(source, tell)
     folder = DataFolder.open(data, allow_network_fs=allow_network_fs, has_database=False)
-    with closing(folder):
+    with closing(folder), CheckpointRight(folder.path).hold() as may_replace:
+        if not may_replace:
+            raise StartRefusedError(f"Litestream is running for {folder.path}; stop it first")
         staged = folder.path / _STAGED_NAME
         try:
             check_space(folder.path, database.stat().st_size)
@@ -113,12 +122,16 @@ def restore(
                 with _transaction(staged) as connection:
                     now_ms = time_ns() // 1_000_000
                     done.withdrawn = _withdraw_access(connection, replaced, now_ms)
+            with closing(sqlite3.connect(staged)) as connection:
+                done.history_id = read_history_id(connection) or token_hex(16)
+            change_history(folder.path, done.history_id)
             tell("moving the database into place")
-            done.replaced_files = _move_aside(folder)
+            done.replaced_files = move_aside(folder)
             # After a power cut at this point, startup fails because the database is missing.
-            folder.seal(checksum_of(staged))
+            folder.seal(None if is_configured(folder.path) else checksum_of(staged))
             folder.record(has_messages=True, is_running=False)
             staged.replace(folder.database)
+            folder.staged_copy.unlink(missing_ok=True)  # the restored database replaces it, too
             sync_folder(folder.path)
         finally:
             staged.unlink(missing_ok=True)
@@ -171,12 +184,22 @@ def _check_and_renumber(staged: Path) -> list[DatabaseCheck]:
         migrate.pending(connection, migrations_folder())  # this rejects a newer or foreign database
         checks = check_all(connection)
     with _transaction(staged) as connection:
-        last = connection.execute(load("restore")["last_number"]).fetchone()[0]
+        for name in ("drop_sequence", "drop_lock"):
+            connection.execute(load("standby")[name])
+        last = connection.execute(load("copy")["last_number"]).fetchone()[0]
         connection.execute(load("batch")["set_counter"], ("next_number", last + 1 + NUMBER_GAP))
         if connection.execute(load("restore")["has_meta"]).fetchone()[0]:
             # Offsets stored by history readers belong to the replaced history.
-            connection.execute(load("restore")["renew_history_id"])
+            connection.execute(load("copy")["renew_history_id"])
     return checks
+
+
+def read_history_id(connection: sqlite3.Connection) -> str | None:
+    """Return a database's history id, or None if no broker has created one yet."""
+    if not connection.execute(load("restore")["has_meta"]).fetchone()[0]:
+        return None
+    row = connection.execute(load("standby")["history_id"]).fetchone()
+    return row and str(row[0])
 
 
 @contextmanager
@@ -201,7 +224,7 @@ def _replaced_accounts(folder: DataFolder) -> StoredAccounts | None:
     """
     try:
         folder.check_database()
-        if check_log(folder.wal, is_running=folder.meta.is_running).problems or folder.has_journal:
+        if check_log(folder.wal, is_needed=folder.meta.needs_wal).problems or folder.has_journal:
             return None
         with open_stopped(folder.database) as connection:
             return _read_accounts(connection)
@@ -209,7 +232,7 @@ def _replaced_accounts(folder: DataFolder) -> StoredAccounts | None:
         return None
 
 
-def _move_aside(folder: DataFolder) -> Path | None:
+def move_aside(folder: DataFolder) -> Path | None:
     """Move the old files aside, the database first, so that startup fails after an interruption."""
     files = (
         folder.database,

@@ -9,7 +9,6 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,34 +16,17 @@ from typing import Final
 from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
-from phpmq_lite.storage.data_folder import DATABASE, prevent_start, read_meta
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, prevent_start, read_meta
+from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
 from phpmq_lite.storage.sqlite.errors import is_damage
 from phpmq_lite.storage.sqlite.integrity.wal_check import describe_damage, scan_wal_files
+from phpmq_lite.storage.sqlite.integrity.wal_format import HEADER_BYTES
 from phpmq_lite.storage.sqlite.migrate import pending, schema_problems
+from phpmq_lite.storage.sqlite.standby.litestream import has_closed_database
 from phpmq_lite.storage.statements import load
 
-NAMED: Final = 10  # maximum number of examples listed per problem
+_COPIES: Final = 5  # maximum number of copies of a database that changes
 _PROBLEMS_MAX: Final = 100  # maximum number of problems that SQLite reports
-# Each consistency rule: a statement, the first schema version it applies to, and a message.
-_RULES: Final[tuple[tuple[str, int, str], ...]] = (
-    ("inconsistent_queues", 1, "queues have wrong message counts"),
-    ("missing_queues", 1, "messages belong to queues that do not exist"),
-    ("duplicate_messages", 1, "messages exist twice"),
-    ("unassigned_numbers", 2, "rows have a number that has not been assigned yet"),
-    ("missing_offsets", 2, "history offsets are missing"),
-    ("inconsistent_index", 9, "settled messages do not match their index"),
-    ("inconsistent_totals", 2, "history totals differ from the history rows"),
-    ("invalid_claims", 4, "claims refer to messages that are not dispatched"),
-)
-
-
-@dataclass(slots=True)
-class DatabaseCheck:
-    """One check and its result."""
-
-    name: str
-    found: str = ""  # description of the result
-    problems: list[str] = field(default_factory=list)
 
 
 def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
@@ -60,11 +42,13 @@ def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
     database = path / DATABASE if path.is_dir() else path
     is_data_folder = database.name == DATABASE
     with prevent_start(database.parent) if is_data_folder else nullcontext():
-        is_running = is_data_folder and read_meta(database.parent).is_running
+        needs_wal = False
+        if is_data_folder and read_meta(database.parent).needs_wal:
+            needs_wal = not has_closed_database(DataFolder.open_unlocked(database.parent))
         if not database.is_file():
             raise DataDamagedError(f"database {database} does not exist")
         wal = database.with_name(f"{database.name}-wal")
-        checks = [check_log(wal, is_running=is_running)]
+        checks = [check_log(wal, is_needed=needs_wal)]
         with _open_unchanged(database, wal) as connection:
             return checks + check_all(connection, migrations)
 
@@ -90,13 +74,13 @@ def check_all(
 # -- checks
 
 
-def check_log(wal: Path, *, is_running: bool) -> DatabaseCheck:
-    """Check a write-ahead log, which must exist if ``meta.json`` says that a broker is running."""
+def check_log(wal: Path, *, is_needed: bool) -> DatabaseCheck:
+    """Check a write-ahead log, which must exist if ``is_needed``."""
     check = DatabaseCheck("write-ahead log", "none; the database was closed")
     try:
         found = scan_wal_files(wal, wal.with_name(wal.name.removesuffix("-wal") + "-shm"))
     except FileNotFoundError:
-        if is_running:
+        if is_needed:
             check.found = "missing"
             check.problems.append("the log is missing, but the broker did not stop cleanly")
         return check
@@ -142,33 +126,11 @@ def _check_schema(migrations: Path, connection: sqlite3.Connection, check: Datab
 
 
 def _check_bodies(connection: sqlite3.Connection, check: DatabaseCheck) -> None:
-    sql = load("database_check")
-    queues, alive, settled, bodies = connection.execute(sql["counts"]).fetchone()
-    check.found = (
-        f"{bodies:,} bodies of {alive:,} live messages in {queues:,} queues "
-        f"and {settled:,} settled messages"
-    )
-    bad = [seq for (seq,) in connection.execute(sql["alive_bodies"])]
-    if bad:
-        check.problems.append(f"{len(bad):,} live messages have a damaged body: {_list_seqs(bad)}")
-    rows = connection.execute(sql["settled_bodies"]).fetchall()
-    old = [seq for seq, is_known in rows if not is_known]
-    if old:
-        check.problems.append(
-            f"{len(old):,} settled messages have a damaged body: {_list_seqs(old)}"
-        )
-    if len(rows) > len(old):
-        check.found += f"; {len(rows) - len(old):,} more were dead-lettered as damaged (crc)"
+    check_bodies(connection.execute, load("database_check"), check)
 
 
 def _check_tables(connection: sqlite3.Connection, check: DatabaseCheck) -> None:
-    version = _version(connection)
-    asked = [rule for rule in _RULES if rule[1] <= version]
-    check.found = f"{len(asked)} rules"
-    for name, _, text in asked:
-        count = connection.execute(load("database_check")[name]).fetchone()[0]
-        if count:
-            check.problems.append(f"{abs(count):,} {text}")
+    check_tables(connection.execute, load("database_check"), check, _version(connection))
 
 
 def _run_check(
@@ -196,11 +158,6 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _list_seqs(seqs: list[int]) -> str:
-    more = ", …" if len(seqs) > NAMED else ""
-    return "seq " + ", ".join(map(str, seqs[:NAMED])) + more
-
-
 # -- opening without changes
 
 
@@ -219,9 +176,20 @@ def _open_unchanged(database: Path, wal: Path) -> Iterator[sqlite3.Connection]:
                 f"{place} has {free:,} bytes free, but the copy requires {need:,}; "
                 "set TMPDIR to another folder"
             )
-        copies = [shutil.copyfile(file, Path(place) / file.name) for file in (database, wal)]
+        copies = [Path(place) / file.name for file in (database, wal)]
+        for _ in range(_COPIES):
+            header = _wal_header(wal)
+            shutil.copyfile(database, copies[0])
+            shutil.copyfile(wal, copies[1])
+            if header == _wal_header(wal):  # otherwise Litestream has restarted the WAL
+                break
         with closing(_open(copies[0], "mode=ro")) as connection:
             yield connection
+
+
+def _wal_header(wal: Path) -> bytes:
+    with wal.open("rb") as file:
+        return file.read(HEADER_BYTES)
 
 
 def _open(database: Path, how: str) -> sqlite3.Connection:

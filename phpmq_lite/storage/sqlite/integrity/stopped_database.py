@@ -18,6 +18,7 @@ from phpmq_lite.storage.sqlite.integrity.seal import checksum_of
 from phpmq_lite.storage.sqlite.integrity.startup import CHECKED_BYTES
 from phpmq_lite.storage.sqlite.integrity.wal_check import has_commits
 from phpmq_lite.storage.sqlite.migrate import pending
+from phpmq_lite.storage.sqlite.standby.litestream import has_closed_database
 from phpmq_lite.storage.statements import load
 
 
@@ -74,7 +75,11 @@ def read_stopped(path: Path) -> StoppedDatabase:
         if error is not None and not found.was_clean:
             found.last_error = str(error.get("message") or error.get("error") or "unknown")
         try:
+            folder.check_copy()
             folder.check_database()
+        except StartRefusedError as refusal:
+            found.refusal = str(refusal)
+            return found
         except DataDamagedError as damage:
             found.problems.append(str(damage))
             return found
@@ -89,7 +94,8 @@ def read_stopped(path: Path) -> StoppedDatabase:
 
 
 def _check_log(folder: DataFolder, found: StoppedDatabase) -> None:
-    check = check_log(folder.wal, is_running=not found.was_clean)
+    is_needed = folder.meta.needs_wal and not has_closed_database(folder)
+    check = check_log(folder.wal, is_needed=is_needed)
     found.log = check.found
     found.problems += check.problems
     expected = folder.meta.seal

@@ -34,6 +34,7 @@ from phpmq_lite.storage.sqlite.integrity.wal_format import (
     read_frames,
     read_header,
 )
+from phpmq_lite.storage.sqlite.standby.litestream import has_closed_database
 
 _PAGE_SIZES: Final = tuple(1 << power for power in (12, 13, 14, 15, 16, 11, 10, 9))
 _FRAMES_FOR_SALTS: Final = 16  # a lost sector may contain the header and the first frames
@@ -199,6 +200,7 @@ class _FrameScan:
         return (frame.stored, frame.checksum_after(self.seeds[0]))
 
 
+_SCANS: Final = 5  # maximum number of scans of a WAL that changes
 _PREFIX: Final = "damaged-"
 _REPORT: Final = "damage.json"  # written last, so a copy without this file is incomplete
 
@@ -216,7 +218,7 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
     try:
         found = scan_wal_files(folder.wal, folder.shm)
     except FileNotFoundError:
-        if folder.meta.is_running and not accept_loss:
+        if folder.meta.needs_wal and not (accept_loss or has_closed_database(folder)):
             raise DataDamagedError(
                 f"{folder.wal} is missing, but the broker did not stop cleanly: commits in that "
                 "file may be lost. Put the file back. If another program has opened and closed the "
@@ -240,12 +242,20 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
 def scan_wal_files(wal: Path, index: Path) -> WalScan:
     """Scan a WAL and read its length from the ``-shm`` index, without changing either file.
 
+    A running Litestream may write to the WAL during a scan, which is then repeated.
+
     Raises:
         OSError: the WAL does not exist or cannot be read.
     """
-    with wal.open("rb") as file:
-        found = scan_wal(file)
-    return replace(found, known_frames=committed_frames(index, found.salts))
+    for _ in range(_SCANS):
+        before = wal.stat()
+        with wal.open("rb") as file:
+            found = scan_wal(file)
+        found = replace(found, known_frames=committed_frames(index, found.salts))
+        after = wal.stat()
+        if not found.is_damaged or before.st_mtime_ns == after.st_mtime_ns:
+            break
+    return found
 
 
 def describe_damage(name: str, found: WalScan) -> str:

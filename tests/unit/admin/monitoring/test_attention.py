@@ -5,6 +5,7 @@ from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.disk_space import Shortage
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad
+from phpmq_lite.storage.sqlite.standby.lag import StandbyState
 from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_status
 
 MINUTE_MS = 60_000
@@ -22,6 +23,22 @@ def test_nothing_needs_attention_when_all_is_well() -> None:
         queue_status("orders.dlq", 2, ready=3),
         queue_status("mail.retry", 3, ready=3),
     ) == []  # fmt: skip
+
+
+def test_standby_needs_attention_if_it_fails_or_is_late() -> None:
+    def notices(state: StandbyState) -> list[tuple[str, str]]:
+        return [(n.level, n.text) for n in found(seen=AttentionFacts(NOW_MS, standby=state))]
+
+    assert notices(StandbyState(True, lag_s=2.0, lag_messages=30)) == []
+    assert notices(StandbyState(False, 9.0, 100, 1, problem="Litestream is not running")) == [
+        (
+            "bad",
+            "Litestream is not running; a loss of this machine would lose up to 9 s, 1 message",
+        )
+    ]
+    assert notices(StandbyState(True, 61.0, 100, 2_000)) == [
+        ("bad", "The target is slow; a loss of this machine would lose up to 61 s, 2,000 messages")
+    ]
 
 
 def test_what_waits_for_its_retry_needs_no_attention() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from phpmq_lite.admin.monitoring import metrics
@@ -12,8 +13,26 @@ from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.installation import build_kind
 from phpmq_lite.server.counters import BATCH_BOUNDS, COMMIT_BOUNDS_S
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
-from tests.unit.admin.cases import HOSTILE, NOW_MS, broker_status, client_status, queue_status
+from phpmq_lite.storage.sqlite.standby.lag import StandbyState
+from phpmq_lite.storage.store_status import Replica, StoreStatus
+from tests.unit.admin.cases import (
+    HOSTILE,
+    NOW_MS,
+    broker_status,
+    client_status,
+    postgres_store,
+    queue_status,
+)
 
+ON_POSTGRES = {each.full_name for each in metrics.METRICS["PostgreSQL"]}
+ON_SQLITE = {
+    "phpmq_disk_free_bytes",
+    "phpmq_ballast",
+    "phpmq_backup_last_success_timestamp_seconds",
+    "phpmq_backup_failed",
+    "phpmq_scrub_last_success_timestamp_seconds",
+    "phpmq_damage_found",
+}
 Samples = dict[tuple[str, str], float]
 
 
@@ -160,11 +179,16 @@ async def test_metrics_have_the_figures_of_the_process() -> None:
     assert build_kind() in build
 
 
-def test_scrape_has_every_defined_metric_with_its_labels() -> None:
+@pytest.mark.parametrize(
+    ("store", "absent"), [(StoreStatus(), ON_POSTGRES), (postgres_store(), ON_SQLITE)]
+)
+def test_scrape_has_every_metric_of_the_engine_with_its_labels(
+    store: StoreStatus, absent: set[str]
+) -> None:
     labels = labels_of([queue_status(wait=[1] * BUCKETS, hold=[1] * BUCKETS)])
     readings = MetricReadings(
-        broker_status(), HttpCounters(), "0", NOW_MS, files={"database": 1}, disk_free=0,
-        history_rows=0, history_offset=0, removed=0,
+        broker_status(store=store), HttpCounters(), "0", NOW_MS, files={"database": 1},
+        disk_free=0, history_rows=0, history_offset=0, removed=0, standby=StandbyState(True),
     )  # fmt: skip
     defined = {each.full_name: each for some in metrics.METRICS.values() for each in some}
     suffixes = {"counter": "_total", "info": "_info"}
@@ -175,7 +199,22 @@ def test_scrape_has_every_defined_metric_with_its_labels() -> None:
         assert family.type == defined[name].kind
         for sample in family.samples:
             assert sample.labels.keys() - {"le"} == {*defined[name].labels}, name
-    assert found == defined.keys()
+    assert found == defined.keys() - absent
+
+
+async def test_metrics_show_the_lag_of_each_replica_that_the_broker_may_see() -> None:
+    replicas = (
+        Replica("n2", "", "streaming", True, 300, 0.25),
+        Replica("n2", "", "catchup", True, 4_000, 3.0),
+        Replica("n3"),
+    )
+    found = await samples(broker_status(store=postgres_store(*replicas)))
+    names = [key for key in found if key[0].startswith("phpmq_store_replica_lag")]
+    assert {key: found[key] for key in names} == {
+        ("phpmq_store_replica_lag_bytes", "n2"): 4_000,
+        ("phpmq_store_replica_lag_seconds", "n2"): 3.0,
+    }
+    assert found["phpmq_store_replicas", ""] == 2
 
 
 async def test_metrics_never_name_a_client_or_confuse_a_queue_with_the_rest() -> None:

@@ -1,0 +1,189 @@
+"""The ``standby`` command group: replicate the database with Litestream, and promote a replica."""
+
+import os
+import sys
+import tempfile
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import click
+
+from phpmq_lite.cli import output as outputs
+from phpmq_lite.cli.backups import show_withdrawn
+from phpmq_lite.cli.database import print_checks
+from phpmq_lite.cli.errors import NOT_FOUND, CommandError
+from phpmq_lite.cli.output import Column, output_option, print_message, yes_option
+from phpmq_lite.cli.settings_options import (
+    SettingsArguments,
+    data_option,
+    settings_options,
+    startup_override_options,
+)
+from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.sqlite.backup.restore import read_history_id, restore
+from phpmq_lite.storage.sqlite.integrity.startup import check_files
+from phpmq_lite.storage.sqlite.integrity.stopped_database import open_stopped
+from phpmq_lite.storage.sqlite.standby import litestream
+from phpmq_lite.storage.sqlite.standby.lag import read_standby
+
+_RESTORE_S: Final = 86_400.0  # a large replica, over a slow network
+_COLUMNS: Final = (
+    Column("replica", "REPLICA"),
+    Column("is_running", "RUNNING"),
+    *outputs.number_columns("lag_s", "lag_bytes", "lag_messages", "backlog_bytes"),
+    Column("problem", "PROBLEM"),
+)
+
+
+@click.group()
+def standby() -> None:
+    """Replicate the database with Litestream, and promote a replica."""
+
+
+@standby.command()
+@click.argument("target")
+@data_option
+@startup_override_options
+@settings_options
+def init(target: str, settings_args: SettingsArguments) -> None:
+    """Configure Litestream for the data folder of a stopped broker.
+
+    TARGET is a folder, for example on another disk, or a URL such as sftp://user@host/path or
+    s3://bucket/path?region=eu-central-1. Credentials must be in the environment of `standby run`,
+    not in TARGET. Requires Litestream 0.5.17 or newer, with SQLite 3.51.3 or newer.
+    """
+    settings = settings_args.load().settings
+    litestream.parse_target(target)
+    litestream.require_litestream()
+    folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)
+    with closing(folder):
+        if litestream.is_running(folder.path):
+            raise StartRefusedError(f"Litestream is running for {folder.path}; stop it first")
+        check_files(folder, accept_loss=settings.storage.accept_loss)
+        with open_stopped(folder.database) as connection:
+            history_id = read_history_id(connection)
+        if history_id is None:
+            raise CommandError(f"start a broker in {settings.data} once before this", NOT_FOUND)
+        replica = litestream.replica_of(target, history_id)
+        litestream.configure(folder, replica, settings.storage.wal_bytes)
+    _print_next_steps(settings.data, replica)
+
+
+def _print_next_steps(data: Path, replica: str) -> None:
+    print_message(f"{data / DATABASE} will be replicated to {replica}")
+    print_message(f"run Litestream: phpmq-lite standby run --data {data}")
+    print_message(f"run the broker: phpmq-lite serve --data {data}")
+    print_message(f"after a loss: phpmq-lite standby promote '{replica}' --data FOLDER")
+
+
+@standby.command()
+@data_option
+@settings_options
+def run(settings_args: SettingsArguments) -> None:
+    """Run Litestream until it is stopped, whether the broker runs or not.
+
+    This process becomes Litestream, so a service manager can supervise it.
+    """
+    data = settings_args.load().settings.data
+    _require_replica(data)
+    path, environment = (
+        litestream.require_litestream(),
+        os.environ | litestream.environment_of(data),
+    )
+    litestream.lock_for_litestream(data)
+    command = [path, "replicate", "-config", str(data / litestream.CONFIG)]
+    os.execve(path, command, environment)  # noqa: S606 - no shell is wanted
+
+
+@standby.command()
+@data_option
+@output_option
+@settings_options
+def status(output: str | None, settings_args: SettingsArguments) -> None:
+    """Show how far the replica is behind the database.
+
+    The lag is the most that a loss of this machine would lose, in seconds, bytes of the write-ahead
+    log and published messages.
+    Exit codes: 0 Litestream runs and reaches the target, 1 it does not, 3 there is no standby.
+    """
+    data = settings_args.load().settings.data
+    replica = _require_replica(data)
+    state = read_standby(data, asks_target=True)
+    outputs.write_rows([{"replica": replica, **asdict(state)}], _COLUMNS, output, "")
+    if state.problem:
+        raise CommandError(state.problem)
+
+
+def _require_replica(data: Path) -> str:
+    replica = litestream.read_replica(data)
+    if not replica:
+        raise CommandError(f"{data} has no standby; use `phpmq-lite standby init`", NOT_FOUND)
+    return replica
+
+
+@standby.command()
+@click.argument("replica")
+@click.option("--keep-tokens", is_flag=True, help="Keep users, sessions and API tokens unchanged.")
+@click.option("--serve", "is_served", is_flag=True, help="Start the broker afterwards.")
+@yes_option
+@data_option
+@startup_override_options
+@output_option
+@settings_options
+def promote(
+    replica: str,
+    keep_tokens: bool,
+    is_served: bool,
+    yes: bool,
+    output: str | None,
+    settings_args: SettingsArguments,
+) -> None:
+    """Restore REPLICA to the data folder, to take over from a lost broker.
+
+    REPLICA is what `standby init` printed, or a target folder with only one replica. The result is
+    verified, gets a new history id and message numbers that were never used, and is replicated to a
+    new path in the same target. As after `backup restore`, sessions end and API tokens are
+    disabled, unless the replaced database shows that they are still valid. The old broker must not
+    be running.
+    """
+    settings = settings_args.load().settings
+    path, source = litestream.require_litestream(), _find_replica(replica)
+    if (settings.data / DATABASE).exists():
+        outputs.confirm(f"Replace the database in {settings.data}?", is_yes=yes)
+    parent = settings.data.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".promote-", dir=parent) as name:
+        place, database = Path(name), Path(name) / DATABASE
+        litestream.write_config(place, source, settings.storage.wal_bytes)
+        variables = litestream.environment_of(place)
+        arguments = "-config", str(place / litestream.CONFIG), "-o", str(database), str(database)
+        print_message(f"restoring {source}")
+        litestream.run_litestream(path, "restore", *arguments, env=variables, timeout_s=_RESTORE_S)
+        done = restore(
+            database, settings.data, allow_network_fs=settings.storage.allow_network_fs,
+            accept_loss=settings.storage.accept_loss, keep_tokens=keep_tokens, tell=print_message,
+        )  # fmt: skip
+    new = litestream.replica_of(source, done.history_id)
+    with closing(DataFolder.open(settings.data, allow_network_fs=True)) as folder:
+        litestream.configure(folder, new, settings.storage.wal_bytes)
+    print_checks(done.checks, output)
+    if done.withdrawn is not None:
+        show_withdrawn(done.withdrawn)
+    _print_next_steps(settings.data, new)
+    if is_served:
+        sys.stdout.flush()
+        command = [sys.executable, "-m", "phpmq_lite", "serve", "--data", str(settings.data)]
+        os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted
+
+
+def _find_replica(target: str) -> str:
+    """Return the replica that a target names, or the only one in a folder."""
+    base, history_id = litestream.parse_target(target)
+    found = [path.name for path in Path(base).glob("?" * 32)] if "://" not in base else []
+    if not history_id and len(found) != 1:
+        names = "".join(f"\n  {litestream.replica_of(base, one)}" for one in sorted(found))
+        raise CommandError(f"name one of the replicas in {base}, with its id{names}", NOT_FOUND)
+    return litestream.replica_of(base, history_id or found[0])

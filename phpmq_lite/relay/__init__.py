@@ -1,0 +1,1 @@
+"""Relays the connections that a standby broker accepts to the active broker."""

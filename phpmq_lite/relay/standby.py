@@ -1,0 +1,264 @@
+"""A standby's side: hands the connections that it accepts to the active broker.
+
+An HTTP connection whose first request is for one of ``OWN_PATHS`` stays here, with all its later
+requests, so that health checks and metrics describe the broker that was asked.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Literal, cast
+
+from phpmq_lite.logs import get_logger
+from phpmq_lite.protocol.revisions import Revision
+from phpmq_lite.relay.handshake import (
+    END,
+    MAX_TEXT,
+    RelayedClient,
+    RelayError,
+    RelaySecret,
+    encode_chunk,
+    send_request,
+)
+from phpmq_lite.relay.streams import AdmittedStream, address_of
+from phpmq_lite.server.addresses import is_loopback, parse_endpoint
+from phpmq_lite.server.admission import Admission
+from phpmq_lite.server.backpressure import WriteProgress
+from phpmq_lite.server.counters import RelayCounters
+from phpmq_lite.server.listeners import Kind
+from phpmq_lite.server.tls import certificate_subject
+
+OWN_PATHS: Final = frozenset({"/livez", "/readyz", "/startupz", "/metrics"})
+WAIT_S: Final = 2.0  # how long a client waits for an active broker
+HEAD_S: Final = 10.0  # time allowed for the first line of an HTTP connection
+MAX_LINE: Final = 8 << 10  # bytes; a longer first line is left to the active broker
+_RETRY_S: Final = 0.1
+_WRITE_S: Final = 30.0  # time in which a client must read something
+_MAX_HANDSHAKES: Final = 16  # at a time
+_READ_BYTES: Final = 256 << 10
+_log = get_logger(__name__)
+
+Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]  # a connection to the active broker
+
+
+class Relay:
+    """Relays connections to the active broker that ``set_active`` names.
+
+    ``name`` is how the active broker shows this one; ``base_path`` is the setting of the admin.
+    Listeners make a ``ClientConnection`` for each connection.
+    """
+
+    def __init__(
+        self, name: str, secret: RelaySecret, counters: RelayCounters, base_path: str = ""
+    ) -> None:
+        self.name = name
+        self.counters = counters
+        self.address: str | None = None  # of the active broker's relay listener
+        self.connections: set[ClientConnection] = set()
+        self._epoch = 0
+        self._base_path = base_path
+        self._key = secret.key
+        self._tls = secret.client_context()
+        self._changed = asyncio.Event()
+        self._handshakes = asyncio.Semaphore(_MAX_HANDSHAKES)
+
+    def set_active(self, epoch: int, address: str | None) -> None:
+        """Set the active broker; ``address`` is None if no broker is active.
+
+        After a change, all relayed connections are closed, so that no client stays attached to a
+        broker that is stopped or isolated.
+        """
+        if (epoch, address) == (self._epoch, self.address):
+            return
+        self._epoch, self.address = epoch, address
+        relayed = [one for one in self.connections if one.link is not None]
+        if relayed:
+            _log.info("relayed_connections_closed", count=len(relayed), epoch=epoch, active=address)
+        for connection in relayed:
+            connection.abort()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def close(self) -> None:
+        """Close all connections; the listeners must be closed first."""
+        tasks = [one.abort() for one in self.connections]
+        await asyncio.gather(*filter(None, tasks), return_exceptions=True)
+
+    def is_own(self, line: bytes) -> bool:
+        """Return whether this broker itself answers an HTTP request with this first line."""
+        words = line.decode("latin-1").split(" ")
+        path = words[1].partition("?")[0] if len(words) > 1 else ""
+        return path.removeprefix(self._base_path) in OWN_PATHS
+
+    async def connect(self, client: RelayedClient) -> Link:
+        """Connect to the active broker; raise RelayError if this fails for ``WAIT_S``."""
+        failure = RelayError("no_active_broker", "no broker is active")
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    while self.address is None:
+                        await self._changed.wait()
+                    failure = RelayError("unreachable", f"{self.address} does not answer")
+                    try:
+                        return await self._open_link(client, self._epoch, self.address)
+                    except RelayError as error:
+                        failure = error
+                    except (EOFError, OSError) as error:
+                        failure = RelayError("unreachable", f"{self.address}: {error}")
+                    await asyncio.sleep(_RETRY_S)
+        except TimeoutError:
+            raise failure from None
+
+    async def _open_link(self, client: RelayedClient, epoch: int, address: str) -> Link:
+        endpoint = parse_endpoint(address)
+        if endpoint is None:
+            raise RelayError("unreachable", "the active broker has no relay listener")
+        tls = None if is_loopback(endpoint) else self._tls
+        async with self._handshakes:
+            reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=tls)
+            try:
+                await send_request(reader, writer.write, self._key, epoch, client)
+            except BaseException:
+                writer.transport.abort()
+                raise
+        if (epoch, address) != (self._epoch, self.address):
+            writer.transport.abort()
+            raise RelayError("unreachable", "another broker became active")
+        return reader, writer
+
+
+class ClientConnection(AdmittedStream):
+    """The connection of a client, to be relayed.
+
+    An HTTP connection has a ``fallback``, which makes the protocol that answers health checks, and
+    everything while no broker is active.  It must admit its connection by the same ``gate``, which
+    counts a host by the name that ``name_of`` returns.
+    """
+
+    def __init__(
+        self,
+        relay: Relay,
+        gate: Admission,
+        kind: Kind,
+        protocol: Revision | Literal["http"],
+        fallback: Callable[[], asyncio.Protocol] | None = None,
+        name_of: Callable[[str | None], str | None] = lambda host: host,
+    ) -> None:
+        super().__init__(gate, relay.connections, relay.counters, name_of)
+        self.link: asyncio.StreamWriter | None = None  # to the active broker
+        self._relay = relay
+        self._kind = kind
+        self._protocol = protocol
+        self._fallback = fallback
+
+    def abort(self) -> asyncio.Task[None] | None:
+        """Close the connection, and that to the active broker; return the task to wait for."""
+        self.transport.abort()
+        if self.link is not None:
+            self.link.transport.abort()
+        if self.task is not None:
+            self.task.cancel()
+        return self.task
+
+    async def run(self) -> None:
+        """Relay the connection until both sides have closed it."""
+        relay, fallback, received = self._relay, self._fallback, b""
+        if fallback is not None:
+            async with asyncio.timeout(HEAD_S):
+                received = await self._first_line()
+            if relay.address is None or relay.is_own(received):
+                self._hand_over(fallback, received)
+                return
+        try:
+            reader, self.link = await relay.connect(self._describe())
+        except RelayError as error:
+            if fallback is None:
+                raise
+            self.report(error)
+            self._hand_over(fallback, received)
+        else:
+            await self._copy(received, reader, self.link)
+
+    async def _first_line(self) -> bytes:
+        """Return what has been received once it includes the first line."""
+        received = b""
+        while b"\n" not in received and len(received) < MAX_LINE:
+            data = await self.reader.read(_READ_BYTES)
+            if not data:
+                raise EOFError
+            received += data
+        return received
+
+    def _hand_over(self, fallback: Callable[[], asyncio.Protocol], received: bytes) -> None:
+        """Connect the fallback, as if the connection had been accepted just now."""
+        if self.transport.is_closing():
+            return
+        self.leave()
+        inner = fallback()
+        self.transport.set_protocol(inner)
+        inner.connection_made(self.transport)
+        inner.data_received(received)
+
+    def _describe(self) -> RelayedClient:
+        transport = self.transport
+        if transport.get_extra_info("relay") is not None:
+            raise RelayError("already_relayed", "the connection came through another relay")
+        return RelayedClient(
+            protocol=self._protocol,
+            transport=self._kind,
+            relay=self._relay.name,
+            peer=address_of(transport, "peername"),
+            local=address_of(transport, "sockname"),
+            subject=certificate_subject(transport)[:MAX_TEXT],
+        )
+
+    async def _copy(
+        self, received: bytes, reader: asyncio.StreamReader, link: asyncio.StreamWriter
+    ) -> None:
+        """Copy both ways until the active broker closes the link, then close the connection."""
+        counters, loop, progress = self.counters, asyncio.get_running_loop(), WriteProgress()
+        counters.open += 1
+        counters.opened += 1
+        sending = loop.create_task(self._send_chunks(received, link))
+        writer = asyncio.StreamWriter(self.transport, self, self.reader, loop)
+        try:
+            while data := await reader.read(_READ_BYTES):
+                counters.bytes_out += len(data)
+                await _write(writer, data, progress)
+            self.transport.close()
+            async with asyncio.timeout(_WRITE_S):
+                await self.is_lost.wait()
+        finally:
+            counters.open -= 1
+            sending.cancel()
+            link.close()
+
+    async def _send_chunks(self, received: bytes, link: asyncio.StreamWriter) -> None:
+        """Send the client's data to the active broker; close the link if the client has left."""
+        try:
+            data = received or await self.reader.read(_READ_BYTES)
+            while data:
+                self.counters.bytes_in += len(data)
+                await _write(link, encode_chunk(data))
+                data = await self.reader.read(_READ_BYTES)
+            await _write(link, END)
+        except OSError:
+            link.close()
+
+
+async def _write(
+    writer: asyncio.StreamWriter, data: bytes, progress: WriteProgress | None = None
+) -> None:
+    """Write data, and wait for the peer; with ``progress``, no longer than it reads something."""
+    if writer.is_closing():
+        raise ConnectionResetError
+    writer.write(data)
+    while True:
+        try:
+            async with asyncio.timeout(_WRITE_S):
+                await writer.drain()
+        except TimeoutError:
+            transport = cast(asyncio.Transport, writer.transport)
+            if progress is not None and not progress.has_progress(transport):
+                raise
+        else:
+            return

@@ -1,0 +1,42 @@
+"""The progress of a copy from one store to another, which keeps brokers from starting on either."""
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+
+@dataclass(slots=True)
+class CopyState:
+    """A copy and its progress, stored in the target with each block, and in the source."""
+
+    copy_id: str
+    source: str
+    target: str
+    at_ms: int  # Unix ms
+    is_verified: bool = False  # whether all rows are there
+    # table -> rows, bytes (as text), seconds, replaced (characters), after (the last row's key)
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def refusal(self, place: str = "") -> str:
+        """Return why no broker may start on the target or, in the source ``place``, on it."""
+        date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at_ms / 1_000))
+        if not place:
+            return (
+                f"the database is an incomplete copy of {self.source}, begun on {date}: run "
+                "`phpmq-lite store copy` again"
+            )
+        was = "was" if self.is_verified else "is being"
+        return (
+            f"this data {was} copied to {self.target} on {date}. If the copy is not used and this "
+            f"data is to be used again, run `phpmq-lite store release {place}`"
+        )
+
+    def to_json(self) -> str:
+        """Return what is stored."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return what was stored."""
+        return cls(**json.loads(text))

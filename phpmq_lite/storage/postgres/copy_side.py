@@ -1,0 +1,160 @@
+"""A PostgreSQL database as the source or target of a copy.
+
+It holds the epoch as an active broker does: what is stored here is fenced and replicated, and a
+broker that finds the mark of a copy does not take over.  The statements follow from the schema, so
+they are composed here.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from phpmq_lite.errors import NotWritableError, StartRefusedError
+from phpmq_lite.installation import migrations_folder
+from phpmq_lite.storage.copy_side import BLOCK_BYTES, Block, CopySide, Progress, Table
+from phpmq_lite.storage.copy_state import CopyState
+from phpmq_lite.storage.postgres.leadership import SILENCE_S, read_row, take_over
+from phpmq_lite.storage.postgres.migrate import create_schema, has_schema, migrate
+from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, Quorum, quorum_problem
+from phpmq_lite.storage.postgres.store import PostgresStore, connect
+from phpmq_lite.storage.postgres.url import connection_info, shown
+from phpmq_lite.storage.postgres.writer import release
+
+_INITIAL_ROWS: Final = {"client": 1}  # those that the migrations insert
+
+
+class PostgresSide(CopySide):
+    """A database whose epoch this process holds."""
+
+    collation = '"C"'
+
+    def __init__(self, store: PostgresStore, name: str, block_bytes: int) -> None:
+        super().__init__(name, block_bytes)
+        self.store: PostgresStore = store
+        self._sql = store.sql("copy")
+        # Rows are read in the order of the keys; sorting all of them first would need room.
+        store.execute("SET enable_sort = off")
+
+    def blocks(self, table: Table, after: Sequence[Any] | None = None) -> Iterator[Block]:
+        """Yield all rows after a key, in the order of the keys."""
+        query = f"COPY ({self.select(table, _names(table), after)}) TO STDOUT"
+        cursor = self.store.connection.cursor()
+        with self.store.translating(), cursor, cursor.copy(query.encode()) as rows:
+            pieces, size = [], 0
+            for row in rows:
+                pieces.append(row)
+                size += len(row)
+                if size >= self._block_bytes:
+                    yield Block(b"".join(pieces), len(pieces))
+                    pieces, size = [], 0
+            if pieces:
+                yield Block(b"".join(pieces), len(pieces))
+
+    def states(self) -> dict[str, CopyState]:
+        """Return the copies of which this is the ``source`` and, if incomplete, the ``target``."""
+        found = self.store.execute(self._sql["states"]).fetchall()
+        return {role: CopyState.from_json(text) for role, text in found}
+
+    def set_source(self, state: CopyState | None) -> None:
+        """Store durably which copy this is the source of."""
+        with self.store.transaction():
+            self._set("source", state)
+
+    def _set(self, role: str, state: CopyState | None) -> None:
+        if state is None:
+            self.store.execute(self._sql["drop_state"], (role,))
+        else:
+            self.store.execute(self._sql["set_state"], (role, state.to_json()))
+
+    def is_empty(self) -> bool:
+        """Return whether the database contains only what the migrations insert."""
+        tables = self.tables().values()
+        return all(self.count(one) <= _INITIAL_ROWS.get(one.name, 0) for one in tables)
+
+    def begin(self, state: CopyState) -> None:
+        """Mark the target as incomplete, and remove the rows of its tables."""
+        names = ", ".join(f'"{name}"' for name in self.tables())
+        with self.store.transaction():
+            self.store.execute(f"TRUNCATE {names}")
+            self._set("source", None)
+            self._set("target", state)
+
+    def write(self, table: Table, block: Block, state: CopyState) -> None:
+        """Store a block and the progress in one transaction."""
+        query = f'COPY "{table.name}" ({_names(table)}) FROM STDIN'
+        with self.store.transaction():
+            with self.store.connection.cursor() as cursor, cursor.copy(query.encode()) as copy:
+                copy.write(block.text)
+            self._set("target", state)
+
+    def save(self, state: CopyState) -> None:
+        """Store whether the copy is verified."""
+        with self.store.transaction():
+            self._set("target", state)
+
+    def finish(self, progress: Progress) -> None:
+        """Set the numbers that the server assigns, and count rows for the planner."""
+        progress("analyzing", 0, None)
+        with self.store.transaction():
+            for table, column in self.store.execute(self._sql["identities"]).fetchall():
+                self.store.execute(
+                    f"SELECT setval(pg_get_serial_sequence('\"{table}\"', '{column}'), "
+                    f'coalesce(max("{column}"), 0) + 1, false) FROM "{table}"'
+                )
+            self.store.execute("ANALYZE")
+            self._set("target", None)
+
+
+@contextmanager
+def open_database(
+    url: str,
+    *,
+    is_target: bool,
+    allow_asynchronous: bool = False,
+    block_bytes: int = BLOCK_BYTES,
+) -> Iterator[PostgresSide]:
+    """Acquire the epoch of a database that no broker uses, and migrate it.
+
+    Raises:
+        StartRefusedError: a broker is active, or the database is of another program.
+        NotWritableError: no server can be reached, or its commits are not replicated.
+        OutcomeUnknownError: another process has taken over.
+    """
+    conninfo = connection_info(url)
+    name = f"postgresql://{shown(conninfo)}"
+
+    def check(before: Quorum, after: Quorum, notices: list[str]) -> None:
+        problem = quorum_problem(before, after, notices, None)
+        if problem is not None and not allow_asynchronous:
+            raise NotWritableError(f"{name}: {problem}")
+
+    try:
+        with connect(conninfo) as connection:
+            store = PostgresStore(connection, check)
+            _acquire(store, name, is_target=is_target)
+            yield PostgresSide(store, name, block_bytes)
+            release(store)
+    except ConnectionBrokenError as error:
+        raise NotWritableError(f"{name}: {error}") from error
+
+
+def _acquire(store: PostgresStore, name: str, *, is_target: bool) -> None:
+    migrations = migrations_folder() / "postgres"
+    if not is_target and not has_schema(store):
+        raise StartRefusedError(f"there is no data of a broker in {name}")
+    create_schema(store, migrations)
+    row = read_row(store)
+    if not row.is_released:  # the broker is active, or has failed
+        time.sleep(SILENCE_S)
+    broker = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "role": "copy"})
+    if read_row(store)[:3] != row[:3] or not take_over(store, row, broker):
+        raise StartRefusedError(f"a broker is active on {name}; stop all of its brokers first")
+    migrate(store, migrations)
+
+
+def _names(table: Table) -> str:
+    return ", ".join(f'"{name}"' for name in table.columns)

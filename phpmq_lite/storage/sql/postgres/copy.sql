@@ -1,0 +1,49 @@
+-- Copies to and from the other engine, and what a copy and a restore change.
+
+-- name: tables
+-- All tables, in the order of their columns.
+-- columns: table, column, type, place in the primary key (0: none)
+SELECT t.relname AS name, c.attname AS name,
+  CASE format_type(c.atttypid, NULL)
+    WHEN 'bigint' THEN 'INTEGER' WHEN 'bytea' THEN 'BLOB' ELSE upper(format_type(c.atttypid, NULL))
+  END AS type,
+  coalesce(array_position(k.indkey::int2[], c.attnum) + 1, 0) AS pk
+FROM pg_class AS t JOIN pg_attribute AS c ON c.attrelid = t.oid
+LEFT JOIN pg_index AS k ON k.indrelid = t.oid AND k.indisprimary
+WHERE t.relkind = 'r' AND t.relnamespace = current_schema()::regnamespace
+  AND c.attnum > 0 AND NOT c.attisdropped
+ORDER BY t.relname, c.attnum;
+
+-- name: identities
+-- Columns whose values the server assigns.
+-- columns: table, column
+SELECT t.relname, c.attname
+FROM pg_class AS t JOIN pg_attribute AS c ON c.attrelid = t.oid
+WHERE t.relkind = 'r' AND t.relnamespace = current_schema()::regnamespace AND c.attidentity <> '';
+
+-- name: states
+-- columns: role (source or target), content (JSON)
+SELECT role, content FROM copy_state ORDER BY role;
+
+-- name: set_state
+-- parameters: role, content
+INSERT INTO copy_state (role, content) VALUES (?, ?)
+ON CONFLICT (role) DO UPDATE SET content = excluded.content;
+
+-- name: drop_state
+-- parameters: role
+DELETE FROM copy_state WHERE role = ?;
+
+-- name: renew_history_id
+-- Invalidates the offsets that history readers have stored.
+INSERT INTO meta (name, value) VALUES ('history_id', replace(gen_random_uuid()::text, '-', ''))
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
+-- name: last_number
+-- Highest number in use.
+SELECT greatest(
+  coalesce((SELECT value - 1 FROM counter WHERE name = 'next_number'), 0),
+  coalesce((SELECT greatest(max(seq), max(position)) FROM message), 0),
+  coalesce((SELECT greatest(max(seq), max(position)) FROM history), 0),
+  coalesce((SELECT max(seq) FROM body), 0)
+);

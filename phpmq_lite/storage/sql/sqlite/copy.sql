@@ -1,0 +1,28 @@
+-- Copies to the other engine, and what a copy and a restore change.
+
+-- name: tables
+-- All tables, in the order of their columns.
+-- columns: table, column, type, place in the primary key (0: none)
+SELECT t.name, c.name, c.type, c.pk
+FROM sqlite_schema AS t JOIN pragma_table_info(t.name) AS c
+WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite\_%' ESCAPE '\'
+ORDER BY t.name, c.cid;
+
+-- name: forget_index
+-- What the index of the history has counted, and how far it goes.
+DELETE FROM counter WHERE name IN (
+  'placed_upto', 'traced_upto', 'history_rows', 'history_bytes', 'deleted_rows', 'deleted_bytes');
+
+-- name: renew_history_id
+-- Invalidates the offsets that history readers have stored.
+INSERT INTO meta (name, value) VALUES ('history_id', lower(hex(randomblob(16))))
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
+-- name: last_number
+-- Highest number in use, for any version of the schema.
+SELECT max(
+  coalesce((SELECT value - 1 FROM counter WHERE name = 'next_number'), 0),
+  coalesce((SELECT max(max(seq), max(position)) FROM message), 0),
+  coalesce((SELECT max(max(seq), max(position)) FROM history), 0),
+  coalesce((SELECT max(seq) FROM body), 0)
+);

@@ -1,0 +1,1 @@
+"""A standby by Litestream: its configuration, the checkpoint rule and the lag."""

@@ -1,0 +1,92 @@
+"""Several brokers of one database: relaying, takeover, and pages while no broker is active."""
+
+import json
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from phpmq_lite import connect_blocking
+from phpmq_lite.broker_process import BrokerProcess
+from tests.support.postgres_nodes import ReplicatedPostgres, needs_postgres, wait_until
+
+pytestmark = [needs_postgres, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[ReplicatedPostgres]:
+    with ReplicatedPostgres() as started:
+        yield started
+
+
+def start(stack: ExitStack, nodes: ReplicatedPostgres, folder: Path) -> BrokerProcess:
+    options = ["--store", nodes.url(), "--admin", "127.0.0.1:0", "--legacy-listen", "none"]
+    broker = BrokerProcess(folder, options)
+    stack.callback(broker.kill)
+    broker.start()
+    return broker
+
+
+def get(broker: BrokerProcess, path: str, data: bytes | None = None) -> tuple[int, str]:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(broker.admin[0].rstrip("/") + path, data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def publish(broker: BrokerProcess, body: bytes) -> None:
+    with connect_blocking("127.0.0.1", broker.port) as client:
+        client.publish("orders", body)
+
+
+def test_clients_use_any_broker_and_outlive_the_active_one(
+    nodes: ReplicatedPostgres, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        first, second = (start(stack, nodes, tmp_path / name) for name in ("first", "second"))
+        wait_until(lambda: get(second, "/readyz")[1].startswith("standby"))
+        assert get(first, "/readyz")[1].startswith("ready")
+        publish(second, b"1")
+        first.kill()
+        wait_until(lambda: get(second, "/readyz")[1].startswith("ready"))
+        publish(second, b"2")
+        bodies = []
+        with (
+            connect_blocking("127.0.0.1", second.port) as client,
+            client.consume("orders", credit=1) as consumer,
+        ):
+            for _, delivery in zip(range(2), consumer, strict=False):
+                bodies.append(delivery.body)
+                delivery.ack()
+        assert bodies == [b"1", b"2"]
+
+
+def test_standby_ends_at_once_and_pages_show_a_replica_while_no_broker_is_active(
+    nodes: ReplicatedPostgres, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        first, second = (start(stack, nodes, tmp_path / name) for name in ("first", "second"))
+        publish(first, b"shown")
+        wait_until(lambda: get(second, "/readyz")[1].startswith("standby"))
+        lost = nodes.primary
+        nodes.kill(lost)
+        first.kill()
+        wait_until(lambda: "No broker is active" in get(second, "/queues/orders")[1])
+        status, page = get(second, "/queues/orders")
+        assert status == 200
+        assert "shown" in page
+        assert get(second, "/readyz")[0] == 503
+        status, answer = get(second, "/api/v1/queues/orders/messages", b'{"body": "x"}')
+        assert (status, json.loads(answer)["code"]) == (503, "not_ready")
+        assert second.process is not None
+        second.process.send_signal(signal.SIGTERM)
+        assert second.process.wait(10) == 0
+        nodes.start(lost)
+        nodes.wait_for_quorum()

@@ -1,0 +1,95 @@
+"""Two brokers in this process: an active one, and one that relays all its connections to it."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from phpmq_lite.relay.active import RelayListener
+from phpmq_lite.relay.handshake import RelaySecret, create_relay_secret
+from phpmq_lite.relay.member import Member
+from phpmq_lite.relay.standby import Relay
+from phpmq_lite.testing import RunningBroker
+from tests.support.http_users import prepared_service
+from tests.support.socket_client import SocketClient
+
+T = TypeVar("T")
+
+EPOCH: Final = 7
+PLAIN: Final = "127.0.0.1:0"
+SECURED: Final = "127.1:0"  # this machine too, but only the resolver knows: TLS is used
+SECRET: Final = create_relay_secret()
+
+
+@dataclasses.dataclass
+class RelayedBrokers:
+    """The brokers and both ends of the relay; ``epoch`` is that of the active broker."""
+
+    active: RunningBroker
+    standby: RunningBroker
+    listener: RelayListener
+    relay: Relay
+    epoch: int | None = EPOCH
+
+    @property
+    def port(self) -> int:
+        """The PHPMQ port of the standby."""
+        return self.standby.port
+
+    def clients(self) -> list[Any]:
+        """Return the connections of the active broker."""
+        return list(self.active.service.handle.summary().clients)
+
+
+@asynccontextmanager
+async def relayed_brokers(
+    folder: Path,
+    listen: str = PLAIN,
+    *,
+    secret: RelaySecret = SECRET,
+    active: dict[str, Any] | None = None,
+    standby: dict[str, Any] | None = None,
+) -> AsyncIterator[RelayedBrokers]:
+    """Run both brokers with these settings."""
+    async with (
+        prepared_service(folder / "active", **(active or {})) as first,
+        prepared_service(folder / "standby", **(standby or {})) as second,
+    ):
+        service = first.service
+        brokers: RelayedBrokers
+        listener = RelayListener(
+            listen,
+            SECRET,
+            lambda: brokers.epoch,
+            service.session,
+            service.http_connection,
+            service.handle.figures.relay,
+        )
+        await listener.bind()
+        await listener.open()
+        relay = Relay("broker-2", secret, second.service.handle.figures.relay)
+        relay.set_active(EPOCH, listener.address)
+        member = Member(
+            second.service.settings, "", cast(Any, None), service.session, service.http_connection,
+            second.service.handle.figures.relay,
+        )  # fmt: skip
+        member.relay = relay
+        second.service._member = member
+        brokers = RelayedBrokers(first, second, listener, relay)
+        try:
+            yield brokers
+        finally:
+            await listener.close()
+            await relay.close()
+
+
+async def as_client(address: Any, use: Callable[[SocketClient], T], context: Any = None) -> T:
+    """Call ``use`` in a thread with a connection to an address."""
+
+    def run() -> T:
+        with SocketClient(address, context) as client:
+            return use(client)
+
+    return await asyncio.to_thread(run)
