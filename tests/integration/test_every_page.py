@@ -13,6 +13,7 @@ from tests.support.full_broker import PAGES, READING, STREAM, FullBroker, full_b
 from tests.support.http_site import running_site
 from tests.support.http_users import visible_text
 from tests.support.stored_rows import stored_rows
+from tests.support.stores import ON_POSTGRES
 from tests.unit.admin.cases import HOSTILE, NOW_MS
 from tests.unit.admin.insights.cases import summary
 
@@ -61,6 +62,8 @@ async def test_every_page_renders(filled: FullBroker) -> None:
         known = filled.message_ids[OTHER_STATE.get(route.name, 0)]
         answer = await filled.me.get(filled.path(route, id=known, q="orders"))
         expected = (303, 404) if route.name in ELSEWHERE else (200,)
+        if ON_POSTGRES and route.name == "backup-download":
+            expected = (409,)
         if answer.status not in expected:
             wrong[route.name] = (answer.status, visible_text(answer.text)[-300:])
         is_page = answer.headers.get("Content-Type", "").startswith("text/html")

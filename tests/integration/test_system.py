@@ -41,7 +41,9 @@ async def test_page_has_versions_storage_and_limits(site: HttpSite, tmp_path: Pa
     assert ">limits.<wbr>http_<wbr>connections_<wbr>per_<wbr>address<" in page
     text = page.replace("<wbr>", "")
     of_engine = (
-        ("PostgreSQL", "Epoch") if ON_POSTGRES else (sqlite3.sqlite_version, "Write-ahead log")
+        ("PostgreSQL 1", "Confirmed by")
+        if ON_POSTGRES
+        else (sqlite3.sqlite_version, "Write-ahead log")
     )
     for part in (*of_engine, "limits.max_queues", "Retention", "control.sock",
                  str(tmp_path / "data")):  # fmt: skip

@@ -12,7 +12,7 @@ from psycopg import sql
 from tests.support.reference_search import FIRST, QUEUES, fill
 from tests.unit.admin.cases import NOW_MS, Database
 
-_SQLITE_ONLY: Final = ("history_run", "trace_place")
+_SQLITE_ONLY: Final = ("history_run", "trace_place", "migration")
 NAMES: Final = ("orders", "Orders", "mail", "orders.dlq", "größe", "a_b%", "Zeta", "[x]*")
 EVENTS: Final = ("requeue", "return", "redrive", "restore", "edit", "dead_letter")
 

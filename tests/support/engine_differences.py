@@ -68,6 +68,7 @@ SQLITE_ONLY: Final[dict[str, str]] = {
             "test_browse.py::test_read_is_stopped_when_it_takes_too_long",
             "test_browse.py::test_reader_cannot_write",
             "test_browse.py::test_reader_reports_a_missing_database",
+            "test_cli.py::test_serve_ends_with_0_on_sigterm_and_leaves_nothing_to_migrate",
             "test_cli.py::test_migrate_is_refused_while_the_broker_runs",
             "test_message_page.py::test_large_body_is_never_read_whole_for_a_page",
             "test_notify.py::test_watchdog_is_fed_only_while_the_writer_moves",

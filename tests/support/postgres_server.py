@@ -87,8 +87,9 @@ class PostgresServer:
         with tempfile.TemporaryDirectory(prefix="phpmq_wal_", dir=place) as folder:
             if os.geteuid() == 0:
                 shutil.chown(folder, "postgres", "postgres")
-            program = [str(PROGRAMS / "pg_receivewal"), "-h", "127.0.0.1", "-p", str(self.port)]
-            program += ["-U", "postgres", "-D", folder, "--synchronous"]
+            address = f"{self.conninfo('postgres')} application_name=replica"
+            program = [str(PROGRAMS / "pg_receivewal"), "-d", address, "-D", folder]
+            program.append("--synchronous")
             process = subprocess.Popen(program, cwd="/", stderr=subprocess.DEVNULL, **_account())
             try:
                 self.execute("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'")
