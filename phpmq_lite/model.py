@@ -516,6 +516,10 @@ class BatchStore(Protocol):
     def needs_maintenance(self) -> bool:
         """Whether maintenance should run earlier than scheduled."""
 
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether no other broker can have taken over the database meanwhile."""
+
     def commit(self, batch: Batch) -> "asyncio.Future[LoadedRows | None]":
         """Store a batch in one transaction, then load the rows that it requests.
 

@@ -296,8 +296,8 @@ class Service:
             )  # fmt: skip
             stack.push_async_callback(member.close)
 
-            async def join(key: bytes, certificate: str, private_key: str) -> str:
-                description = await member.join(RelaySecret(key, certificate, private_key))
+            async def start_standby(key: bytes, certificate: str, private_key: str) -> str:
+                description = await member.start_standby(RelaySecret(key, certificate, private_key))
                 self._show_listeners(listeners, step="standby")
                 return description
 
@@ -305,9 +305,9 @@ class Service:
                 settings.store.url,
                 space,
                 on_fatal,
-                join=join,
+                start_standby=start_standby,
                 make_secret=lambda: astuple(create_relay_secret()),
-                follow=member.follow,
+                relay_to=member.relay_to,
                 allow_asynchronous=settings.store.allow_asynchronous,
             )
         return SqliteBackend(
@@ -334,7 +334,7 @@ class Service:
         return True
 
     async def _show_replica(self, backend: Backend) -> None:
-        """Let pages show a replica, read-only, as long as no broker is active."""
+        """Show a replica on pages, read-only, as long as no broker is active."""
         while self._member is not None:
             await asyncio.sleep(_REPLICA_S)
             stored = await asyncio.to_thread(backend.read_replica)

@@ -39,7 +39,7 @@ class Member:
         self._counters = counters
         self._active: RelayListener | None = None
 
-    async def join(self, secret: RelaySecret) -> str:
+    async def start_standby(self, secret: RelaySecret) -> str:
         """Begin as a standby; return the JSON that describes this broker to the others."""
         host = socket.gethostname()
         self.relay = Relay(host, secret, self._counters, self._settings.admin.base_path)
@@ -56,7 +56,7 @@ class Member:
         about = {"version": self._version, "host": host, "pid": os.getpid()}
         return json.dumps(about | {"relay": self._active.address})
 
-    def follow(self, epoch: int, broker: str, *, is_released: bool) -> None:
+    def relay_to(self, epoch: int, broker: str, *, is_released: bool) -> None:
         """Relay to the broker that the row of the epoch describes, or to none."""
         if self.relay is not None:
             address = None if is_released else json.loads(broker).get("relay")

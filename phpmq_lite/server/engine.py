@@ -358,7 +358,10 @@ class Engine:
 
         Consumers process these messages while the batch is being stored.  With a credit of 100,
         throughput is a third higher than if they waited for the commit (``benchmarks/profile.md``).
+        Only a commit proves that no other broker has sent them meanwhile.
         """
+        if not self._writer.is_exclusive:
+            return
         commit = self._commit
         first = batch.first_number if commit is None else commit.batch.first_number
         before = {} if commit is None or commit.batch is batch else commit.batch.sends

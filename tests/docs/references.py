@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from phpmq_lite.cli.config import reference_page
-from tests.docs import reference_api, reference_cli, reference_metrics, reference_tables, structure
+from tests.docs import (
+    reference_api,
+    reference_cli,
+    reference_engines,
+    reference_metrics,
+    reference_tables,
+    structure,
+)
 from tests.docs.pages import ROOT
 
 COMMAND: Final = "python -m tests.docs.references"
@@ -16,6 +23,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "docs/reference/api.md": reference_api.page,
     "docs/develop/architecture.md": structure.architecture_page,
     "docs/reference/cli.md": reference_cli.page,
+    reference_engines.PAGE: reference_engines.page,
     "docs/reference/metrics.md": reference_metrics.page,
     "docs/reference/settings.md": reference_page,
     "docs/reference/tables.md": reference_tables.page,

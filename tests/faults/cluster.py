@@ -5,7 +5,7 @@
 PostgreSQL 15 and Patroni are needed).  ``--short`` is a run of 10 faults.  It prints how long no
 publish was confirmed, by kind of fault, and ends with 1 if anything was lost, confirmed without a
 majority, or written by a broker that another had replaced.  ``--seed N`` repeats the random choices
-of a run, but not its timing; ``--only KIND`` injects one kind of fault.
+of a run, but not its timing; ``--only KIND,…`` chooses kinds of faults.
 """
 
 import argparse
@@ -813,7 +813,7 @@ def connected(database: PatroniCluster) -> Iterator[psycopg.Connection]:
 
 def chosen(rng: random.Random, count: int, *, is_short: bool, only: str) -> list[Fault]:
     """Return faults in random order, each kind about as often as its weight says."""
-    kinds = [one for one in FAULTS if (one.name == only or not only)]
+    kinds = [one for one in FAULTS if not only or one.name in only.split(",")]
     if is_short:
         kinds = [one for one in kinds if one.is_quick]
     total = sum(one.weight for one in kinds)
@@ -874,7 +874,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--short", action="store_true", help=f"{SHORT_FAULTS} faults, about 2 min")
     parser.add_argument("--rate", type=int, default=200, help="publishes per second")
-    parser.add_argument("--only", default="", help="the name of a kind of fault")
+    parser.add_argument("--only", default="", help="names of kinds of faults, separated by commas")
     parser.add_argument("--seed", type=int, default=SEED)
     given = parser.parse_args()
     logging.getLogger("asyncio").setLevel(logging.ERROR)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -180,6 +181,27 @@ async def test_broker_that_another_has_replaced_stores_nothing(url: str, tmp_pat
                     await old.publish()
                 assert isinstance(old.fatal[0], EpochEndedError)
                 assert await new.stored() == [1, 2, 3]
+
+
+async def test_broker_that_was_stopped_tells_nobody_what_it_stored_before(
+    url: str, tmp_path: Path
+) -> None:
+    """Another broker has taken over meanwhile: its consumers have received the same messages."""
+    taken: list[PostgresStore] = []
+    async with active(url, tmp_path) as old:
+        await old.publish()
+        assert old.writer.is_exclusive
+        waiting = standby_of(url, new_seat(url, tmp_path))
+        other = threading.Thread(
+            target=lambda: taken.append(asyncio.run(waiting.wait_until_active()))
+        )
+        done = old.publish()
+        other.start()
+        other.join(WAIT_S)  # in this thread, as if the process were stopped
+        assert not old.writer.is_exclusive
+        with pytest.raises(EpochEndedError):  # type: ignore[unreachable]
+            await done
+        taken[0].connection.close()
 
 
 async def test_rolled_back_batch_is_sent_again(

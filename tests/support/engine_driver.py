@@ -37,6 +37,7 @@ class ManualWriter:
     """Stores a batch in its state at ``commit`` when the test calls ``end``."""
 
     needs_maintenance = False
+    is_exclusive = True
 
     def __init__(self, store: DrivenStore) -> None:
         self.batches: list[Batch] = []

@@ -23,7 +23,7 @@ class StoreProblem(NamedTuple):
 
 
 def asynchronous_text(store: StoreStatus) -> str:
-    """Say why messages are confirmed although no quorum of replicas has them."""
+    """Return why messages are confirmed although no quorum of replicas has them."""
     return (
         f"Messages are confirmed without a quorum: {store.asynchronous}. A failover of the database"
         " can lose them (store.allow_asynchronous)"

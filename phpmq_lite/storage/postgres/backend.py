@@ -29,9 +29,9 @@ from phpmq_lite.storage.store_status import StoreStatus
 class PostgresBackend:
     """One of the brokers that use a database.
 
-    ``join`` is called with the secret that the brokers share (key, certificate, private key), which
-    ``make_secret`` creates once, and returns the JSON that describes this broker to the others.
-    ``follow`` is called with the epoch, the JSON of its broker, and whether it has stopped.
+    ``start_standby`` is called with the secret that the brokers share (key, certificate, private
+    key), which ``make_secret`` creates once; it returns the JSON that describes this broker.
+    ``relay_to`` is called with the epoch, the JSON of its broker, and whether it has stopped.
     """
 
     is_structure_due = False
@@ -42,9 +42,9 @@ class PostgresBackend:
         space: DiskSpace,
         on_fatal: Callable[[BaseException], None],
         *,
-        join: Callable[..., Awaitable[str]],
+        start_standby: Callable[..., Awaitable[str]],
         make_secret: Callable[[], tuple[Any, ...]],
-        follow: Callable[..., None],
+        relay_to: Callable[..., None],
         allow_asynchronous: bool,
     ) -> None:
         self.conninfo = connection_info(url)
@@ -55,9 +55,9 @@ class PostgresBackend:
         self.state = StandbyState(None, None)  # as last seen by the standby
         self._servers = "primary"  # which servers pages read
         self._replica_age_s: float | None = None
-        self._join = join
+        self._start_standby = start_standby
         self._make_secret = make_secret
-        self._follow = follow
+        self._relay_to = relay_to
         self._allow_asynchronous = allow_asynchronous
         self._monitor = ServerMonitor(self.readers(count=1), self.writer)
 
@@ -119,16 +119,18 @@ class PostgresBackend:
             self.state = state
             if (row := state.row) is not None:
                 loop.call_soon_threadsafe(
-                    lambda: self._follow(row.epoch, row.broker, is_released=row.is_released)
+                    lambda: self._relay_to(row.epoch, row.broker, is_released=row.is_released)
                 )
             waiting = state.problem or "another broker is active"
             tell(f"standby of {shown(self.conninfo)}: {waiting}")
 
         standby = Standby(self.conninfo, _migrations(), self.writer.check, note)
-        standby.description = await self._join(*await standby.read_secret(self._make_secret))
+        standby.description = await self._start_standby(
+            *await standby.read_secret(self._make_secret)
+        )
         store = await standby.wait_until_active()
         row = standby.row
-        self._follow(store.epoch, "{}", is_released=True)
+        self._relay_to(store.epoch, "{}", is_released=True)
         starting.was_clean = row is None or row.is_released
         self._servers = "primary"
         self.writer.open(store)

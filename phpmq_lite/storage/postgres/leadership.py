@@ -112,7 +112,7 @@ class Standby:
                     return taken
                 await asyncio.sleep(POLL_S)
         finally:
-            step.add_done_callback(lambda _: self._disconnect())
+            step.add_done_callback(lambda _: self._close())
 
     def _step(self) -> PostgresStore | None:
         """Poll once; take over if the active broker has stopped or failed."""
@@ -149,8 +149,11 @@ class Standby:
 
     def _disconnect(self) -> None:
         """Forget what was seen: a failover of the database does not mean that the broker failed."""
-        store, self._store = self._store, None
         self.row, self._silent_s = None, -GRACE_S
+        self._close()
+
+    def _close(self) -> None:
+        store, self._store = self._store, None
         if store is not None:
             store.connection.close()
 
@@ -163,7 +166,7 @@ class Standby:
             waited_s = self._silent_s + min(now - self._polled_at, 2 * POLL_S)
             self._silent_s = waited_s if before[:3] == row[:3] else 0.0
         self._limit_s = GONE_S
-        if idle_s is not None:  # a long statement is no silence, nor is a wait for replicas
+        if idle_s is not None:  # it may execute a long statement or wait for replicas
             self._silent_s, self._limit_s = min(self._silent_s, idle_s), SILENCE_S
         self.row, self._polled_at = row, now
         return row

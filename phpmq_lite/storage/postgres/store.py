@@ -70,9 +70,9 @@ def disconnect_if_lost(store: "PostgresStore", conninfo: str) -> bool:
     """
     lost = (ConnectionBrokenError, OutcomeUnknownError, psycopg.Error)
     with suppress(*lost), connect(conninfo) as other:
-        probe, pid = PostgresStore(other, lambda *_: None), store.connection.info.backend_pid
+        probe = PostgresStore(other, lambda *_: None)
         with probe.loading():
-            [(count,)] = probe.execute(probe.sql("epoch")["has_session"], (pid,))
+            [(count,)] = probe.execute(probe.sql("epoch")["has_session"], (store.pid,))
         if count:
             return True
     with (
@@ -91,6 +91,7 @@ class PostgresStore(Store):
     def __init__(self, connection: Connection, check: Check) -> None:
         self.connection = connection
         self.execute = self._execute
+        self.pid = connection.info.backend_pid  # of the server process
         self.epoch = 0
         self.batch = 0  # number of the last batch in this epoch
         self.place = "(0,0)"  # of the row of the epoch

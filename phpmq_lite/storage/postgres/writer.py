@@ -45,6 +45,7 @@ T = TypeVar("T")
 BEAT_S: Final = 0.3  # an idle broker writes this often, so that standbys see that it is alive
 UNREACHABLE_S: Final = 30.0  # without an answer for this long, the broker stops
 _RETRY_S: Final = 0.2
+_LEASE_MS: Final = 600  # shorter than the silence after which a standby takes over
 
 
 class _Work(NamedTuple):
@@ -97,7 +98,8 @@ class PostgresWriter:
         self._looked_at = 0.0  # when the server was last looked at because it did not answer
         self._is_looking = False
         self._offset_ms = 0  # the server's clock less this machine's running clock
-        self._checked_ms = 0  # running clock at the last commit
+        self._checked_ms = 0  # running clock when the answer to the last commit arrived
+        self._written_ms = 0  # running clock when the server had stored it
         self._answered_at = time.monotonic()  # when the server last answered
 
     def open(self, store: PostgresStore) -> None:
@@ -125,6 +127,7 @@ class PostgresWriter:
         least_ms, most_ms = after.server_ms - running_ms, before.server_ms - self._checked_ms
         self._offset_ms = max(least_ms, min(self._offset_ms, most_ms))
         self._checked_ms = running_ms
+        self._written_ms = after.server_ms - self._offset_ms
         problem = quorum_problem(before, after, notices, self._trusted)
         self._trusted = after if problem is None else None
         if problem is not None and not self._allow_asynchronous:
@@ -147,9 +150,14 @@ class PostgresWriter:
     def delay(self) -> tuple[int, float, int]:
         """Return the number of the current work, its age in s, and that of the server process."""
         age_s = 0.0 if self._current is None else time.monotonic() - self._began_at
-        return self._work_number, age_s, self._store.connection.info.backend_pid
+        return self._work_number, age_s, self._store.pid
 
     # -- the engine's interface (BatchStore)
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Return whether the row of the epoch was written so recently that no standby counts."""
+        return read_clocks()[1] < self._written_ms + _LEASE_MS
 
     @property
     def needs_maintenance(self) -> bool:
@@ -222,14 +230,22 @@ class PostgresWriter:
     def _finish(self, result: Any) -> None:
         """Complete the current work with its result or error, and start the next."""
         work, self._current = self._current, None
-        if work is not None and not work.done.done():
+        if work is not None:
             if isinstance(result, BaseException):
-                work.done.set_exception(result)
-                work.done.exception()  # a heartbeat has nobody to read it
+                _set(work.done, result)
             else:
                 self.show(None)
-                work.done.set_result(result)
+                if work.batch is not None and not self.is_exclusive:
+                    self._prove(work.done, result)
+                else:
+                    _set(work.done, result)
         self._next()
+
+    def _prove(self, done: asyncio.Future[Any], result: Any) -> None:
+        """Complete ``done`` after a heartbeat: this process was held up, and may be replaced."""
+        proof: asyncio.Future[None] = self._loop.create_future()
+        proof.add_done_callback(lambda proof: _set(done, proof.exception() or result))
+        self._waiting.appendleft(_Work(proof, (), None, None))
 
     def _on_batch(self, answer: Committed | Exception) -> None:
         """Handle what became of the current batch."""
@@ -365,7 +381,7 @@ class PostgresWriter:
         self._failed = error
         self._on_fatal(error)
         while self._waiting:
-            self._waiting.popleft().done.set_exception(error)
+            _set(self._waiting.popleft().done, error)
         self._finish(error)
 
     async def close(self) -> None:
@@ -376,6 +392,17 @@ class PostgresWriter:
             self._is_open = False
             self._store.connection.close()
         self._thread.shutdown(wait=False)
+
+
+def _set(done: asyncio.Future[Any], result: Any) -> None:
+    """Complete a future with a result or an error, which nobody has to read."""
+    if done.done():  # cancelled
+        return
+    if isinstance(result, BaseException):
+        done.set_exception(result)
+        done.exception()
+    else:
+        done.set_result(result)
 
 
 def release(store: PostgresStore) -> None:

@@ -106,6 +106,8 @@ class Writer:
                 await self.run(lambda store: store.checkpoint("TRUNCATE"))
         self.files.note_log()
 
+    is_exclusive = True  # the data folder is locked
+
     @property
     def needs_maintenance(self) -> bool:
         """Return whether the WAL is long enough for a checkpoint."""
