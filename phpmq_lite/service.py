@@ -435,7 +435,8 @@ class Service:
             return self.session(kind, revision)
         from phpmq_lite.relay.standby import ClientConnection
 
-        return ClientConnection(self._member.relay, gate, kind, revision)
+        own = partial(self.session, kind, revision)
+        return ClientConnection(self._member.relay, gate, kind, revision, own)
 
     def _accept_http(
         self, connect: Callable[[], asyncio.Protocol], limits: "ConnectionLimits", kind: Kind

@@ -67,7 +67,7 @@ class Member:
         relay, self.relay = self.relay, None
         self.epoch = epoch
         if relay is not None and self._active is not None:
-            await relay.close()
+            await relay.end()
             await self._active.open()
 
     async def close(self) -> None:

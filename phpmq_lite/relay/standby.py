@@ -6,6 +6,7 @@ requests, so that health checks and metrics describe the broker that was asked.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Literal, cast
 
 from phpmq_lite.logs import get_logger
@@ -54,6 +55,7 @@ class Relay:
         self.counters = counters
         self.address: str | None = None  # of the active broker's relay listener
         self.connections: set[ClientConnection] = set()
+        self.is_ended = False  # whether this broker is active now
         self._epoch = 0
         self._base_path = base_path
         self._key = secret.key
@@ -78,9 +80,18 @@ class Relay:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    async def end(self) -> None:
+        """Close the relayed connections; this broker, active now, serves those that wait."""
+        self.is_ended = True
+        self._changed.set()
+        await self._abort([one for one in self.connections if one.link is not None])
+
     async def close(self) -> None:
         """Close all connections; the listeners must be closed first."""
-        tasks = [one.abort() for one in self.connections]
+        await self._abort([*self.connections])
+
+    async def _abort(self, connections: "list[ClientConnection]") -> None:
+        tasks = [one.abort() for one in connections]
         await asyncio.gather(*filter(None, tasks), return_exceptions=True)
 
     def is_own(self, line: bytes) -> bool:
@@ -95,8 +106,10 @@ class Relay:
         try:
             async with asyncio.timeout(WAIT_S):
                 while True:
-                    while self.address is None:
+                    while self.address is None and not self.is_ended:
                         await self._changed.wait()
+                    if self.is_ended or self.address is None:
+                        raise failure
                     failure = RelayError("unreachable", f"{self.address} does not answer")
                     try:
                         return await self._open_link(client, self._epoch, self.address)
@@ -129,9 +142,10 @@ class Relay:
 class ClientConnection(AdmittedStream):
     """The connection of a client, to be relayed.
 
-    An HTTP connection has a ``fallback``, which makes the protocol that answers health checks, and
-    everything while no broker is active.  It must admit its connection by the same ``gate``, which
-    counts a host by the name that ``name_of`` returns.
+    ``own`` makes the protocol that serves it if this broker becomes active while it waits.  That of
+    an HTTP connection is its ``fallback``, too, which answers health checks, and everything while
+    no broker is active.  It must admit its connection by the same ``gate``, which counts a host by
+    the name that ``name_of`` returns.
     """
 
     def __init__(
@@ -140,7 +154,7 @@ class ClientConnection(AdmittedStream):
         gate: Admission,
         kind: Kind,
         protocol: Revision | Literal["http"],
-        fallback: Callable[[], asyncio.Protocol] | None = None,
+        own: Callable[[], asyncio.Protocol],
         name_of: Callable[[str | None], str | None] = lambda host: host,
     ) -> None:
         super().__init__(gate, relay.connections, relay.counters, name_of)
@@ -148,7 +162,7 @@ class ClientConnection(AdmittedStream):
         self._relay = relay
         self._kind = kind
         self._protocol = protocol
-        self._fallback = fallback
+        self._own = own
 
     def abort(self) -> asyncio.Task[None] | None:
         """Close the connection, and that to the active broker; return the task to wait for."""
@@ -161,20 +175,21 @@ class ClientConnection(AdmittedStream):
 
     async def run(self) -> None:
         """Relay the connection until both sides have closed it."""
-        relay, fallback, received = self._relay, self._fallback, b""
-        if fallback is not None:
+        relay, received = self._relay, b""
+        if self._protocol == "http":
             async with asyncio.timeout(HEAD_S):
                 received = await self._first_line()
             if relay.address is None or relay.is_own(received):
-                self._hand_over(fallback, received)
+                await self._hand_over(received)
                 return
         try:
             reader, self.link = await relay.connect(self._describe())
         except RelayError as error:
-            if fallback is None:
-                raise
-            self.report(error)
-            self._hand_over(fallback, received)
+            if not relay.is_ended:
+                if self._protocol != "http":
+                    raise
+                self.report(error)
+            await self._hand_over(received)
         else:
             await self._copy(received, reader, self.link)
 
@@ -188,15 +203,22 @@ class ClientConnection(AdmittedStream):
             received += data
         return received
 
-    def _hand_over(self, fallback: Callable[[], asyncio.Protocol], received: bytes) -> None:
-        """Connect the fallback, as if the connection had been accepted just now."""
+    async def _hand_over(self, received: bytes) -> None:
+        """Serve the connection here, as if it had been accepted just now."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):  # only what has arrived
+                while data := await self.reader.read(_READ_BYTES):
+                    received += data
         if self.transport.is_closing():
             return
         self.leave()
-        inner = fallback()
+        inner = self._own()
         self.transport.set_protocol(inner)
         inner.connection_made(self.transport)
-        inner.data_received(received)
+        if received:
+            inner.data_received(received)
+        if self.reader.at_eof() and not inner.eof_received():
+            self.transport.close()
 
     def _describe(self) -> RelayedClient:
         transport = self.transport

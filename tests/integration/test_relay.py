@@ -538,6 +538,16 @@ async def test_broker_of_another_epoch_refuses_with_a_reason(
         assert "not active" in reasons[0] or "epoch" in reasons[0]
 
 
+async def test_waiting_client_is_served_by_the_standby_that_becomes_active(tmp_path: Path) -> None:
+    async with relayed_brokers(tmp_path) as brokers:
+        brokers.relay.set_active(EPOCH, None)
+        waiting = asyncio.create_task(as_client(brokers.port, exchange))
+        await wait_until(lambda: bool(brokers.relay.connections))
+        await brokers.relay.end()
+        await waiting
+        assert not brokers.relay.counters.refused
+
+
 async def test_relayed_connection_is_not_relayed_again(tmp_path: Path) -> None:
     async with relayed_brokers(tmp_path) as brokers:
         again = Relay("broker-3", SECRET, RelayCounters())
@@ -546,7 +556,9 @@ async def test_relayed_connection_is_not_relayed_again(tmp_path: Path) -> None:
         assert gate is not None
         between = RelayListener(
             PLAIN, SECRET, lambda: EPOCH,
-            lambda kind, revision: ClientConnection(again, gate, kind, revision),
+            lambda kind, revision: ClientConnection(
+                again, gate, kind, revision, asyncio.Protocol
+            ),
             brokers.standby.service.http_connection, RelayCounters(),
         )  # fmt: skip
         await between.open()

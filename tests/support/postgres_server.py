@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -77,27 +77,31 @@ class PostgresServer:
         self._control("stop", "-m", mode)
 
     @contextmanager
-    def replica(self) -> Iterator[Path]:
-        """Run a program that receives the WAL, and make each commit wait for it, as for a replica.
+    def replicas(self) -> Iterator[Path]:
+        """Run two programs that receive the WAL, and make each commit wait for one of them.
 
-        It syncs its files, so they are in memory.  Returns their folder, which only grows.
+        They sync their files, so these are in memory.  Returns their folder, which only grows.
         """
         assert PROGRAMS is not None
         place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        with tempfile.TemporaryDirectory(prefix="phpmq_wal_", dir=place) as folder:
-            if os.geteuid() == 0:
-                shutil.chown(folder, "postgres", "postgres")
-            address = f"{self.conninfo('postgres')} application_name=replica"
-            program = [str(PROGRAMS / "pg_receivewal"), "-d", address, "-D", folder]
-            program.append("--synchronous")
-            process = subprocess.Popen(program, cwd="/", stderr=subprocess.DEVNULL, **_account())
-            try:
-                self.execute("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'")
-                self.execute("SELECT pg_reload_conf()")
-                yield Path(folder)
-            finally:
-                process.kill()
-                process.wait()
+        with ExitStack() as stack:
+            folder = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="phpmq_wal_", dir=place))
+            )
+            folder.chmod(0o755)
+            for name in ("replica1", "replica2"):
+                (folder / name).mkdir()
+                if os.geteuid() == 0:
+                    shutil.chown(folder / name, "postgres", "postgres")
+                address = f"{self.conninfo('postgres')} application_name={name}"
+                words = ["pg_receivewal", "-d", address, "-D", str(folder / name), "--synchronous"]
+                words[0] = str(PROGRAMS / words[0])
+                process = subprocess.Popen(words, cwd="/", stderr=subprocess.DEVNULL, **_account())
+                stack.callback(process.wait)
+                stack.callback(process.kill)
+            self.execute("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'")
+            self.execute("SELECT pg_reload_conf()")
+            yield folder
 
     def _control(self, *words: str) -> None:
         assert PROGRAMS is not None

@@ -219,7 +219,7 @@ def new_database(path: Path) -> Any:
 
 
 _servers: Final = ExitStack()
-_wal: Final[list[Path]] = []  # folder of the replica
+_wal: Final[list[Path]] = []  # folder of the replicas
 _free: Final[list[str]] = []
 _numbers: Final[dict[str, int]] = {"next": 1}
 
@@ -232,7 +232,7 @@ def shared_server() -> "PostgresServer":
     atexit.register(stop_server)
     server = _servers.enter_context(postgres_server())
     if ON_POSTGRES:
-        _wal.append(_servers.enter_context(server.replica()))
+        _wal.append(_servers.enter_context(server.replicas()))
     return server
 
 
@@ -244,7 +244,7 @@ def stop_server() -> None:
 def take_database() -> str:
     """Return the name of an empty database."""
     for folder in _wal:
-        for segment in folder.glob("*[0-9A-F]"):  # complete, so no longer written
+        for segment in folder.glob("*/*[0-9A-F]"):  # complete, so no longer written
             segment.unlink()
     if _free:
         name = _free.pop()
