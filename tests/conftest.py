@@ -19,7 +19,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from tests.support.engine_differences import SKIPPED, SQLITE_ONLY, reason_of
+from tests.support.engine_differences import OF_ONE_ENGINE, SKIPPED, reason_of
 from tests.support.stores import (
     ON_POSTGRES,
     returning_databases,
@@ -95,8 +95,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_out(items: list[pytest.Item], config: pytest.Config) -> None:
-    """Deselect the tests of SQLite's own, and skip those that differ."""
-    own = [item for item in items if reason_of(item.nodeid, SQLITE_ONLY)]
+    """Deselect the tests of one engine, and skip those that differ."""
+    own = [item for item in items if reason_of(item.nodeid, OF_ONE_ENGINE)]
     config.hook.pytest_deselected(items=own)
     items[:] = [item for item in items if item not in own]
     for item in items:

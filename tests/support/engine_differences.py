@@ -5,8 +5,8 @@ A key is a file of tests, or a test in it.
 
 from typing import Final
 
-# Tests of what only SQLite's backend has: the file and what happens to it.
-SQLITE_ONLY: Final[dict[str, str]] = {
+# Tests of what only one backend has: SQLite's file and what happens to it, PostgreSQL's servers.
+OF_ONE_ENGINE: Final[dict[str, str]] = {
     f"tests/integration/{name}": reason
     for reason, names in {
         "the file of SQLite: WAL, checkpoints, seal, checks, backups, restore": (
@@ -35,6 +35,18 @@ SQLITE_ONLY: Final[dict[str, str]] = {
             "test_stopped_database.py",
             "test_wal_index.py",
             "test_wal_scan.py",
+        ),
+        "PostgreSQL itself, or both engines, whatever the engine under test": (
+            "test_brokers_of_a_database.py",
+            "test_patroni.py",
+            "test_postgres_nodes.py",
+            "test_postgres_pages.py",
+            "test_postgres_ranges.py",
+            "test_postgres_readers.py",
+            "test_postgres_writer.py",
+            "test_relay.py",
+            "test_sql_engines.py",
+            "test_store_copy.py",
         ),
         "the writer of SQLite, its thread and its process": (
             "test_ranges.py",
