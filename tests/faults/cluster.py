@@ -48,6 +48,7 @@ from tests.support.seed import SEED
 BROKERS: Final = 3
 FIRST_NODE: Final = 3  # of the network, with a broker
 PORT: Final = 9100
+RELAY_PORT: Final = 9300
 RESTART_S: Final = 0.2  # after the exit of a broker
 SHORT_FAULTS: Final = 10
 DISK_BYTES: Final = 6 << 30
@@ -94,7 +95,7 @@ SELECT seq, substr(content, 1, %s) FROM body WHERE seq > %s AND NOT EXISTS (
 class ServedBroker:
     """A broker on a node of the network, started again whenever it exits, as by systemd."""
 
-    def __init__(self, cluster: PatroniCluster, number: int, folder: Path, *flags: str) -> None:
+    def __init__(self, cluster: PatroniCluster, number: int, folder: Path) -> None:
         self.node = FIRST_NODE + number
         self.address = cluster.network.addresses[self.node]
         self.log = folder / f"broker{number + 1}.log"
@@ -105,7 +106,8 @@ class ServedBroker:
             "--data", str(folder / f"broker{number + 1}"), "--store", cluster.url(),
             "--listen", f"{self.address}:{PORT}", "--legacy-listen", "none", "--admin", "none",
             "--set", "storage.ballast_bytes=0", "--set", "tcp.open=true",
-            "--set", "history.bytes=1TiB", *flags,
+            "--set", f"store.relay_listen={self.address}:{RELAY_PORT}",
+            "--set", "history.bytes=1TiB",
         ]  # fmt: skip
         self._is_closed = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -159,7 +161,6 @@ class Site:
         self.phase = 0  # odd while a fault is on
         self.connections: dict[str, set[Client]] = defaultdict(set)  # by address
         self.last_receipt_at = time.monotonic()
-        self.active = ""  # address that sent the last receipt
         self.receipts = 0
         self.gap_s = 0.0  # the longest since ``watch``
         self._watched_at = 0.0
@@ -276,7 +277,6 @@ class Publisher(Client):
             self.site.refusals[reason] += 1
             return
         self.is_served = True
-        self.site.active = self.address
         super().answered(key, None)
 
 
@@ -351,13 +351,19 @@ class Cluster:
     brokers: list[ServedBroker]
     rng: random.Random
     site: Site
-    primary: int = 0  # at the beginning of the fault
+    primary: int = 0  # at the beginning of the fault, as is the active broker
 
-    @property
-    def active(self) -> ServedBroker:
-        return next(
-            (one for one in self.brokers if one.address == self.site.active), self.brokers[0]
+    def __post_init__(self) -> None:
+        self.active = self.brokers[0]
+
+    def look(self) -> None:
+        """Wait until the database is well, and find its primary and the active broker."""
+        self.primary = self.database.wait_for_quorum(RECOVERY_S)
+        address = self.query(
+            "SELECT host(client_addr) FROM pg_stat_activity"
+            " WHERE application_name = 'phpmq-lite-writer' ORDER BY state_change DESC LIMIT 1"
         )
+        self.active = next((one for one in self.brokers if one.address == address), self.active)
 
     @property
     def standby(self) -> ServedBroker:
@@ -649,7 +655,7 @@ class Run:
     async def inject(self, fault: Fault) -> None:
         """Inject a fault, wait for service, heal it, and compare."""
         cluster, site, rng = self.cluster, self.site, self.ledger.rng
-        cluster.primary = await asyncio.to_thread(cluster.database.wait_for_quorum, RECOVERY_S)
+        await asyncio.to_thread(cluster.look)
         held_s = rng.uniform(*fault.hold_s)
         site.phase += 1
         site.watch()
