@@ -23,7 +23,7 @@ LATER = "ALTER TABLE meta ADD COLUMN later TEXT; SELECT pg_sleep(4);"
 
 def program_with_a_later_migration(folder: Path) -> tuple[str, ...]:
     """Copy the package as its next version; return arguments of the interpreter that run it."""
-    for name in ("phpmq_lite", "migrations"):
+    for name in ("phpmq_lite", "migrations", "templates"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "migrations" / "postgres" / "0002_later.sql").write_text(LATER, encoding="utf-8")
     run = "runpy.run_module('phpmq_lite', run_name='__main__', alter_sys=True)"
@@ -83,7 +83,7 @@ def test_upgrade_loses_no_confirmed_message(tmp_path: Path) -> None:
         before = len(confirmed)
         wait_until(lambda: readiness(new).startswith("ready"))
         wait_until(lambda: len(confirmed) > before + 100)
-        wait_until(lambda: "schema version 2" in readiness(old))
+        wait_until(lambda: "schema version 2" in old.log.read_text(encoding="utf-8"))
         assert readiness(old).startswith("standby")
         with nodes.connect() as connection:
             rows = connection.execute("SELECT content FROM body").fetchall()
