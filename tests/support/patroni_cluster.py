@@ -197,20 +197,16 @@ class PatroniCluster(TemporaryServers):
         mount_memory(self.path(node), self._disk_bytes, "remount,")
 
     def start(self, node: int) -> None:
-        """Start etcd and Patroni on a machine, at first or after ``kill``."""
-        self.start_etcd(node)
+        """Start etcd and Patroni on a machine, at first, after ``kill``, or if one has exited."""
         configuration = str(self.path(node) / "etc/patroni.yml")
-        self._run(node, "patroni", *_PYTHON, "-m", "patroni", configuration)
-
-    def kill_etcd(self, node: int) -> None:
-        """Kill etcd on a machine; Patroni and PostgreSQL continue."""
-        process = self._processes.pop((node, "etcd"))
-        process.kill()
-        process.wait()
-
-    def start_etcd(self, node: int) -> None:
-        """Start etcd on a machine, at first or after ``kill_etcd``."""
-        self._run(node, "etcd", *AS_POSTGRES, shutil.which("etcd") or "etcd")
+        commands = {
+            "etcd": (*AS_POSTGRES, shutil.which("etcd") or "etcd"),
+            "patroni": (*_PYTHON, "-m", "patroni", configuration),
+        }
+        running = self._processes.setdefault(node, {})
+        for name, command in commands.items():
+            if name not in running or running[name].poll() is not None:
+                running[name] = self._run(node, name, *command)
 
     # -- files and processes
 
