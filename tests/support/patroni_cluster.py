@@ -197,16 +197,20 @@ class PatroniCluster(TemporaryServers):
         mount_memory(self.path(node), self._disk_bytes, "remount,")
 
     def start(self, node: int) -> None:
-        """Start etcd and Patroni on a machine, at first, after ``kill``, or if one has exited."""
+        """Start etcd and Patroni on a machine, unless they run: at first, or after ``kill``."""
+        self.start_etcd(node)
         configuration = str(self.path(node) / "etc/patroni.yml")
-        commands = {
-            "etcd": (*AS_POSTGRES, shutil.which("etcd") or "etcd"),
-            "patroni": (*_PYTHON, "-m", "patroni", configuration),
-        }
-        running = self._processes.setdefault(node, {})
-        for name, command in commands.items():
-            if name not in running or running[name].poll() is not None:
-                running[name] = self._run(node, name, *command)
+        self._run(node, "patroni", *_PYTHON, "-m", "patroni", configuration)
+
+    def kill_etcd(self, node: int) -> None:
+        """Kill etcd on a machine; Patroni and PostgreSQL continue."""
+        process = self._processes.pop((node, "etcd"))
+        process.kill()
+        process.wait()
+
+    def start_etcd(self, node: int) -> None:
+        """Start etcd on a machine, at first or after ``kill_etcd``."""
+        self._run(node, "etcd", *AS_POSTGRES, shutil.which("etcd") or "etcd")
 
     # -- files and processes
 
@@ -259,6 +263,8 @@ class PatroniCluster(TemporaryServers):
         give_away(path)
 
     def _run(self, node: int, name: str, *command: str) -> None:
+        if (running := self._processes.get((node, name))) and running.poll() is None:
+            return
         with (self.path(node) / f"{name}.log").open("ab") as log:
             self._processes[node, name] = subprocess.Popen(
                 [*self.network.prefix(node), *command], env=self.environment(node),
