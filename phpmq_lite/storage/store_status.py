@@ -49,6 +49,7 @@ class StoreStatus:
     place: str = ""  # hosts and database, without secrets
     is_active: bool = True  # False: a standby
     active_broker: str = ""  # name of the active broker's machine, if this one is a standby
+    standby_problem: str = ""  # why this standby could not take over
     epoch: int = 0  # raised by each broker that takes over
     quorum: str = ""  # the servers' setting for synchronous replication
     replicas_required: int = 0  # how many replicas must confirm a commit

@@ -197,7 +197,7 @@ class PatroniCluster(TemporaryServers):
         mount_memory(self.path(node), self._disk_bytes, "remount,")
 
     def start(self, node: int) -> None:
-        """Start etcd and Patroni on a machine, at first or after ``kill``."""
+        """Start etcd and Patroni on a machine, unless they run: at first, or after ``kill``."""
         self.start_etcd(node)
         configuration = str(self.path(node) / "etc/patroni.yml")
         self._run(node, "patroni", *_PYTHON, "-m", "patroni", configuration)
@@ -263,6 +263,8 @@ class PatroniCluster(TemporaryServers):
         give_away(path)
 
     def _run(self, node: int, name: str, *command: str) -> None:
+        if (running := self._processes.get((node, name))) and running.poll() is None:
+            return
         with (self.path(node) / f"{name}.log").open("ab") as log:
             self._processes[node, name] = subprocess.Popen(
                 [*self.network.prefix(node), *command], env=self.environment(node),

@@ -93,6 +93,8 @@ def _server(status: BrokerStatus) -> list[HealthCheck]:
     ready = "not read yet" if known is None else f"{known} can confirm, {must} must"
     wrong = "; ".join(one.text for one in store_view.replication_problems(store))
     role = "active" if store.is_active else f"standby of {store.active_broker or 'no broker'}"
+    if store.standby_problem:
+        role += f", which it could not replace: {store.standby_problem}"
     return [
         HealthCheck(
             "role", store.is_active or bool(store.active_broker), f"{role}, epoch {store.epoch}"

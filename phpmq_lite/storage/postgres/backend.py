@@ -9,6 +9,7 @@ from typing import Any
 
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.installation import migrations_folder
+from phpmq_lite.logs import get_logger
 from phpmq_lite.model import ClockReading, RecoveredState
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres.leadership import EpochRow, Standby, StandbyState
@@ -24,6 +25,8 @@ from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.start_report import StartRecorder
 from phpmq_lite.storage.store_status import StoreStatus
+
+_log = get_logger(__name__)
 
 
 class PostgresBackend:
@@ -70,6 +73,7 @@ class PostgresBackend:
             place=shown(self.conninfo),
             is_active=not is_standby,
             active_broker=_host(row) if row and is_standby else "",
+            standby_problem=(self.state.problem or "") if row and is_standby else "",
             epoch=epoch or (row.epoch if row else 0),
             quorum=writer.quorum.names if writer.quorum else "",
             replicas_required=writer.quorum.replicas if writer.quorum else 0,
@@ -116,6 +120,8 @@ class PostgresBackend:
         loop = asyncio.get_running_loop()
 
         def note(state: StandbyState) -> None:
+            if state.row and state.problem not in (None, self.state.problem):
+                _log.warning("standby_cannot_take_over", reason=state.problem)
             self.state = state
             if (row := state.row) is not None:
                 loop.call_soon_threadsafe(
@@ -135,7 +141,7 @@ class PostgresBackend:
         self._servers = "primary"
         self.writer.open(store)
         tell("migrating")
-        starting.note_migrations(await self.writer.run(lambda store: migrate(store, _migrations())))
+        starting.note_migrations(await self.writer.run(_migration()))
 
     def close_with(self, stack: AsyncExitStack) -> None:
         """Add to ``stack`` what releases the epoch."""
@@ -168,6 +174,20 @@ def has_admin(url: str) -> bool:
             )
     except (ConnectionBrokenError, OutcomeUnknownError):
         return True
+
+
+def _migration() -> Callable[[PostgresStore], list[str]]:
+    """Return a function that migrates, and returns what was applied, on a new connection."""
+    applied: list[str] = []
+
+    def apply(store: PostgresStore) -> list[str]:
+        if names := migrate(store, _migrations()):
+            applied.extend(names)
+            # After ALTER or DROP, psycopg deallocates the statements of the pipeline, too.
+            raise ConnectionBrokenError("connecting again after a migration")
+        return applied
+
+    return apply
 
 
 def _migrations() -> Path:
