@@ -180,7 +180,7 @@ async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
     During startup, only the event loop must respond, because threads may need long to check and
     migrate a large database.
     """
-    starting = asyncio.ensure_future(service.wait_ready())
+    starting = asyncio.ensure_future(service.wait_listening())
     while not starting.done():
         step = service.handle.summary().step
         manager.notify(
@@ -199,7 +199,7 @@ async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
 async def _manage_garbage_collection(service: Service) -> None:
     """Disable garbage collection during startup; afterwards, run it only rarely."""
     gc.disable()
-    await service.wait_ready()
+    await service.wait_listening()
     reduce_garbage_collection()
     await service.wait_pages()
     gc.freeze()  # the admin creates as many permanent objects

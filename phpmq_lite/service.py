@@ -168,6 +168,7 @@ class Service:
         self._shows_replica = False  # whether pages show a replica while no broker is active
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
+        self._listening = asyncio.Event()
         self._pages_wanted = asyncio.Event()
         self._has_pages = asyncio.Event()
 
@@ -203,8 +204,12 @@ class Service:
         _log.info("reloaded", changed=result.changed, needs_restart=result.pending,
                   certificates=[one.section for one in self._tls_listeners])  # fmt: skip
 
+    async def wait_listening(self) -> None:
+        """Wait until clients can connect, to this broker or through it to the active one."""
+        await self._listening.wait()
+
     async def wait_ready(self) -> None:
-        """Wait until clients can connect."""
+        """Wait until this broker itself serves clients."""
         await self._ready.wait()
 
     async def wait_pages(self) -> None:
@@ -220,7 +225,7 @@ class Service:
     def has_progressed(self) -> bool:
         """Return whether the engine and the writer have made progress since the last call."""
         if not self._is_serving:  # a standby
-            return self._ready.is_set()
+            return self._listening.is_set()
         return self._watchdog is not None and self._watchdog.probe()
 
     async def run(self) -> None:
@@ -357,7 +362,7 @@ class Service:
         for address in listeners.addresses:
             self._announce(f"listening phpmq {address}")
         self.handle.set(step=step, listeners=tuple(listeners.opened))
-        self._ready.set()
+        self._listening.set()
 
     def _add_tls_listener(self, section: str, context: ssl.SSLContext | None) -> None:
         files: TcpSettings | AdminSettings = getattr(self.settings, section)
@@ -382,7 +387,7 @@ class Service:
         try:
             await serve()
         except Exception:
-            if not self._ready.is_set():
+            if not self._listening.is_set():
                 raise
             _log.exception("admin_not_opened")
             for one in bound:
@@ -534,6 +539,7 @@ class Service:
                 self._pages_wanted.set()  # the first client may come through a standby
             self.handle.set(step="ready", is_ready=True)
             self._is_serving = True
+            self._ready.set()
             await self._stop.wait()
             await self._drain(engine, listeners)
             await _cancel(pages)

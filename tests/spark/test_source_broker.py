@@ -25,8 +25,10 @@ from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.source import PhpmqSource
 from phpmq_lite.spark.source_options import SourceConnection, SourceMode, write_options
 from phpmq_lite.spark.writer import BatchWriter
+from phpmq_lite.storage.data_folder import DATABASE
 from tests.spark.queries import Batches, forget_commit, read, run
 from tests.support.settled_folder import move_to_engine, settled_folder
+from tests.support.stores import store_settings
 
 _numbers = count(1)
 
@@ -102,9 +104,10 @@ def test_history_comes_whole_with_bodies(spark: SparkSession, place: Place) -> N
     assert frame.where("settled_at < published_at").count() == 0
 
 
-def test_same_rows_come_from_the_database_file(spark: SparkSession, place: Place) -> None:
+def test_same_rows_come_from_the_database(spark: SparkSession, place: Place) -> None:
     place.settle(50)
-    [database] = [file for file in place.process.data.iterdir() if file.suffix == ".db"]
+    url = store_settings(place.process.data).get("url")
+    database = url or place.process.data / DATABASE
     over_http = read(spark, url=place.url, includeBody=True).orderBy("offset").collect()
     from_file = read(spark, path=database, includeBody=True).orderBy("offset").collect()
     assert from_file == over_http
