@@ -94,8 +94,9 @@ async def test_nothing_is_changed_while_nothing_can_be_stored(
     assert space is not None
     monkeypatch.setattr(space, "note_stored", lambda: None)  # maintenance runs meanwhile
     space.write_problem = "the file system is read-only"  # as the writer's thread says
+    space.on_change()
     status, problem = await post(http)
-    assert (status, problem["code"]) == (503, "not_writable")
+    assert (status, problem.get("code")) == (503, "not_writable"), problem
     async with http.get("/readyz") as answer:
         assert answer.status == 503
         assert "BAD writable: the file system is read-only" in await answer.text()
