@@ -109,7 +109,7 @@ SKIPPED: Final[dict[str, str]] = {
         "The admin is imported at the start: its first client may come through a standby.": (
             "integration/test_service.py::test_admin_is_imported_when_its_first_client_connects",
         ),
-        "The PHPMQ listeners open first, because a standby relays the connections of its clients.": (
+        "The PHPMQ listeners open first, because a standby relays its clients.": (
             "integration/test_service.py"
             "::test_broker_that_needs_its_broken_admin_accepts_no_client",
             "integration/test_service.py::test_pages_answer_while_the_database_is_being_recovered",
