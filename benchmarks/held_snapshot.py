@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -74,6 +75,12 @@ def dumping(nodes: ReplicatedPostgres, database: str) -> Iterator[None]:
         thread.join()
 
 
+def show_logs(brokers: list[BrokerProcess], *error: object) -> None:
+    """Print what the brokers have logged, after an error."""
+    for broker in brokers if error[0] else ():
+        print(broker.log.read_text(encoding="utf-8")[-3_000:], file=sys.stderr)
+
+
 def main() -> int:
     """Run the rounds, and print the rates."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -104,6 +111,7 @@ def main() -> int:
             connection.execute("SELECT count(*) FROM message")
         began = time.monotonic()
         print(f"{'minute':>6} {'normal':>8} {'held':>8} {'ratio':>6}  load", flush=True)
+        stack.push(partial(show_logs, brokers))
         while time.monotonic() < began + minutes * 60:
             worked = rate(held, work_s)
             before, one = rate(normal, MEASURED_S / 2), rate(held, MEASURED_S)

@@ -287,6 +287,45 @@ BEGIN
 END
 $$;
 
+-- The row of the epoch.  It is looked for from where this session last found it: while an old
+-- snapshot is held, newer versions of the row follow, and the older ones cannot be removed.
+CREATE FUNCTION read_epoch(my_shard INTEGER) RETURNS SETOF epoch LANGUAGE plpgsql AS $$
+DECLARE
+  found RECORD;
+  place TID := nullif(current_setting('phpmq.epoch', true), '');
+BEGIN
+  SELECT ctid AS place, one AS row INTO found FROM epoch AS one
+    WHERE ctid >= place AND shard + 0 = my_shard;  -- the index has all versions
+  IF found.place IS NULL THEN
+    SELECT ctid AS place, one AS row INTO found FROM epoch AS one WHERE shard = my_shard;
+  END IF;
+  PERFORM set_config('phpmq.epoch', found.place::text, false);
+  RETURN NEXT found.row;
+END
+$$;
+
+-- Sets the number and size of live messages of queues.  As with the row of the epoch, each row is
+-- found by its place, which the session keeps for some hundred queues.  Returns no rows.
+CREATE FUNCTION update_queues(ids BIGINT[], counts BIGINT[], sizes BIGINT[]) RETURNS SETOF BIGINT
+LANGUAGE plpgsql AS $$
+DECLARE
+  slot TEXT;
+  place TID;
+BEGIN
+  FOR at IN 1 .. cardinality(ids) LOOP
+    slot := 'phpmq.queue_' || ids[at] % 256;
+    place := nullif(current_setting(slot, true), '');
+    UPDATE queue SET live_count = counts[at], live_bytes = sizes[at]
+      WHERE ctid = place AND queue_id = ids[at] RETURNING ctid INTO place;
+    IF place IS NULL THEN
+      UPDATE queue SET live_count = counts[at], live_bytes = sizes[at]
+        WHERE queue_id = ids[at] RETURNING ctid INTO place;
+    END IF;
+    PERFORM set_config(slot, place::text, false);
+  END LOOP;
+END
+$$;
+
 CREATE TABLE relay_secret (               -- with which brokers authenticate to each other
   secret_id INTEGER PRIMARY KEY CHECK (secret_id = 1),
   key BYTEA NOT NULL,                     -- 32 random bytes

@@ -83,7 +83,7 @@ def test_standby_ends_at_once_and_pages_show_a_replica_while_no_broker_is_active
         assert status == 200
         assert "shown" in page
         assert get(second, "/readyz")[0] == 503
-        status, answer = get(second, "/api/v1/queues/orders/messages", b'{"body": "x"}')
+        status, answer = get(second, "/api/v1/queues/orders/messages", b'{"content": "x"}')
         assert (status, json.loads(answer)["code"]) == (503, "not_ready")
         assert second.process is not None
         second.process.send_signal(signal.SIGTERM)

@@ -20,6 +20,7 @@ import pytest
 from phpmq_lite.testing import broker_process
 from tests.support.cli_runner import invoke
 from tests.support.http_site import HttpSite, running_site
+from tests.support.postgres_nodes import wait_until
 from tests.support.postgres_server import PROGRAMS, PostgresServer, postgres_server
 
 NAMES = "ANY 1 (n2,n3)"
@@ -197,6 +198,7 @@ def test_fenced_broker_stops_without_a_stack_trace(
     flags = ("--store", url, "--set", "store.allow_asynchronous=true", "--log-format", "json")
     with broker_process(tmp_path / "data", *flags) as broker:
         assert broker.process is not None
+        wait_until(lambda: not query(url, "SELECT is_released FROM epoch")[0][0])
         query(url, "UPDATE epoch SET epoch = epoch + 1 RETURNING epoch")
         assert broker.process.wait(10) == os.EX_IOERR
         lines = [json.loads(line) for line in broker.log.read_text().splitlines()]

@@ -467,6 +467,31 @@ async def test_batch_is_not_confirmed_before_a_new_setting_is_in_force(
         assert await seat.stored() == [1, 2, 3, 4, 5, 6]
 
 
+async def test_rows_that_change_often_are_found_at_once_while_a_snapshot_is_held(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path
+) -> None:
+    """No version of a row can be removed then, and an index leads through all of them."""
+    update = (
+        "SELECT * FROM update_queues(ARRAY[1]::bigint[], ARRAY[2]::bigint[], ARRAY[3]::bigint[])"
+    )
+    explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
+    database = url.partition("?")[0].rpartition("/")[2]
+    async with active(url, tmp_path):
+        with nodes.connect(dbname=database, autocommit=False) as holder:
+            holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            holder.execute("SELECT count(*) FROM queue")
+            with nodes.connect(dbname=database) as session:
+                session.execute("SET synchronous_commit = off")
+                session.execute("INSERT INTO queue (queue_id, name, created_at) VALUES (1, 'a', 0)")
+                for _ in range(2_000):
+                    session.execute(update)
+                    session.execute("UPDATE epoch SET seen_at = now()")
+                session.execute("SELECT * FROM read_epoch(0)")
+                for statement in (update, "SELECT * FROM read_epoch(0)"):
+                    [(plan,)] = session.execute((explain + statement).encode()).fetchall()
+                    assert plan[0]["Plan"]["Shared Hit Blocks"] < 15
+
+
 async def test_writer_closes_the_connections_of_failed_attempts(
     nodes: ReplicatedPostgres, url: str, tmp_path: Path
 ) -> None:

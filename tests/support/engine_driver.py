@@ -63,7 +63,8 @@ class ManualWriter:
         if is_failing:
             done.set_exception(OutcomeUnknownError("the disk has gone"))
             return
-        self._steered.begin(self._steps)
+        steps, self._steps = self._steps, []
+        self._steered.begin(steps)
         done.set_result(self._steered.end(batch))
 
     def poll(self) -> None:

@@ -314,15 +314,8 @@ def use_postgres() -> None:
 
 
 def _wait_until_active() -> None:
-    """Let brokers be ready once they are active: a standby opens its listeners before."""
-    from phpmq_lite.service import Service
-
-    wait_ready, start = Service.wait_ready, broker_process.BrokerProcess.start
-
-    async def wait_active(self: Service) -> None:
-        await wait_ready(self)
-        while not self._is_serving:  # noqa: ASYNC110 - no event announces it
-            await asyncio.sleep(0.002)
+    """Let processes be ready once they are active: a standby opens its listeners before."""
+    start = broker_process.BrokerProcess.start
 
     def start_active(self: broker_process.BrokerProcess) -> float:
         began_at = time.monotonic()
@@ -333,7 +326,6 @@ def _wait_until_active() -> None:
             time.sleep(0.01)
         return time.monotonic() - began_at
 
-    setattr(Service, "wait_ready", wait_active)  # noqa: B010
     setattr(broker_process.BrokerProcess, "start", start_active)  # noqa: B010
 
 

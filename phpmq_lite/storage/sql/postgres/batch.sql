@@ -159,9 +159,7 @@ INSERT INTO queue (queue_id, name, created_at, created_by) VALUES (?, ?, ?, ?);
 -- name: update_queue
 -- Updates the number and size of live messages in queues that a batch changed.
 -- rows: queue_id, live_count, live_bytes
-UPDATE queue SET live_count = given.live_count, live_bytes = given.live_bytes
-FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS given (queue_id, live_count, live_bytes)
-WHERE queue.queue_id = given.queue_id;
+SELECT FROM update_queues($1::bigint[], $2::bigint[], $3::bigint[]);
 
 -- name: configure_queue
 -- parameters: queue_settings.COLUMNS, settings (JSON), created_by, queue_id

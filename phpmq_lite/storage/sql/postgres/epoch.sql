@@ -5,7 +5,7 @@
 SELECT epoch, batch, seen_at::text,
   extract(epoch FROM clock_timestamp() - seen_at)::double precision,
   is_released, broker
-FROM epoch WHERE shard = ?;
+FROM read_epoch(?::int);
 
 -- name: lock
 -- Waits for a server process that has not finished the last batch of a broken connection.
