@@ -56,8 +56,9 @@ OF_ONE_ENGINE: Final[dict[str, str]] = {
             "test_writer_process.py",
         ),
         "the pages and statements of SQLite": (
-            "test_layout.py",
-            "test_settle_order.py",
+            "test_browse.py::test_statement_uses_its_index",
+            "test_search.py::test_leap_passes_over_no_message",
+            "test_search.py::test_source_uses_its_index",
             "test_sql.py",
             "test_lone_commit.py::test_lone_commit_writes_one_page_of_each_table_and_no_counter",
             "test_lone_commit.py::test_counts_are_stored_only_if_they_change",
