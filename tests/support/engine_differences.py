@@ -43,6 +43,7 @@ OF_ONE_ENGINE: Final[dict[str, str]] = {
             "test_postgres_pages.py",
             "test_postgres_ranges.py",
             "test_postgres_readers.py",
+            "test_postgres_upgrade.py",
             "test_postgres_writer.py",
             "test_relay.py",
             "test_sql_engines.py",
