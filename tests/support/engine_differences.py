@@ -36,6 +36,7 @@ OF_ONE_ENGINE: Final[dict[str, str]] = {
             "test_wal_index.py",
             "test_wal_scan.py",
         ),
+        "packages, whatever the engine": ("test_compiled.py", "test_packaging.py"),
         "PostgreSQL itself, or both engines, whatever the engine under test": (
             "test_brokers_of_a_database.py",
             "test_patroni.py",
