@@ -387,7 +387,7 @@ class Service:
         try:
             await serve()
         except Exception:
-            if not self._listening.is_set():
+            if not self._ready.is_set():
                 raise
             _log.exception("admin_not_opened")
             for one in bound:

@@ -11,10 +11,10 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import ClockReading, Limits, LoadedRows
 from phpmq_lite.queue_settings import QueueSettings
-from phpmq_lite.storage.sqlite.store import SqliteStore
+from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.testing import FakeClock
 from tests.support.core_rig import FakePeer
-from tests.support.stores import make_database, open_store
+from tests.support.stores import new_database
 
 HISTORY = """SELECT "offset", seq, outcome, reason, position, ttl_s, deadline_ms, published_at,
   first_dispatched_at, last_dispatched_at, settled_at, deliveries, charged, size, crc, publisher,
@@ -24,7 +24,7 @@ HISTORY = """SELECT "offset", seq, outcome, reason, position, ttl_s, deadline_ms
 class Batches:
     """A core with its store, whose batches are ended by the test."""
 
-    def __init__(self, store: SqliteStore, is_split: bool) -> None:
+    def __init__(self, store: Any, is_split: bool) -> None:
         self.store = store
         self.is_split = is_split  # ends the batch instead of continuing it
         self.core = Broker(store.recover(ClockReading(0, 0), 0, 10), Limits(), QueueSettings())
@@ -39,7 +39,9 @@ class Batches:
 
     def end(self) -> None:
         """Commit the batch; the next one starts 7 ms later."""
-        self.loaded = self.store.commit(self.core.finish())
+        batch = self.core.finish()
+        self.store.begin(batch_statements(batch) if batch.stores else [])
+        self.loaded = self.store.end(batch)
         self.clock.advance(0.007)
         self.core.begin(self.clock.now(), self.loaded)
 
@@ -89,8 +91,9 @@ def again(batches: Batches) -> None:
 
 def run(folder: Path, story: Callable[[Batches], None], *, is_split: bool) -> list[Any]:
     folder.mkdir()
-    store = open_store(make_database(folder))
-    with closing(store.connection):
+    database = new_database(folder / "messages.db")
+    store: Any = database.open_store()
+    with closing(database), closing(store.connection):
         batches = Batches(store, is_split)
         story(batches)
         batches.end()

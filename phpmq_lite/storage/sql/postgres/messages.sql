@@ -405,7 +405,8 @@ SELECT seq, token FROM message WHERE seq = ANY (ids(:seqs));
 -- Size of a body and one part of it.
 -- parameters: seq; start, size (bytes)
 -- columns: length of the whole body, the part
-SELECT length(content), substr(content, :start::int + 1, :size::int) FROM body WHERE seq = :seq;
+SELECT length(content), substr(content, least(:start, 2147483646)::int + 1, :size::int)
+FROM body WHERE seq = :seq;
 
 -- name: links
 -- Events that link messages to other messages: restore, redrive, edit, dead letter.
