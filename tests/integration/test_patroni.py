@@ -201,6 +201,9 @@ def test_dump_is_restored_into_an_empty_database(cluster: PatroniCluster) -> Non
     postgres(cluster, "pg_dump", "--format=custom", f"--file={dump}", cluster.url())
     cluster.query(leader, "DROP DATABASE phpmq WITH (FORCE)")
     cluster.query(leader, "CREATE DATABASE phpmq OWNER phpmq")
+    # A standby that does not know it yet would refuse the connection before the leader is tried.
+    which = "SELECT oid FROM pg_database WHERE datname = 'phpmq'"
+    wait_until(lambda: len({cluster.query(node, which) for node in range(3)}) == 1)
     restore = ("--no-owner", "--exit-on-error", "--single-transaction")
     postgres(cluster, "pg_restore", *restore, f"--dbname={cluster.url()}", dump)
     assert stored(cluster) == [1]

@@ -363,7 +363,7 @@ async def test_garbage_is_collected_again_once_the_broker_has_started() -> None:
     before, is_started = gc.get_threshold(), asyncio.Event()
 
     class Starting:
-        wait_ready = wait_pages = staticmethod(is_started.wait)
+        wait_listening = wait_pages = staticmethod(is_started.wait)
 
     tending = asyncio.create_task(
         process._manage_garbage_collection(cast("service.Service", Starting()))

@@ -151,7 +151,7 @@ class PatroniCluster(TemporaryServers):
         command = [*_PYTHON, program, "-c", self.path(node) / "etc/patroni.yml"]
         return subprocess.run(
             [*self.network.prefix(node), *command, *words],
-            env=self.environment(node), check=True, capture_output=True, text=True, timeout=60,
+            env=self.environment(node), check=True, capture_output=True, text=True, timeout=180,
         ).stdout  # fmt: skip
 
     # -- faults
