@@ -177,13 +177,11 @@ UPDATE client SET closed_at = ?, framing = ?, revision = ?, reason = ? WHERE cli
 
 -- name: set_counter
 -- parameters: name, value
-INSERT INTO counter (name, value) VALUES (?, ?)
-ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+SELECT FROM change_counter(?::text, ?::bigint, false);
 
 -- name: add_counter
 -- parameters: name, number to add
-INSERT INTO counter (name, value) VALUES (?, ?)
-ON CONFLICT (name) DO UPDATE SET value = counter.value + excluded.value;
+SELECT FROM change_counter(?::text, ?::bigint, true);
 
 -- name: next_ready
 -- The next ready messages of a queue, in order and without bodies.
