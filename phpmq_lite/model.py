@@ -401,6 +401,7 @@ class Batch:
     rows: list[RowsRequest] = field(default_factory=list)
     queries: list[tuple[QuarantinedRows, Callable[[list[Any]], None]]] = field(default_factory=list)
     due_at: int | None = None  # load messages due at or before this steady time
+    due_from: int = 0  # no ready message is due before this steady time
     # -- done after the commit
     # connection -> messages to dispatch and receipts to send
     sends: dict[Any, tuple[list[Message], list[Receipt]]] = field(default_factory=dict)

@@ -248,8 +248,55 @@ CREATE TABLE receipt (
   keys BYTEA NOT NULL                      -- the keys, one after the other
 );
 
+-- While an old snapshot is held, all versions of a row that changes often stay, and an index leads
+-- through them.  So such rows are found by their place, which the session keeps in a setting.
+
+CREATE FUNCTION counter_value(my_name TEXT) RETURNS BIGINT STABLE LANGUAGE plpgsql AS $$
+DECLARE
+  place TID := nullif(current_setting('phpmq.counter_' || my_name, true), '');
+  found BIGINT;
+BEGIN
+  SELECT value INTO found FROM counter WHERE ctid = place AND name = my_name;
+  IF found IS NULL THEN
+    SELECT value INTO found FROM counter WHERE name = my_name;
+  END IF;
+  RETURN found;
+END
+$$;
+
+-- Sets a counter, or adds to it.  Returns no rows.
+CREATE FUNCTION change_counter(my_name TEXT, number BIGINT, is_added BOOLEAN) RETURNS SETOF BIGINT
+LANGUAGE plpgsql AS $$
+DECLARE
+  slot TEXT := 'phpmq.counter_' || my_name;
+  place TID := nullif(current_setting(slot, true), '');
+BEGIN
+  UPDATE counter SET value = CASE WHEN is_added THEN value ELSE 0 END + number
+    WHERE ctid = place AND name = my_name RETURNING ctid INTO place;
+  IF place IS NULL THEN
+    INSERT INTO counter (name, value) VALUES (my_name, number)
+    ON CONFLICT (name) DO UPDATE
+      SET value = CASE WHEN is_added THEN counter.value ELSE 0 END + excluded.value
+    RETURNING ctid INTO place;
+  END IF;
+  PERFORM set_config(slot, place::text, false);
+END
+$$;
+
+-- The number of the oldest receipt, or NULL.  Receipts are removed in order.
+CREATE FUNCTION oldest_receipt() RETURNS BIGINT LANGUAGE plpgsql AS $$
+DECLARE
+  found BIGINT;
+BEGIN
+  SELECT min(n) INTO found FROM receipt
+    WHERE n >= coalesce(nullif(current_setting('phpmq.receipt', true), ''), '0')::bigint;
+  PERFORM set_config('phpmq.receipt', found::text, false);
+  RETURN found;
+END
+$$;
+
 CREATE VIEW line (next_number) AS SELECT greatest(
-  coalesce((SELECT value FROM counter WHERE name = 'next_number'), 1),
+  coalesce(counter_value('next_number'), 1),
   coalesce((SELECT max(seq) FROM body), 0) + 1
 );
 

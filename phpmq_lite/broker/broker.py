@@ -195,6 +195,7 @@ class Broker:
             self.wake_consumers(state.batch_limited.pop())
         if (due_ms := state.next_deadline_ms) is not None and due_ms <= now.steady_ms:
             batch.due_at = None if state.pending.is_full else now.steady_ms
+            batch.due_from = due_ms
         if (drop_ms := self.staging.due_ms) is not None and drop_ms <= now.steady_ms:
             self.staging.drop_old(state)
         return batch

@@ -195,7 +195,7 @@ class Store(ABC):
         if batch.due_at is not None:
             loaded.has_due = True
             found = self.execute(
-                self.sql("batch")["due_messages"], (batch.due_at, DUE_AT_ONCE)
+                self.sql("batch")["due_messages"], (batch.due_from, batch.due_at, DUE_AT_ONCE)
             ).fetchall()
             loaded.due = [message_of(row) for row in found]
             after = batch.due_at if len(found) < DUE_AT_ONCE else found[-1][6] - 1

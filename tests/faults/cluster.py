@@ -36,7 +36,7 @@ from tests.support.seed import SEED
 BROKERS: Final = 3
 SHORT_FAULTS: Final = 10
 DISK_BYTES: Final = 6 << 30
-SETTLE_S: Final = 0.5  # answers that were on their way when a fault began arrive within
+SETTLE_S: Final = 0.5  # what was on its way when a fault began arrives within
 RECEIPTS_AFTER: Final = 100  # after a fault, before the next one
 
 # Records the epoch, the number of the batch and the broker of each transaction that writes.  The
@@ -102,11 +102,11 @@ class Run:
                 await self._wait_for_receipts(began_at + held_s, 1, fault)
             else:
                 await asyncio.sleep(SETTLE_S)
-                receipts = site.receipts
+                site.lose_majority()
                 await asyncio.sleep(held_s)
-                if site.receipts > receipts and not fault.may_confirm:
+                if site.late_receipts and not fault.may_confirm:
                     self.ledger.offences.append(
-                        f"{fault.name}: {site.receipts - receipts} receipts without a majority"
+                        f"{fault.name}: {site.late_receipts} receipts without a majority"
                     )
                 site.watch()
         finally:

@@ -97,6 +97,8 @@ class Site:
         self.connections: dict[str, set[Client]] = defaultdict(set)  # by address
         self.last_receipt_at = time.monotonic()
         self.receipts = 0
+        self.last_early = b""  # the last key that could be stored before a majority was lost
+        self.late_receipts = 0  # for keys after that one
         self.gap_s = 0.0  # the longest since ``watch``
         self._watched_at = 0.0
         self._published = 0.0
@@ -136,6 +138,14 @@ class Site:
     def watch(self) -> None:
         """Begin to measure the longest time without a receipt."""
         self.gap_s, self._watched_at = 0.0, time.monotonic()
+
+    def lose_majority(self) -> None:
+        """Count receipts for keys that are made from now on."""
+        self.last_early, self.late_receipts = self.ledger.new_key(), 0
+
+    def note_receipt(self, key: bytes) -> None:
+        """Count a receipt that needs a majority now."""
+        self.late_receipts += bool(self.last_early) and key > self.last_early
 
     def count_down(self) -> None:
         """Count a receipt."""
@@ -212,6 +222,7 @@ class Publisher(Client):
             self.site.refusals[reason] += 1
             return
         self.is_served = True
+        self.site.note_receipt(key)
         super().answered(key, None)
 
 
@@ -254,6 +265,7 @@ class Worker(Consumer):
             self.marks.pop(key, None)
             self.ledger.unanswered.pop(key, None)
             return
+        self.site.note_receipt(key)
         for _, message_id in self.marks.get(key, ()):
             self.site.holders.pop(message_id, None)
         super().answered(key, None)

@@ -177,13 +177,11 @@ UPDATE client SET closed_at = ?, framing = ?, revision = ?, reason = ? WHERE cli
 
 -- name: set_counter
 -- parameters: name, value
-INSERT INTO counter (name, value) VALUES (?, ?)
-ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+SELECT FROM change_counter(?::text, ?::bigint, false);
 
 -- name: add_counter
 -- parameters: name, number to add
-INSERT INTO counter (name, value) VALUES (?, ?)
-ON CONFLICT (name) DO UPDATE SET value = counter.value + excluded.value;
+SELECT FROM change_counter(?::text, ?::bigint, true);
 
 -- name: next_ready
 -- The next ready messages of a queue, in order and without bodies.
@@ -236,9 +234,10 @@ FROM history WHERE seq = ANY ($1::bigint[]);
 
 -- name: due_messages
 -- Ready messages whose deadline has passed, soonest deadline first.
--- parameters: now (steady ms); limit
+-- parameters: from (steady ms), before which none is due; now (steady ms); limit.  Without the
+--   first one, the index would lead through all messages that an old snapshot still keeps.
 SELECT {all_columns}
-FROM message WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms <= ?
+FROM message WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms >= ? AND deadline_ms <= ?
 ORDER BY deadline_ms LIMIT ?;
 
 -- name: next_deadline

@@ -4,7 +4,7 @@
 -- Rows not counted yet, usually from the last few seconds.
 (
   SELECT outcome, size FROM history
-  WHERE "offset" > coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
+  WHERE "offset" > coalesce(counter_value('placed_upto'), 0)
   ORDER BY "offset" LIMIT 50000
 ) AS tail
 
@@ -12,13 +12,13 @@
 -- Sizes of the history, separately for deleted messages and all other messages.
 -- columns: rows, bytes, deleted rows, deleted bytes
 SELECT
-  coalesce((SELECT value FROM counter WHERE name = 'history_rows'), 0)
+  coalesce(counter_value('history_rows'), 0)
     + count(*) FILTER (WHERE outcome <> 5),
-  coalesce((SELECT value FROM counter WHERE name = 'history_bytes'), 0)
+  coalesce(counter_value('history_bytes'), 0)
     + coalesce(sum(size) FILTER (WHERE outcome <> 5), 0)::bigint,
-  coalesce((SELECT value FROM counter WHERE name = 'deleted_rows'), 0)
+  coalesce(counter_value('deleted_rows'), 0)
     + count(*) FILTER (WHERE outcome = 5),
-  coalesce((SELECT value FROM counter WHERE name = 'deleted_bytes'), 0)
+  coalesce(counter_value('deleted_bytes'), 0)
     + coalesce(sum(size) FILTER (WHERE outcome = 5), 0)::bigint
 FROM {tail};
 

@@ -7,12 +7,16 @@
 SELECT from_offset, step_ms FROM clock_step ORDER BY number;
 
 -- name: trim_clock_steps
--- Removes steps older than the retained history and audit log, and steps beyond a maximum.
+-- Removes steps older than the retained history and audit log, and steps beyond a maximum.  The
+-- oldest row is looked for from the fronts on, because removed rows may still be in the index.
 -- parameters: before (steady ms, inclusive); number of rows to keep
 DELETE FROM clock_step
 WHERE number < (
     SELECT max(number) FROM clock_step
-    WHERE from_offset <= (SELECT min("offset") FROM history) AND at_ms <= ?)
+    WHERE at_ms <= ? AND from_offset <= least(
+      (SELECT min("offset") FROM history WHERE "offset" >= coalesce(counter_value('history_lo'), 0)),
+      (SELECT min("offset") FROM history WHERE outcome = 5 AND outcome <> 2
+        AND "offset" >= coalesce(counter_value('deleted_lo'), 0))))
   OR number <= (SELECT max(number) FROM clock_step) - ?;
 
 -- name: next_dropped_stage
@@ -32,11 +36,12 @@ DELETE FROM stage WHERE stage_id = ?;
 -- name: history_fronts
 -- Positions of the fronts; a missing counter means 0.
 -- columns: name, value
-SELECT name, value FROM counter WHERE name IN ('history_lo', 'deleted_lo');
+SELECT name, counter_value(name) AS value FROM unnest(ARRAY['history_lo', 'deleted_lo']) AS name
+WHERE counter_value(name) IS NOT NULL;
 
 -- part: removable
 -- Only indexed rows count.  The newest row stays, because the next offset is derived from it.
-"offset" <= coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
+"offset" <= coalesce((SELECT counter_value('placed_upto')), 0)
   AND "offset" < (SELECT max("offset") FROM history)
 
 -- name: next_settled
@@ -80,8 +85,7 @@ WHERE "offset" = (SELECT max("offset") FROM history)
 
 -- name: store_next_number
 -- Must run before bodies are removed, because the next number is derived from the newest body.
-INSERT INTO counter (name, value) SELECT 'next_number', next_number FROM line WHERE true
-ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+SELECT FROM line, change_counter('next_number', next_number, false);
 
 -- name: remove_settled
 -- parameters: offsets (JSON list)
@@ -90,7 +94,7 @@ DELETE FROM history WHERE "offset" IN (SELECT jsonb_array_elements_text(:offsets
 -- name: receipt_ends
 -- Oldest and newest receipts; no row if there are none.
 -- columns: n of the oldest; n and at_ms (steady) of the newest
-SELECT (SELECT min(n) FROM receipt), n, at_ms FROM receipt ORDER BY n DESC LIMIT 1;
+SELECT oldest_receipt(), n, at_ms FROM receipt ORDER BY n DESC LIMIT 1;
 
 -- name: first_kept_receipt
 -- First receipt in a range that still counts.
@@ -100,7 +104,7 @@ SELECT min(n) FROM receipt WHERE n BETWEEN :lo AND :hi AND n > :floor AND at_ms 
 
 -- name: remove_receipts
 -- parameters: end (n, exclusive)
-DELETE FROM receipt WHERE n < :end;
+DELETE FROM receipt WHERE n >= (SELECT oldest_receipt()) AND n < :end;
 
 -- name: remove_clients
 -- Removes connections closed before the oldest row of the history.

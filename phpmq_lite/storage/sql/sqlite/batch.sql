@@ -219,10 +219,10 @@ FROM history WHERE seq IN ({rows:?});
 
 -- name: due_messages
 -- Ready messages whose deadline has passed, soonest deadline first.
--- parameters: now (steady ms); limit
+-- parameters: from (steady ms), before which none is due; now (steady ms); limit
 -- index: message_deadline
 SELECT {all_columns}
-FROM message WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms <= ?
+FROM message WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms >= ? AND deadline_ms <= ?
 ORDER BY deadline_ms LIMIT ?;
 
 -- name: next_deadline
