@@ -32,6 +32,7 @@ LEAST: Final = 0.6
 BYTES: Final = 256
 WINDOW: Final = 100
 MEASURED_S: Final = 10.0
+HISTORY_ROWS: Final = 200_000  # so that retention removes rows all the time
 DUMP_BYTES_S: Final = 1 << 20  # read from pg_dump per second, so that it runs for a while
 
 
@@ -98,7 +99,7 @@ def main() -> int:
         for name in ("normal", "held"):
             nodes.create_database(name)
             url = nodes.url().replace("/phpmq?", f"/{name}?")
-            flags = ["--store", url, "--set", "history.bytes=1TiB"]
+            flags = ["--store", url, "--set", f"history.rows={HISTORY_ROWS}"]
             brokers.append(stack.enter_context(BrokerProcess(folder / name, flags)))
         normal, held = brokers
         for broker in brokers:
