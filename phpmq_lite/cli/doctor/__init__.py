@@ -6,6 +6,7 @@ data folder to measure the disk.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import click
 
@@ -39,17 +40,20 @@ def doctor(output: str | None, settings_args: SettingsArguments) -> None:
 
 def run_checks(settings_args: SettingsArguments) -> Iterator[Finding]:
     """Run all checks, even if one of them fails, and yield their findings."""
-    from phpmq_lite.cli.doctor import database, host, installation, listeners, server
+    from phpmq_lite.cli.doctor import database, host, installation, listeners
     from phpmq_lite.cli.doctor import settings as setting_checks
+    from phpmq_lite.storage.data_folder import locking_pid
 
     yield from run_check("installation", installation.check_installation)
     settings, findings = setting_checks.read_settings(settings_args)
     yield from findings
-    pid = host.broker_pid(settings.data)
+    pid = None  # of the broker that uses the folder
+    with suppress(OSError):
+        pid = locking_pid(settings.data)
     yield from run_check("settings", lambda: setting_checks.check_settings(settings))
     yield from run_check("data folder", lambda: host.check_data_folder(settings, pid))
     if settings.store.url:
-        yield from run_check(server.NAME, lambda: server.check_server(settings))
+        yield from run_check(database.SERVER, lambda: database.check_server(settings))
     yield from run_check("database", lambda: database.check_database(settings, pid))
     yield from run_check("listeners", lambda: listeners.check_listeners(settings, pid))
     yield from run_check("machine", lambda: host.check_machine(settings, pid))

@@ -1,23 +1,27 @@
-"""Checks of the database files and backups."""
+"""Checks of the database, which is in files or on a PostgreSQL server, and of backups."""
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from phpmq_lite import __version__
 from phpmq_lite.admin.base import formats
-from phpmq_lite.admin.base.formats import plural
+from phpmq_lite.admin.base.formats import count_of
 from phpmq_lite.admin.monitoring.attention import STANDBY_LAG_S
 from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError
-from phpmq_lite.cli.doctor.findings import Finding, bad, ok, warn
+from phpmq_lite.cli.doctor.findings import BAD, Finding, bad, ok, ok_if, warn
 from phpmq_lite.cli.errors import REFUSED, CommandError
+from phpmq_lite.errors import SettingsError, StorageError
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.sqlite.backup.backups import list_backups
 from phpmq_lite.storage.sqlite.integrity.stopped_database import StoppedDatabase, read_stopped
 from phpmq_lite.storage.sqlite.standby.lag import read_standby
 from phpmq_lite.storage.sqlite.standby.litestream import read_replica
+
+if TYPE_CHECKING:
+    from phpmq_lite.storage.postgres.probe import ServerProbe
 
 _TIMEOUT_S: Final = 10.0
 # Startups, restores and migrations leave these files in the data folder.
@@ -45,78 +49,56 @@ def _running_broker(settings: Settings, pid: str) -> Finding:
         stats = admin.call("GET", "/stats", timeout_s=_TIMEOUT_S)
     except CommandError as error:
         if isinstance(error, BrokerUnavailableError) and error.code == REFUSED:
-            return warn(
-                "broker",
-                f"pid {pid} is not ready: {error}",
-                "the broker is starting; run doctor again soon",
-            )
+            hint = "if it is starting, run doctor again soon; a standby waits for its turn"
+            return warn("broker", f"pid {pid} is not ready: {error}", hint)
         return bad("broker", f"pid {pid} does not answer: {error}", "see the broker's log")
     return running_finding(stats, pid, settings)
 
 
 def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Finding:
     """Return a finding about a running broker, based on the response of ``/api/v1/stats``."""
-    messages = stats["ready"] + stats["dispatched"]
-    text = (
-        f"pid {pid}, {messages:,} {plural(messages, 'message', 'messages')} in "
-        f"{stats['queues']:,} {plural(stats['queues'], 'queue', 'queues')}"
-    )
+    name, limit = "broker", settings.storage.wal_bytes
+    messages = count_of(stats["ready"] + stats["dispatched"], "message", "messages")
+    text = f"pid {pid}, {messages} in {count_of(stats['queues'], 'queue', 'queues')}"
     reason = stats["storing_stopped"] or stats["publishing_stopped"]
     if reason is not None:
-        return bad("broker", f"{text}; it rejects messages: {reason}", "see the System page")
+        return bad(name, f"{text}; it rejects messages: {reason}", "see the System page")
     if not stats["is_ready"]:
-        return warn("broker", f"{text}; it is not ready: {stats['step']}", "wait, or read its log")
+        return warn(name, f"{text}; it is not ready: {stats['step']}", "wait, or read its log")
     if stats["version"] != __version__:
-        return warn(
-            "broker", f"{text}; it is {stats['version']}, but {__version__} is installed", "restart"
-        )
-    if (stats["wal_bytes"] or 0) > 2 * settings.storage.wal_bytes:
-        return warn(
-            "broker",
-            f"{text}; its write-ahead log has grown to "
-            f"{formats.format_size(stats['wal_bytes'])}, more than twice "
-            f"storage.wal_bytes ({formats.format_size(settings.storage.wal_bytes)})",
-            "a reader blocks it: a backup, an export, or another program with the database open",
-        )
-    return ok("broker", f"{text}, ready")
+        text += f"; it is {stats['version']}, but {__version__} is installed"
+        return warn(name, text, "restart")
+    if (stats["wal_bytes"] or 0) > 2 * limit:
+        size = formats.format_size(stats["wal_bytes"])
+        text += f"; its write-ahead log has grown to {size}, more than twice storage.wal_bytes "
+        hint = "a reader blocks it: a backup, an export, or another program with the database open"
+        return warn(name, f"{text}({formats.format_size(limit)})", hint)
+    return ok(name, f"{text}, ready")
 
 
 def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
     """Return a finding about the database files of a stopped broker."""
-    name = "database"
+    name, verify = "database", "`phpmq-lite database verify`"
     if seen.problems:
-        return bad(
-            name,
-            "; ".join(seen.problems),
-            "inspect it with `phpmq-lite database verify`, or replace it with `phpmq-lite backup "
-            "restore`",
-        )
+        hint = f"inspect it with {verify}, or replace it with `phpmq-lite backup restore`"
+        return bad(name, "; ".join(seen.problems), hint)
     if seen.refusal:
         return bad(name, seen.refusal, "until then, the broker refuses to start (exit code 1)")
     if seen.is_new:
         return ok(name, "none yet", "the broker creates it at startup")
     text = f"schema {seen.schema}, {formats.format_size(seen.used_bytes)} in use"
     if 0 < max_bytes <= seen.used_bytes:
-        return bad(
-            name,
-            f"{text}: publishing stops above storage.max_bytes ({formats.format_size(max_bytes)})",
-            "raise storage.max_bytes, or lower history.days and history.bytes",
-        )
+        text += f": publishing stops above storage.max_bytes ({formats.format_size(max_bytes)})"
+        return bad(name, text, "raise storage.max_bytes, or lower history.days and history.bytes")
     if not seen.was_clean:
-        why = f": {seen.last_error}" if seen.last_error else ""
-        return warn(
-            name,
-            f"{text}; the broker did not stop cleanly{why}",
-            f"the next startup replays the write-ahead log: {seen.log}",
-        )
+        text += "; the broker did not stop cleanly"
+        text += f": {seen.last_error}" if seen.last_error else ""
+        return warn(name, text, f"the next startup replays the write-ahead log: {seen.log}")
     if seen.waiting:
-        count = len(seen.waiting)
-        return ok(
-            name,
-            f"{text}; {count} {plural(count, 'migration is pending', 'migrations are pending')}",
-            "the next startup copies the database and applies them",
-        )
-    return ok(name, f"{text}, closed cleanly", "`phpmq-lite database verify` checks everything")
+        pending = count_of(len(seen.waiting), "migration is pending", "migrations are pending")
+        hint = "the next startup copies the database and applies them"
+        return ok(name, f"{text}; {pending}", hint)
+    return ok(name, f"{text}, closed cleanly", f"{verify} checks everything")
 
 
 def leftover_findings(path: Path) -> Iterator[Finding]:
@@ -125,22 +107,14 @@ def leftover_findings(path: Path) -> Iterator[Finding]:
         paths = sorted(path.glob(pattern))
         if not paths:
             continue
-        size = sum(map(_size, paths))
-        names = ", ".join(one.name for one in paths)
-        text = f"{words}, {formats.format_size(size)}: {names}"
+        files = [one for path in paths for one in (path, *path.rglob("*")) if one.is_file()]
+        size = formats.format_size(sum(one.stat().st_size for one in files))
+        text = f"{words}, {size}: {', '.join(one.name for one in paths)}"
         if pattern.startswith("damaged"):
-            yield warn(
-                "left over",
-                text,
-                "see damage.json there; remove the copies once you have recovered what you need",
-            )
+            hint = "see damage.json there; remove the copies once you have recovered what you need"
+            yield warn("left over", text, hint)
         else:
             yield ok("left over", text, "remove them once you have verified the current data")
-
-
-def _size(path: Path) -> int:
-    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
-    return sum(one.stat().st_size for one in files)
 
 
 NAME: Final = "backups"
@@ -153,9 +127,8 @@ def check_backups(settings: Settings) -> Iterator[Finding]:
     if settings.store.url or not (settings.data / DATABASE).is_file():
         return
     folder = settings.backups_folder
-    found = list_backups(folder)
     now_ms = time.time_ns() // 1_000_000
-    ages = [now_ms - one.manifest.made_at for one in found]
+    ages = [now_ms - one.manifest.made_at for one in list_backups(folder)]
     # If an age is negative, the clock was ahead when that backup was made.
     age_ms = min((age for age in ages if age >= 0), default=None)
     is_same = folder.is_dir() and folder.stat().st_dev == settings.data.stat().st_dev
@@ -165,18 +138,12 @@ def check_backups(settings: Settings) -> Iterator[Finding]:
 def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same: bool) -> Finding:
     """Return a finding about the newest backup; ``every_h`` is 0 if no backups are scheduled."""
     if age_ms is None:
-        return warn(
-            NAME,
-            f"none in {folder}",
-            "create one with `phpmq-lite backup create`, or schedule them with backups.every_h",
-        )
+        hint = "create one with `phpmq-lite backup create`, or schedule them with backups.every_h"
+        return warn(NAME, f"none in {folder}", hint)
     text = f"the newest is {formats.format_duration(age_ms)} old, in {folder}"
     if every_h and age_ms > 2 * every_h * _HOUR_MS:
-        return warn(
-            NAME,
-            f"{text}; the schedule is every {every_h:g} h",
-            "see the log and the Backups page",
-        )
+        text += f"; the schedule is every {every_h:g} h"
+        return warn(NAME, text, "see the log and the Backups page")
     if not every_h and age_ms > OLD_MS:
         return warn(NAME, text, "schedule them with backups.every_h")
     hint = (
@@ -193,7 +160,107 @@ def check_standby(settings: Settings) -> Iterator[Finding]:
     text = f"{replica} is {state.lag_s:.1f} s and {state.lag_messages:,} messages behind"
     if state.problem:
         text = f"{state.problem}; {text}"
-    if state.problem or state.lag_s > STANDBY_LAG_S:
-        yield bad("standby", text, "see the log of `phpmq-lite standby run`")
+    is_good = not state.problem and state.lag_s <= STANDBY_LAG_S
+    yield ok_if(is_good, "standby", text, "see the log of `phpmq-lite standby run`", BAD)
+
+
+SERVER: Final = "database server"
+_OLDEST: Final = 130_000  # the oldest version that works
+_CONNECTIONS: Final = 10  # which a broker needs, with the pages
+_CLOCK_MS: Final = 2_000
+_FAILED_S: Final = 10
+
+
+def check_server(settings: Settings) -> Iterator[Finding]:
+    """Check the server, the role's rights, replication, the schema, and which broker is active."""
+    yield ok("database file", "not used: store.url is set, so the broker stores in PostgreSQL",
+             "backups are made by PostgreSQL's own tools, such as pg_dump")  # fmt: skip
+    from phpmq_lite.storage.postgres.probe import probe
+
+    try:
+        found = probe(settings.store.url)
+    except SettingsError as error:
+        yield bad(SERVER, str(error), "until then, the broker refuses to start (exit code 78)")
+    except StorageError as error:
+        yield bad(SERVER, str(error), "check the hosts of store.url, its role and PGPASSFILE")
     else:
-        yield ok("standby", text)
+        yield from server_findings(found)
+        yield from replication_findings(found, is_allowed=settings.store.allow_asynchronous)
+        yield from database_findings(found)
+
+
+def server_findings(found: "ServerProbe") -> Iterator[Finding]:
+    """Yield findings about the server and how the broker reaches it."""
+    facts, name = found.facts, "pooler"
+    text = f"PostgreSQL {facts.version // 10_000}.{facts.version % 10_000} at {found.place}"
+    if facts.version < _OLDEST:
+        yield bad(SERVER, f"{text} is older than 13", "upgrade the server")
+    elif not facts.can_create or facts.can_write is False:
+        what = "create tables" if facts.can_write is not False else "write the tables"
+        yield bad(SERVER, f"{text}: the role may not {what}", "let it own the database and tables")
+    else:
+        yield ok(SERVER, f"{text}, writable")
+    if found.pooler == "transaction":
+        text = "a connection pooler shares server processes, so settings of sessions get lost"
+        yield bad(name, text, "connect to the servers directly")
+    elif found.pooler:
+        text = "a connection pooler is in between, which may notice a failover late"
+        yield warn(name, text, "connect to the servers directly")
+    has_room = facts.max_connections - facts.connections >= _CONNECTIONS
+    text = f"{facts.connections} of {facts.max_connections} in use"
+    hint = f"a broker needs {_CONNECTIONS}: raise max_connections"
+    yield ok_if(has_room, "connections", text, hint)
+    text = f"{found.clock_ms:+,d} ms from this machine's"
+    hint = "synchronize both; messages have the server's time"
+    yield ok_if(abs(found.clock_ms) <= _CLOCK_MS, "server clock", text, hint)
+
+
+def replication_findings(found: "ServerProbe", *, is_allowed: bool) -> Iterator[Finding]:
+    """Yield findings about what a confirmed message survives; ``is_allowed``: asynchronously."""
+    name, facts, required = "replication", found.facts, found.replicas_required
+    ready = sum(one.is_ready for one in found.replicas)
+    text = f"{required} must confirm ({facts.quorum}), {ready} can"
+    if not required:
+        text, hint = "synchronous_standby_names names no quorum", "set it to ANY 1 (n2, n3)"
+        if is_allowed:
+            yield warn(name, f"{text}: a failover can lose confirmed messages", hint)
+        else:
+            yield bad(name, f"{text}: nothing is confirmed", hint)
+    elif ready < required:
+        yield bad(name, text, "start the replicas; until then, nothing is confirmed")
+    elif ready == required:
+        yield warn(name, text, "add a replica: if one fails now, nothing is confirmed")
+    else:
+        yield ok(name, text)
+    if required and is_allowed:
+        yield warn(name, "store.allow_asynchronous is set", "remove it, as there is a quorum")
+    settings = ("fsync", "full_page_writes", "synchronous_commit")
+    off = [one for one in settings if getattr(facts, one) != "on"]
+    if off:
+        text = f"not on: {', '.join(off)}; a crash of the server can lose messages"
+        yield bad("durability", text, "switch on; a pooler may ignore the sessions' own settings")
+    else:
+        yield ok("durability", f"on: {', '.join(settings)}")
+
+
+def database_findings(found: "ServerProbe") -> Iterator[Finding]:
+    """Yield findings about the schema, and about which broker is active."""
+    name, row = "schema", found.epoch
+    if found.refusal:
+        yield bad(name, found.refusal, "a broker of this version stays standby")
+    elif row is None:
+        yield ok(name, "the database is empty", "the first broker creates the tables")
+    elif found.pending:
+        text = f"version {found.schema}, pending migrations: {found.pending}"
+        yield ok(name, text, "a broker applies them when it becomes active")
+    else:
+        hint = "`phpmq-lite database verify` checks everything"
+        yield ok(name, f"version {found.schema}", hint)
+    name = "active broker"
+    if row is None or row.is_released:
+        yield ok(name, "none", "the next broker that starts becomes active")
+        return
+    age = formats.format_duration(round(max(0.0, row.age_s) * 1_000))
+    text = f"on {found.active_broker}, epoch {row.epoch}, wrote {age} ago"
+    hint = "it has failed; the next broker that starts takes over"
+    yield ok_if(row.age_s <= _FAILED_S, name, text, hint)

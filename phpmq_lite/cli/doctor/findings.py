@@ -52,6 +52,11 @@ def bad(check: str, found: str, hint: str) -> Finding:
     return Finding(check, BAD, found, hint)
 
 
+def ok_if(is_good: bool, check: str, found: str, hint: str, otherwise: str = WARN) -> Finding:
+    """Return a finding that is ok or, with a hint, has the state ``otherwise``."""
+    return Finding(check, OK, found) if is_good else Finding(check, otherwise, found, hint)
+
+
 def report_findings(findings: Sequence[Finding], output: str | None) -> None:
     """Write the findings, and exit with code 1 if any of them is bad.
 

@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 
 from phpmq_lite import __version__, installation
 from phpmq_lite.admin.monitoring.system_view import sqlite_note
-from phpmq_lite.cli.doctor.findings import OK, Finding, as_root, bad, ok, warn
+from phpmq_lite.cli.doctor.findings import BAD, OK, Finding, as_root, bad, ok, ok_if, warn
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.installation import install_command, migrations_folder, templates_folder
 from phpmq_lite.model import checksum
@@ -35,13 +35,11 @@ def requirements(extra: str = "") -> list[Requirement]:
         all_of = [Requirement(text) for text in requires(DISTRIBUTION) or []]
     except PackageNotFoundError:
         return []
-    return [
-        one for one in all_of if _applies_to(one, extra) and not (extra and _applies_to(one, ""))
-    ]
 
+    def applies(one: Requirement, extra: str) -> bool:
+        return one.marker is None or one.marker.evaluate({"extra": extra})
 
-def _applies_to(requirement: Requirement, extra: str) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+    return [one for one in all_of if applies(one, extra) and not (extra and applies(one, ""))]
 
 
 def reinstall_command(*extras: str, flags: str = "") -> str:
@@ -68,10 +66,8 @@ def check_python() -> Finding:
 
 def python_finding(found: str, needed: str) -> Finding:
     """Return a finding about a Python version."""
-    text = f"{found}, {sys.executable}"
-    if SpecifierSet(needed).contains(found, prereleases=True):
-        return ok("Python", text)
-    return bad("Python", text, f"{needed} is required")
+    is_good = SpecifierSet(needed).contains(found, prereleases=True)
+    return ok_if(is_good, "Python", f"{found}, {sys.executable}", f"{needed} is required", BAD)
 
 
 def package_finding(needed: Requirement, found: str | None, install: str) -> Finding:
@@ -109,7 +105,13 @@ def check_installation() -> Iterator[Finding]:
     yield check_python()
     yield from package_findings(requirements(), installed_version, _import_problem())
     yield sqlite_finding(sqlite3.sqlite_version_info, sqlite3.threadsafety, _sqlite_problem())
-    yield _page_files()
+    folder = templates_folder()
+    missing = [name for name in PAGES if not (folder / name).is_file()]
+    if missing:
+        again = reinstall_command(flags="--force-reinstall")
+        yield bad("pages", f"{folder} lacks {', '.join(missing)}", again)
+    else:
+        yield ok("pages", "all files for the web pages exist")
 
 
 def package_findings(
@@ -127,8 +129,8 @@ def package_findings(
     if problem:
         yield bad(name, problem, again)
     elif not needed:
-        found_text = f"{own} is not installed, so versions were not checked"
-        yield warn(name, found_text, reinstall_command())
+        text = f"{own} is not installed, so versions were not checked"
+        yield warn(name, text, reinstall_command())
     elif not wrong:
         yield ok(name, f"{own} and the {len(needed)} required packages")
 
@@ -149,11 +151,8 @@ def sqlite_finding(found: tuple[int, ...], threadsafety: int, problem: str) -> F
     if problem:
         return bad("SQLite", f"{text}: {problem}", "install a newer SQLite or Python")
     if not threadsafety:
-        return bad(
-            "SQLite",
-            f"{text}: it was built for single-threaded use",
-            "install a Python whose SQLite has THREADSAFE=1",
-        )
+        hint = "install a Python whose SQLite has THREADSAFE=1"
+        return bad("SQLite", f"{text}: it was built for single-threaded use", hint)
     return ok("SQLite", text)
 
 
@@ -165,15 +164,6 @@ def _sqlite_problem() -> str:
         except PhpmqError as error:
             return str(error)
     return ""
-
-
-def _page_files() -> Finding:
-    folder = templates_folder()
-    missing = [name for name in PAGES if not (folder / name).is_file()]
-    if missing:
-        again = reinstall_command(flags="--force-reinstall")
-        return bad("pages", f"{folder} lacks {', '.join(missing)}", again)
-    return ok("pages", "all files for the web pages exist")
 
 
 def check_pipeline_packages() -> Iterator[Finding]:
@@ -193,16 +183,11 @@ def check_pipeline_packages() -> Iterator[Finding]:
 
 def pipeline_finding(spark: str | None, java: str, problem: str = "") -> Finding:
     """Return a finding about Spark and Java; ``problem`` states why Java was not found."""
+    name = "pipeline"
     if spark is None:
-        return ok(
-            "pipeline",
-            "Spark is not installed; only `phpmq-lite pipeline` requires it",
-            f"to install it: {reinstall_command('spark', 'java')}",
-        )
+        hint = f"to install it: {reinstall_command('spark', 'java')}"
+        return ok(name, "Spark is not installed; only `phpmq-lite pipeline` requires it", hint)
     if problem:
-        return warn(
-            "pipeline",
-            f"Spark {spark}, no Java: {problem}",
-            f"{reinstall_command('java')}, or install Java 17 or newer",
-        )
-    return ok("pipeline", f"Spark {spark}, {java}", "`phpmq-lite pipeline doctor` runs more checks")
+        hint = f"{reinstall_command('java')}, or install Java 17 or newer"
+        return warn(name, f"Spark {spark}, no Java: {problem}", hint)
+    return ok(name, f"Spark {spark}, {java}", "`phpmq-lite pipeline doctor` runs more checks")

@@ -1,7 +1,6 @@
 """Checks of the settings for unknown names, conflicting values and invalid schemas."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from phpmq_lite.cli.doctor.findings import Finding, bad, ok, warn
@@ -21,38 +20,28 @@ def read_settings(settings_args: SettingsArguments) -> tuple[Settings, list[Find
         effective = settings_args.read()
     except SettingsError as error:
         fallback = Settings() if settings_args.data is None else Settings(data=settings_args.data)
-        hint = (
-            "correct it, or the broker refuses to start (exit code 78); "
-            "the other checks use the defaults"
-        )
-        return fallback, [bad(NAME, str(error), hint)]
+        hint = "correct it, or the broker refuses to start (exit code 78)"
+        return fallback, [bad(NAME, str(error), f"{hint}; the other checks use the defaults")]
     changed = sum(source != "default" for source in effective.sources.values())
     where = "no file" if path is None else str(path)
     hint = "`phpmq-lite config init` creates a file that explains them" if path is None else ""
-    return effective.settings, [
-        ok(NAME, f"{where}, {changed} set, all others at their defaults", hint),
-        *(
-            warn(NAME, one, "`phpmq-lite config show` lists the names")
-            for one in effective.warnings
-        ),
-    ]
+    found = [ok(NAME, f"{where}, {changed} set, all others at their defaults", hint)]
+    hint = "`phpmq-lite config show` lists the names"
+    return effective.settings, found + [warn(NAME, one, hint) for one in effective.warnings]
 
 
 def check_settings(settings: Settings) -> Iterator[Finding]:
     """Check for settings that are valid, but conflict with others or have no effect."""
-    if settings.envelopes.schemas is not None:
-        yield _schemas_finding(settings.envelopes.schemas)
+    path = settings.envelopes.schemas
+    if path is not None:
+        try:
+            ActiveSchemas(path).load()
+        except RegistryError as error:
+            hint = "`phpmq-lite schema check` lists the problems"
+            yield bad("schemas", f"envelopes.schemas: {error}", hint)
+        else:
+            yield ok("schemas", str(path))
     yield from conflicting_settings(settings)
-
-
-def _schemas_finding(path: Path) -> Finding:
-    try:
-        ActiveSchemas(path).load()
-    except RegistryError as error:
-        return bad(
-            "schemas", f"envelopes.schemas: {error}", "`phpmq-lite schema check` lists the problems"
-        )
-    return ok("schemas", str(path))
 
 
 def conflicting_settings(settings: Settings) -> Iterator[Finding]:
@@ -60,44 +49,35 @@ def conflicting_settings(settings: Settings) -> Iterator[Finding]:
     yield from _size_conflicts(settings)
     queues, admin = settings.queues, settings.admin
     if queues.schema_mode != "off" and settings.envelopes.schemas is None:
-        yield warn(
-            NAME,
-            f"queues.schema_mode is {queues.schema_mode}, but envelopes.schemas is not set",
-            "set envelopes.schemas; without it no payload is checked",
-        )
+        text = f"queues.schema_mode is {queues.schema_mode}, but envelopes.schemas is not set"
+        yield warn(NAME, text, "set envelopes.schemas; without it no payload is checked")
     if admin.hsts and admin.tls_cert is None:
-        yield warn(
-            NAME, "admin.hsts has no effect without TLS", "set admin.tls_cert and admin.tls_key"
-        )
+        hint = "set admin.tls_cert and admin.tls_key"
+        yield warn(NAME, "admin.hsts has no effect without TLS", hint)
     if settings.storage.accept_loss:
-        yield warn(
-            NAME,
-            "storage.accept_loss is set: every start accepts damaged files",
-            "remove it; for a single start, use --accept-loss instead",
-        )
+        text = "storage.accept_loss is set: every start accepts damaged files"
+        yield warn(NAME, text, "remove it; for a single start, use --accept-loss instead")
 
 
 def _size_conflicts(settings: Settings) -> Iterator[Finding]:
     limits, storage, history = settings.limits, settings.storage, settings.history
     needed = limits.body_cache + limits.unstored_total + storage.cache_bytes + _PROCESS_BYTES
     if needed > limits.memory:
-        yield warn(
-            NAME,
+        text = (
             f"limits.memory is {as_text(limits.memory)}; limits.body_cache, limits.unstored_total "
-            "and storage.cache_bytes may use all of it, which makes publishers wait",
-            "raise limits.memory, or lower the other three",
+            "and storage.cache_bytes may use all of it, which makes publishers wait"
         )
+        yield warn(NAME, text, "raise limits.memory, or lower the other three")
     if 0 < storage.max_bytes <= history.bytes:
-        yield warn(
-            NAME,
+        text = (
             f"history.bytes is {as_text(history.bytes)}, storage.max_bytes "
-            f"{as_text(storage.max_bytes)}: publishing stops before the history is trimmed",
-            "lower history.bytes to half of storage.max_bytes, or raise storage.max_bytes",
+            f"{as_text(storage.max_bytes)}: publishing stops before the history is trimmed"
         )
+        hint = "lower history.bytes to half of storage.max_bytes, or raise storage.max_bytes"
+        yield warn(NAME, text, hint)
     if limits.unstored_total < limits.max_content:
-        yield warn(
-            NAME,
+        text = (
             f"limits.unstored_total is {as_text(limits.unstored_total)}, less than "
-            f"limits.max_content ({as_text(limits.max_content)}): large bodies are read one by one",
-            "raise limits.unstored_total",
+            f"limits.max_content ({as_text(limits.max_content)}): large bodies are read one by one"
         )
+        yield warn(NAME, text, "raise limits.unstored_total")

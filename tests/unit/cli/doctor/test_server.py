@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.cli.doctor import server
+from phpmq_lite.cli.doctor import database
 from phpmq_lite.cli.doctor.findings import BAD, OK, WARN
 from phpmq_lite.storage.postgres.leadership import EpochRow
 from phpmq_lite.storage.postgres.probe import ServerFacts, ServerProbe
@@ -26,9 +26,9 @@ def findings(is_allowed: bool = False, **changes: Any) -> dict[str, tuple[str, s
     facts = {name: changes.pop(name) for name in FACTS._fields if name in changes}
     probe = replace(GOOD, facts=FACTS._replace(**facts), **changes)
     found = [
-        *server.server_findings(probe),
-        *server.replication_findings(probe, is_allowed=is_allowed),
-        *server.database_findings(probe),
+        *database.server_findings(probe),
+        *database.replication_findings(probe, is_allowed=is_allowed),
+        *database.database_findings(probe),
     ]
     return {one.check: (one.state, one.found) for one in found}
 
