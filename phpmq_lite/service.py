@@ -31,7 +31,7 @@ from phpmq_lite.server.addresses import (
     ListenAddress,
     bind_tcp,
     check_exposed_listeners,
-    read_endpoints,
+    listen_addresses,
 )
 from phpmq_lite.server.admission import Admission, max_open_files, open_files, open_files_problem
 from phpmq_lite.server.backpressure import (
@@ -128,6 +128,11 @@ def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
 
 
 DRAIN_S: Final = 5.0  # seconds to wait for acknowledgements while draining
+_FLAGS: Final = {  # flags of the listeners' settings
+    "tcp.listen": "--listen",
+    "tcp.legacy_listen": "--legacy-listen",
+    "admin.listen": "--admin",
+}
 _COMMAND_CHARS: Final = 80  # maximum length of the command shown for a process that uses our port
 _REPLICA_S: Final = 2.0  # how often a replica is read while no broker is active
 CLOSE_S: Final = 2.0  # maximum number of seconds for sending pending data to sockets
@@ -704,41 +709,27 @@ async def _check_ports(settings: Settings) -> None:
     Raises:
         StartRefusedError: a port is in use or unavailable; the message names the process if known.
     """
-    for name, flag, texts in (
-        ("tcp.listen", "--listen", settings.tcp.listen),
-        ("tcp.legacy_listen", "--legacy-listen", settings.tcp.legacy_listen),
-        ("admin.listen", "--admin", settings.admin.listen),
-    ):
-        for endpoint in read_endpoints(name, texts):
-            if endpoint.kind == "unix":
-                continue
-            try:
-                for bound in await bind_tcp(endpoint):
-                    bound.close()
-            except OSError as error:
-                _check_alone(settings.data)
-                problem = await asyncio.to_thread(_port_problem, endpoint, error, flag)
-                raise StartRefusedError(f"{name}: {problem}") from error
+    for name, endpoint in listen_addresses(settings):
+        if endpoint.kind == "unix":
+            continue
+        try:
+            for bound in await bind_tcp(endpoint):
+                bound.close()
+        except OSError as error:
+            with suppress(OSError):  # the other program may be a broker with the same data folder
+                if (pid := locking_pid(settings.data)) is not None:
+                    raise StartRefusedError(in_use_message(settings.data.absolute(), pid)) from None
+            flag = _FLAGS.get(name, f"--set {name}")
+            problem = await asyncio.to_thread(_port_problem, endpoint, error, flag)
+            raise StartRefusedError(f"{name}: {problem}") from error
 
 
 def _warn_about_open_files(settings: Settings) -> None:
     """Warn if the limit on open files allows fewer connections than the settings do."""
-    files, limits = open_files(), settings.limits
-    if files is None:
-        return
-    problem = open_files_problem(
-        limits.connections, limits.http_connections, files, max_open_files()
-    )
+    files = open_files()
+    problem = None if files is None else open_files_problem(settings, files, max_open_files())
     if problem is not None:
         _log.warning("few_open_files", found=problem[0], remedy=problem[1])
-
-
-def _check_alone(data: Path) -> None:
-    """Raise StartRefusedError if another running broker uses the same data folder."""
-    with suppress(OSError):
-        pid = locking_pid(data)
-        if pid is not None:
-            raise StartRefusedError(in_use_message(data.absolute(), pid))
 
 
 def _port_problem(endpoint: ListenAddress, error: OSError, flag: str) -> str:

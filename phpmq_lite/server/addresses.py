@@ -121,6 +121,22 @@ def read_endpoints(name: str, texts: list[str]) -> list[ListenAddress]:
         raise SettingsError(f"{name}: {error}") from None
 
 
+def listen_addresses(settings: Settings) -> Iterator[tuple[str, ListenAddress]]:
+    """Yield the addresses of all listeners, each with the name of its setting.
+
+    Raises:
+        SettingsError: an address is invalid; the message names the setting.
+    """
+    tcp, store = settings.tcp, settings.store
+    for name, texts in (
+        ("tcp.listen", tcp.listen),
+        ("tcp.legacy_listen", tcp.legacy_listen),
+        ("admin.listen", settings.admin.listen),
+        ("store.relay_listen", [store.relay_listen] if store.url else []),
+    ):
+        yield from ((name, endpoint) for endpoint in read_endpoints(name, texts))
+
+
 def check_exposed_listeners(
     settings: Settings, has_admin_user: Callable[[], bool] = lambda: False
 ) -> None:
@@ -139,17 +155,13 @@ def check_exposed_listeners(
 def _tcp_problems(settings: Settings) -> Iterator[str]:
     tcp = settings.tcp
     is_decided = bool(tcp.allow or tcp.tls_cert or tcp.open)
-    for name, texts in (
-        ("tcp.listen", tcp.listen),
-        ("tcp.legacy_listen", tcp.legacy_listen),
-    ):
-        for endpoint in read_endpoints(name, texts):
-            if not (is_decided or is_loopback(endpoint)):
-                yield (
-                    f"{name} {endpoint} reaches beyond this machine, so any client could read "
-                    "and publish: list the allowed networks in tcp.allow, set tcp.tls_cert and "
-                    "tcp.tls_key, or set tcp.open = true"
-                )
+    for name, endpoint in listen_addresses(settings):
+        if name.startswith("tcp.") and not (is_decided or is_loopback(endpoint)):
+            yield (
+                f"{name} {endpoint} reaches beyond this machine, so any client could read "
+                "and publish: list the allowed networks in tcp.allow, set tcp.tls_cert and "
+                "tcp.tls_key, or set tcp.open = true"
+            )
 
 
 def _admin_problems(settings: Settings, has_admin_user: Callable[[], bool]) -> Iterator[str]:

@@ -19,31 +19,42 @@ TOO_MANY: Final = "too many connections"
 TOO_MANY_OF_ADDRESS: Final = "too many connections from this address"
 
 
-def max_connections(wanted: int, files: int) -> int:
-    """Return how many of ``wanted`` connections are possible with ``files`` descriptors."""
-    return max(1, min(wanted, files - SPARE_FILES))
+def max_connections(settings: Settings, files: int | None) -> int:
+    """Return how many PHPMQ connections ``files`` descriptors allow; None means any number."""
+    wanted = settings.limits.connections
+    if files is None:
+        return wanted
+    return max(1, min(wanted, (files - SPARE_FILES) // _files_per_connection(settings)))
 
 
 def max_http_connections(settings: Settings) -> int:
     """Return how many admin connections are possible in addition to all PHPMQ connections."""
-    limits, files = settings.limits, open_files()
+    wanted, files, each = (
+        settings.limits.http_connections,
+        open_files(),
+        _files_per_connection(settings),
+    )
     if files is None:
-        return limits.http_connections
-    left = files - max_connections(limits.connections, files) - SPARE_FILES // 2
-    return min(limits.http_connections, max(8, left))
+        return wanted
+    left = files - each * max_connections(settings, files) - SPARE_FILES // 2
+    return min(wanted, max(8, left // each))
 
 
-def open_files_problem(
-    connections: int, http_connections: int, files: int, hard: int | None
-) -> tuple[str, str] | None:
+def _files_per_connection(settings: Settings) -> int:
+    """Return 2 for a broker that may be a standby, which also connects to the active broker."""
+    return 2 if settings.store.url else 1
+
+
+def open_files_problem(settings: Settings, files: int, hard: int | None) -> tuple[str, str] | None:
     """Describe the problem and its remedy if the open-file limit allows too few connections.
 
     ``hard`` is the highest limit that this account can set itself; None means no limit.
     """
-    places = max_connections(connections, files)
-    if places >= connections:
+    limits, places = settings.limits, max_connections(settings, files)
+    if places >= limits.connections:
         return None
-    needed = connections + http_connections + SPARE_FILES
+    connections = limits.connections + limits.http_connections
+    needed = _files_per_connection(settings) * connections + SPARE_FILES
     remedy = f"set LimitNOFILE={needed} in the unit, or run `ulimit -n {needed}` before startup"
     if hard is not None and hard < needed:
         remedy = (
@@ -51,8 +62,8 @@ def open_files_problem(
             f"the unit or in /etc/security/limits.conf, or set limits.connections = {places}"
         )
     return (
-        f"{files:,} files may be open, enough for {places:,} of the {connections:,} connections"
-        " in limits.connections",
+        f"{files:,} files may be open, enough for {places:,} of the {limits.connections:,} "
+        "connections in limits.connections",
         remedy,
     )
 
@@ -100,9 +111,9 @@ class Admission:
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
         """Create an instance from the settings, respecting the limit on open files."""
-        limits, files = settings.limits, open_files()
+        limits = settings.limits
         return cls(
-            limits.connections if files is None else max_connections(limits.connections, files),
+            max_connections(settings, open_files()),
             limits.connections_per_address,
             limits.connections_per_loopback_address,
             settings.tcp.allow,

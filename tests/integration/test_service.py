@@ -227,6 +227,18 @@ def test_broker_is_refused_if_its_admin_port_is_in_use(tmp_path: Path) -> None:
     assert not (tmp_path / "two").exists()
 
 
+def test_broker_is_refused_if_the_port_for_its_standbys_is_in_use(tmp_path: Path) -> None:
+    """Before the database is reached, of which there is none."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        relay = f"store.relay_listen=127.0.0.1:{port}"
+        store = "postgresql://127.0.0.1:1/x"
+        words = start_error(tmp_path / "one", *NO_ADMIN, "--store", store, "--set", relay)
+    assert f"store.relay_listen: port {port} is already in use by" in words
+    assert "Choose another port with --set store.relay_listen" in words
+    assert not (tmp_path / "one").exists()
+
+
 def test_start_warns_of_fewer_open_files_than_connections(data: Path) -> None:
     with broker_process(data, *NO_ADMIN, "--set", "limits.connections=100000000") as broker:
         log = broker.log.read_text(encoding="utf-8")

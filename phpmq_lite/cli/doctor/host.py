@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from phpmq_lite.admin.base import formats
-from phpmq_lite.cli.doctor.findings import Finding, as_root, bad, ok, warn
+from phpmq_lite.cli.doctor.findings import Finding, as_root, bad, ok, ok_if, warn
 from phpmq_lite.errors import SettingsError, StartRefusedError
 from phpmq_lite.server.addresses import CONTROL_SOCKET, parse_endpoint
 from phpmq_lite.server.admission import max_open_files, open_files, open_files_problem
@@ -26,7 +26,6 @@ from phpmq_lite.storage.data_folder import (
     check_local,
     check_rights,
     file_system,
-    locking_pid,
     read_meta,
 )
 from phpmq_lite.storage.disk_space import DiskSpace
@@ -53,14 +52,6 @@ class FolderAccess(NamedTuple):
     strangers: tuple[str, ...] = ()  # names of files in the folder that other accounts own
 
 
-def broker_pid(path: Path) -> str | None:
-    """Return the pid of the broker that uses a folder, or None if no broker uses it."""
-    try:
-        return locking_pid(path)
-    except OSError:
-        return None
-
-
 def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
     """Check the data folder's permissions, file system and disk."""
     path = settings.data.absolute()
@@ -82,67 +73,50 @@ def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
     yield file_system_finding(file_system(path), refusal, is_allowed=is_allowed)
     if path.is_dir() and os.access(path, os.W_OK | os.X_OK):
         yield _disk_speed(path)
-    yield _disk_space(settings, path)
+    bounds = replace(disk_space_bounds(settings), max_bytes=0, ballast_bytes=0)  # without a reserve
+    space = DiskSpace(nearest_existing(path), bounds)
+    space.measure(0)
+    shortage = "" if space.shortage is None else space.shortage.detail
+    yield disk_space_finding(space.free_bytes, bounds.free_bytes, shortage)
 
 
 def folder_access(path: Path) -> FolderAccess:
     """Return a folder's owner and permissions, and whether this process can write to it."""
+    me = os.geteuid()
     if not path.exists():
         above = nearest_existing(path)
-        return FolderAccess(path, os.geteuid(), can_write=os.access(above, os.W_OK | os.X_OK))
+        return FolderAccess(path, me, can_write=os.access(above, os.W_OK | os.X_OK))
     status = path.stat()
     folder = DataFolder.open_unlocked(path) if os.access(path, os.R_OK | os.X_OK) else None
     known = () if folder is None else (folder.database, folder.wal, folder.shm, folder.meta_file)
     strangers = (one.name for one in known if one.exists() and one.stat().st_uid != status.st_uid)
-    return FolderAccess(
-        path,
-        os.geteuid(),
-        status.st_uid,
-        stat.S_IMODE(status.st_mode),
-        os.access(path, os.R_OK | os.W_OK | os.X_OK),
-        tuple(strangers),
-    )
+    can_write = os.access(path, os.R_OK | os.W_OK | os.X_OK)
+    mode = stat.S_IMODE(status.st_mode)
+    return FolderAccess(path, me, status.st_uid, mode, can_write, tuple(strangers))
 
 
 def folder_access_finding(rights: FolderAccess, pid: str | None) -> Finding:
     """Return a finding about a folder's permissions; ``pid`` is the broker that uses the folder."""
-    path, owner = rights.path, rights.owner
-    if owner is None:
-        if not rights.can_write:
-            return bad(
-                NAME,
-                f"{path} does not exist, and {account_name(rights.me)} cannot create it",
-                as_root(f"install -d -m 700 -o {account_name(rights.me)} {path}")
-                + "; or choose another folder with --data",
-            )
+    path, owner, me = rights.path, rights.owner, account_name(rights.me)
+    other = "; or choose another folder with --data"
+    if owner is None and rights.can_write:
         return ok(NAME, f"{path} does not exist yet", "the broker creates it at startup")
-    whose = f"{path} (owner {account_name(owner)})"
+    if owner is None:
+        hint = as_root(f"install -d -m 700 -o {me} {path}") + other
+        return bad(NAME, f"{path} does not exist, and {me} cannot create it", hint)
+    name = account_name(owner)
+    whose, as_owner = f"{path} (owner {name})", as_root(f"sudo -u {name} phpmq-lite doctor")
     if rights.strangers:
-        return bad(
-            NAME,
-            f"{whose} contains files owned by another account: {', '.join(rights.strangers)}",
-            as_root(f"chown -R {account_name(owner)} {path}"),
-        )
+        text = f"{whose} contains files owned by another account: {', '.join(rights.strangers)}"
+        return bad(NAME, text, as_root(f"chown -R {name} {path}"))
     if not rights.can_write:
-        return bad(
-            NAME,
-            f"{account_name(rights.me)} cannot use {whose}",
-            as_root(f"sudo -u {account_name(owner)} phpmq-lite doctor")
-            + "; or choose another folder with --data",
-        )
+        return bad(NAME, f"{me} cannot use {whose}", as_owner + other)
     if rights.me != owner:
-        return warn(
-            NAME,
-            f"{whose}, checked as {account_name(rights.me)}",
-            as_root(f"sudo -u {account_name(owner)} phpmq-lite doctor")
-            + ": that account has the broker's permissions",
-        )
+        hint = f"{as_owner}: that account has the broker's permissions"
+        return warn(NAME, f"{whose}, checked as {me}", hint)
     if rights.mode & (stat.S_IRWXG | stat.S_IRWXO):
-        return warn(
-            NAME,
-            f"{path} is accessible to other users (mode {rights.mode:04o})",
-            f"chmod 700 {path}; the broker also does this at startup",
-        )
+        text = f"{path} is accessible to other users (mode {rights.mode:04o})"
+        return warn(NAME, text, f"chmod 700 {path}; the broker also does this at startup")
     return ok(NAME, f"{path}, {f'in use by pid {pid}' if pid else 'no broker is running'}")
 
 
@@ -167,15 +141,12 @@ def file_system_finding(
     if refusal and not is_allowed:
         return bad(name, refusal, "the broker refuses to start (exit code 1)")
     if refusal:
-        return warn(
-            name,
-            f"{kind}, a network file system, allowed by storage.allow_network_fs",
-            "its locks are unreliable: a second broker on another machine may go unnoticed",
-        )
+        text = f"{kind}, a network file system, allowed by storage.allow_network_fs"
+        hint = "its locks are unreliable: a second broker on another machine may go unnoticed"
+        return warn(name, text, hint)
     if kind in _VOLATILE:
-        return warn(
-            name, f"{kind} is {_VOLATILE[kind]}", "put the data folder on a disk or a volume"
-        )
+        hint = "put the data folder on a disk or a volume"
+        return warn(name, f"{kind} is {_VOLATILE[kind]}", hint)
     return ok(name, kind or "unknown on this system")
 
 
@@ -207,18 +178,8 @@ def measure_syncs_ms(path: Path) -> list[float]:
 def sync_finding(took_ms: float) -> Finding:
     """Return a finding about how long the disk takes for a synced write."""
     text = f"writes and syncs 4 KiB in {took_ms:.{0 if took_ms >= 10 else 2}f} ms"
-    if took_ms < _SLOW_MS:
-        return ok("disk", text)
     hint = "each confirmed message waits that long: use a faster disk, or one that is not shared"
-    return warn("disk", text, hint)
-
-
-def _disk_space(settings: Settings, path: Path) -> Finding:
-    bounds = replace(disk_space_bounds(settings), max_bytes=0, ballast_bytes=0)  # without a reserve
-    space = DiskSpace(nearest_existing(path), bounds)
-    space.measure(0)
-    shortage = "" if space.shortage is None else space.shortage.detail
-    return disk_space_finding(space.free_bytes, bounds.free_bytes, shortage)
+    return ok_if(took_ms < _SLOW_MS, "disk", text, hint)
 
 
 def disk_space_finding(free: int, least: int, shortage: str) -> Finding:
@@ -229,9 +190,8 @@ def disk_space_finding(free: int, least: int, shortage: str) -> Finding:
         return bad("space", f"{text}: {shortage}", hint)
     if least:
         text += f"; publishing stops below {formats.format_size(least)}"
-    if free < 3 * least:
-        return warn("space", text, "free up space, or lower history.days and history.bytes")
-    return ok("space", text)
+    hint = "free up space, or lower history.days and history.bytes"
+    return ok_if(free >= 3 * least, "space", text, hint)
 
 
 _EARLIEST_MS: Final = 1_735_689_600_000  # start of 2025, before this program existed
@@ -243,30 +203,28 @@ _UNSYNCHRONISED: Final = 5  # TIME_ERROR, as returned by adjtimex(2)
 
 def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
     """Check the memory, the clock, and the limit on open files (the broker's if it is running)."""
-    limits = settings.limits
-    files = open_files()
+    files, memory = open_files(), settings.limits.memory
     with suppress(OSError, ValueError):  # the broker belongs to another account or pid namespace
         files = open_files(int(pid)) if pid else files
-    yield open_files_finding(limits.connections, limits.http_connections, files, max_open_files())
-    yield memory_finding(limits.memory, memory_bound(limits.memory), _memory_bytes())
+    yield open_files_finding(settings, files, max_open_files())
+    yield memory_finding(memory, memory_bound(memory), _memory_bytes())
     now_ms = time.time_ns() // 1_000_000
     made_ms = read_meta(settings.data).created_at if settings.data.is_dir() else 0
     yield clock_finding(now_ms, made_ms, is_clock_synchronized())
 
 
-def open_files_finding(
-    connections: int, http_connections: int, files: int | None, hard: int | None = None
-) -> Finding:
-    """Return a finding about the limit on open files; each connection uses one file.
+def open_files_finding(settings: Settings, files: int | None, hard: int | None = None) -> Finding:
+    """Return a finding about the limit on open files.
 
     ``hard`` is the maximum to which this account can raise the limit, or None for no maximum.
     """
     name = "open files"
     if files is None:
         return ok(name, "no limit")
-    problem = open_files_problem(connections, http_connections, files, hard)
+    problem = open_files_problem(settings, files, hard)
     if problem is not None:
         return warn(name, *problem)
+    connections = settings.limits.connections
     return ok(name, f"{files:,} files may be open, enough for {connections:,} connections")
 
 
@@ -276,20 +234,15 @@ def memory_finding(setting: int, bound: int, machine: int) -> Finding:
     ``bound`` is how much of it a container allows; ``machine`` is the RAM.  All are in bytes.
     """
     name, wanted = "memory", f"limits.memory ({formats.format_size(setting)})"
+    ram = formats.format_size(machine)
     if bound < setting:
-        return warn(
-            name,
-            f"the container's limit leaves {formats.format_size(bound)} of {wanted}",
-            "publishers wait above that: raise the container's limit, or lower limits.memory",
-        )
+        text = f"the container's limit leaves {formats.format_size(bound)} of {wanted}"
+        hint = "publishers wait above that: raise the container's limit, or lower limits.memory"
+        return warn(name, text, hint)
     if machine and setting > machine * 3 // 4:
-        return warn(
-            name,
-            f"{wanted} is more than three quarters of the "
-            f"{formats.format_size(machine)} of RAM here",
-            "lower limits.memory; otherwise, the system may kill the broker",
-        )
-    return ok(name, f"{wanted} of {formats.format_size(machine)} RAM" if machine else wanted)
+        text = f"{wanted} is more than three quarters of the {ram} of RAM here"
+        return warn(name, text, "lower limits.memory; otherwise, the system may kill the broker")
+    return ok(name, f"{wanted} of {ram} RAM" if machine else wanted)
 
 
 def _memory_bytes() -> int:
@@ -309,12 +262,10 @@ def clock_finding(now_ms: int, made_ms: int, is_synchronized: bool | None) -> Fi
         hint = as_root("date -s TIME") + " before messages are stored with wrong times"
         return bad(name, f"{shown} is not plausible", hint)
     if now_ms < made_ms - _AHEAD_MS:
-        made = formats.format_duration(made_ms - now_ms)
-        return bad(
-            name,
-            f"{shown}, but the data folder was created {made} later",
-            as_root("date -s TIME") + "; `phpmq-lite clock show` shows what the broker detected",
-        )
+        text = f"{shown}, but the data folder was created "
+        text += f"{formats.format_duration(made_ms - now_ms)} later"
+        hint = as_root("date -s TIME") + "; `phpmq-lite clock show` shows what the broker detected"
+        return bad(name, text, hint)
     if is_synchronized is False:
         hint = as_root("systemctl enable --now systemd-timesyncd") + " (or chrony)"
         return warn(name, f"{shown}, not synchronized by a time service", hint)

@@ -10,17 +10,17 @@ from contextlib import closing
 from typing import Final, NamedTuple
 
 from phpmq_lite.admin.auth.services import initial_password
-from phpmq_lite.admin.base.formats import plural
+from phpmq_lite.admin.base.formats import count_of
 from phpmq_lite.admin.monitoring.processes import PeerProcess, find_listener
 from phpmq_lite.admin.monitoring.system_view import Certificate, read_certificates
-from phpmq_lite.cli.doctor.findings import Finding, as_root, bad, ok, warn
+from phpmq_lite.cli.doctor.findings import Finding, as_root, bad, ok, ok_if, warn
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.addresses import (
     ListenAddress,
     bind_tcp,
     check_exposed_listeners,
     is_loopback,
-    read_endpoints,
+    listen_addresses,
 )
 from phpmq_lite.server.tls import server_context
 from phpmq_lite.service import has_admin
@@ -44,22 +44,13 @@ class ListenerProbe(NamedTuple):
 def check_listeners(settings: Settings, pid: str | None) -> Iterator[Finding]:
     """Check the addresses of the listeners, who can connect to them, and the certificates."""
     try:
-        wanted = list(_listen_addresses(settings))
+        wanted = list(listen_addresses(settings))
     except SettingsError as error:
         yield bad(NAME, str(error), "correct it, or the broker refuses to start (exit code 78)")
         return
     yield from port_findings([_probe(*one) for one in wanted], pid)
     yield access_finding(settings, _access_problem(settings), wanted)
     yield from _certificate_findings(settings)
-
-
-def _listen_addresses(settings: Settings) -> Iterator[tuple[str, ListenAddress]]:
-    for name, texts in (
-        ("tcp.listen", settings.tcp.listen),
-        ("tcp.legacy_listen", settings.tcp.legacy_listen),
-        ("admin.listen", settings.admin.listen),
-    ):
-        yield from ((name, endpoint) for endpoint in read_endpoints(name, texts))
 
 
 # -- ports
@@ -76,9 +67,8 @@ def _probe(setting: str, endpoint: ListenAddress) -> ListenerProbe:
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE and endpoint.kind == "tcp"
         process = find_listener(endpoint.port) if taken else None
-        return ListenerProbe(
-            setting, endpoint, error, process, process is None or _may_stop(process.pid)
-        )
+        may_stop = process is None or _may_stop(process.pid)
+        return ListenerProbe(setting, endpoint, error, process, may_stop)
     return ListenerProbe(setting, endpoint)
 
 
@@ -116,27 +106,21 @@ def port_findings(ports: Sequence[ListenerProbe], pid: str | None) -> Iterator[F
     good: list[str] = []
     missing: list[str] = []
     for port in ports:
+        may_be_ours = port.process is None or str(port.process.pid) == pid
         if port.error is None:
             is_any_port = port.endpoint.kind == "tcp" and port.endpoint.port == 0
-            (missing if pid and not is_any_port else good).append(str(port.endpoint))
-        elif _is_used_by_broker(port, pid):
+            is_free = is_any_port or port.setting == "store.relay_listen"  # until it is active
+            (missing if pid and not is_free else good).append(str(port.endpoint))
+        elif pid is not None and port.error.errno == errno.EADDRINUSE and may_be_ours:
             good.append(str(port.endpoint))
         else:
             yield _unavailable_finding(port)
     if missing:
-        yield warn(
-            NAME,
-            f"the running broker does not listen on {', '.join(missing)}",
-            "it was started with other settings; restart it, or run doctor with the same flags",
-        )
+        text = f"the running broker does not listen on {', '.join(missing)}"
+        hint = "it was started with other settings; restart it, or run doctor with the same flags"
+        yield warn(NAME, text, hint)
     if good:
         yield ok(NAME, f"{', '.join(good)}: {'used by the broker' if pid else 'free'}")
-
-
-def _is_used_by_broker(port: ListenerProbe, pid: str | None) -> bool:
-    """Return whether the broker, or a process that may be the broker, uses the address."""
-    is_taken = port.error is not None and port.error.errno == errno.EADDRINUSE
-    return is_taken and pid is not None and (port.process is None or str(port.process.pid) == pid)
 
 
 def _unavailable_finding(port: ListenerProbe) -> Finding:
@@ -183,17 +167,13 @@ def access_finding(
     text = f"other machines can connect: {addresses}"
     tcp, admin = settings.tcp, settings.admin
     if "tcp" in sections and tcp.open and not (tcp.allow or tcp.tls_client_ca):
-        return warn(
-            "access",
-            f"{text}; with tcp.open, any of them can consume and publish",
-            "list their networks in tcp.allow, or require certificates with tcp.tls_client_ca",
-        )
+        text += "; with tcp.open, any of them can consume and publish"
+        hint = "list their networks in tcp.allow, or require certificates with tcp.tls_client_ca"
+        return warn("access", text, hint)
     if "admin" in sections and admin.plaintext and admin.tls_cert is None:
-        return warn(
-            "access",
-            f"{text}; with admin.plaintext, passwords and tokens are sent unencrypted",
-            "set admin.tls_cert and admin.tls_key, or put a TLS proxy in front",
-        )
+        text += "; with admin.plaintext, passwords and tokens are sent unencrypted"
+        hint = "set admin.tls_cert and admin.tls_key, or put a TLS proxy in front"
+        return warn("access", text, hint)
     return ok("access", text)
 
 
@@ -224,7 +204,6 @@ def certificate_finding(one: Certificate, now_ms: int) -> Finding:
         hint = f"inspect it: openssl x509 -text -in {one.path}"
         return bad("TLS", f"{text}: {one.error or 'no expiry date'}", hint)
     days = (one.expires_at - now_ms) // _DAY_MS
-    text += f", {days} {plural(days, 'day', 'days')} left"
-    if days < SOON_DAYS:
-        return warn("TLS", text, f"renew {one.path} and reload the broker (SIGHUP)")
-    return ok("TLS", text)
+    text += f", {count_of(days, 'day', 'days')} left"
+    hint = f"renew {one.path} and reload the broker (SIGHUP)"
+    return ok_if(days >= SOON_DAYS, "TLS", text, hint)

@@ -15,6 +15,8 @@ from phpmq_lite.server.admission import (
     Admission,
     Network,
     max_connections,
+    max_http_connections,
+    open_files_problem,
 )
 from phpmq_lite.settings import Settings
 from phpmq_lite.settings.model import LimitSettings
@@ -119,11 +121,27 @@ def test_counts_equal_those_of_a_list(steps: list[tuple[str, int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "files", "most"),
-    [(500, 1_024, 500), (500, 256, 256 - SPARE_FILES), (500, SPARE_FILES + 1, 1), (500, 10, 1)],
+    ("files", "most"),
+    [(None, 500), (1_024, 500), (256, 256 - SPARE_FILES), (SPARE_FILES + 1, 1), (10, 1)],
 )
-def test_connections_leave_descriptors_for_the_rest(wanted: int, files: int, most: int) -> None:
-    assert max_connections(wanted, files) == most
+def test_connections_leave_descriptors_for_the_rest(files: int | None, most: int) -> None:
+    assert max_connections(Settings(), files) == most
+
+
+def test_broker_counts_two_descriptors_when_it_may_relay_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One to the client, and one to the active broker."""
+    settings = Settings.model_validate({"store": {"url": "postgresql://h/d"}})
+    files = SPARE_FILES + 2 * 500
+    assert max_connections(settings, files) == 500
+    assert max_connections(settings, files - 2) == 499
+    problem = open_files_problem(settings, files - 2, None)
+    assert problem is not None
+    assert f"LimitNOFILE={SPARE_FILES + 2 * 600}" in problem[1]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files + 40, files + 40))
+    assert Admission.from_settings(settings).capacity == 500
+    assert max_http_connections(settings) == (40 + SPARE_FILES // 2) // 2
 
 
 def test_limits_come_from_the_settings() -> None:

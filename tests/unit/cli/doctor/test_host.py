@@ -7,6 +7,7 @@ import pytest
 from phpmq_lite.cli.doctor import host
 from phpmq_lite.cli.doctor.findings import BAD, OK, WARN
 from phpmq_lite.cli.doctor.host import FolderAccess
+from phpmq_lite.settings import Settings
 
 NOBODY = 4_000_000_000  # an account without a name
 PATH = Path("/srv/mq")
@@ -97,7 +98,7 @@ GIB = 1 << 30
     ],
 )
 def test_open_files_are_judged(files: int | None, state: str, words: str) -> None:
-    found = host.open_files_finding(500, 100, files)
+    found = host.open_files_finding(Settings(), files)
     assert (found.state, words in found.found) == (state, True), found
     assert ("LimitNOFILE=664" in found.hint) == (state == WARN)
 
@@ -139,11 +140,11 @@ def test_kernel_is_asked_for_the_clock() -> None:
 
 @pytest.mark.parametrize("hard", [None, 1_000])
 def test_limit_that_the_account_may_raise_is_recommended(hard: int | None) -> None:
-    assert "`ulimit -n 664`" in host.open_files_finding(500, 100, 200, hard).hint
+    assert "`ulimit -n 664`" in host.open_files_finding(Settings(), 200, hard).hint
 
 
 def test_limit_that_only_root_may_raise_is_not_recommended_to_others() -> None:
-    hint = host.open_files_finding(500, 100, 200, 300).hint
+    hint = host.open_files_finding(Settings(), 200, 300).hint
     assert "ulimit -n" not in hint
     assert "this account may open at most 300 files: ask root for LimitNOFILE=664" in hint
     assert "or set limits.connections = 136" in hint

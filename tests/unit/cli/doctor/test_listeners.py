@@ -29,6 +29,7 @@ DAY_MS = 86_400_000
         (ListenerProbe("tcp.listen", HERE), None, OK, "127.0.0.1:9100: free"),
         (ListenerProbe("tcp.listen", HERE), "7", WARN, "does not listen on 127.0.0.1:9100"),
         (ListenerProbe("tcp.listen", ANY), "7", OK, "127.0.0.1:0: used by the broker"),
+        (ListenerProbe("store.relay_listen", HERE), "7", OK, "127.0.0.1:9100: used by the broker"),
         (ListenerProbe("tcp.listen", HERE, TAKEN), "7", OK, "127.0.0.1:9100: used by the broker"),
         (ListenerProbe("tcp.listen", HERE, TAKEN, SERVE), "7", OK, "used by the broker"),
         (ListenerProbe("tcp.listen", HERE, TAKEN, OTHER), "7", BAD, "by pid 8, nc -l"),
