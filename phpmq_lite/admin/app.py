@@ -23,7 +23,7 @@ from phpmq_lite.admin.auth.request_source import (
 )
 from phpmq_lite.admin.auth.services import MINUTE_MS, AuthServices
 from phpmq_lite.admin.auth.setup_token import SetupToken
-from phpmq_lite.admin.base.context import CONTEXT, Context, EngineProtocol, context_of, status_of
+from phpmq_lite.admin.base.context import CONTEXT, Context, EngineProtocol, context_of
 from phpmq_lite.admin.base.http_memory import FREE_BYTES
 from phpmq_lite.admin.base.identity import identity_of, set_identity
 from phpmq_lite.admin.base.input import check_encoding, check_path
@@ -32,7 +32,7 @@ from phpmq_lite.admin.base.request_body import check_length, release_memory
 from phpmq_lite.admin.base.route import REQUEST_ID, ROUTE, ROUTE_NAME, Handler, Route
 from phpmq_lite.admin.base.urls import Urls
 from phpmq_lite.admin.connection_limits import connection_of
-from phpmq_lite.admin.monitoring.health import is_started
+from phpmq_lite.admin.monitoring.health import check_started, is_started
 from phpmq_lite.admin.routes import ROUTES, register_routes, route_paths
 from phpmq_lite.admin.views import rendering
 from phpmq_lite.admin.views.rendering import send_response
@@ -274,11 +274,8 @@ def _guarded(route: Route) -> Handler:
 
 
 def _check_request(request: web.Request, route: Route) -> None:
-    if not route.is_early and not is_started(request):
-        raise Problem(
-            503, "starting", f"The broker is starting: {status_of(request).step}.",
-            headers={"Retry-After": "1"},
-        )  # fmt: skip
+    if not route.is_early:
+        check_started(request)
     middleware.check_role(request, route)
     check_path(request)
     check_encoding(request)

@@ -1,7 +1,9 @@
 """Answers while the broker starts and while it drains, with a fake engine."""
 
+import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from phpmq_lite.admin.auth.browser_security import HEADERS
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
+from phpmq_lite.storage.store_status import StoreStatus
 from tests.unit.admin.cases import Database, FakeEngine, broker_status
 
 
@@ -73,3 +76,25 @@ async def test_readiness_ends_while_draining_and_pages_stay(admin: Admin, is_rea
     for path in ("/", "/queues", "/metrics", "/api/v1/queues"):
         assert (path, (await admin.get(path))[0]) == (path, 200)
     assert await admin.get("/livez") == (200, "alive\n")
+
+
+async def test_standby_names_the_active_broker_to_those_that_it_does_not_relay(
+    admin: Admin,
+) -> None:
+    """Such as commands, which use the control socket."""
+    admin.is_ready = False
+    store = StoreStatus(engine="PostgreSQL", is_active=False, active_broker="db2")
+    step = "standby of db1/phpmq: another broker is active"
+    admin.engine.now = broker_status(is_ready=False, step=step, store=store)
+    status, text = await admin.get("/api/v1/queues")
+    answer = json.loads(text)
+    assert (status, answer["code"]) == (503, "standby")
+    assert "This broker is a standby; the active one is on db2." in answer["detail"]
+    assert "--url" in answer["detail"]
+    admin.engine.now = broker_status(
+        is_ready=False,
+        step="standby of db1/phpmq: no quorum",
+        store=replace(store, active_broker=""),
+    )
+    _, text = await admin.get("/api/v1/queues")
+    assert "no broker is active: standby of db1/phpmq: no quorum" in json.loads(text)["detail"]

@@ -1,6 +1,6 @@
 """Notices about problems that require attention, each with a link to the relevant page."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -8,7 +8,7 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context
 from phpmq_lite.admin.base.formats import count_of
 from phpmq_lite.admin.base.search_query import verdict_search
-from phpmq_lite.admin.monitoring import store_view
+from phpmq_lite.admin.monitoring import system_view
 from phpmq_lite.admin.views.dead_letter_queues import RETRY, dead_letter_queues_named
 from phpmq_lite.admin.views.queue_list import paused_sides, retry_hint
 from phpmq_lite.envelopes.validation import REASONS
@@ -68,7 +68,9 @@ def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
             who = f"Client {client.client}"
             text = f"{client.address} is not being read: {client.paused_reason}"
             found.append(Notice("warn", who, text, "clients", {}, "See clients"))
-    held, named = _longest(seen.held), dead_letter_queues_named(status.queues)
+    # For each queue, the consumer that has held a message for longest.
+    held = {one.queue_id: one for one in sorted(seen.held, key=lambda one: -one.since_ms)}
+    named = dead_letter_queues_named(status.queues)
     for queue in status.queues:
         # Do not format notices beyond the limit; for 10,000 queues, that would take 40 ms.
         is_waiting = expects_waiting(queue) or queue.name in named
@@ -97,20 +99,17 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
         text = f"{seen.disk_share:.0%} full; publishing stops when the disk is full"
         yield Notice(level, "Disk", text, "system", {}, "Storage")
     if seen.wal_bytes > 2 * seen.wal_limit_bytes:
-        text = (
-            f"{formats.format_size(seen.wal_bytes)} in use; the limit is "
-            f"{formats.format_size(seen.wal_limit_bytes)}. A reader may be preventing truncation"
-        )
+        size, limit = formats.format_size(seen.wal_bytes), formats.format_size(seen.wal_limit_bytes)
+        text = f"{size} in use; the limit is {limit}. A reader may be preventing truncation"
         yield Notice("warn", "Write-ahead log", text, "system", {}, "Storage")
     yield from _maintenance_notices(seen)
-    for one in store_view.store_problems(status.store):
-        yield Notice(one.level, one.who, one.text, "system", {}, "Storage")
+    for one in system_view.store_problems(status.store):
+        yield Notice(one.level, one.name, one.text, "system", {}, "Storage")
     standby = seen.standby
     if standby is not None and (standby.problem or standby.lag_s > STANDBY_LAG_S):
-        text = (
-            f"{standby.problem or 'The target is slow'}; a loss of this machine would lose up to "
-        )
-        text += f"{standby.lag_s:.0f} s, {count_of(standby.lag_messages, 'message', 'messages')}"
+        lag = f"{standby.lag_s:.0f} s, {count_of(standby.lag_messages, 'message', 'messages')}"
+        problem = standby.problem or "The target is slow"
+        text = f"{problem}; a loss of this machine would lose up to {lag}"
         yield Notice("bad", "Standby", text, "system", {}, "System")
     if status.clock_doubt_ms:
         text = (
@@ -121,10 +120,8 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
     elif status.clock_jumps:
         times = "once" if status.clock_jumps == 1 else f"{status.clock_jumps:,} times"
         way = "forward" if status.clock_jump_ms > 0 else "back"
-        text = (
-            f"Changed {times} since startup, most recently {way} by "
-            f"{formats.format_duration(abs(status.clock_jump_ms))}; deadlines are unaffected"
-        )
+        way += f" by {formats.format_duration(abs(status.clock_jump_ms))}"
+        text = f"Changed {times} since startup, most recently {way}; deadlines are unaffected"
         yield Notice("warn", "Clock", text, "system", {}, "System")
     if total := sum(seen.refused.values()):
         text = f"{count_of(total, 'message', 'messages')} refused in the last hour: "
@@ -142,10 +139,8 @@ def _maintenance_notices(seen: AttentionFacts) -> Iterator[Notice]:
         text = f"The last backup failed: {seen.backup_error}"
         yield Notice("bad", "Backup", text, "backups", {}, "Backups")
     elif seen.backup_age_ms is not None and seen.backup_age_ms > 2 * seen.backup_each_ms:
-        text = (
-            f"The newest backup is {_duration(seen.backup_age_ms)} old; backups are due every "
-            f"{_duration(seen.backup_each_ms)}"
-        )
+        age, each = _duration(seen.backup_age_ms), _duration(seen.backup_each_ms)
+        text = f"The newest backup is {age} old; backups are due every {each}"
         yield Notice("warn", "Backup", text, "backups", {}, "Backups")
 
 
@@ -161,7 +156,10 @@ def _of_queue(
     is_losing = expires and queue.settings.on_expire == "history"
     if is_losing:
         count, soonest_ms = seen.expiring[queue.queue_id]
-        yield _notice(queue, "bad", _expiring(count, soonest_ms, seen.now_ms), "See messages")
+        messages = count_of(count, "message expires", "messages expire")
+        first = formats.format_ago(soonest_ms, seen.now_ms)
+        text = f"{messages} within 10 minutes without a consumer, the first {first}"
+        yield _notice(queue, "bad", text, "See messages")
     yield from _over_limits(queue, seen)
     if only_bad:
         return
@@ -182,9 +180,8 @@ def _deaths(queue: QueueStatus, reasons: Mapping[str, int]) -> Iterator[Notice]:
     refused = {reason: count for reason, count in reasons.items() if reason in REASONS}
     others = {reason: count for reason, count in reasons.items() if reason not in REASONS}
     if refused:
-        text = f"{_at_least(sum(refused.values()))} quarantined in the last 24 h: "
-        q = str(verdict_search(queue.name))
-        text += _by_reason(refused)
+        count, q = _at_least(sum(refused.values())), str(verdict_search(queue.name))
+        text = f"{count} quarantined in the last 24 h: {_by_reason(refused)}"
         yield Notice("warn", queue.name, text, "messages", {"q": q}, "Envelopes")
     if others and queue.dead:
         count = _at_least(sum(others.values()))
@@ -196,18 +193,13 @@ def _over_limits(queue: QueueStatus, seen: AttentionFacts) -> Iterator[Notice]:
     settings = queue.settings
     at_ms = seen.ages.get(queue.queue_id)
     if settings.alert_age_s and at_ms is not None:
-        age_ms = seen.now_ms - at_ms
-        if age_ms > settings.alert_age_s * 1_000:
-            text = (
-                f"The oldest ready message has waited for {_duration(age_ms)}; "
-                f"the limit is {_duration(settings.alert_age_s * 1_000)}"
-            )
-            yield _notice(queue, "bad", text, "See messages")
+        age_ms, limit_ms = seen.now_ms - at_ms, settings.alert_age_s * 1_000
+        if age_ms > limit_ms:
+            text = f"The oldest ready message has waited for {_duration(age_ms)}; the limit is "
+            yield _notice(queue, "bad", text + _duration(limit_ms), "See messages")
     if settings.alert_messages and queue.ready > settings.alert_messages:
-        text = (
-            f"{count_of(queue.ready, 'ready message', 'ready messages')}; "
-            f"the limit is {formats.format_number(settings.alert_messages)}"
-        )
+        text = f"{count_of(queue.ready, 'ready message', 'ready messages')}; the limit is "
+        text += formats.format_number(settings.alert_messages)
         yield _notice(queue, "bad", text, "See messages")
 
 
@@ -223,15 +215,6 @@ def _of_holder(queue: QueueStatus, holding: ConsumerLoad, now_ms: int) -> Iterat
     yield _notice(queue, "warn", text, "Consumers", tab="consumers")
 
 
-def _longest(held: Iterable[ConsumerLoad]) -> dict[int, ConsumerLoad]:
-    longest: dict[int, ConsumerLoad] = {}
-    for holding in held:
-        known = longest.get(holding.queue_id)
-        if known is None or holding.since_ms < known.since_ms:
-            longest[holding.queue_id] = holding
-    return longest
-
-
 def expects_waiting(queue: QueueStatus) -> bool:
     """Return whether a queue's messages are expected to wait, like dead letters and retries."""
     return queue.name.endswith((".dlq", ".retry"))
@@ -242,14 +225,6 @@ def expects_waiting(queue: QueueStatus) -> bool:
 
 def _notice(queue: QueueStatus, level: str, text: str, go: str, **values: str) -> Notice:
     return Notice(level, queue.name, text, "queue", {"q": queue.name} | values, go)
-
-
-def _expiring(count: int, soonest_ms: int, now_ms: int) -> str:
-    messages = count_of(count, "message expires", "messages expire")
-    return (
-        f"{messages} within 10 minutes without a consumer, "
-        f"the first {formats.format_ago(soonest_ms, now_ms)}"
-    )
 
 
 def _at_least(count: int) -> str:

@@ -11,11 +11,11 @@ from aiohttp import web
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.route import Role, Route
-from phpmq_lite.admin.monitoring import store_view
+from phpmq_lite.admin.monitoring import system_view
 from phpmq_lite.admin.monitoring.metrics import answer_metrics
 from phpmq_lite.server.status import BrokerStatus
-from phpmq_lite.settings import Settings
 
 # Percentage of the startup that is complete when each step begins.
 _STEPS: Final = {
@@ -52,16 +52,15 @@ async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck
         else _server(status)
     )
     is_started = context.is_ready() or status.is_draining or status.is_relaying
+    schema = "the schema is up to date" if is_started else status.step
+    texts, count = (*settings.tcp.listen, *settings.tcp.legacy_listen), len(status.listeners)
+    wanted, is_draining = len(texts) - texts.count("none"), status.is_draining
     return [
-        HealthCheck(
-            "migrated", is_started, "the schema is up to date" if is_started else status.step
-        ),
+        HealthCheck("migrated", is_started, schema),
         *store,
-        _listeners(settings, status),
+        HealthCheck("listeners", is_draining or count >= wanted, f"{count} of {wanted} open"),
         HealthCheck(
-            "not draining",
-            not status.is_draining,
-            "draining" if status.is_draining else "accepts messages",
+            "not draining", not is_draining, "draining" if is_draining else "accepts messages"
         ),
     ]
 
@@ -91,26 +90,16 @@ def _server(status: BrokerStatus) -> list[HealthCheck]:
     store, problem = status.store, status.write_problem
     known, must = store.replicas_ready, store.replicas_required
     ready = "not read yet" if known is None else f"{known} can confirm, {must} must"
-    wrong = "; ".join(one.text for one in store_view.replication_problems(store))
+    wrong = "; ".join(one.text for one in system_view.replication_problems(store))
     role = "active" if store.is_active else f"standby of {store.active_broker or 'no broker'}"
     if store.standby_problem:
         role += f", which it could not replace: {store.standby_problem}"
+    has_active = store.is_active or bool(store.active_broker)
     return [
-        HealthCheck(
-            "role", store.is_active or bool(store.active_broker), f"{role}, epoch {store.epoch}"
-        ),
+        HealthCheck("role", has_active, f"{role}, epoch {store.epoch}"),
         HealthCheck("writable", not problem, problem or "the database accepts writes"),
         HealthCheck("replicas", not wrong, wrong or ready, is_needed=False),
     ]
-
-
-def _listeners(settings: Settings, status: BrokerStatus) -> HealthCheck:
-    wanted = [
-        text for text in (*settings.tcp.listen, *settings.tcp.legacy_listen) if text != "none"
-    ]
-    count = len(status.listeners)
-    is_good = status.is_draining or count >= len(wanted)
-    return HealthCheck("listeners", is_good, f"{count} of {len(wanted)} open")
 
 
 _RETRY: Final = {"Retry-After": "1"}
@@ -128,10 +117,9 @@ async def answer_readyz(request: web.Request) -> web.StreamResponse:
     found = await run_checks(context, status)
     is_serving = context.is_ready() or status.is_relaying
     is_good = is_serving and all(check.is_good or not check.is_needed for check in found)
-    if is_good and status.is_relaying:
-        word = "standby"
-    elif is_good:
+    if is_good:
         word = "ready" if all(check.is_good for check in found) else "degraded"
+        word = "standby" if status.is_relaying else word
     elif status.is_draining:
         word = "draining"
     else:
@@ -139,27 +127,46 @@ async def answer_readyz(request: web.Request) -> web.StreamResponse:
     lines = [word]
     if identity_of(request).role.may(Role.VIEWER):
         lines += [f"{'ok' if one.is_good else 'BAD':3} {one.name}: {one.text}" for one in found]
-    return web.Response(
-        status=200 if is_good else 503,
-        text="".join(f"{line}\n" for line in lines),
-        headers={} if is_good else _RETRY,
-    )
+    text = "".join(f"{line}\n" for line in lines)
+    return web.Response(status=200, text=text) if is_good else _not_now(text)
+
+
+def _not_now(text: str) -> web.Response:
+    return web.Response(status=503, text=text, headers=_RETRY)
 
 
 async def answer_startupz(request: web.Request) -> web.StreamResponse:
     """Return 200 if startup is complete, otherwise 503 with the current step and the progress."""
-    if is_started(request) or context_of(request).engine.summary().is_relaying:
+    status = context_of(request).engine.summary()
+    if is_started(request) or status.is_relaying:
         return web.Response(text="started\n")
-    step = context_of(request).engine.summary().step
-    return web.Response(
-        status=503, text=f"starting: {step}, {start_percent(step)} %\n", headers=_RETRY
-    )
+    return _not_now(f"starting: {status.step}, {start_percent(status.step)} %\n")
 
 
 def is_started(request: web.Request) -> bool:
     """Return whether startup is complete; this remains True while the broker drains."""
     context = context_of(request)
     return context.is_ready() or context.engine.summary().is_draining
+
+
+def check_started(request: web.Request) -> None:
+    """Refuse a request until startup is complete.
+
+    Raises:
+        Problem: 503; on a standby, it names the active broker.
+    """
+    if is_started(request):
+        return
+    status = context_of(request).engine.summary()
+    store, code = status.store, "standby"
+    if store.is_active:
+        code, text = "starting", f"The broker is starting: {status.step}."
+    elif store.active_broker:
+        text = f"This broker is a standby; the active one is on {store.active_broker}. Repeat this "
+        text += "there, or with the admin address of any broker (--url): standbys relay it."
+    else:
+        text = f"This broker is a standby, and no broker is active: {status.step}."
+    raise Problem(503, code, text, headers=_RETRY)
 
 
 ROUTES: Final = (

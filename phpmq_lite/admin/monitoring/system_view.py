@@ -22,6 +22,10 @@ from phpmq_lite.storage.read.database_size import DatabaseSize
 from phpmq_lite.storage.start_report import Start
 from phpmq_lite.storage.store_status import StoreStatus
 
+LAG_S: Final = 10.0  # a longer lag of a replica is a problem
+TRANSACTION_S: Final = 600.0  # as is a transaction that has been open for longer
+_CONNECTIONS: Final = 0.9  # or a larger part of max_connections in use
+_DISK_FREE: Final = 0.1  # or a smaller part of the disk free
 _SAFE_SQLITE: Final = (3, 51, 3)  # in older versions, two writers can damage the WAL
 _PAUSES: Final = {  # explanations, keyed by the reason why a connection is not being read
     "memory": "unstored data exceeds limits.unstored_total",
@@ -353,3 +357,91 @@ def _name(parts: Sequence[Sequence[tuple[str, str]]]) -> str:
     pairs = [pair for part in parts for pair in part]
     common = [value for kind, value in pairs if kind == "commonName"]
     return common[0] if common else ", ".join(value for _, value in pairs)
+
+
+# -- a PostgreSQL database; a problem is a fact with the level "bad" or "warn"
+
+
+def asynchronous_text(store: StoreStatus) -> str:
+    """Return why messages are confirmed although no quorum of replicas has them."""
+    return (
+        f"Messages are confirmed without a quorum: {store.asynchronous}. A failover of the database"
+        " can lose them (store.allow_asynchronous)"
+    )
+
+
+def replication_problems(store: StoreStatus) -> Iterator[SystemFact]:
+    """Yield a problem if commits lack a quorum, if a replica lags, or if none of them may fail."""
+    name, ready, required = "Replication", store.replicas_ready, store.replicas_required
+    if store.asynchronous is not None:
+        yield SystemFact(name, asynchronous_text(store), level="bad")
+    if store.server is None or ready is None or not required:
+        return
+    must = f"{count_of(required, 'replica', 'replicas')} must confirm each commit"
+    if ready < required:
+        text = f"No quorum: {must}, and {ready or 'none'} can"
+        yield SystemFact(name, text, level="bad")
+    elif ready == required:
+        text = f"{must}, and only {ready} can: if one more fails, nothing can be stored"
+        yield SystemFact(name, text, level="warn")
+    for one in store.server.replicas:
+        if (one.lag_s or 0) > LAG_S:
+            text = f"Replica {one.name} is {one.lag_s:.1f} s behind"
+            yield SystemFact(name, text, level="warn")
+
+
+def store_problems(store: StoreStatus) -> Iterator[SystemFact]:
+    """Yield all problems of a PostgreSQL database, except that nothing can be stored."""
+    yield from replication_problems(store)
+    if store.problem is not None:
+        yield SystemFact("Database", f"Its state cannot be read: {store.problem}", level="warn")
+    if (server := store.server) is None:
+        return
+    if server.oldest_transaction_s > TRANSACTION_S:
+        age = formats.format_duration(round(server.oldest_transaction_s * 1_000))
+        text = f"open for {age}; until it ends, VACUUM cannot remove old rows"
+        yield SystemFact("Transaction", f"{server.oldest_transaction}: {text}", level="warn")
+    if server.connections > server.max_connections * _CONNECTIONS:
+        text = f"{server.connections} of {server.max_connections} connections are in use"
+        yield SystemFact("Database", f"{text}; a broker may be unable to connect", level="warn")
+    if server.disk_free < server.disk_bytes * _DISK_FREE:
+        text = f"{formats.format_size(server.disk_free)} free on the server's disk"
+        yield SystemFact("Disk", f"{text}; when it is full, nothing can be stored", level="bad")
+
+
+def server_facts(store: StoreStatus) -> Iterator[SystemFact]:
+    """Yield the facts about a PostgreSQL database for the System page."""
+    number, size = formats.format_number, formats.format_size
+    yield SystemFact("Database", store.place)
+    yield SystemFact("Role", "active", f"epoch {number(store.epoch)}")
+    if store.replicas_required:
+        must = count_of(store.replicas_required, "replica", "replicas")
+        yield SystemFact("Confirmed by", f"the primary and {must}", store.quorum)
+    else:
+        note = "synchronous_standby_names names no quorum"
+        yield SystemFact("Confirmed by", "the primary alone", note, "bad")
+    if store.allows_asynchronous:
+        note = "store.allow_asynchronous is set"
+        yield SystemFact("Without a quorum", "messages are confirmed", note, "warn")
+    if store.problem is not None:
+        yield SystemFact("Server", "cannot be read", store.problem, "bad")
+    if (server := store.server) is None:
+        return
+    for one in server.replicas:
+        behind = f"{size(one.lag_bytes or 0)}, {one.lag_s or 0:.1f} s behind"
+        level = "" if one.is_ready and (one.lag_s or 0) <= LAG_S else "warn"
+        note = behind if one.state else "lag unknown: grant pg_monitor to the broker's role"
+        yield SystemFact(f"Replica {one.name}", one.state or "connected", note, level)
+    if not server.replicas:
+        yield SystemFact("Replicas", "none", level="bad" if store.replicas_required else "")
+    yield SystemFact("Size", size(server.database_bytes), f"schema version {server.schema}")
+    yield SystemFact("Page checksums", "on" if server.has_checksums else "off")
+    yield SystemFact("Connections", number(server.connections), f"of {server.max_connections}")
+    if server.disk_bytes:
+        yield SystemFact("Free disk space", size(server.disk_free), f"of {size(server.disk_bytes)}")
+    if server.oldest_transaction is not None and server.oldest_transaction_s >= 1:
+        age = formats.format_duration(round(server.oldest_transaction_s * 1_000))
+        yield SystemFact("Oldest transaction", age, server.oldest_transaction)
+    if store.reconnects:
+        note = f"{count_of(store.unknown_batches, 'batch', 'batches')} of unknown outcome resolved"
+        yield SystemFact("Reconnects", number(store.reconnects), note)

@@ -25,7 +25,7 @@ from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import read_form_field
 from phpmq_lite.admin.base.responses import ListPage
 from phpmq_lite.admin.base.route import Role, Route
-from phpmq_lite.admin.monitoring import limits, store_view, system_view
+from phpmq_lite.admin.monitoring import limits, system_view
 from phpmq_lite.admin.monitoring.health import run_checks
 from phpmq_lite.admin.monitoring.system_view import read_certificates
 from phpmq_lite.admin.resource import Api, Page, Resource, api_route, check_reason
@@ -185,7 +185,7 @@ async def _health(request: web.Request, _query: SystemPageQuery) -> dict[str, An
         "certificates": await read_certificates(context.settings),
         "storage": system_view.storage_facts(context.settings, disk, stored, context.settings.data)
         if status.store.has_file
-        else list(store_view.server_facts(status.store)),
+        else list(system_view.server_facts(status.store)),
         "retention": system_view.retention_facts(context.settings, stored),
         "limits": reached,
         "waiting": system_view.waiting_facts(status, reached),

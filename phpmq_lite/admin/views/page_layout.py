@@ -12,7 +12,7 @@ from aiohttp import web
 from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.urls import Urls
-from phpmq_lite.admin.monitoring import store_view
+from phpmq_lite.admin.monitoring import system_view
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 from phpmq_lite.settings import Settings
 
@@ -248,7 +248,7 @@ def list_broker_problems(request: web.Request, context: Context) -> list[str]:
         )
     if not status.store.has_file:
         if status.store.asynchronous is not None:
-            found.append(f"{store_view.asynchronous_text(status.store)}.")
+            found.append(f"{system_view.asynchronous_text(status.store)}.")
         return found
     with suppress(OSError):  # takes only microseconds, because the disk is local
         disk = shutil.disk_usage(context.settings.data)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from phpmq_lite.admin.monitoring.attention import AttentionFacts, find_notices
-from phpmq_lite.admin.monitoring.store_view import (
+from phpmq_lite.admin.monitoring.system_view import (
     replication_problems,
     server_facts,
     store_problems,
