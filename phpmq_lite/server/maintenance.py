@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from phpmq_lite import logs
-from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import message_actions
 from phpmq_lite.broker.registry import PublishBlock
 from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
@@ -83,33 +82,27 @@ class ScrubRunner:
         rate = self._settings().scrub.bytes_per_s * _TICK_S
         return max(1, int(rate if self._bytes_in - seen < _BUSY_BYTES else rate / 10))
 
-    async def start(self, ahead: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def start(self, ahead: Callable[[], Awaitable[None]]) -> None:
         """Wait for ``ahead``, then request a full scrub, including the structure check.
 
         Raises:
             RefusedError: a scrub is already running; ``ahead`` is not called.
         """
-        self._check(is_working=False)
-        if ahead is not None:
-            await ahead()
+        if self.is_working:
+            raise RefusedError("scrub_running", "a scrub is already running")
+        await ahead()
         self._requested.set()
 
-    async def stop(self, ahead: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def stop(self, ahead: Callable[[], Awaitable[None]]) -> None:
         """Wait for ``ahead``, then cancel the current round.
 
         Raises:
             RefusedError: no scrub is running; ``ahead`` is not called.
         """
-        self._check(is_working=True)
-        if ahead is not None:
-            await ahead()
-        self._is_cancelled = True
-
-    def _check(self, *, is_working: bool) -> None:
-        if self.is_working and not is_working:
-            raise RefusedError("scrub_running", "a scrub is already running")
-        if is_working and not self.is_working:
+        if not self.is_working:
             raise RefusedError("scrub_idle", "no scrub is running")
+        await ahead()
+        self._is_cancelled = True
 
     async def run(self, *, is_structure_due: bool = False) -> None:
         """Scrub when due; check the structure first if ``is_structure_due``."""
@@ -120,7 +113,9 @@ class ScrubRunner:
                 await self._run_round(with_bodies=False, with_structure=True, is_requested=True)
             while True:
                 is_requested = await self._wait_until_due()
-                with_structure = is_requested or self._is_structure_due()
+                days = self._settings().scrub.structure_days
+                is_due = days and self._now_ms() - self.state.structure_at >= days * _DAY_MS
+                with_structure = is_requested or bool(is_due)
                 await self._run_round(
                     with_bodies=True, with_structure=with_structure, is_requested=is_requested
                 )
@@ -240,10 +235,6 @@ class ScrubRunner:
         except OSError as error:
             _log.warning("scrub_state_not_saved", reason=str(error))
 
-    def _is_structure_due(self) -> bool:
-        days = self._settings().scrub.structure_days
-        return bool(days) and self._now_ms() - self.state.structure_at >= days * _DAY_MS
-
     def _now_ms(self) -> int:
         return self._engine.clock.now().wall_ms
 
@@ -348,14 +339,10 @@ def _log_backup(result: Backup | StorageError) -> None:
     if isinstance(result, Backup):
         made = result.manifest
         _log.info("backup_made", id=made.id, bytes=made.bytes, took_ms=made.took_ms)
-    else:
-        _log.error("backup_failed", reason=str(result), exc_info=_cause_of(result))
-
-
-def _cause_of(failure: StorageError) -> BaseException | None:
-    """Return an error's cause if the cause is unexpected and its traceback worth logging."""
-    cause = failure.__cause__
-    return None if isinstance(cause, OSError | sqlite3.Error) else cause
+        return
+    cause = result.__cause__
+    is_usual = isinstance(cause, OSError | sqlite3.Error)  # no traceback is worth logging
+    _log.error("backup_failed", reason=str(result), exc_info=None if is_usual else cause)
 
 
 class DiskSpaceMonitor:
@@ -379,7 +366,7 @@ class DiskSpaceMonitor:
     def attach(self, engine: Engine) -> None:
         """Apply the current state and all later changes to this engine."""
         self._engine = engine
-        self._set_shortage(self._shortage)
+        self._apply_shortage()
 
     def _apply_change(self) -> None:
         trouble, self._trouble = self._trouble, self.space.write_problem
@@ -394,18 +381,13 @@ class DiskSpaceMonitor:
             _log.warning("publishing_stopped", reason=self._shortage.detail)
         else:
             _log.warning("publishing_resumed", free_bytes=self.space.free_bytes)
-        self._set_shortage(self._shortage)
+        self._apply_shortage()
 
-    def _set_shortage(self, shortage: Shortage | None) -> None:
+    def _apply_shortage(self) -> None:
+        block: PublishBlock | None = None
+        shortage = self._shortage
+        if shortage is not None:
+            is_bare = (shortage.code, shortage.reason) == DISK_FULL
+            block = PublishBlock(shortage.code, shortage.reason, shortage.detail, is_bare)
         if self._engine is not None:
-            self._engine.submit(lambda core: _set_shortage(core, shortage))
-
-
-def _set_shortage(core: Broker, shortage: Shortage | None) -> None:
-    if shortage is None:
-        core.state.registry.stop_publishing(None)
-        return
-    is_bare = (shortage.code, shortage.reason) == DISK_FULL
-    core.state.registry.stop_publishing(
-        PublishBlock(shortage.code, shortage.reason, shortage.detail, is_bare)
-    )
+            self._engine.submit(lambda core: core.state.registry.stop_publishing(block))

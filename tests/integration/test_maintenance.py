@@ -59,6 +59,10 @@ def until_failed(data: Path) -> dict[str, Any]:
     return dict(status)
 
 
+async def allow() -> None:
+    """Write no row to the audit log."""
+
+
 def maintenance_of(running: testing.RunningBroker) -> Maintenance:
     assert running.service._maintenance is not None
     return running.service._maintenance
@@ -187,7 +191,7 @@ async def test_scrub_reports_no_damage_when_it_cannot_open_the_database(
     monkeypatch.setattr(Scrub, "structure", fail)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 0}) as running:
         scrub = maintenance_of(running).scrub
-        await scrub.start()
+        await scrub.start(allow)
         await wait_until(lambda: not scrub.is_working)
         assert scrub.state.problem_count == 0
 
@@ -213,7 +217,7 @@ async def test_structure_check_ends_when_the_log_grows_too_much(
     monkeypatch.setattr(maintenance, "_LOG_CHECK_S", 0.01)
     async with testing.running_service(tmp_path / "data", scrub={"every_h": 0}) as running:
         scrub = maintenance_of(running).scrub
-        await scrub.start()
+        await scrub.start(allow)
         assert await asyncio.to_thread(started.wait, WAIT_S)
         with (running.data / "phpmq.db-wal").open("ab") as log:
             log.write(bytes(1))  # an incomplete frame after the last one
@@ -311,7 +315,7 @@ async def test_scheduled_scrub_waits_for_its_next_time_after_an_error(
         await asyncio.sleep(0.1)  # long enough for many attempts
         assert len(checks) == 1
         assert read_state(running.data).tried_at > 0
-        await scrub.start()
+        await scrub.start(allow)
         await wait_until(lambda: len(checks) == 2)
 
 
@@ -331,9 +335,9 @@ async def test_scheduled_scrub_waits_for_its_next_time_after_a_stop(
         for is_requested in (False, True):
             seen, tried_at = len(checks), scrub.state.tried_at
             if is_requested:
-                await scrub.start()
+                await scrub.start(allow)
             await wait_until(lambda seen=seen: len(checks) > seen)  # type: ignore[misc]
-            await scrub.stop()
+            await scrub.stop(allow)
             await wait_until(lambda: not scrub.is_working)
             seen = len(checks)
             await asyncio.sleep(0.1)
@@ -407,7 +411,7 @@ async def test_scrub_neither_starts_nor_stops_when_its_audit_row_is_refused(
         with pytest.raises(RefusedError, match="nothing can be stored"):
             await scrub.start(refuse)
         assert not scrub.is_working
-        await scrub.start()
+        await scrub.start(allow)
         await wait_until(lambda: scrub.state.is_under_way)
         with pytest.raises(RefusedError, match="nothing can be stored"):
             await scrub.stop(refuse)
@@ -415,7 +419,7 @@ async def test_scrub_neither_starts_nor_stops_when_its_audit_row_is_refused(
         with pytest.raises(RefusedError, match="scrub is already running"):
             await scrub.start(refuse)
         assert scrub.state.now.began_at == began_at
-        await scrub.stop()
+        await scrub.stop(allow)
         await wait_until(lambda: not scrub.is_working)
 
 
