@@ -5,7 +5,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from typing import Final
 
@@ -30,7 +30,7 @@ async def open_admin(
     app: web.Application,
     sockets: Iterable[socket.socket],
     tls: ssl.SSLContext | None,
-    front: Front = lambda connect, _limits, _kind: connect(),
+    front: Front,
 ) -> Connect:
     """Serve connections to ``sockets``, the first of which must be the control socket.
 
@@ -49,7 +49,11 @@ async def open_admin(
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     make = add_headers_everywhere(runner)
-    _limit_log()
+    # Any peer can send malformed requests, which aiohttp logs.
+    name = "aiohttp.server"
+    logger = logging.getLogger(name)
+    if not logger.filters:
+        logger.addFilter(lambda _record: not is_quiet(name))
     limits = app[CONTEXT].connection_limits
     watch = asyncio.create_task(limits.run())
     stack.callback(watch.cancel)
@@ -59,25 +63,20 @@ async def open_admin(
         return LimitedConnection(limits, make(), is_counted=is_counted)
 
     for number, one in enumerate(sockets):
-        if tls is not None and one.family != socket.AF_UNIX:
-            accept = partial(front, connect, limits, "tls")
+        kind: Kind = "unix" if one.family == socket.AF_UNIX else "tcp" if tls is None else "tls"
+        accept = partial(front, connect, limits, kind)
+        if tls is not None and kind == "tls":
             accepting = asyncio.create_task(_accept(one, tls, limits, accept))
             stack.push_async_callback(_end, accepting)
             continue
-        kind: Kind = "unix" if one.family == socket.AF_UNIX else "tcp"
-        accept = (
-            partial(front, connect, limits, kind) if number else partial(connect, is_counted=False)
-        )
+        accept = accept if number else partial(connect, is_counted=False)
         server = await loop.create_server(accept, sock=one, backlog=128)
         stack.callback(server.close)
     return connect
 
 
 async def _accept(
-    listening: socket.socket,
-    tls: ssl.SSLContext,
-    limits: ConnectionLimits,
-    accept: Connect,
+    listening: socket.socket, tls: ssl.SSLContext, limits: ConnectionLimits, accept: Connect
 ) -> None:
     """Accept connections until this task is cancelled, then cancel all pending handshakes."""
     loop = asyncio.get_running_loop()
@@ -107,26 +106,14 @@ async def _secure(
         connection.close()
         limits.log_refusal(name, refusal)
         return
-    is_made = False
-    try:
-        with suppress(OSError):  # SSLError and TimeoutError are subclasses
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=limits.timeouts.head_s
-            )
-            is_made = True
-    finally:
-        if not is_made:
-            limits.gate.cancel_reservation(name)
+    with ExitStack() as failure, suppress(OSError):  # SSLError and TimeoutError are subclasses
+        failure.callback(limits.gate.cancel_reservation, name)
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=limits.timeouts.head_s
+        )
+        failure.pop_all()
 
 
 async def _end(task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.wait({task})
-
-
-def _limit_log() -> None:
-    """Rate-limit what aiohttp logs about malformed requests, because any peer can send them."""
-    name = "aiohttp.server"
-    logger = logging.getLogger(name)
-    if not logger.filters:
-        logger.addFilter(lambda _record: not is_quiet(name))
