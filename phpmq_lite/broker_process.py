@@ -108,7 +108,7 @@ class BrokerProcess:
         timer.start()
         try:
             for line in process.stdout or ():
-                word, kind, address = line.split()
+                word, kind, address, *_ = line.split()
                 if word == "listening":
                     (self.phpmq if kind == "phpmq" else self.admin).append(address)
                 if len(self.phpmq) == self.listeners:

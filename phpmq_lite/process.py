@@ -180,7 +180,7 @@ async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
     During startup, only the event loop must respond, because threads may need long to check and
     migrate a large database.
     """
-    starting = asyncio.ensure_future(service.wait_listening())
+    starting = asyncio.ensure_future(service.listening.wait())
     while not starting.done():
         step = service.handle.summary().step
         manager.notify(
@@ -191,7 +191,8 @@ async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
         if service.has_progressed():
             status = service.handle.summary()
             reason = status.write_problem or (status.shortage and status.shortage.detail)
-            text = reason or f"ready: {', '.join(one.address for one in status.listeners)}"
+            word = "standby" if status.is_relaying else "ready"
+            text = reason or f"{word}: {', '.join(one.address for one in status.listeners)}"
             manager.notify(READY=1, WATCHDOG=1, STATUS=text)  # repeat READY in case it got lost
         await asyncio.sleep(manager.each_s)
 
@@ -199,9 +200,9 @@ async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
 async def _manage_garbage_collection(service: Service) -> None:
     """Disable garbage collection during startup; afterwards, run it only rarely."""
     gc.disable()
-    await service.wait_listening()
+    await service.listening.wait()
     reduce_garbage_collection()
-    await service.wait_pages()
+    await service.pages_open.wait()
     gc.freeze()  # the admin creates as many permanent objects
 
 

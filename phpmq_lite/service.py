@@ -2,15 +2,16 @@
 
 import asyncio
 import errno
+import json
+import os
 import socket
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import astuple
 from functools import partial
-from pathlib import Path
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from phpmq_lite import __version__, logs
@@ -33,14 +34,8 @@ from phpmq_lite.server.addresses import (
     check_exposed_listeners,
     listen_addresses,
 )
-from phpmq_lite.server.admission import Admission, max_open_files, open_files, open_files_problem
-from phpmq_lite.server.backpressure import (
-    MemoryLimiter,
-    ReadBackpressure,
-    SlowPeerLimits,
-    memory_bound,
-)
-from phpmq_lite.server.counters import ConnectionCounters
+from phpmq_lite.server.admission import max_open_files, open_files, open_files_problem
+from phpmq_lite.server.backpressure import SlowPeerLimits, memory_bound
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.frame_processing import SessionLimits
 from phpmq_lite.server.listeners import Kind, Listeners
@@ -66,7 +61,8 @@ from phpmq_lite.storage.store import Store, note_clock
 if TYPE_CHECKING:
     from phpmq_lite.admin.base.context import Context
     from phpmq_lite.admin.connection_limits import ConnectionLimits
-    from phpmq_lite.relay.member import Member
+    from phpmq_lite.relay.active import RelayListener
+    from phpmq_lite.relay.standby import Relay
 
 
 def broker_limits(settings: Settings) -> Limits:
@@ -85,19 +81,6 @@ def broker_limits(settings: Settings) -> Limits:
         receipts=receipts.limit,
         receipt_window_ms=receipts.window_s * 1_000,
     )
-
-
-def set_limits(core: Broker, limits: Limits) -> None:
-    """Change a running core's limits, except those on windows and receipts (fixed at startup).
-
-    If more messages are held than the new limit allows, dispatching stops until fewer are held.
-    """
-    core.limits = core.state.limits = limits
-
-
-def queue_defaults(settings: Settings) -> QueueSettings:
-    """Return the settings of a queue that does not override any defaults."""
-    return QueueSettings(**settings.queues.model_dump())
 
 
 def retention_bounds(settings: Settings) -> RetentionBounds:
@@ -150,7 +133,7 @@ class Service:
     ) -> None:
         self.settings = settings
         self._sources = sources or {}  # setting name -> source of its value
-        self.handle = BrokerHandle(ConnectionCounters())
+        self.handle = BrokerHandle(settings)
         self.rollups = Rollups()
         self.schemas = ActiveSchemas(settings.envelopes.schemas)
         self.sampler: RollupSampler  # set when serving starts
@@ -166,16 +149,15 @@ class Service:
         self._watchdog: EngineWatchdog | None = None  # set once the engine is created
         self._tls_listeners: list[TlsListener] = []  # listeners that use TLS
         self._session_context: SessionContext  # shared by all sessions; set when serving starts
-        self._has_users = False
-        self._member: Member | None = None  # of the brokers that share a PostgreSQL database
+        self._relay: Relay | None = None  # while this broker is a standby
+        self._relay_listener: RelayListener | None = None  # for standbys, with a shared database
         self._connect_http: Callable[[], asyncio.Protocol]  # set when the pages are open
-        self._is_serving = False  # whether this broker itself serves clients
         self._shows_replica = False  # whether pages show a replica while no broker is active
         self._stop = asyncio.Event()
-        self._ready = asyncio.Event()
-        self._listening = asyncio.Event()
+        self.ready = asyncio.Event()  # set once this broker itself serves clients
+        self.listening = asyncio.Event()  # set once clients can connect, perhaps to a standby
+        self.pages_open = asyncio.Event()  # set once the admin is imported, for its first client
         self._pages_wanted = asyncio.Event()
-        self._has_pages = asyncio.Event()
 
     def stop(self) -> None:
         """Start draining; ``run`` returns once everything has been stored and closed."""
@@ -200,37 +182,23 @@ class Service:
             self._upkeep.bounds = retention_bounds(result.settings)
         if self.handle.space is not None:
             self.handle.space.bounds = disk_space_bounds(result.settings)
-        if self.handle.brake is not None:
-            self.handle.brake.bound_bytes = memory_bound(result.settings.limits.memory)
+        self.handle.brake.bound_bytes = memory_bound(result.settings.limits.memory)
         if self.handle.engine is not None:
-            limits = broker_limits(result.settings)
-            self.handle.engine.submit(lambda core: set_limits(core, limits))
+            self.handle.engine.submit(partial(_set_limits, limits=broker_limits(result.settings)))
         logs.set_level(result.settings.log.level)
         _log.info("reloaded", changed=result.changed, needs_restart=result.pending,
                   certificates=[one.section for one in self._tls_listeners])  # fmt: skip
 
-    async def wait_listening(self) -> None:
-        """Wait until clients can connect, to this broker or through it to the active one."""
-        await self._listening.wait()
-
-    async def wait_ready(self) -> None:
-        """Wait until this broker itself serves clients."""
-        await self._ready.wait()
-
-    async def wait_pages(self) -> None:
-        """Wait until the admin is imported, which happens when its first client connects."""
-        await self._has_pages.wait()
-
     async def open_pages(self) -> "Context":
         """Import the admin without waiting for a client, and return what its handlers share."""
         self._pages_wanted.set()
-        await self.wait_pages()
+        await self.pages_open.wait()
         return cast("Context", self._context)
 
     def has_progressed(self) -> bool:
         """Return whether the engine and the writer have made progress since the last call."""
-        if not self._is_serving:  # a standby
-            return self._listening.is_set()
+        if not self.ready.is_set():  # a standby
+            return self.listening.is_set()
         return self._watchdog is not None and self._watchdog.probe()
 
     async def run(self) -> None:
@@ -245,10 +213,15 @@ class Service:
         check_exposed_listeners(settings, lambda: has_admin(settings))
         tls = _admin_tls(settings)  # must come first, because a certificate may be invalid
         self._add_tls_listener("admin", tls)
-        await asyncio.to_thread(_load, self.schemas)
+        try:
+            await asyncio.to_thread(self.schemas.load)
+        except RegistryError as error:
+            raise SettingsError(f"envelopes.schemas: {error}") from None
         file = settings.admin.initial_password_file
         if file is not None and not await asyncio.to_thread(has_admin, settings):
-            self._first_password = _initial_password(file)
+            from phpmq_lite.admin.auth.services import initial_password
+
+            self._first_password = initial_password(file)
         async with AsyncExitStack() as stack:
             await _check_ports(settings)
             folder = DataFolder.open(
@@ -261,63 +234,48 @@ class Service:
             bound = await admin_listeners.bind_sockets(
                 admin_stack, settings.admin.listen, folder.control_socket
             )
-            self.admin = [
-                admin_listeners.url_of(one, is_secure=tls is not None) for one in bound[1:]
-            ]
+            is_secure = tls is not None
+            self.admin = [admin_listeners.url_of(one, is_secure=is_secure) for one in bound[1:]]
             for address in self.admin:
                 self._announce(f"listening admin {address}")
-            gate = Admission.from_settings(settings)
             _warn_about_open_files(settings)
-            listeners = Listeners(settings.tcp, partial(self._accept_phpmq, gate), gate)
+            listeners = Listeners(settings.tcp, self._accept_phpmq, self.handle.gate)
             await listeners.bind()
             stack.push_async_callback(listeners.close)
             self._add_tls_listener("tcp", listeners.tls)
             space = self.handle.space = DiskSpace(folder.path, disk_space_bounds(settings))
             space.prepare()
             room = DiskSpaceMonitor(space)
-            backend = self._backend(stack, folder, space, listeners)
+            backend = self._backend(folder, space, listeners)
+            stack.push_async_callback(self._close_relay)
             self.handle.store = backend.status
             starting = StartRecorder(__version__, _now_ms(), was_clean=not folder.meta.is_running)
             recovering = asyncio.create_task(self._recover(folder, backend, starting))
-            stack.push_async_callback(_close_after, recovering, backend.writer)
-            serve_pages = partial(self._serve_pages, admin_stack, backend, bound, tls)
-            pages = asyncio.create_task(self._open_pages(bound, serve_pages))
+            stack.push_async_callback(backend.writer.close)  # does nothing if it is closed
+            stack.push_async_callback(_wait_for, recovering)
+            pages = asyncio.create_task(self._open_pages(admin_stack, backend, bound, tls))
             stack.push_async_callback(_cancel, pages)
             if await self._is_stopped_as_standby(recovering, backend):
                 return
             stored, clock = await recovering
             engine = await self._open_engine(stack, backend, starting, stored, clock)
             room.attach(engine)
-            await self._serve(stack, engine, folder, backend, gate, listeners, pages)
+            await self._serve(stack, engine, folder, backend, listeners, pages)
 
-    def _backend(
-        self, stack: AsyncExitStack, folder: DataFolder, space: DiskSpace, listeners: Listeners
-    ) -> Backend:
+    def _backend(self, folder: DataFolder, space: DiskSpace, listeners: Listeners) -> Backend:
         """Return the engine that the settings select."""
         settings, on_fatal = self.settings, partial(fail_stop, folder)
         if settings.store.url:
-            from phpmq_lite.relay.handshake import RelaySecret, create_relay_secret
-            from phpmq_lite.relay.member import Member
+            from phpmq_lite.relay.handshake import create_relay_secret
             from phpmq_lite.storage.postgres.backend import PostgresBackend
-
-            member = self._member = Member(
-                settings, __version__, listeners, self.session, self.http_connection,
-                self.handle.figures.relay,
-            )  # fmt: skip
-            stack.push_async_callback(member.close)
-
-            async def start_standby(key: bytes, certificate: str, private_key: str) -> str:
-                description = await member.start_standby(RelaySecret(key, certificate, private_key))
-                self._show_listeners(listeners, step="standby")
-                return description
 
             return PostgresBackend(
                 settings.store.url,
                 space,
                 on_fatal,
-                start_standby=start_standby,
-                make_secret=lambda: astuple(create_relay_secret()),
-                relay_to=member.relay_to,
+                start_standby=partial(self._start_standby, listeners),
+                make_secret=create_relay_secret,
+                relay_to=self._relay_to,
                 allow_asynchronous=settings.store.allow_asynchronous,
             )
         return SqliteBackend(
@@ -328,6 +286,37 @@ class Service:
             cache_bytes=settings.storage.cache_bytes,
             wal_bytes=settings.storage.wal_bytes,
         )
+
+    async def _start_standby(self, listeners: Listeners, *secret: Any) -> str:
+        """Begin as a standby; return the JSON that describes this broker to the others."""
+        from phpmq_lite.relay.active import RelayListener
+        from phpmq_lite.relay.handshake import RelaySecret
+        from phpmq_lite.relay.standby import Relay
+
+        settings, host, key = self.settings, socket.gethostname(), RelaySecret(*secret)
+        counters = self.handle.figures.relay
+        self._relay = Relay(host, key, counters, settings.admin.base_path)
+        self._relay_listener = RelayListener(
+            settings.store.relay_listen, key, self.session, self.http_connection, counters
+        )
+        await self._relay_listener.bind()
+        await listeners.open()
+        self._show_listeners(listeners, step="standby")
+        about = {"version": __version__, "host": host, "pid": os.getpid()}
+        return json.dumps(about | {"relay": self._relay_listener.address})
+
+    def _relay_to(self, epoch: int, broker: str, *, is_released: bool) -> None:
+        """Relay to the broker that the row of the epoch describes, or to none."""
+        if self._relay is not None:
+            self._relay.set_active(epoch, None if is_released else json.loads(broker).get("relay"))
+
+    async def _close_relay(self) -> None:
+        """Stop accepting connections of other brokers, and end relayed ones."""
+        if self._relay is not None:
+            await self._relay.close()
+        if self._relay_listener is not None:
+            self._relay_listener.epoch = None
+            await self._relay_listener.close()
 
     async def _is_stopped_as_standby(self, recovering: asyncio.Task[Any], backend: Backend) -> bool:
         """Wait until the database is recovered; return True if a standby was stopped before."""
@@ -345,7 +334,7 @@ class Service:
 
     async def _show_replica(self, backend: Backend) -> None:
         """Show a replica on pages, read-only, as long as no broker is active."""
-        while self._member is not None:
+        while self.settings.store.url:
             await asyncio.sleep(_REPLICA_S)
             stored = await asyncio.to_thread(backend.read_replica)
             if self._context is not None and self._shows_replica != (stored is not None):
@@ -358,16 +347,18 @@ class Service:
                 self.handle.engine = engine
 
     def _core(self, stored: RecoveredState) -> Broker:
-        limits, defaults = broker_limits(self.settings), queue_defaults(self.settings)
+        limits = broker_limits(self.settings)
+        defaults = QueueSettings(**self.settings.queues.model_dump())
         return Broker(stored, limits, defaults, BabelQueueInspector(self.schemas))
 
     def _show_listeners(self, listeners: Listeners, step: str) -> None:
         """Announce the open listeners; clients can connect from now on."""
         self.phpmq = listeners.addresses
+        note = " (standby: relays to the active broker)" if self._relay is not None else ""
         for address in listeners.addresses:
-            self._announce(f"listening phpmq {address}")
+            self._announce(f"listening phpmq {address}{note}")
         self.handle.set(step=step, listeners=tuple(listeners.opened))
-        self._listening.set()
+        self.listening.set()
 
     def _add_tls_listener(self, section: str, context: ssl.SSLContext | None) -> None:
         files: TcpSettings | AdminSettings = getattr(self.settings, section)
@@ -380,9 +371,13 @@ class Service:
     # -- startup steps, in order
 
     async def _open_pages(
-        self, bound: list[socket.socket], serve: Callable[[], Awaitable[None]]
+        self,
+        stack: AsyncExitStack,
+        backend: Backend,
+        bound: list[socket.socket],
+        tls: ssl.SSLContext | None,
     ) -> None:
-        """Call ``serve`` when the admin's first client connects.
+        """Import the admin when its first client connects, then answer its clients.
 
         The admin is half of all modules.  With it, the start takes twice as long and an idle broker
         needs a third more memory.  If it cannot be imported, the broker does not start; a running
@@ -390,73 +385,69 @@ class Service:
         """
         await admin_listeners.wait_for_client(bound, self._pages_wanted)
         try:
-            await serve()
+            for name in ("app", "serving"):
+                await asyncio.to_thread(import_module, f"phpmq_lite.admin.{name}")  # takes 200 ms
+            from phpmq_lite.admin.app import create_app
+            from phpmq_lite.admin.base.context import CONTEXT
+            from phpmq_lite.admin.resources.system import DRAIN
+            from phpmq_lite.admin.serving import open_admin
+
+            readers = backend.readers()
+            stack.push_async_callback(readers.close)
+            app = create_app(
+                self.handle,
+                readers,
+                self.settings,
+                version=__version__,
+                is_ready=self._has_content,
+                sources=self._sources,
+            )
+            app[DRAIN] = lambda: self.drain()
+            context = self._context = app[CONTEXT]
+            context.rollups = self.rollups
+            context.schemas = self.schemas
+            context.maintenance = self._maintenance
+            context.auth.setup = self._setup_token
+            self._connect_http = await open_admin(stack, app, bound, tls, self._accept_http)
+            self.pages_open.set()
         except Exception:
-            if not self._ready.is_set():
+            if not self.ready.is_set():
                 raise
             _log.exception("admin_not_opened")
             for one in bound:
                 one.close()
 
-    async def _serve_pages(
-        self,
-        stack: AsyncExitStack,
-        backend: Backend,
-        bound: list[socket.socket],
-        tls: ssl.SSLContext | None,
-    ) -> None:
-        """Import the admin in a thread, then answer its clients."""
-        await asyncio.to_thread(_import_admin)
-        from phpmq_lite.admin.app import create_app
-        from phpmq_lite.admin.base.context import CONTEXT
-        from phpmq_lite.admin.resources.system import DRAIN
-        from phpmq_lite.admin.serving import open_admin
-
-        readers = backend.readers()
-        stack.push_async_callback(readers.close)
-        app = create_app(
-            self.handle,
-            readers,
-            self.settings,
-            version=__version__,
-            is_ready=lambda: (self._is_serving or self._shows_replica) and not self._stop.is_set(),
-            sources=self._sources,
-        )
-        app[DRAIN] = lambda: self.drain()
-        self._context = app[CONTEXT]
-        app[CONTEXT].rollups = self.rollups
-        app[CONTEXT].schemas = self.schemas
-        app[CONTEXT].maintenance = self._maintenance
-        app[CONTEXT].auth.setup = self._setup_token
-        self._connect_http = await open_admin(stack, app, bound, tls, self._accept_http)
-        self._has_pages.set()
+    def _has_content(self) -> bool:
+        return (self.ready.is_set() or self._shows_replica) and not self._stop.is_set()
 
     def session(self, kind: Kind, revision: Revision) -> asyncio.Protocol:
         """Return the protocol of a PHPMQ connection to this broker, direct or relayed."""
-        return _session(self._session_context, self.settings, kind, revision)
+        limits, tcp = self.settings.limits, self.settings.tcp
+        side = ServerSide(
+            WireLimits(max_content=limits.max_content),
+            packet_header=tcp.packet_header,
+            revision=revision,
+            http_guard=tcp.http_guard,
+        )
+        return Session(self._session_context, side, kind)
 
     async def http_connection(self) -> asyncio.Protocol:
         """Return the protocol of an HTTP connection that another broker relays."""
         await self.open_pages()
         return self._connect_http()
 
-    def _accept_phpmq(self, gate: Admission, kind: Kind, revision: Revision) -> asyncio.Protocol:
-        if self._member is None or self._member.relay is None:
+    def _accept_phpmq(self, kind: Kind, revision: Revision) -> asyncio.Protocol:
+        if self._relay is None:
             return self.session(kind, revision)
-        from phpmq_lite.relay.standby import ClientConnection
-
         own = partial(self.session, kind, revision)
-        return ClientConnection(self._member.relay, gate, kind, revision, own)
+        return self._relay.accept(self.handle.gate, kind, revision, own)
 
     def _accept_http(
         self, connect: Callable[[], asyncio.Protocol], limits: "ConnectionLimits", kind: Kind
     ) -> asyncio.Protocol:
-        if self._member is None or self._member.relay is None:
+        if self._relay is None:
             return connect()
-        from phpmq_lite.relay.standby import ClientConnection
-
-        relay = self._member.relay
-        return ClientConnection(relay, limits.gate, kind, "http", connect, limits.name_of)
+        return self._relay.accept(limits.gate, kind, "http", connect, limits.name_of)
 
     async def _recover(
         self, folder: DataFolder, backend: Backend, starting: StartRecorder
@@ -491,7 +482,6 @@ class Service:
         backend.record_use(stack)
         core = self._core(stored)
         self._upkeep = await backend.start_maintenance(retention_bounds(settings), clock.counters)
-        self._has_users = await writer.run(lambda store: store.has_users())
         engine = Engine(core, writer, clock)
         self.handle.engine = engine
         self._watchdog = EngineWatchdog(engine, writer)
@@ -519,12 +509,11 @@ class Service:
         engine: Engine,
         folder: DataFolder,
         backend: Backend,
-        gate: Admission,
         listeners: Listeners,
         pages: asyncio.Task[None],
     ) -> None:
         """Open the PHPMQ listeners, serve until ``stop`` is called, then drain."""
-        monitor = self._open_sessions(engine, gate)
+        monitor = self._open_sessions(engine)
         readers = backend.readers(count=1)  # separate from the pages' readers
         stack.push_async_callback(readers.close)
         self.sampler = RollupSampler(engine, readers, self.rollups)
@@ -535,16 +524,19 @@ class Service:
             watching = tasks.create_task(self.schemas.watch(_log_schema_error))
             tasks.create_task(_raise_error_of(pages))
             maintaining = tasks.create_task(self._maintain(engine, backend))
-            await self._prepare_login()
-            if self._member is None:
+            await self._prepare_login(backend.writer)
+            if self._relay is None or self._relay_listener is None:
                 await listeners.open()
                 self._show_listeners(listeners, step="ready")
             else:
-                await self._member.serve(backend.status().epoch)
+                relay, self._relay = self._relay, None
+                epoch = self._relay_listener.epoch = backend.status().epoch
+                await relay.end()
+                await self._relay_listener.open()
+                self._announce(f"active with epoch {epoch}")
                 self._pages_wanted.set()  # the first client may come through a standby
             self.handle.set(step="ready", is_ready=True)
-            self._is_serving = True
-            self._ready.set()
+            self.ready.set()
             await self._stop.wait()
             await self._drain(engine, listeners)
             await _cancel(pages)
@@ -559,46 +551,40 @@ class Service:
             watching.cancel()
         await engine.end()
 
-    def _open_sessions(self, engine: Engine, gate: Admission) -> SessionMonitor:
+    def _open_sessions(self, engine: Engine) -> SessionMonitor:
         """Create the context that all sessions share; return the session monitor."""
-        limits = self.settings.limits
+        limits, handle = self.settings.limits, self.handle
         context = self._session_context = SessionContext(
             engine,
-            gate,
-            ReadBackpressure(limits.unstored_total),
-            self.handle.figures,
+            handle.gate,
+            handle.pressure,
+            handle.figures,
             SessionLimits(limits.unstored_frames, limits.unstored_bytes, limits.write_buffer),
         )
-        brake = MemoryLimiter(memory_bound(limits.memory))
-        self.handle.pressure, self.handle.gate, self.handle.brake = context.pressure, gate, brake
         slow_peers = SlowPeerLimits(
             limits.frame_timeout_s,
             limits.frame_rate_bytes,
             limits.write_timeout_s,
-            places=gate.capacity,
+            places=handle.gate.capacity,
         )
-        return SessionMonitor(context.sessions, self.handle, slow_peers, brake)
+        return SessionMonitor(context.sessions, handle, slow_peers, handle.brake)
 
     async def _maintain(self, engine: Engine, backend: Backend) -> None:
         """Back up and scrub a database of this machine, or else watch its server."""
         if backend.status().has_file:
-            maintenance = self._build_maintenance(engine)
+            figures, database = self.handle.figures, self.settings.data / DATABASE
+            maintenance = self._maintenance = Maintenance(
+                engine, figures, database, lambda: self.settings, __version__
+            )
+            if self._context is not None:
+                self._context.maintenance = maintenance
             await maintenance.run(is_structure_due=backend.is_structure_due)
         await backend.watch()
 
-    def _build_maintenance(self, engine: Engine) -> Maintenance:
-        database = self.settings.data / DATABASE
-        self._maintenance = Maintenance(
-            engine, self.handle.figures, database, lambda: self.settings, __version__
-        )
-        if self._context is not None:
-            self._context.maintenance = self._maintenance
-        return self._maintenance
-
-    async def _prepare_login(self) -> None:
+    async def _prepare_login(self, writer: StoreWriter) -> None:
         """If there are no users, create the first one, or a token with which a browser does."""
         password, self._first_password = self._first_password, None
-        if self._has_users:
+        if await writer.run(lambda store: store.has_users()):
             self._setup_token.spend()
         elif password is not None:
             context = await self.open_pages()
@@ -614,8 +600,7 @@ class Service:
         context = self._session_context
         self.handle.set(step="draining", is_draining=True, is_ready=False)
         await listeners.close()
-        if self._member is not None:
-            await self._member.close()
+        await self._close_relay()
         with suppress(TimeoutError):
             await asyncio.wait_for(engine.call(lambda core, answer: core.drain(answer)), DRAIN_S)
         for session in list(context.sessions):
@@ -624,6 +609,11 @@ class Service:
             await asyncio.wait_for(context.wait_empty(), CLOSE_S)
         for session in list(context.sessions):
             session.abort("the broker is stopping")
+
+
+def _set_limits(core: Broker, limits: Limits) -> None:
+    """Change all limits but those on windows and receipts, which are fixed at startup."""
+    core.limits = core.state.limits = limits
 
 
 def has_admin(settings: Settings) -> bool:
@@ -643,28 +633,12 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _import_admin() -> None:
-    """Import the admin in 200 ms; must be called in a separate thread."""
-    import phpmq_lite.admin.app
-    import phpmq_lite.admin.serving  # noqa: F401 - both are imported by name later
-
-
 def _admin_tls(settings: Settings) -> ssl.SSLContext | None:
-    """Return the admin's TLS context, or None for plain HTTP.
-
-    Raises:
-        SettingsError: the certificate or key cannot be used; the message names the setting.
-    """
+    """Return the admin's TLS context, or None for plain HTTP; see ``server_context``."""
     admin = settings.admin
     if admin.tls_cert is None or admin.tls_key is None:
         return None
     return server_context(admin.tls_cert, admin.tls_key, section="admin")
-
-
-def _initial_password(file: Path) -> str:
-    from phpmq_lite.admin.auth.services import initial_password
-
-    return initial_password(file)
 
 
 async def _wait_for(task: asyncio.Task[Any]) -> None:
@@ -681,19 +655,6 @@ async def _raise_error_of(task: asyncio.Task[Any]) -> None:
     await asyncio.wait({task})
     if not task.cancelled():
         task.result()
-
-
-async def _close_after(recovering: asyncio.Task[Any], writer: StoreWriter) -> None:
-    """Close the database once recovery has ended; do nothing if it has already been closed."""
-    await _wait_for(recovering)
-    await writer.close()
-
-
-def _load(schemas: ActiveSchemas) -> None:
-    try:
-        schemas.load()
-    except RegistryError as error:
-        raise SettingsError(f"envelopes.schemas: {error}") from None
 
 
 def _log_schema_error(error: RegistryError | None) -> None:
@@ -745,14 +706,3 @@ def _port_problem(endpoint: ListenAddress, error: OSError, flag: str) -> str:
         f"port {endpoint.port} is already in use by {by}. "
         f"Choose another port with {flag}, or stop that process."
     )
-
-
-def _session(shared: SessionContext, settings: Settings, kind: Kind, revision: Revision) -> Session:
-    tcp = settings.tcp
-    side = ServerSide(
-        WireLimits(max_content=settings.limits.max_content),
-        packet_header=tcp.packet_header,
-        revision=revision,
-        http_guard=tcp.http_guard,
-    )
-    return Session(shared, side, kind)

@@ -66,7 +66,7 @@ async def running_service(data: Path, **sections: Any) -> AsyncIterator[RunningB
     """Run a broker in this process on free ports, and drain it at the end of the block."""
     service = Service(settings_for(data, **sections), lambda _line: None)
     task = asyncio.create_task(service.run())
-    ready = asyncio.create_task(service.wait_ready())
+    ready = asyncio.create_task(service.ready.wait())
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         ready.cancel()

@@ -49,11 +49,9 @@ async def open_admin(
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     make = add_headers_everywhere(runner)
-    # Any peer can send malformed requests, which aiohttp logs.
-    name = "aiohttp.server"
-    logger = logging.getLogger(name)
-    if not logger.filters:
-        logger.addFilter(lambda _record: not is_quiet(name))
+    logger = logging.getLogger("aiohttp.server")
+    if not logger.filters:  # it logs malformed requests, which any peer can send
+        logger.addFilter(lambda _record: not is_quiet(logger.name))
     limits = app[CONTEXT].connection_limits
     watch = asyncio.create_task(limits.run())
     stack.callback(watch.cancel)

@@ -7,14 +7,14 @@ from typing import Any, Final, Never, cast
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.relay.handshake import (
     HANDSHAKE_S,
+    AdmittedStream,
     ChunkDecoder,
     RelayedClient,
     RelayError,
     RelaySecret,
-    encode_reply,
     read_request,
+    send_reply,
 )
-from phpmq_lite.relay.streams import AdmittedStream
 from phpmq_lite.server.addresses import address_text, is_loopback, parse_address, read_endpoints
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.counters import RelayCounters
@@ -29,15 +29,13 @@ MAX_HANDSHAKES_PER_ADDRESS: Final = 64
 class RelayListener(Listeners):
     """Listens for standbys; exists only while this broker is, or becomes, the active one.
 
-    ``epoch`` returns the broker's epoch, or None while it must not serve clients.  ``session`` and
-    ``pages`` return the protocols of PHPMQ and HTTP connections.
+    ``session`` and ``pages`` return the protocols of PHPMQ and HTTP connections.
     """
 
     def __init__(
         self,
         address: str,
         secret: RelaySecret,
-        epoch: Callable[[], int | None],
         session: Factory,
         pages: Callable[[], Awaitable[asyncio.Protocol]],
         counters: RelayCounters,
@@ -49,8 +47,7 @@ class RelayListener(Listeners):
                 f"store.relay_listen: {address!r} must be HOST:PORT, with the name or address at "
                 "which the other brokers reach this machine"
             )
-        limit = MAX_HANDSHAKES_PER_ADDRESS
-        gate = Admission(MAX_HANDSHAKES, limit, limit)
+        gate = Admission(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_ADDRESS, MAX_HANDSHAKES_PER_ADDRESS)
         super().__init__(
             TcpSettings(listen=[address], legacy_listen=[]),
             lambda _kind, _revision: Handshake(self, gate),
@@ -58,11 +55,11 @@ class RelayListener(Listeners):
         )
         if not is_loopback(endpoints[0]):
             self.tls = secret.server_context()
+        self.epoch: int | None = None  # set while this broker serves clients
         self.key = secret.key
         self.counters = counters
         self.handshakes: set[Handshake] = set()
         self._host = endpoints[0].host
-        self._epoch = epoch
         self._session = session
         self._pages = pages
 
@@ -80,11 +77,11 @@ class RelayListener(Listeners):
 
     async def make_protocol(self, epoch: int, client: RelayedClient) -> asyncio.Protocol:
         """Return the protocol that serves a client; raise RelayError if this must not be."""
-        own = self._epoch()
-        if own is None:
+        if self.epoch is None:
             raise RelayError("not_active", "this broker is not active")
-        if epoch != own:
-            raise RelayError("epoch", f"the standby knows epoch {epoch}; this is epoch {own}")
+        if epoch != self.epoch:
+            reason = f"the standby knows epoch {epoch}; this is epoch {self.epoch}"
+            raise RelayError("epoch", reason)
         if client.protocol == "http":
             return await self._pages()
         return self._session(client.transport, client.protocol)
@@ -109,30 +106,46 @@ class Handshake(AdmittedStream):
             client = RelayedClient.decode(preamble)
             inner = await self._listener.make_protocol(epoch, client)
         except RelayError as error:
-            transport.write(encode_reply(key, transcript, str(error)))
+            send_reply(transport.write, key, transcript, str(error))
             transport.close()
             raise
         if transport.is_closing():
             return
         self.leave()
-        transport.set_protocol(RelayedConnection(inner, transport, self.counters))
-        transport.write(encode_reply(key, transcript))
-        relayed = RelayedTransport(transport, client, inner)
+        relayed = RelayedConnection(transport, client, inner, self.counters)
+        transport.set_protocol(relayed)
+        send_reply(transport.write, key, transcript)
         inner.connection_made(cast(asyncio.Transport, relayed))
 
 
 class RelayedConnection(asyncio.Protocol):
-    """A connection after its handshake, with the data of one client for ``inner``."""
+    """A connection after its handshake, which carries the data of one client.
+
+    It is the protocol of the connection to the standby, and the transport of ``inner``, to which it
+    shows the addresses and the TLS of the client.
+    """
 
     def __init__(
-        self, inner: asyncio.Protocol, transport: asyncio.Transport, counters: RelayCounters
+        self,
+        transport: asyncio.Transport,
+        client: RelayedClient,
+        inner: asyncio.Protocol,
+        counters: RelayCounters,
     ) -> None:
         self._decoder = ChunkDecoder()
-        self._inner = inner
         self._transport = transport
+        self._inner = inner
         self._counters = counters
+        self._extra: dict[str, Any] = {
+            "peername": client.peer or "",
+            "sockname": client.local or "",
+            "sslcontext": client.transport == "tls" or None,
+            "relay": client,
+        }
         counters.open += 1
         counters.opened += 1
+
+    # -- called by the event loop
 
     def data_received(self, data: bytes) -> None:
         """Pass on what the client has sent."""
@@ -155,21 +168,7 @@ class RelayedConnection(asyncio.Protocol):
         self._counters.open -= 1
         self._inner.connection_lost(exc)
 
-
-class RelayedTransport:
-    """The transport of a relayed connection, with the addresses and the TLS of its client."""
-
-    def __init__(
-        self, transport: asyncio.Transport, client: RelayedClient, protocol: asyncio.Protocol
-    ) -> None:
-        self._transport = transport
-        self._protocol = protocol
-        self._extra: dict[str, Any] = {
-            "peername": client.peer or "",
-            "sockname": client.local or "",
-            "sslcontext": client.transport == "tls" or None,
-            "relay": client,
-        }
+    # -- called by ``inner``
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return what is known of the client, or else of the connection to the standby."""
@@ -179,7 +178,7 @@ class RelayedTransport:
 
     def get_protocol(self) -> asyncio.Protocol:
         """Return the protocol that serves the client."""
-        return self._protocol
+        return self._inner
 
     @property
     def _sendfile_compatible(self) -> Never:

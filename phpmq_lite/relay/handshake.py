@@ -3,29 +3,32 @@
 They share a secret.  For each client, a standby connects to the active broker:
 
 1. The active broker sends a greeting: ``MAGIC`` and a nonce.
-2. The standby sends a request: a nonce, its epoch, and the preamble, which describes the client.
+2. The standby sends a request: its epoch, and the preamble, which describes the client.
 3. The active broker sends a reply: empty, or the reason of a refusal.
 
-Request and reply end with an HMAC-SHA256 by the shared key over the sender's role and everything
-sent so far, so it is valid for these nonces, this epoch and this client only.  Afterwards the
-active broker sends the bytes for the client unchanged.  The standby sends the client's bytes in
-chunks with their lengths; an empty chunk is the end of the client's data, because asyncio cannot
-close one direction of a TLS connection.
+Request and reply begin with a nonce and end with an HMAC-SHA256 by the shared key over the sender's
+role and everything sent so far, so it is valid for these nonces, this epoch and this client only.
+Afterwards the active broker sends the bytes for the client unchanged.  The standby sends the
+client's bytes in chunks with their lengths; an empty chunk is the end of the client's data, because
+asyncio cannot close one direction of a TLS connection.
 """
 
 import asyncio
 import hmac
 import ssl
 import tempfile
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from secrets import token_bytes
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from phpmq_lite.errors import PhpmqError
+from phpmq_lite.logs import get_logger, is_quiet
+from phpmq_lite.server.admission import Admission
+from phpmq_lite.server.counters import RelayCounters
 
 MAGIC: Final = b"PHPMQ relay 1\n"
 MAX_PREAMBLE: Final = 8 << 10
@@ -38,16 +41,20 @@ _NONCE_BYTES: Final = 32
 _MAC_BYTES: Final = 32
 _EPOCH_BYTES: Final = 8
 _LENGTH_BYTES: Final = 2
+_HEAD_BYTES: Final = _NONCE_BYTES + _LENGTH_BYTES
 _CHUNK_HEAD_BYTES: Final = 4
+_log = get_logger(__name__)
 
 
-@dataclass(slots=True, frozen=True)
-class RelaySecret:
+class RelaySecret(NamedTuple):
     """What a broker needs to authenticate to the others; ``create_relay_secret`` makes it once."""
 
-    key: bytes = field(repr=False)
+    key: bytes
     certificate: str  # PEM
-    private_key: str = field(repr=False)  # PEM
+    private_key: str  # PEM
+
+    def __repr__(self) -> str:
+        return "RelaySecret(…)"
 
     def server_context(self) -> ssl.SSLContext:
         """Return the TLS context of the active broker."""
@@ -141,55 +148,51 @@ async def send_request(
     greeting = await reader.readexactly(len(MAGIC) + _NONCE_BYTES)
     if not greeting.startswith(MAGIC):
         raise RelayError("authentication", "the peer is not a relay listener")
-    fixed = token_bytes(_NONCE_BYTES) + epoch.to_bytes(_EPOCH_BYTES)
-    request = _signed(key, b"standby", greeting, fixed, client.model_dump_json().encode())
-    write(request)
-    transcript = greeting + request[:-_MAC_BYTES]
-    reply = await _read_signed(reader, key, b"active", transcript, 0)
-    if reason := reply[_LENGTH_BYTES:].decode():
+    body = epoch.to_bytes(_EPOCH_BYTES) + client.model_dump_json().encode()
+    transcript = greeting + _write_signed(write, key, b"standby", greeting, body)
+    reply = await _read_signed(reader, key, b"active", transcript)
+    if reason := reply[_HEAD_BYTES:].decode():
         raise RelayError("refused", f"the active broker refused the connection: {reason}")
 
 
 async def read_request(
     reader: asyncio.StreamReader, write: Write, key: bytes
 ) -> tuple[bytes, int, bytes]:
-    """Send the greeting and return the transcript for ``encode_reply``, the epoch, the preamble.
+    """Send the greeting and return the transcript for ``send_reply``, the epoch, the preamble.
 
     Raises RelayError if the peer does not know the key; such a peer gets no reply.
     """
     greeting = MAGIC + token_bytes(_NONCE_BYTES)
     write(greeting)
-    fixed = _NONCE_BYTES + _EPOCH_BYTES
-    request = await _read_signed(reader, key, b"standby", greeting, fixed)
-    epoch = int.from_bytes(request[_NONCE_BYTES:fixed])
-    return greeting + request, epoch, request[fixed + _LENGTH_BYTES :]
+    request = await _read_signed(reader, key, b"standby", greeting)
+    preamble_at = _HEAD_BYTES + _EPOCH_BYTES
+    epoch = int.from_bytes(request[_HEAD_BYTES:preamble_at])
+    return greeting + request, epoch, request[preamble_at:]
 
 
-def encode_reply(key: bytes, transcript: bytes, refusal: str = "") -> bytes:
-    """Return the reply to a standby."""
-    return _signed(key, b"active", transcript, b"", refusal[:MAX_TEXT].encode())
+def send_reply(write: Write, key: bytes, transcript: bytes, refusal: str = "") -> None:
+    """Accept the client of a standby, or refuse it with a reason."""
+    _write_signed(write, key, b"active", transcript, refusal[:MAX_TEXT].encode())
 
 
-def _mac(key: bytes, role: bytes, transcript: bytes) -> bytes:
-    return hmac.digest(key, role + transcript, "sha256")
-
-
-def _signed(key: bytes, role: bytes, transcript: bytes, fixed: bytes, body: bytes) -> bytes:
-    message = fixed + len(body).to_bytes(_LENGTH_BYTES) + body
-    return message + _mac(key, role, transcript + message)
+def _write_signed(write: Write, key: bytes, role: bytes, transcript: bytes, body: bytes) -> bytes:
+    """Write a message; return it without its MAC."""
+    message = token_bytes(_NONCE_BYTES) + len(body).to_bytes(_LENGTH_BYTES) + body
+    write(message + hmac.digest(key, role + transcript + message, "sha256"))
+    return message
 
 
 async def _read_signed(
-    reader: asyncio.StreamReader, key: bytes, role: bytes, transcript: bytes, fixed: int
+    reader: asyncio.StreamReader, key: bytes, role: bytes, transcript: bytes
 ) -> bytes:
-    """Return a message without its MAC; ``fixed`` is the size of what precedes its length."""
-    head = await reader.readexactly(fixed + _LENGTH_BYTES)
-    size = int.from_bytes(head[fixed:])
+    """Return a message without its MAC."""
+    head = await reader.readexactly(_HEAD_BYTES)
+    size = int.from_bytes(head[_NONCE_BYTES:])
     if size > MAX_PREAMBLE:
         raise RelayError("authentication", f"{size} bytes of preamble; the limit is {MAX_PREAMBLE}")
     message = head + await reader.readexactly(size)
     mac = await reader.readexactly(_MAC_BYTES)
-    if not hmac.compare_digest(mac, _mac(key, role, transcript + message)):
+    if not hmac.compare_digest(mac, hmac.digest(key, role + transcript + message, "sha256")):
         raise RelayError("authentication", "the peer does not know the shared key")
     return message
 
@@ -208,13 +211,96 @@ class ChunkDecoder:
     def receive(self, data: bytes) -> tuple[bytes, bool]:
         """Return the client's bytes, and whether the client will send no more."""
         self._received += data
-        pieces: list[bytearray] = []
+        received = b""
         while len(self._received) >= _CHUNK_HEAD_BYTES:
             end = _CHUNK_HEAD_BYTES + int.from_bytes(self._received[:_CHUNK_HEAD_BYTES])
+            if end == len(END):
+                return received, True
             if len(self._received) < end:
                 break
-            pieces.append(self._received[_CHUNK_HEAD_BYTES:end])
+            received += self._received[_CHUNK_HEAD_BYTES:end]
             del self._received[:end]
-            if not pieces[-1]:
-                return b"".join(pieces), True
-        return b"".join(pieces), False
+        return received, False
+
+
+class AdmittedStream(asyncio.StreamReaderProtocol):
+    """An accepted connection, which ``run`` serves; it is in ``running`` meanwhile.
+
+    ``name_of`` returns the name by which ``gate`` counts a host.
+    """
+
+    def __init__(
+        self,
+        gate: Admission,
+        running: "set[Any]",
+        counters: RelayCounters,
+        name_of: Callable[[str | None], str | None] = lambda host: host,
+    ) -> None:
+        self.reader = asyncio.StreamReader()
+        super().__init__(self.reader)
+        self.transport: asyncio.Transport
+        self.address: str | None = None
+        self.counters = counters
+        self.task: asyncio.Task[None]
+        self._gate = gate
+        self._running = running
+        self._name_of = name_of
+        self._is_admitted = False
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Serve the connection; raise RelayError to refuse it."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Serve the connection if it is admitted."""
+        super().connection_made(transport)
+        self.transport = cast(asyncio.Transport, transport)
+        peer = address_of(transport, "peername")
+        self.address = self._name_of(None if peer is None else peer[0])
+        refusal = self._gate.admit(self.address)
+        if refusal is not None:
+            self.report(RelayError("not_admitted", refusal))
+            self.transport.abort()
+            return
+        self._is_admitted = True
+        self.task = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        self._running.add(self)
+        try:
+            await self.run()
+        except RelayError as error:
+            self.report(error)
+            if not self.transport.is_closing():
+                self.transport.abort()
+        except (EOFError, OSError):  # the peer has left, or a timeout has expired
+            self.transport.abort()
+        except Exception as error:
+            _log.error("relay_failed", address=self.address, reason=str(error), exc_info=error)
+            self.transport.abort()
+        finally:
+            self._running.discard(self)
+
+    def report(self, error: RelayError) -> None:
+        """Count and log why the connection is not relayed."""
+        self.counters.refused[error.code] += 1
+        if not is_quiet("connection_not_relayed"):
+            _log.warning("connection_not_relayed", address=self.address, code=error.code,
+                         reason=str(error))  # fmt: skip
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop counting the connection; its reader receives the end or the error."""
+        super().connection_lost(exc)
+        self.leave()
+
+    def leave(self) -> None:
+        """Stop counting the connection, because it has ended or another protocol serves it."""
+        if self._is_admitted:
+            self._is_admitted = False
+            self._gate.leave(self.address)
+
+
+def address_of(transport: asyncio.BaseTransport, name: str) -> Address | None:
+    """Return a host and a port, or None for a Unix socket."""
+    value = transport.get_extra_info(name)
+    return (value[0], value[1]) if isinstance(value, tuple) else None

@@ -7,20 +7,22 @@ requests, so that health checks and metrics describe the broker that was asked.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Literal, cast
+from functools import partial
+from typing import Final, Literal
 
 from phpmq_lite.logs import get_logger
 from phpmq_lite.protocol.revisions import Revision
 from phpmq_lite.relay.handshake import (
     END,
     MAX_TEXT,
+    AdmittedStream,
     RelayedClient,
     RelayError,
     RelaySecret,
+    address_of,
     encode_chunk,
     send_request,
 )
-from phpmq_lite.relay.streams import AdmittedStream, address_of
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import WriteProgress
@@ -45,7 +47,7 @@ class Relay:
     """Relays connections to the active broker that ``set_active`` names.
 
     ``name`` is how the active broker shows this one; ``base_path`` is the setting of the admin.
-    Listeners make a ``ClientConnection`` for each connection.
+    Listeners call ``accept`` for each connection; see ``ClientConnection``.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Relay:
         self.counters = counters
         self.address: str | None = None  # of the active broker's relay listener
         self.connections: set[ClientConnection] = set()
+        self.accept = partial(ClientConnection, self)
         self.is_ended = False  # whether this broker is active now
         self._epoch = 0
         self._base_path = base_path
@@ -72,11 +75,8 @@ class Relay:
         if (epoch, address) == (self._epoch, self.address):
             return
         self._epoch, self.address = epoch, address
-        relayed = [one for one in self.connections if one.link is not None]
-        if relayed:
-            _log.info("relayed_connections_closed", count=len(relayed), epoch=epoch, active=address)
-        for connection in relayed:
-            connection.abort()
+        if closed := self._abort_relayed():
+            _log.info("relayed_connections_closed", count=len(closed), epoch=epoch, active=address)
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -84,15 +84,15 @@ class Relay:
         """Close the relayed connections; this broker, active now, serves those that wait."""
         self.is_ended = True
         self._changed.set()
-        await self._abort([one for one in self.connections if one.link is not None])
+        await asyncio.gather(*self._abort_relayed(), return_exceptions=True)
 
     async def close(self) -> None:
         """Close all connections; the listeners must be closed first."""
-        await self._abort([*self.connections])
+        ending = [one.abort() for one in self.connections]
+        await asyncio.gather(*ending, return_exceptions=True)
 
-    async def _abort(self, connections: "list[ClientConnection]") -> None:
-        tasks = [one.abort() for one in connections]
-        await asyncio.gather(*filter(None, tasks), return_exceptions=True)
+    def _abort_relayed(self) -> "list[asyncio.Task[None]]":
+        return [one.abort() for one in self.connections if one.link is not None]
 
     def is_own(self, line: bytes) -> bool:
         """Return whether this broker itself answers an HTTP request with this first line."""
@@ -103,13 +103,12 @@ class Relay:
     async def connect(self, client: RelayedClient) -> Link:
         """Connect to the active broker; raise RelayError if this fails for ``WAIT_S``."""
         failure = RelayError("no_active_broker", "no broker is active")
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(WAIT_S):
-                while True:
-                    while self.address is None and not self.is_ended:
+                while not self.is_ended:
+                    if self.address is None:
                         await self._changed.wait()
-                    if self.is_ended or self.address is None:
-                        raise failure
+                        continue
                     failure = RelayError("unreachable", f"{self.address} does not answer")
                     try:
                         return await self._open_link(client, self._epoch, self.address)
@@ -118,8 +117,7 @@ class Relay:
                     except (EOFError, OSError) as error:
                         failure = RelayError("unreachable", f"{self.address}: {error}")
                     await asyncio.sleep(_RETRY_S)
-        except TimeoutError:
-            raise failure from None
+        raise failure
 
     async def _open_link(self, client: RelayedClient, epoch: int, address: str) -> Link:
         endpoint = parse_endpoint(address)
@@ -164,13 +162,12 @@ class ClientConnection(AdmittedStream):
         self._protocol = protocol
         self._own = own
 
-    def abort(self) -> asyncio.Task[None] | None:
+    def abort(self) -> asyncio.Task[None]:
         """Close the connection, and that to the active broker; return the task to wait for."""
         self.transport.abort()
         if self.link is not None:
             self.link.transport.abort()
-        if self.task is not None:
-            self.task.cancel()
+        self.task.cancel()
         return self.task
 
     async def run(self) -> None:
@@ -245,14 +242,27 @@ class ClientConnection(AdmittedStream):
         try:
             while data := await reader.read(_READ_BYTES):
                 counters.bytes_out += len(data)
-                await _write(writer, data, progress)
-            self.transport.close()
+                writer.write(data)
+                await self._drain(writer, progress)
+            writer.close()
             async with asyncio.timeout(_WRITE_S):
-                await self.is_lost.wait()
+                await writer.wait_closed()
         finally:
             counters.open -= 1
             sending.cancel()
             link.close()
+
+    async def _drain(self, writer: asyncio.StreamWriter, progress: WriteProgress) -> None:
+        """Wait while the client reads; raise TimeoutError if it reads nothing for ``_WRITE_S``."""
+        while True:
+            try:
+                async with asyncio.timeout(_WRITE_S):
+                    await writer.drain()
+            except TimeoutError:
+                if not progress.has_progress(self.transport):
+                    raise
+            else:
+                return
 
     async def _send_chunks(self, received: bytes, link: asyncio.StreamWriter) -> None:
         """Send the client's data to the active broker; close the link if the client has left."""
@@ -260,27 +270,9 @@ class ClientConnection(AdmittedStream):
             data = received or await self.reader.read(_READ_BYTES)
             while data:
                 self.counters.bytes_in += len(data)
-                await _write(link, encode_chunk(data))
+                link.write(encode_chunk(data))
+                await link.drain()
                 data = await self.reader.read(_READ_BYTES)
-            await _write(link, END)
+            link.write(END)
         except OSError:
             link.close()
-
-
-async def _write(
-    writer: asyncio.StreamWriter, data: bytes, progress: WriteProgress | None = None
-) -> None:
-    """Write data, and wait for the peer; with ``progress``, no longer than it reads something."""
-    if writer.is_closing():
-        raise ConnectionResetError
-    writer.write(data)
-    while True:
-        try:
-            async with asyncio.timeout(_WRITE_S):
-                await writer.drain()
-        except TimeoutError:
-            transport = cast(asyncio.Transport, writer.transport)
-            if progress is not None and not progress.has_progress(transport):
-                raise
-        else:
-            return

@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
@@ -17,10 +17,11 @@ from phpmq_lite.model import AuditEntry, Reply
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.admission import Admission
-from phpmq_lite.server.backpressure import MemoryLimiter, ReadBackpressure
-from phpmq_lite.server.counters import ConnectionCounters, RelayCounters
+from phpmq_lite.server.backpressure import MemoryLimiter, ReadBackpressure, memory_bound
+from phpmq_lite.server.counters import CommitCounters, ConnectionCounters
 from phpmq_lite.server.engine import Engine, Operation, P, T, Tap
 from phpmq_lite.server.session import Session
+from phpmq_lite.settings import Settings
 from phpmq_lite.storage.disk_space import DiskSpace, Shortage
 from phpmq_lite.storage.store_status import StoreStatus
 
@@ -97,46 +98,31 @@ class BrokerStatus:
     window_messages: int = 0
     body_cache_bytes: int = 0
     inbox: int = 0
-    commits: int = 0
-    commit_ms_last: float = 0.0
     loop_lag_ms: float = 0.0
-    protocol_errors: dict[str, int] | None = None
-    acks_ignored: dict[str, int] | None = None
-    closed: dict[str, int] | None = None
-    refused: dict[str, int] | None = None
-    clients_opened: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
+    acks_ignored: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, int] = field(default_factory=dict)
     listeners: tuple[PhpmqListener, ...] = ()
     last_error: str | None = None
     shortage: Shortage | None = None  # why publishing is stopped
     write_problem: str | None = None  # why nothing can be stored now
     has_ballast: bool = False
     store: StoreStatus = field(default_factory=StoreStatus)
-    commit_counts: tuple[int, ...] = ()  # one per COMMIT_BOUNDS_S bucket, and one for larger values
-    commit_s_sum: float = 0.0
-    batch_counts: tuple[int, ...] = ()  # one per BATCH_BOUNDS bucket, and one for larger values
-    batch_sum: int = 0
-    audited: Mapping[str, int] | None = None  # number of audit-log rows, by action
+    audited: Mapping[str, int] = field(default_factory=dict)  # number of audit-log rows, by action
     clock_jumps: int = 0
     clock_jump_ms: int = 0  # size of the last clock jump
     clock_doubt_ms: int = 0  # clock difference that awaits a decision
     clock_doubt_number: int = 0  # first message number assigned since the clock was doubted
     clock_steady_ms: int = 0
-    unstored_bytes: int = 0  # bytes read from clients but not yet in a batch
-    unstored_times: int = 0  # number of times that the unstored limit was reached
-    memory_bytes: int = 0  # memory used by the process
-    memory_bound: int = 0
-    memory_times: int = 0  # number of times that the memory limit was reached
     consumer_bytes: int = 0  # highest number of bytes held by one consumer
     unsent_bytes: int = 0  # highest number of unsent bytes on one connection
     held_times: int = 0  # number of times that consumers reached the held limits
-    paused: Mapping[str, int] = field(default_factory=dict)  # number of read pauses by reason
-    refused_connections: Mapping[str, int] = field(default_factory=dict)  # number by reason
-    connections: int = 0  # including those that the core does not know yet or no longer knows
-    places: int = 0  # maximum number of connections
     queue_count: int = 0
-    relay: RelayCounters = field(default_factory=RelayCounters)
+    figures: ConnectionCounters = field(default_factory=ConnectionCounters)
+    # The following continue to count.
+    commits: CommitCounters = field(default_factory=CommitCounters)
+    pressure: ReadBackpressure = field(default_factory=lambda: ReadBackpressure(0))
+    gate: Admission = field(default_factory=lambda: Admission(0, 0, 0))
+    brake: MemoryLimiter = field(default_factory=lambda: MemoryLimiter(0))
 
     @property
     def is_relaying(self) -> bool:
@@ -198,13 +184,13 @@ class OperationRunner(Protocol):
 class BrokerHandle:
     """The admin's view of the broker; usable before the engine exists."""
 
-    def __init__(self, figures: ConnectionCounters) -> None:
-        self.figures = figures
+    def __init__(self, settings: Settings) -> None:
+        self.figures = ConnectionCounters()
+        self.pressure = ReadBackpressure(settings.limits.unstored_total)
+        self.gate = Admission.from_settings(settings)
+        self.brake = MemoryLimiter(memory_bound(settings.limits.memory))
         self.rates = Rates()
         self.engine: Engine | None = None
-        self.pressure: ReadBackpressure | None = None
-        self.gate: Admission | None = None
-        self.brake: MemoryLimiter | None = None
         self.space: DiskSpace | None = None
         self.store: Callable[[], StoreStatus] = StoreStatus
         self.loop_lag_ms = 0.0
@@ -276,73 +262,52 @@ class BrokerHandle:
 
     def summary(self) -> BrokerStatus:
         """Return the statistics other than those of the queues, in O(clients) time."""
-        figures, engine = self.figures, self.engine
+        engine, space, figures = self.engine, self.space, self.figures
         base = replace(
             self._base,
             store=self.store(),
             loop_lag_ms=self.loop_lag_ms,
-            **self._limit_figures(),
-            paused=dict(figures.paused),
-            protocol_errors=dict(figures.protocol_errors),
-            closed=dict(figures.closed),
-            clients_opened=figures.clients_opened,
-            bytes_in=figures.bytes_in,
-            bytes_out=figures.bytes_out,
-            relay=figures.relay,
+            figures=replace(
+                figures,
+                closed=figures.closed.copy(),
+                paused=figures.paused.copy(),
+                protocol_errors=figures.protocol_errors.copy(),
+            ),
+            shortage=None if space is None else space.shortage,
+            write_problem=None if space is None else space.write_problem,
+            has_ballast=space is not None and space.has_ballast,
+            pressure=self.pressure,
+            gate=self.gate,
+            brake=self.brake,
         )
-        if (space := self.space) is not None:
-            base = replace(
-                base,
-                shortage=space.shortage,
-                write_problem=space.write_problem,
-                has_ballast=space.has_ballast,
-            )
         if engine is None:
-            return replace(base, acks_ignored={}, refused={})
-        core, state, commits = engine.core, engine.core.state, engine.commits
+            return base
+        core, state, clock = engine.core, engine.core.state, engine.clock
+        connections = core.connections.values()
+        held = (c.held_bytes for one in connections for c in one.consumers.values())
+        unsent = (one.peer.unsent_bytes for one in connections if isinstance(one.peer, Session))
         return replace(
             base,
-            clients=tuple(_client(connection) for connection in core.connections.values()),
+            clients=tuple(_client(connection) for connection in connections),
             held=state.held,
             held_bytes=state.held_bytes,
             window_messages=sum(len(q.window) for q in state.queues.values() if q.window),
             body_cache_bytes=state.bodies.total_bytes,
             inbox=engine.waiting,
-            commits=commits.count,
-            commit_ms_last=commits.last_ms,
+            commits=engine.commits,
             acks_ignored=dict(core.ignored),
             refused=dict(core.refused),
-            commit_counts=tuple(commits.seconds_counts),
-            commit_s_sum=commits.seconds_sum,
-            batch_counts=tuple(commits.batch_counts),
-            batch_sum=commits.batch_sum,
             audited=dict(core.audit_counts),
-            clock_jumps=engine.clock.jumps,
-            clock_jump_ms=engine.clock.last_jump_ms,
-            clock_doubt_ms=engine.clock.doubt_ms,
-            clock_doubt_number=engine.clock.doubt_number,
-            clock_steady_ms=engine.clock.now().steady_ms,
-            consumer_bytes=_max_held(core.connections.values()),
-            unsent_bytes=_max_unsent(core.connections.values()),
+            clock_jumps=clock.jumps,
+            clock_jump_ms=clock.last_jump_ms,
+            clock_doubt_ms=clock.doubt_ms,
+            clock_doubt_number=clock.doubt_number,
+            clock_steady_ms=clock.now().steady_ms,
+            consumer_bytes=max(held, default=0),
+            unsent_bytes=max(unsent, default=0),
             held_times=state.dispatch_pauses,
             queue_count=len(state.queues),
         )
-
-    def _limit_figures(self) -> dict[str, Any]:
-        """Return the statistics about limits, which are empty until sessions can be opened."""
-        pressure, brake, gate = self.pressure, self.brake, self.gate
-        if pressure is None or brake is None or gate is None:
-            return {}
-        return {
-            "unstored_bytes": pressure.total_bytes,
-            "unstored_times": pressure.limit_hits,
-            "memory_bytes": brake.resident_bytes,
-            "memory_bound": brake.bound_bytes,
-            "memory_times": brake.limit_hits,
-            "refused_connections": dict(gate.refused),
-            "connections": gate.connections,
-            "places": gate.capacity,
-        }
 
     def queue_slices(
         self, size: int = SLICE, is_wanted: Callable[[str], bool] | None = None
@@ -368,7 +333,8 @@ class BrokerHandle:
     def _queue(self, queue: Queue, state: BrokerState, at_s: float) -> QueueStatus:
         """Return a queue's statistics, reusing the previous object if the queue was idle."""
         dead_letter_name = state.registry.dead_letter_name(queue)
-        dead = 0 if queue.is_dead_letter_queue else _records(state, dead_letter_name)
+        records = None if queue.is_dead_letter_queue else state.queues.get(dead_letter_name)
+        dead = 0 if records is None else records.row.live_count
         rates = self.rates.of(queue, at_s)
         turns, row = queue.counters.activity, queue.row
         if queue.consumers or rates is not NO_RATES:
@@ -390,20 +356,6 @@ class BrokerHandle:
         status = _queue(queue, dead_letter_name, dead, rates)
         self._idle[queue.queue_id] = (turns, status)
         return status
-
-
-def _max_held(connections: Iterable[Connection]) -> int:
-    return max((c.held_bytes for one in connections for c in one.consumers.values()), default=0)
-
-
-def _max_unsent(connections: Iterable[Connection]) -> int:
-    return max((one.peer.unsent_bytes for one in connections if isinstance(one.peer, Session)),
-               default=0)  # fmt: skip
-
-
-def _records(state: BrokerState, name: str) -> int:
-    records = state.queues.get(name)
-    return 0 if records is None else records.row.live_count
 
 
 def _queue(
@@ -436,25 +388,22 @@ def _queue(
 
 
 def _client(connection: Connection) -> ClientStatus:
-    queues = {c.queue.name: (c.credit, len(c.held)) for c in connection.consumers.values()}
     status = ClientStatus(
         client=connection.number,
         kind=connection.kind,
         address=connection.address,
         opened_at=connection.opened_at,
-        queues=queues,
+        queues={c.queue.name: (c.credit, len(c.held)) for c in connection.consumers.values()},
         published=connection.published,
         acked=connection.acked,
     )
     session = connection.peer
     if not isinstance(session, Session):
         return status
-    queue = connection.parked
-    parked = (
-        {"disk" if queue is not None and queue.stop_reason else "queue"}
-        if session.is_parked
-        else ()
-    )
+    reasons = set(session.paused)
+    if session.is_parked:
+        queue = connection.parked
+        reasons.add("disk" if queue is not None and queue.stop_reason else "queue")
     return replace(
         status,
         framing=session.side.framing,
@@ -462,7 +411,7 @@ def _client(connection: Connection) -> ClientStatus:
         revision=session.side.revision,
         bytes_in=session.bytes_in,
         bytes_out=session.bytes_out,
-        paused_reason=", ".join(sorted(session.paused.union(parked))) or None,
+        paused_reason=", ".join(sorted(reasons)) or None,
         acked_per_s=session.acks.per_s,
         relay=session.relay,
         certificate=session.certificate,

@@ -2,6 +2,9 @@
 
 import json
 import signal
+import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -41,6 +44,14 @@ def get(broker: BrokerProcess, path: str, data: bytes | None = None) -> tuple[in
         return error.code, error.read().decode()
 
 
+def lines_of(stack: ExitStack, nodes: ReplicatedPostgres, folder: Path) -> Iterator[str]:
+    """Start a broker until the end of the stack; return the lines that it prints."""
+    command = BrokerProcess(folder, ["--store", nodes.url()]).command
+    process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    stack.callback(process.terminate)
+    return iter(process.stdout or ())
+
+
 def publish(broker: BrokerProcess, body: bytes) -> None:
     with connect_blocking("127.0.0.1", broker.port) as client:
         client.publish("orders", body)
@@ -66,6 +77,27 @@ def test_clients_use_any_broker_and_outlive_the_active_one(
                 bodies.append(delivery.body)
                 delivery.ack()
         assert bodies == [b"1", b"2"]
+
+
+def test_broker_says_whether_it_is_active_or_relays(
+    nodes: ReplicatedPostgres, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        first = start(stack, nodes, tmp_path / "first")
+        wait_until(lambda: get(first, "/readyz")[1].startswith("ready"))
+        lines = lines_of(stack, nodes, tmp_path / "second")
+        line = next(line for line in lines if line.startswith("listening phpmq"))
+        assert line.endswith(" (standby: relays to the active broker)\n")
+        command = [sys.executable, "-m", "phpmq_lite", "queue", "list"]
+        refused = [*command, "--data", str(tmp_path / "second")]
+        wait_until(lambda: socket.gethostname() in errors_of(refused))
+        assert "This broker is a standby; the active one is on" in errors_of(refused)
+        first.kill()
+        assert next(lines).startswith("active with epoch ")
+
+
+def errors_of(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
 def test_standby_ends_at_once_and_pages_show_a_replica_while_no_broker_is_active(

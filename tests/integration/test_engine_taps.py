@@ -10,8 +10,8 @@ from phpmq_lite.broker.operator import publishing, queue_operations
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, act_on_messages
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Batch
-from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.status import BrokerHandle
+from phpmq_lite.settings import Settings
 from phpmq_lite.testing import running_service
 
 
@@ -43,8 +43,9 @@ async def test_tap_sees_each_stored_batch_before_its_answers(tmp_path: Path) -> 
         await front.run(queue_operations.record_only, entry("x"))
         assert len(seen) == 2
         status = front.status()
-        assert sum(status.commit_counts) == sum(status.batch_counts) == status.commits - 1
-        assert (status.batch_sum, status.commit_s_sum > 0) == (2, True)
+        commits = status.commits
+        assert sum(commits.seconds_counts) == sum(commits.batch_counts) == commits.count - 1
+        assert (commits.batch_sum, commits.seconds_sum > 0) == (2, True)
         assert status.audited == {"message.publish": 1, "message.delete": 1, "x": 1}
 
 
@@ -65,4 +66,4 @@ async def test_tap_that_fails_does_not_stop_the_broker(tmp_path: Path) -> None:
 
 async def test_tap_is_refused_before_there_is_an_engine() -> None:
     with pytest.raises(RefusedError, match="not ready"):
-        BrokerHandle(ConnectionCounters()).tap(lambda _batch: None)
+        BrokerHandle(Settings()).tap(lambda _batch: None)

@@ -16,10 +16,10 @@ from phpmq_lite.admin.connection_limits import ANSWER, SlowClientTimeouts
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.server import watchdog
 from phpmq_lite.server.backpressure import NOT_READ, SlowPeerLimits, WriteProgress, acked_bytes
-from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.session import Session
 from phpmq_lite.server.status import BrokerHandle
 from phpmq_lite.server.watchdog import SessionMonitor
+from phpmq_lite.settings import Settings
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.http_users import wait_until
 from tests.support.socket_client import SocketClient
@@ -114,7 +114,7 @@ async def choked_consumer(running: RunningBroker) -> tuple[SlowReader, Session]:
 
     def look(now_s: float) -> None:
         SessionMonitor(
-            sessions, BrokerHandle(ConnectionCounters()), SlowPeerLimits(write_s=PATIENCE_S)
+            sessions, BrokerHandle(Settings()), SlowPeerLimits(write_s=PATIENCE_S)
         ).check(now_s)
 
     await asyncio.to_thread(fill)

@@ -19,7 +19,7 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.relay import standby
 from phpmq_lite.relay.active import MAX_HANDSHAKES_PER_ADDRESS, RelayListener
 from phpmq_lite.relay.handshake import MAGIC, create_relay_secret
-from phpmq_lite.relay.standby import ClientConnection, Relay
+from phpmq_lite.relay.standby import Relay
 from phpmq_lite.server.admission import NOT_ALLOWED
 from phpmq_lite.server.counters import RelayCounters
 from tests.support.certificates import CertificateAuthority
@@ -479,9 +479,10 @@ async def test_key_of_another_database_does_not_fool_the_standby(tmp_path: Path)
     other = create_relay_secret()
     async with relayed_brokers(tmp_path) as brokers:
         impostor = RelayListener(
-            PLAIN, other, lambda: EPOCH, brokers.active.service.session,
+            PLAIN, other, brokers.active.service.session,
             brokers.active.service.http_connection, RelayCounters(),
         )  # fmt: skip
+        impostor.epoch = EPOCH
         await impostor.open()
         try:
             with pytest.MonkeyPatch.context() as patch:
@@ -529,7 +530,7 @@ async def test_broker_of_another_epoch_refuses_with_a_reason(
 ) -> None:
     monkeypatch.setattr(standby, "WAIT_S", 0.3)
     async with relayed_brokers(tmp_path) as brokers:
-        brokers.epoch = epoch
+        brokers.listener.epoch = epoch
         with capture_logs() as lines:
             await as_client(brokers.port, assert_closed_without_reply)
         assert set(brokers.listener.counters.refused) == {code}
@@ -555,12 +556,11 @@ async def test_relayed_connection_is_not_relayed_again(tmp_path: Path) -> None:
         gate = brokers.standby.service.handle.gate
         assert gate is not None
         between = RelayListener(
-            PLAIN, SECRET, lambda: EPOCH,
-            lambda kind, revision: ClientConnection(
-                again, gate, kind, revision, asyncio.Protocol
-            ),
+            PLAIN, SECRET,
+            lambda kind, revision: again.accept(gate, kind, revision, asyncio.Protocol),
             brokers.standby.service.http_connection, RelayCounters(),
         )  # fmt: skip
+        between.epoch = EPOCH
         await between.open()
         try:
             brokers.relay.set_active(EPOCH, between.address)
@@ -595,7 +595,7 @@ async def test_huge_preamble_is_refused(tmp_path: Path) -> None:
     async with relayed_brokers(tmp_path) as brokers:
         host, port = brokers.listener.address.rsplit(":", 1)
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(bytes(40) + b"\xff\xff")
+        writer.write(bytes(32) + b"\xff\xff")
         assert (await reader.read()).startswith(MAGIC)
         writer.close()
         assert brokers.listener.counters.refused == {"authentication": 1}
@@ -604,4 +604,4 @@ async def test_huge_preamble_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["none", "unix:/tmp/x", "0.0.0.0:0", "[::]:9103", "9103"])
 def test_address_that_others_cannot_use_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match=r"store\.relay_listen"):
-        RelayListener(text, SECRET, int, None, None, RelayCounters())  # type: ignore[arg-type]
+        RelayListener(text, SECRET, None, None, RelayCounters())  # type: ignore[arg-type]

@@ -299,10 +299,10 @@ def test_broker_is_ready_when_its_listeners_are_open(data: Path) -> None:
 
 @pytest.fixture
 def broken_admin(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+    def fail(_name: str) -> None:
         raise ImportError("broken")
 
-    monkeypatch.setattr(service, "_import_admin", fail)
+    monkeypatch.setattr(service, "import_module", fail)
 
 
 def libraries_of(pid: int) -> str:
@@ -363,7 +363,7 @@ async def test_pages_answer_while_the_database_is_being_recovered(
         assert not await asyncio.to_thread(is_ready, broker.admin[0])
         assert not broker.phpmq
         go_on.set()
-        await asyncio.wait_for(broker.wait_ready(), WAIT_S)
+        await asyncio.wait_for(broker.ready.wait(), WAIT_S)
         assert await asyncio.to_thread(is_ready, broker.admin[0])
     finally:
         go_on.set()
@@ -375,7 +375,7 @@ async def test_garbage_is_collected_again_once_the_broker_has_started() -> None:
     before, is_started = gc.get_threshold(), asyncio.Event()
 
     class Starting:
-        wait_listening = wait_pages = staticmethod(is_started.wait)
+        listening = pages_open = is_started
 
     tending = asyncio.create_task(
         process._manage_garbage_collection(cast("service.Service", Starting()))

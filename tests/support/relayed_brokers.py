@@ -5,11 +5,10 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from phpmq_lite.relay.active import RelayListener
 from phpmq_lite.relay.handshake import RelaySecret, create_relay_secret
-from phpmq_lite.relay.member import Member
 from phpmq_lite.relay.standby import Relay
 from phpmq_lite.testing import RunningBroker
 from tests.support.http_users import prepared_service
@@ -25,13 +24,12 @@ SECRET: Final = create_relay_secret()
 
 @dataclasses.dataclass
 class RelayedBrokers:
-    """The brokers and both ends of the relay; ``epoch`` is that of the active broker."""
+    """The brokers and both ends of the relay."""
 
     active: RunningBroker
     standby: RunningBroker
     listener: RelayListener
     relay: Relay
-    epoch: int | None = EPOCH
 
     @property
     def port(self) -> int:
@@ -58,28 +56,16 @@ async def relayed_brokers(
         prepared_service(folder / "standby", **(standby or {})) as second,
     ):
         service = first.service
-        brokers: RelayedBrokers
-        listener = RelayListener(
-            listen,
-            SECRET,
-            lambda: brokers.epoch,
-            service.session,
-            service.http_connection,
-            service.handle.figures.relay,
-        )
+        counters = service.handle.figures.relay
+        listener = RelayListener(listen, SECRET, service.session, service.http_connection, counters)
+        listener.epoch = EPOCH
         await listener.bind()
         await listener.open()
         relay = Relay("broker-2", secret, second.service.handle.figures.relay)
         relay.set_active(EPOCH, listener.address)
-        member = Member(
-            second.service.settings, "", cast(Any, None), service.session, service.http_connection,
-            second.service.handle.figures.relay,
-        )  # fmt: skip
-        member.relay = relay
-        second.service._member = member
-        brokers = RelayedBrokers(first, second, listener, relay)
+        second.service._relay = relay
         try:
-            yield brokers
+            yield RelayedBrokers(first, second, listener, relay)
         finally:
             await listener.close()
             await relay.close()

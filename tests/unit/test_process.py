@@ -1,11 +1,17 @@
 """Notifications of systemd, and their interval."""
 
+import asyncio
 import errno
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from phpmq_lite import process
 from phpmq_lite.process import SystemdNotifier
+from phpmq_lite.storage.store_status import StoreStatus
+from tests.unit.admin.cases import broker_status
 
 PID = 7
 
@@ -50,3 +56,21 @@ def test_notification_is_dropped_if_no_socket_can_be_opened(
 
     monkeypatch.setattr("phpmq_lite.process.socket.socket", refuse)
     SystemdNotifier("/run/notify").notify(WATCHDOG=1)
+
+
+async def test_manager_hears_that_the_broker_is_a_standby() -> None:
+    store = StoreStatus(engine="PostgreSQL", is_active=False, active_broker="db2")
+    listening, heard = asyncio.Event(), asyncio.Queue[dict[str, object]]()
+    listening.set()
+    manager: Any = SimpleNamespace(each_s=60, notify=lambda **given: heard.put_nowait(given))
+    service: Any = SimpleNamespace(
+        listening=listening,
+        has_progressed=lambda: True,
+        handle=SimpleNamespace(summary=lambda: broker_status(store=store)),
+    )
+    reporting = asyncio.create_task(process._notify_manager(manager, service))
+    message = await heard.get()
+    while "READY" not in message:
+        message = await heard.get()
+    reporting.cancel()
+    assert message["STATUS"] == "standby: 127.0.0.1:9100, 127.0.0.1:9102"

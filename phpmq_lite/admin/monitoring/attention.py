@@ -257,7 +257,7 @@ async def read_notices(
             deaths=await signs.deaths(since_ms),
             unread=await signs.unread_expiries(since_ms),
             held=await signs.held() if status.held else (),
-            refused=context.rollups.recently_refused(status.refused or {}),
+            refused=context.rollups.recently_refused(status.refused),
             disk_share=disk.used_share if status.store.has_file else 0.0,
             wal_bytes=disk.files["wal"],
             wal_limit_bytes=context.settings.storage.wal_bytes,

@@ -82,17 +82,17 @@ def list_limits(context: Context, status: BrokerStatus) -> list[LimitUsage]:
 
 
 def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsage]:
-    most, closed = settings.limits, status.closed or {}
+    most, closed, gate = settings.limits, status.figures.closed, status.gate
     hosts = Counter(client.address.rpartition(":")[0] for client in status.clients)
     yield LimitUsage(
-        "connections", "Connections", status.places or most.connections, _CLOSED,
-        max(status.connections, len(status.clients)), status.refused_connections.get(TOO_MANY, 0),
+        "connections", "Connections", gate.capacity or most.connections, _CLOSED,
+        max(gate.connections, len(status.clients)), gate.refused.get(TOO_MANY, 0),
         "limits.connections",
     )  # fmt: skip
     yield LimitUsage(
         "connections_per_address", "Connections from one address",
         max(most.connections_per_address, most.connections_per_loopback_address), _CLOSED,
-        max(hosts.values(), default=0), status.refused_connections.get(TOO_MANY_OF_ADDRESS, 0),
+        max(hosts.values(), default=0), gate.refused.get(TOO_MANY_OF_ADDRESS, 0),
         "limits.connections_per_address",
     )  # fmt: skip
     yield LimitUsage(
@@ -112,11 +112,11 @@ def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[LimitU
 
 
 def _of_messages(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsage]:
-    most, refused = settings.limits, status.refused or {}
+    most, refused = settings.limits, status.refused
     held = [held for client in status.clients for _, held in client.queues.values()]
     yield LimitUsage(
         "max_content", "Message content size", most.max_content, "closed; HTTP 413",
-        reached=(status.protocol_errors or {}).get("too-large", 0),
+        reached=status.figures.protocol_errors["too-large"],
         setting="limits.max_content", unit="bytes",
     )  # fmt: skip
     yield LimitUsage(
@@ -142,11 +142,11 @@ def _of_messages(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsag
 
 
 def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsage]:
-    most, paused = settings.limits, status.paused
+    most, paused = settings.limits, status.figures.paused
     yield LimitUsage(
-        "memory", "Memory of the process", status.memory_bound or most.memory,
+        "memory", "Memory of the process", status.brake.bound_bytes or most.memory,
         "data from publishers is read only briefly, once a second",
-        status.memory_bytes, status.memory_times, "limits.memory", "bytes",
+        status.brake.resident_bytes, status.brake.limit_hits, "limits.memory", "bytes",
     )  # fmt: skip
     yield LimitUsage(
         "body_cache", "Bodies in memory", most.body_cache, "other bodies are read from disk",
@@ -155,7 +155,7 @@ def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsage]
     yield LimitUsage(
         "unstored_total", "Received but not stored", most.unstored_total,
         "large messages are read one at a time",
-        status.unstored_bytes, status.unstored_times, "limits.unstored_total", "bytes",
+        status.pressure.total_bytes, status.pressure.limit_hits, "limits.unstored_total", "bytes",
     )  # fmt: skip
     yield LimitUsage(
         "unstored_frames", "Not stored, per connection", most.unstored_frames,

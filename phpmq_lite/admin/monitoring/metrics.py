@@ -6,14 +6,13 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate
-from operator import attrgetter
-from typing import Any, Final, Literal
+from itertools import accumulate, chain
+from typing import Any, Final, Literal, NamedTuple
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -29,10 +28,16 @@ from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.monitoring import limits
 from phpmq_lite.admin.monitoring.limits import LimitUsage
-from phpmq_lite.admin.monitoring.metric_series import BOUNDS_S, OTHER, HttpCounters, QueueSeries
+from phpmq_lite.admin.monitoring.metric_series import BOUNDS_S, OTHER, QueueSeries
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import StorageError
-from phpmq_lite.server.counters import BATCH_BOUNDS, COMMIT_BOUNDS_S
+from phpmq_lite.server.counters import (
+    BATCH_BOUNDS,
+    COMMIT_BOUNDS_S,
+    ConnectionCounters,
+    RelayCounters,
+)
+from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.storage.disk_space import DATABASE_FULL, DISK_FULL, DISK_LOW, measure_disk
 from phpmq_lite.storage.read.database_size import measure_database
@@ -40,28 +45,11 @@ from phpmq_lite.storage.sqlite.standby.lag import StandbyState
 from phpmq_lite.storage.store_status import StoreStatus
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-SIDES: Final = {"delivery": "delivery_paused", "publishing": "publishing_paused"}
 
 # Exported bounds for wait and hold times, in ms.  All are bucket edges, so counts are exact.
 SPANS_MS: Final = tuple(1 << power for power in range(0, 28, 2))
 
 _SOURCES: Final = ("http", "ui", "cli")  # sources of messages other than tcp
-_QUEUE_COUNTERS: Final = {  # keys in ``QueueSeries.counts``, by metric
-    "publishes_deduplicated": "deduplicated",
-    "messages_dispatched": "dispatched",
-    "messages_redelivered": "redelivered",
-    "messages_acked": "acked",
-    "messages_forwarded": "forwarded",
-    "messages_returned": "returned",
-    "messages_deleted": "deleted",
-    "messages_restored": "restored",
-}
-_QUEUE_GAUGES: Final = {  # keys in ``QueueSeries.gauges``, by metric
-    "queue_dead_letters": "dead",
-    "queue_bytes": "bytes",
-    "queue_consumers": "consumers",
-    "queue_credit": "credit",
-}
 _REFUSALS: Final = {  # label values, keyed by the core's reason for a refusal
     "paused": "paused",
     "queue full: messages": "queue_full",
@@ -82,142 +70,256 @@ class MetricReadings:
     """All values of a scrape except those of queues; a value that could not be read is None."""
 
     status: BrokerStatus  # its queues are not used
-    http: HttpCounters
-    version: str
+    context: Context
     now_ms: int
     files: Mapping[str, int] | None = None  # size in bytes, keyed by file name
     disk_free: int | None = None
     history_rows: int | None = None
     history_offset: int | None = None
     removed: int | None = None
-    streams: int = 0
-    exports: int = 0  # number of running exports
-    export_ends: Mapping[str, int] = field(default_factory=dict)  # ended exports, by outcome
-    login_failures: int = 0
     limits: Sequence[LimitUsage] = ()
-    backup_at: int = 0  # when the newest backup was made, in Unix ms; 0 if there is none
-    backup_failed: bool = False  # whether the most recent backup failed
-    scrub_at: int = 0  # when the last complete scrub ended, in Unix ms; 0 if never
-    damage: int = 0  # number of damaged bodies and structural faults found
-    standby: StandbyState | None = None  # None without a standby
+
+    @property
+    def standby(self) -> StandbyState | None:
+        """The state of the standby, if there is one and it has been read."""
+        monitor = self.context.maintenance and self.context.maintenance.standby
+        return monitor.state if monitor else None
+
+
+class _Histogram(NamedTuple):
+    buckets: Sequence[tuple[str, float]]  # the cumulative count for each upper bound
+    total: float
+
+
+_Kind = Literal["counter", "gauge", "histogram", "info"]
+# Without further labels, a number; otherwise one for each label, or for each tuple of labels.
+_Values = float | _Histogram | Mapping[Any, Any] | None
+_OfBroker = Callable[[MetricReadings], _Values]
+_OfQueue = Callable[[QueueSeries, int], _Values]  # takes the current time in Unix ms
 
 
 @dataclass(slots=True, frozen=True)
 class MetricDefinition:
     """The definition of a metric, used for the scrape and the reference page."""
 
-    kind: Literal["counter", "gauge", "histogram", "info"]
+    kind: _Kind
     name: str  # without the prefix phpmq_ and a suffix such as _total
     help: str
     labels: tuple[str, ...] = ()
-    value: Callable[[MetricReadings], float | None] | None = None  # only for metrics without labels
+    value: _OfBroker | None = None  # returns None if the metric must be omitted
+    of_queue: _OfQueue | None = None  # instead, if the first label is "queue"
 
     @property
     def full_name(self) -> str:
         """The metric's full name, with its prefix and suffix, as used in samples."""
         return f"phpmq_{self.name}{_SUFFIXES.get(self.kind, '')}"
 
-    def family(self) -> Any:
-        """Return a metric family without samples."""
-        return _FAMILIES[self.kind](f"phpmq_{self.name}", self.help, labels=self.labels)
-
 
 _SUFFIXES: Final = {"counter": "_total", "info": "_info"}
-_FAMILIES: Final[dict[str, Callable[..., Metric]]] = {
+_FAMILIES: Final[dict[str, Callable[..., Any]]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
     "histogram": HistogramMetricFamily,
     "info": InfoMetricFamily,
 }
-_QUEUE: Final = ("queue",)
 _D = MetricDefinition
-_Value = Callable[[MetricReadings], float | None]
 
 
-def _of_file(value: _Value) -> _Value:
+def _Q(  # noqa: N802 - like _D
+    kind: _Kind, name: str, text: str, values: str | _OfQueue, *labels: str
+) -> MetricDefinition:
+    """Define a metric by queue; ``values`` may be a key of the counts or gauges of a queue."""
+    if isinstance(values, str):
+        key, is_count = values, kind == "counter"
+        return _Q(kind, name, text, lambda q, _: (q.counts if is_count else q.gauges)[key], *labels)
+    return MetricDefinition(kind, name, text, ("queue", *labels), of_queue=values)
+
+
+def _of_file(value: _OfBroker) -> _OfBroker:
     """Omit the metric if the database is not a file of this machine."""
     return lambda r: value(r) if r.status.store.has_file else None
 
 
-def _of_server(value: Callable[[StoreStatus], float | None]) -> _Value:
+def _of_maintenance(value: Callable[[Maintenance], float]) -> _OfBroker:
+    """Return 0 before the first backup or scrub can begin; omit the metric on PostgreSQL."""
+    return _of_file(lambda r: value(r.context.maintenance) if r.context.maintenance else 0)
+
+
+def _made_at_s(maintenance: Maintenance) -> float:
+    newest = maintenance.backups.last_manifest
+    return newest.made_at / 1_000 if newest else 0
+
+
+def _scrubbed_at_s(maintenance: Maintenance) -> float:
+    last = maintenance.scrub.state.last
+    return last.ended_at / 1_000 if last else 0
+
+
+def _of_server(value: Callable[[StoreStatus], _Values]) -> _OfBroker:
     """Omit the metric if the database is a file of this machine."""
     return lambda r: None if r.status.store.has_file else value(r.status.store)
 
 
+def _of_limits(value: str) -> _OfBroker:
+    """Return the values of all limits for which they are known."""
+    return lambda r: {
+        one.key: known for one in r.limits if (known := getattr(one, value)) is not None
+    }
+
+
+def _published(queue: QueueSeries, _now_ms: int) -> _Values:
+    others = {source: queue.counts[f"published_{source}"] for source in _SOURCES}
+    return others | {"tcp": queue.counts["published"] - sum(others.values())}
+
+
+def _split(whole: str, name: str, part: str, part_name: str) -> _OfQueue:
+    """Return a part of a count, and the rest, with these labels."""
+    return lambda q, _: {name: q.counts[whole] - q.counts[part], part_name: q.counts[part]}
+
+
+def _deaths(queue: QueueSeries, _now_ms: int) -> _Values:
+    died = {key.removeprefix("dead ") for key in queue.counts if key.startswith("dead ")}
+    return {reason: queue.counts[f"dead {reason}"] for reason in died.union(_KNOWN_DEATHS)}
+
+
+def _spans(counts: Sequence[int]) -> _Values:
+    """Return a histogram, or None if it is empty: 200 unused queues would add thousands of lines.
+
+    The exact sum is unknown, so each value is assumed to be its bucket's upper edge.
+    """
+    sums = [0, *accumulate(counts)]
+    if not sums[-1]:
+        return None
+    rows = [(f"{at / 1_000:g}", float(sums[_below(at)])) for at in SPANS_MS]
+    total_s = sum(n * histogram.upper_ms(i) for i, n in enumerate(counts) if n) / 1_000
+    return _Histogram([*rows, ("+Inf", float(sums[-1]))], total_s)
+
+
+@cache
+def _below(at_ms: int) -> int:
+    return sum(histogram.upper_ms(index) < at_ms for index in range(histogram.BUCKETS))
+
+
+def _histogram(bounds: Sequence[float], counts: Sequence[int], total: float) -> _Histogram:
+    names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    return _Histogram(list(zip(names, map(float, accumulate(counts)), strict=True)), total)
+
+
+def _refused(readings: MetricReadings) -> _Values:
+    refused = Counter(dict.fromkeys(_KNOWN_REFUSALS, 0))
+    for reason, count in readings.status.refused.items():
+        refused[_REFUSALS.get(reason, reason.replace(" ", "_"))] += count
+    return refused
+
+
+def _closed(readings: MetricReadings) -> _Values:
+    closed: Counter[str] = Counter()
+    for reason, count in readings.status.figures.closed.items():
+        closed[reason.partition(":")[0]] += count
+    return closed
+
+
+def _traffic(counters: ConnectionCounters | RelayCounters) -> _Values:
+    return {"in": counters.bytes_in, "out": counters.bytes_out}
+
+
+def _lags(store: StoreStatus, lag: str) -> _Values:
+    """Return the known lags; the highest, if several replicas have the same name."""
+    lags: dict[str, float] = {}
+    for one in store.server.replicas if store.server else ():
+        if (value := getattr(one, lag)) is not None:
+            lags[one.name] = max(value, lags.get(one.name, 0))
+    return lags
+
+
 METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by section of their page
     "Messages, by `queue`": (
-        _D("counter", "messages_published", "Stored messages; source is tcp, http, ui or cli",
-           ("queue", "source")),
-        _D("counter", "publishes_deduplicated",
-           "Publish requests not stored again because their key was already stored", _QUEUE),
-        _D("counter", "messages_dispatched", "Messages dispatched to consumers", _QUEUE),
-        _D("counter", "messages_redelivered", "Repeated dispatches of a message", _QUEUE),
-        _D("counter", "messages_acked", "Acknowledged messages", _QUEUE),
-        _D("counter", "messages_requeued",
-           "Messages moved to the end of their queue, by a client or operator", ("queue", "by")),
-        _D("counter", "messages_returned",
+        _Q("counter", "messages_published", "Stored messages; source is tcp, http, ui or cli",
+           _published, "source"),
+        _Q("counter", "publishes_deduplicated",
+           "Publish requests not stored again because their key was already stored",
+           "deduplicated"),
+        _Q("counter", "messages_dispatched", "Messages dispatched to consumers", "dispatched"),
+        _Q("counter", "messages_redelivered", "Repeated dispatches of a message", "redelivered"),
+        _Q("counter", "messages_acked", "Acknowledged messages", "acked"),
+        _Q("counter", "messages_requeued",
+           "Messages moved to the end of their queue, by a client or operator",
+           _split("requeued", "client", "requeued_operator", "operator"), "by"),
+        _Q("counter", "messages_returned",
            "Messages returned to their position after a timeout, a lost connection or new credit",
-           _QUEUE),
-        _D("counter", "messages_expired",
-           "Expired messages; the label dispatched is yes or never", ("queue", "dispatched")),
-        _D("counter", "messages_forwarded", "Expired messages moved to another queue", _QUEUE),
-        _D("counter", "messages_dead",
+           "returned"),
+        _Q("counter", "messages_expired",
+           "Expired messages; the label dispatched is yes or never",
+           _split("expired", "yes", "expired_never", "never"), "dispatched"),
+        _Q("counter", "messages_forwarded", "Expired messages moved to another queue", "forwarded"),
+        _Q("counter", "messages_dead",
            "Dead-lettered messages; the reasons client, expired, max_deliveries, not_forwarded and "
            "crc (damaged body) are always exported, other reasons after their first message",
-           ("queue", "reason")),
-        _D("counter", "messages_quarantined",
+           _deaths, "reason"),
+        _Q("counter", "messages_quarantined",
            "Messages dead-lettered for their envelope's verdict, such as poison or missing_meta",
-           ("queue", "reason")),
-        _D("counter", "messages_deleted", "Deleted or purged messages", _QUEUE),
-        _D("counter", "messages_restored", "Deleted messages that were restored", _QUEUE),
-        _D("gauge", "queue_messages", "Live messages; state is ready or dispatched",
-           ("queue", "state")),
-        _D("gauge", "queue_dead_letters", "Records in the queue's dead-letter queue", _QUEUE),
-        _D("gauge", "queue_bytes", "Total size of the bodies of live messages", _QUEUE),
-        _D("gauge", "queue_oldest_deliverable_age_seconds",
-           "Age of the first ready message; absent if there is none", _QUEUE),
-        _D("gauge", "queue_consumers", "Number of consumers", _QUEUE),
-        _D("gauge", "queue_credit", "Messages that consumers can accept now", _QUEUE),
-        _D("gauge", "queue_paused",
+           lambda q, _: {reason: n for reason in REASONS if (n := q.counts[f"dead {reason}"])},
+           "reason"),
+        _Q("counter", "messages_deleted", "Deleted or purged messages", "deleted"),
+        _Q("counter", "messages_restored", "Deleted messages that were restored", "restored"),
+        _Q("gauge", "queue_messages", "Live messages; state is ready or dispatched",
+           lambda q, _: {state: q.gauges[state] for state in ("ready", "dispatched")}, "state"),
+        _Q("gauge", "queue_dead_letters", "Records in the queue's dead-letter queue", "dead"),
+        _Q("gauge", "queue_bytes", "Total size of the bodies of live messages", "bytes"),
+        _Q("gauge", "queue_oldest_deliverable_age_seconds",
+           "Age of the first ready message; absent if there is none",
+           lambda q, now_ms: None if q.oldest_at is None else max(0, now_ms - q.oldest_at) / 1_000),
+        _Q("gauge", "queue_consumers", "Number of consumers", "consumers"),
+        _Q("gauge", "queue_credit", "Messages that consumers can accept now", "credit"),
+        _Q("gauge", "queue_paused",
            "1 if delivery or publishing is paused; for ~other, the number of paused queues",
-           ("queue", "side")),
-        _D("gauge", "queue_for_dead_letters",
+           lambda q, _: {side: q.gauges[f"{side}_paused"] for side in ("delivery", "publishing")},
+           "side"),
+        _Q("gauge", "queue_for_dead_letters",
            "1 for a dead-letter queue (its name ends in .dlq, or another queue names it); absent "
-           "for other queues and ~other", _QUEUE),
-        _D("histogram", "wait_seconds", "Time from publishing to first dispatch", _QUEUE),
-        _D("histogram", "hold_seconds", "Time from dispatch to settlement", _QUEUE),
+           "for other queues and ~other",
+           lambda q, _: 1 if q.gauges["is_dead_letter_queue"] and q.label != OTHER else None),
+        _Q("histogram", "wait_seconds", "Time from publishing to first dispatch",
+           lambda q, _: _spans(q.wait)),
+        _Q("histogram", "hold_seconds", "Time from dispatch to settlement",
+           lambda q, _: _spans(q.hold)),
     ),
     "Clients and publishers": (
         _D("gauge", "clients", "Open PHPMQ connections", value=lambda r: len(r.status.clients)),
         _D("counter", "clients_opened", "Accepted PHPMQ connections",
-           value=lambda r: r.status.clients_opened),
-        _D("counter", "clients_closed", "Closed PHPMQ connections", ("reason",)),
+           value=lambda r: r.status.figures.clients_opened),
+        _D("counter", "clients_closed", "Closed PHPMQ connections", ("reason",), _closed),
         _D("gauge", "readers_paused",
            "Connections not being read; reason is memory, resident, unstored, receipts, queue, "
-           "disk or ending", ("reason",)),
+           "disk or ending", ("reason",), lambda r: limits.count_paused_readers(r.status)),
         _D("counter", "publishes_refused",
            "Refused publish requests; reason is paused, queue_full, too_many_queues, too_large, "
-           "disk_full, database_full, draining or connection_ended", ("reason",)),
-        _D("counter", "protocol_errors", "Connections that violated the protocol", ("code",)),
+           "disk_full, database_full, draining or connection_ended", ("reason",), _refused),
+        _D("counter", "protocol_errors", "Connections that violated the protocol", ("code",),
+           lambda r: r.status.figures.protocol_errors),
         _D("counter", "acks_ignored",
-           "Ignored commands; reason is foreign, settled, unknown or wrong_queue", ("reason",)),
+           "Ignored commands; reason is foreign, settled, unknown or wrong_queue", ("reason",),
+           lambda r: r.status.acks_ignored),
         _D("counter", "network_bytes", "Bytes on PHPMQ connections; direction is in or out",
-           ("direction",)),
+           ("direction",), lambda r: _traffic(r.status.figures)),
         _D("gauge", "relayed_connections",
            "Open connections that a standby relays to the active broker; both brokers count them",
-           value=lambda r: r.status.relay.open),
+           value=lambda r: r.status.figures.relay.open),
         _D("counter", "relayed_connections_opened", "Connections that were relayed",
-           value=lambda r: r.status.relay.opened),
+           value=lambda r: r.status.figures.relay.opened),
         _D("counter", "relayed_bytes", "Bytes that a standby has relayed; direction is in or out",
-           ("direction",)),
+           ("direction",), lambda r: _traffic(r.status.figures.relay)),
         _D("counter", "relays_refused",
            "Connections that were not relayed; reason is no_active_broker, unreachable, refused, "
            "authentication, epoch, not_active, preamble, not_admitted or already_relayed",
-           ("reason",)),
+           ("reason",), lambda r: r.status.figures.relay.refused),
     ),
     "The broker": (
         _D("info", "build", "Always 1; build is compiled or pure Python",
-           ("version", "python", "sqlite", "build")),
+           ("version", "python", "sqlite", "build"), lambda r: {
+               (r.context.version, platform.python_version(), sqlite3.sqlite_version,
+                installation.build_kind()): {}
+           }),
         _D("gauge", "ready", "1 if the broker accepts messages",
            value=lambda r: r.status.is_ready and not r.status.is_draining),
         _D("gauge", "start_time_seconds", "Unix time at which the broker started",
@@ -233,12 +335,16 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            value=lambda r: r.status.window_messages),
         _D("gauge", "body_cache_bytes", "Total size of the bodies in memory",
            value=lambda r: r.status.body_cache_bytes),
-        _D("histogram", "commit_seconds", "Duration of a transaction, including its fsync"),
+        _D("histogram", "commit_seconds", "Duration of a transaction, including its fsync",
+           value=lambda r: _histogram(
+               COMMIT_BOUNDS_S, r.status.commits.seconds_counts, r.status.commits.seconds_sum)),
         _D("histogram", "commit_batch_size",
-           "Messages created, dispatched or settled in a transaction"),
+           "Messages created, dispatched or settled in a transaction",
+           value=lambda r: _histogram(
+               BATCH_BOUNDS, r.status.commits.batch_counts, r.status.commits.batch_sum)),
         _D("gauge", "db_bytes",
            "Size of the database files: database, wal and shm; on PostgreSQL only database",
-           ("file",)),
+           ("file",), lambda r: r.files),
         _D("gauge", "disk_free_bytes",
            "Free space on the disk that holds the database; not on PostgreSQL",
            value=_of_file(lambda r: r.disk_free)),
@@ -259,12 +365,12 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            value=lambda r: r.removed),
         _D("gauge", "backup_last_success_timestamp_seconds",
            "Unix time of the last backup; 0 if none; not on PostgreSQL",
-           value=_of_file(lambda r: r.backup_at / 1_000)),
+           value=_of_maintenance(_made_at_s)),
         _D("gauge", "backup_failed", "1 after a failed backup; not on PostgreSQL",
-           value=_of_file(lambda r: r.backup_failed)),
+           value=_of_maintenance(lambda m: m.backups.error is not None)),
         _D("gauge", "scrub_last_success_timestamp_seconds",
            "Unix time of the last complete scrub; 0 if none; not on PostgreSQL",
-           value=_of_file(lambda r: r.scrub_at / 1_000)),
+           value=_of_maintenance(_scrubbed_at_s)),
         _D("gauge", "standby_failing",
            "1 if Litestream is not running or its target fails; only with a standby",
            value=lambda r: bool(r.standby.problem) if r.standby else None),
@@ -279,7 +385,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            value=lambda r: r.standby.lag_messages if r.standby else None),
         _D("gauge", "damage_found",
            "Damaged bodies and structural faults in the database; alert above 0; not on PostgreSQL",
-           value=_of_file(lambda r: r.damage)),
+           value=_of_maintenance(lambda m: m.scrub.state.problem_count)),
     ),
     "PostgreSQL": (
         _D("gauge", "store_active", "1 if this broker is active, 0 if it is a standby",
@@ -293,9 +399,11 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            value=_of_server(lambda store: store.replicas_ready)),
         _D("gauge", "store_replica_lag_bytes",
            "Bytes of the write-ahead log that a replica has not flushed; without the right "
-           "pg_monitor, the lag is absent", ("replica",)),
+           "pg_monitor, the lag is absent", ("replica",),
+           _of_server(lambda store: _lags(store, "lag_bytes"))),
         _D("gauge", "store_replica_lag_seconds",
-           "How long a replica takes to flush, or has not answered while it lags", ("replica",)),
+           "How long a replica takes to flush, or has not answered while it lags", ("replica",),
+           _of_server(lambda store: _lags(store, "lag_s"))),
         _D("gauge", "store_asynchronous",
            "1 if the last commit was confirmed without a quorum (store.allow_asynchronous)",
            value=_of_server(lambda store: store.asynchronous is not None)),
@@ -314,9 +422,11 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
     "Limits": (
         _D("gauge", "limit",
            "Each limit on the System page (connections, held, memory, streams, …), in bytes, in "
-           "seconds or as a count", ("limit",)),
-        _D("gauge", "limit_used", "Current usage of the limit, if it is one number", ("limit",)),
-        _D("counter", "limit_reached", "Number of times that the limit was exceeded", ("limit",)),
+           "seconds or as a count", ("limit",), _of_limits("bound")),
+        _D("gauge", "limit_used", "Current usage of the limit, if it is one number", ("limit",),
+           _of_limits("used")),
+        _D("counter", "limit_reached", "Number of times that the limit was exceeded", ("limit",),
+           _of_limits("reached")),
         _D("gauge", "clock_doubt_seconds",
            "How far the clock was ahead at startup, until an operator decides whether it is "
            "right; 0 if no decision is pending", value=lambda r: r.status.clock_doubt_ms / 1_000),
@@ -326,39 +436,42 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
     ),
     "The admin": (
         _D("counter", "http_requests", "HTTP responses; route is a name, not a path",
-           ("route", "method", "status")),
+           ("route", "method", "status"), lambda r: {
+               (route, method, str(status)): count
+               for (route, method, status), count in r.context.http.requests.items()
+           }),
         _D("histogram", "http_request_seconds", "Duration of HTTP requests, excluding streams",
-           ("route",)),
-        _D("gauge", "sse_streams", "Pages with live updates", value=lambda r: r.streams),
+           ("route",), lambda r: {
+               route: _histogram(BOUNDS_S, taken.counts, taken.total_s)
+               for route, taken in r.context.http.seconds.items()
+           }),
+        _D("gauge", "sse_streams", "Pages with live updates",
+           value=lambda r: r.context.live.streams),
         _D("gauge", "exports_running", "Running exports to Spark, at most two",
-           value=lambda r: r.exports),
+           value=lambda r: r.context.exports.running),
         _D("counter", "exports",
            "Ended exports to Spark, by outcome: whole; stalled (the reader read nothing for "
            "5 min, or needed more than 10 min); left (the reader disconnected); broken (the broker "
-           "failed); or busy (refused because two were running)", ("end",)),
-        _D("counter", "login_failures", "Refused logins", value=lambda r: r.login_failures),
-        _D("counter", "audit_rows", "Rows written to the audit log", ("action",)),
+           "failed); or busy (refused because two were running)", ("end",),
+           lambda r: r.context.exports.ends),
+        _D("counter", "login_failures", "Refused logins",
+           value=lambda r: r.context.auth.refused_logins.total),
+        _D("counter", "audit_rows", "Rows written to the audit log", ("action",),
+           lambda r: r.status.audited),
     ),
 }  # fmt: skip
-_DEFINITIONS: Final = {each.name: each for some in METRICS.values() for each in some}
-
-
-def _family(name: str) -> Any:
-    return _DEFINITIONS[name].family()
 
 
 async def render_metrics(readings: MetricReadings, groups: Sequence[QueueSeries]) -> bytes:
     """Return all metrics as text, letting other tasks run between metric families."""
     parts = []
     for family in metric_families(readings, groups):
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_FamilyCollector(family))
-        parts.append(generate_latest(registry))
+        parts.append(generate_latest(_OneFamily(family)))
         await asyncio.sleep(0)
     return b"".join(parts)
 
 
-class _FamilyCollector(Collector):
+class _OneFamily(Collector):
     def __init__(self, family: Metric) -> None:
         self._family = family
 
@@ -368,179 +481,29 @@ class _FamilyCollector(Collector):
 
 def metric_families(readings: MetricReadings, groups: Sequence[QueueSeries]) -> Iterator[Metric]:
     """Yield all metric families, omitting values that could not be read."""
-    for definition in _DEFINITIONS.values():
-        if definition.value is not None and (value := definition.value(readings)) is not None:
-            family = definition.family()
-            family.add_metric((), value)
-            yield family
-    yield from _broker(readings)
-    yield from _messages(groups)
-    yield from _queues(groups, readings.now_ms)
-    yield from _histograms(groups)
-    yield from _clients(readings.status)
-    yield from _http(readings)
-    yield from _limits(readings.limits)
-    if not readings.status.store.has_file:
-        yield from _replicas(readings.status.store)
-
-
-def _broker(readings: MetricReadings) -> Iterator[Metric]:
-    status, build = readings.status, _family("build")
-    build.add_metric([readings.version, platform.python_version(), sqlite3.sqlite_version,
-                      installation.build_kind()], {})  # fmt: skip
-    yield build
-    for name, bounds, counts, total in (
-        ("commit_seconds", COMMIT_BOUNDS_S, status.commit_counts, status.commit_s_sum),
-        ("commit_batch_size", BATCH_BOUNDS, status.batch_counts, status.batch_sum),
-    ):
-        histogram_ = _family(name)
-        histogram_.add_metric((), _rows(bounds, counts or [0] * (len(bounds) + 1)), total)
-        yield histogram_
-    if readings.files is not None:
-        yield _add_counts(_family("db_bytes"), readings.files)
-
-
-def _messages(groups: Sequence[QueueSeries]) -> Iterator[Metric]:
-    published, requeued = _family("messages_published"), _family("messages_requeued")
-    expired, dead = _family("messages_expired"), _family("messages_dead")
-    quarantined = _family("messages_quarantined")
-    for group in groups:
-        name, counts = group.label, group.counts
-        others = {source: counts[f"published_{source}"] for source in _SOURCES}
-        published.add_metric([name, "tcp"], counts["published"] - sum(others.values()))
-        for source, count in others.items():
-            published.add_metric([name, source], count)
-        by_operator = counts["requeued_operator"]
-        requeued.add_metric([name, "client"], counts["requeued"] - by_operator)
-        requeued.add_metric([name, "operator"], by_operator)
-        never = counts["expired_never"]
-        expired.add_metric([name, "yes"], counts["expired"] - never)
-        expired.add_metric([name, "never"], never)
-        died = {key.removeprefix("dead ") for key in counts if key.startswith("dead ")}
-        for reason in sorted(died.union(_KNOWN_DEATHS)):
-            dead.add_metric([name, reason], counts[f"dead {reason}"])
-        for reason in REASONS:
-            if count := counts[f"dead {reason}"]:
-                quarantined.add_metric([name, reason], count)
-    yield from (published, requeued, expired, dead, quarantined)
-    for metric, key in _QUEUE_COUNTERS.items():
-        counter = _family(metric)
-        for group in groups:
-            counter.add_metric([group.label], group.counts[key])
-        yield counter
-
-
-def _queues(groups: Sequence[QueueSeries], now_ms: int) -> Iterator[Metric]:
-    existing = [group for group in groups if group.is_alive]
-    messages, paused = _family("queue_messages"), _family("queue_paused")
-    age = _family("queue_oldest_deliverable_age_seconds")
-    for_dead_letters = _family("queue_for_dead_letters")
-    for group in existing:
-        if group.gauges["is_dead_letter_queue"] and group.label != OTHER:  # ~other mixes both kinds
-            for_dead_letters.add_metric([group.label], 1)
-        for state in ("ready", "dispatched"):
-            messages.add_metric([group.label, state], group.gauges[state])
-        for side, key in SIDES.items():
-            paused.add_metric([group.label, side], group.gauges[key])
-        if group.oldest_at is not None:
-            age.add_metric([group.label], max(0, now_ms - group.oldest_at) / 1_000)
-    yield from (messages, paused, age, for_dead_letters)
-    for metric, key in _QUEUE_GAUGES.items():
-        gauge = _family(metric)
-        for group in existing:
-            gauge.add_metric([group.label], group.gauges[key])
-        yield gauge
-
-
-def _histograms(groups: Sequence[QueueSeries]) -> Iterator[Metric]:
-    for kind in ("wait", "hold"):
-        family = _family(f"{kind}_seconds")
-        for group in groups:
-            counts: Sequence[int] = getattr(group, kind)
-            sums = [0, *accumulate(counts)]
-            if not sums[-1]:
-                continue  # otherwise, 200 unused queues would add thousands of lines
-            rows = [(f"{at / 1_000:g}", float(sums[_below(at)])) for at in SPANS_MS]
-            # The exact sum is unknown, so each value is assumed to be its bucket's upper edge.
-            total_s = sum(n * histogram.upper_ms(i) for i, n in enumerate(counts) if n) / 1_000
-            family.add_metric([group.label], [*rows, ("+Inf", float(sums[-1]))], total_s)
+    for definition in chain.from_iterable(METRICS.values()):
+        family = _FAMILIES[definition.kind](
+            f"phpmq_{definition.name}", definition.help, labels=definition.labels
+        )
+        if definition.value is not None:
+            values = definition.value(readings)
+            if values is None:
+                continue
+            _add(family, [], values)
+        elif definition.of_queue is not None:
+            for group in groups:
+                if group.is_alive or definition.kind != "gauge":
+                    _add(family, [group.label], definition.of_queue(group, readings.now_ms))
         yield family
 
 
-@cache
-def _below(at_ms: int) -> int:
-    return sum(histogram.upper_ms(index) < at_ms for index in range(histogram.BUCKETS))
-
-
-def _clients(status: BrokerStatus) -> Iterator[Metric]:
-    traffic = {"in": status.bytes_in, "out": status.bytes_out}
-    refused = Counter(dict.fromkeys(_KNOWN_REFUSALS, 0))
-    for reason, count in (status.refused or {}).items():
-        refused[_REFUSALS.get(reason, reason.replace(" ", "_"))] += count
-    closed: Counter[str] = Counter()
-    for reason, count in (status.closed or {}).items():
-        closed[reason.partition(":")[0]] += count
-    for name, counts in (
-        ("network_bytes", traffic),
-        ("readers_paused", limits.count_paused_readers(status)),
-        ("clients_closed", closed),
-        ("protocol_errors", status.protocol_errors),
-        ("acks_ignored", status.acks_ignored),
-        ("publishes_refused", refused),
-        ("relayed_bytes", {"in": status.relay.bytes_in, "out": status.relay.bytes_out}),
-        ("relays_refused", status.relay.refused),
-        ("audit_rows", status.audited),
-    ):
-        yield _add_counts(_family(name), counts or {})
-
-
-def _http(readings: MetricReadings) -> Iterator[Metric]:
-    http = readings.http
-    requests = _family("http_requests")
-    for (route, method, status), count in sorted(http.requests.items()):
-        requests.add_metric([route, method, str(status)], count)
-    yield requests
-    seconds = _family("http_request_seconds")
-    for route, taken in sorted(http.seconds.items()):
-        seconds.add_metric([route], _rows(BOUNDS_S, taken.counts), taken.total_s)
-    yield seconds
-    yield _add_counts(_family("exports"), readings.export_ends)
-
-
-def _limits(limits: Sequence[LimitUsage]) -> Iterator[Metric]:
-    bound, used, reached = map(_family, ("limit", "limit_used", "limit_reached"))
-    for limit in limits:
-        bound.add_metric([limit.key], limit.bound)
-        if limit.used is not None:
-            used.add_metric([limit.key], limit.used)
-        if limit.reached is not None:
-            reached.add_metric([limit.key], limit.reached)
-    yield from (bound, used, reached)
-
-
-def _replicas(store: StoreStatus) -> Iterator[Metric]:
-    replicas = store.server.replicas if store.server else ()
-    for metric, value in (
-        ("store_replica_lag_bytes", attrgetter("lag_bytes")),
-        ("store_replica_lag_seconds", attrgetter("lag_s")),
-    ):
-        lags: dict[str, float] = {}  # the highest, if several replicas have the same name
-        for one in replicas:
-            if (lag := value(one)) is not None:
-                lags[one.name] = max(lag, lags.get(one.name, 0))
-        yield _add_counts(_family(metric), lags)
-
-
-def _add_counts(family: Any, counts: Mapping[str, float]) -> Any:
-    for key, count in sorted(counts.items()):
-        family.add_metric([key], count)
-    return family
-
-
-def _rows(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return the cumulative count for each upper bound, as Prometheus expects."""
-    names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
-    return list(zip(names, map(float, accumulate(counts)), strict=True))
+def _add(family: Any, labels: Sequence[str], values: _Values) -> None:
+    by_labels = values if isinstance(values, Mapping) else {(): values}
+    for key, value in sorted(by_labels.items()):
+        if value is not None:
+            more = [key] if isinstance(key, str) else key
+            arguments = value if isinstance(value, _Histogram) else (value,)
+            family.add_metric([*labels, *more], *arguments)
 
 
 async def answer_metrics(request: web.Request) -> web.StreamResponse:
@@ -575,34 +538,14 @@ async def _read_queues(context: Context) -> Sequence[QueueSeries]:
     return labels.groups()
 
 
-def _maintenance(context: Context) -> dict[str, Any]:
-    maintenance = context.maintenance
-    if maintenance is None:
-        return {}
-    newest, state = maintenance.backups.last_manifest, maintenance.scrub.state
-    return {
-        "backup_at": 0 if newest is None else newest.made_at,
-        "backup_failed": maintenance.backups.error is not None,
-        "scrub_at": 0 if state.last is None else state.last.ended_at,
-        "damage": state.problem_count,
-        "standby": maintenance.standby.state if maintenance.standby else None,
-    }
-
-
 async def _readings(context: Context) -> MetricReadings:
     """Return the readings; those from the database are None if the database cannot be read."""
     status = context.engine.summary()
     readings = MetricReadings(
         status=status,
-        http=context.http,
-        version=context.version,
+        context=context,
         now_ms=context.now_ms(),
-        streams=context.live.streams,
-        exports=context.exports.running,
-        export_ends=context.exports.ends,
-        login_failures=context.auth.refused_logins.total,
         limits=limits.list_limits(context, status),
-        **_maintenance(context),
     )
     store = status.store
     try:

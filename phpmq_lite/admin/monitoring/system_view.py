@@ -124,7 +124,7 @@ def _found_at_start(start: Start) -> list[SystemFact]:
 
 def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
     """Return facts about the broker's process."""
-    lag, commit = status.loop_lag_ms, status.commit_ms_last
+    lag, commit = status.loop_lag_ms, status.commits.last_ms
     return [
         SystemFact(
             "Started",
@@ -135,7 +135,7 @@ def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
         SystemFact(
             "Last commit",
             f"{commit:.1f} ms",
-            f"{formats.format_number(status.commits)} since startup",
+            f"{formats.format_number(status.commits.count)} since startup",
             "warn" if commit > 500 else "",
         ),
         SystemFact(
@@ -278,15 +278,15 @@ def _full(reached: Iterable[LimitUsage]) -> Iterator[SystemFact]:
 
 def refusal_facts(status: BrokerStatus) -> list[SystemFact]:
     """Return the number of refusals since startup for each reason."""
-    groups: Mapping[str, Mapping[str, int] | None] = {
+    groups: Mapping[str, Mapping[str, int]] = {
         "Publish requests refused": status.refused,
         "Commands ignored": status.acks_ignored,
-        "Protocol errors": status.protocol_errors,
+        "Protocol errors": status.figures.protocol_errors,
     }
     return [
         SystemFact(name, formats.format_number(count), reason.replace("_", " "))
         for name, counts in groups.items()
-        for reason, count in sorted((counts or {}).items(), key=lambda pair: -pair[1])
+        for reason, count in sorted(counts.items(), key=lambda pair: -pair[1])
     ]
 
 

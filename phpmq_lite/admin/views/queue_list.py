@@ -187,7 +187,7 @@ def overview_tiles(status: BrokerStatus, ages: Mapping[int, int], now_ms: int) -
         "total.clients": formats.format_number(len(status.clients)),
         "total.queues": formats.format_number(len(status.queues)),
         "total.held": formats.format_size(status.held_bytes),
-        "total.commit": f"{status.commit_ms_last:.1f} ms",
+        "total.commit": f"{status.commits.last_ms:.1f} ms",
         "total.lag": f"{status.loop_lag_ms:.1f} ms",
         "total.up": formats.format_duration(now_ms - status.started_at),
     }

@@ -11,7 +11,7 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import AuditEntry, Batch, checksum
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.addresses import PhpmqListener
-from phpmq_lite.server.counters import ConnectionCounters
+from phpmq_lite.server.counters import CommitCounters, ConnectionCounters
 from phpmq_lite.server.status import BrokerStatus, ClientStatus, QueueStatus, RunOperation
 from phpmq_lite.storage.store_status import Replica, ServerStatus, StoreStatus
 
@@ -70,6 +70,8 @@ def client_status(client: int = 7, **changes: Any) -> ClientStatus:
 
 def broker_status(*queues: QueueStatus, **changes: Any) -> BrokerStatus:
     """Return the status of a running broker."""
+    commits = CommitCounters()
+    commits.last_ms = 1.2
     made = BrokerStatus(
         started_at=NOW_MS - 11_520_000,
         is_ready=True,
@@ -79,7 +81,7 @@ def broker_status(*queues: QueueStatus, **changes: Any) -> BrokerStatus:
             PhpmqListener("127.0.0.1:9100", "tcp", has_ttl=True),
             PhpmqListener("127.0.0.1:9102", "tcp", has_ttl=False),
         ),
-        commit_ms_last=1.2,
+        commits=commits,
         loop_lag_ms=0.3,
     )
     return replace(made, **changes)

@@ -18,8 +18,8 @@ from phpmq_lite.relay.handshake import (
     RelayError,
     create_relay_secret,
     encode_chunk,
-    encode_reply,
     read_request,
+    send_reply,
     send_request,
 )
 from phpmq_lite.relay.standby import Relay
@@ -79,7 +79,7 @@ async def perform_on(
 
     async def active() -> Any:
         found = await read_request(up.reader, down.write, keys[0])
-        down.write(encode_reply(keys[0], found[0], refusal))
+        send_reply(down.write, keys[0], found[0], refusal)
         return found
 
     async def end(side: Any, to_peer: Pipe) -> Any:
@@ -155,7 +155,7 @@ def test_standby_refuses_a_peer_that_only_repeats_its_request() -> None:
         down.write(MAGIC + bytes(32))
 
         def write(request: bytes) -> None:
-            down.write(request[40:])  # a length, a body and a valid MAC
+            down.write(request)
             down.reader.feed_eof()
 
         await send_request(down.reader, write, KEY, EPOCH, CLIENT)

@@ -20,10 +20,10 @@ from phpmq_lite.server.backpressure import (
     memory_bound,
     overdue_reason,
 )
-from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.session import Session
 from phpmq_lite.server.status import BrokerHandle
 from phpmq_lite.server.watchdog import SessionMonitor
+from phpmq_lite.settings import Settings
 
 
 class FakeSession:
@@ -220,7 +220,7 @@ def verdict(peer: Peer, now_s: float) -> str | None:
 def check(now_s: float, *peers: Peer) -> list[str | None]:
     """Check the peers once; return the reason why each was ended."""
     sessions = [cast(Session, peer) for peer in peers]
-    SessionMonitor(sessions, BrokerHandle(ConnectionCounters()), LIMITS).check(now_s)
+    SessionMonitor(sessions, BrokerHandle(Settings()), LIMITS).check(now_s)
     return [peer.ended for peer in peers]
 
 

@@ -12,9 +12,9 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import ClockReading, Limits, LoadedRows, RecoveredState
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import status as status_module
-from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.status import BrokerHandle, Rates
+from phpmq_lite.settings import Settings
 from phpmq_lite.storage.sqlite.writer import Writer
 from tests.support.core_rig import FakePeer
 
@@ -37,7 +37,7 @@ def queue(core: Broker) -> Queue:
 
 @pytest.fixture
 def front(core: Broker) -> BrokerHandle:
-    front = BrokerHandle(ConnectionCounters())
+    front = BrokerHandle(Settings())
     front.engine = Engine(core, Writer(Path("never-opened")), Clock())
     return front
 
@@ -50,7 +50,7 @@ def client(core: Broker) -> Connection:
 
 
 async def test_status_is_available_before_the_engine() -> None:
-    front = BrokerHandle(ConnectionCounters())
+    front = BrokerHandle(Settings())
     front.set(step="checking the write-ahead log")
     status = front.status()
     assert (status.step, status.is_ready, status.queues) == (
@@ -59,7 +59,7 @@ async def test_status_is_available_before_the_engine() -> None:
 
 
 async def test_operator_is_refused_before_the_engine_exists() -> None:
-    front = BrokerHandle(ConnectionCounters())
+    front = BrokerHandle(Settings())
     with pytest.raises(RefusedError, match="the broker is not ready: starting"):
         await front.run(lambda core, reply: reply(None))
 
@@ -142,7 +142,7 @@ async def test_status_comes_in_slices(front: BrokerHandle, core: Broker) -> None
         wanted = front.status(lambda name: name in ("q1", "q3")).queues
     assert [queue.name for queue in wanted] == ["q1", "q3"]
     assert made.call_count <= 2  # other queues are not read
-    assert list(BrokerHandle(ConnectionCounters()).queue_slices()) == []
+    assert list(BrokerHandle(Settings()).queue_slices()) == []
 
 
 async def test_status_has_histograms_and_causes_of_death(
@@ -197,7 +197,7 @@ async def test_status_is_a_snapshot(front: BrokerHandle, core: Broker) -> None:
     before = front.status()
     front.figures.closed["closed by the peer"] += 1
     core.ignored["foreign"] += 1
-    assert (before.closed, before.acks_ignored) == ({"closed by the peer": 1}, {})
+    assert (before.figures.closed, before.acks_ignored) == ({"closed by the peer": 1}, {})
 
 
 def test_rates_are_those_of_the_last_ten_seconds(core: Broker, queue: Queue) -> None:

@@ -1,6 +1,8 @@
 """Metrics as Prometheus parses them."""
 
+from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +13,9 @@ from phpmq_lite.admin.monitoring.metric_series import OTHER, HttpCounters, Metri
 from phpmq_lite.admin.monitoring.metrics import MetricReadings
 from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.installation import build_kind
-from phpmq_lite.server.counters import BATCH_BOUNDS, COMMIT_BOUNDS_S
+from phpmq_lite.server.counters import CommitCounters, ConnectionCounters
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
+from phpmq_lite.storage.sqlite.integrity.scrub import ScrubState
 from phpmq_lite.storage.sqlite.standby.lag import StandbyState
 from phpmq_lite.storage.store_status import Replica, StoreStatus
 from tests.unit.admin.cases import (
@@ -44,6 +47,22 @@ def labels_of(queues: Sequence[QueueStatus]) -> MetricLabels:
     return labels
 
 
+def context_with(http: HttpCounters, standby: StandbyState | None = None) -> Any:
+    """Return what the metrics read from the context of the admin."""
+    return SimpleNamespace(
+        http=http,
+        version="0.1.0",
+        live=SimpleNamespace(streams=2),
+        exports=SimpleNamespace(running=0, ends={}),
+        auth=SimpleNamespace(refused_logins=SimpleNamespace(total=1)),
+        maintenance=SimpleNamespace(
+            backups=SimpleNamespace(last_manifest=None, error=None),
+            scrub=SimpleNamespace(state=ScrubState()),
+            standby=None if standby is None else SimpleNamespace(state=standby),
+        ),
+    )
+
+
 async def samples(status: BrokerStatus, ages: dict[int, int] | None = None, **more: Any) -> Samples:
     labels = labels_of(status.queues)
     labels.set_oldest(ages or {})
@@ -51,7 +70,7 @@ async def samples(status: BrokerStatus, ages: dict[int, int] | None = None, **mo
     http.add("overview", "GET", 200, 0.02)
     http.add("events", "GET", 200, None)
     http.add("other", "BREW", 405, 0.0)
-    readings = MetricReadings(status, http, "0.1.0", NOW_MS, **more)
+    readings = MetricReadings(status, context_with(http), NOW_MS, **more)
     text = (await metrics.render_metrics(readings, labels.groups())).decode()
     found: Samples = {}
     for family in text_string_to_metric_families(text):
@@ -128,20 +147,18 @@ async def test_shared_label_is_not_marked_as_a_dead_letter_queue() -> None:
 
 
 async def test_metrics_have_the_figures_of_the_process() -> None:
-    commits = [0] * (len(COMMIT_BOUNDS_S) + 1)
-    commits[3], commits[-1] = 4, 1
+    commits = CommitCounters()
+    commits.seconds_counts[3], commits.seconds_counts[-1], commits.seconds_sum = 4, 1, 8.5
+    closed = {"eof": 3, "protocol error: bad-framing": 1, "protocol error: too-long": 1}
+    figures = ConnectionCounters(4, 10, 20, Counter({"bad-framing": 2}), Counter(closed))
     status = broker_status(
         clients=(client_status(paused_reason="memory, queue"),), audited={"queue.purge": 2},
-        clients_opened=4, protocol_errors={"bad-framing": 2},
-        closed={"eof": 3, "protocol error: bad-framing": 1, "protocol error: too-long": 1},
-        acks_ignored={"unknown": 1}, refused={"paused": 5, "queue full: bytes": 1,
-                                              "queue full: messages": 1},
-        bytes_in=10, bytes_out=20, commit_counts=tuple(commits), commit_s_sum=8.5,
-        batch_counts=(0,) * (len(BATCH_BOUNDS) + 1),
+        figures=figures, commits=commits, acks_ignored={"unknown": 1},
+        refused={"paused": 5, "queue full: bytes": 1, "queue full: messages": 1},
     )  # fmt: skip
     found = await samples(
         status, files={"database": 4_096, "wal": 0}, disk_free=7, history_rows=3,
-        history_offset=9, removed=6, streams=2, login_failures=1,
+        history_offset=9, removed=6,
     )  # fmt: skip
     expected = {
         ("phpmq_clients", ""): 1,
@@ -187,8 +204,8 @@ def test_scrape_has_every_metric_of_the_engine_with_its_labels(
 ) -> None:
     labels = labels_of([queue_status(wait=[1] * BUCKETS, hold=[1] * BUCKETS)])
     readings = MetricReadings(
-        broker_status(store=store), HttpCounters(), "0", NOW_MS, files={"database": 1},
-        disk_free=0, history_rows=0, history_offset=0, removed=0, standby=StandbyState(True),
+        broker_status(store=store), context_with(HttpCounters(), StandbyState(True)), NOW_MS,
+        files={"database": 1}, disk_free=0, history_rows=0, history_offset=0, removed=0,
     )  # fmt: skip
     defined = {each.full_name: each for some in metrics.METRICS.values() for each in some}
     suffixes = {"counter": "_total", "info": "_info"}
