@@ -34,6 +34,13 @@ def start(stack: ExitStack, nodes: ReplicatedPostgres, folder: Path) -> BrokerPr
     return broker
 
 
+def start_active(stack: ExitStack, nodes: ReplicatedPostgres, folder: Path) -> BrokerProcess:
+    """Start a broker, and wait until it is active; one that starts meanwhile could be first."""
+    broker = start(stack, nodes, folder)
+    wait_until(lambda: get(broker, "/readyz")[1].startswith("ready"))
+    return broker
+
+
 def get(broker: BrokerProcess, path: str, data: bytes | None = None) -> tuple[int, str]:
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(broker.admin[0].rstrip("/") + path, data, headers)
@@ -61,9 +68,9 @@ def test_clients_use_any_broker_and_outlive_the_active_one(
     nodes: ReplicatedPostgres, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
-        first, second = (start(stack, nodes, tmp_path / name) for name in ("first", "second"))
+        first = start_active(stack, nodes, tmp_path / "first")
+        second = start(stack, nodes, tmp_path / "second")
         wait_until(lambda: get(second, "/readyz")[1].startswith("standby"))
-        assert get(first, "/readyz")[1].startswith("ready")
         publish(second, b"1")
         first.kill()
         wait_until(lambda: get(second, "/readyz")[1].startswith("ready"))
@@ -83,8 +90,7 @@ def test_broker_says_whether_it_is_active_or_relays(
     nodes: ReplicatedPostgres, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
-        first = start(stack, nodes, tmp_path / "first")
-        wait_until(lambda: get(first, "/readyz")[1].startswith("ready"))
+        first = start_active(stack, nodes, tmp_path / "first")
         lines = lines_of(stack, nodes, tmp_path / "second")
         line = next(line for line in lines if line.startswith("listening phpmq"))
         assert line.endswith(" (standby: relays to the active broker)\n")
@@ -104,7 +110,8 @@ def test_standby_ends_at_once_and_pages_show_a_replica_while_no_broker_is_active
     nodes: ReplicatedPostgres, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
-        first, second = (start(stack, nodes, tmp_path / name) for name in ("first", "second"))
+        first = start_active(stack, nodes, tmp_path / "first")
+        second = start(stack, nodes, tmp_path / "second")
         publish(first, b"shown")
         wait_until(lambda: get(second, "/readyz")[1].startswith("standby"))
         lost = nodes.primary
