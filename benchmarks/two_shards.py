@@ -79,7 +79,7 @@ async def activate(url: str, folder: Path) -> PostgresWriter:
     """Create the schema, and return the writer of the active broker."""
     conninfo, migrations = connection_info(url), migrations_folder() / "postgres"
     writer = PostgresWriter(conninfo, DiskSpace(folder), lambda _error: None)
-    standby = Standby(conninfo, migrations, "{}", writer.check, lambda _state: None)
+    standby = Standby(conninfo, migrations, writer.check, lambda _state: None)
     writer.open(await standby.wait_until_active())
     return writer
 
