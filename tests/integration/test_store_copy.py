@@ -19,11 +19,12 @@ from phpmq_lite.errors import (
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.copy_state import CopyState, Row
 from phpmq_lite.storage.copying import AnySide, Table, copy_store, release, tables_of
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
 from phpmq_lite.storage.postgres.copy_side import PostgresSide, open_database
 from phpmq_lite.storage.sqlite.copy_side import open_folder
 from phpmq_lite.storage.sqlite.integrity.stopped_database import read_stopped
 from phpmq_lite.storage.sqlite.migrate import migrate
+from phpmq_lite.storage.sqlite.standby.litestream import CheckpointRight, write_config
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.store import NUMBER_GAP
 from tests.support.cli_runner import invoke
@@ -362,6 +363,21 @@ def test_target_with_data_is_replaced_only_if_told(
     assert read_stopped(data).refusal == ""
     [replaced] = data.glob("replaced-*")
     assert (replaced / DATABASE).stat().st_size > 0
+
+
+def test_folder_with_a_standby_is_not_sealed_and_not_replaced_beside_litestream(
+    data: Path, url: str
+) -> None:
+    write_config(data, "/target", 1 << 26)
+    copy(data, url)
+    assert read_meta(data).seal is None
+    with (
+        CheckpointRight(data).hold(),  # as Litestream does
+        pytest.raises(StartRefusedError, match="Litestream is running"),
+    ):
+        copy(url, data, replace=True)
+    copy(url, data, replace=True)
+    assert read_meta(data).seal is None
 
 
 @pytest.mark.parametrize("step", ["checksum_of", "move_aside"])

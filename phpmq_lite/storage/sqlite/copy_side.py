@@ -17,6 +17,7 @@ from phpmq_lite.storage.sqlite.backup.restore import move_aside
 from phpmq_lite.storage.sqlite.integrity.seal import checksum_of, seal
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.migrate import migrate
+from phpmq_lite.storage.sqlite.standby.litestream import CheckpointRight, is_configured
 from phpmq_lite.storage.sqlite.store import SqliteStore
 
 _CACHE_BYTES: Final = 64 << 20
@@ -115,6 +116,8 @@ class SqliteSide:
         sync_file(self._database)
         self.replaced_files = move_aside(self._folder)
         self._folder.replace_database(checksum_of(self._database))
+        if is_configured(self._folder.path):  # Litestream will change it
+            self._folder.seal(None)
         self._database.replace(self._folder.database)
         sync_folder(self._folder.path)
 
@@ -136,7 +139,9 @@ def open_folder(
     if not is_target and has_never_had_database(path):
         raise StartRefusedError(f"there is no database in {path}")
     folder = DataFolder.open(path, allow_network_fs=allow_network_fs, has_database=False)
-    with closing(folder):
+    with closing(folder), CheckpointRight(folder.path).hold() as may_replace:
+        if is_target and not may_replace:
+            raise StartRefusedError(f"Litestream is running for {folder.path}; stop it first")
         if not is_target:
             if folder.staged_copy.exists():
                 folder.check_copy()
@@ -149,5 +154,5 @@ def open_folder(
             if not is_target:
                 folder.record(is_running=False)  # must come first, because closing removes the WAL
             side.connection.close()
-            if not is_target:
+            if not is_target and not is_configured(folder.path):
                 seal(folder)
