@@ -299,7 +299,6 @@ STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "folder": ("atomic_files", "copy_state", "data_folder", "disk_space"),
     "store": (
         "backend",
-        "copy_side",
         "database_check",
         "retention",
         "start_report",
