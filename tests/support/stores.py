@@ -21,7 +21,7 @@ from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Batch, ClockReading, LoadedRows
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.batch_sql import Step
+from phpmq_lite.storage.batch_sql import Step, batch_statements
 from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.sqlite.integrity.database_check import check_all
@@ -142,6 +142,12 @@ def open_store(path: Path) -> SqliteStore:
         connection.close()
         raise
     return store
+
+
+def commit(store: SqliteStore, batch: Batch) -> LoadedRows | None:
+    """Store a batch in one transaction, then load the rows that it requests."""
+    store.begin(batch_statements(batch) if batch.stores else [])
+    return store.end(batch)
 
 
 class SqliteDatabase:

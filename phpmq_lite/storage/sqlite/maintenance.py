@@ -102,12 +102,12 @@ class WriterMaintenance:
             if size > self._wal_limit_bytes:
                 with self._checkpoint_right.hold() as may_checkpoint:
                     if may_checkpoint:
-                        store.checkpoint_without_waiting("TRUNCATE")
+                        store.checkpoint("TRUNCATE", waits=False)
             return
         is_large = size > (1 if is_idle else 2) * self._wal_limit_bytes
         if self._live_seal is not None:
             with translate_file_errors():
                 self._live_seal.erase()
-        store.checkpoint_without_waiting("TRUNCATE" if is_large else "RESTART")
+        store.checkpoint("TRUNCATE" if is_large else "RESTART", waits=False)
         if self._live_seal is not None:
             self._live_seal.renew()

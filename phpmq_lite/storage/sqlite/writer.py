@@ -150,10 +150,13 @@ class Writer:
         if self._failed is not None:
             raise self._failed
         try:
-            return store.begin(steps, at_once=True)
+            store.begin(steps, at_once=True)
+        except (StorageFullError, NotWritableError):
+            return False
         except OutcomeUnknownError as error:
             self._fail(error)
             raise
+        return True
 
     def _store_with_retry(
         self, store: SqliteStore, steps: Sequence[Step], batch: Batch, *, has_begun: bool = False
@@ -335,8 +338,7 @@ class Writer:
             retry = partial(self._store_with_retry, steps=steps, batch=batch)
             connection.hop(partial(self._checked, retry), store, done)
             return
-        store.count(batch, reply.index_bytes)
-        store.note_duration(reply.commit_s)
+        store.count(batch, reply.commit_s, reply.index_bytes)
         self.space.note_stored()
         if batch.loads:
             connection.hop(partial(self._checked, lambda store: store.load(batch)), store, done)
