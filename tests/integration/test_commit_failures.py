@@ -265,7 +265,7 @@ async def test_nothing_is_written_after_a_failure_of_unknown_outcome(tmp_path: P
 async def test_failure_after_a_commit_has_an_unknown_outcome(
     opened: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SqliteStore, "_load", lambda *_: fail(sqlite3.SQLITE_BUSY))
+    monkeypatch.setattr(SqliteStore, "many", lambda *_: fail(sqlite3.SQLITE_BUSY))
     batch = batch_of_new(1)
     batch.seqs.add(1)
     with pytest.raises(OutcomeUnknownError):

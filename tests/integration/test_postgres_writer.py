@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from phpmq_lite.errors import EpochEndedError, OutcomeUnknownError, StartRefusedError
-from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Batch, Message, checksum
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres import leadership, writer
@@ -82,10 +81,8 @@ class Seat:
                 await asyncio.sleep(0.01)
 
 
-def standby_of(url: str, seat: Seat, folder: Path | None = None) -> Standby:
-    migrations = folder or migrations_folder() / "postgres"
-    conninfo = connection_info(url)
-    return Standby(conninfo, migrations, seat.writer.check, seat.states.append)
+def standby_of(url: str, seat: Seat) -> Standby:
+    return Standby(connection_info(url), seat.writer.check, seat.states.append)
 
 
 def new_seat(url: str, tmp_path: Path, **more: bool) -> Seat:

@@ -30,7 +30,7 @@ from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
-    from phpmq_lite.storage.postgres.maintenance import PostgresMaintenance
+    from phpmq_lite.storage.postgres.backend import PostgresMaintenance
     from phpmq_lite.storage.postgres.store import PostgresStore
     from tests.support.postgres_server import PostgresServer
 
@@ -197,7 +197,7 @@ class PostgresDatabase:
         return lambda sql, *values: rows_of(store.execute(sql, values))
 
     def maintenance(self, bounds: RetentionBounds, counters: Counters) -> "PostgresMaintenance":
-        from phpmq_lite.storage.postgres.maintenance import PostgresMaintenance
+        from phpmq_lite.storage.postgres.backend import PostgresMaintenance
 
         return PostgresMaintenance(bounds, counters)
 
@@ -390,12 +390,7 @@ def plain_store(conninfo: str) -> "PostgresStore":
 
 def _driven_store(conninfo: str) -> "PostgresStore":
     """Return a store that sends batches as the writer does, but waits for each."""
-    from phpmq_lite.storage.postgres.pipeline import (
-        Committed,
-        EncodedStep,
-        Pipeline,
-        encode_steps,
-    )
+    from phpmq_lite.storage.postgres.pipeline import EncodedStep, Pipeline, encode_steps
     from phpmq_lite.storage.postgres.store import PostgresStore, connect
 
     class Driven(PostgresStore):
@@ -415,14 +410,12 @@ def _driven_store(conninfo: str) -> "PostgresStore":
             return self.load(batch)
 
         def _send(self, steps: list[EncodedStep]) -> None:
-            answers: list[Committed | Exception] = []
+            answers: list[Exception | None] = []
             self._pipeline.send(steps, answers.append)
             while not answers:
                 self._loop.run_once()
             [answer] = answers
-            if isinstance(answer, Exception):
+            if answer is not None:
                 raise answer
-            self.batch += 1
-            self.place = answer.place
 
     return Driven()
