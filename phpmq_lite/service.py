@@ -585,7 +585,7 @@ class Service:
             maintenance = self._build_maintenance(engine)
             await maintenance.run(is_structure_due=backend.is_structure_due)
         else:
-            await backend.watch()
+            await backend.monitor.run()
 
     def _build_maintenance(self, engine: Engine) -> Maintenance:
         database = self.settings.data / DATABASE

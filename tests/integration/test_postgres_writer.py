@@ -201,6 +201,22 @@ async def test_broker_that_was_stopped_tells_nobody_what_it_stored_before(
         taken[0].connection.close()
 
 
+async def test_read_without_a_transaction_is_repeated_when_its_connection_broke(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "BEAT_S", 60)  # a heartbeat would notice it, too
+    async with active(url, tmp_path) as seat:
+        await seat.publish()
+        await asyncio.sleep(0.5)  # the last heartbeat is on its way
+        nodes.query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'phpmq-lite-writer'"
+        )
+        assert await seat.stored() == [1, 2, 3]
+        assert seat.writer.reconnects == 1
+        assert not seat.fatal
+
+
 async def test_rolled_back_batch_is_sent_again(
     nodes: ReplicatedPostgres, url: str, tmp_path: Path
 ) -> None:

@@ -58,11 +58,11 @@ class PostgresBackend:
         self._make_secret = make_secret
         self._relay_to = relay_to
         self._allow_asynchronous = allow_asynchronous
-        self._monitor = ServerMonitor(self.readers(count=1), self.writer)
+        self.monitor = ServerMonitor(self.readers(count=1), self.writer)
 
     def status(self) -> StoreStatus:
         """Return the known state of the database, without reading it."""
-        writer, row, monitor = self.writer, self.state.row, self._monitor
+        writer, row, monitor = self.writer, self.state.row, self.monitor
         epoch, is_standby = writer.epoch, writer.epoch is None
         return StoreStatus(
             engine="PostgreSQL",
@@ -83,10 +83,6 @@ class PostgresBackend:
             replica_age_s=self._replica_age_s if is_standby else None,
         )
 
-    async def watch(self) -> None:
-        """Watch the server that accepts writes."""
-        await self._monitor.run()
-
     def readers(self, count: int = 2) -> Readers:
         """Return connections for pages."""
         return PostgresReaders(lambda: reading(self.conninfo, self._servers), count=count)
@@ -101,8 +97,7 @@ class PostgresBackend:
         if self.writer.epoch is not None or (row is not None and not row.is_released):
             return None
         with suppress(ConnectionBrokenError, StorageError):
-            replica = connect(reading(self.conninfo, "prefer-standby"))
-            with replica:
+            with connect(reading(self.conninfo, "prefer-standby")) as replica:
                 store = PostgresStore(replica, lambda *_: None)
                 age_s, stored = read_row(store).age_s, store.state()
             self._servers, self._replica_age_s = "prefer-standby", age_s
@@ -125,9 +120,8 @@ class PostgresBackend:
             tell(f"standby of {shown(self.conninfo)}: {waiting}")
 
         standby = Standby(self.conninfo, self.writer.check, note)
-        standby.description = await self._start_standby(
-            *await standby.read_secret(self._make_secret)
-        )
+        secret = await standby.read_secret(self._make_secret)
+        standby.description = await self._start_standby(*secret)
         store = await standby.wait_until_active()
         row = standby.row
         self._relay_to(store.epoch, "{}", is_released=True)
