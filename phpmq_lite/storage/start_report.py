@@ -47,9 +47,8 @@ class StartRecorder:
     def note_error(self, content: dict[str, Any] | None) -> None:
         """Record the error, read from ``last_error.json``, that stopped the broker immediately."""
         if content is not None and not self.was_clean:
-            self.report.last_error = str(
-                content.get("message") or content.get("error") or "unknown"
-            )
+            text = content.get("message") or content.get("error")
+            self.report.last_error = str(text or "unknown")
 
     def note_wal(self, frames: int, commits: int, dropped: int) -> None:
         """Record what SQLite's write-ahead log contained, and the commits dropped from it."""

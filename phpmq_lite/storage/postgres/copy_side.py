@@ -111,7 +111,6 @@ def open_database(
     """
     conninfo = connection_info(url)
     name = f"postgresql://{shown(conninfo)}"
-
     check: Check = (lambda *_: None) if allow_asynchronous else quorum_problem
     try:
         with connect(conninfo) as connection:

@@ -100,12 +100,9 @@ def _array(column: Sequence[Any]) -> bytes:
 
 
 def _element(value: Any) -> bytes:
-    if value is None:
-        return b"NULL"
-    text = _text(value)
     if isinstance(value, str):
-        return b'"%b"' % text.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
-    return text
+        return b'"%b"' % _text(value).replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+    return b"NULL" if value is None else _text(value)
 
 
 def _bytea_array(column: Sequence[bytes | None]) -> bytes:
@@ -207,9 +204,8 @@ class Pipeline:
                     return
                 if result.status in _DONE:
                     if result.ntuples:
-                        self._results.append(
-                            [result.get_value(0, at) for at in range(result.nfields)]
-                        )
+                        row = [result.get_value(0, at) for at in range(result.nfields)]
+                        self._results.append(row)
                 elif result.status != ExecStatus.PIPELINE_ABORTED and self._failure is None:
                     state = result.error_field(67)  # PG_DIAG_SQLSTATE
                     text = result.error_message.decode("utf-8", "replace").strip()

@@ -99,9 +99,8 @@ class PostgresReaders(ReadPool[Callable[[], str], Connection]):
             if closes != self.closes:
                 raise StorageError(f"cannot read {name}: the broker is stopping") from error
             if isinstance(error, psycopg.errors.QueryCanceled) or loop.time() > ends_s:
-                raise ReadTooLongError(
-                    f"reading {name} took longer than {self.limit_s:g} s"
-                ) from error
+                problem = f"reading {name} took longer than {self.limit_s:g} s"
+                raise ReadTooLongError(problem) from error
             kind = _ConnectionLostError if connection.closed else StorageError
             raise kind(f"cannot read {name}: {summary(error)}") from error
         finally:

@@ -102,9 +102,8 @@ class SqliteReaders(ReadPool[Path, aiosqlite.Connection]):
             if closes != self.closes:
                 raise StorageError(f"cannot read {name}: the broker is stopping") from error
             if error.sqlite_errorname == "SQLITE_INTERRUPT" or reader.is_over():
-                raise ReadTooLongError(
-                    f"reading {name} took longer than {self.limit_s:g} s"
-                ) from error
+                problem = f"reading {name} took longer than {self.limit_s:g} s"
+                raise ReadTooLongError(problem) from error
             raise StorageError(f"cannot read {name}: {error}") from error
         finally:
             timer.cancel()

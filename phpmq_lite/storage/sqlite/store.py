@@ -145,9 +145,8 @@ class SqliteStore(Store):
 
     def needs_index(self, batch: Batch) -> bool:
         """Return whether enough settled messages wait to be indexed within this batch."""
-        return bool(batch.settled) and self.indexer.is_due(
-            batch.settled_count, len(batch.queue_rows)
-        )
+        queues = len(batch.queue_rows)
+        return bool(batch.settled) and self.indexer.is_due(batch.settled_count, queues)
 
     def finish(self, *, with_index: bool) -> float:
         """Commit as ``end`` does, without loading; return the duration of COMMIT in seconds."""
