@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Union, cast
 
 from phpmq_lite import __version__, logs
 from phpmq_lite.admin import listeners as admin_listeners
@@ -54,7 +54,6 @@ from phpmq_lite.settings import EffectiveSettings, Settings
 from phpmq_lite.settings.model import AdminSettings, TcpSettings
 from phpmq_lite.settings.reload import reload_settings
 from phpmq_lite.shutdown import fail_stop, run_engine
-from phpmq_lite.storage.backend import Backend, StoreWriter, Upkeep
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, in_use_message, locking_pid
 from phpmq_lite.storage.disk_space import DiskSpace, DiskSpaceBounds
 from phpmq_lite.storage.retention import RetentionBounds
@@ -62,11 +61,15 @@ from phpmq_lite.storage.sqlite.backend import SqliteBackend
 from phpmq_lite.storage.sqlite.integrity import stopped_database
 from phpmq_lite.storage.start_report import StartRecorder
 from phpmq_lite.storage.store import Store, note_clock
+from phpmq_lite.storage.store_writer import StoreMaintenance
 
 if TYPE_CHECKING:
     from phpmq_lite.admin.base.context import Context
     from phpmq_lite.admin.connection_limits import ConnectionLimits
     from phpmq_lite.relay.member import Member
+    from phpmq_lite.storage.postgres.backend import PostgresBackend
+
+Backend = Union[SqliteBackend, "PostgresBackend"]
 
 
 def broker_limits(settings: Settings) -> Limits:
@@ -157,7 +160,7 @@ class Service:
         self._maintenance: Maintenance | None = None
         self._setup_token = SetupToken(settings.data)
         self._first_password: str | None = None  # the first user's password if no users exist
-        self._upkeep: Upkeep | None = None
+        self._upkeep: StoreMaintenance | None = None
         self._watchdog: EngineWatchdog | None = None  # set once the engine is created
         self._tls_listeners: list[TlsListener] = []  # listeners that use TLS
         self._session_context: SessionContext  # shared by all sessions; set when serving starts
@@ -274,7 +277,7 @@ class Service:
             self.handle.store = backend.status
             starting = StartRecorder(__version__, _now_ms(), was_clean=not folder.meta.is_running)
             recovering = asyncio.create_task(self._recover(folder, backend, starting))
-            stack.push_async_callback(_close_after, recovering, backend.writer)
+            stack.push_async_callback(_close_after, recovering, backend)
             serve_pages = partial(self._serve_pages, admin_stack, backend, bound, tls)
             pages = asyncio.create_task(self._open_pages(bound, serve_pages))
             stack.push_async_callback(_cancel, pages)
@@ -340,7 +343,7 @@ class Service:
 
     async def _show_replica(self, backend: Backend) -> None:
         """Show a replica on pages, read-only, as long as no broker is active."""
-        while self._member is not None:
+        while not isinstance(backend, SqliteBackend):
             await asyncio.sleep(_REPLICA_S)
             stored = await asyncio.to_thread(backend.read_replica)
             if self._context is not None and self._shows_replica != (stored is not None):
@@ -481,9 +484,11 @@ class Service:
         settings, writer = self.settings, backend.writer
         backend.close_with(stack)
         stack.push_async_callback(self._close_readers)
-        starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
+        starting.report.clock_jump_ms = clock.start_jump_ms
+        starting.report.clock_doubt_ms = clock.doubt_ms if clock.is_doubt_new else 0
         await writer.run(lambda store: starting.read_database(store, clock.now().steady_ms))
-        backend.record_use(stack)
+        if isinstance(backend, SqliteBackend):
+            backend.record_use(stack)
         core = self._core(stored)
         self._upkeep = await backend.start_maintenance(retention_bounds(settings), clock.counters)
         self._has_users = await writer.run(lambda store: store.has_users())
@@ -576,10 +581,11 @@ class Service:
 
     async def _maintain(self, engine: Engine, backend: Backend) -> None:
         """Back up and scrub a database of this machine, or else watch its server."""
-        if backend.status().has_file:
+        if isinstance(backend, SqliteBackend):
             maintenance = self._build_maintenance(engine)
             await maintenance.run(is_structure_due=backend.is_structure_due)
-        await backend.watch()
+        else:
+            await backend.monitor.run()
 
     def _build_maintenance(self, engine: Engine) -> Maintenance:
         database = self.settings.data / DATABASE
@@ -678,10 +684,10 @@ async def _raise_error_of(task: asyncio.Task[Any]) -> None:
         task.result()
 
 
-async def _close_after(recovering: asyncio.Task[Any], writer: StoreWriter) -> None:
+async def _close_after(recovering: asyncio.Task[Any], backend: Backend) -> None:
     """Close the database once recovery has ended; do nothing if it has already been closed."""
     await _wait_for(recovering)
-    await writer.close()
+    await backend.writer.close()
 
 
 def _load(schemas: ActiveSchemas) -> None:

@@ -55,7 +55,7 @@ def verify(path: Path | None, output: str | None, settings_args: SettingsArgumen
     if path is None:
         settings = settings_args.load().settings
         if settings.store.url:
-            from phpmq_lite.storage.postgres.database_check import verify as verify_server
+            from phpmq_lite.storage.postgres.inspection import verify as verify_server
 
             _report("the database", verify_server(settings.store.url), output)
             return

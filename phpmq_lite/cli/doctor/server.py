@@ -9,7 +9,7 @@ from phpmq_lite.errors import SettingsError, StorageError
 from phpmq_lite.settings import Settings
 
 if TYPE_CHECKING:
-    from phpmq_lite.storage.postgres.probe import ServerProbe
+    from phpmq_lite.storage.postgres.inspection import ServerProbe
 
 NAME: Final = "database server"
 _OLDEST: Final = 130_000  # the oldest version that works
@@ -22,7 +22,7 @@ def check_server(settings: Settings) -> Iterator[Finding]:
     """Check the server, the role's rights, replication, the schema, and which broker is active."""
     yield ok("database file", "not used: store.url is set, so the broker stores in PostgreSQL",
              "backups are made by PostgreSQL's own tools, such as pg_dump")  # fmt: skip
-    from phpmq_lite.storage.postgres.probe import probe
+    from phpmq_lite.storage.postgres.inspection import probe
 
     try:
         found = probe(settings.store.url)
@@ -111,7 +111,7 @@ def database_findings(found: "ServerProbe") -> Iterator[Finding]:
         yield ok(name, "none", "the next broker that starts becomes active")
         return
     age = formats.format_duration(round(max(0.0, row.age_s) * 1_000))
-    text = f"on {found.active_broker}, epoch {row.epoch}, wrote {age} ago"
+    text = f"on {row.host or 'unknown'}, epoch {row.epoch}, wrote {age} ago"
     if row.age_s > _FAILED_S:
         yield warn(name, text, "it has failed; the next broker that starts takes over")
     else:

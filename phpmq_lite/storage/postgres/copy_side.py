@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from typing import Final
 
 from phpmq_lite.errors import NotWritableError, StartRefusedError
-from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.copy_state import CopyState, Progress, Row
 from phpmq_lite.storage.postgres.leadership import SILENCE_S, read_row, take_over
 from phpmq_lite.storage.postgres.migrate import create_schema, has_schema, migrate
-from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, Quorum, quorum_problem
-from phpmq_lite.storage.postgres.store import PostgresStore, connect
+from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, quorum_problem
+from phpmq_lite.storage.postgres.store import Check, PostgresStore, connect
 from phpmq_lite.storage.postgres.url import connection_info, shown
 from phpmq_lite.storage.postgres.writer import release
 
@@ -112,12 +111,7 @@ def open_database(
     """
     conninfo = connection_info(url)
     name = f"postgresql://{shown(conninfo)}"
-
-    def check(before: Quorum, after: Quorum, notices: list[str]) -> None:
-        problem = quorum_problem(before, after, notices, None)
-        if problem is not None and not allow_asynchronous:
-            raise NotWritableError(f"{name}: {problem}")
-
+    check: Check = (lambda *_: None) if allow_asynchronous else quorum_problem
     try:
         with connect(conninfo) as connection:
             store = PostgresStore(connection, check)
@@ -129,14 +123,13 @@ def open_database(
 
 
 def _acquire(store: PostgresStore, name: str, *, is_target: bool) -> None:
-    migrations = migrations_folder() / "postgres"
     if not is_target and not has_schema(store):
         raise StartRefusedError(f"there is no data of a broker in {name}")
-    create_schema(store, migrations)
+    create_schema(store)
     row = read_row(store)
     if not row.is_released:  # the broker is active, or has failed
         time.sleep(SILENCE_S)
     broker = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "role": "copy"})
     if read_row(store)[:3] != row[:3] or not take_over(store, row, broker):
         raise StartRefusedError(f"a broker is active on {name}; stop all of its brokers first")
-    migrate(store, migrations)
+    migrate(store)
