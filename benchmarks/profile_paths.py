@@ -40,6 +40,7 @@ from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.frame_processing import apply_frame, apply_frames
 from phpmq_lite.server.session import encode_batch
 from phpmq_lite.storage.arrow import HistoryRanges, RowSelection
+from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 from phpmq_lite.testing import FakeClock
@@ -203,7 +204,8 @@ class Walk:
         with meter.step("core: dispatch, finish"):
             batch = core.finish()
         with meter.step("commit, whole"):
-            self.loaded = self.store.commit(batch)
+            self.store.begin(batch_statements(batch) if batch.stores else [])
+            self.loaded = self.store.end(batch)
         for connection, (dispatches, receipts) in batch.sends.items():
             is_consumer = connection is self.consuming
             with meter.step("encode dispatch" if is_consumer else "encode receipt"):
@@ -240,7 +242,8 @@ class Walk:
             batch = core.finish()
         state.needs_dispatch.update((queue.queue_id, queue) for queue in state.by_id.values())
         with meter.step("commit, whole"):
-            self.loaded = self.store.commit(batch)
+            self.store.begin(batch_statements(batch) if batch.stores else [])
+            self.loaded = self.store.end(batch)
 
     def acknowledge(self, count: int) -> None:
         """Acknowledge the messages of the last batch, which dispatches more if there are more."""

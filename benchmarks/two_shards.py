@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Final
 
 from phpmq_lite.bench.processes import BenchJob, cpu_seconds, run_together
-from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Batch, Message, QueueRow, State, checksum
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres.leadership import Standby
@@ -77,9 +76,9 @@ def batches(load: Load) -> Iterator[Batch]:
 
 async def activate(url: str, folder: Path) -> PostgresWriter:
     """Create the schema, and return the writer of the active broker."""
-    conninfo, migrations = connection_info(url), migrations_folder() / "postgres"
+    conninfo = connection_info(url)
     writer = PostgresWriter(conninfo, DiskSpace(folder), lambda _error: None)
-    standby = Standby(conninfo, migrations, "{}", writer.check, lambda _state: None)
+    standby = Standby(conninfo, writer.check, lambda _state: None)
     writer.open(await standby.wait_until_active())
     return writer
 

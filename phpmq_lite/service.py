@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Union, cast
 
 from phpmq_lite import __version__, logs
 from phpmq_lite.admin import listeners as admin_listeners
@@ -49,7 +49,6 @@ from phpmq_lite.settings import EffectiveSettings, Settings
 from phpmq_lite.settings.model import AdminSettings, TcpSettings
 from phpmq_lite.settings.reload import reload_settings
 from phpmq_lite.shutdown import fail_stop, run_engine
-from phpmq_lite.storage.backend import Backend, StoreWriter, Upkeep
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, in_use_message, locking_pid
 from phpmq_lite.storage.disk_space import DiskSpace, DiskSpaceBounds
 from phpmq_lite.storage.retention import RetentionBounds
@@ -57,12 +56,16 @@ from phpmq_lite.storage.sqlite.backend import SqliteBackend
 from phpmq_lite.storage.sqlite.integrity import stopped_database
 from phpmq_lite.storage.start_report import StartRecorder
 from phpmq_lite.storage.store import Store, note_clock
+from phpmq_lite.storage.store_writer import StoreMaintenance, StoreWriter
 
 if TYPE_CHECKING:
     from phpmq_lite.admin.base.context import Context
     from phpmq_lite.admin.connection_limits import ConnectionLimits
     from phpmq_lite.relay.active import RelayListener
     from phpmq_lite.relay.standby import Relay
+    from phpmq_lite.storage.postgres.backend import PostgresBackend
+
+Backend = Union[SqliteBackend, "PostgresBackend"]
 
 
 def broker_limits(settings: Settings) -> Limits:
@@ -145,7 +148,7 @@ class Service:
         self._maintenance: Maintenance | None = None
         self._setup_token = SetupToken(settings.data)
         self._first_password: str | None = None  # the first user's password if no users exist
-        self._upkeep: Upkeep | None = None
+        self._upkeep: StoreMaintenance | None = None
         self._watchdog: EngineWatchdog | None = None  # set once the engine is created
         self._tls_listeners: list[TlsListener] = []  # listeners that use TLS
         self._session_context: SessionContext  # shared by all sessions; set when serving starts
@@ -334,7 +337,7 @@ class Service:
 
     async def _show_replica(self, backend: Backend) -> None:
         """Show a replica on pages, read-only, as long as no broker is active."""
-        while self.settings.store.url:
+        while not isinstance(backend, SqliteBackend):
             await asyncio.sleep(_REPLICA_S)
             stored = await asyncio.to_thread(backend.read_replica)
             if self._context is not None and self._shows_replica != (stored is not None):
@@ -477,9 +480,11 @@ class Service:
         settings, writer = self.settings, backend.writer
         backend.close_with(stack)
         stack.push_async_callback(self._close_readers)
-        starting.note_clock(clock.start_jump_ms, clock.doubt_ms if clock.is_doubt_new else 0)
+        starting.report.clock_jump_ms = clock.start_jump_ms
+        starting.report.clock_doubt_ms = clock.doubt_ms if clock.is_doubt_new else 0
         await writer.run(lambda store: starting.read_database(store, clock.now().steady_ms))
-        backend.record_use(stack)
+        if isinstance(backend, SqliteBackend):
+            backend.record_use(stack)
         core = self._core(stored)
         self._upkeep = await backend.start_maintenance(retention_bounds(settings), clock.counters)
         engine = Engine(core, writer, clock)
@@ -571,7 +576,7 @@ class Service:
 
     async def _maintain(self, engine: Engine, backend: Backend) -> None:
         """Back up and scrub a database of this machine, or else watch its server."""
-        if backend.status().has_file:
+        if isinstance(backend, SqliteBackend):
             figures, database = self.handle.figures, self.settings.data / DATABASE
             maintenance = self._maintenance = Maintenance(
                 engine, figures, database, lambda: self.settings, __version__
@@ -579,7 +584,8 @@ class Service:
             if self._context is not None:
                 self._context.maintenance = maintenance
             await maintenance.run(is_structure_due=backend.is_structure_due)
-        await backend.watch()
+        else:
+            await backend.monitor.run()
 
     async def _prepare_login(self, writer: StoreWriter) -> None:
         """If there are no users, create the first one, or a token with which a browser does."""

@@ -13,7 +13,6 @@ from phpmq_lite import logs
 from phpmq_lite.errors import EpochEndedError, PhpmqError
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.sqlite.backend import EX_IOERR
 
 LOG_REASON_S: Final = 0.5  # maximum number of seconds that a fail-stop spends on logging its reason
 _LAST_WORDS: Final = b"stopped immediately: not enough memory to write the reason\n"
@@ -55,9 +54,9 @@ def fail_stop(folder: DataFolder, error: BaseException) -> None:
     except MemoryError:
         os.write(sys.stderr.fileno(), _LAST_WORDS)
     finally:
-        os._exit(EX_IOERR)
+        os._exit(os.EX_IOERR)
 
 
 def _exit_after_timeout() -> None:
     time.sleep(LOG_REASON_S)
-    os._exit(EX_IOERR)
+    os._exit(os.EX_IOERR)

@@ -295,16 +295,15 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 # Groups of modules in storage/, from the bottom: none imports one of a later group.  Rows are what
 # any engine stores; above them are the two engines, which do not know each other.
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "rows": ("arrow", "batch_sql", "migrations", "postgres.statements", "read", "statements"),
+    "rows": ("arrow", "batch_sql", "migrations", "read", "statements"),
     "folder": ("atomic_files", "copy_state", "data_folder", "disk_space"),
     "store": (
-        "backend",
-        "copy_side",
         "database_check",
         "retention",
         "start_report",
         "store",
         "store_status",
+        "store_writer",
     ),
     "SQLite files": (
         "sqlite.errors",

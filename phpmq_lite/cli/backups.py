@@ -36,17 +36,8 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, create_private, sync_file, sync_folder
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, prevent_start
-from phpmq_lite.storage.sqlite.backup.backups import (
-    Backup,
-    BackupMaker,
-    check_space,
-    is_id,
-    list_backups,
-    read_backup,
-    remove_old,
-    verify_backup,
-)
-from phpmq_lite.storage.sqlite.backup.restore import WithdrawnAccess, drill
+from phpmq_lite.storage.sqlite.backup import backups
+from phpmq_lite.storage.sqlite.backup.restore import RestoreResult, WithdrawnAccess, drill
 from phpmq_lite.storage.sqlite.backup.restore import restore as put_back
 from phpmq_lite.storage.sqlite.integrity.wal_check import check_wal
 
@@ -68,9 +59,7 @@ def backup() -> None:
 
 @backup.command()
 @click.option(
-    "--copy-to",
-    type=FOLDER,
-    help="Also copy the backup to this local folder; old copies there are not removed.",
+    "--copy-to", type=FOLDER, help="Also copy the backup to this local folder; old copies stay."
 )
 @admin_client_options
 @set_option
@@ -100,7 +89,7 @@ def list_(admin: AdminClient, output: str | None) -> None:
     if admin.settings is None or _is_running(admin.settings):
         rows: list[Row] = admin.get("/backups")["items"]
     else:
-        rows = [_row(one) for one in list_backups(admin.settings.backups_folder)]
+        rows = [_row(one) for one in backups.list_backups(admin.settings.backups_folder)]
     write_rows(rows, _COLUMNS, output, "no backups")
 
 
@@ -134,27 +123,23 @@ def _request(admin: AdminClient) -> Row:
 
 def _make(settings: Settings) -> Row:
     """Create a backup of a stopped broker's database."""
-    folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)
+    data, to, reserve = settings.data, settings.backups_folder, settings.storage.free_bytes
+    folder = DataFolder.open(data, allow_network_fs=settings.storage.allow_network_fs)
     with closing(folder):
         check_wal(folder)
-        maker = BackupMaker(
-            folder.database,
-            settings.backups_folder,
-            __version__,
-            reserve=settings.storage.free_bytes,
-            is_open=False,
-        )
-        made = maker.run()
-    remove_old(settings.backups_folder, settings.backups.keep, made.manifest.id)
+        made = backups.BackupMaker(
+            folder.database, to, __version__, reserve=reserve, is_open=False
+        ).run()
+    backups.remove_old(to, settings.backups.keep, made.manifest.id)
     return _row(made)
 
 
-def _copy(source: Path, to: Path) -> Backup:
-    made = read_backup(source)
+def _copy(source: Path, to: Path) -> backups.Backup:
+    made = backups.read_backup(source)
     if made is None:
         raise CommandError(f"{source} no longer exists", NOT_FOUND)
     to.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    check_space(to, made.manifest.bytes)
+    backups.check_space(to, made.manifest.bytes)
     place, target = to / f".{source.name}.new", to / source.name
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(mode=PRIVATE_FOLDER)
@@ -163,15 +148,15 @@ def _copy(source: Path, to: Path) -> Backup:
             os.close(create_private(place / file.name))
             shutil.copyfile(file, place / file.name)
             sync_file(place / file.name)
-        verify_backup(Backup(place, made.manifest))
+        backups.verify_backup(backups.Backup(place, made.manifest))
         place.rename(target)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     sync_folder(to)
-    return Backup(target, made.manifest)
+    return backups.Backup(target, made.manifest)
 
 
-def _row(made: Backup) -> Row:
+def _row(made: backups.Backup) -> Row:
     """Return a backup as a row with the same fields as in the API."""
     manifest = asdict(made.manifest)
     row = {"schema_version" if name == "schema" else name: manifest[name] for name in manifest}
@@ -183,11 +168,7 @@ _backup = click.argument("source", metavar="BACKUP")
 
 @backup.command()
 @_backup
-@click.option(
-    "--keep-tokens",
-    is_flag=True,
-    help="Keep the backup's users, sessions and API tokens unchanged.",
-)
+@click.option("--keep-tokens", is_flag=True, help="Keep users, sessions and API tokens unchanged.")
 @yes_option
 @data_option
 @startup_override_options
@@ -208,20 +189,24 @@ def restore(
     path = _find(source, settings)
     if (settings.data / DATABASE).exists():
         confirm(f"Replace the database in {settings.data}?", is_yes=yes)
+    done = restore_database(path, settings, output, keep_tokens=keep_tokens)
+    print_message(f"restored {done.database}; start the broker")
+
+
+def restore_database(
+    source: Path, settings: Settings, output: str | None, *, keep_tokens: bool
+) -> RestoreResult:
+    """Restore a backup or a database file, and print what was checked, moved and revoked."""
     done = put_back(
-        path,
-        settings.data,
-        allow_network_fs=settings.storage.allow_network_fs,
-        accept_loss=settings.storage.accept_loss,
-        keep_tokens=keep_tokens,
-        tell=print_message,
-    )
+        source, settings.data, allow_network_fs=settings.storage.allow_network_fs,
+        accept_loss=settings.storage.accept_loss, keep_tokens=keep_tokens, tell=print_message,
+    )  # fmt: skip
     print_checks(done.checks, output)
     if done.replaced_files is not None:
         print_message(f"the previous files are in {done.replaced_files}")
     if done.withdrawn is not None:
-        show_withdrawn(done.withdrawn)
-    print_message(f"restored {done.database}; start the broker")
+        _print_withdrawn(done.withdrawn)
+    return done
 
 
 @backup.command()
@@ -246,8 +231,7 @@ def test(source: str, output: str | None, settings_args: SettingsArguments) -> N
     print_message(f"the test passed: a broker can start from {path}")
 
 
-def show_withdrawn(withdrawn: WithdrawnAccess) -> None:
-    """Print which access a restore has revoked."""
+def _print_withdrawn(withdrawn: WithdrawnAccess) -> None:
     why = "have since been revoked" if withdrawn.has_proof else "may since have been revoked"
     if withdrawn.sessions:
         print_message(f"ended {withdrawn.sessions} sessions that {why}")
@@ -268,7 +252,7 @@ def show_withdrawn(withdrawn: WithdrawnAccess) -> None:
 
 def _find(source: str, settings: Settings) -> Path:
     path = Path(source)
-    if not path.exists() and is_id(source):
+    if not path.exists() and backups.is_id(source):
         path = settings.backups_folder / source
     if not path.exists():
         raise click.BadParameter(f"{path} does not exist", param_hint="BACKUP")

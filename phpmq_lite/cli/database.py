@@ -2,8 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ import click
 
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import DAMAGED, NOT_FOUND, REFUSED, CommandError
-from phpmq_lite.cli.output import Column, output_option, print_message, write_rows
+from phpmq_lite.cli.output import columns, number_columns, output_option, print_message, write_rows
 from phpmq_lite.cli.parameters import EXISTING_PATH
 from phpmq_lite.cli.settings_options import (
     SettingsArguments,
@@ -30,7 +29,7 @@ from phpmq_lite.storage.sqlite.integrity.database_check import verify as verify_
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.standby.litestream import is_running
 
-_COLUMNS = (Column("check", "Check"), Column("result", "Result"), Column("found", "Found"))
+_COLUMNS: Final = columns(check="Check", result="Result", found="Found")
 
 
 @click.group()
@@ -56,12 +55,13 @@ def verify(path: Path | None, output: str | None, settings_args: SettingsArgumen
     if path is None:
         settings = settings_args.load().settings
         if settings.store.url:
-            _verify_server(settings.store.url, output)
+            from phpmq_lite.storage.postgres.inspection import verify as verify_server
+
+            _report("the database", verify_server(settings.store.url), output)
             return
         path = settings.data
     if (path / MANIFEST).is_file():
-        backup = read_backup(path)
-        if backup is None:
+        if (backup := read_backup(path)) is None:
             raise CommandError(
                 f"{path / MANIFEST} is unreadable, or the backup's database is missing", DAMAGED
             )
@@ -70,12 +70,6 @@ def verify(path: Path | None, output: str | None, settings_args: SettingsArgumen
     if has_never_had_database(path):
         raise CommandError(f"there is no database in {path}", NOT_FOUND)
     _report(str(path), verify_files(path), output)
-
-
-def _verify_server(url: str, output: str | None) -> None:
-    from phpmq_lite.storage.postgres.database_check import verify
-
-    _report("the database", verify(url), output)
 
 
 def _report(name: str, checks: list[DatabaseCheck], output: str | None) -> None:
@@ -95,12 +89,9 @@ def print_checks(checks: list[DatabaseCheck], output: str | None) -> None:
     rows = []
     for check in checks:
         result = "damaged" if check.problems else "ok"
-        if check.found or not check.problems:
-            rows.append({"check": check.name, "result": result, "found": check.found})
-        rows += [
-            {"check": check.name, "result": "damaged", "found": problem}
-            for problem in check.problems
-        ]
+        texts = [check.found] if check.found or not check.problems else []
+        texts += check.problems
+        rows += [{"check": check.name, "result": result, "found": text} for text in texts]
     write_rows(rows, _COLUMNS, output, "no checks")
 
 
@@ -124,42 +115,33 @@ def migrate(dry_run: bool, settings_args: SettingsArguments) -> None:
     folder = DataFolder.open(settings.data, allow_network_fs=settings.storage.allow_network_fs)
     with closing(folder):
         check_files(folder, accept_loss=settings.storage.accept_loss)
-        with _open(folder) as connection:
-            if dry_run:
+        with closing(sqlite3.connect(folder.database, isolation_level=None)) as connection:
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA wal_autocheckpoint=0")  # Litestream may be running
+            try:
                 names = [one.name for one in migrations.pending(connection, migrations_folder())]
-            else:
-                names = migrations.migrate(
-                    connection,
-                    migrations_folder(),
-                    before=lambda one: print_message(f"applying {one.name} …"),
-                )
+                if not dry_run:
+                    migrations.migrate(
+                        connection,
+                        migrations_folder(),
+                        before=lambda one: print_message(f"applying {one.name} …"),
+                    )
+            finally:
+                # This must come first, because closing removes the WAL unless Litestream runs.
+                folder.record(is_running=False, leaves_wal=is_running(folder.path))
     for name in names:
         click.echo(name)
     if not names:
         print_message("no migrations are pending")
 
 
-@contextmanager
-def _open(folder: DataFolder) -> Iterator[sqlite3.Connection]:
-    """Open the database in a locked folder whose write-ahead log has been checked."""
-    connection = sqlite3.connect(folder.database, isolation_level=None)
-    try:
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA wal_autocheckpoint=0")  # Litestream may be running
-        yield connection
-    finally:
-        # This must come first, because closing removes the WAL unless Litestream is running.
-        folder.record(is_running=False, leaves_wal=is_running(folder.path))
-        connection.close()
-
-
 _POLL_S: Final = 0.5
-_SCRUB_COLUMNS: Final = (
-    Column("bodies", "BODIES", is_number=True),
-    Column("bytes", "BYTES", is_number=True),
-    Column("bad_alive", "BAD, LIVE", is_number=True),
-    Column("bad_settled", "BAD, SETTLED", is_number=True),
-    Column("structure", "STRUCTURE FAULTS", is_number=True),
+_SCRUB_COLUMNS: Final = number_columns(
+    "bodies",
+    "bytes",
+    bad_alive="BAD, LIVE",
+    bad_settled="BAD, SETTLED",
+    structure="STRUCTURE FAULTS",
 )
 
 

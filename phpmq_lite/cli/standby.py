@@ -11,10 +11,9 @@ from typing import Final
 import click
 
 from phpmq_lite.cli import output as outputs
-from phpmq_lite.cli.backups import show_withdrawn
-from phpmq_lite.cli.database import print_checks
+from phpmq_lite.cli.backups import restore_database
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
-from phpmq_lite.cli.output import Column, output_option, print_message, yes_option
+from phpmq_lite.cli.output import output_option, print_message, yes_option
 from phpmq_lite.cli.settings_options import (
     SettingsArguments,
     data_option,
@@ -23,7 +22,7 @@ from phpmq_lite.cli.settings_options import (
 )
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from phpmq_lite.storage.sqlite.backup.restore import read_history_id, restore
+from phpmq_lite.storage.sqlite.backup.restore import read_history_id
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.integrity.stopped_database import open_stopped
 from phpmq_lite.storage.sqlite.standby import litestream
@@ -31,10 +30,9 @@ from phpmq_lite.storage.sqlite.standby.lag import read_standby
 
 _RESTORE_S: Final = 86_400.0  # a large replica, over a slow network
 _COLUMNS: Final = (
-    Column("replica", "REPLICA"),
-    Column("is_running", "RUNNING"),
+    *outputs.columns("replica", is_running="RUNNING"),
     *outputs.number_columns("lag_s", "lag_bytes", "lag_messages", "backlog_bytes"),
-    Column("problem", "PROBLEM"),
+    *outputs.columns("problem"),
 )
 
 
@@ -62,13 +60,13 @@ def init(target: str, settings_args: SettingsArguments) -> None:
     with closing(folder):
         if litestream.is_running(folder.path):
             raise StartRefusedError(f"Litestream is running for {folder.path}; stop it first")
-        check_files(folder, accept_loss=settings.storage.accept_loss)
+        check_files(folder, accept_loss=settings.storage.accept_loss)  # this removes the seal
         with open_stopped(folder.database) as connection:
             history_id = read_history_id(connection)
         if history_id is None:
             raise CommandError(f"start a broker in {settings.data} once before this", NOT_FOUND)
         replica = litestream.replica_of(target, history_id)
-        litestream.configure(folder, replica, settings.storage.wal_bytes)
+        litestream.write_config(folder.path, replica, settings.storage.wal_bytes)
     _print_next_steps(settings.data, replica)
 
 
@@ -89,13 +87,10 @@ def run(settings_args: SettingsArguments) -> None:
     """
     data = settings_args.load().settings.data
     _require_replica(data)
-    path, environment = (
-        litestream.require_litestream(),
-        os.environ | litestream.environment_of(data),
-    )
+    litestream.require_litestream()
     litestream.lock_for_litestream(data)
-    command = [path, "replicate", "-config", str(data / litestream.CONFIG)]
-    os.execve(path, command, environment)  # noqa: S606 - no shell is wanted
+    command = ["litestream", "replicate", "-config", str(data / litestream.CONFIG)]
+    os.execvpe(command[0], command, litestream.environment_of(data))  # noqa: S606 - without a shell
 
 
 @standby.command()
@@ -150,7 +145,8 @@ def promote(
     be running.
     """
     settings = settings_args.load().settings
-    path, source = litestream.require_litestream(), _find_replica(replica)
+    litestream.require_litestream()
+    source = _find_replica(replica)
     if (settings.data / DATABASE).exists():
         outputs.confirm(f"Replace the database in {settings.data}?", is_yes=yes)
     parent = settings.data.absolute().parent
@@ -158,20 +154,14 @@ def promote(
     with tempfile.TemporaryDirectory(prefix=".promote-", dir=parent) as name:
         place, database = Path(name), Path(name) / DATABASE
         litestream.write_config(place, source, settings.storage.wal_bytes)
-        variables = litestream.environment_of(place)
-        arguments = "-config", str(place / litestream.CONFIG), "-o", str(database), str(database)
+        options = "-config", str(place / litestream.CONFIG), "-o", str(database), str(database)
         print_message(f"restoring {source}")
-        litestream.run_litestream(path, "restore", *arguments, env=variables, timeout_s=_RESTORE_S)
-        done = restore(
-            database, settings.data, allow_network_fs=settings.storage.allow_network_fs,
-            accept_loss=settings.storage.accept_loss, keep_tokens=keep_tokens, tell=print_message,
-        )  # fmt: skip
+        litestream.run_litestream("restore", *options, data=place, timeout_s=_RESTORE_S)
+        done = restore_database(database, settings, output, keep_tokens=keep_tokens)
     new = litestream.replica_of(source, done.history_id)
     with closing(DataFolder.open(settings.data, allow_network_fs=True)) as folder:
-        litestream.configure(folder, new, settings.storage.wal_bytes)
-    print_checks(done.checks, output)
-    if done.withdrawn is not None:
-        show_withdrawn(done.withdrawn)
+        litestream.write_config(folder.path, new, settings.storage.wal_bytes)
+        folder.seal(None)
     _print_next_steps(settings.data, new)
     if is_served:
         sys.stdout.flush()

@@ -17,7 +17,7 @@ from phpmq_lite.cli.settings_options import (
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.copying import AnySide, copy_store
 from phpmq_lite.storage.copying import release as release_source
-from phpmq_lite.storage.sqlite.copy_side import SqliteSide, open_folder
+from phpmq_lite.storage.sqlite.copy_side import open_folder
 
 _FIGURES: Final = ("rows", "bytes", "seconds", "replaced")
 _COLUMNS: Final = (Column("table", "TABLE"), *number_columns(*_FIGURES))
@@ -65,7 +65,7 @@ def copy(
                 f"{row['table']}: U+FFFD replaces {row['replaced']} characters that PostgreSQL "
                 "cannot store"
             )
-    if isinstance(theirs, SqliteSide) and theirs.replaced_files is not None:
+    if theirs.replaced_files is not None:
         print_message(f"the previous files are in {theirs.replaced_files}")
     print_message(f"copied {ours.name} to {theirs.name}; start the broker there")
 

@@ -18,7 +18,7 @@ from phpmq_lite.server.backpressure import (
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.session import Session
 from phpmq_lite.server.status import BrokerHandle
-from phpmq_lite.storage.backend import StoreWriter
+from phpmq_lite.storage.store_writer import StoreWriter
 
 _INTERVAL_S: Final = 1.0
 

@@ -18,8 +18,7 @@ from typing import Any, Final, Literal, Self
 
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.model import checksum
-from phpmq_lite.storage.postgres.statements import compiled
-from phpmq_lite.storage.statements import load, parts
+from phpmq_lite.storage.statements import compiled, load, parts
 
 BUSY_MS: Final = 5_000  # maximum time to wait for a lock, in ms; ADBC sets no timeout of its own
 RANGE_SLICE: Final = 10_000  # maximum number of offsets or claims per statement

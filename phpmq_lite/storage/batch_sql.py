@@ -7,20 +7,12 @@ the batch refers to change while the next batch is prepared.
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
-from phpmq_lite import writes
-from phpmq_lite.model import (
-    NO_SOURCE,
-    NOT_INDEXED,
-    Batch,
-    Message,
-    MessageSource,
-    QueueRow,
-    State,
-)
+from phpmq_lite.model import NO_SOURCE, NOT_INDEXED, Batch, Message, MessageSource, QueueRow, State
 from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.statements import load
 from phpmq_lite.writes import CopyStagedRows, DropStage, EraseBody, RecordHistoryReader, Write
@@ -48,15 +40,6 @@ def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
             m.charged, m.size, m.crc, m.publisher, m.consumer,
             *m.indexed,
         )  # fmt: skip
-    return flat
-
-
-def flat_with_source(messages: Iterable[Message]) -> list[Any]:
-    """Return the parameters of ``insert_with_source``, which are all columns, for new messages."""
-    flat: list[Any] = []
-    for m in messages:
-        flat += flat_enveloped((m,))
-        flat += m.source
     return flat
 
 
@@ -91,7 +74,6 @@ Step = tuple[str, Any, tuple[Any, ...] | None]
 
 _ACKED: Final = (int(State.ACKED), None)
 
-
 # These writes execute several statements, listed here in order.
 _SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
     EraseBody: ("overwrite_body", "delete_body"),
@@ -106,22 +88,18 @@ def write_statements(kind: type[Any]) -> tuple[str, ...]:
 
     The fields of the type are their named parameters.
     """
-    own = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
-    return _SEVERAL.get(kind, (own,))
+    return _SEVERAL.get(kind) or (_snake_case(kind.__name__),)
 
 
-# Maps each type of write to the names of its statements.
-WRITE_STATEMENTS: Final[dict[type[Any], tuple[str, ...]]] = {
-    kind: write_statements(kind)
-    for kind in vars(writes).values()
-    if isinstance(kind, type) and issubclass(kind, tuple)
-}
+@cache
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def execute_write(execute: Callable[..., Any], write: Write) -> None:
     """Execute the statements of one write."""
     values = write._asdict()
-    for name in WRITE_STATEMENTS[type(write)]:
+    for name in write_statements(type(write)):
         execute(load("batch")[name], values)
 
 
@@ -142,40 +120,31 @@ def batch_statements(batch: Batch) -> list[Step]:
         steps.append(("update_messages", flat_changed(batch.changed.values()), ()))
     if batch.settled:
         steps += _settle_messages(batch, settled_now)
-    for name, flat in (
-        ("insert_event", batch.events),
-        ("insert_receipt", batch.keys),
-        ("insert_client", batch.opened_clients),
-    ):
-        if flat:
-            steps.append((name, flat, ()))
+    if batch.events:
+        steps.append(("insert_event", batch.events, ()))
+    if batch.keys:
+        steps.append(("insert_receipt", batch.keys, ()))
+    if batch.opened_clients:
+        steps.append(("insert_client", batch.opened_clients, ()))
     if counts := flat_counts(batch.queue_rows.values()):
         steps.append(("update_queue", counts, ()))
     if batch.closed_clients or batch.configured or batch.counters:
-        steps += _rare_steps(batch)
-    for name, flat in (
-        ("insert_claims", batch.claims_added),
-        ("delete_claims", batch.claims_removed),
-        ("insert_staged_rows", batch.staged_rows),
-    ):
-        if flat:
-            steps.append((name, flat, ()))
-    for write in batch.writes:
-        values = write._asdict()
-        steps += [(name, values, None) for name in WRITE_STATEMENTS[type(write)]]
-    return steps
-
-
-def _rare_steps(batch: Batch) -> list[Step]:
-    """Return the steps that only a few batches require."""
-    return [
-        *(("close_client", closed, None) for closed in batch.closed_clients),
-        *(
+        steps += [("close_client", closed, None) for closed in batch.closed_clients]
+        steps += [
             ("configure_queue", (*_own_values(row), row.created_by, row.queue_id), None)
             for row in batch.configured
-        ),
-        *(("set_counter", counter, None) for counter in batch.counters.items()),
-    ]
+        ]
+        steps += [("set_counter", counter, None) for counter in batch.counters.items()]
+    if batch.claims_added:
+        steps.append(("insert_claims", batch.claims_added, ()))
+    if batch.claims_removed:
+        steps.append(("delete_claims", batch.claims_removed, ()))
+    if batch.staged_rows:
+        steps.append(("insert_staged_rows", batch.staged_rows, ()))
+    for write in batch.writes:
+        values = write._asdict()
+        steps += [(name, values, None) for name in write_statements(type(write))]
+    return steps
 
 
 def _insert_messages(batch: Batch) -> list[Step]:
@@ -199,7 +168,8 @@ def _insert_messages(batch: Batch) -> list[Step]:
         records = [m for m in others if m.source != NO_SOURCE]
         if records:
             others = [m for m in others if m.source == NO_SOURCE]
-            steps.append(("insert_with_source", flat_with_source(records), ()))
+            flat = [value for m in records for value in (*flat_enveloped((m,)), *m.source)]
+            steps.append(("insert_with_source", flat, ()))
         steps.append(("insert_enveloped", flat_enveloped(others), ()))
     return steps + _insert_bodies(batch)
 

@@ -2,8 +2,12 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
+
+Progress = Callable[[str, int, int | None], None]  # phase, rows done, rows in total
+Row = tuple[Any, ...]
 
 
 @dataclass(slots=True)

@@ -6,26 +6,52 @@ the progress, so a copy that was interrupted continues when the command is repea
 
 Users, sessions and tokens are copied unchanged.  A restore withdraws access because a backup is
 older than what it replaces; a copy is not: nothing can be revoked in the source meanwhile.
+
+The statements follow from the schema, so they are composed here and in ``copy_side.py``.
 """
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace as replaced
-from typing import TYPE_CHECKING, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Union
 from zlib import crc32
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
-from phpmq_lite.storage.copy_side import Block, Progress, Table, key_of
-from phpmq_lite.storage.copy_state import CopyState
+from phpmq_lite.storage.copy_state import CopyState, Progress, Row
 
 if TYPE_CHECKING:
     from phpmq_lite.storage.postgres.copy_side import PostgresSide
     from phpmq_lite.storage.sqlite.copy_side import SqliteSide
 
-T = TypeVar("T")
+BLOCK_BYTES: Final = 4 << 20  # each block is one transaction of the target
 AnySide = Union["SqliteSide", "PostgresSide"]
+
+# What only one engine has: the other one rebuilds it or has no use for it.
+ONE_SIDED: Final = frozenset(
+    {
+        *("migration", "copy_state", "epoch", "relay_secret", "queue.shard"),
+        *("history_run", "trace_place", "_litestream_seq", "_litestream_lock"),
+    }
+)
+
+
+class Table(NamedTuple):
+    """A table that both engines have."""
+
+    name: str
+    key: list[str]
+    columns: dict[str, str]  # name -> INTEGER, TEXT or BLOB; those of the key first
+
+
+class Block(NamedTuple):
+    """Some consecutive rows of a table."""
+
+    rows: list[Row]
+    text: bytearray  # of the rows
+    replaced: int  # characters that PostgreSQL cannot store
 
 
 def copy_store(
@@ -41,16 +67,17 @@ def copy_store(
         StorageError: a server or disk failed; repeat the call to continue.
     """
     tables = _common_tables(source, target)
-    state = _begin(source, target, replace=replace)
+    state = _begin(source, target, [table.name for table in tables], replace=replace)
     if not state.is_verified:
         for table in tables:
             _copy_table(source, target, table, state, progress)
-        found = [_differences(source, target, table, state, progress) for table in tables]
-        state.is_verified = not any(found)
-        state.copy_id = "" if any(found) else state.copy_id  # it cannot be continued
-        target.save(state)
-        if any(found):
-            raise DataDamagedError(f"{'; '.join(filter(None, found))}. Copy again with --replace")
+        found = list(filter(None, _differences(source, target, tables, state, progress)))
+        state.is_verified = not found
+        state.copy_id = "" if found else state.copy_id  # it cannot be continued
+        with target.store.transaction():
+            target.set_target(state)
+        if found:
+            raise DataDamagedError(f"{'; '.join(found)}. Copy again with --replace")
     source.set_source(replaced(state, tables={}))
     target.finish(progress)
     return state
@@ -73,7 +100,9 @@ def _common_tables(source: AnySide, target: AnySide) -> list[Table]:
     Raises:
         StartRefusedError: a table would not be copied, or not whole.
     """
-    ours, theirs = source.tables(), target.tables()
+    ours, theirs = (
+        tables_of(side.store.execute(side.store.sql("copy")["tables"])) for side in (source, target)
+    )
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
             raise StartRefusedError(
@@ -83,7 +112,19 @@ def _common_tables(source: AnySide, target: AnySide) -> list[Table]:
     return list(ours.values())
 
 
-def _begin(source: AnySide, target: AnySide, *, replace: bool) -> CopyState:
+def tables_of(rows: Iterable[tuple[str, str, str, int | None]]) -> dict[str, Table]:
+    """Return tables by name from the rows of the statement ``tables``."""
+    found: dict[str, Table] = {}
+    for name, column, kind, place in rows:
+        if not ONE_SIDED & {name, f"{name}.{column}"}:
+            table = found.setdefault(name, Table(name, [], {}))
+            table.columns[column] = kind
+            if place is not None:
+                table.key.append(column)
+    return found
+
+
+def _begin(source: AnySide, target: AnySide, tables: list[str], *, replace: bool) -> CopyState:
     """Return the state of the interrupted copy, or mark both sides for a new one."""
     ours, found = source.states(), target.states().get("target")
     mark = ours.get("source")
@@ -98,15 +139,14 @@ def _begin(source: AnySide, target: AnySide, *, replace: bool) -> CopyState:
             f"{target.name} contains an incomplete copy of {found.source}, which cannot be "
             f"continued from {source.name} in its present state. Add --replace to begin again"
         )
-    if not replace and not target.is_empty():
+    if not replace and not target.is_empty(tables):
         raise StartRefusedError(
             f"{target.name} contains data. Copy to an empty folder or database, or add --replace "
             "to replace this data"
         )
-    now_ms = time.time_ns() // 1_000_000
-    state = CopyState(secrets.token_hex(8), source.name, target.name, now_ms)
+    state = CopyState(secrets.token_hex(8), source.name, target.name, time.time_ns() // 1_000_000)
     source.set_source(replaced(state, tables={}))  # its own, because the state changes
-    target.begin(state)
+    target.begin(state, tables)
     return state
 
 
@@ -115,46 +155,76 @@ def _copy_table(
 ) -> None:
     empty = {"rows": 0, "bytes": 0, "seconds": 0.0, "replaced": 0, "after": None}
     done = state.tables.setdefault(table.name, empty)
-    began_s, total = time.monotonic() - done["seconds"], source.count(table)
-    for block in _read_ahead(source.blocks(table, done["after"])):
-        progress(table.name, done["rows"], total)
-        done["rows"] += block.rows
-        done["bytes"] += len(block.text)
-        done["replaced"] += block.replaced
-        done["after"] = key_of(table, block.text)
-        done["seconds"] = round(time.monotonic() - began_s, 3)
-        target.write(table, block, state)
+    [(total,)] = source.store.execute(f'SELECT count(*) FROM "{table.name}"')
+    began_s = time.monotonic() - done["seconds"]
+    reading = closing(_blocks(source, table, done["after"]))
+    with reading as blocks, ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(next, blocks, None)
+        while (block := waiting.result()) is not None:
+            waiting = thread.submit(next, blocks, None)  # read the next one meanwhile
+            progress(table.name, done["rows"], total)
+            done["rows"] += len(block.rows)
+            done["bytes"] += len(block.text)
+            done["replaced"] += block.replaced
+            done["after"] = block.rows[-1][: len(table.key)]
+            done["seconds"] = round(time.monotonic() - began_s, 3)
+            with target.store.transaction():
+                target.insert(table.name, _names(table.columns), block.rows)
+                target.set_target(state)
 
 
-def _read_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield items, while a thread gets the next one."""
-    with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(next, items, None)
-        while (item := waiting.result()) is not None:
-            waiting = thread.submit(next, items, None)
-            yield item
+def _blocks(
+    side: AnySide, table: Table, after: Sequence[Any] | None = None
+) -> Generator[Block, None, None]:
+    """Yield all rows after a key, in the order of the keys."""
+    rows, text, side.replaced = list[Row](), bytearray(), 0
+    for row in side.rows(_select(table, after, side.collation)):
+        rows.append(row)
+        text += repr(row).encode()
+        if len(text) >= BLOCK_BYTES:
+            yield Block(rows, text, side.replaced)
+            rows, text, side.replaced = [], bytearray(), 0
+    if rows:
+        yield Block(rows, text, side.replaced)
+
+
+def _select(table: Table, after: Sequence[Any] | None, collation: str) -> str:
+    key = ", ".join(
+        f'"{name}"' + f" COLLATE {collation}" * (table.columns[name] == "TEXT")
+        for name in table.key
+    )
+    where = "" if after is None else f"WHERE ({key}) > ({', '.join(map(_literal, after))})"
+    return f'SELECT {_names(table.columns)} FROM "{table.name}" {where} ORDER BY {key}'
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _literal(value: Any) -> str:
+    return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
 
 
 def _differences(
-    source: AnySide, target: AnySide, table: Table, state: CopyState, progress: Progress
-) -> str:
-    """Compare number and checksum of all rows, read again; return how they differ."""
-    names = list(state.tables)
-    counts = [one["rows"] for one in state.tables.values()]
-    progress("verifying", sum(counts[: names.index(table.name)]), sum(counts))
-    with ThreadPoolExecutor(2) as threads:
-        ours, theirs = threads.map(_digest, (s.blocks(table) for s in (source, target)))
-    if ours == theirs:
-        return ""
-    return (
-        f"the table {table.name} in {target.name} differs from {source.name}: {theirs[0]} rows "
-        f"with checksum {theirs[1]:08x} instead of {ours[0]} with {ours[1]:08x}"
-    )
+    source: AnySide, target: AnySide, tables: list[Table], state: CopyState, progress: Progress
+) -> Iterator[str]:
+    """Compare number and checksum of all rows, read again; yield for each table how they differ."""
+    done, total = 0, sum(one["rows"] for one in state.tables.values())
+    for table in tables:
+        progress("verifying", done, total)
+        done += state.tables[table.name]["rows"]
+        with ThreadPoolExecutor(2) as threads:
+            ours, theirs = threads.map(_digest, (_blocks(s, table) for s in (source, target)))
+        if ours != theirs:
+            yield (
+                f"the table {table.name} in {target.name} differs from {source.name}: {theirs[0]} "
+                f"rows with checksum {theirs[1]:08x} instead of {ours[0]} with {ours[1]:08x}"
+            )
 
 
 def _digest(blocks: Iterator[Block]) -> tuple[int, int]:
     rows = checksum = 0
     for block in blocks:
-        rows += block.rows
+        rows += len(block.rows)
         checksum = crc32(block.text, checksum)
     return rows, checksum

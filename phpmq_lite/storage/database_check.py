@@ -37,14 +37,12 @@ def check_bodies(execute: Execute, sql: Mapping[str, str], check: DatabaseCheck)
         f"and {settled:,} settled messages"
     )
     bad = [seq for (seq,) in execute(sql["alive_bodies"])]
-    if bad:
-        check.problems.append(f"{len(bad):,} live messages have a damaged body: {_list_seqs(bad)}")
     rows = execute(sql["settled_bodies"]).fetchall()
     old = [seq for seq, is_known in rows if not is_known]
-    if old:
-        check.problems.append(
-            f"{len(old):,} settled messages have a damaged body: {_list_seqs(old)}"
-        )
+    for kind, seqs in (("live", bad), ("settled", old)):
+        if seqs:
+            text = f"{len(seqs):,} {kind} messages have a damaged body: {_list_seqs(seqs)}"
+            check.problems.append(text)
     if len(rows) > len(old):
         check.found += f"; {len(rows) - len(old):,} more were dead-lettered as damaged (crc)"
 

@@ -209,7 +209,7 @@ class DiskSpace:
         Raises:
             NotWritableError: nothing could be written for ``MAX_TROUBLE_S``.
         """
-        self._note_trouble(str(error))
+        self.note_trouble(str(error))
         if self._timer() - self._trouble_since >= MAX_TROUBLE_S:
             raise error
 
@@ -226,10 +226,11 @@ class DiskSpace:
         elif self.note_full():
             return
         else:
-            self._note_trouble(str(error))
+            self.note_trouble(str(error))
         self._sleep(RETRY_S)
 
-    def _note_trouble(self, text: str) -> None:
+    def note_trouble(self, text: str) -> None:
+        """Record why nothing can be written at the moment."""
         if self.write_problem != text:
             self.write_problem = text
             self._trouble_since = self._timer()

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -44,19 +44,21 @@ def read_migrations(folder: Path) -> list[Migration]:
     return found
 
 
-def check_version(migrations: Sequence[Migration], version: int) -> None:
-    """Raise StartRefusedError if a database has a later version than these migrations."""
+def check_applied(
+    migrations: Sequence[Migration], version: int, applied: Mapping[int, str]
+) -> None:
+    """Check that these migrations created a database of this version.
+
+    Raises:
+        StartRefusedError: the version is later, or a checksum in ``applied`` (by number) differs.
+    """
     newest = migrations[-1].number
     if version > newest:
         raise StartRefusedError(
             f"the database has schema version {version}, but this phpmq-lite supports versions "
             f"only up to {newest}: install the version that created the database, or a newer one"
         )
-
-
-def check_applied(migrations: Iterable[Migration], applied: Mapping[int, str]) -> None:
-    """Raise StartRefusedError unless the checksums of applied migrations, by number, match."""
-    for migration in migrations:
+    for migration in migrations[:version]:
         if applied.get(migration.number) != migration.sha256:
             raise StartRefusedError(
                 f"migration {migration.name} differs from the version that created this database: "

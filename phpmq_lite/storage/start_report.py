@@ -22,7 +22,6 @@ class StartReport:
     wal_commits: int = 0
     wal_dropped: int = 0  # number of commits dropped after damage, with accept_loss
     returned: int = 0  # number of dispatched messages that became ready again
-    interrupted: int = 0  # number of bulk jobs still running when the broker stopped
     expired: int = 0  # number of messages whose deadline passed before startup
     expired_by_queue: dict[str, int] = field(default_factory=dict)
     migrations: list[str] = field(default_factory=list)
@@ -48,13 +47,8 @@ class StartRecorder:
     def note_error(self, content: dict[str, Any] | None) -> None:
         """Record the error, read from ``last_error.json``, that stopped the broker immediately."""
         if content is not None and not self.was_clean:
-            self.report.last_error = str(
-                content.get("message") or content.get("error") or "unknown"
-            )
-
-    def note_checks(self, checks: Sequence[str]) -> None:
-        """Record descriptions of the checks that the database has passed."""
-        self.report.checks += checks
+            text = content.get("message") or content.get("error")
+            self.report.last_error = str(text or "unknown")
 
     def note_wal(self, frames: int, commits: int, dropped: int) -> None:
         """Record what SQLite's write-ahead log contained, and the commits dropped from it."""
@@ -65,10 +59,6 @@ class StartRecorder:
         """Record the migrations that were applied."""
         self.report.migrations = [str(name) for name in applied]
         self.report.checks.append("the schema against the migrations")
-
-    def note_clock(self, jump_ms: int, doubt_ms: int) -> None:
-        """Record the clock jump, and any downtime or clock change that an operator must assess."""
-        self.report.clock_jump_ms, self.report.clock_doubt_ms = jump_ms, doubt_ms
 
     def read_database(self, store: Store, now_steady_ms: int) -> None:
         """Read the downtime, previous version and expired messages, in the writer's thread."""
@@ -87,11 +77,10 @@ class StartRecorder:
 
     def note_recovered(self, stored: RecoveredState, now_ms: int) -> None:
         """Record what was recovered from the database and how long startup took."""
-        report = self.report
-        report.queues = len(stored.queues)
-        report.messages = sum(row.live_count for row in stored.queues)
-        report.returned = stored.returned
-        report.seconds = max(0, now_ms - self.at_ms) / 1_000
+        self.report.queues = len(stored.queues)
+        self.report.messages = sum(row.live_count for row in stored.queues)
+        self.report.returned = stored.returned
+        self.report.seconds = max(0, now_ms - self.at_ms) / 1_000
 
     def store(self, store: Store) -> None:
         """Store the report in the writer's thread, before the first batch."""

@@ -1,4 +1,4 @@
-"""Loads named statements of an engine from ``storage/sql/``; repeats rows in those for SQLite.
+"""Loads named statements of an engine from ``storage/sql/``, and adapts them to the engine.
 
 A file contains statements like this one, each ending with a semicolon::
 
@@ -13,7 +13,7 @@ statements of a file can share.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,8 @@ _FOLDER = Path(__file__).parent / "sql"
 _NAME = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
 _ROWS = re.compile(r"\{rows:((?:[^{}]|\{n\})*)\}")
 _OWN = re.compile(r"\?(?!\d)")  # a parameter of one row
+# What is quoted and casts are matched first, so that nothing in them is taken for a parameter.
+_TOKEN = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|::|:([A-Za-z_]\w*)|\?(\d*)""")
 
 
 def load(name: str, engine: str = "sqlite") -> dict[str, str]:
@@ -117,3 +119,27 @@ def _repeat_row(text: str, row: str, size: int) -> str:
 def many(name: str, statement: str) -> MultiRowStatement:
     """Return a statement whose text contains ``{rows:…}``."""
     return MultiRowStatement(load(name)[statement])
+
+
+@lru_cache(maxsize=1024)
+def compiled(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return a statement with ``$1``, ``$2``, … for ``:name``, ``?`` and ``?1``, and their names.
+
+    Numbers are assigned as in SQLite: a name has one number, and ``?`` has the next number.  The
+    name of a parameter without a name is its number.
+    """
+    names: list[str] = []
+
+    def number(found: re.Match[str]) -> str:
+        name, digits = found.groups()
+        if name is None and digits is None:
+            return found[0]
+        name = name or digits or str(len(names) + 1)
+        if digits:
+            names.extend(str(n) for n in range(len(names) + 1, int(digits) + 1))
+            return f"${digits}"
+        if name not in names:
+            names.append(name)
+        return f"${names.index(name) + 1}"
+
+    return _TOKEN.sub(number, text), tuple(names)

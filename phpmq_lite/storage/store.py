@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import accumulate
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 from phpmq_lite.errors import StorageFullError
 from phpmq_lite.model import (
@@ -46,30 +46,14 @@ NUMBER_GAP: Final = 1_000_000  # added to the last number, so that no number is 
 LoadedPage = tuple[Callable[[list[Message], bool], None], list[Message], bool]
 
 
-class Cursor(Protocol):
-    """The result of a statement."""
-
-    @property
-    def rowcount(self) -> int:
-        """Number of rows that the statement changed."""
-
-    def fetchone(self) -> Any:
-        """Return the next row, or None."""
-
-    def fetchall(self) -> list[Any]:
-        """Return all rows that are left."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over the rows."""
-
-
 class Store(ABC):
     """The connection that writes, with the statements of its engine."""
 
     engine: ClassVar[str]  # name of the folder with the engine's statements
 
-    # Executes a statement; the values are a sequence, or keyed by the parameters' names.
-    execute: Callable[..., Cursor]
+    # Executes a statement and returns a cursor; the values are a sequence, or keyed by the
+    # parameters' names.
+    execute: Callable[..., Any]
 
     @abstractmethod
     def many(self, name: str, flat: Sequence[Any]) -> list[Any]:
@@ -92,6 +76,11 @@ class Store(ABC):
         """Return the engine's statements in ``<file>.sql``, keyed by name."""
         return load(file, self.engine)
 
+    def query(self, name: str, given: Any = ()) -> list[Any]:
+        """Execute a query of ``batch.sql`` and return all rows."""
+        rows: list[Any] = self.execute(self.sql("batch")[name], given).fetchall()
+        return rows
+
     # -- startup
 
     def recover(
@@ -108,39 +97,38 @@ class Store(ABC):
             execute(sql["interrupt_audit"])
             execute(sql["delete_forgotten_queues"])
         stored = self.state(returned)
-        oldest = stored.newest_key - receipt_limit, now.steady_ms - receipt_window_ms
-        stored.receipts = self._receipts(*oldest)
+        after, after_ms = stored.newest_key - receipt_limit, now.steady_ms - receipt_window_ms
+        stored.receipts = self._receipts(after, after_ms)
         return stored
 
     def state(self, returned: int = 0) -> RecoveredState:
         """Return the core's state as it is stored, without receipts."""
-        execute, sql = self.execute, self.sql("batch")
+        [(next_deadline_ms,)] = self.query("next_deadline", (-1,))
+        [(newest_key,)] = self.query("newest_key")
+        [(next_stage_id,)] = self.query("next_stage_id")
         return RecoveredState(
-            queues=[_queue_row(row) for row in execute(sql["queues"])],
+            queues=[_queue_row(row) for row in self.query("queues")],
             receipts=(),
             counters=self.counters(),
-            next_deadline_ms=execute(sql["next_deadline"], (-1,)).fetchone()[0],
+            next_deadline_ms=next_deadline_ms,
             returned=returned,
-            newest_key=execute(sql["newest_key"]).fetchone()[0],
+            newest_key=newest_key,
             pipeline=PipelineRows(
-                subscriptions=execute(sql["subscriptions"]).fetchall(),
-                held=execute(sql["claimed_by_queue"]).fetchall(),
-                staged=execute(sql["stages"]).fetchall(),
-                parts=execute(sql["stage_queues"]).fetchall(),
-                published=execute(sql["published_versions"]).fetchall(),
-                next_stage_id=execute(sql["next_stage_id"]).fetchone()[0],
+                subscriptions=self.query("subscriptions"),
+                held=self.query("claimed_by_queue"),
+                staged=self.query("stages"),
+                parts=self.query("stage_queues"),
+                published=self.query("published_versions"),
+                next_stage_id=next_stage_id,
             ),
         )
 
     def counters(self) -> dict[str, int]:
         """Return all stored counters, keyed by name."""
-        return dict(self.execute(self.sql("batch")["counters"]).fetchall())
+        return dict(self.query("counters"))
 
     def renumber(self) -> None:
-        """Skip numbers and renew the history id, because a copy may have continued both.
-
-        Call it in a transaction.
-        """
+        """Skip numbers and renew the history id, in a transaction: a copy may have used both."""
         last = self.execute(self.sql("copy")["last_number"]).fetchone()[0]
         self.execute(self.sql("batch")["set_counter"], ("next_number", last + 1 + NUMBER_GAP))
         self.execute(self.sql("copy")["renew_history_id"])
@@ -154,8 +142,7 @@ class Store(ABC):
 
         Receipts are read in slices, because reading 100,000 in one go took 26 MB more.
         """
-        execute, sql = self.execute, self.sql("batch")
-        while some := execute(sql["receipts"], (after, after_ms, _RECEIPTS_AT_ONCE)).fetchall():
+        while some := self.query("receipts", (after, after_ms, _RECEIPTS_AT_ONCE)):
             after = some[-1][0]
             yield from some
 
@@ -169,70 +156,54 @@ class Store(ABC):
         """
         if not batch.loads:
             return None
-        with self.loading():
-            return self._load(batch)
-
-    def _load(self, batch: Batch) -> LoadedRows:
         loaded = LoadedRows()
-        for request in batch.windows:
-            loaded.windows.append(self._window(request))
-        for page_request in batch.pages:
-            loaded.pages.append(self._page(page_request))
-        for rows_request in batch.rows:
-            loaded.pages.append(self._rows(rows_request))
-        for query, take in batch.queries:
-            [name] = write_statements(type(query))
-            found = self.execute(self.sql("batch")[name], query._asdict()).fetchall()
-            loaded.query_results.append((take, found))
-        if batch.seqs:
-            loaded.by_seq = dict.fromkeys(batch.seqs)
-            for row in self.many("messages_by_seq", list(batch.seqs)):
-                loaded.by_seq[row[0]] = message_of(row)
-        if batch.body_seqs:
-            loaded.bodies = self._bodies(list(batch.body_seqs))
-        if batch.record_seqs:
-            loaded.records = self._records(batch.record_seqs)
-        if batch.due_at is not None:
-            loaded.has_due = True
-            found = self.execute(
-                self.sql("batch")["due_messages"], (batch.due_from, batch.due_at, DUE_AT_ONCE)
-            ).fetchall()
-            loaded.due = [message_of(row) for row in found]
-            after = batch.due_at if len(found) < DUE_AT_ONCE else found[-1][6] - 1
-            soonest = self.execute(self.sql("batch")["next_deadline"], (after,))
-            loaded.next_deadline_ms = soonest.fetchone()[0]
+        with self.loading():
+            loaded.windows = [self._window(request) for request in batch.windows]
+            loaded.pages = [self._page(request) for request in batch.pages]
+            loaded.pages += [self._rows(request) for request in batch.rows]
+            for query, take in batch.queries:
+                [name] = write_statements(type(query))
+                loaded.query_results.append((take, self.query(name, query._asdict())))
+            if batch.seqs:
+                loaded.by_seq = dict.fromkeys(batch.seqs)
+                for row in self.many("messages_by_seq", list(batch.seqs)):
+                    loaded.by_seq[row[0]] = message_of(row)
+            if batch.body_seqs:
+                loaded.bodies = self._bodies(list(batch.body_seqs))
+            if batch.record_seqs:
+                loaded.records = self._records(batch.record_seqs)
+            if batch.due_at is not None:
+                self._load_due(loaded, batch.due_from, batch.due_at)
         return loaded
 
+    def _load_due(self, loaded: LoadedRows, due_from: int, due_at: int) -> None:
+        found = self.query("due_messages", (due_from, due_at, DUE_AT_ONCE))
+        loaded.has_due = True
+        loaded.due = [message_of(row) for row in found]
+        after = due_at if len(found) < DUE_AT_ONCE else found[-1][6] - 1
+        [(loaded.next_deadline_ms,)] = self.query("next_deadline", (after,))
+
     def _window(self, request: WindowRequest) -> tuple[int, list[Message], bool]:
-        found = self.execute(
-            self.sql("batch")["next_ready"], (request.queue_id, request.after, request.limit)
-        ).fetchall()
+        found = self.query("next_ready", (request.queue_id, request.after, request.limit))
         page = [message_of(row) for row in found]
         self._load_bodies(page[: _count_fitting(page, request.body_bytes)])
         return request.queue_id, page, len(page) < request.limit
 
     def _page(self, request: PageRequest) -> LoadedPage:
         given = {"of": request.queue_id, "after": request.after, "upto": request.upto}
-        found = self.execute(
-            self.sql("batch")[_PAGES[request.kind]], given | {"limit": request.limit}
-        ).fetchall()
+        found = self.query(_PAGES[request.kind], given | {"limit": request.limit})
         page = [message_of(row) for row in found]
-        return self._with_bodies(request, page, is_last=len(page) < request.limit)
+        return self._with_bodies(request, page, "checksums", len(page) < request.limit)
 
     def _rows(self, request: RowsRequest) -> LoadedPage:
         name = "settled_by_seq" if request.settled else "messages_by_seq"
         found = {row[0]: row for row in self.many(name, request.seqs)}
         page = [message_of(found[seq]) for seq in request.seqs if seq in found]
         checksums = "settled_checksums" if request.settled else "checksums"
-        return self._with_bodies(request, page, is_last=True, checksums=checksums)
+        return self._with_bodies(request, page, checksums, is_last=True)
 
     def _with_bodies(
-        self,
-        request: PageRequest | RowsRequest,
-        page: list[Message],
-        *,
-        is_last: bool,
-        checksums: str = "checksums",
+        self, request: PageRequest | RowsRequest, page: list[Message], checksums: str, is_last: bool
     ) -> LoadedPage:
         """Load the bodies of a page if requested, shortening the page if they are too large."""
         if request.bodies:

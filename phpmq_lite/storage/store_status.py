@@ -1,9 +1,6 @@
 """What pages, metrics and health checks show about the store, whichever engine it is."""
 
 from dataclasses import dataclass
-from typing import Final
-
-STREAMING: Final = "streaming"
 
 
 @dataclass(slots=True, frozen=True)
@@ -20,7 +17,7 @@ class Replica:
     @property
     def is_ready(self) -> bool:
         """Return whether it can confirm a commit; True if the broker may not see that."""
-        return self.state in (STREAMING, None) and self.is_counted is not False
+        return self.state in ("streaming", None) and self.is_counted is not False
 
 
 @dataclass(slots=True, frozen=True)

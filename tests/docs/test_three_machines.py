@@ -49,7 +49,6 @@ def free_ports() -> dict[str, str]:
 @pytest.mark.acceptance
 @pytest.mark.skipif(PROGRAMS is None, reason="PostgreSQL 15 is missing: apt install postgresql-15")
 def test_shop_moves_and_returns_without_a_change(postgres: PostgresServer, tmp_path: Path) -> None:
-    pytest.importorskip("phpmq_lite.relay")
     skip_where_lacking(TUTORIAL)
     ports = free_ports()
 

@@ -2,8 +2,9 @@
 
 ``python -m tests.faults.litestream --times 20`` kills broker and Litestream under confirmed load,
 deletes the data folder, promotes the replica and compares what is missing with the reported lag.
-``--load-s 3600`` loads a broker and follows the size of the write-ahead log.  ``--short`` is both,
-in about a minute.  It prints the figures and ends with 1 if a promise does not hold.
+``--load-s 3600`` loads a broker, with ``--pause-s`` in bursts, and follows the size of the
+write-ahead log.  ``--short`` is both, in about a minute.  It prints the figures and ends with 1 if
+a promise does not hold.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from tests.support.standby import Litestream, broker_with_standby, command
 WAL_LIMIT: Final = 64 << 20  # storage.wal_bytes
 SAMPLE_S: Final = 0.5
 ALIVE_S: Final = (2.0, 8.0)  # of a broker under load, before it is killed
+BURST_S: Final = 5.0
 
 
 @dataclass
@@ -157,14 +159,21 @@ class Loaded:
         )
 
 
-async def load(folder: Path, seed: int, load_s: float, target: Path | None = None) -> Loaded:
-    """Load a broker with a standby for a time."""
+async def load(
+    folder: Path, seed: int, load_s: float, target: Path | None = None, pause_s: float = 0
+) -> Loaded:
+    """Load a broker with a standby for a time; with a pause, only for ``BURST_S`` at a time."""
     ledger, samples = Ledger(random.Random(seed)), list[Sample]()
     with broker_with_standby(folder, target or folder / "target") as broker:
-        crowd = Crowd(ledger, broker.port)
-        asyncio.get_running_loop().call_later(load_s, crowd.leave)
         sampling = asyncio.create_task(_sample(broker.data, ledger, samples))
-        await crowd.work(1 << 60, lambda: None)
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + load_s
+        while loop.time() < ends_at:
+            crowd = Crowd(ledger, broker.port)
+            left_s = ends_at - loop.time()
+            loop.call_later(min(left_s, BURST_S) if pause_s else left_s, crowd.leave)
+            await crowd.work(1 << 60, lambda: None)
+            await asyncio.sleep(pause_s)
         sampling.cancel()
         offences = list(ledger.offences)
     offences += [
@@ -180,6 +189,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=0)
     parser.add_argument("--load-s", type=float, default=0)
+    parser.add_argument(
+        "--pause-s", type=float, default=0, help=f"after each {BURST_S:g} s of load"
+    )
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--seed", type=int, default=SEED)
     given = parser.parse_args()
@@ -190,7 +202,7 @@ def main() -> int:
     if given.times:
         runs.append(lambda folder: lose(folder, given.seed, given.times))
     if given.load_s:
-        runs.append(lambda folder: load(folder, given.seed, given.load_s))
+        runs.append(lambda folder: load(folder, given.seed, given.load_s, None, given.pause_s))
     offences: list[str] = []
     for run in runs:
         with TemporaryDirectory() as folder:

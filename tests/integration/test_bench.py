@@ -19,6 +19,7 @@ from phpmq_lite.bench.processes import BenchJob, cpu_seconds, run_together
 from phpmq_lite.broker_process import isolated_broker
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.errors import ClientError, StartRefusedError
+from tests.support.postgres_nodes import needs_postgres
 
 ROOT = Path(__file__).parent.parent.parent
 SHORT = ("bench", "--seconds", "0.1", "--size", "32")
@@ -167,6 +168,24 @@ def test_benchmark_reports(
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("data")  # short: it contains a Unix socket
     done = run_benchmark(tmp_path, *arguments.split())
+    assert done.returncode == 0, done.stderr
+    assert any(line.startswith(expected) for line in done.stdout.splitlines()), done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@needs_postgres
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("postgres_bound --rounds 1 --seconds 1", "flow, relative to psycopg alone: "),
+        ("two_shards --rounds 1 --seconds 1", "  relative to 1: "),
+    ],
+)
+def test_benchmark_of_postgresql_reports(tmp_path: Path, program: str, expected: str) -> None:
+    command = [sys.executable, "-m", *f"benchmarks.{program}".split()]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert any(line.startswith(expected) for line in done.stdout.splitlines()), done.stdout
     assert list(tmp_path.iterdir()) == []

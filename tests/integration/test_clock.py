@@ -247,8 +247,9 @@ def _set_clock_of_the_server(hands: Hands, patch: pytest.MonkeyPatch) -> None:
 
     def check_later(
         self: writer.PostgresWriter, before: Any, after: Any, notices: list[str]
-    ) -> None:
-        check(self, before, after._replace(server_ms=after.server_ms + hands.wall_ms), notices)
+    ) -> str | None:
+        after = after._replace(server_ms=after.server_ms + hands.wall_ms)
+        return check(self, before, after, notices)
 
     patch.setattr(writer, "read_clocks", hands.read)
     patch.setattr(writer.PostgresWriter, "check", check_later)

@@ -23,7 +23,7 @@ from phpmq_lite.storage.sqlite.migrate import migrate, pending
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer import FEW_COMMANDS, Writer
 from tests.support.batch_builders import batch_of_new
-from tests.support.stores import make_database, open_store
+from tests.support.stores import commit, make_database, open_store
 
 PAGE = 4_096
 
@@ -73,13 +73,13 @@ def test_batch_without_disk_space_leaves_nothing_behind(
             file.unlink()
         path = make_database(small)
         store = open_store(path)
-        store.commit(large(1))
+        commit(store, large(1))
         store.execute(f"PRAGMA cache_size={cache_pages}")
         with (small / "other").open("wb") as other:
             fill(other.fileno(), small, pages)
         batch = large(*range(2, 14))
         try:
-            store.commit(batch)
+            commit(store, batch)
         except StorageFullError:
             full += 1
             assert not store.connection.in_transaction
@@ -89,7 +89,7 @@ def test_batch_without_disk_space_leaves_nothing_behind(
             assert seqs(copy / path.name) == [1]
             assert is_whole(copy / path.name)
             (small / "other").unlink()
-            store.commit(batch)
+            commit(store, batch)
         assert seqs(path) == list(range(1, 14))
         assert is_whole(path)
         store.connection.close()
@@ -265,7 +265,7 @@ async def test_nothing_is_written_after_a_failure_of_unknown_outcome(tmp_path: P
 async def test_failure_after_a_commit_has_an_unknown_outcome(
     opened: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SqliteStore, "_load", lambda *_: fail(sqlite3.SQLITE_BUSY))
+    monkeypatch.setattr(SqliteStore, "many", lambda *_: fail(sqlite3.SQLITE_BUSY))
     batch = batch_of_new(1)
     batch.seqs.add(1)
     with pytest.raises(OutcomeUnknownError):

@@ -39,7 +39,7 @@ from phpmq_lite.storage.statements import load
 from phpmq_lite.testing import FakeClock
 from tests.support.batch_builders import batch_of_new
 from tests.support.retention_database import INDEXED
-from tests.support.stores import empty_database
+from tests.support.stores import commit, empty_database
 
 INSERT = (
     "INSERT INTO history (seq, token, queue_id, position, outcome, settled_at, published_at, "
@@ -263,7 +263,7 @@ def test_index_that_does_not_fit_does_not_keep_a_batch_from_the_disk(ledger: Led
 
     ledger.fill(BATCH_ROWS)
     store, acked = SqliteStore(ledger.connection), Batch(0, first_number=BATCH_ROWS + 2)
-    store.commit(batch_of_new(BATCH_ROWS + 1))
+    commit(store, batch_of_new(BATCH_ROWS + 1))
     acked.settled[int(State.ACKED), None] = [BATCH_ROWS + 1]
     store.indexer = FullDisk()
     store.begin(batch_statements(acked))

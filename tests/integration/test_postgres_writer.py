@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from phpmq_lite.errors import EpochEndedError, OutcomeUnknownError, StartRefusedError
-from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Batch, Message, checksum
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres import leadership, writer
@@ -82,10 +81,8 @@ class Seat:
                 await asyncio.sleep(0.01)
 
 
-def standby_of(url: str, seat: Seat, folder: Path | None = None) -> Standby:
-    migrations = folder or migrations_folder() / "postgres"
-    conninfo = connection_info(url)
-    return Standby(conninfo, migrations, seat.writer.check, seat.states.append)
+def standby_of(url: str, seat: Seat) -> Standby:
+    return Standby(connection_info(url), seat.writer.check, seat.states.append)
 
 
 def new_seat(url: str, tmp_path: Path, **more: bool) -> Seat:
@@ -202,6 +199,22 @@ async def test_broker_that_was_stopped_tells_nobody_what_it_stored_before(
         with pytest.raises(EpochEndedError):  # type: ignore[unreachable]
             await done
         taken[0].connection.close()
+
+
+async def test_read_without_a_transaction_is_repeated_when_its_connection_broke(
+    nodes: ReplicatedPostgres, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "BEAT_S", 60)  # a heartbeat would notice it, too
+    async with active(url, tmp_path) as seat:
+        await seat.publish()
+        await asyncio.sleep(0.5)  # the last heartbeat is on its way
+        nodes.query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'phpmq-lite-writer'"
+        )
+        assert await seat.stored() == [1, 2, 3]
+        assert seat.writer.reconnects == 1
+        assert not seat.fatal
 
 
 async def test_rolled_back_batch_is_sent_again(

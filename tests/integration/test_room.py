@@ -13,7 +13,6 @@ from phpmq_lite import logs
 from phpmq_lite.settings import EffectiveSettings, all_values
 from phpmq_lite.testing import RunningBroker, running_service, settings_for
 from tests.support.socket_client import SocketClient
-from tests.support.stores import ON_POSTGRES
 
 MUCH = 1 << 50  # more than any disk has free
 MESSAGE = {"content": "x"}
@@ -94,10 +93,6 @@ async def test_nothing_is_changed_while_nothing_can_be_stored(
     space = running.service.handle.space
     assert space is not None
     monkeypatch.setattr(space, "note_stored", lambda: None)  # maintenance runs meanwhile
-    if ON_POSTGRES:
-        from phpmq_lite.storage.postgres.writer import PostgresWriter
-
-        monkeypatch.setattr(PostgresWriter, "show", lambda *_: None)
     space.write_problem = "the file system is read-only"  # as the writer's thread says
     status, problem = await post(http)
     assert (status, problem.get("code")) == (503, "not_writable"), problem

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from phpmq_lite import writes
 from phpmq_lite.broker.state_table import TRANSITIONS
 from phpmq_lite.model import ALIVE, Message, MessageSource, State
 from phpmq_lite.storage import statements
-from phpmq_lite.storage.batch_sql import WRITE_STATEMENTS
+from phpmq_lite.storage.batch_sql import write_statements
 from phpmq_lite.storage.statements import MultiRowStatement, load
 from tests.support.builds import NEEDS_SOURCES
 from tests.support.stores import empty_database
@@ -20,6 +21,13 @@ from tests.unit.admin.cases import add_reader_functions
 PACKAGE = Path(statements.__file__).parent.parent
 FILES = sorted((PACKAGE / "storage" / "sql" / "sqlite").glob("*.sql"))
 STATEMENTS = [(path.stem, name) for path in FILES for name in load(path.stem)]
+
+WRITTEN = {
+    name
+    for kind in vars(writes).values()
+    if isinstance(kind, type) and issubclass(kind, tuple)
+    for name in write_statements(kind)
+}
 
 
 def comments() -> dict[tuple[str, str], str]:
@@ -72,14 +80,13 @@ def explain(connection: sqlite3.Connection, text: str, how: str) -> list[str]:
 
 def test_every_statement_is_used() -> None:
     code = "".join(path.read_text("utf-8") for path in (PACKAGE / "storage").rglob("*.py"))
-    used = set(re.findall(r'"(\w+)"', code)).union(*WRITE_STATEMENTS.values())
+    used = set(re.findall(r'"(\w+)"', code)).union(WRITTEN)
     used |= {f"{name}_{way}" for name in used for way in ("newer", "older")}  # read/messages.py
     assert [key for key in STATEMENTS if key[1] not in used] == []
 
 
 def test_every_write_has_its_statements() -> None:
-    names = {name for names in WRITE_STATEMENTS.values() for name in names}
-    assert names - load("batch").keys() == set()
+    assert WRITTEN - load("batch").keys() == set()
 
 
 @pytest.mark.parametrize(("file", "name"), STATEMENTS)

@@ -13,8 +13,7 @@ import psycopg
 import pytest
 
 from phpmq_lite.storage import statements
-from phpmq_lite.storage.postgres.statements import compiled
-from phpmq_lite.storage.statements import MultiRowStatement, load, parts
+from phpmq_lite.storage.statements import MultiRowStatement, compiled, load, parts
 from tests.support.postgres_server import PostgresServer
 from tests.support.stores import empty_database
 from tests.unit.admin.cases import add_reader_functions

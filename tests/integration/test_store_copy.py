@@ -17,14 +17,14 @@ from phpmq_lite.errors import (
     StartRefusedError,
 )
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.copy_side import Block, Table, tables_of
-from phpmq_lite.storage.copy_state import CopyState
-from phpmq_lite.storage.copying import AnySide, copy_store, release
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.copy_state import CopyState, Row
+from phpmq_lite.storage.copying import AnySide, Table, copy_store, release, tables_of
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
 from phpmq_lite.storage.postgres.copy_side import PostgresSide, open_database
 from phpmq_lite.storage.sqlite.copy_side import open_folder
 from phpmq_lite.storage.sqlite.integrity.stopped_database import read_stopped
 from phpmq_lite.storage.sqlite.migrate import migrate
+from phpmq_lite.storage.sqlite.standby.litestream import CheckpointRight, write_config
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.store import NUMBER_GAP
 from tests.support.cli_runner import invoke
@@ -39,8 +39,12 @@ from tests.support.postgres_server import PostgresServer
 from tests.support.stopped_folder import flip_bit, problems
 
 ASYNC = "--set", "store.allow_asynchronous=true"
-BLOCK_BYTES = 2_000
 INDEX = {"placed_upto", "traced_upto", "history_rows", "history_bytes"}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phpmq_lite.storage.copying.BLOCK_BYTES", 2_000)
 
 
 @pytest.fixture
@@ -75,11 +79,9 @@ def data(tmp_path: Path) -> Path:
 @contextmanager
 def opened(place: str | Path, *, is_target: bool) -> Iterator[AnySide]:
     if isinstance(place, str):
-        made: Any = open_database(
-            place, is_target=is_target, allow_asynchronous=True, block_bytes=BLOCK_BYTES
-        )
+        made: Any = open_database(place, is_target=is_target, allow_asynchronous=True)
     else:
-        made = open_folder(place, print, is_target=is_target, block_bytes=BLOCK_BYTES)
+        made = open_folder(place, print, is_target=is_target)
     with made as side:
         yield side
 
@@ -136,7 +138,7 @@ def interrupt_after(blocks: int) -> Callable[[AnySide], None]:
     """Return a function that lets a target fail after some blocks."""
 
     def change(side: AnySide) -> None:
-        left, write, save, finish = blocks, side.write, side.save, side.finish
+        left, insert, set_target, finish = blocks, side.insert, side.set_target, side.finish
 
         def count() -> None:
             nonlocal left
@@ -144,19 +146,20 @@ def interrupt_after(blocks: int) -> Callable[[AnySide], None]:
                 raise InterruptedError
             left -= 1
 
-        def write_some(table: Table, block: Block, state: CopyState) -> None:
+        def insert_some(table: str, columns: str, rows: list[Row]) -> None:
+            insert(table, columns, rows)
             count()
-            write(table, block, state)
 
-        def save_some(state: CopyState) -> None:
-            count()
-            save(state)
+        def set_some(state: CopyState) -> None:
+            set_target(state)
+            if state.is_verified:
+                count()
 
         def finish_some(progress: Any) -> None:
             count()
             finish(progress)
 
-        side.write, side.save, side.finish = write_some, save_some, finish_some  # type: ignore[method-assign]
+        side.insert, side.set_target, side.finish = insert_some, set_some, finish_some  # type: ignore[method-assign]
 
     return change
 
@@ -250,20 +253,12 @@ def test_texts_that_postgresql_cannot_store_are_replaced_and_counted(
 
 def test_copy_that_differs_is_refused(data: Path, url: str, conninfo: str) -> None:
     def lose_a_row(side: AnySide) -> None:
-        save = side.save
+        insert = side.insert
 
-        def change(state: CopyState) -> None:
-            save(state)
+        def insert_changed(table: str, columns: str, rows: list[Row]) -> None:
+            insert(table, columns, rows[table == "saved" :])
 
-        write = side.write
-
-        def write_changed(table: Table, block: Block, state: CopyState) -> None:
-            if table.name == "saved":
-                text = block.text.split(b"\n", 1)[1]
-                block = block._replace(text=text)
-            write(table, block, state)
-
-        side.write, side.save = write_changed, change  # type: ignore[method-assign]
+        side.insert = insert_changed  # type: ignore[method-assign]
 
     with pytest.raises(DataDamagedError, match=r"the table saved in .* differs from"):
         copy(data, url, lose_a_row)
@@ -370,6 +365,21 @@ def test_target_with_data_is_replaced_only_if_told(
     assert (replaced / DATABASE).stat().st_size > 0
 
 
+def test_folder_with_a_standby_is_not_sealed_and_not_replaced_beside_litestream(
+    data: Path, url: str
+) -> None:
+    write_config(data, "/target", 1 << 26)
+    copy(data, url)
+    assert read_meta(data).seal is None
+    with (
+        CheckpointRight(data).hold(),  # as Litestream does
+        pytest.raises(StartRefusedError, match="Litestream is running"),
+    ):
+        copy(url, data, replace=True)
+    copy(url, data, replace=True)
+    assert read_meta(data).seal is None
+
+
 @pytest.mark.parametrize("step", ["checksum_of", "move_aside"])
 def test_last_steps_can_be_interrupted(
     data: Path, url: str, monkeypatch: pytest.MonkeyPatch, step: str
@@ -431,7 +441,8 @@ def test_copy_that_seems_to_have_ended_is_fenced(url: str) -> None:
     with refusal, opened(url, is_target=True) as first:
         with opened(url, is_target=True):
             pass
-        first.save(CopyState("", "", "", 0))
+        with first.store.transaction():
+            first.set_target(CopyState("", "", "", 0))
 
 
 async def publish(address: tuple[str, int], *bodies: bytes) -> None:

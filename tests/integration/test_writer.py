@@ -14,7 +14,7 @@ from phpmq_lite.storage.sqlite import store as stores
 from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 from phpmq_lite.storage.sqlite.writer import Writer
 from tests.support.core_and_store import MakeDriver
-from tests.support.stores import make_database, open_store
+from tests.support.stores import commit, make_database, open_store
 
 SIZES = [1, 5, 20, 100, 500, 626, 1_251, 2_499]
 
@@ -69,7 +69,7 @@ def test_batch_is_atomic(make: MakeDriver) -> None:
     batch.bodies = [b"b"] * 3
     batch.counters = {"next_number": 4}
     with pytest.raises(OutcomeUnknownError, match="CONSTRAINT"):
-        driver.store.commit(batch)
+        commit(driver.store, batch)
     driver.kill_and_restart()
     assert driver.states() == [(1, 0, 0)]
     assert driver.rows("SELECT name FROM queue") == [("orders",)]
@@ -84,7 +84,7 @@ def test_rollback_leaves_no_gap_in_the_history(make: MakeDriver) -> None:
     failing.settled = {(int(State.ACKED), None): [1]}
     failing.opened_clients = [1, "tcp", "twice", 0]
     with pytest.raises(OutcomeUnknownError):
-        driver.store.commit(failing)
+        commit(driver.store, failing)
     driver.kill_and_restart()
     driver.ask("purge", "orders")
     driver.step()
@@ -106,13 +106,13 @@ def test_batch_with_invalid_values_is_an_unknown_outcome(
     batch = Batch(0)
     spoil(batch)
     with pytest.raises(OutcomeUnknownError):
-        driver.store.commit(batch)
+        commit(driver.store, batch)
 
 
 def test_empty_batch_writes_nothing(make: MakeDriver) -> None:
     driver = make()
     before = driver.path.stat().st_size, driver.store.wal_bytes
-    assert driver.store.commit(Batch(0)) is None
+    assert commit(driver.store, Batch(0)) is None
     assert (driver.path.stat().st_size, driver.store.wal_bytes) == before
 
 
@@ -200,7 +200,7 @@ async def test_writer_runs_work_in_its_thread_and_checkpoints_at_the_end(tmp_pat
     await one.open(1 << 20)
     batch = Batch(0)
     batch.counters = {"next_number": 5}
-    assert await one.run(lambda store: store.commit(batch)) is None
+    assert await one.run(lambda store: commit(store, batch)) is None
     assert await one.run(lambda store: store.wal_bytes) > 0
     wal = path.with_name(path.name + "-wal")
     assert wal.stat().st_size > 0
@@ -225,7 +225,7 @@ async def test_writer_raises_what_its_work_raises(tmp_path: Path) -> None:
     batch = Batch(0)
     batch.opened_clients = [1, None, "address", 0]
     with pytest.raises(OutcomeUnknownError, match="CONSTRAINT"):
-        await one.run(lambda store: store.commit(batch))
+        await one.run(lambda store: commit(store, batch))
     await one.close()
 
 
@@ -264,7 +264,7 @@ def test_a_reader_delays_the_checkpoint_and_no_batch(make: MakeDriver) -> None:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM message").fetchone()
         driver.publish(b"b")
-        assert not driver.store.checkpoint_without_waiting("RESTART")
+        assert not driver.store.checkpoint("RESTART", waits=False)
         # Asked again a mebibyte later, not after another whole WAL.
         assert LONG_WAL_BYTES - (1 << 20) <= driver.store.wal_bytes < LONG_WAL_BYTES
         assert driver.store.execute("PRAGMA busy_timeout").fetchone() == (5_000,)

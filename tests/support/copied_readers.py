@@ -26,12 +26,14 @@ class CopiedReaders(PostgresReaders):
     async def run(self, name: str, text: str, parameters: Mapping[str, Any]) -> list[Row]:
         [version] = self._source.execute("PRAGMA data_version").fetchone()
         if version != self._copied:
-            copy_rows(self._path, self._conninfo())
+            copy_rows(self._path, self._database())
             self._copied = version
         return await super().run(name, text, parameters)
 
-    def _another(self, count: int, limit_s: float) -> Self:
-        return type(self)(self._path, count=count, limit_s=limit_s)
+    def separate(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> Self:
+        made = type(self)(self._path, count=count, limit_s=limit_s)
+        self._pools.append(made)
+        return made
 
 
 def readers_of(

@@ -14,7 +14,7 @@ from typing import Any, Final
 import psycopg
 
 from phpmq_lite.model import checksum
-from phpmq_lite.storage.copy_side import Table, tables_of
+from phpmq_lite.storage.copying import Table, tables_of
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.sqlite.integrity.seal import seal
 from phpmq_lite.storage.statements import load

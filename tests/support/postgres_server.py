@@ -20,7 +20,6 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.postgres.migrate import create_schema
 from phpmq_lite.storage.postgres.store import PostgresStore, connect
 
@@ -153,7 +152,7 @@ def postgres_server() -> Iterator[PostgresServer]:
         try:
             server.execute(f"CREATE DATABASE {TEMPLATE}")
             store = PostgresStore(connect(server.conninfo(TEMPLATE)), lambda *_: None)
-            create_schema(store, migrations_folder() / "postgres")
+            create_schema(store)
             store.connection.close()
             yield server
         finally:

@@ -51,9 +51,9 @@ class RetentionDatabase:
     def count_settled(self) -> None:
         """Add settled messages to the totals and, in SQLite, to the index."""
         if ON_POSTGRES:
-            from phpmq_lite.storage.postgres import maintenance
+            from phpmq_lite.storage.postgres.backend import count_settled
 
-            while maintenance._count_settled(self.store):
+            while count_settled(self.store):
                 pass
         else:
             while HistoryIndexer().run(self.connection, 0, is_idle=True):

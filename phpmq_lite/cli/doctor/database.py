@@ -21,7 +21,7 @@ from phpmq_lite.storage.sqlite.standby.lag import read_standby
 from phpmq_lite.storage.sqlite.standby.litestream import read_replica
 
 if TYPE_CHECKING:
-    from phpmq_lite.storage.postgres.probe import ServerProbe
+    from phpmq_lite.storage.postgres.inspection import ServerProbe
 
 _TIMEOUT_S: Final = 10.0
 # Startups, restores and migrations leave these files in the data folder.
@@ -175,7 +175,7 @@ def check_server(settings: Settings) -> Iterator[Finding]:
     """Check the server, the role's rights, replication, the schema, and which broker is active."""
     yield ok("database file", "not used: store.url is set, so the broker stores in PostgreSQL",
              "backups are made by PostgreSQL's own tools, such as pg_dump")  # fmt: skip
-    from phpmq_lite.storage.postgres.probe import probe
+    from phpmq_lite.storage.postgres.inspection import probe
 
     try:
         found = probe(settings.store.url)
@@ -261,6 +261,6 @@ def database_findings(found: "ServerProbe") -> Iterator[Finding]:
         yield ok(name, "none", "the next broker that starts becomes active")
         return
     age = formats.format_duration(round(max(0.0, row.age_s) * 1_000))
-    text = f"on {found.active_broker}, epoch {row.epoch}, wrote {age} ago"
+    text = f"on {row.host or 'unknown'}, epoch {row.epoch}, wrote {age} ago"
     hint = "it has failed; the next broker that starts takes over"
     yield ok_if(row.age_s <= _FAILED_S, name, text, hint)

@@ -1,32 +1,30 @@
 """The PostgreSQL backend: a database that several brokers share, one of which is active."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from phpmq_lite.errors import OutcomeUnknownError
-from phpmq_lite.installation import migrations_folder
+from phpmq_lite.errors import StorageError
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import ClockReading, RecoveredState
 from phpmq_lite.storage.disk_space import DiskSpace
-from phpmq_lite.storage.postgres.leadership import EpochRow, Standby, StandbyState
-from phpmq_lite.storage.postgres.maintenance import PostgresMaintenance
+from phpmq_lite.storage.postgres.leadership import Standby, StandbyState, read_row
 from phpmq_lite.storage.postgres.migrate import migrate
 from phpmq_lite.storage.postgres.monitor import ServerMonitor
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError
 from phpmq_lite.storage.postgres.read_connections import PostgresReaders
-from phpmq_lite.storage.postgres.store import SHARD, PostgresStore, connect
+from phpmq_lite.storage.postgres.store import PostgresStore, connect
 from phpmq_lite.storage.postgres.url import connection_info, reading, shown
 from phpmq_lite.storage.postgres.writer import PostgresWriter
 from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.start_report import StartRecorder
 from phpmq_lite.storage.store_status import StoreStatus
+from phpmq_lite.storage.store_writer import StoreMaintenance
 
 _log = get_logger(__name__)
+_OFFSETS_AT_ONCE: Final = 10_000
 
 
 class PostgresBackend:
@@ -36,8 +34,6 @@ class PostgresBackend:
     key), which ``make_secret`` creates once; it returns the JSON that describes this broker.
     ``relay_to`` is called with the epoch, the JSON of its broker, and whether it has stopped.
     """
-
-    is_structure_due = False
 
     def __init__(
         self,
@@ -62,17 +58,17 @@ class PostgresBackend:
         self._make_secret = make_secret
         self._relay_to = relay_to
         self._allow_asynchronous = allow_asynchronous
-        self._monitor = ServerMonitor(self.readers(count=1), self.writer)
+        self.monitor = ServerMonitor(self.readers(count=1), self.writer)
 
     def status(self) -> StoreStatus:
         """Return the known state of the database, without reading it."""
-        writer, row, monitor = self.writer, self.state.row, self._monitor
+        writer, row, monitor = self.writer, self.state.row, self.monitor
         epoch, is_standby = writer.epoch, writer.epoch is None
         return StoreStatus(
             engine="PostgreSQL",
             place=shown(self.conninfo),
             is_active=not is_standby,
-            active_broker=_host(row) if row and is_standby else "",
+            active_broker=row.host if row and is_standby and not row.is_released else "",
             standby_problem=(self.state.problem or "") if row and is_standby else "",
             epoch=epoch or (row.epoch if row else 0),
             quorum=writer.quorum.names if writer.quorum else "",
@@ -87,10 +83,6 @@ class PostgresBackend:
             replica_age_s=self._replica_age_s if is_standby else None,
         )
 
-    async def watch(self) -> None:
-        """Watch the server that accepts writes."""
-        await self._monitor.run()
-
     def readers(self, count: int = 2) -> Readers:
         """Return connections for pages."""
         return PostgresReaders(lambda: reading(self.conninfo, self._servers), count=count)
@@ -104,14 +96,11 @@ class PostgresBackend:
         self._servers, self._replica_age_s = "primary", None
         if self.writer.epoch is not None or (row is not None and not row.is_released):
             return None
-        with suppress(ConnectionBrokenError, OutcomeUnknownError):
-            store = PostgresStore(
-                connect(reading(self.conninfo, "prefer-standby")), lambda *_: None
-            )
-            with store.loading(), store.connection:
-                found = EpochRow(*store.execute(store.sql("epoch")["read"], (SHARD,)).fetchone())
-                stored = store.state()
-            self._servers, self._replica_age_s = "prefer-standby", found.age_s
+        with suppress(ConnectionBrokenError, StorageError):
+            with connect(reading(self.conninfo, "prefer-standby")) as replica:
+                store = PostgresStore(replica, lambda *_: None)
+                age_s, stored = read_row(store).age_s, store.state()
+            self._servers, self._replica_age_s = "prefer-standby", age_s
             return stored
         return None
 
@@ -130,10 +119,9 @@ class PostgresBackend:
             waiting = state.problem or "another broker is active"
             tell(f"standby of {shown(self.conninfo)}: {waiting}")
 
-        standby = Standby(self.conninfo, _migrations(), self.writer.check, note)
-        standby.description = await self._start_standby(
-            *await standby.read_secret(self._make_secret)
-        )
+        standby = Standby(self.conninfo, self.writer.check, note)
+        secret = await standby.read_secret(self._make_secret)
+        standby.description = await self._start_standby(*secret)
         store = await standby.wait_until_active()
         row = standby.row
         self._relay_to(store.epoch, "{}", is_released=True)
@@ -141,54 +129,54 @@ class PostgresBackend:
         self._servers = "primary"
         self.writer.open(store)
         tell("migrating")
-        starting.note_migrations(await self.writer.run(_migration()))
+        applied: list[str] = []
+
+        def apply(store: PostgresStore) -> None:
+            if names := migrate(store):
+                applied.extend(names)
+                # After ALTER or DROP, psycopg deallocates the statements of the pipeline, too.
+                raise ConnectionBrokenError("connecting again after a migration")
+
+        await self.writer.run(apply)
+        starting.note_migrations(applied)
 
     def close_with(self, stack: AsyncExitStack) -> None:
         """Add to ``stack`` what releases the epoch."""
         stack.push_async_callback(self.writer.close)
 
-    def record_use(self, stack: AsyncExitStack) -> None:
-        """Do nothing: the row of the epoch shows that the database is in use."""
-
     async def start_maintenance(
         self, bounds: RetentionBounds, counters: Callable[[ClockReading], Mapping[str, int]]
-    ) -> PostgresMaintenance:
+    ) -> StoreMaintenance:
         """Begin counting and retention."""
         upkeep = self.writer.maintenance = PostgresMaintenance(bounds, counters)
         return upkeep
 
 
-def _host(row: EpochRow) -> str:
-    """Return the machine of the active broker, or nothing if it has stopped."""
-    return "" if row.is_released else str(json.loads(row.broker).get("host", ""))
+class PostgresMaintenance(StoreMaintenance):
+    """Maintenance that the engine runs in the writer's thread."""
+
+    def __call__(self, store: PostgresStore, now: ClockReading, _is_idle: bool) -> bool:
+        """Do the work that is due; return True if more work is due soon."""
+        self._store_clocks(store, now)
+        if now.steady_ms < self._retention_due_ms:
+            return False
+        return count_settled(store) or self._retain(store, now)
+
+
+def count_settled(store: PostgresStore) -> bool:
+    """Add settled messages to the totals; return whether many are left."""
+    sql = store.sql("history_index")
+    [(waiting,)] = store.execute(sql["waiting"])
+    if waiting > 0:
+        with store.transaction():
+            store.execute(sql["count_indexed"], {"count": _OFFSETS_AT_ONCE})
+    return bool(waiting > _OFFSETS_AT_ONCE)
 
 
 def has_admin(url: str) -> bool:
     """Return whether a user has the admin role; True if that cannot be read at the moment."""
-    try:
-        store = PostgresStore(connect(connection_info(url)), lambda *_: None)
-        with store.loading(), store.connection:
-            sql = store.sql("accounts")
-            return all(
-                store.execute(sql[name]).fetchone()[0] for name in ("has_users", "has_admin")
-            )
-    except (ConnectionBrokenError, OutcomeUnknownError):
-        return True
-
-
-def _migration() -> Callable[[PostgresStore], list[str]]:
-    """Return a function that migrates, and returns what was applied, on a new connection."""
-    applied: list[str] = []
-
-    def apply(store: PostgresStore) -> list[str]:
-        if names := migrate(store, _migrations()):
-            applied.extend(names)
-            # After ALTER or DROP, psycopg deallocates the statements of the pipeline, too.
-            raise ConnectionBrokenError("connecting again after a migration")
-        return applied
-
-    return apply
-
-
-def _migrations() -> Path:
-    return migrations_folder() / "postgres"
+    with suppress(ConnectionBrokenError, StorageError), connect(connection_info(url)) as connection:
+        store = PostgresStore(connection, lambda *_: None)
+        sql = store.sql("accounts")
+        return all(store.execute(sql[name]).fetchone()[0] for name in ("has_users", "has_admin"))
+    return True

@@ -1,58 +1,54 @@
 """A PostgreSQL database as the source or target of a copy.
 
 It holds the epoch as an active broker does: what is stored here is fenced and replicated, and a
-broker that finds the mark of a copy does not take over.  The statements follow from the schema, so
-they are composed here.
+broker that finds the mark of a copy does not take over.
 """
 
 import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from phpmq_lite.errors import NotWritableError, StartRefusedError
-from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.copy_side import BLOCK_BYTES, Block, CopySide, Progress, Table
-from phpmq_lite.storage.copy_state import CopyState
+from phpmq_lite.storage.copy_state import CopyState, Progress, Row
 from phpmq_lite.storage.postgres.leadership import SILENCE_S, read_row, take_over
 from phpmq_lite.storage.postgres.migrate import create_schema, has_schema, migrate
-from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, Quorum, quorum_problem
-from phpmq_lite.storage.postgres.store import PostgresStore, connect
+from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, quorum_problem
+from phpmq_lite.storage.postgres.store import Check, PostgresStore, connect
 from phpmq_lite.storage.postgres.url import connection_info, shown
 from phpmq_lite.storage.postgres.writer import release
 
 _INITIAL_ROWS: Final = {"client": 1}  # those that the migrations insert
 
 
-class PostgresSide(CopySide):
+class PostgresSide:
     """A database whose epoch this process holds."""
 
-    collation = '"C"'
+    collation = '"C"'  # by which bytes are compared
+    replaced_files = None
 
-    def __init__(self, store: PostgresStore, name: str, block_bytes: int) -> None:
-        super().__init__(name, block_bytes)
-        self.store: PostgresStore = store
+    def __init__(self, store: PostgresStore, name: str) -> None:
+        self.name = name  # servers and database
+        self.store = store
+        self.replaced = 0  # characters that PostgreSQL cannot store
         self._sql = store.sql("copy")
         # Rows are read in the order of the keys; sorting all of them first would need room.
         store.execute("SET enable_sort = off")
 
-    def blocks(self, table: Table, after: Sequence[Any] | None = None) -> Iterator[Block]:
-        """Yield all rows after a key, in the order of the keys."""
-        query = f"COPY ({self.select(table, _names(table), after)}) TO STDOUT"
-        cursor = self.store.connection.cursor()
-        with self.store.translating(), cursor, cursor.copy(query.encode()) as rows:
-            pieces, size = [], 0
+    def rows(self, query: str) -> Iterator[Row]:
+        """Yield the result of a query; called in another thread."""
+        with self.store.translating(), self.store.connection.cursor() as cursor:
+            yield from cursor.stream(query.encode())
+
+    def insert(self, table: str, columns: str, rows: list[Row]) -> None:
+        """Insert rows; call it in a transaction."""
+        query = f'COPY "{table}" ({columns}) FROM STDIN'
+        with self.store.connection.cursor() as cursor, cursor.copy(query.encode()) as copy:
             for row in rows:
-                pieces.append(row)
-                size += len(row)
-                if size >= self._block_bytes:
-                    yield Block(b"".join(pieces), len(pieces))
-                    pieces, size = [], 0
-            if pieces:
-                yield Block(b"".join(pieces), len(pieces))
+                copy.write_row(row)
 
     def states(self) -> dict[str, CopyState]:
         """Return the copies of which this is the ``source`` and, if incomplete, the ``target``."""
@@ -64,36 +60,29 @@ class PostgresSide(CopySide):
         with self.store.transaction():
             self._set("source", state)
 
+    def set_target(self, state: CopyState) -> None:
+        """Store the progress; call it in a transaction."""
+        self._set("target", state)
+
     def _set(self, role: str, state: CopyState | None) -> None:
         if state is None:
             self.store.execute(self._sql["drop_state"], (role,))
         else:
             self.store.execute(self._sql["set_state"], (role, state.to_json()))
 
-    def is_empty(self) -> bool:
-        """Return whether the database contains only what the migrations insert."""
-        tables = self.tables().values()
-        return all(self.count(one) <= _INITIAL_ROWS.get(one.name, 0) for one in tables)
+    def is_empty(self, tables: list[str]) -> bool:
+        """Return whether the tables contain only what the migrations insert."""
+        for name in tables:
+            more = f'SELECT 1 FROM "{name}" OFFSET {_INITIAL_ROWS.get(name, 0)} LIMIT 1'
+            if self.store.execute(more).fetchall():
+                return False
+        return True
 
-    def begin(self, state: CopyState) -> None:
+    def begin(self, state: CopyState, tables: list[str]) -> None:
         """Mark the target as incomplete, and remove the rows of its tables."""
-        names = ", ".join(f'"{name}"' for name in self.tables())
         with self.store.transaction():
-            self.store.execute(f"TRUNCATE {names}")
+            self.store.execute("TRUNCATE " + ", ".join(f'"{name}"' for name in tables))
             self._set("source", None)
-            self._set("target", state)
-
-    def write(self, table: Table, block: Block, state: CopyState) -> None:
-        """Store a block and the progress in one transaction."""
-        query = f'COPY "{table.name}" ({_names(table)}) FROM STDIN'
-        with self.store.transaction():
-            with self.store.connection.cursor() as cursor, cursor.copy(query.encode()) as copy:
-                copy.write(block.text)
-            self._set("target", state)
-
-    def save(self, state: CopyState) -> None:
-        """Store whether the copy is verified."""
-        with self.store.transaction():
             self._set("target", state)
 
     def finish(self, progress: Progress) -> None:
@@ -111,11 +100,7 @@ class PostgresSide(CopySide):
 
 @contextmanager
 def open_database(
-    url: str,
-    *,
-    is_target: bool,
-    allow_asynchronous: bool = False,
-    block_bytes: int = BLOCK_BYTES,
+    url: str, *, is_target: bool, allow_asynchronous: bool = False
 ) -> Iterator[PostgresSide]:
     """Acquire the epoch of a database that no broker uses, and migrate it.
 
@@ -126,35 +111,25 @@ def open_database(
     """
     conninfo = connection_info(url)
     name = f"postgresql://{shown(conninfo)}"
-
-    def check(before: Quorum, after: Quorum, notices: list[str]) -> None:
-        problem = quorum_problem(before, after, notices, None)
-        if problem is not None and not allow_asynchronous:
-            raise NotWritableError(f"{name}: {problem}")
-
+    check: Check = (lambda *_: None) if allow_asynchronous else quorum_problem
     try:
         with connect(conninfo) as connection:
             store = PostgresStore(connection, check)
             _acquire(store, name, is_target=is_target)
-            yield PostgresSide(store, name, block_bytes)
+            yield PostgresSide(store, name)
             release(store)
     except ConnectionBrokenError as error:
         raise NotWritableError(f"{name}: {error}") from error
 
 
 def _acquire(store: PostgresStore, name: str, *, is_target: bool) -> None:
-    migrations = migrations_folder() / "postgres"
     if not is_target and not has_schema(store):
         raise StartRefusedError(f"there is no data of a broker in {name}")
-    create_schema(store, migrations)
+    create_schema(store)
     row = read_row(store)
     if not row.is_released:  # the broker is active, or has failed
         time.sleep(SILENCE_S)
     broker = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "role": "copy"})
     if read_row(store)[:3] != row[:3] or not take_over(store, row, broker):
         raise StartRefusedError(f"a broker is active on {name}; stop all of its brokers first")
-    migrate(store, migrations)
-
-
-def _names(table: Table) -> str:
-    return ", ".join(f'"{name}"' for name in table.columns)
+    migrate(store)

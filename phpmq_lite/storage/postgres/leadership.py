@@ -5,15 +5,15 @@ with the server that held them.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from phpmq_lite.errors import NotWritableError, StartRefusedError
 from phpmq_lite.storage.copy_state import CopyState
 from phpmq_lite.storage.postgres.migrate import create_schema, pending
-from phpmq_lite.storage.postgres.quorum import QUORUM_SQL, ConnectionBrokenError, Quorum
+from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError
 from phpmq_lite.storage.postgres.store import (
     SHARD,
     STUCK_S,
@@ -40,6 +40,11 @@ class EpochRow(NamedTuple):
     is_released: bool
     broker: str  # JSON
 
+    @property
+    def host(self) -> str:
+        """Return the machine of the broker, or nothing if it is unknown."""
+        return str(json.loads(self.broker).get("host", ""))
+
 
 class StandbyState(NamedTuple):
     """What a standby knows."""
@@ -51,15 +56,8 @@ class StandbyState(NamedTuple):
 class Standby:
     """A broker that waits until it is active."""
 
-    def __init__(
-        self,
-        conninfo: str,
-        migrations: Path,
-        check: Check,
-        tell: Callable[[StandbyState], None],
-    ) -> None:
+    def __init__(self, conninfo: str, check: Check, tell: Callable[[StandbyState], None]) -> None:
         self._conninfo = conninfo
-        self._migrations = migrations
         self.description = "{}"  # JSON that others read once this broker is active
         self._check = check
         self._tell = tell
@@ -80,16 +78,14 @@ class Standby:
             try:
                 store = self._connected()
                 sql = store.sql("epoch")
-                with store.translating():
+                found: tuple[Any, ...] | None = store.execute(sql["relay_secret"]).fetchone()
+                if found is None:
+                    store.execute(sql["add_relay_secret"], make())
                     found = store.execute(sql["relay_secret"]).fetchone()
-                    if found is None:
-                        store.execute(sql["add_relay_secret"], make())
-                        found = store.execute(sql["relay_secret"]).fetchone()
             except (ConnectionBrokenError, NotWritableError) as error:
-                self._disconnect()
-                self._tell(StandbyState(None, str(error)))
+                self._disconnect(error)
                 return None
-            return tuple(found)
+            return found
 
         while (secret := await asyncio.to_thread(read)) is None:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
@@ -119,19 +115,19 @@ class Standby:
         try:
             store = self._connected()
             row = self._poll(store)
-            pending(store, self._migrations)
+            pending(store)
             if not (row.is_released or self._silent_s >= self._limit_s):
                 self._tell(StandbyState(row, None))
                 return None
             refuse_copied(store)
-            if (problem := self._quorum_problem(store)) is not None:
+            quorum = store.quorum()
+            if problem := self._check(quorum, quorum, []):  # now, a new epoch would not replicate
                 self._tell(StandbyState(row, problem))
             elif take_over(store, row, self.description):
                 self._store = None
                 return store
         except (ConnectionBrokenError, NotWritableError) as error:
-            self._disconnect()
-            self._tell(StandbyState(None, str(error)))
+            self._disconnect(error)
         except StartRefusedError as error:
             if self.row is None:
                 raise
@@ -141,16 +137,16 @@ class Standby:
     def _connected(self) -> PostgresStore:
         if self._store is None:
             self._store = PostgresStore(connect(self._conninfo), self._check)
-            with self._store.translating():
-                self._store.execute(self._store.sql("epoch")["call_standby"])
-            create_schema(self._store, self._migrations)
+            self._store.execute(self._store.sql("epoch")["call_standby"])
+            create_schema(self._store)
             refuse_copied(self._store)
         return self._store
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, error: Exception) -> None:
         """Forget what was seen: a failover of the database does not mean that the broker failed."""
         self.row, self._silent_s = None, -GRACE_S
         self._close()
+        self._tell(StandbyState(None, str(error)))
 
     def _close(self) -> None:
         store, self._store = self._store, None
@@ -158,10 +154,8 @@ class Standby:
             store.connection.close()
 
     def _poll(self, store: PostgresStore) -> EpochRow:
-        before, now, sql = self.row, time.monotonic(), store.sql("epoch")
-        row = read_row(store)
-        with store.translating():
-            [(idle_s,)] = store.execute(sql["idle_s"])
+        before, now, row = self.row, time.monotonic(), read_row(store)
+        [(idle_s,)] = store.execute(store.sql("epoch")["idle_s"])
         if before is not None:
             waited_s = self._silent_s + min(now - self._polled_at, 2 * POLL_S)
             self._silent_s = waited_s if before[:3] == row[:3] else 0.0
@@ -171,44 +165,29 @@ class Standby:
         self.row, self._polled_at = row, now
         return row
 
-    def _quorum_problem(self, store: PostgresStore) -> str | None:
-        """Return why a new epoch would not be replicated now, or None if it would."""
-        with store.translating():
-            quorum = Quorum(*store.execute(QUORUM_SQL).fetchone())
-        try:
-            self._check(quorum, quorum, [])
-        except ConnectionBrokenError as error:
-            return str(error)
-        return None
-
 
 def take_over(store: PostgresStore, row: EpochRow, description: str) -> bool:
     """Raise the epoch, replicated; return False if another broker was faster."""
     sql = store.sql("epoch")
-    with store.translating():
-        store.execute(sql["end_stalled"])
-        store.execute(sql["call_writer"])
-        store.execute("BEGIN")
-        given = (description, SHARD, row.epoch, row.batch)
-        taken = store.execute(sql["take"], given).fetchone()
-        if taken is None:
-            store.execute("ROLLBACK")
-            store.execute(sql["call_standby"])
-            return False
-        store.epoch, store.place = taken
-        store.commit()
+    store.execute(sql["end_stalled"])
+    store.execute(sql["call_writer"])
+    store.execute("BEGIN")
+    taken = store.execute(sql["take"], (description, SHARD, row.epoch, row.batch)).fetchone()
+    if taken is None:
+        store.execute("ROLLBACK")
+        store.execute(sql["call_standby"])
+        return False
+    store.epoch, store.place = taken
+    store.commit()
     return True
 
 
 def read_row(store: PostgresStore) -> EpochRow:
     """Read the row of the epoch."""
-    with store.translating():
-        return EpochRow(*store.execute(store.sql("epoch")["read"], (SHARD,)).fetchone())
+    return EpochRow(*store.execute(store.sql("epoch")["read"], (SHARD,)).fetchone())
 
 
 def refuse_copied(store: PostgresStore) -> None:
     """Raise StartRefusedError if the data is elsewhere, or an incomplete copy."""
-    with store.translating():
-        found = store.execute(store.sql("copy")["states"]).fetchall()
-    for role, text in found:
+    for role, text in store.execute(store.sql("copy")["states"]):
         raise StartRefusedError(CopyState.from_json(text).refusal("URL" * (role == "source")))

@@ -6,31 +6,28 @@ broker.  A file is executed as a whole, in one transaction.
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from phpmq_lite.errors import StartRefusedError
-from phpmq_lite.storage.migrations import Migration, check_applied, check_version, read_migrations
+from phpmq_lite.installation import migrations_folder
+from phpmq_lite.storage.migrations import Migration, check_applied, read_migrations
 from phpmq_lite.storage.postgres.store import PostgresStore
 
 
-def pending(store: PostgresStore, folder: Path) -> list[Migration]:
-    """Return the migrations in ``folder`` that have not been applied yet, in order.
+def pending(store: PostgresStore) -> list[Migration]:
+    """Return the migrations that have not been applied yet, in order.
 
     Raises:
-        StartRefusedError: the database is newer than ``folder``, or was created with a different
-            text of a migration.
+        StartRefusedError: the database is newer than these migrations, or was created with a
+            different text of one.
     """
-    migrations = read_migrations(folder)
-    with store.translating():
-        sql = store.sql("migrate")
-        applied: dict[int, str] = dict(store.execute(sql["applied"]).fetchall())
+    migrations = _migrations()
+    applied: dict[int, str] = dict(store.execute(store.sql("migrate")["applied"]).fetchall())
     version = max(applied)
-    check_version(migrations, version)
-    check_applied(migrations[:version], applied)
+    check_applied(migrations, version, applied)
     return migrations[version:]
 
 
-def create_schema(store: PostgresStore, folder: Path) -> None:
+def create_schema(store: PostgresStore) -> None:
     """Create the schema of an empty database; wait while another broker does.
 
     Raises:
@@ -42,13 +39,13 @@ def create_schema(store: PostgresStore, folder: Path) -> None:
         store.execute("BEGIN")
         store.execute(store.sql("migrate")["wait_for_others"])
         if not has_schema(store):
-            _apply(store, read_migrations(folder))
+            _apply(store, _migrations())
         store.execute("COMMIT")
 
 
-def migrate(store: PostgresStore, folder: Path) -> list[str]:
+def migrate(store: PostgresStore) -> list[str]:
     """Apply pending migrations as the active broker, and return their names in order."""
-    waiting = pending(store, folder)
+    waiting = pending(store)
     if waiting:
         with store.transaction():
             _apply(store, waiting)
@@ -61,11 +58,14 @@ def has_schema(store: PostgresStore) -> bool:
     Raises:
         StartRefusedError: it has tables of another program.
     """
-    with store.translating():
-        tables = {name for (name,) in store.execute(store.sql("migrate")["tables"])}
+    tables = {name for (name,) in store.execute(store.sql("migrate")["tables"])}
     if tables and "migration" not in tables:
         raise StartRefusedError("the database was not created by phpmq-lite")
     return bool(tables)
+
+
+def _migrations() -> list[Migration]:
+    return read_migrations(migrations_folder() / "postgres")
 
 
 def _apply(store: PostgresStore, migrations: Sequence[Migration]) -> None:

@@ -59,7 +59,7 @@ class ServerMonitor:
     async def explain_delay(self) -> None:
         """Show what a batch waits for: without a quorum, PostgreSQL does not answer at all."""
         writer = self._writer
-        number, age_s, pid = writer.delay()
+        began_at, age_s, pid = writer.delay()
         if age_s < _SLOW_S or writer.space.write_problem is not None:
             return
         try:
@@ -67,5 +67,5 @@ class ServerMonitor:
             problem = _NO_QUORUM if ("SyncRep",) in waits else ""
         except StorageError as error:
             problem = str(error)
-        if problem and number == writer.delay()[0]:
-            writer.show(problem)
+        if problem and began_at == writer.delay()[0]:
+            writer.space.note_trouble(problem)

@@ -5,25 +5,25 @@ libpq is used directly, and never waits.
 """
 
 import asyncio
+import struct
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from psycopg.pq import ExecStatus
 
 from phpmq_lite.storage.batch_sql import Step
-from phpmq_lite.storage.postgres.quorum import (
-    QUORUM_SQL,
-    ConnectionBrokenError,
-    Quorum,
-    failure_of,
-)
-from phpmq_lite.storage.postgres.statements import compiled
+from phpmq_lite.storage.postgres.quorum import QUORUM_SQL, ConnectionBrokenError, Quorum, failure_of
 from phpmq_lite.storage.postgres.store import BEGIN_BATCH, SHARD, PostgresStore
-from phpmq_lite.storage.postgres.values import Parameters, encode, encode_rows
-from phpmq_lite.storage.statements import load
+from phpmq_lite.storage.statements import compiled, load
 
-_NOTHING: Final = Parameters([], [])
+_BYTEA_OID: Final = 17
+_ARRAY: Final = struct.Struct(">IIIII")  # dimensions, has NULLs, type, length, lower bound
+_LENGTH: Final = struct.Struct(">i")
+_NULL: Final = _LENGTH.pack(-1)
+TEXT: Final = 0
+BINARY: Final = 1
 _DONE: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 
 
@@ -54,6 +54,64 @@ _FIRST: Final = prepared(BEGIN_BATCH)
 _QUORUM: Final = prepared(QUORUM_SQL)
 _COMMIT: Final = prepared("COMMIT")
 
+# -- encoding: numbers and texts as text, which Python encodes fastest; bodies as binary
+
+
+class Parameters(NamedTuple):
+    """Encoded parameters and the format of each, as libpq expects them."""
+
+    values: list[bytes | None]
+    formats: list[int]
+
+
+def encode(values: Sequence[Any]) -> Parameters:
+    """Encode single values."""
+    encoded = Parameters([], [])
+    for value in values:
+        is_binary = isinstance(value, bytes)
+        encoded.values.append(value if is_binary or value is None else _text(value))
+        encoded.formats.append(BINARY if is_binary else TEXT)
+    return encoded
+
+
+def encode_rows(flat: Sequence[Any], width: int, before: Sequence[Any]) -> Parameters:
+    """Encode ``before``, then an array for each of ``width`` columns of the rows in ``flat``."""
+    encoded = encode(before)
+    for at in range(width):
+        column = flat[at::width]
+        is_binary = any(isinstance(value, bytes) for value in column)
+        encoded.values.append(_bytea_array(column) if is_binary else _array(column))
+        encoded.formats.append(BINARY if is_binary else TEXT)
+    return encoded
+
+
+def _text(value: Any) -> bytes:
+    if isinstance(value, str):
+        # PostgreSQL's texts contain neither NUL nor lone surrogates.
+        return value.replace("\0", "\ufffd").encode("utf-8", "replace")
+    return b"%d" % value
+
+
+def _array(column: Sequence[Any]) -> bytes:
+    try:
+        return b"{%b}" % b",".join([b"%d" % value for value in column])
+    except TypeError:  # texts or NULLs
+        return b"{%b}" % b",".join([_element(value) for value in column])
+
+
+def _element(value: Any) -> bytes:
+    if isinstance(value, str):
+        return b'"%b"' % _text(value).replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+    return b"NULL" if value is None else _text(value)
+
+
+def _bytea_array(column: Sequence[bytes | None]) -> bytes:
+    pairs = ((_NULL, b"") if one is None else (_LENGTH.pack(len(one)), one) for one in column)
+    head = _ARRAY.pack(1, None in column, _BYTEA_OID, len(column), 1)
+    return head + b"".join(chain.from_iterable(pairs))
+
+
+_NOTHING: Final = Parameters([], [])
 # A statement and its encoded values.
 EncodedStep = tuple[PreparedStatement, Parameters]
 
@@ -73,17 +131,10 @@ def encode_steps(steps: Sequence[Step]) -> list[EncodedStep]:
     return encoded
 
 
-class Committed(NamedTuple):
-    """What the server said about a batch that it has committed."""
+# -- sending
 
-    place: str  # of the row of the epoch
-    before: Quorum
-    after: Quorum
-    notices: list[str]
-
-
-# Called once, with what has become of a batch.
-Callback = Callable[[Committed | Exception], None]
+# Called once for each batch, with the error if it is not known to be stored.
+Callback = Callable[[Exception | None], None]
 
 
 class Pipeline:
@@ -133,14 +184,12 @@ class Pipeline:
     def _flush(self) -> None:
         """Send what libpq has buffered; wait for the socket if it accepts no more."""
         try:
-            is_sent = not self._libpq.flush()
+            if self._libpq.flush():
+                self._loop.add_writer(self._socket, self._flush)
+            else:
+                self._loop.remove_writer(self._socket)
         except Exception as error:
             self._end(ConnectionBrokenError(str(error)))
-            return
-        if is_sent:
-            self._loop.remove_writer(self._socket)
-        else:
-            self._loop.add_writer(self._socket, self._flush)
 
     def _on_readable(self) -> None:
         libpq = self._libpq
@@ -155,9 +204,8 @@ class Pipeline:
                     return
                 if result.status in _DONE:
                     if result.ntuples:
-                        self._results.append(
-                            [result.get_value(0, at) for at in range(result.nfields)]
-                        )
+                        row = [result.get_value(0, at) for at in range(result.nfields)]
+                        self._results.append(row)
                 elif result.status != ExecStatus.PIPELINE_ABORTED and self._failure is None:
                     state = result.error_field(67)  # PG_DIAG_SQLSTATE
                     text = result.error_message.decode("utf-8", "replace").strip()
@@ -178,12 +226,14 @@ class Pipeline:
         failure = failure or self._failure
         if failure is None:
             libpq.exit_pipeline_mode()
+            store = self._store
             (place,), before, after = self._results
-            callback(
-                Committed(place.decode(), _quorum(before), _quorum(after), [*self._store.notices])
-            )
-        else:
-            callback(failure)
+            if problem := store.check(_quorum(before), _quorum(after), store.notices):
+                failure = ConnectionBrokenError(problem)
+            else:
+                store.batch += 1
+                store.place = place.decode()
+        callback(failure)
 
 
 def _quorum(row: list[bytes]) -> Quorum:

@@ -49,7 +49,7 @@ class ConnectionBrokenError(Exception):
 
 
 def quorum_problem(
-    before: Quorum, after: Quorum, notices: list[str], trusted: Quorum | None
+    before: Quorum, after: Quorum, notices: list[str], trusted: Quorum | None = None
 ) -> str | None:
     """Return why a successful COMMIT may not be replicated, or None if it is.
 

@@ -4,22 +4,21 @@ A read that loses its connection is repeated on a new one, so that pages survive
 """
 
 import asyncio
-import os
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int8BinaryDumper
 
 from phpmq_lite.errors import ReadTooLongError, StorageError
-from phpmq_lite.storage.postgres.statements import compiled
-from phpmq_lite.storage.read.read_pool import READ_LIMIT_S, ReadPool, Row
+from phpmq_lite.storage.postgres.quorum import summary
+from phpmq_lite.storage.postgres.store import disconnect
+from phpmq_lite.storage.read.read_pool import ReadPool, Row
+from phpmq_lite.storage.statements import compiled
 
-_CONNECT_S: Final = 5  # time limit for connecting to each host, unless the address sets its own
 _GRACE_S: Final = 1.0  # a server that has not answered this long after the limit is lost
 # Each statement reads a few rows by an index, and its parameters decide by which one.  Without
 # these settings, a table whose statistics are old would be read as a whole.
@@ -40,17 +39,10 @@ class _ConnectionLostError(StorageError):
     """The server closed the connection; another connection may succeed."""
 
 
-class PostgresReaders(ReadPool[Connection]):
-    """Read-only connections to a PostgreSQL database, given in libpq's format."""
+class PostgresReaders(ReadPool[Callable[[], str], Connection]):
+    """Read-only connections to a PostgreSQL database, given by a function, in libpq's format."""
 
     engine = "postgres"
-
-    def __init__(
-        self, conninfo: Callable[[], str], *, count: int = 2, limit_s: float = READ_LIMIT_S
-    ) -> None:
-        super().__init__(count=count, limit_s=limit_s)
-        self._conninfo = conninfo
-        self._cancelling: set[asyncio.Task[None]] = set()
 
     async def run(self, name: str, text: str, parameters: Mapping[str, Any]) -> list[Row]:
         """Execute a statement; repeat it if a failover or a restart closed the connections."""
@@ -65,11 +57,8 @@ class PostgresReaders(ReadPool[Connection]):
 
         A claim is read as soon as it is stored, when replicas may not have it yet.
         """
-        conninfo = self._conninfo()
+        conninfo = self._database()
         return _url(conninfo, "prefer-standby"), _url(conninfo, "primary")
-
-    def _another(self, count: int, limit_s: float) -> Self:
-        return type(self)(self._conninfo, count=count, limit_s=limit_s)
 
     def _is_broken(self, connection: Connection) -> bool:
         return connection.closed
@@ -77,27 +66,23 @@ class PostgresReaders(ReadPool[Connection]):
     async def _connect(self) -> Connection:
         limits = _SETTINGS | {"statement_timeout": str(round(self.limit_s * 1_000))}
         options = " ".join(f"-c {name}={value}" for name, value in limits.items())
+        conninfo = self._database()
         try:
-            given: dict[str, Any] = {"connect_timeout": _CONNECT_S} | conninfo_to_dict(
-                self._conninfo()
-            )
-            given["options"] = f"{given.get('options') or ''} {options}".strip()
+            own = conninfo_to_dict(conninfo).get("options") or ""
             made = await psycopg.AsyncConnection.connect(
-                make_conninfo(**given), autocommit=True, cursor_factory=psycopg.AsyncRawCursor
+                conninfo,
+                options=f"{own} {options}",
+                autocommit=True,
+                cursor_factory=psycopg.AsyncRawCursor,
             )
         except (psycopg.Error, OSError) as error:
-            raise StorageError(f"cannot connect to the database: {_reason(error)}") from error
+            raise StorageError(f"cannot connect to the database: {summary(error)}") from error
         # The type of a parameter must not depend on its value: a statement is prepared once.
         made.adapters.register_dumper(int, Int8BinaryDumper)
         return made
 
-    async def _close(self, connection: Connection) -> None:
-        await connection.close()
-
     def _interrupt(self, connection: Connection) -> None:
-        task = asyncio.get_running_loop().create_task(_cancel(connection))
-        self._cancelling.add(task)  # the event loop keeps no reference
-        task.add_done_callback(self._cancelling.discard)
+        disconnect(connection)
 
     async def _fetch(
         self, connection: Connection, name: str, text: str, parameters: Mapping[str, Any]
@@ -105,7 +90,7 @@ class PostgresReaders(ReadPool[Connection]):
         statement, names = compiled(text)
         values = [_storable(parameters[name]) for name in names]
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self.limit_s + _GRACE_S, _disconnect, connection)
+        timer = loop.call_later(self.limit_s + _GRACE_S, disconnect, connection)
         closes, ends_s = self.closes, loop.time() + self.limit_s
         try:
             cursor = await connection.execute(statement, values, binary=True)
@@ -114,11 +99,10 @@ class PostgresReaders(ReadPool[Connection]):
             if closes != self.closes:
                 raise StorageError(f"cannot read {name}: the broker is stopping") from error
             if isinstance(error, psycopg.errors.QueryCanceled) or loop.time() > ends_s:
-                raise ReadTooLongError(
-                    f"reading {name} took longer than {self.limit_s:g} s"
-                ) from error
+                problem = f"reading {name} took longer than {self.limit_s:g} s"
+                raise ReadTooLongError(problem) from error
             kind = _ConnectionLostError if connection.closed else StorageError
-            raise kind(f"cannot read {name}: {_reason(error)}") from error
+            raise kind(f"cannot read {name}: {summary(error)}") from error
         finally:
             timer.cancel()
 
@@ -126,23 +110,6 @@ class PostgresReaders(ReadPool[Connection]):
 def _storable(value: Any) -> Any:
     """Replace NUL, which PostgreSQL cannot store in a text, by a character that is as unlikely."""
     return value.replace("\0", "\ufffd") if isinstance(value, str) else value
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
-async def _cancel(connection: Connection) -> None:
-    try:
-        await connection.cancel_safe(timeout=_GRACE_S)
-    except (psycopg.Error, OSError):
-        _disconnect(connection)
-
-
-def _disconnect(connection: Connection) -> None:
-    """Close the socket under the driver, which then fails at once instead of waiting."""
-    with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.shutdown(socket.SHUT_RDWR)
 
 
 def _url(conninfo: str, servers: str) -> str:

@@ -10,11 +10,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
-from psycopg import RawCursor
-from psycopg.errors import Diagnostic
 from psycopg.types.numeric import Int8Dumper
 
-from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.errors import NotWritableError, OutcomeUnknownError, StorageError
 from phpmq_lite.storage.postgres.quorum import (
     QUORUM_SQL,
     ConnectionBrokenError,
@@ -22,14 +20,15 @@ from phpmq_lite.storage.postgres.quorum import (
     failure_of,
     summary,
 )
-from phpmq_lite.storage.postgres.statements import compiled
-from phpmq_lite.storage.store import Cursor, Store
+from phpmq_lite.storage.statements import compiled
+from phpmq_lite.storage.store import Store
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-# Called with the quorum before and after each COMMIT and the server's warnings; raises an error if
-# the commit may not be replicated.
-Check = Callable[[Quorum, Quorum, list[str]], None]
+# Called with the quorum before and after each COMMIT and the server's warnings; returns why the
+# commit may not be replicated, or None.
+Check = Callable[[Quorum, Quorum, list[str]], str | None]
 SHARD: Final = 0  # the only one today
+STUCK_S: Final = 5.0  # without an answer for this long, ``disconnect_if_lost`` should be called
 BEGIN_BATCH: Final = "SELECT begin_batch($1::int, $2, $3, $4::tid)::text"
 _SESSION: Final = (
     "SET synchronous_commit = on;"
@@ -49,9 +48,7 @@ def connect(conninfo: str) -> Connection:
     """
     try:
         # In a fixed order, a primary that has been replaced could hide the new one.
-        connection: Connection = psycopg.connect(
-            conninfo, autocommit=True, load_balance_hosts="random"
-        )
+        connection = psycopg.connect(conninfo, autocommit=True, load_balance_hosts="random")
         connection.adapters.register_dumper(int, Int8Dumper)
         connection.execute(_SESSION)
     except psycopg.Error as error:
@@ -59,27 +56,27 @@ def connect(conninfo: str) -> Connection:
     return connection
 
 
-STUCK_S: Final = 5.0  # without an answer for this long, ``disconnect_if_lost`` should be called
+def disconnect(connection: Connection | psycopg.AsyncConnection[Any]) -> None:
+    """Close the socket under the driver, which then fails at once instead of waiting."""
+    with (
+        suppress(psycopg.Error, OSError),  # closed already
+        socket.socket(fileno=os.dup(connection.fileno())) as shared,
+    ):
+        shared.shutdown(socket.SHUT_RDWR)
 
 
 def disconnect_if_lost(store: "PostgresStore", conninfo: str) -> bool:
-    """Shut the connection down unless a new one reaches the same server; return whether it does.
+    """Disconnect unless a new connection reaches the same server; return whether it does.
 
     A server that stands still, or a primary that waits for replicas that follow another one now,
     would otherwise never answer.  Callable from any thread, while another one waits.
     """
-    lost = (ConnectionBrokenError, OutcomeUnknownError, psycopg.Error)
-    with suppress(*lost), connect(conninfo) as other:
+    with suppress(ConnectionBrokenError, StorageError, psycopg.Error), connect(conninfo) as other:
         probe = PostgresStore(other, lambda *_: None)
-        with probe.loading():
-            [(count,)] = probe.execute(probe.sql("epoch")["has_session"], (store.pid,))
+        [(count,)] = probe.execute(probe.sql("epoch")["has_session"], (store.pid,))
         if count:
             return True
-    with (
-        suppress(OSError, psycopg.Error),  # closed meanwhile
-        socket.socket(fileno=os.dup(store.connection.fileno())) as shared,
-    ):
-        shared.shutdown(socket.SHUT_RDWR)
+    disconnect(store.connection)
     return False
 
 
@@ -96,17 +93,17 @@ class PostgresStore(Store):
         self.batch = 0  # number of the last batch in this epoch
         self.place = "(0,0)"  # of the row of the epoch
         self.notices: list[str] = []  # the server's warnings since they were last cleared
-        self._check = check
-        connection.add_notice_handler(self._note)
+        self.check = check
+        connection.add_notice_handler(
+            lambda notice: self.notices.append(notice.message_primary or "")
+        )
 
-    def _note(self, notice: Diagnostic) -> None:
-        self.notices.append(notice.message_primary or "")
-
-    def _execute(self, text: str, given: Any = (), /) -> Cursor:
+    def _execute(self, text: str, given: Any = (), /) -> psycopg.RawCursor[tuple[Any, ...]]:
         query, names = compiled(text)
         found = [given[name] for name in names] if isinstance(given, Mapping) else given
-        cursor = RawCursor(self.connection)
-        cursor.execute(query.encode(), [int(v) if v.__class__ is bool else v for v in found])
+        cursor = psycopg.RawCursor(self.connection)
+        with self.translating():
+            cursor.execute(query.encode(), [int(v) if v.__class__ is bool else v for v in found])
         return cursor
 
     def many(self, name: str, flat: Sequence[Any]) -> list[Any]:
@@ -114,7 +111,7 @@ class PostgresStore(Store):
         text = self.sql("batch")[name]
         width = text.count("[]")
         columns = [list(flat[at::width]) for at in range(width)]
-        return self.execute(text, columns).fetchall()
+        return self._execute(text, columns).fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -128,23 +125,24 @@ class PostgresStore(Store):
         """
         with self.translating():
             self.execute("BEGIN")
-            self.begin_batch()
+            first = self.execute(BEGIN_BATCH, (SHARD, self.epoch, self.batch + 1, self.place))
+            [(self.place,)] = first
             yield
             self.commit()
         self.batch += 1
 
-    def begin_batch(self) -> None:
-        """Execute the first statement of a batch."""
-        row = self.execute(BEGIN_BATCH, (SHARD, self.epoch, self.batch + 1, self.place)).fetchone()
-        self.place = row[0]
-
     def commit(self) -> None:
-        """Commit, and check that the commit is replicated."""
-        before = Quorum(*self.execute(QUORUM_SQL).fetchone())
+        """Commit, and raise ConnectionBrokenError if the commit may not be replicated."""
+        before = self.quorum()
         self.notices.clear()
         self.execute("COMMIT")
-        after = Quorum(*self.execute(QUORUM_SQL).fetchone())
-        self._check(before, after, self.notices)
+        if problem := self.check(before, self.quorum(), self.notices):
+            raise ConnectionBrokenError(problem)
+
+    def quorum(self) -> Quorum:
+        """Read the quorum."""
+        [row] = self.execute(QUORUM_SQL)
+        return Quorum(*row)
 
     @contextmanager
     def translating(self) -> Iterator[None]:
@@ -162,11 +160,8 @@ class PostgresStore(Store):
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Raise errors of a query, which can be repeated if the connection broke."""
+        """Raise errors as OutcomeUnknownError; a query is repeated if the connection broke."""
         try:
             yield
-        except psycopg.Error as error:
-            found = failure_of(error.sqlstate, summary(error))
-            if isinstance(found, ConnectionBrokenError):
-                raise found from error
-            raise OutcomeUnknownError(summary(error)) from error
+        except NotWritableError as error:
+            raise OutcomeUnknownError(str(error)) from error

@@ -1,7 +1,7 @@
 """The URL of the database: which servers, which account, and how the connection is protected."""
 
 import os
-from collections.abc import Mapping
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +21,9 @@ _DEFAULTS: Final = {
     "tcp_user_timeout": "5000",
     "client_encoding": "UTF8",
 }
-_CREDENTIAL: Final = "pgpass"  # name of the systemd credential, a password file
 
 
-def connection_info(url: str, environment: Mapping[str, str] = os.environ) -> str:
+def connection_info(url: str) -> str:
     """Return libpq's connection string for the setting ``store.url``.
 
     Raises:
@@ -47,9 +46,9 @@ def connection_info(url: str, environment: Mapping[str, str] = os.environ) -> st
             f"store.url: {beyond[0]} is another machine, so sslmode=verify-full is required, not "
             f"{given.get('sslmode') or 'none'}. Add &sslmode=verify-full&sslrootcert=FILE"
         )
-    credential = Path(environment.get("CREDENTIALS_DIRECTORY", "")) / _CREDENTIAL
-    if "CREDENTIALS_DIRECTORY" in environment and credential.is_file():
-        given.setdefault("passfile", str(credential))
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")  # of systemd
+    if folder is not None and (password_file := Path(folder) / "pgpass").is_file():
+        given.setdefault("passfile", str(password_file))
     parts: dict[str, Any] = {**_DEFAULTS, "target_session_attrs": "read-write", **given}
     return make_conninfo(**parts)
 
@@ -70,9 +69,6 @@ def shown(conninfo: str) -> str:
 
 
 def _is_local(host: str) -> bool:
-    if not host or host == "localhost" or host.startswith(("/", "@")):
-        return True
-    try:
+    with suppress(ValueError):
         return ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host in ("", "localhost") or host.startswith(("/", "@"))

@@ -12,26 +12,18 @@ this write is replicated, so is the batch.  If the number is older, the batch is
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from typing import Any, Final, NamedTuple, TypeVar
 
 from phpmq_lite.clock import read_clocks
-from phpmq_lite.errors import (
-    EpochEndedError,
-    NotWritableError,
-    OutcomeUnknownError,
-    StorageError,
-)
-from phpmq_lite.model import Batch, ClockReading, LoadedRows
+from phpmq_lite.errors import EpochEndedError, NotWritableError, OutcomeUnknownError, StorageError
+from phpmq_lite.model import Batch, LoadedRows
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.disk_space import DiskSpace
-from phpmq_lite.storage.postgres.pipeline import Committed, EncodedStep, Pipeline, encode_steps
-from phpmq_lite.storage.postgres.quorum import (
-    ConnectionBrokenError,
-    Quorum,
-    quorum_problem,
-)
+from phpmq_lite.storage.postgres.pipeline import EncodedStep, Pipeline, encode_steps
+from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, Quorum, quorum_problem
 from phpmq_lite.storage.postgres.store import (
     SHARD,
     STUCK_S,
@@ -39,7 +31,7 @@ from phpmq_lite.storage.postgres.store import (
     connect,
     disconnect_if_lost,
 )
-from phpmq_lite.storage.store import note_clock
+from phpmq_lite.storage.store_writer import StoreWriter
 
 T = TypeVar("T")
 BEAT_S: Final = 0.3  # an idle broker writes this often, so that standbys see that it is alive
@@ -52,16 +44,13 @@ class _Work(NamedTuple):
     """A batch to send, or else a function to call in the thread."""
 
     done: asyncio.Future[Any]
-    steps: Sequence[EncodedStep]
-    batch: Batch | None
-    call: Callable[[PostgresStore], Any] | None
+    steps: Sequence[EncodedStep] = ()
+    batch: Batch | None = None
+    call: Callable[[PostgresStore], Any] | None = None
 
 
-class PostgresWriter:
-    """The broker's connection to the database; ``on_fatal`` is called once nothing can be written.
-
-    ``space`` shows why nothing can be stored at the moment.
-    """
+class PostgresWriter(StoreWriter):
+    """The broker's connection to the database; calls ``on_fatal`` once nothing can be written."""
 
     def __init__(
         self,
@@ -72,17 +61,11 @@ class PostgresWriter:
         allow_asynchronous: bool = False,
     ) -> None:
         self.space = space
-        self.maintenance: Callable[[PostgresStore, ClockReading, bool], bool] = (
-            lambda _store, _now, _is_idle: False
-        )
         self.quorum: Quorum | None = None  # at the last commit
-        self.asynchronous: str | None = (
-            None  # why the last commit may not be replicated, if allowed
-        )
+        self.asynchronous: str | None = None  # why the last commit may not be replicated
         self.asynchronous_commits = 0
         self.reconnects = 0
         self.unknown_batches = 0  # whose outcome was unknown until the row of the epoch was read
-        self._work_number = 0  # of the current or last work
         self._began_at = 0.0  # when the current work began
         self._trusted: Quorum | None = None  # at the last commit, if it had no problem
         self._conninfo = conninfo
@@ -96,11 +79,9 @@ class PostgresWriter:
         self._waiting: deque[_Work] = deque()
         self._current: _Work | None = None
         self._looked_at = 0.0  # when the server was last looked at because it did not answer
-        self._is_looking = False
         self._offset_ms = 0  # the server's clock less this machine's running clock
         self._checked_ms = 0  # running clock when the answer to the last commit arrived
         self._written_ms = 0  # running clock when the server had stored it
-        self._answered_at = time.monotonic()  # when the server last answered
 
     def open(self, store: PostgresStore) -> None:
         """Continue on the connection that has taken over the epoch, and write regularly."""
@@ -112,14 +93,10 @@ class PostgresWriter:
     def _use(self, store: PostgresStore) -> None:
         self._store = store
         self._pipeline = Pipeline(store, self._loop)
-        self._answered_at = time.monotonic()
+        self._answered_at = time.monotonic()  # when the server last answered
 
-    def check(self, before: Quorum, after: Quorum, notices: list[str]) -> None:
-        """Record the quorum at a commit.
-
-        Raises:
-            ConnectionBrokenError: the commit may not be replicated.
-        """
+    def check(self, before: Quorum, after: Quorum, notices: list[str]) -> str | None:
+        """Record the quorum at a commit; return why the commit cannot be relied on, or None."""
         self.quorum = after
         # The server read its clock after the previous commit and before now.  A difference of the
         # clocks that fits is kept: the answer, or this process, may have been held up.
@@ -130,10 +107,11 @@ class PostgresWriter:
         self._written_ms = after.server_ms - self._offset_ms
         problem = quorum_problem(before, after, notices, self._trusted)
         self._trusted = after if problem is None else None
-        if problem is not None and not self._allow_asynchronous:
-            raise ConnectionBrokenError(problem)
+        if not self._allow_asynchronous:
+            return problem
         self.asynchronous = problem
         self.asynchronous_commits += problem is not None
+        return None
 
     def read_clocks(self) -> tuple[int, int]:
         """Return the server's time and a clock that cannot be set, in milliseconds, for Clock."""
@@ -147,10 +125,10 @@ class PostgresWriter:
         """Return the epoch in which this broker is active, or None if it is a standby."""
         return self._store.epoch if self._is_open else None
 
-    def delay(self) -> tuple[int, float, int]:
-        """Return the number of the current work, its age in s, and that of the server process."""
+    def delay(self) -> tuple[float, float, int]:
+        """Return when the current work began, its age in s, and the pid of the server process."""
         age_s = 0.0 if self._current is None else time.monotonic() - self._began_at
-        return self._work_number, age_s, self._store.pid
+        return self._began_at, age_s, self._store.pid
 
     # -- the engine's interface (BatchStore)
 
@@ -159,10 +137,7 @@ class PostgresWriter:
         """Return whether the row of the epoch was written so recently that no standby counts."""
         return read_clocks()[1] < self._written_ms + _LEASE_MS
 
-    @property
-    def needs_maintenance(self) -> bool:
-        """Return False: maintenance runs as scheduled."""
-        return False
+    needs_maintenance = False  # it runs as scheduled
 
     def poll(self) -> None:
         """Do nothing: results are read when they arrive."""
@@ -177,16 +152,8 @@ class PostgresWriter:
         """
         steps = batch_statements(batch) if batch.stores else []
         if steps:
-            return self._enqueue(encode_steps(steps), batch, None)
-        return self._enqueue((), None, lambda store: store.load(batch))
-
-    def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
-        """Store the clocks after a jump, before any later batches are stored."""
-        return self.start(lambda store: note_clock(store, counters, has_jumped=True))
-
-    async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
-        """Run ``maintenance`` in the thread; return True if it should run again soon."""
-        return await self.run(lambda store: self.maintenance(store, now, is_idle))
+            return self._enqueue(encode_steps(steps), batch)
+        return self._enqueue(call=lambda store: store.load(batch))
 
     # -- work in order
 
@@ -195,17 +162,13 @@ class PostgresWriter:
 
         It is called again if the connection breaks, even if its transaction was stored.
         """
-        return asyncio.shield(self._enqueue((), None, work))
-
-    async def run(self, work: Callable[[PostgresStore], T]) -> T:
-        """Run a function on the store in the thread and return its result."""
-        return await self.start(work)
+        return asyncio.shield(self._enqueue(call=work))
 
     def _enqueue(
         self,
-        steps: Sequence[EncodedStep],
-        batch: Batch | None,
-        call: Callable[[PostgresStore], Any] | None,
+        steps: Sequence[EncodedStep] = (),
+        batch: Batch | None = None,
+        call: Callable[[PostgresStore], Any] | None = None,
     ) -> asyncio.Future[Any]:
         if self._failed is not None:
             raise self._failed
@@ -220,7 +183,6 @@ class PostgresWriter:
         if self._current is not None or not self._waiting:
             return
         work = self._current = self._waiting.popleft()
-        self._work_number += 1
         self._began_at = time.monotonic()
         if work.call is not None:
             self._in_thread(work.call)
@@ -228,72 +190,53 @@ class PostgresWriter:
             self._pipeline.send(work.steps, self._on_batch)
 
     def _finish(self, result: Any) -> None:
-        """Complete the current work with its result or error, and start the next."""
+        """Complete the current work with its result, and start the next."""
         work, self._current = self._current, None
         if work is not None:
-            if isinstance(result, BaseException):
-                _set(work.done, result)
+            self.space.note_stored()
+            if work.batch is not None and not self.is_exclusive:
+                self._prove(work.done, result)
             else:
-                self.show(None)
-                if work.batch is not None and not self.is_exclusive:
-                    self._prove(work.done, result)
-                else:
-                    _set(work.done, result)
+                _set(work.done, result)
         self._next()
 
     def _prove(self, done: asyncio.Future[Any], result: Any) -> None:
         """Complete ``done`` after a heartbeat: this process was held up, and may be replaced."""
         proof: asyncio.Future[None] = self._loop.create_future()
         proof.add_done_callback(lambda proof: _set(done, proof.exception() or result))
-        self._waiting.appendleft(_Work(proof, (), None, None))
+        self._waiting.appendleft(_Work(proof))
 
-    def _on_batch(self, answer: Committed | Exception) -> None:
+    def _on_batch(self, failure: Exception | None) -> None:
         """Handle what became of the current batch."""
-        store, work = self._store, self._current
+        if failure is None:
+            self._answered_at = time.monotonic()
+            self.space.note_stored()
+            self._on_outcome(is_stored=True)
+        elif isinstance(failure, ConnectionBrokenError | NotWritableError):
+            self.unknown_batches += isinstance(failure, ConnectionBrokenError)
+            self._in_thread(
+                lambda _: self._recover(failure), lambda known: self._on_outcome(is_stored=known)
+            )
+        else:
+            self._fail(failure)
+
+    def _on_outcome(self, *, is_stored: bool) -> None:
+        """Load what the current batch requests, or send the batch again if it is not stored."""
+        work = self._current
         if work is None:
             return
-        failure = answer if isinstance(answer, Exception) else self._problem_of(answer)
-        if isinstance(failure, ConnectionBrokenError | NotWritableError):
-            self.unknown_batches += isinstance(failure, ConnectionBrokenError)
-            self._in_thread(lambda _: self._recover(failure), self._on_recovered)
-        elif isinstance(answer, Exception):
-            self._fail(answer)
-        else:
-            self._answered_at = time.monotonic()
-            store.batch += 1
-            store.place = answer.place
-            self.show(None)
-            self._on_stored(work)
-
-    def _problem_of(self, answer: Committed) -> ConnectionBrokenError | None:
-        try:
-            self.check(answer.before, answer.after, answer.notices)
-        except ConnectionBrokenError as error:
-            return error
-        return None
-
-    def _on_stored(self, work: _Work) -> None:
         batch = work.batch
-        if batch is not None and batch.loads:
+        if not is_stored:
+            self._pipeline.send(work.steps, self._on_batch)
+        elif batch is not None and batch.loads:
             self._in_thread(lambda store: store.load(batch))
         else:
             self._finish(None)
 
-    def _on_recovered(self, is_stored: bool) -> None:
-        work = self._current
-        if work is None:
-            return
-        if is_stored:
-            self._on_stored(work)
-        else:
-            self._pipeline.send(work.steps, self._on_batch)
-
     # -- in the thread
 
     def _in_thread(
-        self,
-        call: Callable[[PostgresStore], T],
-        then: Callable[[T], None] | None = None,
+        self, call: Callable[[PostgresStore], T], then: Callable[[T], None] | None = None
     ) -> None:
         def work() -> T:
             while True:
@@ -319,7 +262,7 @@ class PostgresWriter:
         """
         before = self._store
         before.connection.close()
-        self.show(str(problem))
+        self.space.note_trouble(str(problem))
         if isinstance(problem, NotWritableError):
             time.sleep(_RETRY_S)
         while True:
@@ -335,7 +278,7 @@ class PostgresWriter:
                     )
             except (ConnectionBrokenError, NotWritableError) as error:
                 self._store.connection.close()
-                self.show(str(error))
+                self.space.note_trouble(str(error))
                 if time.monotonic() > self._answered_at + UNREACHABLE_S:
                     raise OutcomeUnknownError(
                         f"the database has not answered for {UNREACHABLE_S:g} s: {error}"
@@ -345,12 +288,6 @@ class PostgresWriter:
                 self.reconnects += 1
                 return store.batch > before.batch
 
-    def show(self, problem: str | None) -> None:
-        """Show why nothing can be stored at the moment, or None if batches can be stored."""
-        if problem != self.space.write_problem:
-            self.space.write_problem = problem
-            self.space.on_change()
-
     # -- the beginning and the end
 
     def _beat(self, number: int) -> None:
@@ -359,20 +296,19 @@ class PostgresWriter:
             if self._current is not None:
                 self._look()
             elif self._store.batch == number:
-                self._enqueue((), None, None)
+                self._enqueue()
             self._loop.call_later(BEAT_S, self._beat, self._store.batch)
 
     def _look(self) -> None:
         """Look at the server in another thread if it has not answered for a while."""
 
         def on_done(done: asyncio.Future[bool]) -> None:
-            self._is_looking, self._looked_at = False, time.monotonic()
+            self._looked_at = time.monotonic()
             if done.result():  # it works, or waits for replicas
-                self._answered_at = time.monotonic()
+                self._answered_at = self._looked_at
 
-        asked_at = max(self._began_at, self._looked_at)
-        if not self._is_looking and time.monotonic() > asked_at + STUCK_S:
-            self._is_looking = True
+        if time.monotonic() > max(self._began_at, self._looked_at) + STUCK_S:
+            self._looked_at = inf  # until then
             self._loop.run_in_executor(
                 None, disconnect_if_lost, self._store, self._conninfo
             ).add_done_callback(on_done)
@@ -380,9 +316,11 @@ class PostgresWriter:
     def _fail(self, error: BaseException) -> None:
         self._failed = error
         self._on_fatal(error)
+        if self._current is not None:
+            self._waiting.appendleft(self._current)
+            self._current = None
         while self._waiting:
             _set(self._waiting.popleft().done, error)
-        self._finish(error)
 
     async def close(self) -> None:
         """Release the epoch, so that a standby takes over at once, and disconnect."""
@@ -414,12 +352,11 @@ def release(store: PostgresStore) -> None:
 def _rewrite_row(store: PostgresStore) -> int:
     """Write the row of the epoch again, and return the number of the last stored batch."""
     sql = store.sql("epoch")
-    with store.translating():
-        store.execute(sql["call_writer"])
-        store.execute("BEGIN")
-        epoch, number = store.execute(sql["lock"], (SHARD,)).fetchone()
-        if epoch != store.epoch:
-            raise EpochEndedError(f"another broker has taken over from epoch {store.epoch}")
-        store.place = store.execute(sql["touch"], (SHARD,)).fetchone()[0]
-        store.commit()
+    store.execute(sql["call_writer"])
+    store.execute("BEGIN")
+    [(epoch, number)] = store.execute(sql["lock"], (SHARD,))
+    if epoch != store.epoch:
+        raise EpochEndedError(f"another broker has taken over from epoch {store.epoch}")
+    [(store.place,)] = store.execute(sql["touch"], (SHARD,))
+    store.commit()
     return int(number)

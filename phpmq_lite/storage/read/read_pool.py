@@ -7,16 +7,21 @@ Each read is a single statement with a time limit, so that no transaction stays 
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
 from phpmq_lite.errors import StorageError
 from phpmq_lite.storage.statements import load
 
+
+class _Connection(Protocol):
+    async def close(self) -> None: ...
+
+
 T = TypeVar("T")
-C = TypeVar("C")  # a connection of an engine's driver
+D = TypeVar("D")  # where the database is
+C = TypeVar("C", bound=_Connection)  # a connection of an engine's driver
 
 READ_LIMIT_S: Final = 2.0  # time limit for each read
 _CLOSING: Final = "close"  # owner of the slots acquired by ``close``
@@ -38,11 +43,6 @@ class FairReadSlots:
         self.held: Counter[str] = Counter()  # number of slots held by each owner
         # The most recently served owner is at the end.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-
-    @property
-    def waiting(self) -> Counter[str]:
-        """Number of waiting requests by owner."""
-        return Counter({owner: len(line) for owner, line in self._waiting.items()})
 
     async def acquire(self, owner: str) -> None:
         """Acquire a slot, waiting if none is free."""
@@ -81,7 +81,7 @@ class FairReadSlots:
                 waiter.set_result(None)
 
 
-class ReadPool(ABC, Generic[C]):
+class ReadPool(ABC, Generic[D, C]):
     """A few read-only connections to one database, opened on first use.
 
     Callers (``read_owner``) take turns, so that one caller's many reads do not delay other callers.
@@ -90,8 +90,9 @@ class ReadPool(ABC, Generic[C]):
 
     engine: ClassVar[str]  # name of the folder with the engine's statements
 
-    def __init__(self, *, count: int = 2, limit_s: float = READ_LIMIT_S) -> None:
+    def __init__(self, database: D, *, count: int = 2, limit_s: float = READ_LIMIT_S) -> None:
         self.limit_s = limit_s
+        self._database = database
         self._slots = FairReadSlots(count)
         self._free: list[C | None] = [None] * count  # None means not opened yet
         self._count = count
@@ -107,16 +108,8 @@ class ReadPool(ABC, Generic[C]):
         """Path or URL from which exports read the history, and from which they read claims."""
 
     @abstractmethod
-    def _another(self, count: int, limit_s: float) -> Self:
-        """Return a pool for the same database."""
-
-    @abstractmethod
     async def _connect(self) -> C:
         """Open a connection."""
-
-    @abstractmethod
-    async def _close(self, connection: C) -> None:
-        """Close a connection."""
 
     @abstractmethod
     def _interrupt(self, connection: C) -> None:
@@ -133,11 +126,8 @@ class ReadPool(ABC, Generic[C]):
         return False
 
     def separate(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> Self:
-        """Return a separate pool of connections to the same database, for slow reads.
-
-        They are closed together with this object.
-        """
-        made = self._another(count, limit_s)
+        """Return a separate pool for slow reads of the same database, closed with this one."""
+        made = type(self)(self._database, count=count, limit_s=limit_s)
         self._pools.append(made)
         return made
 
@@ -160,7 +150,7 @@ class ReadPool(ABC, Generic[C]):
                     taken.append(self._free.pop())
                 for at, open_one in enumerate(taken):
                     if open_one is not None:
-                        await self._close(open_one)
+                        await open_one.close()
                         taken[at] = None
             finally:
                 for open_one in taken:
@@ -173,15 +163,6 @@ class ReadPool(ABC, Generic[C]):
 
     async def run(self, name: str, text: str, parameters: Mapping[str, Any]) -> list[Row]:
         """Execute a statement composed of parts; ``name`` appears in error messages."""
-        async with self._connection() as connection:
-            self._busy.add(connection)
-            try:
-                return await self._fetch(connection, name, text, parameters)
-            finally:
-                self._busy.discard(connection)
-
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[C]:
         owner, closes = read_owner.get(), self.closes
         await self._slots.acquire(owner)
         connection = self._free.pop()
@@ -195,15 +176,18 @@ class ReadPool(ABC, Generic[C]):
                 except asyncio.CancelledError:  # otherwise, the connection would open and leak
                     connection = await opening
                     raise
-            yield connection
+            self._busy.add(connection)
+            return await self._fetch(connection, name, text, parameters)
         finally:
+            if connection is not None:
+                self._busy.discard(connection)
             is_open = connection is not None and not self._is_broken(connection)
             self._free.append(connection if is_open else None)
             self._slots.release(owner)
 
 
 # A pool of any engine.
-Readers = ReadPool[Any]
+Readers = ReadPool[Any, Any]
 
 
 class RowReader:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Final
 
 from phpmq_lite.errors import DatabaseReplacedError
 from phpmq_lite.installation import migrations_folder
@@ -21,16 +20,11 @@ from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
 from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
-from phpmq_lite.storage.sqlite.standby.litestream import (
-    check_standby,
-    is_configured,
-    is_running,
-)
+from phpmq_lite.storage.sqlite.standby.litestream import check_standby, is_configured, is_running
 from phpmq_lite.storage.sqlite.writer import Writer
 from phpmq_lite.storage.start_report import StartRecorder
 from phpmq_lite.storage.store_status import StoreStatus
 
-EX_IOERR: Final = 74
 _log = get_logger(__name__)
 
 
@@ -62,15 +56,9 @@ class SqliteBackend:
         """Return the state of the store; that of the files is measured when a page shows it."""
         return StoreStatus(place=str(self._folder.path))
 
-    async def watch(self) -> None:
-        """Do nothing, because there is no server."""
-
     def readers(self, count: int = 2) -> Readers:
         """Return connections for pages."""
         return SqliteReaders(self._folder.database, count=count)
-
-    def read_replica(self) -> None:
-        """Return None: there is no other server."""
 
     async def open(self, starting: StartRecorder, tell: Callable[[str], None]) -> None:
         """Check the files, open the database and migrate it."""
@@ -79,14 +67,13 @@ class SqliteBackend:
             check_files, self._folder, accept_loss=self._accept_loss, tell=tell
         )
         starting.note_wal(found.wal.frames, found.wal.commits, found.wal.commits_lost)
-        starting.note_checks(found.checks)
+        starting.report.checks += found.checks
         self.is_structure_due = found.is_structure_due
         await self.writer.open(self._cache_bytes)
         tell("migrating")
-        applied = await self.writer.run(
-            lambda store: migrate(store.connection, migrations_folder())
+        starting.note_migrations(
+            await self.writer.run(lambda store: migrate(store.connection, migrations_folder()))
         )
-        starting.note_migrations(applied)
 
     def close_with(self, stack: AsyncExitStack) -> None:
         """Add to ``stack`` what closes and seals the database."""
@@ -119,10 +106,7 @@ class SqliteBackend:
         return upkeep
 
     def _seal(self) -> None:
-        """Seal the closed database; without a seal, the next start would check its structure.
-
-        A database with a standby is not sealed.
-        """
+        """Seal the closed database, so that the next start need not check its structure."""
         if is_configured(self._folder.path):
             _log.info("not_sealed", reason="Litestream may change the database after this stop")
             return
@@ -139,14 +123,13 @@ def record_stop(
 ) -> None:
     """Record a clean stop; if that is impossible, exit and keep the WAL.
 
-    Only a running Litestream keeps the WAL after a clean stop.
-
     ``failure`` is the error that ended the broker, or None if it was asked to stop.  If another
     database has replaced this one, the process exits here: closing would remove the other's log.
     """
     writer.check_files()
     writer.space.release_ballast_if_full()
     try:
+        # Only a running Litestream keeps the WAL after a clean stop.
         folder.record(is_running=False, leaves_wal=is_running(folder.path))
     except OSError as error:
         if failure is not None:
@@ -154,4 +137,4 @@ def record_stop(
         _log.warning("stopped as if killed: a clean stop could not be recorded", reason=str(error))
         sys.stderr.flush()
         # Everything is stored. Exit here, because closing the database would remove the WAL.
-        os._exit(0 if failure is None else EX_IOERR)
+        os._exit(0 if failure is None else os.EX_IOERR)

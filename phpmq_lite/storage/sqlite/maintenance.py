@@ -2,24 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
 
 from phpmq_lite.errors import NotWritableError, StorageFullError
 from phpmq_lite.model import ClockReading
-from phpmq_lite.storage import retention
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.sqlite.errors import translate_errors, translate_file_errors
 from phpmq_lite.storage.sqlite.integrity.seal import LiveSeal
 from phpmq_lite.storage.sqlite.standby.litestream import CheckpointRight
 from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
-from phpmq_lite.storage.store import note_clock
-
-_RETENTION_EVERY_MS: Final = 1_000
-_CLOCK_EVERY_MS: Final = 60_000  # maximum time between two stored clock states
+from phpmq_lite.storage.store_writer import StoreMaintenance
 
 
-class WriterMaintenance:
+class WriterMaintenance(StoreMaintenance):
     """Maintenance that the engine runs in the writer's thread, for at most about 20 ms per call.
 
     Each call checks ``space`` first: once a second, and whenever the WAL is long.  If there is no
@@ -29,10 +24,8 @@ class WriterMaintenance:
     checkpoint; the larger the file, the longer truncating it takes.  ``live_seal`` seals the
     database between checkpoints.  With a standby, Litestream checkpoints instead; while it is not
     running, only a WAL that has reached ``wal_limit_bytes`` is checkpointed here, because
-    Litestream must copy the whole database when it continues after that.
-
-    ``bounds`` can be replaced at any time.  ``counters`` returns the state of the clocks, which is
-    stored with each checkpoint and once a minute, so that the next startup knows the downtime.
+    Litestream must copy the whole database when it continues after that.  The clocks are stored
+    with each checkpoint, too.
     """
 
     def __init__(
@@ -45,15 +38,12 @@ class WriterMaintenance:
         live_seal: LiveSeal | None = None,
         checkpoint_right: CheckpointRight | None = None,
     ) -> None:
+        super().__init__(bounds, counters)
         self._wal = database.with_name(database.name + "-wal")
-        self.bounds = bounds
         self._wal_limit_bytes = wal_limit_bytes
-        self._counters = counters
         self._space = space or DiskSpace(database.parent)
         self._live_seal = live_seal
         self._checkpoint_right = checkpoint_right or CheckpointRight()
-        self._retention_due_ms = 0  # when retention is next due, in steady ms
-        self._clock_due_ms = 0  # when the clocks must next be stored, in steady ms
 
     def __call__(self, store: SqliteStore, now: ClockReading, is_idle: bool) -> bool:
         """Do the work that is due; return True if more work is due soon.
@@ -79,21 +69,10 @@ class WriterMaintenance:
         if store.wal_bytes >= LONG_WAL_BYTES or (is_idle and store.wal_bytes):
             self._checkpoint(store, is_idle)
             self._clock_due_ms = 0
-        if now.steady_ms >= self._clock_due_ms:
-            note_clock(store, self._counters(now))
-            self._clock_due_ms = now.steady_ms + _CLOCK_EVERY_MS
+        self._store_clocks(store, now)
         store.indexer.run(store.connection, now.steady_ms, is_idle=is_idle)
         store.wal_bytes += store.indexer.wal_bytes
-        if store.indexer.has_more:
-            return True
-        if now.steady_ms < self._retention_due_ms:
-            return False
-        if retention.remove_dropped_stages(store):
-            return True
-        if retention.remove_expired(store, self.bounds, now.steady_ms).has_more:
-            return True
-        self._retention_due_ms = now.steady_ms + _RETENTION_EVERY_MS
-        return False
+        return store.indexer.has_more or self._retain(store, now)
 
     def _checkpoint(self, store: SqliteStore, is_idle: bool) -> None:
         size = self._wal.stat().st_size if self._wal.exists() else 0
@@ -102,12 +81,12 @@ class WriterMaintenance:
             if size > self._wal_limit_bytes:
                 with self._checkpoint_right.hold() as may_checkpoint:
                     if may_checkpoint:
-                        store.checkpoint_without_waiting("TRUNCATE")
+                        store.checkpoint("TRUNCATE", waits=False)
             return
         is_large = size > (1 if is_idle else 2) * self._wal_limit_bytes
         if self._live_seal is not None:
             with translate_file_errors():
                 self._live_seal.erase()
-        store.checkpoint_without_waiting("TRUNCATE" if is_large else "RESTART")
+        store.checkpoint("TRUNCATE" if is_large else "RESTART", waits=False)
         if self._live_seal is not None:
             self._live_seal.renew()

@@ -25,12 +25,7 @@ from typing import Final
 from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.atomic_files import create_private, sync_file, sync_folder
-from phpmq_lite.storage.migrations import (
-    Migration,
-    check_applied,
-    check_version,
-    read_migrations,
-)
+from phpmq_lite.storage.migrations import Migration, check_applied, read_migrations
 from phpmq_lite.storage.sqlite.errors import DISK_ERRORS, translated_error
 from phpmq_lite.storage.statements import load
 
@@ -199,12 +194,11 @@ def _version(connection: sqlite3.Connection) -> int:
 def _check_known(connection: sqlite3.Connection, migrations: list[Migration], version: int) -> None:
     """Raise an error unless the schema was created by these migrations."""
     sql = load("migrate")
-    check_version(migrations, version)
     tables = {name for (name,) in connection.execute(sql["tables"])}
     if ("migration" in tables) != (version > 0) or (tables and not version):
         raise StartRefusedError("the database was not created by phpmq-lite")
     applied = dict(connection.execute(sql["applied"]).fetchall()) if version else {}
-    check_applied(migrations[:version], applied)
+    check_applied(migrations, version, applied)
 
 
 def _refusal(what: str, error: Exception) -> StorageError | StartRefusedError:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, AnyStr, Final, Self, cast
+from typing import Any, AnyStr, Final, cast
 
 import aiosqlite
 
 from phpmq_lite.errors import ReadTooLongError, StorageError
-from phpmq_lite.storage.read.read_pool import READ_LIMIT_S, ReadPool, Row
+from phpmq_lite.storage.read.read_pool import ReadPool, Row
 
 _STEPS_BETWEEN_CHECKS: Final = 10_000  # in SQLite virtual-machine steps; 10,000 take under 1 ms
 
@@ -75,25 +75,15 @@ class _Reader(sqlite3.Connection):
         self._ends_s = monotonic() + self._limit_s
 
 
-class SqliteReaders(ReadPool[aiosqlite.Connection]):
+class SqliteReaders(ReadPool[Path, aiosqlite.Connection]):
     """Read-only connections to an SQLite file, each with its own thread."""
 
     engine = "sqlite"
 
-    def __init__(self, path: Path, *, count: int = 2, limit_s: float = READ_LIMIT_S) -> None:
-        super().__init__(count=count, limit_s=limit_s)
-        self._path = path
-
     @property
     def export_databases(self) -> tuple[str, str]:
         """Path of the file, twice."""
-        return str(self._path), str(self._path)
-
-    def _another(self, count: int, limit_s: float) -> Self:
-        return type(self)(self._path, count=count, limit_s=limit_s)
-
-    async def _close(self, connection: aiosqlite.Connection) -> None:
-        await connection.close()
+        return str(self._database), str(self._database)
 
     def _interrupt(self, connection: aiosqlite.Connection) -> None:
         cast(_Reader, connection._conn).interrupt()
@@ -112,23 +102,23 @@ class SqliteReaders(ReadPool[aiosqlite.Connection]):
             if closes != self.closes:
                 raise StorageError(f"cannot read {name}: the broker is stopping") from error
             if error.sqlite_errorname == "SQLITE_INTERRUPT" or reader.is_over():
-                raise ReadTooLongError(
-                    f"reading {name} took longer than {self.limit_s:g} s"
-                ) from error
+                problem = f"reading {name} took longer than {self.limit_s:g} s"
+                raise ReadTooLongError(problem) from error
             raise StorageError(f"cannot read {name}: {error}") from error
         finally:
             timer.cancel()
         return [tuple(row) for row in rows]
 
     async def _connect(self) -> aiosqlite.Connection:
-        if not self._path.is_file():  # a failed attempt to open it would leave a thread behind
-            raise StorageError(f"database {self._path.name} does not exist")
-        uri = f"{self._path.resolve().as_uri()}?mode=ro"
+        path = self._database
+        if not path.is_file():  # a failed attempt to open it would leave a thread behind
+            raise StorageError(f"database {path.name} does not exist")
+        uri = f"{path.resolve().as_uri()}?mode=ro"
         factory = partial(_Reader, limit_s=self.limit_s)
         try:
             return await aiosqlite.connect(uri, uri=True, isolation_level=None, factory=factory)
         except (sqlite3.Error, RuntimeError, MemoryError) as error:  # no memory for a thread
-            raise StorageError(f"cannot open {self._path.name} for reading: {error}") from error
+            raise StorageError(f"cannot open {path.name} for reading: {error}") from error
 
 
 # -- text and patterns in large bodies
@@ -165,7 +155,10 @@ def matches_glob(content: bytes, glob: str, check: DeadlineCheck) -> bool:
     if start > end or not _is_at(text, 0, first) or not _is_at(text, end, last):
         return False
     for segment in inner:
-        found = _find_segment(text, segment, start, end, check)
+        if None in segment:
+            found = _find_with_gaps(text, segment, start, end, check)
+        else:
+            found = _find(text, "".join(filter(None, segment)), start, end, check)
         if found < 0:
             return False
         start = found + len(segment)
@@ -186,14 +179,6 @@ def segments(glob: str) -> tuple[PatternSegment, ...]:
 
 def _is_at(text: str, start: int, segment: PatternSegment) -> bool:
     return all(mark is None or text[at] == mark for at, mark in enumerate(segment, start))
-
-
-def _find_segment(
-    text: str, segment: PatternSegment, start: int, end: int, check: DeadlineCheck
-) -> int:
-    if None not in segment:
-        return _find(text, "".join(filter(None, segment)), start, end, check)
-    return _find_with_gaps(text, segment, start, end, check)
 
 
 def _find(text: AnyStr, part: AnyStr, start: int, end: int, check: DeadlineCheck) -> int:

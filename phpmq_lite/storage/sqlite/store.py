@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final
 
-from phpmq_lite.errors import NotWritableError, StartRefusedError, StorageFullError
+from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.model import Batch, LoadedRows, checksum
-from phpmq_lite.storage.batch_sql import Step, batch_statements
+from phpmq_lite.storage.batch_sql import Step
 from phpmq_lite.storage.sqlite.errors import raise_as_unknown, translate_errors
 from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
 from phpmq_lite.storage.statements import load, many
@@ -108,90 +108,59 @@ class SqliteStore(Store):
 
     # -- batches
 
-    def commit(self, batch: Batch) -> LoadedRows | None:
-        """Store a batch in one transaction, then load the rows that it requests.
+    def begin(self, steps: Sequence[Step], *, at_once: bool = False) -> None:
+        """Begin a transaction and execute a batch's steps; without steps, do nothing.
+
+        With ``at_once``, fail instead of waiting for another program's lock.
 
         Raises:
             StorageFullError, NotWritableError: nothing is stored.
             OutcomeUnknownError: the batch may or may not be on disk; send no replies.
         """
-        self.begin(batch_statements(batch) if batch.stores else [])
-        return self.end(batch)
-
-    def begin(self, steps: Sequence[Step], *, at_once: bool = False) -> bool:
-        """Begin a transaction and execute a batch's steps; without steps, do nothing.
-
-        With ``at_once``, do not wait if the disk is full or nothing can be written; instead, return
-        False with nothing stored.
-
-        Raises:
-            StorageFullError, NotWritableError: nothing is stored.
-            OutcomeUnknownError: as for ``commit``.
-        """
         if not steps:
-            return True
+            return
         execute, sql = self.execute, self._sql
-        try:
-            with translate_errors(self.connection):
-                self.set_lock_wait(not at_once)
-                execute("BEGIN IMMEDIATE")
-                for name, values, before in steps:
-                    if before is None:
-                        execute(sql[name], values)
-                    else:
-                        many("batch", name).write(execute, values, before)
-        except (StorageFullError, NotWritableError):
-            if at_once:
-                return False
-            raise
-        return True
+        with translate_errors(self.connection):
+            self.set_lock_wait(not at_once)
+            execute("BEGIN IMMEDIATE")
+            for name, values, before in steps:
+                if before is None:
+                    execute(sql[name], values)
+                else:
+                    many("batch", name).write(execute, values, before)
 
     def end(self, batch: Batch, *, with_index: bool = False) -> LoadedRows | None:
         """Commit the transaction begun by ``begin``, then load the rows that the batch requests.
 
-        If ``with_index``, settled messages are added to the index of the history, once many are
-        waiting for that.
+        If ``with_index``, first index settled messages once many are waiting for that.
 
         Raises:
             StorageFullError, NotWritableError: nothing is stored; call ``begin`` again.
-            OutcomeUnknownError: as for ``commit``.
+            OutcomeUnknownError: as for ``begin``.
         """
         if self.connection.in_transaction:
-            self.finish(with_index=with_index and self.needs_index(batch))
-            self.count(batch)
+            commit_s = self.finish(with_index=with_index and self.needs_index(batch))
+            self.count(batch, commit_s)
         return self.load(batch)
 
     def needs_index(self, batch: Batch) -> bool:
         """Return whether enough settled messages wait to be indexed within this batch."""
-        return bool(batch.settled) and self.indexer.is_due(
-            batch.settled_count, len(batch.queue_rows)
-        )
+        queues = len(batch.queue_rows)
+        return bool(batch.settled) and self.indexer.is_due(batch.settled_count, queues)
 
     def finish(self, *, with_index: bool) -> float:
-        """Commit the transaction begun by ``begin``; first index settled messages if requested.
-
-        Returns the duration of the COMMIT in seconds.
-
-        Raises:
-            StorageFullError, NotWritableError: nothing is stored; call ``begin`` again.
-            OutcomeUnknownError: as for ``commit``.
-        """
+        """Commit as ``end`` does, without loading; return the duration of COMMIT in seconds."""
         with translate_errors(self.connection):
             if with_index:
                 self.indexer.index_in_batch(self.connection)
                 self.wal_bytes += self.indexer.wal_bytes
             began_at = perf_counter()
             self.execute("COMMIT")
-            commit_s = perf_counter() - began_at
-        self.note_duration(commit_s)
-        return commit_s
+            return perf_counter() - began_at
 
-    def note_duration(self, commit_s: float) -> None:
-        """Add a COMMIT's duration to the moving average."""
+    def count(self, batch: Batch, commit_s: float, index_bytes: int = 0) -> None:
+        """Add a stored batch to the average of COMMIT's durations and the estimated WAL size."""
         self.commit_s += (commit_s - self.commit_s) / _COMMITS
-
-    def count(self, batch: Batch, index_bytes: int = 0) -> None:
-        """Add what a stored batch has written to the estimated size of the WAL."""
         changed = len(batch.created) + len(batch.dispatched) + len(batch.changed)
         self.wal_bytes += index_bytes + _COMMIT_BYTES + batch.created_bytes + _ROW_BYTES * changed
         if batch.staged_rows:
@@ -200,8 +169,6 @@ class SqliteStore(Store):
         if batch.created_bytes >= _LARGE_BYTES * len(batch.created) > 0:
             self.wal_bytes = max(self.wal_bytes, LONG_WAL_BYTES)
 
-    # -- loading
-
     # -- between batches
 
     def used_bytes(self) -> int:
@@ -209,22 +176,19 @@ class SqliteStore(Store):
         pages, free, page_bytes = self.execute(load("database_size")["pages"]).fetchone()
         return int((pages - free) * page_bytes)
 
-    def checkpoint(self, mode: str) -> bool:
+    def checkpoint(self, mode: str, *, waits: bool = True) -> bool:
         """Copy the WAL into the database and restart the WAL; mode TRUNCATE also truncates it.
 
-        The other mode is RESTART.  Waits a few seconds for readers.  Returns False if a reader
-        still uses the WAL, which then keeps growing; the caller tries again soon.
+        The other mode is RESTART.  Waits a few seconds for readers if ``waits``; the next batch
+        would wait, too.  Returns False if a reader still uses the WAL, which then keeps growing;
+        the caller tries again soon.
         """
         self.wal_bytes = LONG_WAL_BYTES - _RETRY_BYTES  # set beforehand, in case the disk is full
-        is_busy, _, _ = self.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        self.set_lock_wait(waits)
+        try:
+            is_busy, _, _ = self.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        finally:
+            self.set_lock_wait(True)
         if not is_busy:
             self.wal_bytes = 0
         return not is_busy
-
-    def checkpoint_without_waiting(self, mode: str) -> bool:
-        """Checkpoint without waiting for readers, because the next batch would wait too."""
-        self.set_lock_wait(False)
-        try:
-            return self.checkpoint(mode)
-        finally:
-            self.set_lock_wait(True)

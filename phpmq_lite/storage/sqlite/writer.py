@@ -9,7 +9,7 @@ works at any time, in the order of the calls.
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from phpmq_lite.storage.sqlite.errors import translate_errors
 from phpmq_lite.storage.sqlite.standby.litestream import CheckpointRight
 from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 from phpmq_lite.storage.sqlite.writer_process import Outcome, Reply, WriterProcess, encode
-from phpmq_lite.storage.store import note_clock
+from phpmq_lite.storage.store_writer import StoreWriter
 
 _log = get_logger(__name__)
 T = TypeVar("T")
@@ -53,7 +53,7 @@ _PROCESS_BYTES: Final = 2 << 10
 _IDLE_MS: Final = 60_000  # after this time without a large batch, the process is ended
 
 
-class Writer:
+class Writer(StoreWriter):
     """Stores batches, each with one call to the writer's thread or process.
 
     A write that is known to have failed is retried (``DiskSpace.wait_after``).  ``on_fatal`` is
@@ -72,9 +72,6 @@ class Writer:
         self.space = space or DiskSpace(path.parent)
         self.files = OpenedFiles(path)
         self.checkpoint_right = CheckpointRight(path.parent)
-        self.maintenance: Callable[[SqliteStore, ClockReading, bool], bool] = (
-            lambda _store, _now, _is_idle: False
-        )
         self._on_fatal = on_fatal
         self._failed: Fatal | None = None  # once set, nothing more is written or synced
         self._connection: _DirectConnection | None = None
@@ -150,10 +147,13 @@ class Writer:
         if self._failed is not None:
             raise self._failed
         try:
-            return store.begin(steps, at_once=True)
+            store.begin(steps, at_once=True)
+        except (StorageFullError, NotWritableError):
+            return False
         except OutcomeUnknownError as error:
             self._fail(error)
             raise
+        return True
 
     def _store_with_retry(
         self, store: SqliteStore, steps: Sequence[Step], batch: Batch, *, has_begun: bool = False
@@ -335,8 +335,7 @@ class Writer:
             retry = partial(self._store_with_retry, steps=steps, batch=batch)
             connection.hop(partial(self._checked, retry), store, done)
             return
-        store.count(batch, reply.index_bytes)
-        store.note_duration(reply.commit_s)
+        store.count(batch, reply.commit_s, reply.index_bytes)
         self.space.note_stored()
         if batch.loads:
             connection.hop(partial(self._checked, lambda store: store.load(batch)), store, done)
@@ -360,14 +359,6 @@ class Writer:
         self._failed = error
         self._on_fatal(error)
 
-    async def run(self, work: Callable[[SqliteStore], T]) -> T:
-        """Run a function on the store in the writer's thread and return its result."""
-        return await self.start(work)
-
-    def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
-        """Store the clocks after a jump, before any later batches are stored."""
-        return self.start(lambda store: note_clock(store, counters, has_jumped=True))
-
     async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
         """Run ``maintenance`` in the writer's thread; return True if it should run again soon.
 
@@ -378,7 +369,7 @@ class Writer:
                 self._large_batches, self._used_ms = 0, now.steady_ms
             elif now.steady_ms > self._used_ms + _IDLE_MS:
                 await self._end_process()
-        return await self.run(lambda store: self.maintenance(store, now, is_idle))
+        return await super().maintain(now, is_idle=is_idle)
 
     def check_files(self) -> None:
         """Check that the next startup will find the files in which data has been stored so far.

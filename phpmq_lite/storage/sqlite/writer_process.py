@@ -196,8 +196,7 @@ def _store(store: SqliteStore, steps: memoryview, *, with_index: bool) -> Reply:
     """Store one batch, given its encoded steps."""
     try:
         decoded = marshal.loads(steps)  # noqa: S302 - written by the broker
-        if not store.begin(decoded, at_once=True):
-            return Reply(Outcome.NOT_STORED)
+        store.begin(decoded, at_once=True)
         commit_s = store.finish(with_index=with_index)
     except (StorageFullError, NotWritableError):
         return Reply(Outcome.NOT_STORED)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.storage.postgres.statements import compiled
+from phpmq_lite.storage.statements import compiled
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,18 @@
 -- Copies to and from the other engine, and what a copy and a restore change.
 
 -- name: tables
--- All tables, in the order of their columns.
--- columns: table, column, type, place in the primary key (0: none)
+-- All tables with their columns, those of the primary key first.
+-- columns: table, column, type, place in the primary key, or NULL
 SELECT t.relname AS name, c.attname AS name,
   CASE format_type(c.atttypid, NULL)
     WHEN 'bigint' THEN 'INTEGER' WHEN 'bytea' THEN 'BLOB' ELSE upper(format_type(c.atttypid, NULL))
   END AS type,
-  coalesce(array_position(k.indkey::int2[], c.attnum) + 1, 0) AS pk
+  array_position(k.indkey::int2[], c.attnum) AS place
 FROM pg_class AS t JOIN pg_attribute AS c ON c.attrelid = t.oid
 LEFT JOIN pg_index AS k ON k.indrelid = t.oid AND k.indisprimary
 WHERE t.relkind = 'r' AND t.relnamespace = current_schema()::regnamespace
   AND c.attnum > 0 AND NOT c.attisdropped
-ORDER BY t.relname, c.attnum;
+ORDER BY t.relname, place, c.attname;
 
 -- name: identities
 -- Columns whose values the server assigns.

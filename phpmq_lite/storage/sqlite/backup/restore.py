@@ -31,19 +31,11 @@ from phpmq_lite.storage.read.accounts import StoredAccounts, User, accounts_of, 
 from phpmq_lite.storage.sqlite import migrate
 from phpmq_lite.storage.sqlite.backup.backups import check_space, read_backup, verify_backup
 from phpmq_lite.storage.sqlite.integrity import scrub
-from phpmq_lite.storage.sqlite.integrity.database_check import (
-    check_all,
-    check_log,
-    verify,
-)
+from phpmq_lite.storage.sqlite.integrity.database_check import check_all, check_log, verify
 from phpmq_lite.storage.sqlite.integrity.seal import checksum_of, seal
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.integrity.stopped_database import open_stopped
-from phpmq_lite.storage.sqlite.standby.litestream import (
-    CheckpointRight,
-    change_history,
-    is_configured,
-)
+from phpmq_lite.storage.sqlite.standby import litestream
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.store import NUMBER_GAP
@@ -103,7 +95,7 @@ def restore(
     """
     database = _verify_source(source, tell)
     folder = DataFolder.open(data, allow_network_fs=allow_network_fs, has_database=False)
-    with closing(folder), CheckpointRight(folder.path).hold() as may_replace:
+    with closing(folder), litestream.CheckpointRight(folder.path).hold() as may_replace:
         if not may_replace:
             raise StartRefusedError(f"Litestream is running for {folder.path}; stop it first")
         staged = folder.path / _STAGED_NAME
@@ -112,23 +104,23 @@ def restore(
             staged.unlink(missing_ok=True)
             os.close(create_private(staged))
             shutil.copyfile(database, staged)
+            done = RestoreResult(folder.database)
             tell("checking the database")
-            done = RestoreResult(folder.database, checks=_check_and_renumber(staged))
-            if done.problems and not accept_loss:
-                raise DataDamagedError(f"{database} is damaged: {'; '.join(done.problems[:3])}")
-            if not keep_tokens:
-                tell("comparing users, sessions and tokens with those of the replaced database")
-                replaced = _replaced_accounts(folder)
-                with _transaction(staged) as connection:
-                    now_ms = time_ns() // 1_000_000
-                    done.withdrawn = _withdraw_access(connection, replaced, now_ms)
-            with closing(sqlite3.connect(staged)) as connection:
+            with _transaction(staged) as connection:
+                migrate.pending(connection, migrations_folder())  # rejects what is newer or foreign
+                done.checks = check_all(connection)
+                if done.problems and not accept_loss:
+                    raise DataDamagedError(f"{database} is damaged: {'; '.join(done.problems[:3])}")
+                _renumber(connection)
+                if not keep_tokens:
+                    tell("comparing users, sessions and tokens with those of the replaced database")
+                    done.withdrawn = _withdraw_access(connection, _replaced_accounts(folder))
                 done.history_id = read_history_id(connection) or token_hex(16)
-            change_history(folder.path, done.history_id)
+            litestream.change_history(folder.path, done.history_id)
             tell("moving the database into place")
             done.replaced_files = move_aside(folder)
             # After a power cut at this point, startup fails because the database is missing.
-            folder.seal(None if is_configured(folder.path) else checksum_of(staged))
+            folder.seal(None if litestream.is_configured(folder.path) else checksum_of(staged))
             folder.record(has_messages=True, is_running=False)
             staged.replace(folder.database)
             folder.staged_copy.unlink(missing_ok=True)  # the restored database replaces it, too
@@ -152,7 +144,12 @@ def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: Non
         with closing(DataFolder.open(data, allow_network_fs=True)) as folder:
             check_files(folder)
             tell("migrating and recovering")
-            done.migrated = _start_once(folder.database, migrations)
+            with closing(sqlite3.connect(folder.database, isolation_level=None)) as connection:
+                store = SqliteStore(connection)
+                store.configure(_CACHE_BYTES)
+                done.migrated = migrate.migrate(connection, migrations)
+                now_ms = time_ns() // 1_000_000
+                list(store.recover(ClockReading(now_ms, now_ms), 0, 0).receipts)
             seal(folder)
         tell("checking the result of the trial startup")
         done.checks = verify(data, migrations)
@@ -178,20 +175,15 @@ def _verify_source(source: Path, tell: ReportStep) -> Path:
     return backup.database
 
 
-def _check_and_renumber(staged: Path) -> list[DatabaseCheck]:
-    """Check the copy, then raise its next message number and assign a new history id."""
-    with closing(sqlite3.connect(staged, isolation_level=None)) as connection:
-        migrate.pending(connection, migrations_folder())  # this rejects a newer or foreign database
-        checks = check_all(connection)
-    with _transaction(staged) as connection:
-        for name in ("drop_sequence", "drop_lock"):
-            connection.execute(load("standby")[name])
-        last = connection.execute(load("copy")["last_number"]).fetchone()[0]
-        connection.execute(load("batch")["set_counter"], ("next_number", last + 1 + NUMBER_GAP))
-        if connection.execute(load("restore")["has_meta"]).fetchone()[0]:
-            # Offsets stored by history readers belong to the replaced history.
-            connection.execute(load("copy")["renew_history_id"])
-    return checks
+def _renumber(connection: sqlite3.Connection) -> None:
+    """Raise the next message number, assign a new history id, and remove Litestream's tables."""
+    for name in ("drop_sequence", "drop_lock"):
+        connection.execute(load("standby")[name])
+    last = connection.execute(load("copy")["last_number"]).fetchone()[0]
+    connection.execute(load("batch")["set_counter"], ("next_number", last + 1 + NUMBER_GAP))
+    if connection.execute(load("restore")["has_meta"]).fetchone()[0]:
+        # Offsets stored by history readers belong to the replaced history.
+        connection.execute(load("copy")["renew_history_id"])
 
 
 def read_history_id(connection: sqlite3.Connection) -> str | None:
@@ -234,14 +226,8 @@ def _replaced_accounts(folder: DataFolder) -> StoredAccounts | None:
 
 def move_aside(folder: DataFolder) -> Path | None:
     """Move the old files aside, the database first, so that startup fails after an interruption."""
-    files = (
-        folder.database,
-        folder.wal,
-        folder.shm,
-        folder.path / f"{DATABASE}-journal",
-        folder.last_error_file,
-        folder.path / scrub.FILE,
-    )
+    names = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal", scrub.FILE)
+    files = (*map(folder.path.joinpath, names), folder.last_error_file)
     there = [file for file in files if file.exists()]
     if not there:
         return None
@@ -251,20 +237,6 @@ def move_aside(folder: DataFolder) -> Path | None:
     sync_folder(aside)
     sync_folder(folder.path)
     return aside
-
-
-def _start_once(database: Path, migrations: Path) -> list[str]:
-    """Perform the startup steps after the file checks and before the listeners are opened."""
-    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
-        store = SqliteStore(connection)
-        store.configure(_CACHE_BYTES)
-        applied = migrate.migrate(connection, migrations)
-        now_ms = time_ns() // 1_000_000
-        stored = store.recover(ClockReading(now_ms, now_ms), 0, 0)
-        for _ in stored.receipts:
-            pass
-        store.checkpoint("TRUNCATE")
-    return applied
 
 
 def _read_accounts(connection: sqlite3.Connection) -> StoredAccounts:
@@ -283,7 +255,7 @@ def _read_accounts(connection: sqlite3.Connection) -> StoredAccounts:
 
 
 def _withdraw_access(
-    connection: sqlite3.Connection, valid: StoredAccounts | None, now_ms: int
+    connection: sqlite3.Connection, valid: StoredAccounts | None
 ) -> WithdrawnAccess:
     """Revoke access that the backup brought back; call this in a transaction on the restored copy.
 
@@ -291,6 +263,7 @@ def _withdraw_access(
     and tokens missing from ``valid`` are ended.  If the backup shares a user with ``valid``, the
     users become those of ``valid``; otherwise, the backup is from another broker and keeps its own.
     """
+    now_ms = time_ns() // 1_000_000
     done, write = WithdrawnAccess(valid is not None), partial(execute_write, connection.execute)
     restored, valid = _read_accounts(connection), valid or StoredAccounts([], [], [])
     expiries = {token.sha256: token.expires_at for token in valid.tokens}

@@ -74,7 +74,6 @@ def _check_structure(folder: DataFolder, *, accept_loss: bool) -> None:
             raise StartRefusedError(f"cannot read {folder.database}: {error}") from error
         except sqlite3.DatabaseError as error:
             problems = [str(error)]
-    if not problems:
-        return
-    loss = f"{folder.database} is damaged: {'; '.join(problems[:3])}"
-    refuse_damaged_database(folder, loss, checksum_of(folder.database), accept_loss=accept_loss)
+    if problems:
+        loss = f"{folder.database} is damaged: {'; '.join(problems[:3])}"
+        refuse_damaged_database(folder, loss, checksum_of(folder.database), accept_loss=accept_loss)

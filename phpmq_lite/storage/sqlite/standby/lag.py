@@ -8,11 +8,11 @@ N contains.
 """
 
 import json
-import shutil
 import socket
 import sqlite3
 import struct
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,14 +21,14 @@ from typing import Final, NamedTuple
 
 from phpmq_lite.errors import StartRefusedError, StorageError
 from phpmq_lite.storage.data_folder import DATABASE, locking_pid, prevent_start, read_meta
-from phpmq_lite.storage.sqlite.integrity import wal_format
 from phpmq_lite.storage.sqlite.integrity.stopped_database import open_stopped
 from phpmq_lite.storage.sqlite.integrity.wal_check import scan_wal
+from phpmq_lite.storage.sqlite.integrity.wal_format import FRAME_HEADER_BYTES, HEADER_BYTES
 from phpmq_lite.storage.sqlite.standby import litestream
 from phpmq_lite.storage.statements import load
 
 COUNT_LIMIT: Final = 1_000_000  # more live or settled messages are not counted
-_HEADER: Final = struct.Struct(">4s12xQQQ8xQQ8s")  # of an LTX file, up to the salts
+_HEADER: Final = struct.Struct(">4s4xI20xQ8xQQ8s")  # of an LTX file, up to the salts
 _ANSWER_S: Final = 5.0
 _COMMIT_MS: Final = 1_000  # at most, from the time of a message to its commit
 _READ_MS: Final = 10_000  # at most, from reading the WAL for a transaction to its time
@@ -48,9 +48,9 @@ class StandbyState:
 
 
 class _Transaction(NamedTuple):
-    number: int
+    page_bytes: int
     at_ms: int  # Unix ms
-    wal_end: int  # offset in the WAL
+    wal_offset: int
     wal_bytes: int
     salts: bytes  # of the WAL
 
@@ -95,31 +95,22 @@ def _ask_litestream(data: Path) -> tuple[int, int]:
     Raises:
         OSError, ValueError: Litestream does not answer, or it answers with an error.
     """
-    from http.client import HTTPConnection, HTTPException  # a broker without standby needs neither
-
-    connection = HTTPConnection("litestream")
-    database, _ = litestream.environment_of(data).values()
-    body = json.dumps({"path": database, "timeout": int(_ANSWER_S)})
+    body = json.dumps({"path": str(data.absolute() / DATABASE), "timeout": int(_ANSWER_S)})
     with closing(socket.socket(socket.AF_UNIX)) as sock:
         sock.settimeout(_ANSWER_S)
         sock.connect(str(data.absolute() / litestream.SOCKET))
-        connection.sock = sock
-        try:
-            connection.request("POST", "/sync", body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            content = json.loads(answer.read())
-        except HTTPException as error:
-            raise ValueError(str(error)) from error
-    if answer.status != 200:
-        raise ValueError(content.get("error", answer.status))
+        sock.sendall(f"POST /sync HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        head, _, answer = sock.makefile("rb").read().partition(b"\r\n\r\n")
+    content, status = json.loads(answer), head.split(b" ")[1]
+    if status != b"200":
+        raise ValueError(content.get("error", status))
     return int(content["txid"]), int(content["replicated_txid"])
 
 
 def _last_in_target(data: Path) -> int:
     """Return the last transaction up to which the target is complete, or 0."""
-    path, env = shutil.which("litestream") or "litestream", litestream.environment_of(data)
-    arguments = "-config", str(data / litestream.CONFIG), "-level", "all", "-json", *env.values()
-    text = litestream.run_litestream(path, "ltx", *arguments[:-1], env=env)
+    options = ("-config", str(data / litestream.CONFIG), "-level", "all", "-json")
+    text = litestream.run_litestream("ltx", *options, str(data.absolute() / DATABASE), data=data)
     end = 0
     ranges = ((int(one["min_txid"], 16), int(one["max_txid"], 16)) for one in json.loads(text))
     for first, last in sorted(ranges):
@@ -138,10 +129,9 @@ def _measure(data: Path, state: StandbyState, has_read_wal: bool) -> StandbyStat
     if known and not waiting and unread == 0:
         return state
     since_ms = _complete_until(files, known)
-    given = {"since_ms": since_ms - _COMMIT_MS, "limit": COUNT_LIMIT}
     try:
         with _open(data) as connection:
-            messages = connection.execute(load("standby")["count_published"], given).fetchone()[0]
+            messages = _count_published(connection, since_ms - _COMMIT_MS)
     except sqlite3.Error as error:
         raise StorageError(f"cannot count the messages that the replica lacks: {error}") from error
     return replace(
@@ -169,20 +159,18 @@ def _unread_bytes(data: Path, last: _Transaction | None) -> int | None:
     Returns None if the WAL was removed or restarted after that, perhaps with more commits.
     """
     with suppress(FileNotFoundError), (data / f"{DATABASE}-wal").open("rb") as file:
-        raw = file.read(wal_format.HEADER_BYTES)
-        if len(raw) == wal_format.HEADER_BYTES:
-            header = wal_format.read_header(raw)
-            frame_bytes = wal_format.FRAME_HEADER_BYTES + header.page_size
-            end = wal_format.HEADER_BYTES + scan_wal(file).frames * frame_bytes
-            return max(0, end - last.wal_end) if last and last.salts == header.salts else None
+        found = scan_wal(file)
+        if last is not None and last.salts == found.salts:
+            end = HEADER_BYTES + found.frames * (FRAME_HEADER_BYTES + last.page_bytes)
+            return max(0, end - last.wal_offset - last.wal_bytes)
     return None
 
 
 def _read_header(file: Path) -> _Transaction | None:
     with suppress(OSError, struct.error), file.open("rb") as opened:
-        magic, _, number, at_ms, offset, size, salts = _HEADER.unpack(opened.read(_HEADER.size))
+        magic, *fields = _HEADER.unpack(opened.read(_HEADER.size))
         if magic == b"LTX1":
-            return _Transaction(number, at_ms, offset + size, size, salts)
+            return _Transaction(*fields)
     return None
 
 
@@ -190,6 +178,17 @@ def _size(file: Path) -> int:
     with suppress(FileNotFoundError):  # Litestream removes old files
         return file.stat().st_size
     return 0
+
+
+def _count_published(connection: sqlite3.Connection, since_ms: int) -> int:
+    execute, sql = connection.execute, load("standby")
+
+    def find_first(name: str) -> int:  # both tables are in the order of time
+        numbers = range(1 << 62)
+        return bisect_left(numbers, since_ms, key=lambda n: execute(sql[name], (n,)).fetchone()[0])
+
+    given = (find_first("live_at"), COUNT_LIMIT, find_first("settled_at"), since_ms, COUNT_LIMIT)
+    return int(execute(sql["count_published"], given).fetchone()[0])
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -40,10 +40,10 @@ _LOCK_S: Final = 5.0  # maximum wait for a checkpoint by the broker
 _KEPT_FILES: Final = 5
 
 
-def require_litestream() -> str:
-    """Return the path of the Litestream on the PATH.
+def require_litestream() -> None:
+    """Check the versions of the Litestream on the PATH and of its SQLite.
 
-    Its SQLite is asked in 0.1 s: SQLite writes its version into bytes 96 to 99 of each database.
+    This takes 0.1 s: SQLite writes its version into bytes 96 to 99 of each database.
 
     Raises:
         StartRefusedError: there is none, or it or its SQLite is too old.
@@ -51,12 +51,12 @@ def require_litestream() -> str:
     path = shutil.which("litestream")
     if path is None:
         raise StartRefusedError("litestream is not on the PATH; install version 0.5.17 or newer")
-    version = run_litestream(path, "version").strip().removeprefix("v")
+    version = run_litestream("version").strip().removeprefix("v")
     with tempfile.TemporaryDirectory(prefix="phpmq-litestream-") as place:
         database = Path(place) / "empty.db"
         with closing(sqlite3.connect(database)) as connection:
             connection.execute("PRAGMA journal_mode=WAL").fetchall()
-        run_litestream(path, "replicate", "-once", str(database), f"file://{place}/replica")
+        run_litestream("replicate", "-once", str(database), f"file://{place}/replica")
         with closing(sqlite3.connect(database)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         (sqlite,) = struct.unpack_from(">I", database.read_bytes(), 96)
@@ -65,7 +65,6 @@ def require_litestream() -> str:
             f"{path} is version {version} with SQLite {sqlite:,}, but a standby requires 0.5.17 "
             f"with SQLite {_MIN_SQLITE:,} or newer; an older SQLite can lose commits"
         )
-    return path
 
 
 def check_standby(data: Path) -> None:
@@ -78,18 +77,17 @@ def check_standby(data: Path) -> None:
         require_litestream()
 
 
-def run_litestream(
-    path: str, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 60
-) -> str:
-    """Run a command of Litestream and return its output.
+def run_litestream(*arguments: str, data: Path | None = None, timeout_s: float = 60) -> str:
+    """Run a command of Litestream, for a data folder or without one, and return its output.
 
     Raises:
         StartRefusedError: it failed or did not end.
     """
     try:
         return subprocess.run(
-            [path, *arguments], capture_output=True, text=True, timeout=timeout_s, check=True,
-            env=os.environ | (env or {}),
+            ["litestream", *arguments],  # noqa: S607 - the one on the PATH
+            capture_output=True, text=True, timeout=timeout_s,
+            check=True, env=environment_of(data) if data else None,
         ).stdout  # fmt: skip
     except subprocess.CalledProcessError as error:
         raise StartRefusedError(
@@ -131,6 +129,7 @@ def replica_of(target: str, history_id: str) -> str:
 def write_config(place: Path, replica: str, wal_bytes: int) -> None:
     """Write the private configuration of Litestream; credentials come from its environment.
 
+    The seal of a data folder no longer holds then.
     Each second, Litestream copies the WAL.  With a sixteenth of ``wal_bytes``, it checkpoints; with
     all of it, it blocks writers in order to truncate the WAL.
     """
@@ -147,12 +146,6 @@ def write_config(place: Path, replica: str, wal_bytes: int) -> None:
     socket = {"enabled": True, "path": "${PHPMQ_STANDBY_SOCKET}", "permissions": PRIVATE_FILE}
     logging = {"level": "warn", "stderr": True}
     write_json(place / CONFIG, {"dbs": [database], "socket": socket, "logging": logging})
-
-
-def configure(folder: DataFolder, replica: str, wal_bytes: int) -> None:
-    """Add a standby to a locked data folder; its seal no longer holds then."""
-    write_config(folder.path, replica, wal_bytes)
-    folder.seal(None)
 
 
 def is_configured(data: Path) -> bool:
@@ -186,9 +179,11 @@ def change_history(data: Path, history_id: str) -> None:
 
 
 def environment_of(data: Path) -> dict[str, str]:
-    """Return the variables to which the configuration refers, the database first."""
+    """Return the environment with the variables to which the configuration refers."""
     files = {"DATABASE": DATABASE, "SOCKET": SOCKET}
-    return {f"PHPMQ_STANDBY_{name}": f"{data.absolute()}/{files[name]}" for name in files}
+    return os.environ | {
+        f"PHPMQ_STANDBY_{name}": f"{data.absolute()}/{file}" for name, file in files.items()
+    }
 
 
 # -- who may checkpoint

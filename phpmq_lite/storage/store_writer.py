@@ -1,0 +1,73 @@
+"""What the writers of both engines share."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from phpmq_lite.model import ClockReading
+from phpmq_lite.storage import retention
+from phpmq_lite.storage.disk_space import DiskSpace
+from phpmq_lite.storage.retention import RetentionBounds
+from phpmq_lite.storage.store import Store, note_clock
+
+T = TypeVar("T")
+_RETENTION_EVERY_MS: Final = 1_000
+_CLOCK_EVERY_MS: Final = 60_000  # maximum time between two stored clock states
+
+
+class StoreWriter(ABC):
+    """Stores batches (``BatchStore``) and does other work on the store, in order of the calls."""
+
+    space: DiskSpace  # room for messages, and why nothing can be stored at the moment
+    # Called between batches; returns True if it should be called again soon.
+    maintenance: Callable[[Any, ClockReading, bool], bool] = staticmethod(lambda *_: False)
+
+    @abstractmethod
+    def start(self, work: Callable[[Any], T]) -> asyncio.Future[T]:
+        """Run a function on the store after all earlier work; it may be repeated if it failed."""
+
+    async def run(self, work: Callable[[Any], T]) -> T:
+        """Run a function on the store after all earlier work, and return its result."""
+        return await self.start(work)
+
+    def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
+        """Store the clocks after a jump, before any later batches are stored."""
+        return self.start(lambda store: note_clock(store, counters, has_jumped=True))
+
+    async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
+        """Run ``maintenance`` after all earlier work; return True if it should run again soon."""
+        return await self.run(lambda store: self.maintenance(store, now, is_idle))
+
+
+class StoreMaintenance:
+    """The writer's work between batches, in short slices; ``bounds`` can be replaced at any time.
+
+    ``counters`` returns the state of the clocks, which is stored once a minute, so that the next
+    startup knows the downtime.
+    """
+
+    def __init__(
+        self, bounds: RetentionBounds, counters: Callable[[ClockReading], Mapping[str, int]]
+    ) -> None:
+        self.bounds = bounds
+        self._counters = counters
+        self._retention_due_ms = 0  # when retention is next due, in steady ms
+        self._clock_due_ms = 0  # when the clocks must next be stored, in steady ms
+
+    def _store_clocks(self, store: Store, now: ClockReading) -> None:
+        """Store the clocks if they are due."""
+        if now.steady_ms >= self._clock_due_ms:
+            note_clock(store, self._counters(now))
+            self._clock_due_ms = now.steady_ms + _CLOCK_EVERY_MS
+
+    def _retain(self, store: Store, now: ClockReading) -> bool:
+        """Remove what has expired if that is due; return True if more work is due soon."""
+        if now.steady_ms < self._retention_due_ms:
+            return False
+        if retention.remove_dropped_stages(store):
+            return True
+        if retention.remove_expired(store, self.bounds, now.steady_ms).has_more:
+            return True
+        self._retention_due_ms = now.steady_ms + _RETENTION_EVERY_MS
+        return False
