@@ -130,6 +130,8 @@ def _promote(
     losses.confirmed += len(ledger.confirmed)
     if missing > last.lag_messages:
         losses.offences.append(f"{missing} are missing; the lag was {last}")
+    if not samples:  # on a busy machine, none was ready before the kill
+        return
     since = len(ledger.confirmed) - samples[-1].confirmed
     if missing > samples[-1].state.lag_messages + since:
         losses.offences.append(
