@@ -69,7 +69,7 @@ def measure_broker(url: str, plan: BenchPlan, folder: Path) -> dict[str, tuple[f
     runner = BenchRunner(plan, BenchObserver())
     found: dict[str, tuple[float, float]] = {}
     flags = ("--admin", "127.0.0.1:0", "--store", url)
-    with isolated_broker(folder / "broker", *flags) as broker:
+    with isolated_broker(folder / "data", *flags) as broker:
         # The first one also waits until the broker is active.
         found[LATENCY] = runner.measure_latency(broker.address).receive.p50, 1.0
         for workload in RATES:

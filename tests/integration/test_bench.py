@@ -182,7 +182,10 @@ def test_benchmark_reports(
         ("two_shards --rounds 1 --seconds 1", "  relative to 1: "),
     ],
 )
-def test_benchmark_of_postgresql_reports(tmp_path: Path, program: str, expected: str) -> None:
+def test_benchmark_of_postgresql_reports(
+    tmp_path_factory: pytest.TempPathFactory, program: str, expected: str
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("data")  # short: it contains a Unix socket
     command = [sys.executable, "-m", *f"benchmarks.{program}".split()]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
