@@ -320,7 +320,7 @@ def use_postgres() -> None:
 
 
 def _wait_until_active() -> None:
-    """Let processes be ready once they are active: a standby opens its listeners before."""
+    """Wait until started brokers are active, because a standby opens its listeners earlier."""
     start = broker_process.BrokerProcess.start
 
     def start_active(self: broker_process.BrokerProcess) -> float:
