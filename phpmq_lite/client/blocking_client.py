@@ -586,7 +586,7 @@ def publish_each(
 
     ``PublishRefusedError``: the queue does not accept the message now.  ``LocalProtocolError``: the
     message is invalid and was not sent.  ``ConnectionLostError``: several connections ended
-    without an answer, so the message may be the cause.  ``NoReplyError``: the outcome is unknown.
+    without any answer, so the message may be the cause.  ``NoReplyError``: the outcome is unknown.
     """
     outcomes: list[PublishOutcome] = [NoReplyError("the broker did not answer")] * len(messages)
     waiting: set[int] = set()

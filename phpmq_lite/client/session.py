@@ -27,7 +27,10 @@ AnswerCallback = Callable[[ClientError | None], None]  # receives None if the me
 
 @dataclass(slots=True)
 class UnansweredPublish:
-    """An unanswered publish request; ``sent`` counts the connections on which it has been sent."""
+    """An unanswered publish request.
+
+    ``sent`` counts the connections on which it has been sent since the broker last answered one.
+    """
 
     queue: str
     content: bytes
@@ -41,13 +44,14 @@ class PendingPublishes:
     """Unanswered publish requests by queue and key, in the order in which they were made.
 
     The broker stores each key only once, so all requests can be repeated on the next connection.
-    The client gives up on a publish after ``max_sends`` connections have ended without an answer,
-    because that publish may be why the broker closes connections.
+    The client gives up on a publish after ``max_sends`` connections in a row have ended without an
+    answer to any publish, because that publish may be why the broker closes connections.
     """
 
     def __init__(self, max_sends: int = 10) -> None:
         self._max_sends = max_sends
         self._waiting: dict[tuple[str, bytes], UnansweredPublish] = {}
+        self._has_answers = False  # whether the broker has answered on the current connection
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -72,6 +76,7 @@ class PendingPublishes:
         entry = self._waiting.pop((queue, key), None)
         if entry is None:
             return False
+        self._has_answers = True
         entry.answer(None if reason is None else PublishRefusedError(reason))
         return True
 
@@ -86,10 +91,14 @@ class PendingPublishes:
 
     def to_repeat(self) -> list[UnansweredPublish]:
         """Return the publish requests to repeat, oldest first; fail any sent too often."""
+        if self._has_answers:
+            self._has_answers = False
+            for entry in self._waiting.values():
+                entry.sent = 0
         hopeless = [entry for entry in self._waiting.values() if entry.sent >= self._max_sends]
         for entry in hopeless:
             del self._waiting[entry.queue, entry.key]
-            detail = f"{entry.sent} connections ended before this publish was answered"
+            detail = f"{entry.sent} connections ended before the broker answered a publish"
             entry.answer(ConnectionLostError(detail))
         return list(self._waiting.values())
 

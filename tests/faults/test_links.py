@@ -172,7 +172,7 @@ def test_blocking_clients_lose_and_duplicate_nothing_over_breaking_links(
         thread = threading.Thread(target=consume, args=(links.port,))
         thread.start()
         with connect_blocking("127.0.0.1", links.port, backoff=Backoff(*QUICK)) as client:
-            assert client.publish_many("blocking", bodies, window=20) == MESSAGES
+            assert client.publish_many("blocking", bodies, window=10) == MESSAGES
         thread.join()
     judge(broker, "blocking", bodies, got, links.connections, figure)
 
@@ -199,7 +199,7 @@ async def test_clients_lose_and_duplicate_nothing_over_breaking_links(
 
         consuming = asyncio.create_task(consume())
         async with connect("127.0.0.1", links.port, backoff=Backoff(*QUICK)) as client:
-            assert await client.publish_many("aio", bodies, window=20) == MESSAGES
+            assert await client.publish_many("aio", bodies, window=10) == MESSAGES
         await consuming
     judge(broker, "aio", bodies, got, links.connections, figure)
 

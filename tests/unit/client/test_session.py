@@ -293,6 +293,17 @@ def test_publish_is_given_up_when_connection_after_connection_ends() -> None:
     assert isinstance(error, ConnectionLostError)
 
 
+def test_publish_is_not_given_up_while_the_broker_answers_others() -> None:
+    answers: Answers = []
+    pending = filled(answers, b"a", b"b", b"c", b"d")
+    for key in (b"a", b"b", b"c"):
+        for entry in pending.to_repeat():
+            entry.sent += 1
+        pending.answered("orders", key, None)
+    assert [entry.key for entry in pending.to_repeat()] == [b"d"]
+    assert answers == [None, None, None]
+
+
 def test_dropped_publish_is_not_repeated() -> None:
     pending = filled([], b"a", b"b")
     pending.forget("orders", b"a")
