@@ -222,8 +222,9 @@ async def test_hundred_tries_hash_at_most_ten_and_make_one_row(
     figure(f"100 wrong passwords: {hashed} hashed")
     assert hashed <= 10
     rows = [row for row in home.audit() if row[2] == "session.login"]
-    assert rows[0] == ("nobody", "ui", "session.login", "anna", 1, "wrong_password")
-    assert len(rows) <= 2  # two if a minute ended meanwhile
+    *row, count, reason = rows[0]
+    assert (row, reason) == (["nobody", "ui", "session.login", "anna"], "wrong_password")
+    assert count == 1 or len(rows) == 2  # a minute ended meanwhile: its count and another row
     assert context.auth.refused_logins.total == 100
     assert home.broker.service._context is context
     async with HttpUser(home.url) as owner:  # no account is locked, but this address must wait
