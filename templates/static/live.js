@@ -15,8 +15,9 @@ const POLL_MS = 5000;
 const STREAM_AGAIN = 12; // number of polls before the stream is retried
 const SAY_MS = 10000;
 const ASK_MS = 10000; // interval at which an open page checks the broker
-const STATES = { ready: ["good", "Running"], degraded: ["good", "Running"], starting: ["warn", "Starting"],
-  draining: ["warn", "Draining"], "not ready": ["bad", "Not ready"] };
+// A standby answers for itself, and says "standby" only while it relays to an active broker.
+const STATES = { ready: ["good", "Running"], degraded: ["good", "Running"], standby: ["good", "Running"],
+  starting: ["warn", "Starting"], draining: ["warn", "Draining"], "not ready": ["bad", "Not ready"] };
 
 const page = document.body.dataset;
 const fields = Map.groupBy(all("[data-live]", main), (node) => node.dataset.live);

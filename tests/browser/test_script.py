@@ -122,6 +122,20 @@ async def test_status_chip_shows_if_the_broker_is_gone(tmp_path: Path, chromium:
             await expect(page.locator("#broker.good")).to_have_text("Running", timeout=3 * SOON_MS)
 
 
+@pytest.mark.parametrize(
+    ("answer", "shown"), [("standby\n", "Running"), ("not ready\nBAD role", "Not ready")]
+)
+async def test_status_chip_shows_what_the_broker_says_of_itself(
+    site: Site, chromium: Any, answer: str, shown: str
+) -> None:
+    page, _ = await open_tab(chromium)
+    await page.route("**/readyz", lambda route: route.fulfill(body=answer))
+    await page.goto(site.url("/publish"))
+    await page.evaluate("document.querySelector('#broker-text').textContent = ''")
+    await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    await expect(page.locator("#broker-text")).to_have_text(shown, timeout=SOON_MS)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 async def test_seven_tabs_stay_live(site: Site, chromium: Any) -> None:

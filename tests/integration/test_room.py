@@ -99,5 +99,9 @@ async def test_nothing_is_changed_while_nothing_can_be_stored(
     async with http.get("/readyz") as answer:
         assert answer.status == 503
         assert "BAD writable: the file system is read-only" in await answer.text()
+    async with http.get("/queues") as answer:
+        text = await answer.text()
+    assert '<li class="chip bad" id="broker"' in text
+    assert "Nothing can be stored: the file system is read-only." in text
     monkeypatch.undo()
     space.note_stored()
