@@ -156,6 +156,7 @@ def test_bench_ends_its_processes_when_it_is_interrupted(
             "of each, with connection and queue: ",
         ),
         ("profile_paths.py --rounds 2 --batch 5", "core: publish"),
+        ("call_counts.py --messages 1000", "consume: "),
         ("payload_policies.py --rounds 1 --seconds 0.1", "envelope queue, envelope contents: "),
         ("profile_paths.py --rounds 2 --batch 5 --path backlog", "update: dispatched"),
         ("profile_paths.py --rounds 2 --batch 5 --path early", "settle: history"),
