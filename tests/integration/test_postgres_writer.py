@@ -17,7 +17,7 @@ import pytest
 from phpmq_lite.errors import EpochEndedError, OutcomeUnknownError, StartRefusedError
 from phpmq_lite.model import Batch, Message, checksum
 from phpmq_lite.storage.disk_space import DiskSpace
-from phpmq_lite.storage.postgres import leadership, writer
+from phpmq_lite.storage.postgres import leadership, pipeline, writer
 from phpmq_lite.storage.postgres.leadership import Standby, StandbyState
 from phpmq_lite.storage.postgres.quorum import Quorum
 from phpmq_lite.storage.postgres.store import PostgresStore
@@ -229,6 +229,25 @@ async def test_rolled_back_batch_is_sent_again(
             await seat.problem("lock timeout")
         await asyncio.wait_for(done, WAIT_S)
         assert await seat.stored() == [1, 2, 3, 4, 5, 6]
+
+
+async def test_batch_whose_answer_cannot_be_read_is_stored_once(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, failures = pipeline._quorum, [ValueError("no number")]
+
+    def read_or_fail(row: list[bytes]) -> Quorum:
+        if failures:
+            raise failures.pop()
+        return read(row)
+
+    async with active(url, tmp_path) as seat:
+        await seat.publish()
+        monkeypatch.setattr(pipeline, "_quorum", read_or_fail)
+        await asyncio.wait_for(seat.publish(), WAIT_S)
+        assert await seat.stored() == [1, 2, 3, 4, 5, 6]
+        assert seat.writer.reconnects == 1
+        assert not seat.fatal
 
 
 async def test_writer_gives_up_a_server_that_does_not_answer(

@@ -171,7 +171,8 @@ class Pipeline:
             self._loop.add_reader(self._socket, self._on_readable)
             self._flush()
         except Exception as error:  # the connection broke before
-            self._loop.call_soon(self._end, ConnectionBrokenError(str(error)))
+            self._failure = ConnectionBrokenError(str(error))
+            self._loop.call_soon(self._end)
 
     def _send(self, statement: PreparedStatement, parameters: Parameters) -> None:
         if statement.name not in self._known:
@@ -189,20 +190,22 @@ class Pipeline:
             else:
                 self._loop.remove_writer(self._socket)
         except Exception as error:
-            self._end(ConnectionBrokenError(str(error)))
+            self._failure = ConnectionBrokenError(str(error))
+            self._end()
 
     def _on_readable(self) -> None:
-        libpq = self._libpq
+        libpq, is_complete = self._libpq, False
         try:
             libpq.consume_input()
-            while not libpq.is_busy():
+            while not is_complete and not libpq.is_busy():
                 result = libpq.get_result()
                 if result is None:
                     continue
                 if result.status == ExecStatus.PIPELINE_SYNC:
-                    self._end(None)
-                    return
-                if result.status in _DONE:
+                    is_complete = True
+                    if self._failure is None:
+                        self._check()
+                elif result.status in _DONE:
                     if result.ntuples:
                         row = [result.get_value(0, at) for at in range(result.nfields)]
                         self._results.append(row)
@@ -210,30 +213,28 @@ class Pipeline:
                     state = result.error_field(67)  # PG_DIAG_SQLSTATE
                     text = result.error_message.decode("utf-8", "replace").strip()
                     self._failure = failure_of(state.decode() if state else None, text)
-                    if isinstance(self._failure, ConnectionBrokenError):
-                        self._end(None)
-                        return
+                    is_complete = isinstance(self._failure, ConnectionBrokenError)
         except Exception as error:
-            self._end(ConnectionBrokenError(str(error).strip()))
+            self._failure, is_complete = ConnectionBrokenError(str(error).strip()), True
+        if is_complete:
+            self._end()
 
-    def _end(self, failure: Exception | None) -> None:
+    def _check(self) -> None:
+        """Count the batch as stored if COMMIT, which succeeded, can be relied on."""
+        self._libpq.exit_pipeline_mode()
+        store = self._store
+        (place,), before, after = self._results
+        if problem := store.check(_quorum(before), _quorum(after), store.notices):
+            raise ConnectionBrokenError(problem)
+        store.batch += 1
+        store.place = place.decode()
+
+    def _end(self) -> None:
         callback, self._callback = self._callback, None
-        if callback is None:
-            return
-        libpq = self._libpq
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
-        failure = failure or self._failure
-        if failure is None:
-            libpq.exit_pipeline_mode()
-            store = self._store
-            (place,), before, after = self._results
-            if problem := store.check(_quorum(before), _quorum(after), store.notices):
-                failure = ConnectionBrokenError(problem)
-            else:
-                store.batch += 1
-                store.place = place.decode()
-        callback(failure)
+        if callback is not None:
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+            callback(self._failure)
 
 
 def _quorum(row: list[bytes]) -> Quorum:
