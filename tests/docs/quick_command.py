@@ -1,7 +1,7 @@
 """A ``phpmq-lite`` on the path that starts quickly, because the test process forks it.
 
-The process has the arguments, environment, folder and terminal of its caller; see
-``tests/support/fork_server.py``.
+The process has the arguments, environment, folder and terminal of its caller, gets its SIGINT and
+SIGTERM, and is killed with it; see ``tests/support/fork_server.py``.
 """
 
 import json
@@ -19,13 +19,15 @@ from tests.support.fork_server import ForkedProcess
 
 _PROGRAM: Final = """\
 #!{python} -IS
-import json, os, socket, sys
+import json, os, signal, socket, sys
 
 request = json.dumps([os.getcwd(), sys.argv[1:], dict(os.environ)]).encode()
 with socket.socket(socket.AF_UNIX) as peer:
     peer.connect({path!r})
     socket.send_fds(peer, [len(request).to_bytes(4, "big")], [0, 1, 2])
     peer.sendall(request)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: peer.send(bytes([number])))
     sys.exit(int(peer.recv(16) or b"1"))
 """
 
@@ -47,10 +49,24 @@ def quick_command(folder: Path) -> Iterator[None]:
 
 
 def _serve(listener: socket.socket) -> None:
+    threads: dict[socket.socket, Thread] = {}
     with suppress(OSError):  # shut down
         while True:
             peer, _ = listener.accept()
-            Thread(target=_answer, args=(peer,), daemon=True).start()
+            for caller, thread in threads.items():
+                if _is_gone(caller):
+                    thread.join()  # what it started may still hold a lock
+            threads[peer] = Thread(target=_answer, args=(peer,), daemon=True)
+            threads[peer].start()
+
+
+def _is_gone(caller: socket.socket) -> bool:
+    try:
+        return not caller.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # closed after the reply
+        return True
 
 
 def _answer(peer: socket.socket) -> None:
@@ -66,7 +82,10 @@ def _answer(peer: socket.socket) -> None:
         )  # fmt: skip
         for number in files:
             os.close(number)
-        if process.sentinel not in wait([process.sentinel, peer]):
-            process.terminate()  # the caller is gone
+        while process.sentinel not in wait([process.sentinel, peer]):
+            if not (signals := peer.recv(1)):
+                process.kill()  # as its caller
+                break
+            process.send_signal(signals[0])
         code = process.wait()
         peer.sendall(b"%d" % (code if code >= 0 else 128 - code))
