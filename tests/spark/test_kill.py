@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
@@ -36,6 +37,7 @@ from tests.spark.driver import (
     consume_options,
     publish,
 )
+from tests.support.stores import ON_POSTGRES, conninfo_of, plain_store
 
 ROOT = Path(__file__).parents[2]
 BEFORE = 240  # messages of each queue that the killed driver finds
@@ -89,11 +91,13 @@ class Site:
 
     def rows(self, sql: str) -> list[Any]:
         """Ask the database."""
-        connection = sqlite3.connect(self.process.data / "phpmq.db")
-        try:
+        data = self.process.data
+        with closing(
+            plain_store(conninfo_of(data)).connection
+            if ON_POSTGRES
+            else sqlite3.connect(data / "phpmq.db")
+        ) as connection:
             return [row[0] for row in connection.execute(sql)]
-        finally:
-            connection.close()
 
     def commits(self, checkpoint: str) -> set[int]:
         names = (self.folder / checkpoint / "commits").iterdir()
@@ -183,7 +187,7 @@ def assert_all_is_half_done(site: Site) -> None:
         assert site.broker.claimed(queue).hi == 2 * BATCH
     assert site.broker.ready("publish") == 2 * BATCH
     assert site.broker.ready("publish-half") == BATCH
-    assert site.rows("SELECT rows FROM stage WHERE is_whole")
+    assert site.rows("SELECT rows FROM stage WHERE is_whole = 1")
 
 
 @pytest.mark.parametrize("point", ["archive", "archive-half"])
@@ -191,7 +195,7 @@ def test_archive_has_each_offset_once(spark: SparkSession, site: Site, point: st
     out = site.folder / point
     archive.run(spark, archive_options(site.url, out))
     found = [row["offset"] for row in read_archive(spark, LocalResultsFolder(out)).collect()]
-    assert sorted(found) == site.rows("SELECT offset FROM history ORDER BY offset")
+    assert sorted(found) == site.rows('SELECT "offset" FROM history ORDER BY 1')
     assert not list(out.glob("archive/.spark-staging-*"))
 
 
