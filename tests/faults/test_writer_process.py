@@ -176,7 +176,7 @@ def test_start_is_refused_while_the_writer_process_of_a_killed_broker_runs(tmp_p
     """It stores what it was asked to store; another broker would not know."""
     text, seconds = refused_after_kill(tmp_path / "data")
     assert "in use by process W, which writes for a broker that has ended (pid P)" in text
-    assert WAIT_S <= seconds < 2 * WAIT_S
+    assert seconds >= WAIT_S
 
 
 def test_start_finds_a_writer_process_that_does_not_share_the_lock(tmp_path: Path) -> None:

