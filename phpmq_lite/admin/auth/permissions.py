@@ -76,7 +76,11 @@ def queue_name_of(request: web.Request) -> str:
 
 def require_queue(request: web.Request) -> QueueStatus:
     """Return the status of the queue in the path; raise a 404 ``Problem`` if it does not exist."""
-    name = queue_name_of(request)
+    return queue_named(request, queue_name_of(request))
+
+
+def queue_named(request: web.Request, name: str) -> QueueStatus:
+    """Return the status of a queue; raise a 404 ``Problem`` if it does not exist."""
     found = find_queue(request, name)
     if found is None:
         raise not_found("queue", name)
@@ -125,10 +129,7 @@ def queue_id_of(request: web.Request, name: str) -> int | None:
             requests all queues.
     """
     if name:
-        queue = find_queue(request, name)
-        if queue is None:
-            raise not_found("queue", name)
-        return queue.queue_id
+        return queue_named(request, name).queue_id
     if allowed_queues(request) is not None:
         raise Problem(
             422, "invalid", "You can see only some queues. Specify one of them.", field="queue"

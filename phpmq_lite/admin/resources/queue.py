@@ -14,12 +14,13 @@ from phpmq_lite.admin.auth.permissions import (
     check_forward_right,
     check_queue_right,
     find_queue,
+    queue_named,
     require_queue,
 )
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.input import Form, read_form, read_json_model, read_query
-from phpmq_lite.admin.base.problems import Problem, not_found
+from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import queue_search, verdict_search
@@ -243,9 +244,7 @@ def _forecast(request: web.Request, queue: QueueStatus) -> str:
 
 async def live_queue(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
     """Return the live values for the header of a queue's page."""
-    context, status = context_of(request), find_queue(request, argument)
-    if status is None:
-        raise not_found("queue", argument)
+    context, status = context_of(request), queue_named(request, argument)
     ages = await read_oldest_ready(context, [status])
     figures = queue_list.queue_figures(
         ListedQueue(status, ages.get(status.queue_id)), context.now_ms()

@@ -14,6 +14,7 @@ from phpmq_lite.admin.auth.permissions import (
     check_queue_right,
     find_queue,
     queue_name_of,
+    queue_named,
     require_queue,
 )
 from phpmq_lite.admin.auth.request_audit import audit_entry
@@ -26,7 +27,6 @@ from phpmq_lite.admin.base.input import (
     read_form,
     read_json_model,
 )
-from phpmq_lite.admin.base.problems import not_found
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import queue_search
@@ -145,11 +145,7 @@ async def submit_form(request: web.Request, action: Action) -> web.StreamRespons
     context, queue, form = context_of(request), require_queue(request), await read_form(request)
     is_delete, source = action is Action.DELETE, queue
     if action is Action.REDRIVE:
-        name = dead_letter_queue_of(status_of(request).queues, queue.name)
-        records = find_queue(request, name)
-        if records is None:
-            raise not_found("queue", name)
-        source = records
+        source = queue_named(request, dead_letter_queue_of(status_of(request).queues, queue.name))
     typed = confirmation.texts_to_type(context.settings, source.ready, [queue.name])
     confirmation.check_typed_text([queue.name] if is_delete else typed, form.raw("confirm"))
     options, rate = read_options(form), form.number("rate", 1, RATE_MAX)

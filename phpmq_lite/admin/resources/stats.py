@@ -5,10 +5,10 @@ from typing import Any, Final, Literal
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.auth.permissions import allowed_queues, find_queue
+from phpmq_lite.admin.auth.permissions import allowed_queues, queue_named
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.input import QueryModel
-from phpmq_lite.admin.base.problems import Problem, not_found
+from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import PerSecond, ResponseModel
 from phpmq_lite.admin.base.route import Role
 from phpmq_lite.admin.resource import api_route
@@ -160,10 +160,7 @@ def _queue_id(request: web.Request, name: str) -> int:
                 field="queue",
             )  # fmt: skip
         return ALL
-    found = find_queue(request, name)
-    if found is None:
-        raise not_found("queue", name)
-    return found.queue_id
+    return queue_named(request, name).queue_id
 
 
 def _point(bucket: TrendBucket, at_ms: int) -> PointView:

@@ -10,11 +10,10 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import Field, field_validator
 
-from phpmq_lite.admin.auth.permissions import find_queue, require_queue
+from phpmq_lite.admin.auth.permissions import queue_named, require_queue
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.input import QueryModel
-from phpmq_lite.admin.base.problems import not_found
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring.feed_viewers import FEED, feed_key
 from phpmq_lite.admin.monitoring.live_feeds import STREAMS, FeedState
@@ -327,9 +326,7 @@ async def show_tail(request: web.Request) -> web.StreamResponse:
 
 async def live_tail(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
     """Return the message events in a queue since the feed was last evaluated."""
-    queue, query = find_queue(request, argument), _query_of(request)
-    if queue is None:
-        raise not_found("queue", argument)
+    queue, query = queue_named(request, argument), _query_of(request)
     events, missed = await _tail_of(request, queue).take_events()
     kinds = frozenset(query.kind)
     rows = [row for row in await _rows(request, events) if is_wanted(row, kinds, query.q)]
