@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, Self
 
 from aiohttp import web
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin.actions.confirmation import Confirmation
 from phpmq_lite.admin.actions.saved_items import forget_item, save_item
-from phpmq_lite.admin.auth.permissions import allowed_queues
+from phpmq_lite.admin.auth.permissions import allowed_queues, may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base import formats, responses
 from phpmq_lite.admin.base.context import Context, context_of, status_of
@@ -206,7 +207,7 @@ async def _ask_to_disconnect(
 def _frames(request: web.Request, recorder: FrameRecorder | None) -> list[dict[str, Any]]:
     if recorder is None:
         return []
-    may_see = frame_inspector.frame_filter(request)
+    may_see = partial(may_use, request)
     return [frame_inspector.frame_row(one, recorder.began_at, may_see) for one in recorder.frames]
 
 
@@ -243,7 +244,7 @@ def _new_frames(
     context.live.states[key] = _RecordingPosition(
         recorder.began_at, recorder.count, recorder.skipped
     )
-    may_see = frame_inspector.frame_filter(request)
+    may_see = partial(may_use, request)
     rows = [
         frame_inspector.frame_row(one, recorder.began_at, may_see)
         for one in recorder.frames

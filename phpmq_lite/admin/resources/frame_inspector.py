@@ -1,6 +1,7 @@
 """Frames and protocol errors on connections."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Literal
 
 from aiohttp import web
@@ -55,16 +56,8 @@ def format_bytes(raw: bytes) -> str:
     return formats.escape_hidden(raw.decode(errors="backslashreplace"))
 
 
-def frame_filter(request: web.Request) -> Callable[[str], bool]:
-    """Return a function that checks whether the caller is allowed to see a queue's frames."""
-    if not identity_of(request).queues:
-        return lambda _name: True
-    return lambda name: may_use(request, name)
-
-
 def bad_byte_row(bad: ProtocolErrorRecord, *, is_whole: bool) -> dict[str, Any]:
     """Return a table row for a protocol error; include its bytes only if ``is_whole`` is true."""
-    got = format_bytes(bad.found) if is_whole else ""
     return {
         "at": bad.at_ms,
         "client": bad.client,
@@ -76,7 +69,7 @@ def bad_byte_row(bad: ProtocolErrorRecord, *, is_whole: bool) -> dict[str, Any]:
         "before": format_bytes(bad.before) if is_whole else "",
         "bad": format_bytes(bad.found[:1]) if is_whole else "",
         "after": format_bytes(bad.found[1:]) if is_whole else "",
-        "got": got,
+        "got": format_bytes(bad.found) if is_whole else "",
     }
 
 
@@ -162,7 +155,7 @@ async def list_frames(request: web.Request) -> FramesView:
     number = parse_client_number(request.match_info["client"])
     await find_client(request, number)
     look = await connections.take_snapshot(request, number, is_watching=True)
-    may_see = frame_filter(request)
+    may_see = partial(may_use, request)
     recorder = look.recorder
     return FramesView(
         began_at=None if recorder is None else recorder.began_at,
