@@ -100,23 +100,6 @@ class ReaderView(BaseModel):
     bound: str | None
 
 
-class HistoryBoundsView(BaseModel):
-    """The extent of the history: offsets ``lo + 1`` to ``hi``, except those of deleted messages.
-
-    Above ``lo_deleted``, the rows of deleted messages also still exist.
-    """
-
-    history_id: str
-    lo: int
-    hi: int
-    lo_deleted: int
-
-
-async def read_bounds(context: Context) -> HistoryBoundsView:
-    """Return the current extent of the history."""
-    return HistoryBoundsView(**asdict(await StoredPipeline(context.readers).history_bounds()))
-
-
 async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
     """Return the subscriptions visible to the caller, those with the oldest claims first."""
     rows = await StoredPipeline(context_of(request).readers).subscriptions()
@@ -145,17 +128,14 @@ async def read_readers(context: Context) -> list[ReaderView]:
             kept, row.offset, following[0].settled_at if following else None, now_ms
         )
         made.append(
-            ReaderView(
-                reader=row.name, offset=row.offset, behind=stands.behind, seen_at=row.at_ms,
-                is_reached=stands.is_reached, reached_at=stands.reached_at, bound=stands.bound,
-            )
-        )  # fmt: skip
+            ReaderView(reader=row.name, offset=row.offset, seen_at=row.at_ms, **asdict(stands))
+        )
     return made
 
 
 async def _history_extent(context: Context) -> HistoryExtent:
-    bounds, found = await read_bounds(context), await measure_database(context.readers)
-    keep = context.settings.history
+    bounds = await StoredPipeline(context.readers).history_bounds()
+    found, keep = await measure_database(context.readers), context.settings.history
     return HistoryExtent(
         lo=bounds.lo + 1, hi=bounds.hi, lo_deleted=bounds.lo_deleted + 1,
         rows=found.history_rows, bytes=found.history_bytes, oldest_at=found.history_oldest_at,

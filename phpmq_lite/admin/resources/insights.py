@@ -19,10 +19,8 @@ from phpmq_lite.admin.base.responses import json_response, list_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.insights.charts import draw_insights, queue_totals, steps_of
 from phpmq_lite.admin.insights.history_readers import (
-    HistoryBoundsView,
     ReaderView,
     SubscriptionClaimsView,
-    read_bounds,
     read_claims,
     read_readers,
 )
@@ -42,6 +40,7 @@ from phpmq_lite.insights_document import (
     UrnTotals,
 )
 from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.storage.read.consumers import StoredPipeline
 
 
 async def put_summary(request: web.Request) -> web.StreamResponse:
@@ -125,7 +124,7 @@ async def show_insights(request: web.Request) -> web.StreamResponse:
     if query.format != "html":
         return await _as_data(request, query, found)
     context, summary = context_of(request), found.summary
-    bounds = await read_bounds(context)
+    bounds = await StoredPipeline(context.readers).history_bounds()
     values: dict[str, Any] = {"queues": summary.queues() if summary else []}
     if summary is not None and query.tab == "charts":
         drawn = await asyncio.to_thread(
@@ -139,7 +138,7 @@ async def show_insights(request: web.Request) -> web.StreamResponse:
         request, "insights.html",
         query=query, summary=summary, error=found.error, bounds=bounds,
         path=str(context.summaries.path),
-        state=_state(summary, bounds, context.now_ms()) if summary else {},
+        state=_state(summary, bounds.history_id, bounds.hi, context.now_ms()) if summary else {},
         commands=_commands(request, context),
         **values,
     )  # fmt: skip
@@ -204,18 +203,18 @@ def _rows_of(summary: PipelineSummary, query: InsightsPageQuery) -> Sequence[Bas
     return sorted(some, key=lambda part: -part.total)
 
 
-def _state(summary: PipelineSummary, bounds: HistoryBoundsView, now_ms: int) -> dict[str, Any]:
+def _state(summary: PipelineSummary, history_id: str, hi: int, now_ms: int) -> dict[str, Any]:
     """Return whether the summary is outdated, how far each job lags behind, and any problems."""
-    is_foreign = bool(summary.history_id) and summary.history_id != bounds.history_id
+    is_foreign = bool(summary.history_id) and summary.history_id != history_id
     done = None if is_foreign else summary.archive.offset
     return {
         "is_old": now_ms - summary.finished_at > OLD_MS,
         "is_ahead": summary.finished_at > now_ms + 60_000,
         "is_foreign": is_foreign,
-        "behind": None if done is None else max(bounds.hi - done, 0),
+        "behind": None if done is None else max(hi - done, 0),
         "broken": [job for job in summary.jobs if job.state == "failed"],
         "lags": {
-            job.name: max(bounds.hi - job.offset, 0)
+            job.name: max(hi - job.offset, 0)
             for job in summary.jobs
             if job.offset is not None and not is_foreign
         },
