@@ -151,23 +151,26 @@ def list_response(
     rows = [item.model_dump(mode="json") for item in items]
     if format_ == "jsonl":
         last = {"complete": True, "count": len(rows), "next": next_cursor}
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [*rows, last])
+        text = "".join(map(json_line, [*rows, last]))
         return web.Response(text=text, content_type="application/x-ndjson")
     if format_ == "csv":
         return web.Response(
-            text=_as_csv(model.model_fields, rows),
+            text="".join(map(csv_line, [model.model_fields, *(row.values() for row in rows)])),
             content_type="text/csv",
             headers={"Content-Disposition": 'attachment; filename="phpmq.csv"'},
         )
     return web.json_response({"items": rows, "next": next_cursor})
 
 
-def _as_csv(fields: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
+def json_line(data: dict[str, Any]) -> str:
+    """Return data as a line of JSON."""
+    return json.dumps(data, ensure_ascii=False) + "\n"
+
+
+def csv_line(values: Iterable[Any]) -> str:
+    """Return values as a line of CSV."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\r\n")
-    writer.writerow(fields)
-    for row in rows:
-        writer.writerow([csv_cell(value) for value in row.values()])
+    csv.writer(out, lineterminator="\r\n").writerow(map(csv_cell, values))
     return out.getvalue()
 
 

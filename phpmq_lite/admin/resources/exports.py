@@ -1,12 +1,9 @@
 """Streaming export of all messages that match a search."""
 
 import asyncio
-import csv
-import io
-import json
 from array import array
 from collections.abc import AsyncIterator
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
 from aiohttp import web
 from pydantic import Field
@@ -24,7 +21,7 @@ from phpmq_lite.admin.base.input import (
     read_query,
 )
 from phpmq_lite.admin.base.request_body import memory_hold_of
-from phpmq_lite.admin.base.responses import ResponseModel, csv_cell
+from phpmq_lite.admin.base.responses import ResponseModel, csv_line, json_line
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import QUERY_CHARACTERS, parse_search
 from phpmq_lite.admin.views.bodies import as_content
@@ -124,19 +121,19 @@ async def _write_all(
     count, hold = 0, memory_hold_of(request)
     hold.begin(lambda: abort_response(request))
     if is_csv:
-        await _write(hold, response, _csv_line(list(ExportView.model_fields)).encode())
+        await _write(hold, response, csv_line(ExportView.model_fields).encode())
     async for pairs in _messages(context_of(request), hold, seqs):
         lines = await asyncio.to_thread(_lines, pairs, is_csv=is_csv)  # 4 MiB take 50 ms
         await _write(hold, response, lines)
         count += len(pairs)
     if not is_csv:
-        await _write(hold, response, _json_line({"complete": is_complete, "count": count}).encode())
+        await _write(hold, response, json_line({"complete": is_complete, "count": count}).encode())
     await response.write_eof()
 
 
 def _lines(pairs: list[MessageWithBody], *, is_csv: bool) -> bytes:
     made = (ExportView.of_row(row, body).model_dump(mode="json") for row, body in pairs)
-    lines = (_csv_line(list(out.values())) if is_csv else _json_line(out) for out in made)
+    lines = (csv_line(out.values()) if is_csv else json_line(out) for out in made)
     return "".join(lines).encode(errors="replace")
 
 
@@ -169,16 +166,6 @@ async def _write(hold: MemoryReservation, response: web.StreamResponse, data: by
     for at in range(0, len(data), PIECE_BYTES):
         await send_piece(response, data[at : at + PIECE_BYTES])
         hold.move(PIECE_BYTES)
-
-
-def _json_line(data: dict[str, Any]) -> str:
-    return json.dumps(data, ensure_ascii=False) + "\n"
-
-
-def _csv_line(cells: list[Any]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\r\n").writerow([csv_cell(cell) for cell in cells])
-    return out.getvalue()
 
 
 ROUTES: Final = (
