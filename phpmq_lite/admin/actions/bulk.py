@@ -20,7 +20,6 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import Identity, identity_of
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.search_query import queue_search
 from phpmq_lite.broker.operator.message_actions import (
     ACTION_SLICE,
     Action,
@@ -111,18 +110,6 @@ async def begin_job(
     return await _start(context, entry, order)
 
 
-async def act_on_queue(
-    request: web.Request,
-    name: str,
-    asked: BulkRequest,
-    states: Sequence[str],
-    limit: int | None = None,
-    upto: int | None = None,
-) -> BulkJob:
-    """Of the first ``limit`` messages in a queue, act on those whose seq is at most ``upto``."""
-    return await act_on_search(request, name, asked, queue_search(name, states), limit, upto)
-
-
 async def act_on_search(
     request: web.Request,
     name: str,
@@ -131,7 +118,10 @@ async def act_on_search(
     limit: int | None = None,
     upto: int | None = None,
 ) -> BulkJob:
-    """Act on at most ``limit`` messages in a queue that match a search, in queue order."""
+    """Of the first ``limit`` matching messages, act on those whose seq is at most ``upto``.
+
+    ``query`` matches only messages in the queue ``name``, in queue order.
+    """
     context = context_of(request)
     frozen = await context.search.freeze(
         query, queues=None, limit=min(limit or MESSAGES_MAX, MESSAGES_MAX)

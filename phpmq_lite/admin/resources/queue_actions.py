@@ -152,7 +152,8 @@ async def submit_form(request: web.Request, action: Action) -> web.StreamRespons
     states = ("ready", "dispatched") if is_delete and options.with_dispatched else ("ready",)
     asked = bulk.BulkRequest(action, options, rate, form.reason())
     limit, upto = form.number("limit", 1, MESSAGES_MAX), form.number("upto", 0, _SEQ_MAX)
-    job = await bulk.act_on_queue(request, source.name, asked, states, limit, upto)
+    query = queue_search(source.name, states)
+    job = await bulk.act_on_search(request, source.name, asked, query, limit, upto)
     to = own_path_or(form.raw("next"), context.urls.to("queue", q=source.name))
     raise web.HTTPSeeOther(next_page_after(request, job, to))
 
