@@ -9,7 +9,7 @@ from phpmq_lite.admin.base.context import Context
 from phpmq_lite.admin.base.formats import count_of
 from phpmq_lite.admin.base.search_query import verdict_search
 from phpmq_lite.admin.monitoring import system_view
-from phpmq_lite.admin.views.dead_letter_queues import RETRY, dead_letter_queues_named
+from phpmq_lite.admin.views.dead_letter_queues import RETRY, dead_letter_queues_named, has_records
 from phpmq_lite.admin.views.queue_list import paused_sides, retry_hint
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
@@ -73,7 +73,8 @@ def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
     named = dead_letter_queues_named(status.queues)
     for queue in status.queues:
         # Do not format notices beyond the limit; for 10,000 queues, that would take 40 ms.
-        is_waiting = expects_waiting(queue) or queue.name in named
+        # Dead letters and retries are expected to wait.
+        is_waiting = has_records(queue.name, named) or queue.name.endswith(RETRY)
         found += _of_queue(queue, seen, is_waiting, only_bad=len(found) >= NOTICES_MAX)
         if queue.queue_id in held:
             found += _of_holder(queue, held[queue.queue_id], seen.now_ms)
@@ -213,11 +214,6 @@ def _of_holder(queue: QueueStatus, holding: ConsumerLoad, now_ms: int) -> Iterat
     if timeout_ms > held_ms:
         text += f"; the message returns in {_duration(timeout_ms - held_ms)}"
     yield _notice(queue, "warn", text, "Consumers", tab="consumers")
-
-
-def expects_waiting(queue: QueueStatus) -> bool:
-    """Return whether a queue's messages are expected to wait, like dead letters and retries."""
-    return queue.name.endswith((".dlq", ".retry"))
 
 
 # -- texts
