@@ -26,7 +26,7 @@ from phpmq_lite.admin.base.request_body import (
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import JSON_LINES, Role, Route
 from phpmq_lite.admin.resources.publish import PublishInput
-from phpmq_lite.admin.views.bodies import from_content
+from phpmq_lite.admin.resources.queues import ignore_reply
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.operator.publishing import Published
@@ -180,7 +180,7 @@ def _checked(request: web.Request, context: Context, number: int, line: object) 
             f"Message {number}: {problem.detail} Nothing was stored.",
             field=f"{number}.{problem.field or ''}".rstrip("."), bound=problem.bound,
         ) from None  # fmt: skip
-    body = from_content(read.content, read.encoding)
+    body = read.body()
     limit = int(context.settings.limits.max_content)
     if len(body) > limit:
         raise Problem(
@@ -233,7 +233,7 @@ def _publish(
                 return
             break
         try:
-            publishing.publish(core, _ignore_reply, entry, queue, messages)
+            publishing.publish(core, ignore_reply, entry, queue, messages)
         except RefusedError:
             if not count:
                 raise
@@ -244,10 +244,6 @@ def _publish(
 
 def _counted(reply: Reply, result: Any) -> None:
     reply(len(result) if isinstance(result, Published) else result)  # pass errors on unchanged
-
-
-def _ignore_reply(result: Any) -> None:
-    """Ignore the reply for one run, because the reply for the batch counts all messages."""
 
 
 async def _close_row(context: Context, entry: AuditEntry, result: str) -> None:

@@ -123,7 +123,7 @@ class QueueTail(FeedState):
             preview = self._preview_of(message)
             if preview is not None:
                 at_ms = message.last_dispatched_at or batch.wall_ms
-                self._add(TailEvent("dispatch", at_ms, message.seq, _delivery(message),
+                self._add(TailEvent("dispatch", at_ms, message.seq, _delivery(message.deliveries),
                                     message.consumer, preview))  # fmt: skip
         for message in batch.changed.values():
             self._preview_of(message)  # so that _add_if_ours() knows the message's queue
@@ -210,8 +210,8 @@ def _make_preview(message: Message, body: bytes | None) -> MessagePreview:
     return MessagePreview(message.seq, message.token, message.queue_id, message.size, content)
 
 
-def _delivery(message: Message) -> str:
-    return f"delivery {message.deliveries}" if message.deliveries > 1 else ""
+def _delivery(deliveries: int) -> str:
+    return f"delivery {deliveries}" if deliveries > 1 else ""
 
 
 def _read_events(events: list[Any]) -> Iterator[TailEvent]:
@@ -386,7 +386,7 @@ def _events_of_row(row: MessageRow) -> list[TailEvent]:
     preview = MessagePreview(row.seq, row.token, row.queue_id, row.size, row.preview)
     made = [TailEvent("publish", row.published_at, row.seq, "", row.publisher, preview)]
     if row.last_dispatched_at is not None:
-        detail = f"delivery {row.deliveries}" if row.deliveries > 1 else ""
+        detail = _delivery(row.deliveries)
         made.insert(
             0,
             TailEvent("dispatch", row.last_dispatched_at, row.seq, detail, row.consumer, preview),
