@@ -56,8 +56,8 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
     drawn = (
         charts.draw_lines("flow", f"Messages per {length}", trend, flow, when=when),
         charts.draw_lines("lost", f"Lost or redelivered per {length}", trend, loss, when=when),
-        charts.draw_lines("waits", "Wait for a consumer", trend, waits, are_times=True, when=when),
-        charts.draw_lines("holds", "Held by consumers", trend, holds, are_times=True, when=when),
+        charts.draw_lines("waits", "Wait for a consumer", trend, waits, charts.format_ms, when),
+        charts.draw_lines("holds", "Held by consumers", trend, holds, charts.format_ms, when),
     )
     times = [
         one._replace(title=f"{what}, {one.title.lower()}")

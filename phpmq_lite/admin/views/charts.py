@@ -75,12 +75,12 @@ class ChartSeries(NamedTuple):
 
 def draw_depth(trend: Trend, records: Trend | None = None) -> Chart:
     """Draw a chart of a queue's messages by state; ``records`` adds its dead letters."""
-    return _chart("depth", "Depth", trend, _depths(trend, records), _Linear, _count)
+    return draw_lines("depth", "Depth", trend, _depths(trend, records))
 
 
 def draw_rates(trend: Trend) -> Chart:
     """Draw a chart of the messages published and settled per second."""
-    return _chart("rates", "Rates/s", trend, _rates(trend), _Linear, formats.format_rate)
+    return draw_lines("rates", "Rates/s", trend, _rates(trend), formats.format_rate)
 
 
 def draw_waits(trend: Trend) -> Chart:
@@ -88,12 +88,22 @@ def draw_waits(trend: Trend) -> Chart:
 
     A stalled queue has no wait times, but the age of its oldest message is still drawn.
     """
-    return _chart("waits", "Wait for a consumer", trend, _waits(trend), _Logarithmic, _ms)
+    return draw_lines("waits", "Wait for a consumer", trend, _waits(trend), format_ms)
 
 
 def draw_holds(trend: Trend) -> Chart:
     """Draw a chart of the time from dispatch to settlement."""
-    return _chart("holds", "Held by consumers", trend, _holds(trend), _Logarithmic, _ms)
+    return draw_lines("holds", "Held by consumers", trend, _holds(trend), format_ms)
+
+
+def format_count(value: float) -> str:
+    """Format a count, or the mark of an axis for counts or rates."""
+    return formats.format_number(round(value)) if value == round(value) else f"{value:g}"
+
+
+def format_ms(value: float) -> str:
+    """Format a time in milliseconds."""
+    return formats.format_duration(round(value), with_seconds=False)
 
 
 def draw_lines(
@@ -101,17 +111,21 @@ def draw_lines(
     title: str,
     trend: Trend,
     series: Sequence[ChartSeries],
-    *,
-    are_times: bool = False,
+    write: FormatValue = format_count,
     when: str = "",
 ) -> Chart:
     """Draw a chart with a line for each series; a series has a value for each bucket.
 
-    The axis is linear for counts and logarithmic for times, which are in milliseconds.  ``when``
-    describes the period; if it is empty, the description begins with "The last …".
+    The axis is logarithmic if ``write`` is ``format_ms``, otherwise linear.  ``when`` describes the
+    period; if it is empty, the description begins with "The last …".
     """
-    scale_of, write = (_Logarithmic, _ms) if are_times else (_Linear, _count)
-    return _chart(key, title, trend, series, scale_of, write, when)
+    known = [value for one in series for value in one.values if value is not None]
+    scale = _Logarithmic(known) if write is format_ms else _Linear(known)
+    return Chart(
+        key, title, _about(series, trend, write, when),
+        [_line(one, scale, write) for one in series],
+        time_marks(trend), scale.marks, STEP * len(trend.buckets), not known,
+    )  # fmt: skip
 
 
 def _depths(trend: Trend, records: Trend | None) -> list[ChartSeries]:
@@ -157,25 +171,7 @@ def _each(trend: Trend, pick: Callable[[TrendBucket], BucketValue]) -> list[Buck
 # -- lines
 
 
-def _chart(
-    key: str,
-    title: str,
-    trend: Trend,
-    series: Sequence[ChartSeries],
-    scale_of: "type[_Linear] | type[_Logarithmic]",
-    write: FormatValue,
-    when: str = "",
-) -> Chart:
-    known = [value for one in series for value in one.values if value is not None]
-    scale = scale_of(known, write)
-    return Chart(
-        key, title, _about(series, trend, write, when),
-        [_line(one, scale, write) for one in series],
-        time_marks(trend), scale.marks, STEP * len(trend.buckets), not known,
-    )  # fmt: skip
-
-
-def _line(one: ChartSeries, scale: "_Scale", write: FormatValue) -> ChartLine:
+def _line(one: ChartSeries, scale: "_Linear | _Logarithmic", write: FormatValue) -> ChartLine:
     newest = next((value for value in reversed(one.values) if value is not None), None)
     is_current = newest is not None and any(value is not None for value in one.values[-3:])
     runs, areas = [], []
@@ -227,7 +223,7 @@ def _about(series: Sequence[ChartSeries], trend: Trend, write: FormatValue, when
 class _Linear:
     """A linear scale from zero to a round number at or above the highest value."""
 
-    def __init__(self, values: Sequence[float], write: FormatValue) -> None:
+    def __init__(self, values: Sequence[float]) -> None:
         self._top, self.marks = linear_scale(max(values, default=0.0))
 
     def place(self, value: float) -> float:
@@ -245,7 +241,7 @@ _TIMES_MS: Final = (
 class _Logarithmic:
     """A logarithmic scale from milliseconds to days; each mark is about ten times the previous."""
 
-    def __init__(self, values: Sequence[float], write: FormatValue) -> None:
+    def __init__(self, values: Sequence[float]) -> None:
         low, high = min(values, default=1.0), max(values, default=10.0)
         first = max((at for at, ms in enumerate(_TIMES_MS) if ms <= low), default=0)
         last = next((at for at, ms in enumerate(_TIMES_MS) if ms >= high), len(_TIMES_MS) - 1)
@@ -254,7 +250,7 @@ class _Logarithmic:
         self._width = math.log(_TIMES_MS[last]) - self._low
         every = -(-(last - first) // _MARKS_MAX)
         self.marks = [
-            AxisMark(self.place(_TIMES_MS[at]), write(_TIMES_MS[at]))
+            AxisMark(self.place(_TIMES_MS[at]), format_ms(_TIMES_MS[at]))
             for at in range(last, first - 1, -every)
         ]
 
@@ -264,14 +260,13 @@ class _Logarithmic:
         return HEIGHT - HEIGHT * min(max(share, 0.0), 1.0)
 
 
-_Scale = _Linear | _Logarithmic
-
-
 def linear_scale(highest: float, least_step: float = 0.1) -> tuple[float, list[AxisMark]]:
     """Return the upper end and the marks of an axis that starts at zero."""
     step = max(round_step(highest), least_step)
     count = max(1, math.ceil(highest / step - 1e-9))
-    marks = [AxisMark(100 - 100 * at / count, _count(step * at)) for at in range(count, -1, -1)]
+    marks = [
+        AxisMark(100 - 100 * at / count, format_count(step * at)) for at in range(count, -1, -1)
+    ]
     return step * count, marks
 
 
@@ -313,14 +308,14 @@ def trend_table(
 ) -> ChartTable:
     """Return a trend's data as a table; ``with_times`` adds wait and hold times."""
     columns: list[tuple[ChartSeries, FormatValue]] = [
-        (one, _count) for one in _depths(trend, records)
+        (one, format_count) for one in _depths(trend, records)
     ]
     columns += [(one, formats.format_rate) for one in _rates(trend)]
     head = [f"{one.title}{'/s' if write is formats.format_rate else ''}" for one, write in columns]
     if with_times:
         waits_, holds_ = _waits(trend), _holds(trend)
         head += ["Wait, median", "Wait, 95 %", "Oldest ready", "Hold, median", "Hold, 95 %"]
-        columns += [(one, _ms) for one in (*waits_, *holds_)]
+        columns += [(one, format_ms) for one in (*waits_, *holds_)]
     return ChartTable(head, _rows(trend, columns))
 
 
@@ -328,8 +323,8 @@ def lines_table(
     trend: Trend, counts: Sequence[ChartSeries], times: Sequence[ChartSeries]
 ) -> ChartTable:
     """Return the data drawn by ``draw_lines`` as a table with column titles."""
-    columns: list[tuple[ChartSeries, FormatValue]] = [(one, _count) for one in counts]
-    columns += [(one, _ms) for one in times]
+    columns: list[tuple[ChartSeries, FormatValue]] = [(one, format_count) for one in counts]
+    columns += [(one, format_ms) for one in times]
     return ChartTable([one.title for one, _ in columns], _rows(trend, columns))
 
 
@@ -348,11 +343,3 @@ def _rows(
         ]
         rows.append((_iso(when), when.strftime(pattern), cells))
     return rows
-
-
-def _count(value: float) -> str:
-    return formats.format_number(round(value)) if value == round(value) else f"{value:g}"
-
-
-def _ms(value: float) -> str:
-    return formats.format_duration(round(value), with_seconds=False)
