@@ -13,7 +13,7 @@ from phpmq_lite.admin.resources.queues import (
     first_snippets,
     queues_view,
     read_figures,
-    read_live_rows,
+    read_live_list,
     read_trends,
 )
 from phpmq_lite.admin.resources.system import read_restart_report
@@ -85,18 +85,9 @@ async def live_overview(
     request: web.Request, _argument: str, ids: tuple[int, ...]
 ) -> dict[str, Any]:
     """Return live values for the overview; ``ids`` are the ids of the queues shown."""
-    context, status = context_of(request), status_of(request)
-    ages = await read_oldest_ready(context, status.queues)
-    shown = queue_list.overview_tiles(status, ages, context.now_ms())
-    says = f"Ready {shown['total.ready']}, dispatched {shown['total.dispatched']}"
-    rows, lines = read_live_rows(context, status.queues, ages, ids)
-    listed = make_queue_page(status.queues, ages, _query(request))
-    return {
-        "shown": shown | rows,
-        "points": trends.read_sparks(request) | lines,
-        "new": sum(queue.status.queue_id not in ids for queue in listed.queues),
-        "says": says,
-    }
+    tiles, listed = await read_live_list(request, ids, _query(request))
+    points = trends.read_sparks(request) | listed["points"]
+    return listed | {"shown": tiles | listed["shown"], "points": points}
 
 
 ROUTES: Final = (Route("GET", "/", Role.VIEWER, "overview", show_overview),)

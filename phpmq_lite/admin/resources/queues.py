@@ -1,7 +1,7 @@
 """The list of queues, and actions on selected queues."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, Self
 
 from aiohttp import web
@@ -121,39 +121,35 @@ def queues_view(request: web.Request, listed: QueuePage) -> ListPage[QueueView]:
 # -- live updates
 
 
-def read_live_rows(
-    context: Context,
-    queues: Iterable[QueueStatus],
-    ages: Mapping[int, int],
-    ids: Collection[int],
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the table values and sparklines of the queues with these ids."""
+async def read_live_list(
+    request: web.Request, ids: Collection[int], query: QueueQuery
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the totals over all queues, and the live values of a list that shows these ids."""
+    context, status = context_of(request), status_of(request)
+    ages = await read_oldest_ready(context, status.queues)
     asked, now_ms = frozenset(ids), context.now_ms()
     shown: dict[str, str] = {}
     points: dict[str, str] = {}
-    for queue in queues:
+    for queue in status.queues:
         if queue.queue_id in asked:
             row = ListedQueue(queue, ages.get(queue.queue_id))
             figures = queue_list.queue_figures(row, now_ms)
             shown |= {f"{queue.queue_id}.{key}": value for key, value in figures.items()}
             points[f"{queue.queue_id}.in"] = trends.read_spark(context, queue.queue_id)
-    return shown, points
+    tiles = queue_list.overview_tiles(status, ages, now_ms)
+    listed = make_queue_page(status.queues, ages, query)
+    return tiles, {
+        "shown": shown,
+        "points": points,
+        "new": sum(queue.status.queue_id not in ids for queue in listed.queues),
+        "says": f"Ready {tiles['total.ready']}, dispatched {tiles['total.dispatched']}",
+    }
 
 
 async def live_queues(request: web.Request, _argument: str, ids: tuple[int, ...]) -> dict[str, Any]:
     """Return live values for the queue list; ``ids`` are the ids of the queues shown."""
-    context, status = context_of(request), status_of(request)
-    query = read_query(request, QueueQuery)
-    ages = await read_oldest_ready(context, status.queues)
-    shown, points = read_live_rows(context, status.queues, ages, ids)
-    sums = queue_list.overview_tiles(status, ages, context.now_ms())
-    listed = make_queue_page(status.queues, ages, query)
-    return {
-        "shown": shown,
-        "points": points,
-        "new": sum(queue.status.queue_id not in ids for queue in listed.queues),
-        "says": f"Ready {sums['total.ready']}, dispatched {sums['total.dispatched']}",
-    }
+    _, listed = await read_live_list(request, ids, read_query(request, QueueQuery))
+    return listed
 
 
 TICKED_MAX: Final = 200
