@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from aiohttp import web
@@ -107,23 +106,15 @@ class InsightsPageQuery(QueryModel):
     format: OutputFormat = "html"
 
 
-@dataclass(slots=True, frozen=True)
-class FoundSummary:
-    """The visible part of the summary; ``error`` says why a summary cannot be used."""
-
-    summary: PipelineSummary | None
-    error: str = ""
-
-
 async def show_insights(request: web.Request) -> web.StreamResponse:
     """Show pipeline insights: throughput, failures, trace paths, jobs, claims and readers."""
     query = read_query(request, InsightsPageQuery)
     if query.release:
         return await show_release_form(request, query.release, query.queue)
-    found = await _find(request)
+    summary, error = await _find(request)
     if query.format != "html":
-        return await _as_data(request, query, found)
-    context, summary = context_of(request), found.summary
+        return await _as_data(request, query, summary, error)
+    context = context_of(request)
     bounds = await StoredPipeline(context.readers).history_bounds()
     values: dict[str, Any] = {"queues": summary.queues() if summary else []}
     if summary is not None and query.tab == "charts":
@@ -132,11 +123,11 @@ async def show_insights(request: web.Request) -> web.StreamResponse:
         )  # drawing takes up to 80 ms
         values |= {"drawn": drawn}
     elif summary is not None or query.tab in ("claims", "readers"):
-        rows = await _rows(request, query, found)
+        rows = await _rows(request, query, summary)
         values |= {"rows": rows[:ROWS], "total": len(rows)}
     return await render_page(
         request, "insights.html",
-        query=query, summary=summary, error=found.error, bounds=bounds,
+        query=query, summary=summary, error=error, bounds=bounds,
         path=str(context.summaries.path),
         state=_state(summary, bounds.history_id, bounds.hi, context.now_ms()) if summary else {},
         commands=_commands(request, context),
@@ -144,19 +135,20 @@ async def show_insights(request: web.Request) -> web.StreamResponse:
     )  # fmt: skip
 
 
-async def _find(request: web.Request) -> FoundSummary:
+async def _find(request: web.Request) -> tuple[PipelineSummary | None, str]:
+    """Return the visible part of the summary, and why a summary cannot be used, if so."""
     try:
-        return FoundSummary(await visible_summary(request))
+        return await visible_summary(request), ""
     except BadSummaryError as error:
-        return FoundSummary(None, str(error))
+        return None, str(error)
 
 
 async def _as_data(
-    request: web.Request, query: InsightsPageQuery, found: FoundSummary
+    request: web.Request, query: InsightsPageQuery, summary: PipelineSummary | None, error: str
 ) -> web.Response:
-    if found.error and query.tab not in ("claims", "readers"):
-        raise Problem(503, "bad_summary", f"The summary cannot be used: {found.error}.")
-    rows = await _rows(request, query, found)
+    if error and query.tab not in ("claims", "readers"):
+        raise Problem(503, "bad_summary", f"The summary cannot be used: {error}.")
+    rows = await _rows(request, query, summary)
     return await asyncio.to_thread(list_response, query.format, _MODELS[query.tab], rows)
 
 
@@ -174,16 +166,16 @@ _MODELS: Final[dict[str, type[BaseModel]]] = {
 
 
 async def _rows(
-    request: web.Request, query: InsightsPageQuery, found: FoundSummary
+    request: web.Request, query: InsightsPageQuery, summary: PipelineSummary | None
 ) -> Sequence[BaseModel]:
     """Return all rows for a tab, in the order shown on the page."""
     if query.tab == "claims":
         return await read_claims(request)
     if query.tab == "readers":
         return await read_readers(context_of(request))
-    if found.summary is None:
+    if summary is None:
         return []
-    return await asyncio.to_thread(_rows_of, found.summary, query)
+    return await asyncio.to_thread(_rows_of, summary, query)
 
 
 def _rows_of(summary: PipelineSummary, query: InsightsPageQuery) -> Sequence[BaseModel]:
