@@ -34,7 +34,7 @@ from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import StorageError
 from phpmq_lite.storage.disk_space import DiskUsage, measure_disk
 from phpmq_lite.storage.read.database_size import DatabaseSize, measure_database
-from phpmq_lite.storage.start_report import Start, StoredStarts
+from phpmq_lite.storage.start_report import StoredStarts
 from phpmq_lite.writes import DismissStartReport
 
 COUNTED: Final = 1_000_000  # maximum number of expiring messages to count
@@ -158,7 +158,7 @@ async def show_system(request: web.Request) -> web.StreamResponse:
         return await _ask_to_drain(request)
     if query.tab in _ADMIN_TABS:
         _need_admin(request, f"see the {query.tab}")
-    is_admin = _is_admin(request)
+    is_admin = _is_for_all(request, Role.ADMIN)  # can read the log and drain
     values = {
         "health": _health,
         "settings": _settings,
@@ -177,7 +177,7 @@ async def _health(request: web.Request, _query: SystemPageQuery) -> dict[str, An
     reached = limits.list_limits(context, status)
     return {
         "clock": await _clock(context) if status.clock_doubt_ms else None,
-        "may_decide": _may_decide(request),
+        "may_decide": _is_for_all(request, Role.OPERATOR),
         "checks": await run_checks(context, status),
         "times": system_view.process_facts(status, now_ms),
         "versions": system_view.version_facts(context.version, status.store),
@@ -198,11 +198,6 @@ async def _clock(context: Context) -> ClockView | None:
         return await read_clock(context)
     except StorageError:
         return None
-
-
-def _may_decide(request: web.Request) -> bool:
-    identity = identity_of(request)
-    return identity.role.may(Role.OPERATOR) and not identity.queues
 
 
 async def _measured(context: Context) -> tuple[DatabaseSize | None, DiskUsage | None]:
@@ -264,18 +259,13 @@ async def submit_dismissal(request: web.Request) -> web.StreamResponse:
     number = await read_form_field(request, "start")
     if not number.isascii() or not number.isdecimal() or len(number) > 15:
         raise Problem(422, "invalid", f"start is {number[:20]!r}, not a number.", field="start")
-    found = await _find(context, int(number))
-    if found is None:
+    starts = await StoredStarts(context.readers).newest(50)
+    if all(start.start_id != int(number) for start in starts):
         raise Problem(404, "unknown_start", f"There is no record of start {number}.", field="start")
     entry = audit_entry(request, target=number)
     rows = [DismissStartReport(entry.actor, int(number))]
     await context.engine.run(queue_operations.write, entry, rows)
     raise web.HTTPSeeOther(await read_next_path(request, context.urls.to("overview")))
-
-
-async def _find(context: Context, number: int) -> Start | None:
-    starts = await StoredStarts(context.readers).newest(50)
-    return next((start for start in starts if start.start_id == number), None)
 
 
 # -- drain
@@ -323,10 +313,10 @@ def _word(context: Context) -> str:
     return context.settings.ui.environment.strip() or "drain"
 
 
-def _is_admin(request: web.Request) -> bool:
-    """Return whether the caller is an admin of all queues, who can read the log and drain."""
+def _is_for_all(request: web.Request, role: Role) -> bool:
+    """Return whether the caller has a role and is not limited to some queues."""
     identity = identity_of(request)
-    return identity.role.may(Role.ADMIN) and not identity.queues
+    return identity.role.may(role) and not identity.queues
 
 
 def _need_admin(request: web.Request, what: str) -> None:
@@ -334,7 +324,7 @@ def _need_admin(request: web.Request, what: str) -> None:
     if not identity.role.may(Role.ADMIN):
         raise Problem(403, "role", f"Only an admin may {what}; your role is {identity.role}.",
                       bound=Role.ADMIN.value)  # fmt: skip
-    if not _is_admin(request):
+    if identity.queues:
         raise Problem(403, "foreign_queue", f"Only an admin with access to all queues may {what}.",
                       bound=", ".join(identity.queues))  # fmt: skip
 
