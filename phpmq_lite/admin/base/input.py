@@ -17,7 +17,7 @@ from phpmq_lite.admin.base.request_body import (
     read_json_body,
 )
 from phpmq_lite.admin.base.route import ROUTE
-from phpmq_lite.admin.base.urls import decode_name, is_own_path
+from phpmq_lite.admin.base.urls import decode_name, own_path_or
 from phpmq_lite.queue_settings import LONGEST_NAME, NAME_RULE, name_problem
 
 # -- paths
@@ -93,8 +93,7 @@ def check_encoding(request: web.Request) -> None:
 
 async def read_next_path(request: web.Request, default: str) -> str:
     """Return the form field ``next`` if it is a path on this site, else ``default``."""
-    given = await read_form_field(request, "next")
-    return given if is_own_path(given) else default
+    return own_path_or(await read_form_field(request, "next"), default)
 
 
 def check_queue_name(name: str) -> None:

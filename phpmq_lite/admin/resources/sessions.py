@@ -17,7 +17,7 @@ from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import read_form_field
 from phpmq_lite.admin.base.responses import ListPage, ResponseModel, redirect_with_session
 from phpmq_lite.admin.base.route import Role, Route
-from phpmq_lite.admin.base.urls import is_own_path
+from phpmq_lite.admin.base.urls import own_path_or
 from phpmq_lite.admin.resource import Api, Page, Resource, render_form
 from phpmq_lite.storage.read.accounts import LoginSession, User
 
@@ -26,7 +26,7 @@ async def show_login(request: web.Request) -> web.StreamResponse:
     """Show the login form."""
     goal = request.query.get("next", "")
     if identity_of(request).kind == "user":
-        raise web.HTTPSeeOther(goal if is_own_path(goal) else _home(request))
+        raise web.HTTPSeeOther(own_path_or(goal, _home(request)))
     return await _login_page(request, goal)
 
 
@@ -39,7 +39,7 @@ async def _login_page(
         "login.html",
         problem,
         is_bare=True,
-        goal=goal if is_own_path(goal) else "",
+        goal=own_path_or(goal, ""),
         name=name,
         has_users=bool(context.auth.accounts.users),
         is_plain=not request.secure,
