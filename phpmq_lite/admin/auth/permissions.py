@@ -1,18 +1,14 @@
 """Permissions: the queues and messages that a caller is allowed to use."""
 
-from typing import Final
-
 from aiohttp import web
 
 from phpmq_lite.admin.base.context import Context, is_match, status_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import path_name
 from phpmq_lite.admin.base.problems import Problem, not_found
+from phpmq_lite.queue_settings import FORWARD
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.messages import MessageRow, is_message_id
-
-_FORWARD: Final = "forward:"  # an on_expire value with this prefix names a queue
-
 
 # -- queues and messages
 
@@ -58,8 +54,8 @@ def check_forward_right(request: web.Request, on_expire: object, field: str = "o
     Raises:
         Problem: 403, naming the allowed globs.
     """
-    if isinstance(on_expire, str) and on_expire.startswith(_FORWARD):
-        check_queue_right(request, on_expire.removeprefix(_FORWARD), field)
+    if isinstance(on_expire, str) and on_expire.startswith(FORWARD):
+        check_queue_right(request, on_expire.removeprefix(FORWARD), field)
 
 
 def queue_name_of(request: web.Request) -> str:

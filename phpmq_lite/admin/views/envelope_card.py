@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from phpmq_lite.admin.base.context import Context, status_of
+from phpmq_lite.admin.views.dead_letter_queues import RETRY
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, read_block, redrive_content
 from phpmq_lite.envelopes.indexed_fields import INDEX_BYTES, IndexedFields
 from phpmq_lite.envelopes.schema_registry import SchemaRegistry
@@ -27,7 +28,6 @@ CARD_BYTES: Final = INDEX_BYTES  # pages do not validate larger envelopes
 THREAD_BYTES: Final = 4 * 1024  # larger envelopes are validated in a thread; 64 KiB takes 6 ms
 PROBLEMS_SHOWN: Final = 50
 TEXT_CHARACTERS: Final = 2_000  # maximum number of characters shown per text
-_RETRY: Final = ".retry"
 MEMBERS: Final = ("lang", "queue", "created_at", "schema_version")  # members of meta that are shown
 
 
@@ -233,7 +233,7 @@ def other_queue(card: EnvelopeCard, row: MessageRow) -> str:
     home = card.block.original_queue if card.block is not None else row.queue
     if not isinstance(said, str) or not said or home is None:
         return ""
-    return said if said not in (home, home.removesuffix(_RETRY)) else ""
+    return said if said not in (home, home.removesuffix(RETRY)) else ""
 
 
 # -- queue settings
