@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from secrets import token_hex
 from typing import Final
 
@@ -147,9 +148,7 @@ async def _count_refusals(app: web.Application) -> AsyncIterator[None]:
     async def count() -> None:
         while True:
             await asyncio.sleep(MINUTE_MS / 1_000)
-            await context.auth.refused_logins.flush(
-                lambda entry, more: request_audit.write_entry(context, entry, more)
-            )
+            await context.auth.refused_logins.flush(partial(request_audit.write_entry, context))
 
     task = asyncio.create_task(count())
     yield

@@ -1,6 +1,7 @@
 """The audit entry of a request."""
 
 import asyncio
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -61,11 +62,6 @@ def keep_audit_entry(request: web.Request) -> None:
     request[_IS_LEFT] = True
 
 
-def is_entry_left(request: web.Request) -> bool:
-    """Return whether another task will write the audit entry."""
-    return _IS_LEFT in request
-
-
 NOTE_S: Final = 10.0  # maximum time for writing an audit row
 
 _log = get_logger(__name__)
@@ -79,7 +75,7 @@ async def finish_entry(request: web.Request, entry: AuditEntry) -> None:
 
     While the broker starts or drains, the entry is only logged.
     """
-    if entry.audit_id is None and not is_entry_left(request):
+    if entry.audit_id is None and _IS_LEFT not in request:
         await write_entry(context_of(request), entry)
 
 
@@ -106,6 +102,4 @@ async def count_refused_login(request: web.Request, problem: Problem) -> None:
     entry = audit_entry(request)
     entry.result = problem.code
     keep_audit_entry(request)
-    await context.auth.refused_logins.add(
-        entry, context.now_ms(), lambda one, more: write_entry(context, one, more)
-    )
+    await context.auth.refused_logins.add(entry, context.now_ms(), partial(write_entry, context))
