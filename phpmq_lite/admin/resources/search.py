@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.actions import saved_items
 from phpmq_lite.admin.actions.flash_messages import FlashMessage, store_message
@@ -33,10 +33,8 @@ from phpmq_lite.storage.read.messages import MessageRow, is_message_id
 from phpmq_lite.storage.read.search_plan import SearchQuery
 
 
-class SearchFieldQuery(BaseModel):
+class SearchFieldQuery(QueryModel):
     """The text entered in the search field."""
-
-    model_config = ConfigDict(extra="ignore")
 
     q: str = Field("", max_length=1_000)
 
