@@ -8,9 +8,6 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.settings import Settings
 
-PRODUCTION = "production"
-
-
 FormField = tuple[str, tuple[Any, ...]]  # name and arguments of a macro in action_fields.html
 
 
@@ -35,17 +32,13 @@ class Confirmation:
     preview: tuple[str, str] | None = None  # search and action for the preview
 
 
-def is_production(settings: Settings) -> bool:
-    """Return whether the setting ``ui.environment`` is ``production``."""
-    return settings.ui.environment.strip().casefold() == PRODUCTION
-
-
 def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tuple[str, ...]:
     """Return the accepted confirmation texts, suggested text first, or () if none is required.
 
     The message count is always accepted, the queue name only if all messages are in one queue.
     """
-    if count <= settings.ui.confirm_count and not is_production(settings):
+    is_production = settings.ui.environment.strip().casefold() == "production"
+    if count <= settings.ui.confirm_count and not is_production:
         return ()
     return (*queues, str(count)) if len(queues) == 1 else (str(count),)
 

@@ -50,11 +50,6 @@ def fill_placeholders(text: str, number: int, now_ms: int, new_uuid: Callable[[]
     return _PLACEHOLDER.sub(lambda found: values[found[1]](), text)
 
 
-def has_placeholders(text: str) -> bool:
-    """Return whether the text contains any placeholders."""
-    return _PLACEHOLDER.search(text) is not None
-
-
 def make_bodies(
     text: str, kind: str, count: int, now_ms: int, new_uuid: Callable[[], str], *, is_filled: bool
 ) -> list[bytes]:
@@ -65,7 +60,7 @@ def make_bodies(
     """
     if kind == "base64":
         return [_from_base64(text)] * count
-    if not (is_filled and has_placeholders(text)):
+    if not (is_filled and _PLACEHOLDER.search(text)):
         made = [text]
     else:
         made = [fill_placeholders(text, at + 1, now_ms, new_uuid) for at in range(count)]

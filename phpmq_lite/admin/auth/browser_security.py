@@ -119,7 +119,11 @@ async def check_form(request: web.Request, token: str) -> None:
         Problem: 415 for other content types, 403 if the token is missing or belongs to another
             session, or an error from reading the form.
     """
-    check_form_type(request)
+    if request.content_type not in FORMS:
+        raise Problem(
+            415, "media_type", "This address accepts only form submissions.", field="Content-Type",
+            bound=" or ".join(sorted(FORMS)),
+        )  # fmt: skip
     given = await read_form_field(request, CSRF_FIELD)
     if not _is_token(given, token):
         raise Problem(
@@ -129,15 +133,6 @@ async def check_form(request: web.Request, token: str) -> None:
             "was loaded. Nothing was changed. Reload the page and try again.",
             field=CSRF_FIELD,
         )
-
-
-def check_form_type(request: web.Request) -> None:
-    """Raise a 415 ``Problem`` if the request is not a form."""
-    if request.content_type not in FORMS:
-        raise Problem(
-            415, "media_type", "This address accepts only form submissions.", field="Content-Type",
-            bound=" or ".join(sorted(FORMS)),
-        )  # fmt: skip
 
 
 def _is_token(given: str, token: str) -> bool:

@@ -201,7 +201,8 @@ async def _store(request: web.Request, context: Context, lines: Sequence[ImportL
         except RefusedError as error:
             if not stored:
                 raise
-            await _close_row(context, entry, error.code)
+            entry.result = error.code  # in the audit row, which also counts the stored messages
+            await request_audit.write_entry(context, entry)
             raise Problem(
                 409, error.code, f"{error}. The first {stored} messages had already been stored.",
                 field="queue", headers={STORED: str(stored)},
@@ -244,12 +245,6 @@ def _publish(
 
 def _counted(reply: Reply, result: Any) -> None:
     reply(len(result) if isinstance(result, Published) else result)  # pass errors on unchanged
-
-
-async def _close_row(context: Context, entry: AuditEntry, result: str) -> None:
-    """Record why the import ended in its audit row, which also counts the stored messages."""
-    entry.result = result
-    await request_audit.write_entry(context, entry)
 
 
 ROUTES: Final = (

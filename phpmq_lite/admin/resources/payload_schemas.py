@@ -126,16 +126,11 @@ class SchemasPageQuery(FormatQuery):
 
 async def find_schemas(request: web.Request, _query: SchemasPageQuery) -> SchemasView:
     """List the URNs that have a schema, with the schema's fields and the validation results."""
+    entries = context_of(request).schemas.registry.entries
     return SchemasView(
-        items=list_registered(request),
+        items=[SchemaView.of_entry(entries[urn], _tally(request, urn)) for urn in sorted(entries)],
         faults=[str(fault) for fault in context_of(request).schemas.faults],
     )
-
-
-def list_registered(request: web.Request) -> list[SchemaView]:
-    """Return the registered schemas ordered by URN, with the counts visible to the caller."""
-    entries = context_of(request).schemas.registry.entries
-    return [SchemaView.of_entry(entries[urn], _tally(request, urn)) for urn in sorted(entries)]
 
 
 def _tally(request: web.Request, urn: str) -> ValidationCounts | None:
