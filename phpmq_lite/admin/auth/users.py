@@ -329,14 +329,6 @@ async def log_in(request: web.Request, name: str, password: str, *, is_kept: boo
     return cookie
 
 
-async def start_session(request: web.Request, user: User) -> str:
-    """Start a session without checking the password, which has just been set."""
-    context = context_of(request)
-    return await context.auth.accounts.add_session(
-        None, user, context.now_ms(), login_origin_of(request), is_kept=False
-    )
-
-
 def login_origin_of(request: web.Request) -> LoginOrigin:
     """Return the address and browser from which a request came."""
     agent = request.headers.get("User-Agent", "")

@@ -126,9 +126,11 @@ async def submit_setup(request: web.Request) -> web.StreamResponse:
 async def _redirect_in_new_session(
     request: web.Request, user: User, page: str, text: str
 ) -> web.Response:
-    """Start a session for the user, and show a message on its first page."""
+    """Start a session for a user who just set a password; show a message on its first page."""
     context = context_of(request)
-    cookie = await users.start_session(request, user)
+    cookie = await context.auth.accounts.add_session(
+        None, user, context.now_ms(), users.login_origin_of(request), is_kept=False
+    )
     response = redirect_with_session(context.urls.to(page))
     context.sessions.set_session(request, response, cookie)
     context.sessions.store_message_for(cookie, text)
