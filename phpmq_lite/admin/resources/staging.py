@@ -33,7 +33,6 @@ from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.resource import api_route
 from phpmq_lite.admin.resources.arrow_export import MEDIA, need_arrow
 from phpmq_lite.broker.pipeline import staging
-from phpmq_lite.broker.pipeline.staging import StagedRow
 from phpmq_lite.broker.pipeline.state import StageWriter
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
@@ -369,7 +368,7 @@ async def _store(context: Context, entry: AuditEntry, token: str, upload: Upload
     """Stage the rows slice by slice; drop the token if a slice fails."""
     run, after, chunks = context.engine.run, 0, upload.chunks()
     try:
-        while (rows := await asyncio.to_thread(_next, chunks)) is not None:
+        while (rows := await asyncio.to_thread(next, chunks, None)) is not None:
             await run(staging.stage, entry, token, rows, after=after, is_whole=False)
             after += len(rows)
         await run(staging.stage, entry, token, [], after=after, is_whole=True)
@@ -378,10 +377,6 @@ async def _store(context: Context, entry: AuditEntry, token: str, upload: Upload
         if after or not isinstance(error, RefusedError):
             await asyncio.shield(run(staging.unstage, entry, [token], writer=StageWriter()))
         raise
-
-
-def _next(chunks: Iterator[list[StagedRow]]) -> list[StagedRow] | None:
-    return next(chunks, None)
 
 
 async def publish_staged(request: web.Request, asked: PublishStagedInput) -> PublishStagedView:
