@@ -13,7 +13,6 @@ from phpmq_lite.admin.auth.permissions import check_all_queues
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, context_of, status_of
-from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import ListPage, ResponseModel, json_response
@@ -290,8 +289,7 @@ def _scrubbed(context: Context, care: Maintenance) -> list[SystemFact]:
 def _faults(state: ScrubState) -> SystemFact:
     if not state.problem_count:
         return SystemFact("Damage", "none found")
-    count = state.problem_count
-    text = f"{formats.format_number(count)} {plural(count, 'problem', 'problems')}"
+    text = formats.count_of(state.problem_count, "problem", "problems")
     return SystemFact("Damage", text, "; ".join(state.damage), "bad")
 
 

@@ -72,15 +72,12 @@ async def submit_action(request: web.Request) -> web.StreamResponse:
         raise web.HTTPSeeOther(
             context.urls.to("selection", token=made.token, action=str(action), next=to)
         )
+    target = ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more"
     done = await single_message.act_on_selected(
-        request, action, frozen.seqs, read_options(form), _target_of(ids), form.reason()
+        request, action, frozen.seqs, read_options(form), target, form.reason()
     )
     store_message(request, single_message.result_message(done))
     raise web.HTTPSeeOther(to)
-
-
-def _target_of(ids: list[str]) -> str:
-    return ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more"
 
 
 class TtlInput(ActionInput):

@@ -269,7 +269,9 @@ async def _attempt(request: web.Request, form: Form, row: MessageRow | None) -> 
         draft.errors[_field_of(problem)], draft.code = problem.detail, problem.code
         audit_entry(request).result = problem.code
         return await _show(request, draft, row, problem.status)
-    raise web.HTTPSeeOther(own_path_or(form.raw("next"), _after(request, draft)))
+    # By default, show the form again, because users often publish several messages in a row.
+    again = context_of(request).urls.to("publish", queue=draft.queue, template=draft.template)
+    raise web.HTTPSeeOther(own_path_or(form.raw("next"), again))
 
 
 def _field_of(problem: Problem) -> str:
@@ -380,11 +382,6 @@ def _check_total(size: int, count: int) -> None:
             f"in total; the limit is {formats.format_size(TOTAL_MAX)}.",
             field="count", bound=formats.format_size(TOTAL_MAX),
         )  # fmt: skip
-
-
-def _after(request: web.Request, draft: PublishForm) -> str:
-    """Return the form's URL, because users often publish several messages in a row."""
-    return context_of(request).urls.to("publish", queue=draft.queue, template=draft.template)
 
 
 async def _check(request: web.Request, draft: PublishForm, row: MessageRow | None) -> web.Response:

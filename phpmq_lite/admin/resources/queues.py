@@ -184,13 +184,14 @@ async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
         )
     if action == "remove":
         done, refused = await remove_queues(context, entry, names)
-        text = f"{_count(done)} removed."
+        text = f"{formats.count_of(done, 'queue', 'queues')} removed."
         store_message(request, FlashMessage(f"{text} {'; '.join(refused)}." if refused else text))
     else:
         side, is_paused = _TURNS[action]
         await pause_queues(context, entry, names, side, is_paused)
         verb = "Paused" if is_paused else "Resumed"
-        store_message(request, FlashMessage(f"{verb} {side} for {_count(len(names))}."))
+        count = formats.count_of(len(names), "queue", "queues")
+        store_message(request, FlashMessage(f"{verb} {side} for {count}."))
     raise web.HTTPSeeOther(to)
 
 
@@ -201,10 +202,6 @@ def _ready_in(names: Sequence[str]) -> SearchQuery:
 
 def _quote_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else json.dumps(names, ensure_ascii=False)[:1_000]
-
-
-def _count(number: int) -> str:
-    return f"{formats.format_number(number)} {'queue' if number == 1 else 'queues'}"
 
 
 async def pause_queues(
