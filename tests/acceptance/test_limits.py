@@ -218,8 +218,8 @@ def test_connections_beyond_the_descriptors_are_refused(tmp_path: Path, figure: 
             scene.compare()
             api = AdminApi(broker.admin[0])
             wait_until(lambda: api.metrics()["phpmq_clients"] == accepted)
-        # A connection that arrives before the broker has noticed these ends would be refused.
-        wait_until(lambda: api.metrics()["phpmq_clients"] == 0)
+        # A connection that arrives before the broker has closed all of these would be refused.
+        wait_until(lambda: api.metrics()['phpmq_limit_used{limit="connections"}'] == 0)
         with SocketClient(broker.port) as peer:
             peer.barrier()
         log = broker.log.read_text(encoding="utf-8").splitlines()
