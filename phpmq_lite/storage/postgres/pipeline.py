@@ -226,8 +226,8 @@ class Pipeline:
         (place,), before, after = self._results
         if problem := store.check(_quorum(before), _quorum(after), store.notices):
             raise ConnectionBrokenError(problem)
-        store.batch += 1
         store.place = place.decode()
+        store.batch += 1
 
     def _end(self) -> None:
         callback, self._callback = self._callback, None
