@@ -77,16 +77,17 @@ def measure(folder: Path, messages: int) -> dict[str, Counter[str]]:
     """Return the calls of each workload."""
     found, counts = {}, folder / "counts"
     program = "-c", PROGRAM, str(counts)
-    with BrokerProcess(folder / "data", program=program, is_isolated=True) as broker:
-        host, _, port = broker.phpmq[0].rpartition(":")
-        with connect_blocking(host, int(port)) as client:
-            publish(client, "warm", 2 * WINDOW)
-            for name, workload in (("publish", publish), ("consume", consume)):
-                send(broker, SIGUSR1)
-                workload(client, "measured", messages)
-                send(broker, SIGUSR2)
-                rows = (line.split(" ", 1) for line in counts.read_text().splitlines())
-                found[name] = Counter({calls: int(number) for number, calls in rows})
+    with (
+        BrokerProcess(folder / "data", program=program, is_isolated=True) as broker,
+        connect_blocking(broker.phpmq[0]) as client,
+    ):
+        publish(client, "warm", 2 * WINDOW)
+        for name, workload in (("publish", publish), ("consume", consume)):
+            send(broker, SIGUSR1)
+            workload(client, "measured", messages)
+            send(broker, SIGUSR2)
+            rows = (line.split(" ", 1) for line in counts.read_text().splitlines())
+            found[name] = Counter({calls: int(number) for number, calls in rows})
     return found
 
 

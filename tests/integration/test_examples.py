@@ -383,10 +383,10 @@ def test_babelqueue_worker_mails_and_puts_aside(broker: BrokerProcess) -> None:
             [sys.executable, "produce.py", *arguments, address],
             cwd=folder, env=environment, check=True, timeout=60,
         )  # fmt: skip
-    jobs = 6  # the order, its mail, and four attempts at the other order
+    jobs = "6"  # the order, its mail, and four attempts at the other order
     done = subprocess.run(
         [sys.executable, "-m", "phpmq_lite", "worker", "--app", "handlers:app", "--url",
-         f"phpmq://{address}", "--backoff", "0", "--max-jobs", str(jobs)],
+         f"phpmq://{address}", "--backoff", "0", "--max-jobs", jobs],
         cwd=folder, env=environment, check=True, timeout=60, text=True, capture_output=True,
     )  # fmt: skip
     assert "mail to anna@example.org, trace " in done.stdout
