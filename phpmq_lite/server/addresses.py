@@ -93,6 +93,21 @@ def parse_address(text: str) -> IpAddress | None:
     return address
 
 
+def address_key(address: str | None) -> str:
+    """Return what limits per address count by: an IPv4 address, or the /64 of an IPv6 address.
+
+    A /64 is the smallest network of one customer, who may use any of its addresses.  Loopback
+    addresses are counted one by one, a Unix socket (None) is ``""``, and a text that is not an
+    address is its own key.
+    """
+    parsed = None if address is None else parse_address(address)
+    if parsed is None:
+        return address or ""
+    if parsed.version == 4 or parsed.is_loopback:
+        return str(parsed)
+    return str(ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))
+
+
 def address_text(host: str, port: int) -> str:
     """Format an address so that ``parse_endpoint`` can read it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

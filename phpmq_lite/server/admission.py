@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, Self
 
-from phpmq_lite.server.addresses import parse_address
+from phpmq_lite.server.addresses import address_key, parse_address
 from phpmq_lite.settings import Settings
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -88,7 +88,7 @@ def max_open_files() -> int | None:
 
 
 class Admission:
-    """Counts and limits connections per address (an IP address, or None for a Unix socket).
+    """Counts and limits connections per address, as ``address_key`` tells them apart.
 
     Unix sockets count as loopback and need no entry in ``allow``; loopback TCP connections do.
     ``refused`` counts refusals by reason.  Each call costs O(networks + addresses).
@@ -132,7 +132,7 @@ class Admission:
     @property
     def busiest(self) -> int:
         """Largest number of connections from one address, excluding loopback."""
-        others = (count for name, count in self._counts.items() if not _normalized(name or None)[1])
+        others = (count for name, count in self._counts.items() if not _is_loopback(name))
         return max(others, default=0)
 
     def admit(self, address: str | None) -> str | None:
@@ -140,7 +140,7 @@ class Admission:
 
         Call ``leave`` once for each admitted connection.  A reserved place is used first.
         """
-        name, _ = _normalized(address)
+        name = address_key(address)
         if self._reserved[name]:
             self._drop(self._reserved, name)
             return None
@@ -148,7 +148,7 @@ class Admission:
 
     def leave(self, address: str | None) -> None:
         """Remove an admitted connection from the count."""
-        self._drop(self._counts, _normalized(address)[0])
+        self._drop(self._counts, address_key(address))
 
     def reserve(self, address: str | None) -> str | None:
         """Reserve a place before a TLS handshake, or return the reason for refusing it.
@@ -158,39 +158,37 @@ class Admission:
         """
         reason = self._count(address)
         if reason is None:
-            self._reserved[_normalized(address)[0]] += 1
+            self._reserved[address_key(address)] += 1
         return reason
 
     def cancel_reservation(self, address: str | None) -> None:
         """Release a reserved place whose connection never called ``admit``."""
-        name, _ = _normalized(address)
+        name = address_key(address)
         if self._reserved[name]:
             self._drop(self._reserved, name)
             self._drop(self._counts, name)
 
     def _count(self, address: str | None) -> str | None:
-        name, is_loopback = _normalized(address)
-        reason = self._reason(name, is_loopback=is_loopback)
+        name = address_key(address)
+        reason = self._reason(name, address)
         if reason is None:
             self._counts[name] += 1
         else:
             self.refused[reason] += 1
         return reason
 
-    def _reason(self, name: str, *, is_loopback: bool) -> str | None:
-        if self._allow and name and not self._is_allowed(name):
+    def _reason(self, name: str, address: str | None) -> str | None:
+        if self._allow and address is not None and not self._is_allowed(address):
             return NOT_ALLOWED
         if self._counts.total() >= self._total:
             return TOO_MANY
-        if self._counts[name] >= (self._per_loopback if is_loopback else self._per_address):
+        if self._counts[name] >= (self._per_loopback if _is_loopback(name) else self._per_address):
             return TOO_MANY_OF_ADDRESS
         return None
 
-    def _is_allowed(self, name: str) -> bool:
-        address = parse_address(name)
-        return address is not None and any(
-            address.version == network.version and address in network for network in self._allow
-        )
+    def _is_allowed(self, text: str) -> bool:
+        address = parse_address(text)
+        return address is not None and any(address in network for network in self._allow)
 
     @staticmethod
     def _drop(counts: Counter[str], name: str) -> None:
@@ -200,9 +198,7 @@ class Admission:
             del counts[name]
 
 
-def _normalized(address: str | None) -> tuple[str, bool]:
-    """Return a pair: the canonical spelling of an address, and whether it is loopback."""
-    if address is None:
-        return "", True
-    parsed = parse_address(address)
-    return (address, False) if parsed is None else (str(parsed), parsed.is_loopback)
+def _is_loopback(name: str) -> bool:
+    """Return whether the clients with a key of ``address_key`` are on this machine."""
+    address = parse_address(name)
+    return not name or (address is not None and address.is_loopback)

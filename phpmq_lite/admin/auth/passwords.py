@@ -1,7 +1,6 @@
 """Password hashing and login throttling."""
 
 import asyncio
-import ipaddress
 import unicodedata
 from collections import deque
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.server.addresses import parse_address
+from phpmq_lite.server.addresses import address_key
 
 if TYPE_CHECKING:
     from argon2 import PasswordHasher
@@ -124,12 +123,12 @@ class LoginThrottle:
 
     def add_login(self, address: str, now_s: float) -> None:
         """Record a login; from then on, other addresses cannot use up this address's attempts."""
-        self._known[throttle_key(address)] = now_s
+        self._known[address_key(address)] = now_s
 
     def wait_s(self, address: str, now_s: float) -> float:
         """Count an attempt and return 0.0, or return how many seconds the attempt has to wait."""
         self._forget(now_s)
-        key = throttle_key(address)
+        key = address_key(address)
         is_known = now_s - self._known.get(key, now_s - KNOWN_S) < KNOWN_S
         own = self._tries.setdefault(key, deque())
         waits = [_wait_s(own, MAX_ATTEMPTS, now_s)]
@@ -156,13 +155,3 @@ class LoginThrottle:
 
 def _wait_s(tries: deque[float], limit: int, now_s: float) -> float:
     return 0.0 if len(tries) < limit else max(tries[-limit] + WINDOW_S - now_s, 0.001)
-
-
-def throttle_key(address: str) -> str:
-    """Return the throttling key: an IPv4 address, an IPv6 /64 prefix, or the text itself."""
-    parsed = parse_address(address)
-    if parsed is None:
-        return address
-    if isinstance(parsed, ipaddress.IPv4Address):
-        return str(parsed)
-    return str(ipaddress.ip_network((parsed, 64), strict=False))

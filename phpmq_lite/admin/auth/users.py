@@ -8,7 +8,6 @@ from typing import Final, TypeVar
 from aiohttp import web
 
 from phpmq_lite.admin.auth.accounts import LoginOrigin
-from phpmq_lite.admin.auth.passwords import throttle_key
 from phpmq_lite.admin.auth.permissions import check_all_queues, may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.auth.request_source import address_of
@@ -18,6 +17,7 @@ from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import CONTROL, identity_of, identity_of_token
 from phpmq_lite.admin.base.problems import Problem, not_found
 from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.server.addresses import address_key
 from phpmq_lite.storage.read.accounts import ApiToken, LoginSession, User
 
 ROLES: Final = ("viewer", "operator", "admin")
@@ -297,7 +297,7 @@ def check_attempts(request: web.Request) -> None:
         raise Problem(
             429,
             "too_many_tries",
-            f"Too many attempts from {throttle_key(address_of(request))} or from all addresses "
+            f"Too many attempts from {address_key(address_of(request))} or from all addresses "
             f"together. Try again in {wait} seconds. No account is locked.",
             headers={"Retry-After": wait},
         )

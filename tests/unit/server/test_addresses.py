@@ -8,6 +8,7 @@ import pytest
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.addresses import (
     ListenAddress,
+    address_key,
     check_exposed_listeners,
     is_loopback,
     parse_address,
@@ -189,3 +190,21 @@ def test_database_is_not_read_for_loopback() -> None:
 def test_admin_socket_must_not_be_the_control_socket() -> None:
     with pytest.raises(SettingsError, match=r"admin\.listen unix:/run/control\.sock"):
         check_exposed_listeners(settings(admin={"listen": ["unix:/run/control.sock"]}))
+
+
+@pytest.mark.parametrize(
+    ("address", "key"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:0DB8:0001:0002::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("127.0.0.2", "127.0.0.2"),
+        ("::1", "::1"),
+        ("local", "local"),
+        (None, ""),
+    ],
+)
+def test_limits_count_an_ipv6_address_by_its_network(address: str | None, key: str) -> None:
+    assert address_key(address) == key

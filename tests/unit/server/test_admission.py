@@ -61,6 +61,16 @@ def test_spellings_of_an_address_count_together() -> None:
     assert admission.admit("::ffff:10.0.0.1") == TOO_MANY_OF_ADDRESS
 
 
+def test_connections_of_an_ipv6_network_are_limited() -> None:
+    admission = admission_with(per_address=2)
+    network = [f"2001:db8:1:2::{number:x}" for number in range(3)]
+    assert [admission.admit(a) for a in network] == [None, None, TOO_MANY_OF_ADDRESS]
+    assert admission.admit("2001:db8:1:3::") is None
+    assert admission.busiest == 2
+    admission.leave(network[1])
+    assert admission.admit(network[2]) is None
+
+
 @pytest.mark.parametrize(
     ("address", "reason"),
     [

@@ -15,7 +15,6 @@ from phpmq_lite.admin.auth.passwords import (
     LoginThrottle,
     Passwords,
     check_length,
-    throttle_key,
 )
 from phpmq_lite.admin.base.problems import Problem
 
@@ -95,15 +94,7 @@ def test_address_is_forgotten_after_thirty_days() -> None:
     assert throttle.wait_s("10.1.0.1", NOW_S) == 60.0
 
 
-@pytest.mark.parametrize(
-    ("address", "key"),
-    [
-        ("10.0.0.1", "10.0.0.1"),
-        ("::ffff:10.0.0.1", "10.0.0.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("local", "local"),
-    ],
-)
-def test_ipv6_counts_by_its_network(address: str, key: str) -> None:
-    assert throttle_key(address) == key
+def test_attempts_from_an_ipv6_network_count_together() -> None:
+    throttle = LoginThrottle()
+    network = [f"2001:db8:1:2::{number:x}" for number in range(100)]
+    assert count_allowed(throttle, network, NOW_S) == MAX_ATTEMPTS
