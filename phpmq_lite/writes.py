@@ -4,7 +4,7 @@ A type's name states its effect and selects a statement in ``storage/sql/sqlite/
 type's fields are the parameters.  Times are Unix milliseconds unless marked as steady.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 
 class Write(Protocol):
@@ -178,6 +178,25 @@ class InsertAudit(NamedTuple):
     result: str
     detail: str
     request_id: str
+
+
+# Maximum sizes in bytes of the texts of an audit row, which are texts of requests: longer ones are
+# cut.  An index entry of PostgreSQL holds at most 2,704 bytes, and ``target`` is indexed.
+AUDIT_BYTES: Final = {
+    "actor": 300, "source": 16, "address": 300, "action": 100, "target": 1_024, "reason": 4_000,
+    "result": 100, "detail": 32_768, "request_id": 64,
+}  # fmt: skip
+
+
+def bounded_text(text: str, most: int) -> str:
+    """Return a text that takes at most ``most`` bytes; a longer one is cut, and ends with ``…``.
+
+    Lone surrogates, which JSON may contain but no database can store, are escaped.
+    """
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= most:
+        return data.decode()
+    return data[: most - len("…".encode())].decode("utf-8", "ignore") + "…"
 
 
 class AdvanceAudit(NamedTuple):

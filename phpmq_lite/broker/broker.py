@@ -43,6 +43,7 @@ from phpmq_lite.model import (
     ValidatedPublish,
 )
 from phpmq_lite.queue_settings import QueueSettings, check_name
+from phpmq_lite.writes import AUDIT_BYTES, bounded_text
 
 
 def add_loaded(state: BrokerState, loaded: LoadedRows) -> dict[int, Message | None]:
@@ -624,9 +625,7 @@ class Broker:
         number = self._publishers.get(who)
         if number is None:
             number = self._publishers[who] = self._number_client()
-            address = f"{entry.actor} ({entry.address})".encode(
-                "utf-8", "backslashreplace"
-            ).decode()
+            address = bounded_text(f"{entry.actor} ({entry.address})", AUDIT_BYTES["address"])
             self.state.batch.opened_clients += (
                 number, entry.source, address, self.state.now.wall_ms,
             )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.writes import AdvanceAudit, InsertAudit
+from phpmq_lite.writes import AUDIT_BYTES, AdvanceAudit, InsertAudit, bounded_text
 
 
 def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True) -> None:
@@ -14,21 +14,14 @@ def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True
     entry.count += number
     result = entry.result if is_last else "running"
     writes = core.state.batch.writes
+    given = {
+        name: bounded_text(result if name == "result" else getattr(entry, name), most)
+        for name, most in AUDIT_BYTES.items()
+    }
     if entry.audit_id is not None:
-        writes.append(AdvanceAudit(number, to_storable_text(result), entry.audit_id))
+        writes.append(AdvanceAudit(number, given["result"], entry.audit_id))
         return
     entry.audit_id = core.take_audit_number()
     core.audit_counts[entry.action] += 1
-    text = to_storable_text
-    writes.append(
-        InsertAudit(
-            entry.audit_id, core.state.now.wall_ms, text(entry.actor), text(entry.source),
-            text(entry.address), text(entry.action), text(entry.target), entry.count,
-            text(entry.reason), text(result), text(entry.detail), text(entry.request_id),
-        )
-    )  # fmt: skip
-
-
-def to_storable_text(text: str) -> str:
-    """Escape lone surrogates, which JSON may contain but SQLite cannot store."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    at_ms = core.state.now.wall_ms
+    writes.append(InsertAudit(entry.audit_id, at_ms, number=entry.count, **given))

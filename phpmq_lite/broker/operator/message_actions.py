@@ -18,6 +18,7 @@ from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Message, PageRequest, Reply, RowsRequest, State
+from phpmq_lite.writes import AUDIT_BYTES, bounded_text
 
 ACTION_SLICE: Final = 1_000  # maximum number of messages per call
 PAGE_ROWS: Final = 1_000  # number of rows that a queue action processes per batch
@@ -83,7 +84,7 @@ class PagedAction:
         self._action = action
         self._options = options
         self._reply = reply
-        self._detail = audit.to_storable_text(f"by {entry.actor}")
+        self._detail = bounded_text(f"by {entry.actor}", AUDIT_BYTES["actor"])
         self._changed_queues: dict[int, Queue] = {}  # queues whose windows received messages
         self._do: Callable[[Message, bytes | None], str | None] = getattr(self, f"_{action}")
         self._reads: dict[int, redrive.RedriveContent] = {}

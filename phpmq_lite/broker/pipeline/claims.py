@@ -19,6 +19,7 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.model import AuditEntry, Message, PageKind, PageRequest, Reply
 from phpmq_lite.queue_settings import name_problem
+from phpmq_lite.writes import AUDIT_BYTES, bounded_text
 
 CLAIM_SLICE: Final = 1_000  # number of rows processed per batch
 CLAIM_MAX: Final = 100_000  # maximum number of messages per claim
@@ -122,7 +123,7 @@ def release_claims(
         RefusedError: ``unknown_subscription``.
     """
     subscription = _find_subscription(core, name)
-    detail = audit.to_storable_text(f"by {entry.actor}")
+    detail = bounded_text(f"by {entry.actor}", AUDIT_BYTES["actor"])
 
     def release(message: Message) -> None:
         transitions.release(core.state, message, detail)
