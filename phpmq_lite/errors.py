@@ -134,6 +134,9 @@ class ConnectionLostError(ClientError):
     """The connection to the broker ended; messages without a receipt may or may not be stored."""
 
 
+KEY_CONFLICT: Final = "key conflict"  # why a key is refused that was used for another body
+
+
 class PublishRefusedError(ClientError):
     """The broker refused to store a message published with a key; ``reason`` states why."""
 

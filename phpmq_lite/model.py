@@ -3,9 +3,11 @@
 All types are plain data.  The core passes a ``Batch`` to the writer, which returns ``LoadedRows``.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from zlib import crc32
 
@@ -15,6 +17,7 @@ from phpmq_lite.writes import QuarantinedRows, Write
 if TYPE_CHECKING:
     import asyncio  # which programs that only read envelopes do without
 
+_seq_of: Final = attrgetter("seq")
 ROW_BITS: Final = 17  # low bits of stage_row.row_id, which hold the row's index within its token
 
 
@@ -393,6 +396,7 @@ class Batch:
     # -- loaded after the commit
     windows: list[WindowRequest] = field(default_factory=list)
     seqs: set[int] = field(default_factory=set)
+    key_seqs: set[int] = field(default_factory=set)  # load the checksums of these messages
     body_seqs: set[int] = field(default_factory=set)
     # Messages for which clients may have published dead-letter records:
     # seq -> (queue_id of the dead-letter queue, queue_id of NAME.dlq, last holder); 0 means none
@@ -430,6 +434,12 @@ class Batch:
             or self.has_special_rows
         )
 
+    def find_created(self, seq: int) -> Message | None:
+        """Return the message that this batch has created with a seq, or None."""
+        at = bisect_left(self.created, seq, key=_seq_of)
+        message = self.created[at] if at < len(self.created) else None
+        return message if message is not None and message.seq == seq else None
+
     @property
     def settled_count(self) -> int:
         """Return the number of messages that the batch settles."""
@@ -455,6 +465,7 @@ class Batch:
         return bool(
             self.windows
             or self.seqs
+            or self.key_seqs
             or self.body_seqs
             or self.record_seqs
             or self.pages
@@ -471,6 +482,8 @@ class LoadedRows:
     windows: list[tuple[int, list[Message], bool]] = field(default_factory=list)
     # (queue_id, messages in order, whether these are the last messages)
     by_seq: dict[int, Message | None] = field(default_factory=dict)  # None if the message is gone
+    # seq -> checksum of a live or settled message; None if the message is gone
+    checksums: dict[int, int | None] = field(default_factory=dict)
     bodies: dict[int, bytes | None] = field(default_factory=dict)  # None if damaged or missing
     records: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
     # message seq -> (id, content) of each record that a client published for it, oldest first

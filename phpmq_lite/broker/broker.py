@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from hmac import compare_digest
-from typing import Any
+from typing import Any, Final
 
 from phpmq_lite.broker import dead_letters, dispatching, transitions, validation
 from phpmq_lite.broker.ack_timeouts import AckTimeouts
@@ -25,7 +25,7 @@ from phpmq_lite.broker.publish_keys import PublishKeys
 from phpmq_lite.broker.queue import SUBSCRIPTION, Connection, Consumer, Queue
 from phpmq_lite.broker.ready_window import ReadyWindow
 from phpmq_lite.broker.state import BrokerState, QueueRun
-from phpmq_lite.errors import RefusedError
+from phpmq_lite.errors import KEY_CONFLICT, RefusedError
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
@@ -41,9 +41,12 @@ from phpmq_lite.model import (
     Reply,
     State,
     ValidatedPublish,
+    checksum,
 )
 from phpmq_lite.queue_settings import QueueSettings, check_name
 from phpmq_lite.writes import AUDIT_BYTES, bounded_text
+
+CHECKSUMS_MAX: Final = 10_000  # number of loaded checksums above which all are forgotten
 
 
 def add_loaded(state: BrokerState, loaded: LoadedRows) -> dict[int, Message | None]:
@@ -167,6 +170,7 @@ class Broker:
         self.batch_number = 0
         self._on_drained: Reply | None = None  # called as soon as no messages are held
         self._loaded: dict[int, Message | None] = {}  # rows loaded by seq in this batch
+        self._checksums: dict[int, int | None] = {}  # of messages whose keys were repeated, by seq
         self.ack_timeouts = AckTimeouts()
         self.subscriptions = Subscriptions(state, stored.pipeline)
         self.staging = StagingArea(stored.pipeline)
@@ -191,7 +195,12 @@ class Broker:
         batch = Batch(now.wall_ms, state.next_number)
         state.open_batch(batch, now)
         self.batch_number += 1
-        self._loaded = {} if loaded is None else add_loaded(state, loaded)
+        self._loaded = {}
+        if loaded is not None:
+            self._loaded = add_loaded(state, loaded)
+            if len(self._checksums) > CHECKSUMS_MAX:
+                self._checksums.clear()
+            self._checksums |= loaded.checksums
         while state.batch_limited:
             self.wake_consumers(state.batch_limited.pop())
         if (due_ms := state.next_deadline_ms) is not None and due_ms <= now.steady_ms:
@@ -329,12 +338,10 @@ class Broker:
         queue = state.queues.get(name) or state.registry.get_or_create(name, connection.creator)
         if queue is None:
             return self._refuse(connection, name, key, "too many queues", None)
-        if key is not None and (
-            self.publish_keys.find(queue.queue_id, key, state.now.steady_ms) is not None
-        ):
-            queue.counters.deduplicated += 1
-            self._receipts_for(connection).append(Receipt(name, (key,)))
-            return CommandResult.DONE
+        if key is not None:
+            seq = self.publish_keys.find(queue.queue_id, key, state.now.steady_ms)
+            if seq is not None:
+                return self._publish_again(connection, queue, key, seq, body)
         if queue.is_bounded and (reason := queue.refusal()) is not None:
             return self._refuse(connection, name, key, reason, queue)
         inspection: EnvelopeInspection | None = None
@@ -356,6 +363,24 @@ class Broker:
             self._receipts_for(connection).append(Receipt(name, (key,)))
         return CommandResult.DONE
 
+    def _publish_again(
+        self, connection: Connection, queue: Queue, key: bytes, seq: int, body: bytes
+    ) -> CommandResult:
+        """Send the receipt for a known key again, or refuse the key if the body differs."""
+        state = self.state
+        stored = self._checksums.get(seq, 0)
+        if seq not in self._checksums:
+            message = state.messages.get(seq) or state.batch.find_created(seq)
+            if message is None:
+                state.batch.key_seqs.add(seq)
+                return CommandResult.LOAD
+            stored = message.crc
+        if stored is not None and stored != checksum(seq, body):
+            return self._refuse(connection, queue.name, key, KEY_CONFLICT, queue)
+        queue.counters.deduplicated += 1
+        self._receipts_for(connection).append(Receipt(queue.name, (key,)))
+        return CommandResult.DONE
+
     def unchecked_queue(self, name: str) -> Queue | None:
         """Return the queue if it exists and accepts messages without checks, or None."""
         queue = self.state.queues.get(name)
@@ -368,15 +393,21 @@ class Broker:
         bodies: Sequence[bytes],
         ttls: Sequence[int | None],
         keys: Sequence[bytes] | None,
-    ) -> None:
-        """Store messages in order, at most one per key; queues come from ``unchecked_queue``."""
+    ) -> int:
+        """Store messages in order, at most one per key; queues come from ``unchecked_queue``.
+
+        Stops at the first message that ``publish`` must load rows for, and returns the number of
+        messages before it.
+        """
         if keys is None or self._store_keys(connection, parts, keys):
             transitions.publish_run(self.state, parts, bodies, ttls, connection.number)
             connection.published += len(bodies)
-            return
+            return len(bodies)
         names = [queue.name for queue, count in parts for _ in range(count)]
-        for name, body, ttl_s, key in zip(names, bodies, ttls, keys, strict=True):
-            self.publish(connection, name, body, ttl_s, key)
+        for at, (name, body, ttl_s, key) in enumerate(zip(names, bodies, ttls, keys, strict=True)):
+            if self.publish(connection, name, body, ttl_s, key) is not CommandResult.DONE:
+                return at
+        return len(bodies)
 
     def _store_keys(
         self, connection: Connection, parts: Sequence[QueueRun], keys: Sequence[bytes]
@@ -545,8 +576,16 @@ class Broker:
         self.ignored[reason] += 1
         return CommandResult.DONE
 
-    def preload(self, message_ids: list[bytes]) -> None:
-        """Request the messages named by upcoming commands, so that one batch loads all of them."""
+    def preload(self, message_ids: list[bytes], keys: Sequence[tuple[str, bytes]] = ()) -> None:
+        """Request the rows for upcoming commands, so that one batch loads all of them.
+
+        ``keys`` are the queues and keys of publish commands; the others name a message.
+        """
+        for name, key in keys:
+            if (queue := self.state.queues.get(name)) is not None:
+                seq = self.publish_keys.find(queue.queue_id, key, self.state.now.steady_ms)
+                if seq is not None and seq not in self._checksums:
+                    self.state.batch.key_seqs.add(seq)
         for message_id in message_ids:
             try:
                 seq = int(message_id[:16], 16)

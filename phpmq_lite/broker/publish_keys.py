@@ -11,6 +11,15 @@ _TIME_BITS: Final = 44  # enough for 500 years in milliseconds
 _TIME: Final = (1 << _TIME_BITS) - 1
 
 
+KEY_BYTES: Final = 64
+_LAST: Final = b":last"  # appended to a key padded to 64 bytes, so it cannot equal a client's key
+
+
+def last_key(key: bytes) -> bytes:
+    """Return the key of the last of several messages that were published under one key."""
+    return key.ljust(KEY_BYTES, b"\0") + _LAST
+
+
 def expand_run(run: KeyRun) -> Iterator[tuple[int, bytes, int, int]]:
     """Yield queue_id, key, seq and time (steady ms) for each key of a row."""
     _, queue_id, seq, at_ms, size, keys = run

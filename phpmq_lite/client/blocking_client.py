@@ -23,10 +23,12 @@ from phpmq_lite.client.session import (
     PublishBatch,
 )
 from phpmq_lite.errors import (
+    KEY_CONFLICT,
     ClientError,
     ConnectionLostError,
     LocalProtocolError,
     PhpmqError,
+    PublishRefusedError,
     os_reason,
 )
 
@@ -587,6 +589,7 @@ def publish_each(
     ``PublishRefusedError``: the queue does not accept the message now.  ``LocalProtocolError``: the
     message is invalid and was not sent.  ``ConnectionLostError``: several connections ended
     without any answer, so the message may be the cause.  ``NoReplyError``: the outcome is unknown.
+    A message counts as stored if its key is known, even with another body.
     """
     outcomes: list[PublishOutcome] = [NoReplyError("the broker did not answer")] * len(messages)
     waiting: set[int] = set()
@@ -594,7 +597,8 @@ def publish_each(
     def answer_of(place: int) -> Callable[[ClientError | None], None]:
         def answered(error: ClientError | None) -> None:
             waiting.discard(place)
-            outcomes[place] = error
+            is_known = isinstance(error, PublishRefusedError) and error.reason == KEY_CONFLICT
+            outcomes[place] = None if is_known else error
 
         return answered
 

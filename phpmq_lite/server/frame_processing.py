@@ -200,9 +200,10 @@ class FrameProcessor:
     ) -> bool:
         """Handle a result other than DONE; return False if the next frame may be processed."""
         if result is CommandResult.LOAD:
-            ahead = islice(self._frames, _PRELOADED)
+            ahead = [*islice(self._frames, _PRELOADED)]
             ends = (f for f in ahead if isinstance(f, Acknowledge | Requeue | DeadLetter))
-            core.preload([end.message_id for end in ends])
+            keys = [(f.queue, f.key) for f in ahead if isinstance(f, Publish) and f.key is not None]
+            core.preload([end.message_id for end in ends], keys)
             self._process_in_next_batch()
             return True
         if result is CommandResult.WAIT:  # later dead letters may wait together with this one
@@ -301,8 +302,13 @@ def apply_frames(
         if publishes:
             bodies = [frame.content for frame in publishes]
             keys = None if first.key is None else [frame.key or b"" for frame in publishes]
-            core.publish_run(connection, runs, bodies, [frame.ttl_s for frame in publishes], keys)
-            count, size = len(publishes), sum(map(len, bodies))
+            ttls = [frame.ttl_s for frame in publishes]
+            count = core.publish_run(connection, runs, bodies, ttls, keys)
+            if count < len(publishes):
+                for frame in publishes[count:]:
+                    quota.use(frame.queue, -1)
+                del bodies[count:]
+            size = sum(map(len, bodies))
     if count == len(frames):
         frames.clear()
     else:

@@ -168,6 +168,11 @@ class Store(ABC):
                 loaded.by_seq = dict.fromkeys(batch.seqs)
                 for row in self.many("messages_by_seq", list(batch.seqs)):
                     loaded.by_seq[row[0]] = message_of(row)
+            if batch.key_seqs:
+                seqs = list(batch.key_seqs)
+                loaded.checksums = dict.fromkeys(seqs)
+                for name in ("settled_checksums", "checksums"):
+                    loaded.checksums.update(self.many(name, seqs))
             if batch.body_seqs:
                 loaded.bodies = self._bodies(list(batch.body_seqs))
             if batch.record_seqs:

@@ -10,6 +10,7 @@ import pytest
 
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.state_table import TRANSITIONS, StateEvent
+from phpmq_lite.errors import KEY_CONFLICT
 from phpmq_lite.model import QueueRow, State
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
@@ -120,7 +121,8 @@ def test_refusals_are_those_of_a_queue_and_of_the_disk() -> None:
         refusals.add(Queue(row, QueueSettings()).refusal())
     shut = {disk_space.DISK_LOW[1], disk_space.DISK_FULL[1], disk_space.DATABASE_FULL[1]}
     told = quoted(rows("| reason | what to do |"))
-    assert told == refusals | shut | {"too many queues", "dead-letter queue …"}
+    others = {"too many queues", "dead-letter queue …", KEY_CONFLICT}
+    assert told == refusals | shut | others
 
 
 # -- the life of a message

@@ -35,6 +35,26 @@ async def test_repeated_key_stores_nothing_and_returns_the_first_ids(site: HttpS
     assert other["ids"] != first["ids"]
 
 
+async def test_key_cannot_be_used_again_for_another_list(site: HttpSite) -> None:
+    path, key = "/queues/orders/messages", {"Idempotency-Key": "order-1042"}
+    a, b, c = ({"content": content} for content in "abc")
+    first = await site.ok("POST", path, [a, b], **key)
+    for others in ([b, a], [a], a, [a, b, c], [a, c], [c, b]):
+        status, problem = await site.api("POST", path, others, **key)
+        assert (status, problem["code"]) == (422, "key_conflict")
+        assert "order-1042" in problem["detail"]
+    again = await site.ok("POST", path, [a, b | {"ttl_s": 60}], **key)
+    assert again["ids"] == first["ids"]
+    assert await site.contents("orders") == ["a", "b"]
+    rows = (await site.ok("GET", "/audit?action=message.publish"))["items"]
+    assert [row["result"] for row in rows] == ["done", *["key_conflict"] * 6, "done"]
+    single = await site.ok("POST", path, a, **{"Idempotency-Key": "k"})
+    assert (await site.api("POST", path, [a, b], **{"Idempotency-Key": "k"}))[0] == 422
+    assert await site.ok("POST", path, [a], **{"Idempotency-Key": "k"}) == single | {
+        "cursor": (await site.ok("POST", path, a, **{"Idempotency-Key": "k"}))["cursor"]
+    }
+
+
 async def test_key_outlives_a_restart(tmp_path: Path) -> None:
     path, key = "/queues/orders/messages", {"Idempotency-Key": "k"}
     async with running_site(tmp_path / "data") as site:

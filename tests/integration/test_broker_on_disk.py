@@ -120,6 +120,56 @@ def test_youngest_keys_are_known_after_a_restart(
     assert driver.live() == (5, 5)
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("fate", ["ready", "held", "acked", "dead", "deleted", "requeued"])
+def test_known_key_is_refused_for_another_body_whatever_became_of_its_message(
+    driver: Driver, fate: str, *, is_restarted: bool
+) -> None:
+    client = driver.connect()
+    client.publish("orders", b"a", None, b"k")
+    driver.step()
+    if fate == "deleted":
+        run_operation(driver, "purge", "orders")
+    elif fate != "ready":
+        worker = driver.consume(1)
+        [held] = worker.take()
+        if fate == "acked":
+            worker.acknowledge("orders", held.message_id)
+        elif fate == "dead":
+            worker.dead_letter("orders", held.message_id)
+        elif fate == "requeued":
+            worker.requeue("orders", held.message_id)
+        driver.step()
+    if is_restarted:
+        driver.kill_and_restart()
+    client = driver.connect()
+    bodies = [b"b", b"a", b"", b"a" * 1000, b"a"]
+    for body in bodies:
+        client.publish("orders", body, None, b"k")
+        client.publish("mails", body, None, b"%d" % len(body))  # 0, 1 and 1000
+        driver.step()
+    conflict = "key conflict"
+    assert [r.reason for r in client.receipts if r.queue == "orders"] == [
+        conflict, None, conflict, conflict, None,
+    ]  # fmt: skip
+    rows = driver.rows("SELECT size FROM message") + driver.rows("SELECT size FROM history")
+    assert len(rows) == {"dead": 2}.get(fate, 1) + 3
+
+
+def test_key_counts_as_repeated_once_its_row_is_gone(driver: Driver) -> None:
+    worker = driver.consume()
+    client = driver.connect()
+    client.publish("orders", b"a", None, b"k")
+    driver.step()
+    worker.acknowledge("orders", worker.take()[0].message_id)
+    driver.step()
+    driver.store.execute("DELETE FROM history")
+    client.publish("orders", b"b", None, b"k")
+    driver.step()
+    assert [r.reason for r in client.receipts] == [None, None]
+    assert driver.live() == (0, 0)
+
+
 def test_settings_of_a_queue_survive_a_restart(driver: Driver) -> None:
     driver.publish(b"a")
     changes = {

@@ -13,7 +13,7 @@ from phpmq_lite.client.blocking_client import KeyedMessage, NoReplyError, publis
 from phpmq_lite.client.session import Backoff
 from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer
-from phpmq_lite.errors import EnvelopeError, LocalProtocolError, PublishRefusedError
+from phpmq_lite.errors import KEY_CONFLICT, EnvelopeError, LocalProtocolError, PublishRefusedError
 from phpmq_lite.protocol.frames import ClientFrame, Publish
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.scripted_broker import ScriptedBroker, ScriptedPeer
@@ -133,6 +133,24 @@ def sends(peer: ScriptedBroker, *messages: KeyedMessage, timeout_s: float = 30) 
         outcomes = publish_each(client, messages, timeout_s)
         assert len(client.session.pending) == 0
     return ["stored" if outcome is None else type(outcome).__name__ for outcome in outcomes]
+
+
+async def test_key_is_refused_for_another_body_except_where_it_means_once(
+    broker: RunningBroker,
+) -> None:
+    async with connect("127.0.0.1", broker.port) as client:
+        await client.publish_confirmed("orders", b"1", key=b"k")
+        with pytest.raises(PublishRefusedError) as caught:
+            await client.publish_confirmed("orders", b"2", key=b"k")
+        assert caught.value.reason == KEY_CONFLICT
+        messages = [KeyedMessage("orders", b"%d" % n, 0, b"k") for n in range(3)]
+
+        def send() -> list[Exception | None]:
+            with connect_blocking("127.0.0.1", broker.port) as blocking:
+                return [publish_each(blocking, [message])[0] for message in messages]
+
+        assert await asyncio.to_thread(send) == [None] * 3
+        assert await take(client, "orders") == [b"1"]
 
 
 async def test_each_message_has_its_outcome(peer: ScriptedBroker) -> None:

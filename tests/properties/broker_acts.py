@@ -53,7 +53,7 @@ class Acts:
         self.accepted.clear()
         rows = self.model.rows("SELECT result, count(*) FROM audit GROUP BY result")
         results = dict(rows)
-        assert results.keys() <= {"done", "interrupted"}
+        assert results.keys() <= {"done", "interrupted", "key_conflict"}
         self.audited_before = sum(results.values())
 
     # -- commands
@@ -114,9 +114,12 @@ class Acts:
         if key is not None:
             added_ms = model.keys.get((queue, key))
             if added_ms is not None and model.now_ms - added_ms < model.window_ms:
-                question.options["expected"] = model.ids.get((queue, key))
+                is_same = [body for body, _ in messages] == model.keyed[queue, key]
+                ids = model.ids.get((queue, key))
+                question.options["expected"] = ids if is_same else "key_conflict"
                 return
             model.keys[queue, key] = model.now_ms
+            model.keyed[queue, key] = [body for body, _ in messages]
         ids = []
         for n, (body, ttl_s) in enumerate(messages):
             seq = question.number + n
@@ -333,10 +336,11 @@ class Acts:
         assert len(rows) == self.audited_before + len(self.accepted)
         for question in self.accepted:
             entry, answer = question.entry, question.answer
-            assert rows[entry.audit_id or 0] == (entry.action, entry.count, "done")
+            assert rows[entry.audit_id or 0] == (entry.action, entry.count, entry.result)
             if question.verb == "act_on_messages":
                 assert entry.count == len(answer.done)
             elif question.verb in ("purge", "redrive"):
                 assert entry.count == answer
             elif question.verb == "publish" and question.options["expected"] is not None:
-                assert answer == question.options["expected"]
+                given = answer.code if isinstance(answer, RefusedError) else answer
+                assert given == question.options["expected"]

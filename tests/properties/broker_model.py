@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phpmq_lite.broker.queue import effective_settings
+from phpmq_lite.errors import KEY_CONFLICT
 from phpmq_lite.model import QueueRow, Receipt, State
 from phpmq_lite.queue_settings import QueueSettings
 from tests.support.core_and_store import BatchSnapshot, Client, Command, Cycle, OperatorCommand
@@ -73,6 +74,7 @@ class Model:
     events: Counter[str] = field(default_factory=Counter)
     keys: dict[tuple[str, bytes], int] = field(default_factory=dict)  # added, steady ms
     ids: dict[tuple[str, bytes], list[str]] = field(default_factory=dict)  # stored under a key
+    keyed: dict[tuple[str, bytes], list[bytes]] = field(default_factory=dict)  # their bodies
     ever_removed: set[str] = field(default_factory=set)  # queues, since the last rest
     ever_changed: set[str] = field(default_factory=set)  # in their settings, the same
     present: set[str] = field(default_factory=set)  # queues that were there before this turn
@@ -261,13 +263,15 @@ class Model:
             assert (receipt.queue, receipt.keys) == (queue, (key,))
             added_ms = self.keys.get((queue, key))
             if added_ms is not None and self.now_ms - added_ms < self.window_ms:
-                assert receipt.reason is None
+                is_same = body == self.keyed[queue, key][0]
+                assert receipt.reason == (None if is_same else KEY_CONFLICT)
                 return
             if receipt.reason is not None:
                 assert self.refuses(queue, len(self.of_queue(queue)))
                 return
             self.keys[queue, key] = self.now_ms
             self.ids.pop((queue, key), None)
+            self.keyed[queue, key] = [body]
         alive = [m for m in self.of_queue(queue) if m.dying is None]
         assert not self.refuses(queue, len(alive))
         [(token,)] = self.rows(

@@ -57,7 +57,8 @@ _PROBLEM: Final[dict[str, Any]] = {
 _KEY: Final[dict[str, Any]] = {
     "name": "Idempotency-Key",
     "in": "header",
-    "description": "Publish key. Repeating a request with the same key returns the original ids.",
+    "description": "Publish key. Repeating a request with the same key returns the original ids;"
+    " other messages under it are refused (422).",
     "schema": {"type": "string", "minLength": 1, "maxLength": 64},
 }
 

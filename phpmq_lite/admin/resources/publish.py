@@ -92,7 +92,8 @@ class PublishedView(BaseModel):
 async def publish_messages(request: web.Request) -> web.StreamResponse:
     """Publish one message or an array of messages; respond with 201 after the commit.
 
-    A request that repeats an Idempotency-Key stores nothing and gets the original response.
+    A request that repeats an Idempotency-Key stores nothing and gets the original response, or 422
+    if its messages differ.
     """
     context, name = context_of(request), queue_name_of(request)
     check_queue_name(name)

@@ -7,8 +7,9 @@ from typing import Final
 from phpmq_lite.broker import transitions, validation
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import audit
+from phpmq_lite.broker.publish_keys import KEY_BYTES, last_key
 from phpmq_lite.broker.queue import Queue
-from phpmq_lite.errors import RefusedError
+from phpmq_lite.errors import KEY_CONFLICT, RefusedError
 from phpmq_lite.model import (
     AuditEntry,
     EnvelopeInspection,
@@ -16,6 +17,7 @@ from phpmq_lite.model import (
     Reply,
     RowsRequest,
     ValidatedPublish,
+    checksum,
 )
 from phpmq_lite.writes import LinkMessages
 
@@ -31,8 +33,6 @@ class Published(list[str]):
 
 
 PUBLISH_MAX: Final = 1_000
-KEY_BYTES: Final = 64
-_LAST: Final = b":last"  # appended to a key padded to 64 bytes, so it cannot equal a client's key
 
 
 def publish(
@@ -57,13 +57,13 @@ def publish(
 
     Raises:
         RefusedError: ``draining``, ``bad_name``, ``unknown_queue``, ``too_many_queues``,
-            ``too_many``, ``bad_key``, ``paused``, ``queue_full``, ``disk_full`` or
-            ``database_full``.
+            ``too_many``, ``bad_key``, ``key_conflict``, ``paused``, ``queue_full``,
+            ``disk_full`` or ``database_full``.
     """
     _check(core, messages, key)
     known = core.destination(name, entry.actor, create=create)
     if key is not None and (first := _first_seq(core, name, key)):
-        _reply_again(core, entry, name, key, first, reply)
+        _reply_again(core, entry, name, (key, first), messages, reply)
         return
     _check_accepts_all(core, known, messages)
     state = core.state
@@ -199,10 +199,6 @@ def _refusal_detail(queue: Queue, reason: str) -> str:
 # -- repeated keys
 
 
-def _last_key(key: bytes) -> bytes:
-    return key.ljust(KEY_BYTES, b"\0") + _LAST
-
-
 def _first_seq(core: Broker, name: str, key: bytes) -> int | None:
     """Return the seq stored under a key, even if the queue has been removed since then."""
     known = core.state.queues.get(name)
@@ -221,19 +217,26 @@ def _store_key(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> N
     entries = [(key, made[0].seq)]
     last = core.state.next_number - 1
     if last > made[0].seq:
-        entries.append((_last_key(key), last))
+        entries.append((last_key(key), last))
     now_ms = core.state.now.steady_ms
     for name, seq in entries:
         core.state.batch.keys += core.publish_keys.add(queue.queue_id, name, seq, now_ms)
 
 
 def _reply_again(
-    core: Broker, entry: AuditEntry, name: str, key: bytes, first: int, reply: Reply
+    core: Broker,
+    entry: AuditEntry,
+    name: str,
+    stored: tuple[bytes, int],
+    messages: Sequence[NewMessage],
+    reply: Reply,
 ) -> None:
-    """Send the original reply again, rebuilt from its messages' live or settled rows on disk."""
-    if (known := core.state.queues.get(name)) is not None:
-        known.counters.deduplicated += 1
-    last = max(first, _first_seq(core, name, _last_key(key)) or first)
+    """Send the original reply again, rebuilt from its messages' live or settled rows on disk.
+
+    ``stored`` is the key and its first seq.  The reply is a RefusedError if the bodies differ.
+    """
+    key, first = stored
+    last = max(first, _first_seq(core, name, last_key(key)) or first)
     seqs = tuple(range(first, min(last, first + 2 * PUBLISH_MAX - 1) + 1))
     found: dict[int, Message] = {}
 
@@ -243,12 +246,49 @@ def _reply_again(
     def take_last(page: list[Message], is_last: bool) -> None:
         take(page, is_last)
         rows = [found[seq] for seq in seqs if seq in found]
-        core.state.batch.replies.append((reply, _as_published(rows, first)))
+        answer: Published | RefusedError = _as_published(rows, first)
+        queue = core.state.queues.get(name)
+        originals = [row for row in rows if not _is_record(row, first)]
+        is_same = _have_bodies(originals, messages, is_complete=len(rows) == len(seqs))
+        if not is_same:
+            answer = _conflict(key)
+            core.refused[KEY_CONFLICT] += 1
+            entry.result = answer.code
+            audit.record(core, entry, 0)
+        if queue is not None:
+            queue.counters.deduplicated += is_same
+            queue.counters.refused += not is_same
+        core.state.batch.replies.append((reply, answer))
 
     rows = core.state.batch.rows
     rows.append(RowsRequest(take, seqs))
     rows.append(RowsRequest(take_last, seqs, settled=True))
     audit.record(core, entry, 0)
+
+
+def _have_bodies(
+    rows: Sequence[Message], messages: Sequence[NewMessage], *, is_complete: bool
+) -> bool:
+    """Return whether rows have the bodies of ``messages``, in order; other rows may be missing."""
+    left = iter(messages)
+    return (not is_complete or len(rows) == len(messages)) and all(
+        any(checksum(row.seq, body) == row.crc for body, _ in left) for row in rows
+    )
+
+
+def _conflict(key: bytes) -> RefusedError:
+    shown = key.decode("utf-8", "backslashreplace")
+    return RefusedError(
+        "key_conflict",
+        f"the key {shown!r} belongs to an earlier publish with other content. Repeat a publish"
+        " unchanged, or choose a new key.",
+    )
+
+
+def _is_record(row: Message, first: int) -> bool:
+    """Return whether a row is the dead-letter record of a message published with it."""
+    about, reason = row.source.seq, row.source.reason
+    return about is not None and reason is not None and first <= about < row.seq
 
 
 def _as_published(rows: Sequence[Message], first: int) -> Published:
@@ -260,13 +300,12 @@ def _as_published(rows: Sequence[Message], first: int) -> Published:
     message_id = ""
     before: int | None = None  # seq of the message that a record may belong to
     for row in rows:
-        about, reason = row.source.seq, row.source.reason
-        is_record = about is not None and reason is not None and first <= about < row.seq
-        if not is_record or about != before:
+        is_record = _is_record(row, first)
+        if not is_record or row.source.seq != before:
             message_id = row.message_id.decode()
             published.append(message_id)
         if is_record:
-            published.quarantined[message_id] = reason or ""
+            published.quarantined[message_id] = row.source.reason or ""
         before = row.seq
     return published
 

@@ -4,11 +4,12 @@ from collections import Counter
 
 import pytest
 
+from phpmq_lite.broker import broker as brokers
 from phpmq_lite.broker.broker import CommandResult
 from phpmq_lite.broker.operator.queue_operations import create_queue
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, Limits, LoadedRows, Message, State
+from phpmq_lite.model import AuditEntry, Limits, LoadedRows, Message, State, checksum
 from phpmq_lite.writes import EraseBody
 from tests.support.core_rig import (
     STEADY_MS,
@@ -359,6 +360,53 @@ def test_known_key_is_stored_once_and_receipted_again(rig: CoreRig) -> None:
     assert rig.queue().row.live_count == 1
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_known_key_is_refused_for_another_body(rig: CoreRig, *, is_held: bool) -> None:
+    one = rig.consumer() if is_held else rig.connect()
+    batch = rig.run(
+        lambda: publish(rig, one, b"a", b"k"),
+        lambda: publish(rig, one, b"b", b"k"),
+        lambda: publish(rig, one, b"", b"k"),
+        lambda: publish(rig, one, b"a", b"k"),
+    )
+    assert sent_receipts(batch, one) == [
+        (b"k", None), (b"k", "key conflict"), (b"k", "key conflict"), (b"k", None),
+    ]  # fmt: skip
+    assert [m.body for m in batch.created] == [b"a" if is_held else None]
+    totals = rig.queue().counters
+    assert (totals.published, totals.deduplicated, totals.refused) == (1, 1, 2)
+    assert rig.core.refused == {"key conflict": 2}
+
+
+def test_key_of_a_message_on_disk_is_compared_after_its_checksum_is_loaded(rig: CoreRig) -> None:
+    one = rig.connect()
+    rig.run(lambda: publish(rig, one, b"a", b"k"))
+    rig.begin()
+    assert publish(rig, one, b"b", b"k") is CommandResult.LOAD
+    batch = rig.finish()
+    assert (batch.key_seqs, batch.sends, batch.stores, batch.loads) == ({1}, {}, False, True)
+    rig.begin(LoadedRows(checksums={1: checksum(1, b"a")}))
+    assert publish(rig, one, b"b", b"k") is CommandResult.DONE
+    assert publish(rig, one, b"a", b"k") is CommandResult.DONE
+    assert sent_receipts(rig.finish(), one) == [(b"k", "key conflict"), (b"k", None)]
+    batch = rig.run(lambda: publish(rig, one, b"b", b"k"))  # the checksum is still known
+    assert sent_receipts(batch, one) == [(b"k", "key conflict")]
+
+
+def test_key_of_a_message_that_is_gone_counts_as_a_repeat(rig: CoreRig) -> None:
+    one = rig.connect()
+    rig.run(lambda: publish(rig, one, b"a", b"k"))
+    batch = rig.run(lambda: publish(rig, one, b"b", b"k"), loaded=LoadedRows(checksums={1: None}))
+    assert (sent_receipts(batch, one), batch.created) == ([(b"k", None)], [])
+
+
+def test_loaded_checksums_are_bounded(rig: CoreRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "CHECKSUMS_MAX", 3)
+    for seq in range(1, 11):
+        rig.run(loaded=LoadedRows(checksums={seq: seq}))
+        assert len(rig.core._checksums) <= 4
+
+
 def test_key_is_known_per_queue_and_for_a_limited_time() -> None:
     rig = CoreRig(Limits(receipt_window_ms=1_000))
     one = rig.connect()
@@ -375,7 +423,11 @@ def test_refused_key_gets_the_reason_and_may_be_retried(rig: CoreRig) -> None:
     one = rig.connect()
     rig.run(lambda: publish(rig, one, b"a", b"k1"))
     rig.run(lambda: rig.pause("orders", "publishing", True))
-    batch = rig.run(lambda: publish(rig, one, b"b", b"k2"), lambda: publish(rig, one, b"a", b"k1"))
+    batch = rig.run(
+        lambda: publish(rig, one, b"b", b"k2"),
+        lambda: publish(rig, one, b"a", b"k1"),
+        loaded=LoadedRows(checksums={1: checksum(1, b"a")}),
+    )
     assert sent_receipts(batch, one) == [(b"k2", "paused"), (b"k1", None)]
     assert (batch.created, batch.keys) == ([], [])
     assert rig.core.refused == {"paused": 1}

@@ -7,7 +7,7 @@ from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.pipeline import staging
 from phpmq_lite.broker.registry import PublishBlock
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch
+from phpmq_lite.model import Batch, LoadedRows, checksum
 from tests.support.core_rig import CoreRig, bodies, sent_messages, sent_receipts
 
 LOW = PublishBlock("disk_full", "disk full: storage.free_bytes", "little room", is_bare=False)
@@ -38,7 +38,10 @@ def test_confirmed_publish_is_refused_until_there_is_space(rig: CoreRig) -> None
     set_block(rig, None)
     assert sent_receipts(publish(), one) == [(b"k", None)]
     set_block(rig, FULL)
-    assert sent_receipts(publish(), one) == [(b"k", None)]  # a known key
+    [seq] = publish().key_seqs  # a known key, whose message is only on disk
+    rig.begin(LoadedRows(checksums={seq: checksum(seq, b"b")}))
+    rig.core.publish(one, "orders", b"b", None, b"k")
+    assert sent_receipts(rig.finish(), one) == [(b"k", None)]
 
 
 @pytest.mark.parametrize("name", ["orders", "a new queue"])

@@ -79,6 +79,16 @@ def test_repeated_key_is_stored_once_and_receipted_twice() -> None:
     }
 
 
+def test_run_ends_at_a_known_key_whose_message_is_on_disk() -> None:
+    quota = PublishQuota({"a": 3, "b": 9}.__getitem__)
+    rig = rig_with("a", "b")
+    assert run_of(rig, publish("a", b"1"), publish("a", b"2")) == 2
+    frames = [publish("a", b"3"), publish("b", b"1"), publish("a", b"1"), publish("a", b"4")]
+    assert run_of(rig, *frames, quota=quota) == 2
+    assert (quota.available("a"), quota.available("b")) == (2, 8)  # as many as were published
+    assert rig.batch.key_seqs == {3}
+
+
 def test_run_of_acknowledgements_ends_at_a_message_not_held(rig: CoreRig) -> None:
     client = rig.connect()
     for queue in "ab":

@@ -128,10 +128,12 @@ async def test_receipts_come_after_the_commit_and_in_order(driver: EngineDriver)
     publisher.publish("orders", b"a", key=b"a")
     await driver.settle()
     await put(driver, publisher, b"b", key=b"b")
-    publisher.publish("orders", b"a", key=b"a")  # a known key: this batch stores nothing
+    publisher.publish("orders", b"a", key=b"a")  # a known key: its batch only loads a checksum
     await driver.run_until_idle()
     assert [r.key for r in publisher.receipts] == [b"a"]
     await driver.end_commit()
+    assert [r.key for r in publisher.receipts] == [b"a", b"b"]
+    await driver.settle()
     assert [r.key for r in publisher.receipts] == [b"a", b"b", b"a"]
     assert driver.rows("SELECT content FROM body") == [(b"a",), (b"b",)]
 

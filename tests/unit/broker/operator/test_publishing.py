@@ -7,7 +7,7 @@ import pytest
 from phpmq_lite.broker.operator.publishing import publish
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits, LoadedRows, Message
-from phpmq_lite.writes import InsertAudit, LinkMessages
+from phpmq_lite.writes import AdvanceAudit, InsertAudit, LinkMessages
 from tests.support.core_rig import CoreRig, bodies, event_kinds, sent_messages
 
 
@@ -108,7 +108,7 @@ def load_ids(rig: CoreRig, batch: Batch, *rows: Message) -> None:
 def test_repeated_key_returns_the_first_ids(rig: CoreRig) -> None:
     first = publish_as_operator(rig, b"a", b"b", key=b"k")
     assert [first.keys[at + 2] for at in (0, 4)] == [1, 2]
-    again = publish_as_operator(rig, b"c", key=b"k")
+    again = publish_as_operator(rig, b"a", b"b", key=b"k")
     [audited] = again.writes
     assert isinstance(audited, InsertAudit)
     assert (again.created, again.keys, audited.number) == ([], [], 0)
@@ -116,6 +116,39 @@ def test_repeated_key_returns_the_first_ids(rig: CoreRig) -> None:
     load_ids(rig, again, *first.created)
     assert rig.answers == [ids(first.created)] * 2
     assert rig.queue().counters.deduplicated == 1
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [[b"b", b"a"], [b"a"], [b"a", b"b", b"c"], [b"a", b"c"], [b"c", b"b"], [b"c"]],
+    ids=lambda bodies: b",".join(bodies).decode(),
+)
+def test_operator_cannot_use_a_key_again_for_another_list(
+    rig: CoreRig, bodies: list[bytes]
+) -> None:
+    first = publish_as_operator(rig, b"a", b"b", key=b"k")
+    again = publish_as_operator(rig, *bodies, key=b"k")
+    load_ids(rig, again, *first.created)
+    [error] = rig.answers[1:]
+    assert isinstance(error, RefusedError)
+    assert error.code == "key_conflict"
+    assert "'k'" in str(error)
+    totals = rig.queue().counters
+    assert (totals.deduplicated, totals.refused, rig.core.refused) == (0, 1, {"key conflict": 1})
+    [changed] = rig.batch.writes
+    assert (isinstance(changed, AdvanceAudit), changed.result) == (True, "key_conflict")
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_operator_repeats_a_list_of_which_some_rows_are_gone(rig: CoreRig, gone: int) -> None:
+    made = publish_as_operator(rig, b"a", b"b", b"c", key=b"k").created
+    left = [message for at, message in enumerate(made) if at != gone]
+    load_ids(rig, publish_as_operator(rig, b"a", b"b", b"c", key=b"k"), *left)
+    assert rig.answers[1] == ids(left)
+    load_ids(rig, publish_as_operator(rig, b"c", b"b", b"a", key=b"k"), *left)
+    assert isinstance(rig.answers[2], RefusedError)
+    load_ids(rig, publish_as_operator(rig, b"x", key=b"k"))  # all are gone
+    assert rig.answers[3] == []
 
 
 def test_repeated_key_omits_messages_removed_from_the_history(rig: CoreRig) -> None:
