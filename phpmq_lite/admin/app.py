@@ -23,13 +23,15 @@ from phpmq_lite.admin.auth.request_source import (
     known_hosts,
 )
 from phpmq_lite.admin.auth.services import MINUTE_MS, AuthServices
+from phpmq_lite.admin.auth.sessions import BASE_PATH
 from phpmq_lite.admin.auth.setup_token import SetupToken
 from phpmq_lite.admin.base.context import CONTEXT, Context, EngineProtocol, context_of
 from phpmq_lite.admin.base.http_memory import FREE_BYTES
 from phpmq_lite.admin.base.identity import identity_of, set_identity
-from phpmq_lite.admin.base.input import check_encoding, check_path
+from phpmq_lite.admin.base.input import check_path
 from phpmq_lite.admin.base.problems import Problem, forget_frames, problem_of
 from phpmq_lite.admin.base.request_body import check_length, release_memory
+from phpmq_lite.admin.base.request_headers import check_encoding, media_type_of
 from phpmq_lite.admin.base.route import REQUEST_ID, ROUTE, ROUTE_NAME, Handler, Route
 from phpmq_lite.admin.base.urls import Urls
 from phpmq_lite.admin.connection_limits import connection_of
@@ -126,6 +128,7 @@ def create_app(
         now_ms=now_ms,
         auth=AuthServices(Accounts(readers, engine), SetupToken(settings.data)),
     )
+    app[BASE_PATH] = urls.base_path
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(_count_refusals)
     app.on_shutdown.append(_stop)
@@ -231,7 +234,7 @@ async def _problem_response(request: web.Request, problem: Problem) -> web.Respo
     context = context_of(request)
     path = request.path.removeprefix(context.urls.base_path)
     is_data = request.query.get("format", "html") != "html"
-    if path.startswith("/api/") or is_data or request.content_type == "application/json":
+    if path.startswith("/api/") or is_data or media_type_of(request) == "application/json":
         return rendering.problem_json(request, problem)
     try:
         return await rendering.problem_page(request, problem)

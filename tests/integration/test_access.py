@@ -473,17 +473,6 @@ async def test_browser_with_an_invalid_user_agent_logs_in_and_changes_the_passwo
     assert home.rows("SELECT agent FROM session WHERE agent LIKE 'odd%'") == [("odd \\udcff",)]
 
 
-async def test_form_in_an_unknown_charset_is_refused(home: BrokerFixture) -> None:
-    part = (
-        '--x\r\nContent-Disposition: form-data; name="csrf"\r\n'
-        "Content-Type: text/plain; charset=bogus\r\n\r\nabc\r\n--x--\r\n"
-    )
-    headers = {"Origin": home.url, "Content-Type": "multipart/form-data; boundary=x"}
-    async with HttpUser(home.url) as visitor:
-        answer = await visitor.request("POST", "/login", headers, data=part)
-    assert answer.status == 400
-
-
 async def test_metrics_need_a_viewer_or_a_metrics_token(home: BrokerFixture) -> None:
     """Otherwise, any local program could read the names and figures of all queues."""
     secret = await home.token("prometheus", "metrics")

@@ -11,6 +11,7 @@ from aiohttp.web_protocol import ERROR
 from phpmq_lite.admin.auth.request_source import is_control
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import FORMS, read_form_field
+from phpmq_lite.admin.base.request_headers import media_type_of
 
 CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "X-CSRF-Token"
@@ -86,11 +87,11 @@ def check_media(request: web.Request, *media: str) -> None:
     """
     if request.method == "DELETE" and not request.can_read_body:
         return
-    if request.content_type not in media:
+    if media_type_of(request) not in media:
         raise Problem(
             415,
             "media_type",
-            f"The content type {request.content_type!r} is not accepted here.",
+            f"The content type {media_type_of(request)[:50]!r} is not accepted here.",
             field="Content-Type",
             bound=" or ".join(media),
         )
@@ -119,7 +120,7 @@ async def check_form(request: web.Request, token: str) -> None:
         Problem: 415 for other content types, 403 if the token is missing or belongs to another
             session, or an error from reading the form.
     """
-    if request.content_type not in FORMS:
+    if media_type_of(request) not in FORMS:
         raise Problem(
             415, "media_type", "This address accepts only form submissions.", field="Content-Type",
             bound=" or ".join(sorted(FORMS)),

@@ -6,12 +6,15 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from secrets import token_bytes, token_hex
 from typing import Final
+from urllib.parse import quote
 
 from aiohttp import web
 
+from phpmq_lite.admin.base.request_headers import read_cookie
 from phpmq_lite.storage.read.accounts import LoginSession
 
 LOGIN: Final = web.RequestKey("login", LoginSession)  # present if a user is logged in
+BASE_PATH: Final = web.AppKey("base_path", str)
 _SESSION_ID: Final = re.compile("[0-9a-f]{64}")
 _SESSION: Final = web.RequestKey("session", str)
 _NOTES: Final = 64  # maximum number of sessions with a pending message
@@ -99,11 +102,11 @@ class BrowserSessions:
 
 def cookie_of(request: web.Request) -> str:
     """Return the session cookie as sent by the browser, or an empty string if there is none."""
-    return request.cookies.get(cookie_name(request), "")
+    return read_cookie(request, cookie_name(request))
 
 
 def cookie_name(request: web.Request) -> str:
-    """Return the cookie name; it includes the port, because a host may run several brokers."""
-    port = request.host.rpartition(":")[2]
-    name = f"phpmq-{port if port.isdecimal() else 'web'}"
+    """Return the cookie name; it includes port and base path, because brokers may share a host."""
+    port, path = request.host.rpartition(":")[2], quote(request.app[BASE_PATH][1:], safe="")
+    name = f"phpmq-{port if port.isdecimal() else 'web'}{'-' * bool(path)}{path}"
     return f"__Host-{name}" if request.secure else name

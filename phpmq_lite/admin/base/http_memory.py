@@ -3,12 +3,16 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
 
 from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.storage.read.read_pool import FairReadSlots
+
+T = TypeVar("T")
 
 FREE_BYTES: Final = 64 << 10  # bodies and responses of at most this size are not counted
+TURN_S: Final = 0.05  # how long a large body may be parsed while others wait for their turn
 WAIT_S: Final = 10.0  # a request that has waited this long for memory is refused
 GRACE_S: Final = 0.5  # a transfer that began more recently is never considered slow
 SLOWER: Final = 4  # a transfer may be ended in favor of one that is this many times faster
@@ -30,7 +34,7 @@ class HttpMemory:
         self.reached = 0  # number of times that a request had to wait
         self.refused = 0
         self.ended = 0  # number of transfers ended in favor of a faster or older request
-        self.parsing = asyncio.Lock()  # one body at a time, because parsing multiplies its size
+        self.parsing = FairReadSlots(1)  # one body at a time, because parsing multiplies its size
         self.now_s = now_s
         self._holds: set[MemoryReservation] = set()
         self._of: Counter[str] = Counter()  # number of bytes that each identity holds
@@ -39,6 +43,31 @@ class HttpMemory:
     def hold(self, identity: str) -> "MemoryReservation":
         """Return an empty reservation; call its ``release`` when the request ends."""
         return MemoryReservation(self, identity)
+
+    async def parse(self, identity: str, results: Iterator[T]) -> list[T]:
+        """Return all results, computed in a thread, in turns with the other identities.
+
+        A turn ends after the first result that takes it beyond ``TURN_S``, so no sender decides how
+        long others wait.
+        """
+        found: list[T] = []
+
+        def advance() -> bool:
+            ends_s = time.monotonic() + TURN_S
+            for result in results:
+                found.append(result)
+                if time.monotonic() > ends_s:
+                    return False
+            return True
+
+        is_over = False
+        while not is_over:
+            await self.parsing.acquire(identity)
+            try:
+                is_over = await asyncio.to_thread(advance)
+            finally:
+                self.parsing.release(identity)
+        return found
 
     def _is_over_share(self, hold: "MemoryReservation", more: int) -> bool:
         own = self._of[hold.identity]

@@ -36,8 +36,6 @@ def path_name(request: web.Request, key: str) -> str:
 
 Model = TypeVar("Model", bound=BaseModel)
 
-_PLAIN: Final = "identity"
-
 
 def read_query(request: web.Request, model: type[Model]) -> Model:
     """Parse the query string into a model, ignoring empty values.
@@ -72,23 +70,6 @@ def check_path(request: web.Request) -> None:
     except UnicodeDecodeError:
         detail = "A name in the path is not valid UTF-8 after percent-decoding."
         raise Problem(422, "invalid", detail, field="path", bound="UTF-8") from None
-
-
-def check_encoding(request: web.Request) -> None:
-    """Refuse a compressed body: no route needs one, and its uncompressed size is unknown.
-
-    The listener does not decompress bodies.
-
-    Raises:
-        Problem: 415, naming the only accepted encoding.
-    """
-    encoding = request.headers.get("Content-Encoding", _PLAIN)
-    if encoding.strip().lower() != _PLAIN:
-        raise Problem(
-            415, "content_encoding",
-            f"The body is encoded as {encoding[:50]!r}. Send it uncompressed.",
-            field="Content-Encoding", bound=_PLAIN,
-        )  # fmt: skip
 
 
 async def read_next_path(request: web.Request, default: str) -> str:

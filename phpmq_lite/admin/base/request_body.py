@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from email import message_from_string
-from email.message import Message
 from typing import Final, TypeVar
 from urllib.parse import parse_qsl
 
@@ -15,10 +13,18 @@ from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.http_memory import FREE_BYTES, MemoryReservation
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.request_headers import (
+    PLAIN,
+    boundary_of,
+    check_charset,
+    encoded,
+    media_type_of,
+    parse_parameters,
+)
 from phpmq_lite.admin.base.route import ROUTE
 
 HEAD_BYTES: Final = 4_096  # maximum size of the headers of one part of a form
-_PLAIN_CODINGS: Final = ("", "7bit", "8bit", "binary")
+_PLAIN_CODINGS: Final = ("", PLAIN, "7bit", "8bit", "binary")
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,27 +38,13 @@ class UploadedFile:
 FormValue = str | UploadedFile
 
 
-def boundary_of(content_type: str) -> bytes:
-    """Return the boundary specified by a multipart content type.
-
-    Raises:
-        ValueError: the boundary is missing, or RFC 2046 does not allow it.
-    """
-    header = Message()
-    header["Content-Type"] = content_type
-    boundary = header.get_param("boundary")
-    if not isinstance(boundary, str) or not 1 <= len(boundary) <= 70 or not boundary.isascii():
-        raise ValueError("the boundary is missing, not ASCII, or longer than 70 characters")
-    return boundary.encode()
-
-
 def read_parts(raw: bytes | bytearray, boundary: bytes, limit: int) -> list[tuple[str, FormValue]]:
     """Parse a multipart form and return the name and value of each part, in order.
 
     Raises:
         ValueError: the form is malformed, has more than ``limit`` parts, or a part has more than
             4 KiB of headers.
-        LookupError: a charset is unknown.
+        Problem: 415 for a part with a charset or an encoding.
     """
     mark = b"\r\n--" + boundary
     at = 0 if raw.startswith(mark[2:]) else raw.find(mark) + 2
@@ -84,21 +76,25 @@ def _end_of_head(raw: bytes | bytearray, at: int) -> int:
 
 
 def _part(raw: bytes | bytearray, at: int, begin: int, end: int) -> tuple[str, FormValue]:
-    head = message_from_string(raw[at : begin - 4].decode().lstrip())
-    name = head.get_param("name", header="content-disposition")
-    file = head.get_param("filename", header="content-disposition")
-    if not isinstance(name, str):
-        raise ValueError("a part has no name")  # noqa: TRY004 - the sent value is wrong
-    coding = head.get("content-transfer-encoding", "").strip().lower()
-    if coding not in _PLAIN_CODINGS or "content-encoding" in head:
-        raise ValueError(f"the part {name[:50]!r} has an unsupported encoding")
+    headers: dict[str, str] = {}
+    for line in raw[at : begin - 4].decode().replace("\r\n ", " ").split("\r\n"):
+        header, _, text = line.partition(":")
+        headers.setdefault(header.strip().lower(), text)
+    _, parameters = parse_parameters(headers.get("content-disposition", ""))
+    name, file = parameters.get("name"), parameters.get("filename", parameters.get("filename*"))
+    if name is None:
+        raise ValueError("a part has no name")
+    kind, declared = parse_parameters(headers.get("content-type", "text/plain"))
+    check_charset(declared, f"the part {name[:50]!r}")
+    check_charset({"charset*": parameters.get("filename*", "")}, f"the part {name[:50]!r}")
+    for header in ("content-transfer-encoding", "content-encoding"):
+        coding = headers.get(header, "").strip().lower()
+        if coding not in _PLAIN_CODINGS:
+            raise encoded(f"The part {name[:50]!r}", coding)
     content = bytes(memoryview(raw)[begin:end])
-    if file is not None:
-        return name, UploadedFile(file if isinstance(file, str) else file[2], content)
-    if head.get_content_maintype() != "text":
-        return name, UploadedFile("", content)
-    charset = head.get_param("charset")
-    return name, content.decode(charset if isinstance(charset, str) else "utf-8")
+    if file is None and kind.startswith("text/"):
+        return name, content.decode()
+    return name, UploadedFile(file or "", content)
 
 
 WHOLE_S: Final = 600.0  # maximum time until a body has arrived completely
@@ -227,25 +223,27 @@ def read_json(raw: bytes | bytearray, values_max: int) -> object:
         return None
     check_values(raw, values_max)
     try:
-        return json.loads(raw)
+        return json.loads(raw.decode("utf-8-sig"))  # bytes may be UTF-16 or UTF-32, too
     except (ValueError, RecursionError) as error:
         raise Problem(400, "malformed", f"The body is not valid JSON: {error}.") from None
 
 
-async def parse_large(request: web.Request, raw: bytes | bytearray, work: Callable[[], T]) -> T:
-    """Check the number of JSON values in ``raw``, and then return the result of ``work``.
+async def parse_large(
+    request: web.Request, raw: bytes | bytearray, results: Iterator[T]
+) -> list[T]:
+    """Check the number of JSON values in ``raw``, and then return all results.
 
-    ``work`` runs in a thread, for one large body at a time, with memory reserved for its values.
+    They are computed by ``HttpMemory.parse``, with memory reserved for the values.
 
     Raises:
-        Problem: 413 for too many values, 429 or 503 if no memory is available; any from ``work``.
+        Problem: 413 for too many values, 429 or 503 if no memory is available; any from
+            ``results``.
     """
     memory, values_max = context_of(request).memory, request[ROUTE].values
     count = await asyncio.to_thread(check_values, raw, values_max)
     if count > FREE_VALUES:
         await memory_hold_of(request).grow(count * VALUE_BYTES)
-    async with memory.parsing:
-        return await asyncio.to_thread(work)
+    return await memory.parse(identity_of(request).actor, results)
 
 
 async def read_json_body(request: web.Request) -> object:
@@ -259,7 +257,7 @@ async def read_json_body(request: web.Request) -> object:
     raw, values_max = await read_body(request), request[ROUTE].values
     if len(raw) <= FREE_BYTES:
         return read_json(raw, values_max)
-    return await parse_large(request, raw, lambda: read_json(raw, values_max))
+    return (await parse_large(request, raw, map(read_json, [raw], [values_max])))[0]
 
 
 def check_values(raw: bytes | bytearray, values_max: int) -> int:
@@ -310,15 +308,15 @@ async def read_form_fields(request: web.Request) -> list[tuple[str, FormValue]]:
     Raises:
         Problem: 400 if it cannot be read, 413 for too many fields, or see ``read_body``.
     """
-    if request.content_type not in FORMS:
+    if media_type_of(request) not in FORMS:
         return []
     if _FORM not in request:
         raw = await read_body(request)
         if len(raw) <= FREE_BYTES:
             request[_FORM] = _fields(request, raw)
         else:
-            async with context_of(request).memory.parsing:
-                request[_FORM] = await asyncio.to_thread(_fields, request, raw)
+            results, owner = map(_fields, [request], [raw]), identity_of(request).actor
+            (request[_FORM],) = await context_of(request).memory.parse(owner, results)
     return request[_FORM]
 
 
@@ -334,17 +332,23 @@ async def read_form_field(request: web.Request, name: str) -> str:
 
 
 def _fields(request: web.Request, raw: bytearray) -> list[tuple[str, FormValue]]:
-    charset = request.charset or "utf-8"
     try:
-        if request.content_type == "multipart/form-data":
-            boundary = boundary_of(request.headers["Content-Type"])
-            return read_parts(raw, boundary, FIELDS_MAX)
-        text = raw.rstrip().decode(charset)
-        if text.count("&") >= FIELDS_MAX:
-            raise Problem(
-                413, "too_many_fields", "The form has too many fields. Nothing was stored.",
-                bound=f"{FIELDS_MAX} fields",
-            )  # fmt: skip
-        return list(parse_qsl(text, keep_blank_values=True, encoding=charset))
-    except (ValueError, LookupError) as error:  # LookupError means that a charset is unknown
+        if media_type_of(request) == "multipart/form-data":
+            fields = read_parts(raw, boundary_of(request.headers["Content-Type"]), FIELDS_MAX)
+        else:
+            fields = _read_urlencoded(raw.rstrip().decode())
+    except ValueError as error:
         raise Problem(400, "malformed", f"The form cannot be read: {error}.") from None
+    for name, value in fields:
+        if name == "_charset_":  # with which browsers name the charset of a form
+            check_charset({"charset": str(value)}, "the form")
+    return fields
+
+
+def _read_urlencoded(text: str) -> list[tuple[str, FormValue]]:
+    if text.count("&") >= FIELDS_MAX:
+        raise Problem(
+            413, "too_many_fields", "The form has too many fields. Nothing was stored.",
+            bound=f"{FIELDS_MAX} fields",
+        )  # fmt: skip
+    return list(parse_qsl(text, keep_blank_values=True))

@@ -23,6 +23,7 @@ from phpmq_lite.admin.base.request_body import (
     read_body,
     read_json,
 )
+from phpmq_lite.admin.base.request_headers import media_type_of
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import JSON_LINES, Role, Route
 from phpmq_lite.admin.resources.publish import PublishInput
@@ -79,22 +80,18 @@ async def import_messages(request: web.Request) -> web.StreamResponse:
     """
     context = context_of(request)
     raw = await read_body(request)
-    rows = min(raw.count(b"\n" if request.content_type == JSON_LINES else b"{"), IMPORT_MAX)
+    rows = min(raw.count(b"\n" if media_type_of(request) == JSON_LINES else b"{"), IMPORT_MAX)
     await memory_hold_of(request).grow(len(raw) + rows * _ROW_BYTES)
-    lines = await parse_large(request, raw, lambda: _all_checked(request, context, raw))
+    lines = await parse_large(request, raw, _all_checked(request, context, raw))
     raw.clear()
     return json_response(ImportView(stored=await _store(request, context, lines)), status=201)
 
 
-def _all_checked(request: web.Request, context: Context, raw: bytearray) -> list[ImportLine]:
+def _all_checked(request: web.Request, context: Context, raw: bytearray) -> Iterator[ImportLine]:
     names: dict[str, str] = {}  # so that 100,000 lines for the same queue share one string
-    return [
-        (names.setdefault(queue, queue), message)
-        for queue, message in (
-            _checked(request, context, number, line)
-            for number, line in _lines(*_read(request, raw))
-        )
-    ]
+    for number, line in _lines(*_read(request, raw)):
+        queue, message = _checked(request, context, number, line)
+        yield names.setdefault(queue, queue), message
 
 
 def _read(request: web.Request, raw: bytearray) -> tuple[int, Iterable[object]]:
@@ -103,7 +100,7 @@ def _read(request: web.Request, raw: bytearray) -> tuple[int, Iterable[object]]:
     The lines are parsed one at a time, so that only one parsed line is in memory.
     """
     found: Iterable[object]
-    if request.content_type == JSON_LINES:
+    if media_type_of(request) == JSON_LINES:
         count = sum(1 for _ in _texts(raw))
         found = (_json(line, number) for number, line in _texts(raw))
     else:
@@ -135,7 +132,7 @@ def _texts(raw: bytearray) -> Iterator[tuple[int, bytes]]:
 def _json(line: bytes, number: int) -> object:
     check_values(line, LINE_VALUES_MAX)
     try:
-        return json.loads(line)
+        return json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise Problem(
             422, "malformed", f"Line {number} is not valid JSON: {error}. Nothing was stored.",

@@ -52,7 +52,7 @@ async def put_summary(request: web.Request) -> web.StreamResponse:
         )  # fmt: skip
     raw = bytes(await read_body(request))
     try:
-        await parse_large(request, raw, lambda: read_summary(raw))
+        await parse_large(request, raw, map(read_summary, [raw]))
     except ValueError as error:
         raise Problem(422, "bad_summary", f"The summary is invalid: {error}.") from None
     await context.summaries.write(raw)

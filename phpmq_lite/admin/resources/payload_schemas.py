@@ -165,12 +165,12 @@ async def compare_schemas(
             field="document", bound=f"at most {DOCUMENT_BYTES} bytes",
         )  # fmt: skip
 
-    def work() -> tuple[PayloadSchema, tuple[SchemaChange, ...]]:
+    def compare(content: bytes) -> tuple[PayloadSchema, tuple[SchemaChange, ...]]:
         schema = read_schema(read_json(content))
         return schema, schema_changes(entry.schema, schema)
 
     try:
-        return await parse_large(request, content, work)
+        return (await parse_large(request, content, map(compare, [content])))[0]
     except SchemaError as error:
         where = f" at {error.pointer}" if error.pointer else ""
         raise Problem(

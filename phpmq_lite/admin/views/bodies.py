@@ -25,7 +25,8 @@ _COLOURED: Final = 4_000  # maximum number of tokens with syntax highlighting
 _MARKS: Final = frozenset("{}[]:,")
 _SPACE: Final = re.compile(r"[ \t\r\n]+")
 _URN: Final = re.compile(rb'^\s*\{\s*"(?:job|urn)"\s*:\s*"([^"\\]+)"')
-_TOKEN: Final = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+)', re.DOTALL)
+# Linear in any text: a space is not matched, and a string may lack its end.
+_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[{}\[\]:,]|[^\s{}\[\]:,"]+', re.DOTALL)
 
 
 @dataclass(slots=True, frozen=True)

@@ -18,6 +18,7 @@ from phpmq_lite.admin.base.http_memory import FREE_BYTES
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import memory_hold_of
+from phpmq_lite.admin.base.request_headers import read_cookie
 from phpmq_lite.admin.base.route import REQUEST_ID, ROUTE_NAME
 from phpmq_lite.admin.base.search_query import meta_search
 from phpmq_lite.admin.views import bodies, page_layout
@@ -165,7 +166,7 @@ def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
     """Return the values that the layout requires on every page."""
     urls, ui = context.urls, context.settings.ui
     here = request.get(ROUTE_NAME, "")
-    theme = request.cookies.get(_THEME_COOKIE, "")
+    theme = read_cookie(request, _THEME_COOKIE)
     search = page_layout.url_or_none(urls, "messages")
     return {
         "url": urls.to,

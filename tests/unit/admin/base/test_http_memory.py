@@ -1,6 +1,7 @@
 """HTTP memory budget: which request gets memory, which waits, and which is ended."""
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
@@ -140,3 +141,31 @@ async def test_time_that_a_transfer_waits_for_memory_does_not_make_it_slow(
     first.release()
     await waiting
     assert second.active_s < 10
+
+
+async def test_large_body_is_parsed_in_turns_with_those_of_others(
+    memory: HttpMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sender does not decide how long others wait, whatever it sends, and however often."""
+    monkeypatch.setattr(http_memory, "TURN_S", -1.0)  # each result ends a turn
+    parsed: list[str] = []
+
+    def results(name: str, count: int) -> Iterator[None]:
+        for _ in range(count):
+            parsed.append(name)
+            yield
+
+    hostile = [asyncio.create_task(memory.parse("a", results("a", 50))) for _ in range(3)]
+    await memory.parse("a", results("a", 1))
+    began = len(parsed)
+    await memory.parse("b", results("b", 2))
+    assert parsed.index("b") - began <= 2
+    assert len(parsed) <= began + 8
+    assert [len(found) for found in await asyncio.gather(*hostile)] == [50] * 3
+    assert not memory.parsing.held
+
+
+async def test_turn_is_free_again_after_an_error(memory: HttpMemory) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await memory.parse("a", map(divmod, [1], [0]))
+    assert await memory.parse("b", map(divmod, [7, 8], [4, 4])) == [(1, 3), (2, 0)]

@@ -195,3 +195,13 @@ def test_tree_cuts_long_texts_and_marks_hidden_characters() -> None:
     long, hidden = root.children
     assert long.value[-1].text == " … 6,002 more characters"
     assert [piece.text for piece in hidden.value if piece.kind == "esc"] == [r"\u202e"]
+
+
+@pytest.mark.parametrize("piece", [" ", "\n", '"\\', '"', "a", "{ "])
+@pytest.mark.parametrize("start", ["", '{"data": 1}', '{"job":"urn:a","data":{"x":"'])
+def test_body_is_shown_in_time_that_grows_with_its_size(start: str, piece: str) -> None:
+    """Spaces after a document took quadratic time: 300 KB did not end within minutes."""
+    content = (start + piece * (300_000 // len(piece))).encode()
+    assert bodies.view_body(content, len(content), None).view in bodies.VIEWS
+    bodies.preview_envelope(content, len(content))
+    bodies.preview_data(content, len(content))
