@@ -23,7 +23,9 @@ import unicodedata
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal, TextIO, cast
+
+from phpmq_lite.standard_streams import GuardedOutput
 
 # If rich is installed, structlog imports all of it to draw tracebacks, which we do not use.
 # An entry of None hides rich; this saves a tenth of the startup time and 5 MB of memory.
@@ -189,6 +191,48 @@ def _escape_event(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
     return event
 
 
+class _LogFile:
+    """A stream for log lines, whose failures are counted; standard error also never blocks."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        output = getattr(stream, "buffer", None)
+        self._output = output if isinstance(output, GuardedOutput) else None
+        self._dropped = 0
+        if self._output is not None:
+            self._output.on_resumed = self._report
+
+    @property
+    def dropped(self) -> int:
+        return self._dropped if self._output is None else self._output.dropped
+
+    def write(self, text: str) -> None:
+        if self._output is not None:  # flushing, which the text stream does, would wait
+            encoding = self._stream.encoding or "utf-8"
+            self._output.write(text.encode(encoding, "backslashreplace"))
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._dropped += 1
+
+    def flush(self) -> None:
+        """Do nothing, because ``write`` has done what is possible without waiting."""
+
+    @staticmethod
+    def _report(lines: int) -> None:
+        get_logger(__name__).warning("lines_not_written", count=lines)
+
+
+_file = _LogFile(sys.stderr)
+
+
+def dropped_lines() -> int:
+    """Return how many log lines could not be written since the start."""
+    return _file.dropped
+
+
 def _remember(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     if event.get("area") != ACCESS:
         recent.add(event)
@@ -202,12 +246,16 @@ def configure(
 ) -> None:
     """Send our logs and those of libraries to ``stream``; must be called only once.
 
+    A stream that is closed, full or not read loses lines, which ``dropped_lines`` counts.
+
     Args:
         level: lowest level to write: debug, info, warning or error.
         style: ``auto`` means console on a terminal, else JSON.
         stream: where to write; None means standard error.
     """
+    global _file
     out = sys.stderr if stream is None else stream
+    _file = _LogFile(out)
     is_console = style == "console" or (style == "auto" and out.isatty())
     least = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
@@ -220,9 +268,9 @@ def configure(
     structlog.configure(
         processors=[*shared, _renderer(is_console, out)],
         wrapper_class=structlog.make_filtering_bound_logger(least),
-        logger_factory=structlog.WriteLoggerFactory(file=out),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _file)),
     )
-    handler = logging.StreamHandler(out)
+    handler = logging.StreamHandler(_file)
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
         processors=[

@@ -10,12 +10,14 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final, Self
 
 from phpmq_lite import logs
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.service import Service
 from phpmq_lite.settings import EffectiveSettings, Settings
+from phpmq_lite.standard_streams import GuardedOutput
 
 _NOTIFY_S: Final = 5.0  # maximum number of seconds between notifications
 _NOTIFICATIONS_PER_TIMEOUT: Final = 4  # minimum number of notifications per watchdog timeout
@@ -137,7 +139,12 @@ async def _until_signal(
     sources: Mapping[str, str] | None,
     load: Callable[[], EffectiveSettings] | None,
 ) -> int:
-    service = Service(settings, lambda line: print(line, flush=True), sources)  # noqa: T201 - its data
+    out = GuardedOutput(1)  # what nobody reads must not stop the broker
+
+    def announce(line: str) -> None:
+        out.write(f"{line}\n".encode())
+
+    service = Service(settings, announce, sources)
     loop = asyncio.get_running_loop()
 
     manager = SystemdNotifier.from_environment(os.environ, os.getpid())
@@ -148,8 +155,8 @@ async def _until_signal(
             reporting.cancel()
             manager.notify(STOPPING=1, STATUS="draining")
         if service.handle.status().is_draining:
-            os._exit(0)  # second signal: exit, because data is safe without a clean stop
-        loop.call_later(STOP_S, os._exit, 0)
+            service.exit(is_late=False)  # second signal: data is safe without a clean stop
+        loop.call_later(STOP_S, partial(service.exit, is_late=True))
         service.stop()
 
     def on_hangup() -> None:

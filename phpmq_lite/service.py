@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Union, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Union, cast
 
 from phpmq_lite import __version__, logs
 from phpmq_lite.admin import listeners as admin_listeners
@@ -22,7 +22,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import Clock
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas, RegistryError
-from phpmq_lite.errors import SettingsError, StartRefusedError, os_reason
+from phpmq_lite.errors import OutcomeUnknownError, SettingsError, StartRefusedError, os_reason
 from phpmq_lite.model import Limits, RecoveredState
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import WireLimits
@@ -42,7 +42,7 @@ from phpmq_lite.server.listeners import Kind, Listeners
 from phpmq_lite.server.maintenance import DiskSpaceMonitor, Maintenance
 from phpmq_lite.server.rollups import Rollups, RollupSampler
 from phpmq_lite.server.session import Session, SessionContext
-from phpmq_lite.server.status import BrokerHandle
+from phpmq_lite.server.status import LATE_S, BrokerHandle
 from phpmq_lite.server.tls import TlsListener, reload_contexts, server_context
 from phpmq_lite.server.watchdog import EngineWatchdog, SessionMonitor
 from phpmq_lite.settings import EffectiveSettings, Settings
@@ -152,6 +152,7 @@ class Service:
         self._watchdog: EngineWatchdog | None = None  # set once the engine is created
         self._tls_listeners: list[TlsListener] = []  # listeners that use TLS
         self._session_context: SessionContext  # shared by all sessions; set when serving starts
+        self._folder: DataFolder | None = None  # while it is locked
         self._relay: Relay | None = None  # while this broker is a standby
         self._relay_listener: RelayListener | None = None  # for standbys, with a shared database
         self._connect_http: Callable[[], asyncio.Protocol]  # set when the pages are open
@@ -165,6 +166,20 @@ class Service:
     def stop(self) -> None:
         """Start draining; ``run`` returns once everything has been stored and closed."""
         self._stop.set()
+
+    def exit(self, *, is_late: bool) -> NoReturn:
+        """Exit without closing anything, with 74 if the stop ``is_late`` or a batch has no answer.
+
+        Everything that was confirmed is stored.
+        """
+        age_s, folder = self.handle.oldest_batch_s, self._folder
+        if folder is not None and (is_late or age_s >= LATE_S):
+            waiting = f"; a batch has waited {age_s:,.1f} s for its answer" if age_s else ""
+            fail_stop(folder, OutcomeUnknownError(f"the stop was cut off{waiting}"))
+        if folder is not None:
+            folder.kill_writer()
+        sys.stderr.flush()
+        os._exit(0)
 
     def reload(self, effective: EffectiveSettings) -> None:
         """Apply the settings that can be changed at runtime; all others keep their values.
@@ -227,7 +242,7 @@ class Service:
             self._first_password = initial_password(file)
         async with AsyncExitStack() as stack:
             await _check_ports(settings)
-            folder = DataFolder.open(
+            folder = self._folder = DataFolder.open(
                 settings.data,
                 allow_network_fs=settings.storage.allow_network_fs,
                 has_database=not settings.store.url,

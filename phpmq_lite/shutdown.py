@@ -40,6 +40,7 @@ def fail_stop(folder: DataFolder, error: BaseException) -> None:
     """
     try:
         threading.Thread(target=_exit_after_timeout, daemon=True).start()
+        folder.kill_writer()
         if isinstance(
             error, EpochEndedError
         ):  # nothing is wrong, so the next start reports nothing

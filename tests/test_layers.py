@@ -33,7 +33,8 @@ OURS: Final[dict[str, set[str]]] = {
     "lazy_imports": set(),
     "histogram": set(),
     "clock": {"model"},  # a reading is model.Now
-    "logs": set(),
+    "standard_streams": set(),
+    "logs": {"standard_streams"},
     "queue_settings": {"errors"},
     "writes": set(),
     "settings": {"queue_settings", "errors"},
@@ -156,7 +157,7 @@ OURS: Final[dict[str, set[str]]] = {
         "__init__",  # the version
     },
     "shutdown": {"server.engine", "storage", "logs", "errors"},
-    "process": {"service", "settings", "logs", "errors"},
+    "process": {"service", "settings", "logs", "standard_streams", "errors"},
     "cli": {ANY},
     "testing": {ANY},
 }

@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple
 import click
 from click.exceptions import NoSuchCommand
 
-from phpmq_lite import __version__, installation
+from phpmq_lite import __version__, installation, standard_streams
+from phpmq_lite.cli import first_process
 from phpmq_lite.cli.errors import (
     WORDS,
     describe_error,
@@ -203,6 +204,8 @@ def root_command() -> None:
 
 def main() -> None:
     """Run the command that this process's arguments specify."""
+    standard_streams.prepare()
+    first_process.delegate()
     root_command(prog_name="phpmq-lite")
 
 

@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial, wraps
 from pathlib import Path
@@ -23,7 +23,14 @@ from phpmq_lite.cli.output import (
 )
 from phpmq_lite.cli.parameters import EXISTING_FILE, duration
 from phpmq_lite.cli.signals import StopRequest
-from phpmq_lite.client.blocking_client import BlockingClient, publish_each
+from phpmq_lite.client.blocking_client import (
+    STOP_S,
+    BlockingClient,
+    KeyedMessage,
+    NoReplyError,
+    PublishOutcome,
+    publish_each,
+)
 from phpmq_lite.envelopes import outbox as tables
 from phpmq_lite.envelopes import sqlite_file
 from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
@@ -116,7 +123,9 @@ def relay(
     again with the same key, so the broker stores it only once.
     """
     with _open_store(database, table) as store, StopRequest() as stop:
-        opened = client(is_patient=not once)
+        opened = stop.interruptible(partial(client, is_patient=not once))
+        if opened is None:
+            return
         loop = _RelayLoop(store, opened, stop)
         if not loop.connect(is_patient=not once):
             return
@@ -127,6 +136,8 @@ def relay(
                 loop.run(interval, keep_s)
                 print_message(f"{loop.sent:,} published")
         finally:
+            if stop.is_requested:
+                opened.close_s = STOP_S
             opened.close()
             store.release()
 
@@ -141,11 +152,17 @@ class _RelayLoop:
         self._stop = stop
         self._relay = Relay(
             store,
-            partial(publish_each, client, timeout_s=_REPLY_S),
+            self._send,
             time.monotonic,
             report=_report_row,
             is_stopped=stop,
         )
+
+    def _send(self, messages: Sequence[KeyedMessage]) -> list[PublishOutcome]:
+        """Publish messages; after a signal, wait only briefly for the broker's replies."""
+        publish = partial(publish_each, self._client, messages, timeout_s=_REPLY_S)
+        outcomes = self._stop.interruptible(publish, STOP_S)
+        return outcomes or [NoReplyError("the relay was stopped") for _ in messages]
 
     def connect(self, *, is_patient: bool) -> bool:
         """Connect to the broker, repeatedly if ``is_patient``; return False if a signal arrives.
@@ -156,7 +173,7 @@ class _RelayLoop:
         is_reported = False
         while not self._stop.is_requested:
             try:
-                self._client.open()
+                self._stop.interruptible(self._client.open)
             except ConnectionLostError as error:
                 if not is_patient:
                     raise
@@ -165,7 +182,7 @@ class _RelayLoop:
                 is_reported = True
                 self._stop.sleep(_RETRY_S)
             else:
-                return True
+                return not self._stop.is_requested
         return False
 
     def run_once(self) -> RelayPass:

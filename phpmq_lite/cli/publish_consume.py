@@ -20,7 +20,7 @@ from phpmq_lite.cli.output import escape_content, format_message_count, is_termi
 from phpmq_lite.cli.parameters import duration
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.signals import StopRequest
-from phpmq_lite.client.blocking_client import BlockingClient, BlockingConsumer
+from phpmq_lite.client.blocking_client import STOP_S, BlockingClient, BlockingConsumer
 from phpmq_lite.client.session import Delivery
 
 _READ_BYTES: Final = 1 << 20
@@ -171,6 +171,8 @@ def consume(
             for delivery in _take_deliveries(deliveries, limit, stop):
                 schedule.end(delivery, is_done=handler(delivery), is_acked=is_acked)
         finally:
+            if stop.is_requested:
+                broker.close_s = STOP_S
             schedule.finish()
     if stop.is_requested and limit is not None:
         raise click.Abort

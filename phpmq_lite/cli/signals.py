@@ -21,6 +21,7 @@ class StopRequest:
         self._note = note
         self._requested = threading.Event()
         self._is_interruptible = False
+        self._grace_s = 0.0  # how long a call may continue after the signal
         self._previous: list[tuple[int, Any]] = []
         self.signal: int | None = None  # the first signal received
         self.is_aborted = False
@@ -37,6 +38,7 @@ class StopRequest:
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._previous.append((number, signal.signal(number, self._on_signal)))
+        self._previous.append((signal.SIGALRM, signal.signal(signal.SIGALRM, self._on_alarm)))
         return self
 
     def __exit__(
@@ -57,6 +59,12 @@ class StopRequest:
             # Use a thread, because the interrupted code may hold the lock of the progress display.
             text = "stopping after this batch; press Ctrl-C again to stop immediately"
             threading.Thread(target=self._note, args=(text,), daemon=True).start()
+        if self._grace_s:
+            signal.setitimer(signal.ITIMER_REAL, self._grace_s)
+        elif self._is_interruptible:
+            raise KeyboardInterrupt
+
+    def _on_alarm(self, _number: int, _: FrameType | None) -> None:
         if self._is_interruptible:
             raise KeyboardInterrupt
 
@@ -64,13 +72,17 @@ class StopRequest:
         """Wait until ``seconds`` have passed or a stop is requested."""
         self._requested.wait(seconds)
 
-    def interruptible(self, call: Callable[[], T]) -> T | None:
-        """Return the result of ``call``, or None if a signal arrives before or during the call."""
+    def interruptible(self, call: Callable[[], T], grace_s: float = 0.0) -> T | None:
+        """Return the result of ``call``, or None if a signal arrives before or during the call.
+
+        After the signal, the call may continue for ``grace_s`` seconds.
+        """
         try:
-            self._is_interruptible = True
+            self._is_interruptible, self._grace_s = True, grace_s
             # Check here, because an earlier signal has not raised an exception.
             return None if self.is_requested else call()
         except KeyboardInterrupt:
             return None
         finally:
-            self._is_interruptible = False
+            self._is_interruptible, self._grace_s = False, 0.0
+            signal.setitimer(signal.ITIMER_REAL, 0)

@@ -20,6 +20,7 @@ from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import format_message_count, print_message
 from phpmq_lite.cli.parameters import FILE, duration
+from phpmq_lite.cli.signals import StopRequest
 
 if TYPE_CHECKING:
     from babelqueue import BabelQueue
@@ -120,7 +121,11 @@ def worker(client: ClientFactory, app_name: str, queue: str | None, **options: A
 
     logs.configure(options["log_level"], options["log_format"])
     app = load_app(app_name)
-    _connect(app, client, options)
+    with StopRequest() as stop:
+        stop.interruptible(partial(_connect, app, client, options))
+    if stop.is_requested:
+        print_message(f"{format_message_count(0)} handled; {_REASONS['stopped']}")
+        return
     _apply_options(app, options)
     outcome = running.run_worker(
         app, queue, limits=_worker_limits(options), drop_exhausted=options["drop_exhausted"]
@@ -278,7 +283,9 @@ class _WorkerProcesses:
         """Wait for all workers, replacing killed ones, and return the highest exit code."""
         code = 0
         while self.running:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            if ended is not None and ended.si_pid not in {child.pid for child in self.running}:
+                os.waitpid(ended.si_pid, 0)  # a child of the program that became this one
             for child in [child for child in self.running if child.poll() is not None]:
                 self.running.remove(child)
                 if child.returncode < 0 and not self._is_stopping.is_set():
@@ -287,7 +294,7 @@ class _WorkerProcesses:
                     )
                     time.sleep(_RESTART_S)
                     self.add()
-                else:
+                elif child.returncode not in (-signal.SIGTERM, -signal.SIGINT):  # not yet started
                     code = max(code, abs(child.returncode))
         return code
 

@@ -138,6 +138,7 @@ class BufferedSocket:
 
 
 _CLOSE_S: Final = 5.0  # maximum time for the broker to read the remaining data
+STOP_S: Final = 1.0  # the same after a signal that ends the process
 _GATHER_S: Final = 0.005  # maximum delay of a settlement that is to be sent together with others
 _PUT_BYTES: Final = 65_536  # buffered data is sent immediately above this size
 
@@ -184,6 +185,7 @@ class BlockingClient(ClientBase):
     def __init__(self, options: ConnectionOptions, timeout_s: float | None) -> None:
         super().__init__(options)
         self.timeout_s = timeout_s  # default timeout of all calls; callers may change it
+        self.close_s = _CLOSE_S
         self._stream: BufferedSocket | None = None
         self._opened_at = 0.0
         self._sent_at = 0.0
@@ -222,7 +224,7 @@ class BlockingClient(ClientBase):
         """
         stream, self._stream = self._stream, None
         if stream is not None:
-            _finish(stream)
+            _finish(stream, self.close_s)
         self.session.lost()
         self._end("the client is closed")
 
@@ -505,9 +507,9 @@ def _seconds_left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _finish(stream: BufferedSocket) -> None:
+def _finish(stream: BufferedSocket, close_s: float) -> None:
     """Send the remaining data, stop sending, and read until the broker closes the connection."""
-    deadline = time.monotonic() + _CLOSE_S
+    deadline = time.monotonic() + close_s
     is_open = True
     try:
         while _seconds_left(deadline):

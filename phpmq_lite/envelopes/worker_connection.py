@@ -1,19 +1,21 @@
 """A worker's connection, which reconnects with increasing delays and never loses a settlement."""
 
 import secrets
+import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from enum import Enum
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
-from phpmq_lite.client.blocking_client import BlockingClient
+from phpmq_lite.client.blocking_client import STOP_S, BlockingClient
 from phpmq_lite.client.session import Backoff, ConsumedQueue, Delivery
 from phpmq_lite.errors import ConnectionLostError
 
 PUBLISH_TIMEOUT_S: Final = 30.0  # how long to retry a publish after the connection is lost
-_CLOSE_TIMEOUT_S: Final = 1.0  # maximum time for ``close`` to send outstanding settlements
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Settlement(Enum):
@@ -22,6 +24,30 @@ class Settlement(Enum):
     ACK = "ack"  # sent as message type 004
     REQUEUE = "requeue"  # sent as message type 005
     DEAD_LETTER = "dead_letter"  # sent as message type 006
+
+
+@contextmanager
+def _ended_by_signals(*, is_idle: bool) -> Iterator[None]:
+    """If ``is_idle``, raise KeyboardInterrupt at a signal, which only sets a flag in the SDK."""
+    is_main = threading.current_thread() is threading.main_thread()
+    wanted = _SIGNALS if is_idle and is_main else ()
+    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in wanted}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        handler = handlers[number]
+        if callable(handler):
+            handler(number, frame)
+            raise KeyboardInterrupt
+
+    try:
+        for number, handler in handlers.items():
+            if callable(handler):
+                signal.signal(number, end)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if callable(handler):
+                signal.signal(number, handler)
 
 
 class WorkerConnection:
@@ -86,11 +112,14 @@ class WorkerConnection:
         """
         with self._lock:
             until = self._monotonic() + timeout_s
-            self._ensure_connected(timeout_s)
+            with _ended_by_signals(is_idle=not self.client.is_connected):
+                self._ensure_connected(timeout_s)
             window = self._windows.get(queue) or self._open_window(queue)
             dispatches = window.dispatches
             left_s = max(0.0, until - self._monotonic())
-            if not dispatches and not self.client.pump(lambda: bool(dispatches), left_s):
+            with _ended_by_signals(is_idle=not dispatches):
+                is_empty = not dispatches and not self.client.pump(lambda: bool(dispatches), left_s)
+            if is_empty:
                 self._backoff.reset()  # the connection works, so restart the delays
                 return None
             self._backoff.reset()
@@ -170,10 +199,11 @@ class WorkerConnection:
         if is_tidy:
             for queue in list(self._windows):
                 self.return_messages(queue)
+        self.client.timeout_s = self.client.close_s = STOP_S
         with self._lock:
             if self.client.session.late_settlements and not self.client.is_connected:
                 with suppress(ConnectionLostError):  # the broker then delivers the messages again
-                    self._ensure_connected(_CLOSE_TIMEOUT_S)
+                    self._ensure_connected(STOP_S)
             self._forget_windows()
             if self.client.is_connected:
                 self.client.close()

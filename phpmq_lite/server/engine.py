@@ -80,6 +80,11 @@ class Engine:
         """Number of commands that are not yet in a batch."""
         return len(self._inbox) + len(self._retried) + self.flow_control.waiting_publishers
 
+    @property
+    def oldest_batch_s(self) -> float:
+        """Age of the batch that the writer has not answered yet, or 0."""
+        return 0.0 if self._commit is None else time.perf_counter() - self._commit.began_at
+
     # -- commands
 
     def submit(self, command: Command) -> None:

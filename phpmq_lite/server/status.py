@@ -28,6 +28,7 @@ from phpmq_lite.storage.store_status import StoreStatus
 RATE_WINDOW_S: Final = 10.0
 NO_RATES: Final = (0.0, 0.0, 0.0)
 SLICE: Final = 500  # number of queues per slice
+LATE_S: Final = 5.0  # from this age of a batch on, nothing can be stored
 _TOTALS: Final = tuple(field.name for field in fields(QueueCounters))
 _totals: Final = attrgetter(*_TOTALS)  # asdict() takes ten times as long
 
@@ -105,6 +106,7 @@ class BrokerStatus:
     last_error: str | None = None
     shortage: Shortage | None = None  # why publishing is stopped
     write_problem: str | None = None  # why nothing can be stored now
+    oldest_batch_s: float = 0.0  # age of the oldest batch without an answer
     has_ballast: bool = False
     store: StoreStatus = field(default_factory=StoreStatus)
     audited: Mapping[str, int] = field(default_factory=dict)  # number of audit-log rows, by action
@@ -252,6 +254,12 @@ class BrokerHandle:
         engine.taps.add(look)
         return lambda: engine.taps.discard(look)
 
+    @property
+    def oldest_batch_s(self) -> float:
+        """Age of the oldest batch that the database has not answered, or 0."""
+        age_s = 0.0 if self.engine is None else self.engine.oldest_batch_s
+        return max(age_s, self.store().oldest_work_s)
+
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
         """Return statistics in O(queues + clients) time; each idle queue adds about 1 µs.
 
@@ -263,6 +271,9 @@ class BrokerHandle:
     def summary(self) -> BrokerStatus:
         """Return the statistics other than those of the queues, in O(clients) time."""
         engine, space, figures = self.engine, self.space, self.figures
+        problem, oldest_s = None if space is None else space.write_problem, self.oldest_batch_s
+        if oldest_s >= LATE_S:
+            problem = problem or f"a batch has waited {oldest_s:,.0f} s for the database's answer"
         base = replace(
             self._base,
             store=self.store(),
@@ -274,7 +285,8 @@ class BrokerHandle:
                 protocol_errors=figures.protocol_errors.copy(),
             ),
             shortage=None if space is None else space.shortage,
-            write_problem=None if space is None else space.write_problem,
+            write_problem=problem,
+            oldest_batch_s=oldest_s,
             has_ballast=space is not None and space.has_ballast,
             pressure=self.pressure,
             gate=self.gate,

@@ -6,6 +6,7 @@ from typing import Final
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import GAP_MS
+from phpmq_lite.logs import get_logger
 from phpmq_lite.process_memory import resident_bytes
 from phpmq_lite.server.backpressure import (
     SILENT,
@@ -17,10 +18,11 @@ from phpmq_lite.server.backpressure import (
 )
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.session import Session
-from phpmq_lite.server.status import BrokerHandle
+from phpmq_lite.server.status import LATE_S, BrokerHandle
 from phpmq_lite.storage.store_writer import StoreWriter
 
 _INTERVAL_S: Final = 1.0
+_log = get_logger(__name__)
 
 
 class SessionMonitor:
@@ -37,6 +39,7 @@ class SessionMonitor:
         self._front = front
         self._limits = limits
         self._brake = brake
+        self._report_at_s = LATE_S  # the age of a batch at which the next line is logged
 
     async def run(self) -> None:
         """Check all sessions once a second."""
@@ -63,6 +66,7 @@ class SessionMonitor:
             reason = overdue_reason(session, now_s, self._limits)
             if reason is not None:
                 session.abort(reason)
+        self._report_late_batch()
         if self._brake is not None:
             self._brake.check(self._sessions, resident_bytes())
         self._front.figures.inspector.end_idle(now_s)
@@ -72,6 +76,16 @@ class SessionMonitor:
                 session.end(SILENT)
         if self._front.engine is not None:
             self._front.rates.sample(self._front.engine.core.state.by_id, now_s)
+
+    def _report_late_batch(self) -> None:
+        """Log that a batch has no answer, each time its age has doubled, and the answer."""
+        age_s = self._front.oldest_batch_s
+        if age_s >= self._report_at_s:
+            self._report_at_s = 2 * age_s
+            _log.error("batch_not_answered", oldest_batch_s=round(age_s, 1))
+        elif age_s < LATE_S < self._report_at_s:
+            self._report_at_s = LATE_S
+            _log.info("batch_answered")
 
 
 class EngineWatchdog:

@@ -15,6 +15,7 @@ import ctypes
 import fcntl
 import os
 import re
+import signal
 import stat
 import struct
 import time
@@ -128,11 +129,12 @@ class DataFolderMetadata:
 class DataFolder:
     """A locked data folder.  The lock is held until ``close`` is called or the process ends."""
 
-    __slots__ = ("_lock", "meta", "path")
+    __slots__ = ("_lock", "_writer_pid", "meta", "path")
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock  # file descriptor of the lock file
+        self._writer_pid: int | None = None
         self.meta = read_meta(path)
 
     @classmethod
@@ -183,6 +185,15 @@ class DataFolder:
     def record_writer(self, pid: int) -> None:
         """Record the pid of a process that inherited the lock, in case it outlives this one."""
         os.pwrite(self._lock, b"%d\n%d\n" % (os.getpid(), pid), 0)
+        self._writer_pid = pid
+
+    def kill_writer(self) -> None:
+        """Kill that process if it still runs: while it is stopped, it would keep the lock."""
+        if self._writer_pid:
+            with suppress(ChildProcessError):  # it has been awaited
+                os.waitid(os.P_PID, self._writer_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                os.kill(self._writer_pid, signal.SIGKILL)
+                os.waitpid(self._writer_pid, 0)
 
     @property
     def database(self) -> Path:

@@ -57,6 +57,7 @@ class StoreStatus:
     unknown_batches: int = 0  # batches of unknown outcome, which were found or stored again
     server: ServerStatus | None = None  # None until it has been read
     problem: str | None = None  # why the server cannot be read at the moment
+    oldest_work_s: float = 0.0  # age of what the server has not answered, such as a heartbeat
     # How long ago the replica was written that pages show while no broker is active, in seconds.
     replica_age_s: float | None = None
 

@@ -9,14 +9,17 @@ import random
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TextIO
+from urllib.error import HTTPError
 
 import pytest
 
 from phpmq_lite.broker_process import BrokerProcess, StartFailedError
+from phpmq_lite.server.status import LATE_S
 from phpmq_lite.storage.data_folder import DATABASE, read_meta
 from tests.faults.ledger import Crowd, Ledger, Load, is_drained
 from tests.faults.mutants import mutant_process, program_of
@@ -25,7 +28,7 @@ from tests.faults.shimmed_broker import NEEDS_SHIM, shimmed_broker
 from tests.faults.writer_mutants import is_running, wait_until_unlocked, writer_pid
 from tests.support.fork_server import start_error
 from tests.support.seed import SEED
-from tests.support.socket_client import SocketClient
+from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = [
     pytest.mark.faults,
@@ -260,6 +263,40 @@ async def test_receipts_wait_for_a_writer_process_that_is_held_up(
         f"writer process stopped for {HELD_UP_S:.0f} s: no receipts meanwhile, "
         f"{len(ledger.confirmed):,} confirmed, 0 lost"
     )
+
+
+def test_broker_reports_a_stopped_writer_process_and_does_not_leave_it(tmp_path: Path) -> None:
+    def wait_until(is_reached: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + 6 * SOON_S
+        while not is_reached():
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+
+    with second_broker(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
+        pid, admin = writer_pid(broker.data), AdminApi(broker.admin[0])
+        peer = SocketClient(broker.port)
+        assert peer.confirm("orders", b"body") is None
+        assert admin.metrics()["phpmq_oldest_batch_seconds"] < LATE_S
+        os.kill(pid, signal.SIGSTOP)
+        peer.publish("orders", b"body", key=b"late")
+        wait_until(lambda: admin.metrics()["phpmq_oldest_batch_seconds"] >= LATE_S)
+        with pytest.raises(HTTPError, match="503") as refused:
+            admin.get("/readyz")
+        assert "BAD batches: the oldest without an answer: " in refused.value.read().decode()
+        stats = admin.get("/api/v1/stats")
+        assert stats["oldest_batch_s"] >= LATE_S
+        assert "for the database's answer" in stats["storing_stopped"]
+        with urllib.request.urlopen(admin.url) as page:
+            assert "Nothing can be stored: a batch has waited " in page.read().decode()
+        wait_until(lambda: "batch_not_answered" in broker.log.read_text())
+        assert broker.terminate() == FAIL_STOP
+        assert peer.rest() == b""  # without a receipt
+        assert not is_running(pid)
+        assert "the stop was cut off" in broker.log.read_text()
+        broker.start()
+        with SocketClient(broker.port) as other:
+            assert other.confirm("orders", b"body") is None
+        assert broker.terminate() == 0
 
 
 # -- signals to all processes of the broker

@@ -15,7 +15,7 @@ from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.monitoring import system_view
 from phpmq_lite.admin.monitoring.metrics import answer_metrics
-from phpmq_lite.server.status import BrokerStatus
+from phpmq_lite.server.status import LATE_S, BrokerStatus
 
 # Percentage of the startup that is complete when each step begins.
 _STEPS: Final = {
@@ -55,9 +55,11 @@ async def run_checks(context: Context, status: BrokerStatus) -> list[HealthCheck
     schema = "the schema is up to date" if is_started else status.step
     texts, count = (*settings.tcp.listen, *settings.tcp.legacy_listen), len(status.listeners)
     wanted, is_draining = len(texts) - texts.count("none"), status.is_draining
+    age_s = status.oldest_batch_s
     return [
         HealthCheck("migrated", is_started, schema),
         *store,
+        HealthCheck("batches", age_s < LATE_S, f"the oldest without an answer: {age_s:.1f} s"),
         HealthCheck("listeners", is_draining or count >= wanted, f"{count} of {wanted} open"),
         HealthCheck(
             "not draining", not is_draining, "draining" if is_draining else "accepts messages"

@@ -22,7 +22,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from phpmq_lite import histogram, installation
+from phpmq_lite import histogram, installation, logs
 from phpmq_lite.admin.auth.permissions import may_use
 from phpmq_lite.admin.base.context import Context, context_of
 from phpmq_lite.admin.base.identity import identity_of
@@ -353,6 +353,12 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            value=lambda r: bool(r.status.shortage)),
         _D("gauge", "storing_stopped", "1 if nothing can be stored",
            value=lambda r: bool(r.status.write_problem)),
+        _D("gauge", "oldest_batch_seconds",
+           "Age of the oldest batch that the database has not answered; not ready from 5",
+           value=lambda r: r.status.oldest_batch_s),
+        _D("counter", "log_lines_dropped",
+           "Log lines that were not written, because nobody read them or the disk was full",
+           value=lambda _: logs.dropped_lines()),
         _D("gauge", "ballast",
            "1 if the full-disk reserve exists (storage.ballast_bytes); not on PostgreSQL",
            value=_of_file(lambda r: r.status.has_ballast)),

@@ -139,6 +139,12 @@ def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
             "warn" if commit > 500 else "",
         ),
         SystemFact(
+            "Oldest batch",
+            f"{status.oldest_batch_s:.1f} s",
+            "without an answer of the database",
+            "warn" if status.oldest_batch_s > 1 else "",
+        ),
+        SystemFact(
             "Loop lag",
             f"{lag:.1f} ms",
             "event loop delay at the last measurement",

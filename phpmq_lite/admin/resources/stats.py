@@ -39,6 +39,7 @@ class StatsView(ResponseModel):
     step: str = Field(description="step: starting, migrating, recovering, …, ready or draining")
     publishing_stopped: str | None = Field(description="why publishing is stopped; null if not")
     storing_stopped: str | None = Field(description="reason nothing can be stored; null if none")
+    oldest_batch_s: float = Field(description="age of the oldest batch without an answer, in s")
     queues: int = Field(description="number of queues")
     ready: int = Field(description="number of ready messages, excluding dead-letter records")
     dispatched: int = Field(description="number of messages held by consumers")

@@ -80,6 +80,7 @@ class PostgresBackend:
             unknown_batches=writer.unknown_batches,
             server=monitor.server,
             problem=monitor.problem,
+            oldest_work_s=0.0 if is_standby else writer.delay()[1],
             replica_age_s=self._replica_age_s if is_standby else None,
         )
 
