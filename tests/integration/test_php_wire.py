@@ -85,17 +85,29 @@ async def frames(broker: ScriptedBroker, php: PhpClient) -> list[ClientFrame]:
 # -- reserve
 
 
-async def test_reserve_that_timed_out_keeps_its_window_open(broker: ScriptedBroker) -> None:
+async def test_reserve_that_timed_out_takes_its_credit_back(broker: ScriptedBroker) -> None:
+    """A message that crossed the 002 is back in its queue, so it is not handled from here."""
     broker.script = silent
     async with php_at(broker) as php:
-        for _ in range(2):
-            assert await do(php, "reserve", "orders", 0.02) is None
-        broker.peer.dispatch("orders", BODY, ID)
+        assert await do(php, "reserve", "orders", 0.02) is None
+        assert [await broker.next(Consume) for _ in range(2)] == [
+            Consume("orders", 1), Consume("orders", 0),
+        ]  # fmt: skip
+        broker.peer.dispatch("orders", b"crossed", OTHER)
+        broker.script = dispatching(broker, ID, BODY)
         late = await message(php)
         assert (late.message_id, late.body) == (ID.decode(), BODY)
         assert late.envelope == json.loads(BODY)
         await do(php, "ack", late.handle)
         assert await frames(broker, php) == [Acknowledge("orders", ID)]
+
+
+async def test_settled_message_takes_the_credit_back(broker: ScriptedBroker) -> None:
+    """So the next message goes to a free worker, and not to one that may do something else."""
+    async with php_at(broker) as php:
+        await do(php, "ack", await take(php))
+        sent = [(await broker.frames.get())[1] for _ in range(3)]
+        assert sent == [Consume("orders", 1), Acknowledge("orders", ID), Consume("orders", 0)]
 
 
 async def test_reserve_reads_a_message_in_pieces(broker: ScriptedBroker) -> None:
@@ -119,12 +131,14 @@ async def test_reserve_reads_a_message_in_pieces(broker: ScriptedBroker) -> None
 
 
 async def test_windows_of_two_queues_are_separate(broker: ScriptedBroker) -> None:
-    broker.script = silent
+    bodies = {"orders": (b"1", ID), "7": (b"2", OTHER)}  # PHP converts "7" as a key to an integer
+
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
+        if isinstance(frame, Consume) and frame.count:
+            peer.dispatch(frame.queue, *bodies[frame.queue])
+
+    broker.script = script
     async with php_at(broker) as php:
-        assert await do(php, "reserve", "orders", 0.01) is None
-        assert await do(php, "reserve", "7", 0.01) is None  # PHP converts such a key to an integer
-        broker.peer.dispatch("orders", b"1", ID)
-        broker.peer.dispatch("7", b"2", OTHER)
         assert (await message(php, "7")).body == b"2"
         assert (await message(php)).body == b"1"
 
@@ -138,11 +152,13 @@ async def test_reserve_returns_an_unsettled_message(broker: ScriptedBroker) -> N
 
 
 async def test_credit_allows_several_reserved_messages(broker: ScriptedBroker) -> None:
-    broker.script = silent
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
+        if isinstance(frame, Consume) and frame.count:
+            peer.dispatch("orders", b"1", ID)
+            peer.dispatch("orders", b"2", OTHER)
+
+    broker.script = script
     async with php_at(broker, credit=2) as php:
-        assert await do(php, "reserve", "orders", 0.01) is None
-        broker.peer.dispatch("orders", b"1", ID)
-        broker.peer.dispatch("orders", b"2", OTHER)
         first, second = await take(php), await take(php)
         await do(php, "ack", second)
         await do(php, "ack", first)
@@ -365,6 +381,46 @@ async def test_copy_without_a_receipt_is_repeated_under_its_key(broker: Scripted
     (first, again) = [frame for _, frame in sent if isinstance(frame, Publish)]
     assert first == again
     assert sent[-1] == (broker.peers[1], Acknowledge("orders", ID))
+
+
+@pytest.mark.parametrize(
+    ("end", "more"), [("release", (5,)), ("release", (0,)), ("deadLetter", ())], ids=str
+)
+async def test_copy_that_was_stored_with_other_bytes_is_stored(
+    broker: ScriptedBroker, end: str, more: tuple[int, ...]
+) -> None:
+    """A worker that died after the receipt has stored it; a second record has another time."""
+
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
+        if isinstance(frame, Consume) and frame.count:
+            peer.dispatch("orders", BODY, ID)
+        elif isinstance(frame, Publish):
+            peer.answer(frame, "key conflict")
+
+    broker.script = script
+    async with php_at(broker) as php:
+        await do(php, end, await take(php), body(attempts="1"), *more)
+        _, settled = await frames(broker, php)
+    assert settled == (DeadLetter if end == "deadLetter" else Acknowledge)("orders", ID)
+
+
+async def test_own_key_with_other_bytes_is_refused(broker: ScriptedBroker) -> None:
+    broker.script = lambda peer, frame: peer.answer(frame, "key conflict")  # type: ignore[arg-type]
+    async with php_at(broker) as php:
+        with pytest.raises(PhpError, match=r"PublishRefused: orders: key conflict"):
+            await do(php, "publish", BODY, "orders")
+
+
+async def test_copy_without_attempts_has_one_key_whatever_its_bytes(broker: ScriptedBroker) -> None:
+    broker.script = dispatching(broker, ID, b"opaque")
+    keys = set()
+    for text in (b"first", b"second"):
+        async with php_at(broker) as php:
+            await do(php, "release", await take(php), text, 0)
+            copy, _ = await frames(broker, php)
+            assert isinstance(copy, Publish)
+            keys.add(copy.key)
+    assert len(keys) == 1
 
 
 async def test_acknowledgement_leaves_on_the_next_connection(broker: ScriptedBroker) -> None:

@@ -21,45 +21,34 @@ final class Connection
 
     /** @var resource */
     private $stream;
+    private readonly int $pid; // of the process that opened the connection
     private string $in = ''; // received bytes of an incomplete frame
-    /** @var array<string, list<Reservation>> messages not yet taken, by queue; a key exists once 002 was sent */
+    /** @var array<string, list<Reservation>> messages not yet taken, by queue; a key exists while it has credit */
     private array $dispatched = [];
     /** @var array<string, array<string, Reservation>> messages taken but not yet settled, by queue and id */
     private array $held = [];
     /** @var array<string, string|true|null> by key: null while unanswered, true if stored, else the reason */
     private array $receipts = [];
 
-    /** @param array<string, mixed> $tls options of PHP's SSL context, such as cafile or local_cert */
+    /**
+     * @param array<string, mixed> $tls options of PHP's SSL context, such as cafile or local_cert
+     * @param float $timeout seconds for connecting to any address of the name, for sending and for a receipt
+     */
     public function __construct(
         string $address,
         array $tls = [],
         private readonly float $timeout = 10.0,
+        private readonly Interrupt $interrupt = new Interrupt(),
     ) {
-        $url = match (true) {
-            str_starts_with($address, 'unix://') => $address,
-            str_starts_with($address, 'unix:') => 'unix://' . substr($address, 5),
-            str_contains($address, '://') => $address,
-            default => "tcp://$address",
-        };
-        $options = ['ssl' => $tls, 'socket' => ['tcp_nodelay' => true]];
-        $why = null;
-        set_error_handler(function (int $level, string $message) use (&$why): bool {
-            $why ??= $message; // the first of several warnings names the cause, such as a certificate
-            return true;
-        });
-        try {
-            $stream = stream_socket_client(
-                $url, $code, $error, $timeout, STREAM_CLIENT_CONNECT, stream_context_create($options),
-            );
-        } finally {
-            restore_error_handler();
+        $this->pid = getmypid();
+        $this->stream = (new Dialer($address, $tls, $timeout, $interrupt))->open();
+    }
+
+    public function __destruct()
+    {
+        if (!$this->isOwn()) {
+            $this->abandon();
         }
-        if ($stream === false) {
-            $why = $error !== '' ? $error : $why ?? 'no connection';
-            throw new ConnectionLost("$address: " . preg_replace('/\s+/', ' ', $why));
-        }
-        stream_set_blocking($stream, false);
-        $this->stream = $stream;
     }
 
     /** Returns the seconds on a monotonic clock. */
@@ -68,36 +57,61 @@ final class Connection
         return hrtime(true) / 1e9;
     }
 
+    /** Returns whether this process opened the connection; false in a child after pcntl_fork(). */
+    public function isOwn(): bool
+    {
+        return getmypid() === $this->pid;
+    }
+
     // -- called by the transport
 
     /** Publishes a message and waits for the receipt; returns null if stored, or the reason for a refusal. */
     public function publish(string $queue, string $content, int $ttl, string $key): ?string
     {
+        $began = self::now();
         $this->receipts[$key] = null;
         $this->send(self::PUBLISH, [
             self::QUEUE => $queue, self::CONTENT => $content, self::TTL => (string) $ttl,
             self::ID => $key,
         ]);
-        for ($until = self::now() + $this->timeout; ($answer = $this->receipts[$key]) === null;) {
+        while (($answer = $this->receipts[$key]) === null) {
+            $until = $this->until($began);
             if (!$this->wait($until) && self::now() >= $until) {
-                throw $this->lost("no receipt within $this->timeout s");
+                throw $this->late('no receipt', $began);
             }
         }
         unset($this->receipts[$key]);
         return $answer === true ? null : $answer;
     }
 
-    /** Opens a queue's window once; messages that arrive late wait for the next call. */
+    /**
+     * Gives a queue credit, unless it has some; pause() takes it back.
+     *
+     * Messages that were dispatched before a pause and arrive only now are back in their queue.
+     */
     public function open(string $queue, int $credit): void
     {
-        if (!isset($this->dispatched[$queue])) {
-            $this->send(self::CONSUME, [self::QUEUE => $queue, self::COUNT => (string) $credit]);
-            $this->dispatched[$queue] = [];
-        }
+        $this->requireOwn();
+        $this->read();
         while (count($this->held[$queue] ?? []) >= $credit) { // an unsettled message goes to the end of its queue
             $oldest = reset($this->held[$queue]);
             $this->settle(self::REQUEUE, $queue, $oldest->id, $oldest->remainingTtl());
         }
+        if (!isset($this->dispatched[$queue])) {
+            $this->send(self::CONSUME, [self::QUEUE => $queue, self::COUNT => (string) $credit]);
+            $this->dispatched[$queue] = [];
+        }
+    }
+
+    /**
+     * Takes back the credit of a queue while nobody asks for its messages; otherwise, a message would
+     * wait here although another consumer is free.
+     *
+     * Does nothing while a message is held, because 002 would return it, or while one is arriving.
+     */
+    public function pause(string $queue): void
+    {
+        $this->write($this->pauseFrame($queue));
     }
 
     public function take(string $queue): ?Reservation
@@ -110,16 +124,22 @@ final class Connection
     }
 
     /** Sends 004, 005 or 006 for a message that this connection, or no consumer, holds. */
-    public function settle(string $type, string $queue, string $id, int $ttl = 0): void
+    public function settle(string $type, string $queue, string $id, int $ttl = 0, bool $pauses = false): void
     {
         $packets = [self::QUEUE => $queue, self::ID => $id];
-        $this->send($type, $type === self::REQUEUE ? $packets + [self::TTL => (string) $ttl] : $packets);
+        $frame = self::frame($type, $type === self::REQUEUE ? $packets + [self::TTL => (string) $ttl] : $packets);
+        $before = $this->held[$queue][$id] ?? null;
         unset($this->held[$queue][$id]);
+        $this->write($frame . ($pauses && $before !== null ? $this->pauseFrame($queue) : ''));
     }
 
     /** Returns unsettled messages to their queues, and closes once the broker has read everything. */
     public function close(): void
     {
+        if (!$this->isOwn()) {
+            $this->abandon();
+            return;
+        }
         foreach (array_keys($this->dispatched) as $queue) {
             $this->send(self::CONSUME, [self::QUEUE => (string) $queue, self::COUNT => '0']);
         }
@@ -134,6 +154,34 @@ final class Connection
         fclose($this->stream);
     }
 
+    /** Closes a descriptor that a fork has copied, without sending anything or ending the parent's TLS. */
+    private function abandon(): void
+    {
+        if (is_resource($this->stream)) {
+            Descriptor::detach($this->stream);
+            fclose($this->stream);
+        }
+    }
+
+    private function requireOwn(): void
+    {
+        if (!$this->isOwn()) {
+            throw new PhpmqException(
+                "process $this->pid opened this connection, and process " . getmypid() . ' is its fork: '
+                . 'create the transport after pcntl_fork(), or call close() first, which leaves the parent connected'
+            );
+        }
+    }
+
+    private function pauseFrame(string $queue): string
+    {
+        if (!isset($this->dispatched[$queue]) || ($this->held[$queue] ?? []) !== [] || $this->in !== '') {
+            return '';
+        }
+        unset($this->dispatched[$queue]);
+        return self::frame(self::CONSUME, [self::QUEUE => $queue, self::COUNT => '0']);
+    }
+
     // -- bytes
 
     /**
@@ -145,6 +193,7 @@ final class Connection
      */
     public function wait(float $until): bool
     {
+        $this->requireOwn();
         return $this->select($until, false) && $this->read();
     }
 
@@ -175,17 +224,24 @@ final class Connection
     /** @param array<int|string, string> $packets contents by packet type */
     private function send(string $type, array $packets): void
     {
+        $this->write(self::frame($type, $packets));
+    }
+
+    /** @param array<int|string, string> $packets contents by packet type */
+    private static function frame(string $type, array $packets): string
+    {
         $frame = sprintf('H01%s%02d', $type, count($packets));
         foreach ($packets as $packet => $content) {
             $frame .= sprintf('P%s%029d%s', $packet, strlen($content), $content);
         }
-        $this->write($frame);
+        return $frame;
     }
 
     /** Sends frames that were encoded elsewhere, such as by php-mq/protocol. */
     public function write(string $frame): void
     {
-        $until = self::now() + $this->timeout;
+        $this->requireOwn();
+        $began = self::now();
         for ($at = 0; $at < strlen($frame); $at += $size) {
             $size = strlen($part = substr($frame, $at, 1 << 14));
             while ($part !== '') { // after 0 bytes, TLS requires a retry with the same string
@@ -195,13 +251,24 @@ final class Connection
                 }
                 if ($written > 0) {
                     $part = substr($part, $written);
-                } elseif (self::now() >= $until) {
-                    throw $this->lost("could not send any data for $this->timeout s");
-                } elseif ($this->select($until, true)) {
+                } elseif (self::now() >= $this->until($began)) {
+                    throw $this->late('could not send the data', $began);
+                } elseif ($this->select($this->until($began), true)) {
                     $this->read(); // otherwise, both sides could wait for each other
                 }
             }
         }
+    }
+
+    private function until(float $began): float
+    {
+        return min($began + $this->timeout, $this->interrupt->limit($began));
+    }
+
+    private function late(string $what, float $began): ConnectionLost
+    {
+        $isLate = self::now() >= $began + $this->timeout;
+        return $this->lost($isLate ? "$what within $this->timeout s" : "$what before the interrupt");
     }
 
     private function lost(string $why): ConnectionLost
@@ -254,6 +321,8 @@ final class Connection
         $content = $packets[self::CONTENT] ?? throw $this->lost('the broker dispatched a message without content');
         $ttl = (int) ($packets[self::TTL] ?? 0);
         unset($this->held[$queue][$id]); // the message was requeued and is dispatched again
-        $this->dispatched[$queue][] = new Reservation($id, $content, $ttl, self::now());
+        if (isset($this->dispatched[$queue])) { // otherwise, it crossed a pause and is back in its queue
+            $this->dispatched[$queue][] = new Reservation($id, $content, $ttl, self::now(), $this->pid);
+        }
     }
 }

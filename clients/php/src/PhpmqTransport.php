@@ -22,12 +22,16 @@ use InitPHP\Queue\Message\ReceivedMessage;
  * The transport publishes and consumes over one connection, which it opens on the first call and
  * reopens after a loss. docs/guides/php.md describes the frames that each call sends.
  *
- * Processes must not share a transport: create it after pcntl_fork().
+ * Processes must not share a transport: create it after pcntl_fork(). A child that uses one which its
+ * parent has connected gets an error that says so; what it closes there stays open in the parent.
  */
 final class PhpmqTransport implements Transport, ConsumerTransport
 {
+    private const SHORTEST_WAIT_S = 0.1; // of a reserve, so that a message can cross the network
+    private const KEY_CONFLICT = 'key conflict'; // the broker's reason: it has stored other bytes under the key
+
     private ?Connection $connection = null;
-    private bool $isInterrupted = false;
+    private readonly Interrupt $interrupt;
 
     /**
      * @param string $address HOST:PORT, tls://HOST:PORT or unix:PATH of a listener with TTL
@@ -51,6 +55,7 @@ final class PhpmqTransport implements Transport, ConsumerTransport
             throw new PhpmqException('timeout and credit must be greater than 0');
         }
         $this->checkQueue($defaultQueue);
+        $this->interrupt = new Interrupt();
     }
 
     public function __destruct()
@@ -76,6 +81,9 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     /**
      * Returns the next message, or null if none arrives in time or interrupt() is called.
      *
+     * The queue has credit only during the call, so no message waits here for a worker that does
+     * something else. A call waits at least 0.1 s.
+     *
      * The envelope of a malformed body is empty, or has a fault that InitPHP's dispatcher detects.
      *
      * @throws ConnectionLost no connection within the timeout
@@ -83,11 +91,14 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     public function reserve(string $queue, float $timeout = 5.0): ?ReceivedMessage
     {
         $this->checkQueue($queue);
-        $until = Connection::now() + max(0.0, $timeout);
+        $until = Connection::now() + max(self::SHORTEST_WAIT_S, $timeout);
         try {
             $next = $this->try($until, fn (Connection $c) => $this->next($c, $queue, $until));
+        } catch (ConnectionLost $lost) {
+            $this->interrupt->isSet() ?: throw $lost;
+            $next = null; // interrupted while there was no broker
         } finally {
-            $this->isInterrupted = false;
+            $this->interrupt->clear();
         }
         if ($next === null) {
             return null;
@@ -118,12 +129,12 @@ final class PhpmqTransport implements Transport, ConsumerTransport
         $copy = $payload === $reservation->content
             ? $payload : Envelope::carry($reservation->content, $payload);
         $attempts = Envelope::view($copy)['attempts'] ?? null;
-        $key = $reservation->id . ':' . (is_int($attempts) ? $attempts : hash('xxh64', $copy));
+        $key = $reservation->id . ':' . (is_int($attempts) ? $attempts : 'copy');
         $retry = $message->queue() . '.retry';
         if ($delaySeconds > 0 && strlen($retry) <= 255) { // otherwise, the retry has no delay
-            $this->put($retry, $copy, $delaySeconds, $key);
+            $this->put($retry, $copy, $delaySeconds, $key, isOnce: true);
         } else {
-            $this->put($message->queue(), $copy, $reservation->remainingTtl(), $key);
+            $this->put($message->queue(), $copy, $reservation->remainingTtl(), $key, isOnce: true);
         }
         $this->settle(Connection::ACKNOWLEDGE, $message);
     }
@@ -141,18 +152,26 @@ final class PhpmqTransport implements Transport, ConsumerTransport
         $record = $isLast || !self::fits($target)
             ? null : Envelope::record($reservation->content, $payload, $queue, $reservation->id);
         if ($record !== null && strlen($record) <= $this->maxContent) { // otherwise, the broker writes it
-            $this->put($target, $record, 0, $reservation->id . ':dead');
+            $this->put($target, $record, 0, $reservation->id . ':dead', isOnce: true);
         }
         $this->settle(Connection::DEAD_LETTER, $message);
     }
 
-    /** Makes the current or next reserve return null; for signal handlers. */
+    /**
+     * Makes the current or next reserve return null; for signal handlers.
+     *
+     * Until then, other calls wait at most half a second for a broker that does not answer.
+     */
     public function interrupt(): void
     {
-        $this->isInterrupted = true;
+        $this->interrupt->set();
     }
 
-    /** Returns unsettled messages to their queues and closes. The next call reconnects. */
+    /**
+     * Returns unsettled messages to their queues and closes. The next call reconnects.
+     *
+     * In a child of the process that connected, only the child's copy of the descriptor is closed.
+     */
     public function close(): void
     {
         [$connection, $this->connection] = [$this->connection, null];
@@ -166,15 +185,19 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     private function next(Connection $connection, string $queue, float $until): ?Reservation
     {
         $connection->open($queue, $this->credit);
-        while (($next = $connection->take($queue)) === null && !$this->isInterrupted) {
+        while (($next = $connection->take($queue)) === null && !$this->interrupt->isSet()) {
             if (!$connection->wait($until) && Connection::now() >= $until) {
                 break;
             }
         }
+        if ($next === null) {
+            $connection->pause($queue);
+        }
         return $next;
     }
 
-    private function put(string $queue, string $content, int $ttl, string $key): void
+    /** @param bool $isOnce whether the key stands for an event, which is stored once, whatever its bytes */
+    private function put(string $queue, string $content, int $ttl, string $key, bool $isOnce = false): void
     {
         $this->checkQueue($queue);
         if (strlen($content) > $this->maxContent) {
@@ -183,7 +206,7 @@ final class PhpmqTransport implements Transport, ConsumerTransport
         }
         $until = Connection::now() + $this->timeout;
         $reason = $this->try($until, fn (Connection $c) => $c->publish($queue, $content, $ttl, $key));
-        if ($reason !== null) {
+        if ($reason !== null && !($isOnce && $reason === self::KEY_CONFLICT)) { // a former try stored it
             throw new PublishRefused("$queue: $reason");
         }
     }
@@ -192,14 +215,22 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     {
         [$queue, $id] = [$message->queue(), $this->reservationOf($message)->id];
         $until = Connection::now() + $this->timeout;
-        $this->try($until, fn (Connection $connection) => $connection->settle($type, $queue, $id, $ttl));
+        $do = fn (Connection $connection) => $connection->settle($type, $queue, $id, $ttl, pauses: true);
+        $this->try($until, $do);
     }
 
     private function reservationOf(ReceivedMessage $message): Reservation
     {
         $receipt = $message->receipt();
-        return $receipt instanceof Reservation
-            ? $receipt : throw new PhpmqException('the message was not reserved through a PhpmqTransport');
+        if (!$receipt instanceof Reservation) {
+            throw new PhpmqException('the message was not reserved through a PhpmqTransport');
+        }
+        if ($receipt->pid !== getmypid()) {
+            throw new PhpmqException(
+                "process $receipt->pid reserved the message and must settle it; process " . getmypid() . ' is its fork'
+            );
+        }
+        return $receipt;
     }
 
     /**
@@ -211,9 +242,10 @@ final class PhpmqTransport implements Transport, ConsumerTransport
      */
     private function try(float $until, \Closure $do): mixed
     {
+        $began = Connection::now();
         for ($pause = 0.1; ; $pause = min(2 * $pause, 10.0)) {
             try {
-                $this->connection ??= new Connection($this->address, $this->tls, $this->timeout);
+                $this->connection ??= new Connection($this->address, $this->tls, $this->timeout, $this->interrupt);
                 return $do($this->connection);
             } catch (ConnectionLost $lost) {
                 $this->connection = null;
@@ -221,7 +253,12 @@ final class PhpmqTransport implements Transport, ConsumerTransport
                 if (Connection::now() + $wait >= $until) {
                     throw $lost;
                 }
-                usleep((int) ($wait * 1e6));
+                for ($next = Connection::now() + $wait; ($now = Connection::now()) < $next;) {
+                    if ($now >= $this->interrupt->limit($began)) {
+                        throw $lost;
+                    }
+                    usleep((int) (min(0.2, $next - $now) * 1e6));
+                }
             }
         }
     }

@@ -12,6 +12,7 @@ final class Reservation
         public readonly string $content,
         private readonly int $ttl,
         private readonly float $at,
+        public readonly int $pid, // of the process that reserved the message
     ) {
     }
 
