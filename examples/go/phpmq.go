@@ -23,6 +23,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -32,9 +33,13 @@ import (
 	mathrand "math/rand"
 	"net"
 	"os"
+	"reflect"
+	"runtime"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -48,8 +53,11 @@ const (
 	idPacket                   = "03" // message id or publish key
 	countPacket, ttlPacket     = "04", "05"
 
-	receiptTimeout = 30 * time.Second // including reconnects
-	dialTimeout    = 5 * time.Second
+	receiptTimeout = 30 * time.Second       // including reconnects
+	dialTimeout    = 5 * time.Second        // for all addresses of the name
+	nextAddress    = 500 * time.Millisecond // an address that has not answered by then is raced by the next one
+	keepAlive      = 10 * time.Second       // between probes while the connection is idle
+	unacknowledged = 90 * time.Second       // then, bytes or probes without an answer end the connection (Linux)
 	writeTimeout   = 30 * time.Second
 	closeTimeout   = 2 * time.Second // for the broker to read the remaining data
 	maxPacketBytes = 1 << 30         // the broker never sends a larger packet
@@ -134,6 +142,7 @@ type waiting struct {
 // Client is a connection to a broker, created by NewClient. Its methods may be called concurrently.
 type Client struct {
 	address string
+	silent  map[string]time.Time // when an address last did not answer; these are tried last
 
 	mutex     sync.Mutex
 	changed   *sync.Cond
@@ -151,6 +160,7 @@ type Client struct {
 func NewClient(address string) *Client {
 	client := &Client{
 		address:   address,
+		silent:    map[string]time.Time{},
 		publishes: map[string]waiting{},
 		consumers: map[string]*consumer{},
 		stopped:   make(chan struct{}),
@@ -205,11 +215,15 @@ func (c *Client) Publish(queue string, content []byte, ttl int64, key string) er
 }
 
 // Consume returns a channel of messages, with at most credit of them unacknowledged at a time. Close
-// closes the channel. An invalid queue name closes the channel immediately.
+// closes the channel. An invalid queue name closes the channel immediately. Several goroutines may
+// receive from the channel; a second call for the same queue returns the same channel.
 func (c *Client) Consume(queue string, credit int) <-chan *Message {
-	one := &consumer{credit, make(chan *Message, credit)}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
+	if one := c.consumers[queue]; one != nil {
+		return one.messages
+	}
+	one := &consumer{credit, make(chan *Message, credit)}
 	if err := checkQueue(queue); err != nil || c.isClosed {
 		close(one.messages)
 		return one.messages
@@ -274,10 +288,10 @@ func (c *Client) run() {
 	defer close(c.ended)
 	pause := 100 * time.Millisecond
 	for {
-		conn, err := net.DialTimeout("tcp", c.address, dialTimeout)
+		conn, err := c.dial()
 		if err == nil {
 			var isBroker bool
-			if isBroker, err = c.serve(conn.(*net.TCPConn)); isBroker {
+			if isBroker, err = c.serve(conn); isBroker {
 				pause = 100 * time.Millisecond
 			}
 		}
@@ -296,6 +310,85 @@ func (c *Client) run() {
 			}
 		}
 	}
+}
+
+// dial connects to the first address of the name that answers.
+func (c *Client) dial() (*net.TCPConn, error) {
+	host, port, err := net.SplitHostPort(c.address)
+	if err != nil {
+		return nil, err
+	}
+	limit, cancel := context.WithTimeout(context.Background(), dialTimeout)
+	defer cancel()
+	addresses, err := net.DefaultResolver.LookupHost(limit, host)
+	if err != nil {
+		return nil, err
+	}
+	sort.SliceStable(addresses, func(a, b int) bool {
+		return c.silent[addresses[a]].Before(c.silent[addresses[b]])
+	})
+	type attempt struct {
+		address string
+		conn    net.Conn
+		err     error
+	}
+	attempts := make(chan attempt)
+	begun, open := 0, 0
+	defer func() { // cancel ends those that are still open
+		go func(open int) {
+			for ; open > 0; open-- {
+				if late := <-attempts; late.err == nil {
+					late.conn.Close()
+				}
+			}
+		}(open)
+	}()
+	for begun < len(addresses) || open > 0 {
+		var next <-chan time.Time
+		if begun < len(addresses) {
+			address := addresses[begun]
+			go func() {
+				dialer := net.Dialer{KeepAlive: keepAlive}
+				conn, err := dialer.DialContext(limit, "tcp", net.JoinHostPort(address, port))
+				attempts <- attempt{address, conn, err}
+			}()
+			begun, open, next = begun+1, open+1, time.After(nextAddress)
+		}
+		select {
+		case <-next:
+		case <-c.stopped:
+			return nil, ErrClosed
+		case ended := <-attempts:
+			open--
+			if err = ended.err; err != nil {
+				c.silent[ended.address] = time.Now()
+				continue
+			}
+			for _, address := range addresses[:begun] {
+				c.silent[address] = time.Now()
+			}
+			delete(c.silent, ended.address)
+			conn := ended.conn.(*net.TCPConn)
+			limitUnacknowledged(conn)
+			return conn, nil
+		}
+	}
+	return nil, err
+}
+
+// limitUnacknowledged sets TCP_USER_TIMEOUT. Without it, Linux sends unacknowledged bytes again for 15
+// minutes before it gives up, and no keep-alive probes meanwhile.
+func limitUnacknowledged(conn *net.TCPConn) {
+	raw, err := conn.SyscallConn()
+	if err != nil || runtime.GOOS != "linux" {
+		return
+	}
+	raw.Control(func(fd uintptr) {
+		set := reflect.ValueOf(syscall.SetsockoptInt) // its first parameter has another type on Windows
+		const tcp, userTimeout = 6, 18
+		set.Call([]reflect.Value{reflect.ValueOf(fd).Convert(set.Type().In(0)), reflect.ValueOf(tcp),
+			reflect.ValueOf(userTimeout), reflect.ValueOf(int(unacknowledged / time.Millisecond))})
+	})
 }
 
 // serve reads a connection until it ends, and returns whether a broker sent a frame.

@@ -22,6 +22,8 @@
  */
 
 import { randomUUID } from 'node:crypto';
+import { lookup } from 'node:dns/promises';
+import { readFile } from 'node:fs/promises';
 import { connect } from 'node:net';
 import { pathToFileURL } from 'node:url';
 
@@ -29,6 +31,11 @@ const PUBLISH = '001', CONSUME = '002', DISPATCH = '003', ACKNOWLEDGE = '004', R
 const DEAD_LETTER = '006', RECEIPT = '007';
 const QUEUE = '01', CONTENT = '02', ID = '03', COUNT = '04', TTL = '05'; // ID: message id or publish key
 const MAX_PACKET_BYTES = 1 << 30; // the broker never sends a larger packet
+const CONNECT_MS = 10_000; // for all addresses of the name
+const NEXT_ADDRESS_MS = 500; // an address that has not answered by then is raced by the next one
+const KEEP_ALIVE_MS = 30_000; // without traffic; then the system sends probes
+const CHECK_MS = 15_000; // between checks for unacknowledged bytes
+const UNACKNOWLEDGED_MS = 60_000; // then, bytes that are sent in vain end the connection
 
 /** The broker did not store the message. The error message is its reason: paused, queue full, disk full … */
 export class PublishRefused extends Error {}
@@ -64,6 +71,85 @@ function checkedTtl(ttl) {
     return String(ttl);
 }
 
+const silent = new Map(); // address -> when it last did not answer; these are tried last
+
+/** Returns a socket that is connected to the first address of the host that answers. */
+async function dial(host, port, signal) {
+    const addresses = (await lookup(host, { all: true })).map(({ address }) => address);
+    addresses.sort((a, b) => (silent.get(a) ?? 0) - (silent.get(b) ?? 0));
+    return new Promise((resolve, reject) => {
+        const begun = new Map(); // sockets by address
+        let last = new Error(`${host}:${port} does not answer`);
+        let next;
+        const end = (settle, result) => {
+            clearTimeout(next);
+            clearTimeout(limit);
+            signal.removeEventListener('abort', abort);
+            for (const [address, socket] of begun) {
+                if (socket !== result) {
+                    signal.aborted || silent.set(address, Date.now());
+                    socket.destroy();
+                }
+            }
+            settle(result);
+        };
+        const abort = () => end(reject, new Error('closed'));
+        const limit = setTimeout(() => end(reject, last), CONNECT_MS);
+        signal.addEventListener('abort', abort);
+        const begin = () => {
+            clearTimeout(next);
+            const address = addresses.shift();
+            if (address === undefined || signal.aborted) {
+                begun.size > 0 || end(reject, last);
+                return;
+            }
+            const options = { noDelay: true, keepAlive: true, keepAliveInitialDelay: KEEP_ALIVE_MS };
+            const socket = connect({ host: address, port, ...options });
+            begun.set(address, socket);
+            const failed = (error) => {
+                last = error;
+                silent.set(address, Date.now());
+                begun.delete(address) && begin();
+            };
+            socket.once('error', failed);
+            socket.once('connect', () => {
+                silent.delete(address);
+                end(resolve, socket);
+            });
+            next = setTimeout(begin, NEXT_ADDRESS_MS);
+        };
+        begin();
+    });
+}
+
+/**
+ * Destroys a socket whose bytes get no acknowledgement for a minute, on Linux. Node cannot set
+ * TCP_USER_TIMEOUT; the system alone gives up after 15 minutes, and sends no keep-alive probes meanwhile.
+ */
+function watchUnacknowledged(socket) {
+    const table = socket.remoteFamily === 'IPv6' ? '/proc/net/tcp6' : '/proc/net/tcp';
+    const hex = (port) => port.toString(16).toUpperCase().padStart(4, '0');
+    const [local, remote] = [hex(socket.localPort), hex(socket.remotePort)];
+    const row = new RegExp(`^ *\\d+: [0-9A-F]+:${local} [0-9A-F]+:${remote} 01 ([0-9A-F]+):\\S+ (..):\\S+ ([0-9A-F]+)`, 'm');
+    let [acknowledged, since] = [0, null];
+    const timer = setInterval(async () => {
+        if (socket.bytesWritten === acknowledged) {
+            return; // nothing was written since the last check
+        }
+        const written = socket.bytesWritten;
+        const [, unacknowledged, retransmits, times] = row.exec(await readFile(table, 'latin1').catch(() => '')) ?? [];
+        if (unacknowledged === undefined || Number.parseInt(unacknowledged, 16) === 0) {
+            [acknowledged, since] = [written, null];
+        } else if (retransmits !== '01' || Number.parseInt(times, 16) === 0) {
+            since = null; // on their way, or the broker is alive and does not read
+        } else if (Date.now() - (since ??= Date.now()) >= UNACKNOWLEDGED_MS) {
+            socket.destroy(new Error('the broker does not acknowledge any bytes'));
+        }
+    }, CHECK_MS);
+    timer.unref();
+    socket.once('close', () => clearInterval(timer));
+}
+
 /** A received message. Settle it with one of its three methods. */
 export class Message {
     constructor(client, queue, id, content, ttl) {
@@ -97,6 +183,8 @@ export class Client {
     #publishes = new Map(); // unconfirmed publishes: key -> { bytes, resolve, reject, timer }
     #consumers = new Map(); // queue -> { credit, waiting: Message[], wake }
     #unsent = []; // settlements to send on the next connection
+    #isConnecting = false;
+    #stop = new AbortController(); // ends a connection attempt
     #timer = undefined; // timer of the next connection attempt
     #pause = 0.1; // seconds before the next connection attempt
 
@@ -122,6 +210,9 @@ export class Client {
             throw new RangeError('a key must have 1 to 64 bytes and must not belong to another unconfirmed publish');
         }
         const bytes = frame(PUBLISH, packets);
+        if (this.#isClosed) {
+            return Promise.reject(new Error('the client is closed; nothing was sent'));
+        }
         return new Promise((resolve, reject) => {
             const timer = setTimeout(() => {
                 this.#publishes.delete(key);
@@ -132,10 +223,16 @@ export class Client {
         });
     }
 
-    /** Yields messages without end, with at most `credit` of them unacknowledged at a time. */
+    /**
+     * Yields messages without end, with at most `credit` of them unacknowledged at a time. While a loop
+     * reads from a queue, another one for the same queue needs a client of its own.
+     */
     async *consume(queue, credit = 1) {
         const consumer = { credit, waiting: [], wake: null };
-        this.#consumers.set(checkedQueue(queue), consumer);
+        if (this.#consumers.has(checkedQueue(queue))) {
+            throw new RangeError(`this client already consumes ${queue}; use another client, or a larger credit`);
+        }
+        this.#consumers.set(queue, consumer);
         this.#write(frame(CONSUME, { [QUEUE]: queue, [COUNT]: String(credit) }));
         try {
             while (!this.#isClosed) {
@@ -168,6 +265,7 @@ export class Client {
     close() {
         this.#isClosed = true;
         clearTimeout(this.#timer);
+        this.#stop.abort();
         for (const { reject, timer } of this.#publishes.values()) {
             clearTimeout(timer);
             reject(new Error('closed before the receipt arrived; the message may be stored'));
@@ -187,27 +285,41 @@ export class Client {
         }
     }
 
-    #connect() {
-        if (this.#socket !== null || this.#isClosed) {
+    async #connect() {
+        if (this.#isConnecting || this.#socket !== null || this.#isClosed) {
             return;
         }
-        const socket = connect({ host: this.#host, port: this.#port, noDelay: true, keepAlive: true });
+        this.#isConnecting = true;
+        try {
+            this.#begin(await dial(this.#host, this.#port, this.#stop.signal));
+        } catch (error) {
+            this.#isClosed || console.error(`phpmq: ${error.message}`);
+            this.#lost();
+        } finally {
+            this.#isConnecting = false;
+        }
+    }
+
+    #begin(socket) {
         this.#socket = socket;
-        socket.on('connect', () => {
-            this.#isConnected = true;
-            for (const bytes of this.#unsent.splice(0)) { // before other consumers receive these messages
-                socket.write(bytes);
-            }
-            for (const { bytes } of this.#publishes.values()) {
-                socket.write(bytes);
-            }
-            for (const [queue, { credit }] of this.#consumers) {
-                socket.write(frame(CONSUME, { [QUEUE]: queue, [COUNT]: String(credit) }));
-            }
-        });
+        this.#isConnected = true;
+        socket.removeAllListeners('error');
         socket.on('data', (bytes) => this.#receive(bytes));
         socket.on('error', (error) => console.error(`phpmq: ${error.message}`));
         socket.on('close', () => this.#lost());
+        watchUnacknowledged(socket);
+        for (const bytes of this.#unsent.splice(0)) { // before other consumers receive these messages
+            socket.write(bytes);
+        }
+        for (const { bytes } of this.#publishes.values()) {
+            socket.write(bytes);
+        }
+        for (const [queue, { credit }] of this.#consumers) {
+            socket.write(frame(CONSUME, { [QUEUE]: queue, [COUNT]: String(credit) }));
+        }
+        if (this.#isClosed) {
+            socket.end();
+        }
     }
 
     #lost() {
@@ -218,6 +330,7 @@ export class Client {
             consumer.waiting = []; // the broker delivers these messages again
         }
         if (!this.#isClosed) {
+            clearTimeout(this.#timer);
             this.#timer = setTimeout(() => this.#connect(), this.#pause * (500 + Math.random() * 500));
             this.#pause = Math.min(this.#pause * 2, 10);
         }
