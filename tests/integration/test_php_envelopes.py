@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from phpmq_lite.envelopes.worker import WorkerLimits, run_worker
 from tests.support.certificates import CertificateAuthority
 from tests.support.envelope_cases import body, edit, with_meta
 from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.killing_proxy import KillingProxy
 from tests.support.php_client import CLIENT, EXAMPLES, STRICT, PhpClient, PhpError, needs_php
 from tests.support.socket_client import AdminApi, SocketClient
 
@@ -291,6 +293,32 @@ def test_message_of_a_killed_worker_is_redelivered(broker: BrokerProcess, queue:
         assert php.take(queue).body == body(attempts="1")
         php.call("close")
     assert ready(broker, queue) == 1
+
+
+@pytest.mark.parametrize("call", ["deadLetter", "release"])
+def test_copy_of_a_killed_worker_with_other_bytes_is_stored_once(
+    broker: BrokerProcess, queue: str, call: str
+) -> None:
+    """It died between receipt and settling; the copy of the second try has another time or error."""
+    publish(broker, queue, body())
+    blocks: list[dict[str, Any]] = [{"reason": "failed", "error": text} for text in ("one", "two")]
+    target = f"{queue}.dlq" if call == "deadLetter" else f"{queue}.retry"
+    died: list[PhpClient] = []
+    more = () if call == "deadLetter" else (3600,)
+    proxy = KillingProxy(broker.port, "ReceiptFrame", "after", lambda: died[0].kill())
+    with closing(proxy), PhpClient(f"127.0.0.1:{proxy.port}") as first:
+        died.append(first)
+        message = first.take(queue)
+        payload = first.recoded(body(), 1, blocks[0])
+        with pytest.raises(AssertionError):  # killed during the call
+            first.call(call, message.handle, payload, *more)
+    assert ready(broker, target) == 1
+    with PhpClient(broker.phpmq[0]) as php:
+        again = php.take(queue)
+        assert again.message_id == message.message_id
+        php.call(call, again.handle, php.recoded(body(), 1, blocks[1]), *more)
+        assert php.reserve(queue, 0) is None
+    assert (ready(broker, queue), ready(broker, target)) == (0, 1)
 
 
 # -- waiting, restarts, other ways in

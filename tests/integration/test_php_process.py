@@ -158,11 +158,11 @@ def test_fork_that_ends_leaves_its_parent_connected(
     run(tmp_path, """
 $transport->publish($body(), $queue);
 $message = $transport->reserve($queue);
-$fork(function () use (&$transport): void { %s });
+$fork(function () use (&$transport): void { CHILD });
 $transport->publish($body(), $queue);
 $transport->ack($message);
 $transport->close();
-""" % child, *arguments)  # fmt: skip
+""".replace("CHILD", child), *arguments)  # fmt: skip
     second, first = messages(broker, arguments[1])
     assert (first["state"], first["deliveries"], second["state"]) == ("acked", 1, "ready")
     assert first["publisher"] == second["publisher"]
