@@ -8,6 +8,7 @@ PhpmqError
 ├── RefusedError              a publish or action is refused for now: reply 007 with the reason
 ├── StorageError
 │   ├── StorageFullError      known outcome: rolled back
+│   ├── BatchRefusedError     known outcome: rolled back; the core loads its state again
 │   ├── NotWritableError      known outcome: rolled back; fail-stop if it persists, exit 74
 │   ├── OutcomeUnknownError   fail-stop, exit 74
 │   │   ├── DatabaseReplacedError  the files are no longer those that were opened
@@ -88,6 +89,10 @@ class StorageError(PhpmqError):
 
 class StorageFullError(StorageError):
     """There is not enough disk space for the batch, which was rolled back completely."""
+
+
+class BatchRefusedError(StorageError):
+    """The database refused a value or a row; nothing was stored, and a retry would not help."""
 
 
 class NotWritableError(StorageError):

@@ -242,6 +242,23 @@ class Broker:
             batch.counters["next_number"] = state.next_number
         return batch
 
+    def continue_from(self, former: "Broker") -> None:
+        """Keep what is not stored: counters, numbers that were given, and whether publishing stops.
+
+        Call this before the first batch.
+        """
+        self.audit_counts, self.ignored, self.refused = (
+            former.audit_counts, former.ignored, former.refused,
+        )  # fmt: skip
+        self._next_client = former._next_client
+        self._next_audit = former._next_audit
+        registry, before = self.state.registry, former.state.registry
+        registry.next_queue_id = max(registry.next_queue_id, before.next_queue_id)
+        for queue_id, queue in registry.by_id.items():
+            if queue_id in before.by_id:
+                queue.counters = before.by_id[queue_id].counters
+        registry.stop_publishing(before.publishing_stop)
+
     def drain(self, answer: Reply) -> None:
         """Stop dispatching but keep running commands; call ``answer`` once no messages are held."""
         self._on_drained = answer
@@ -315,7 +332,7 @@ class Broker:
 
     def undo_dispatches(self, connection: Connection, messages: list[Message]) -> None:
         """Undo dispatches of messages that were not sent because they expired during the commit."""
-        for message in messages:
+        for message in messages if connection.is_open else ():
             if message.holder is not None and message.holder.connection is connection:
                 transitions.undo_dispatch(self.state, message)
 

@@ -114,6 +114,12 @@ class FlowControl:
         self.waiting_publishers -= len(called)
         return called
 
+    def take_all(self) -> list[Callable[[Broker], None]]:
+        """Remove and return all waiting publishers."""
+        lines, self._waiting_by_queue = self._waiting_by_queue, {}
+        self.waiting_publishers = 0
+        return [command for line in lines.values() for command, _ in line]
+
     def _available(self, queue: Queue) -> int:
         if queue.window is None:  # the queue has no consumers
             queue.publish_share = None

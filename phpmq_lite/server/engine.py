@@ -8,19 +8,22 @@ redelivered in any case.
 
 If a batch loads rows, the core waits for them before it decides on anything else, so that no row
 is older than the state in memory.
+
+If the database refuses a batch, nothing of it is stored, and the state in memory is wrong.  Then
+all clients are disconnected without replies, and the core starts again from the database.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.flow_control import FlowControl
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.clock import Clock
-from phpmq_lite.errors import RefusedError
+from phpmq_lite.errors import BatchRefusedError, RefusedError
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Batch, BatchStore, ClockReading, LoadedRows, Message, Receipt
 from phpmq_lite.server.counters import CommitCounters
@@ -36,6 +39,7 @@ Operation = Callable[Concatenate[Broker, Callable[[T], None], P], None]
 
 REPLY_S: Final = 30.0  # maximum wait for the result of an operator's request
 _MAINTENANCE_S = 1.0
+_REFUSED: Final = "the database refused the batch with this change, so nothing of it was stored"
 _NOTHING: Final[tuple[list[Message], list[Receipt]]] = ([], [])
 
 
@@ -50,8 +54,17 @@ class _Commit(NamedTuple):
 class Engine:
     """Owns the core and is its only caller.  ``run`` returns after ``stop``."""
 
-    def __init__(self, core: Broker, writer: BatchStore, clock: Clock) -> None:
+    def __init__(
+        self,
+        core: Broker,
+        writer: BatchStore,
+        clock: Clock,
+        load: Callable[[], Awaitable[Broker]] | None = None,
+    ) -> None:
         self.core = core
+        self._load = load  # creates the core again from the database
+        self._loading: asyncio.Task[None] | None = None
+        self._unanswered: set[asyncio.Future[Any]] = set()  # results of operations that have begun
         self.clock = clock
         self.flow_control = FlowControl(core)
         self.commits = CommitCounters()
@@ -115,6 +128,7 @@ class Engine:
 
         Raises:
             RefusedError: the core refuses the operation; nothing has changed.
+            BatchRefusedError: the database refuses the change, and the core loads its state again.
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
@@ -127,6 +141,8 @@ class Engine:
                 future.set_result(result)
 
         def run(core: Broker) -> None:
+            self._unanswered.add(future)
+            future.add_done_callback(self._unanswered.discard)
             try:
                 operation(core, reply, *args, **kwargs)
             except RefusedError as error:
@@ -205,12 +221,40 @@ class Engine:
                     ended.set_result(None)
                 self._set_timer(delay_s)
         except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, BatchRefusedError) and self._load is not None:
+                self._loading = asyncio.create_task(self._start_again(error, self._load))
+                return  # no run is scheduled until the state is loaded
             failure = error
             if isinstance(error, StopIteration | asyncio.CancelledError):
                 failure = RuntimeError(f"the engine has stopped: {error!r}")  # not valid in futures
                 failure.__cause__ = error
             ended.set_exception(failure)
         self._is_scheduled = False
+
+    async def _start_again(
+        self, error: BatchRefusedError, load: Callable[[], Awaitable[Broker]]
+    ) -> None:
+        """Disconnect all clients without replies, and replace the core by the stored state."""
+        _log.error("batch_refused", reason=str(error), clients=len(self.core.connections))
+        self._open = self._commit = self._loaded = None
+        try:
+            self._retried += self.flow_control.take_all()
+            self._inbox.extendleft(reversed(self._retried))  # these find their connections closed
+            self._retried.clear()
+            for connection in self.core.connections.values():
+                connection.is_open = False
+                connection.peer.end("the database refused a batch")
+            for future in self._unanswered.copy():
+                if not future.done():
+                    future.set_exception(BatchRefusedError(_REFUSED))
+            core = await load()
+            core.continue_from(self.core)
+            self.core, self.flow_control = core, FlowControl(core)
+        except Exception as failure:
+            if self._ended is not None and not self._ended.done():
+                self._ended.set_exception(failure)
+        self._is_scheduled = False
+        self.wake()
 
     def _finish_commit(self, stored: Batch) -> None:
         """Send the receipts of the completed commit, start the next one, then send the rest.
@@ -355,6 +399,8 @@ class Engine:
 
     def _on_clock_noted(self, done: asyncio.Future[None]) -> None:
         failure = None if done.cancelled() else done.exception()
+        if isinstance(failure, BatchRefusedError):
+            return  # the clocks are stored again within a minute
         if failure is not None and self._ended is not None and not self._ended.done():
             self._ended.set_exception(failure)
 
@@ -402,6 +448,7 @@ class Engine:
 
         Raises:
             OutcomeUnknownError: the commit failed.
+            BatchRefusedError: nothing of the batch was stored.
         """
         commit = self._commit
         if commit is None:

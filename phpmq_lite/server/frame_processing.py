@@ -139,6 +139,7 @@ class FrameProcessor:
         frames, batch, connection = self._frames, core.state.batch, self._session.connection
         if connection is None or not connection.is_open:
             self.clear()
+            self._session.on_processed(core)
             return
         if connection.pending:  # commands that follow a dead letter wait until it is stored
             self.is_parked = True

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Final, TypeVar
 from phpmq_lite import logs
 from phpmq_lite.broker.operator import message_actions
 from phpmq_lite.broker.registry import PublishBlock
-from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
+from phpmq_lite.errors import BatchRefusedError, DataDamagedError, RefusedError, StorageError
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.settings import Settings
@@ -219,9 +220,10 @@ class ScrubRunner:
             return
         dead = 0
         if part == "alive":
-            dead = await self._engine.call(
-                lambda core, ok: message_actions.dead_letter_damaged(core, ok, found.bad)
-            )
+            with suppress(BatchRefusedError):  # the next round finds them again
+                dead = await self._engine.call(
+                    lambda core, ok: message_actions.dead_letter_damaged(core, ok, found.bad)
+                )
         _log.error("bodies_damaged", messages=part, seqs=found.bad[:10], count=len(found.bad),
                    settled_as_dead=dead)  # fmt: skip
 

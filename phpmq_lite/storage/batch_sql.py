@@ -72,6 +72,10 @@ def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
 # flat list of all rows' values, and the values before the rows; for any other, the latter are None.
 Step = tuple[str, Any, tuple[Any, ...] | None]
 
+# Steps that a batch can do without if the database refuses it: rows about what was done.
+OPTIONAL: Final = frozenset({"insert_event", "link_messages", "insert_audit", "advance_audit"})
+
+
 _ACKED: Final = (int(State.ACKED), None)
 
 # These writes execute several statements, listed here in order.

@@ -2,15 +2,18 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from phpmq_lite.errors import BatchRefusedError
+from phpmq_lite.logs import get_logger
 from phpmq_lite.model import ClockReading
 from phpmq_lite.storage import retention
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.store import Store, note_clock
 
+_log = get_logger(__name__)
 T = TypeVar("T")
 _RETENTION_EVERY_MS: Final = 1_000
 _CLOCK_EVERY_MS: Final = 60_000  # maximum time between two stored clock states
@@ -37,7 +40,26 @@ class StoreWriter(ABC):
 
     async def maintain(self, now: ClockReading, *, is_idle: bool) -> bool:
         """Run ``maintenance`` after all earlier work; return True if it should run again soon."""
-        return await self.run(lambda store: self.maintenance(store, now, is_idle))
+        try:
+            return await self.run(lambda store: self.maintenance(store, now, is_idle))
+        except BatchRefusedError as error:  # nothing was stored; it is tried again as scheduled
+            _log.error("maintenance_refused", reason=str(error))
+            return False
+
+
+def essential_steps(
+    steps: Sequence[T], is_optional: Callable[[T], bool], error: BatchRefusedError
+) -> list[T]:
+    """Return the steps of a refused batch without its optional rows.
+
+    Raises:
+        BatchRefusedError: ``error``, because the batch has no optional rows.
+    """
+    essential = [step for step in steps if not is_optional(step)]
+    if len(essential) == len(steps):
+        raise error
+    _log.error("optional_rows_dropped", reason=str(error), steps=len(steps) - len(essential))
+    return essential
 
 
 class StoreMaintenance:

@@ -11,9 +11,9 @@ from functools import cache
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
-from psycopg.pq import ExecStatus
+from psycopg.pq import DiagnosticField, ExecStatus
 
-from phpmq_lite.storage.batch_sql import Step
+from phpmq_lite.storage.batch_sql import OPTIONAL, Step
 from phpmq_lite.storage.postgres.quorum import QUORUM_SQL, ConnectionBrokenError, Quorum, failure_of
 from phpmq_lite.storage.postgres.store import BEGIN_BATCH, SHARD, PostgresStore
 from phpmq_lite.storage.statements import compiled, load
@@ -210,9 +210,7 @@ class Pipeline:
                         row = [result.get_value(0, at) for at in range(result.nfields)]
                         self._results.append(row)
                 elif result.status != ExecStatus.PIPELINE_ABORTED and self._failure is None:
-                    state = result.error_field(67)  # PG_DIAG_SQLSTATE
-                    text = result.error_message.decode("utf-8", "replace").strip()
-                    self._failure = failure_of(state.decode() if state else None, text)
+                    self._failure = _failure(result)
                     is_complete = isinstance(self._failure, ConnectionBrokenError)
         except Exception as error:
             self._failure, is_complete = ConnectionBrokenError(str(error).strip()), True
@@ -235,6 +233,25 @@ class Pipeline:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
             callback(self._failure)
+
+
+def is_optional(step: EncodedStep) -> bool:
+    """Return whether a batch can do without a step."""
+    return any(step[0] is _batch_statement(name) for name in OPTIONAL)
+
+
+_DIAGNOSTICS: Final = (
+    DiagnosticField.SQLSTATE, DiagnosticField.MESSAGE_PRIMARY, DiagnosticField.TABLE_NAME,
+    DiagnosticField.CONSTRAINT_NAME,
+)  # fmt: skip
+
+
+def _failure(result: Any) -> Exception:
+    """Return the error for a failed statement, without the row that the server shows in detail."""
+    fields = [result.error_field(field) for field in _DIAGNOSTICS]
+    state, text, *of_what = [field and field.decode("utf-8", "replace") for field in fields]
+    whole = result.error_message.decode("utf-8", "replace").strip()
+    return failure_of(state, text or whole, *of_what)
 
 
 def _quorum(row: list[bytes]) -> Quorum:

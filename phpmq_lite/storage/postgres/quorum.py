@@ -7,11 +7,21 @@ example, empties it while commits wait, and PostgreSQL then reports them as succ
 import re
 from typing import Any, Final, NamedTuple
 
-from phpmq_lite.errors import EpochEndedError, NotWritableError, OutcomeUnknownError
+from phpmq_lite.errors import (
+    BatchRefusedError,
+    EpochEndedError,
+    NotWritableError,
+    OutcomeUnknownError,
+)
 
 EPOCH_ENDED: Final = "PMQ01"  # raised by begin_batch
 # Nothing is stored, and trying again may help: resources, locks, a server that became a replica.
 _TEMPORARY: Final = ("25006", "40001", "40P01", "53", "55P03", "57014", "58030")
+_REFUSED: Final = ("22", "23", "54")  # nothing is stored: a value, a constraint, a limit
+# Tables whose constraints always hold, and the checks of them that are ours; a key of another table
+# that is taken, for example, is repaired when the core loads its state again.
+_INVARIANT_TABLES: Final = ("message", "history", "epoch")
+_INVARIANT_CHECKS: Final = ("message_state_check", "history_outcome_check")
 _BROKEN: Final = ("08", "57P")  # the connection has ended or is about to
 
 # Columns: those of Quorum.
@@ -68,8 +78,13 @@ def quorum_problem(
     return None
 
 
-def failure_of(sqlstate: str | None, text: str) -> Exception:
-    """Return the error to raise for an error that a statement before COMMIT reported."""
+def failure_of(
+    sqlstate: str | None, text: str, table: str | None = None, constraint: str | None = None
+) -> Exception:
+    """Return the error to raise for an error that a statement before COMMIT reported.
+
+    ``table`` and ``constraint`` are named by errors about constraints.
+    """
     state = sqlstate or ""
     if state == EPOCH_ENDED:
         return EpochEndedError(text)
@@ -77,6 +92,11 @@ def failure_of(sqlstate: str | None, text: str) -> Exception:
         return ConnectionBrokenError(text)
     if state.startswith(_TEMPORARY):
         return NotWritableError(text)
+    is_broken = table in _INVARIANT_TABLES and (
+        constraint in _INVARIANT_CHECKS if state == "23514" else state.startswith("23")
+    )
+    if state.startswith(_REFUSED) and not is_broken:
+        return BatchRefusedError(f"{state}: {text}")
     return OutcomeUnknownError(f"{state}: {text}")
 
 

@@ -12,7 +12,12 @@ from typing import Any, Final
 import psycopg
 from psycopg.types.numeric import Int8Dumper
 
-from phpmq_lite.errors import NotWritableError, OutcomeUnknownError, StorageError
+from phpmq_lite.errors import (
+    BatchRefusedError,
+    NotWritableError,
+    OutcomeUnknownError,
+    StorageError,
+)
 from phpmq_lite.storage.postgres.quorum import (
     QUORUM_SQL,
     ConnectionBrokenError,
@@ -118,7 +123,7 @@ class PostgresStore(Store):
         """Store what is executed within in one transaction, as the next batch of the epoch.
 
         Raises:
-            NotWritableError: nothing is stored.
+            NotWritableError, BatchRefusedError: nothing is stored.
             ConnectionBrokenError: it may be stored; see ``PostgresWriter``.
             EpochEndedError: nothing is stored; another broker is active.
             OutcomeUnknownError: nothing is stored, because of a defect.
@@ -150,7 +155,10 @@ class PostgresStore(Store):
         try:
             yield
         except psycopg.Error as error:
-            found = failure_of(error.sqlstate, summary(error))
+            diagnosis = error.diag
+            found = failure_of(
+                error.sqlstate, summary(error), diagnosis.table_name, diagnosis.constraint_name
+            )
             if not isinstance(found, ConnectionBrokenError):
                 try:
                     self.connection.execute("ROLLBACK")
@@ -163,5 +171,5 @@ class PostgresStore(Store):
         """Raise errors as OutcomeUnknownError; a query is repeated if the connection broke."""
         try:
             yield
-        except NotWritableError as error:
+        except (NotWritableError, BatchRefusedError) as error:
             raise OutcomeUnknownError(str(error)) from error

@@ -7,6 +7,9 @@ A batch without a trustworthy answer is *unknown*: the connection broke, or its 
 replicated.  Then the row of the epoch is read and written again on a new connection, which waits
 for a server process that still holds it.  If the row's number shows that the batch is stored, and
 this write is replicated, so is the batch.  If the number is older, the batch is sent again.
+
+A batch that the server refuses is sent without its optional rows, or else not at all; so is one
+with which the connection broke five times, although the server works: it cannot be sent.
 """
 
 import asyncio
@@ -18,11 +21,22 @@ from math import inf
 from typing import Any, Final, NamedTuple, TypeVar
 
 from phpmq_lite.clock import read_clocks
-from phpmq_lite.errors import EpochEndedError, NotWritableError, OutcomeUnknownError, StorageError
+from phpmq_lite.errors import (
+    BatchRefusedError,
+    EpochEndedError,
+    NotWritableError,
+    OutcomeUnknownError,
+    StorageError,
+)
 from phpmq_lite.model import Batch, LoadedRows
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.disk_space import DiskSpace
-from phpmq_lite.storage.postgres.pipeline import EncodedStep, Pipeline, encode_steps
+from phpmq_lite.storage.postgres.pipeline import (
+    EncodedStep,
+    Pipeline,
+    encode_steps,
+    is_optional,
+)
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, Quorum, quorum_problem
 from phpmq_lite.storage.postgres.store import (
     SHARD,
@@ -31,12 +45,13 @@ from phpmq_lite.storage.postgres.store import (
     connect,
     disconnect_if_lost,
 )
-from phpmq_lite.storage.store_writer import StoreWriter
+from phpmq_lite.storage.store_writer import StoreWriter, essential_steps
 
 T = TypeVar("T")
 BEAT_S: Final = 0.3  # an idle broker writes this often, so that standbys see that it is alive
 UNREACHABLE_S: Final = 30.0  # without an answer for this long, the broker stops
 _RETRY_S: Final = 0.2
+_SENDS: Final = 5  # as often, a batch is sent on connections that then break
 _LEASE_MS: Final = 600  # shorter than the silence after which a standby takes over
 
 
@@ -67,6 +82,7 @@ class PostgresWriter(StoreWriter):
         self.reconnects = 0
         self.unknown_batches = 0  # whose outcome was unknown until the row of the epoch was read
         self._began_at = 0.0  # when the current work began
+        self._sends = 0  # how often the connection broke with the current batch
         self._trusted: Quorum | None = None  # at the last commit, if it had no problem
         self._conninfo = conninfo
         self._allow_asynchronous = allow_asynchronous
@@ -148,7 +164,8 @@ class PostgresWriter(StoreWriter):
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Store the current state of a batch and load what it requests; the batch may then change.
 
-        The future raises OutcomeUnknownError if no client may be answered.
+        The future raises OutcomeUnknownError if no client may be answered, and BatchRefusedError
+        if nothing is stored.
         """
         steps = batch_statements(batch) if batch.stores else []
         if steps:
@@ -183,7 +200,7 @@ class PostgresWriter(StoreWriter):
         if self._current is not None or not self._waiting:
             return
         work = self._current = self._waiting.popleft()
-        self._began_at = time.monotonic()
+        self._began_at, self._sends = time.monotonic(), 0
         if work.call is not None:
             self._in_thread(work.call)
         else:
@@ -211,27 +228,49 @@ class PostgresWriter(StoreWriter):
         if failure is None:
             self._answered_at = time.monotonic()
             self.space.note_stored()
-            self._on_outcome(is_stored=True)
-        elif isinstance(failure, ConnectionBrokenError | NotWritableError):
+            self._on_outcome(None, is_stored=True)
+        elif isinstance(failure, ConnectionBrokenError | NotWritableError | BatchRefusedError):
             self.unknown_batches += isinstance(failure, ConnectionBrokenError)
             self._in_thread(
-                lambda _: self._recover(failure), lambda known: self._on_outcome(is_stored=known)
+                lambda _: self._recover(failure),
+                lambda known: self._on_outcome(failure, is_stored=known),
             )
         else:
             self._fail(failure)
 
-    def _on_outcome(self, *, is_stored: bool) -> None:
+    def _on_outcome(self, failure: Exception | None, *, is_stored: bool) -> None:
         """Load what the current batch requests, or send the batch again if it is not stored."""
         work = self._current
         if work is None:
             return
         batch = work.batch
         if not is_stored:
-            self._pipeline.send(work.steps, self._on_batch)
+            self._send_again(work, failure)
         elif batch is not None and batch.loads:
             self._in_thread(lambda store: store.load(batch))
         else:
             self._finish(None)
+
+    def _send_again(self, work: _Work, failure: Exception | None) -> None:
+        """Send the current batch again: whole, without its optional rows, or not at all."""
+        self._sends += isinstance(failure, ConnectionBrokenError)
+        if self._sends >= _SENDS:
+            failure = BatchRefusedError(f"the batch cannot be sent: {failure}")
+        if isinstance(failure, BatchRefusedError):
+            try:
+                steps = essential_steps(work.steps, is_optional, failure)
+            except BatchRefusedError as error:
+                self._refuse(error)
+                return
+            self._current, self._sends = work._replace(steps=steps), 0
+        self._pipeline.send((self._current or work).steps, self._on_batch)
+
+    def _refuse(self, error: BatchRefusedError) -> None:
+        """Fail the current work, of which nothing is stored, and start the next."""
+        work, self._current = self._current, None
+        if work is not None:
+            _set(work.done, error)
+        self._next()
 
     # -- in the thread
 
@@ -244,9 +283,14 @@ class PostgresWriter(StoreWriter):
                     return call(self._store)
                 except (ConnectionBrokenError, NotWritableError) as error:
                     self._recover(error)
+                except BatchRefusedError as error:
+                    self._recover(error)  # the driver forgets what is prepared
+                    raise
 
         def on_done(done: asyncio.Future[T]) -> None:
-            if (error := done.exception()) is not None:
+            if isinstance(error := done.exception(), BatchRefusedError):
+                self._refuse(error)
+            elif error is not None:
                 self._fail(error)
             else:
                 (then or self._finish)(done.result())
@@ -262,7 +306,8 @@ class PostgresWriter(StoreWriter):
         """
         before = self._store
         before.connection.close()
-        self.space.note_trouble(str(problem))
+        if not isinstance(problem, BatchRefusedError):
+            self.space.note_trouble(str(problem))
         if isinstance(problem, NotWritableError):
             time.sleep(_RETRY_S)
         while True:

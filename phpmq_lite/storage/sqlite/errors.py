@@ -7,13 +7,20 @@ outcome is unknown: the transaction is gone now, but may reappear at the next st
 
 import errno
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from phpmq_lite.errors import NotWritableError, OutcomeUnknownError, StorageError, StorageFullError
+from phpmq_lite.errors import (
+    BatchRefusedError,
+    NotWritableError,
+    OutcomeUnknownError,
+    StorageError,
+    StorageFullError,
+)
 
 # These errors are caused by the disk rather than the statement; damage is not included.
 DISK_ERRORS: Final = frozenset(
@@ -22,6 +29,13 @@ DISK_ERRORS: Final = frozenset(
 _DAMAGE_ERRORS: Final = frozenset(
     {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR}
 )
+# A value or a row is refused before anything is stored; the others mean that it cannot be bound.
+_REFUSAL_ERRORS: Final = frozenset(
+    {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH}
+)
+_BINDING_ERRORS: Final = (OverflowError, UnicodeError)
+# A constraint on messages or the history that does not hold: the state in memory is wrong.
+_BROKEN_INVARIANT: Final = re.compile(r": (message|history)\.|state IN \(|outcome BETWEEN ")
 # SQLite reports EROFS as one of these if a file system was remounted read-only.
 _MAY_BE_READ_ONLY: Final = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE})
 
@@ -33,6 +47,7 @@ def translate_errors(connection: sqlite3.Connection) -> Iterator[None]:
     Raises:
         StorageFullError: the disk is full; nothing is stored.
         NotWritableError: the database is locked or read-only; nothing is stored.
+        BatchRefusedError: the database refused a value or a row; nothing is stored.
         OutcomeUnknownError: anything else.
     """
     try:
@@ -80,6 +95,8 @@ def translated_error(connection: sqlite3.Connection, error: Exception) -> Storag
         code in _MAY_BE_READ_ONLY and _is_read_only(connection)
     ):
         found = NotWritableError("the file system is read-only")
+    elif is_refusal(error):
+        found = BatchRefusedError(_text(error))
     else:
         return OutcomeUnknownError(_text(error))
     if connection.in_transaction:
@@ -88,6 +105,17 @@ def translated_error(connection: sqlite3.Connection, error: Exception) -> Storag
         except sqlite3.Error as second:
             return OutcomeUnknownError(f"{_text(error)}, and then {_text(second)}")
     return found
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether an error means that a value or a row was refused, and nothing else is wrong.
+
+    False if it contradicts what is known about messages: that is a defect.
+    """
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_CONSTRAINT and _BROKEN_INVARIANT.search(str(error)):
+        return False
+    return code in _REFUSAL_ERRORS or isinstance(error, _BINDING_ERRORS)
 
 
 def is_damage(error: sqlite3.Error) -> bool:

@@ -114,7 +114,7 @@ class SqliteStore(Store):
         With ``at_once``, fail instead of waiting for another program's lock.
 
         Raises:
-            StorageFullError, NotWritableError: nothing is stored.
+            StorageFullError, NotWritableError, BatchRefusedError: nothing is stored.
             OutcomeUnknownError: the batch may or may not be on disk; send no replies.
         """
         if not steps:

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import aiosqlite
 
 from phpmq_lite.errors import (
+    BatchRefusedError,
     DatabaseReplacedError,
     NotWritableError,
     OutcomeUnknownError,
@@ -26,14 +27,14 @@ from phpmq_lite.errors import (
 )
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import Batch, ClockReading, LoadedRows
-from phpmq_lite.storage.batch_sql import Step, batch_statements
+from phpmq_lite.storage.batch_sql import OPTIONAL, Step, batch_statements
 from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.sqlite.errors import translate_errors
 from phpmq_lite.storage.sqlite.standby.litestream import CheckpointRight
 from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 from phpmq_lite.storage.sqlite.writer_process import Outcome, Reply, WriterProcess, encode
-from phpmq_lite.storage.store_writer import StoreWriter
+from phpmq_lite.storage.store_writer import StoreWriter, essential_steps
 
 _log = get_logger(__name__)
 T = TypeVar("T")
@@ -121,6 +122,7 @@ class Writer(StoreWriter):
         Raises:
             StorageError: the writer is not open.
             OutcomeUnknownError: also raised by the future; send no replies.
+            BatchRefusedError: raised by the future; nothing is stored.
         """
         steps = batch_statements(batch) if batch.stores else []
         store = self._store
@@ -148,7 +150,7 @@ class Writer(StoreWriter):
             raise self._failed
         try:
             store.begin(steps, at_once=True)
-        except (StorageFullError, NotWritableError):
+        except (StorageFullError, NotWritableError, BatchRefusedError):
             return False
         except OutcomeUnknownError as error:
             self._fail(error)
@@ -158,7 +160,10 @@ class Writer(StoreWriter):
     def _store_with_retry(
         self, store: SqliteStore, steps: Sequence[Step], batch: Batch, *, has_begun: bool = False
     ) -> LoadedRows | None:
-        """Store a batch, retrying as long as it is certain that no part of it is stored."""
+        """Store a batch, retrying as long as it is certain that no part of it is stored.
+
+        A batch that is refused is stored without its optional rows, or else not at all.
+        """
         while True:
             try:
                 if not has_begun:
@@ -167,6 +172,9 @@ class Writer(StoreWriter):
             except (StorageFullError, NotWritableError) as error:
                 has_begun = False
                 self.space.wait_after(error)
+            except BatchRefusedError as error:
+                has_begun = False
+                steps = essential_steps(steps, lambda step: step[0] in OPTIONAL, error)
             else:
                 self.space.note_stored()
                 return loaded
@@ -181,7 +189,7 @@ class Writer(StoreWriter):
         try:
             loaded = store.end(batch)
             self.files.check()
-        except (StorageFullError, NotWritableError):
+        except (StorageFullError, NotWritableError, BatchRefusedError):
             return self._run_in_thread(lambda store: self._store_with_retry(store, steps, batch))
         except OutcomeUnknownError as error:
             self._fail(error)

@@ -27,7 +27,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, NoReturn, cast
 
-from phpmq_lite.errors import NotWritableError, StorageFullError
+from phpmq_lite.errors import BatchRefusedError, NotWritableError, StorageFullError
 from phpmq_lite.storage.batch_sql import Step
 from phpmq_lite.storage.sqlite.store import SqliteStore
 
@@ -42,7 +42,7 @@ class Outcome(IntEnum):
     """What has become of a batch."""
 
     STORED = 0
-    NOT_STORED = 1  # the disk is full or the database is not writable; nothing is stored
+    NOT_STORED = 1  # the disk is full, or the database is not writable or refused the batch
     UNKNOWN = 2
 
 
@@ -198,7 +198,7 @@ def _store(store: SqliteStore, steps: memoryview, *, with_index: bool) -> Reply:
         decoded = marshal.loads(steps)  # noqa: S302 - written by the broker
         store.begin(decoded, at_once=True)
         commit_s = store.finish(with_index=with_index)
-    except (StorageFullError, NotWritableError):
+    except (StorageFullError, NotWritableError, BatchRefusedError):
         return Reply(Outcome.NOT_STORED)
     except Exception as error:
         return Reply(Outcome.UNKNOWN, error=str(error) or type(error).__name__)
