@@ -22,7 +22,13 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import Clock
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas, RegistryError
-from phpmq_lite.errors import OutcomeUnknownError, SettingsError, StartRefusedError, os_reason
+from phpmq_lite.errors import (
+    BatchRefusedError,
+    OutcomeUnknownError,
+    SettingsError,
+    StartRefusedError,
+    os_reason,
+)
 from phpmq_lite.model import Limits, RecoveredState
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import WireLimits
@@ -98,6 +104,7 @@ def retention_bounds(settings: Settings) -> RetentionBounds:
         receipts=receipts.limit,
         audit_age_ms=int(settings.audit.days * 86_400_000),
         audit_rows=settings.audit.rows,
+        audit_refusals=settings.audit.refusals,
     )
 
 
@@ -478,10 +485,15 @@ class Service:
             _log.info("migrated", applied=starting.report.migrations)
         front.set(step="recovering")
         clock = Clock(await writer.run(lambda store: store.counters()), read=backend.read_clocks)
+        return await writer.run(partial(self._read_state, clock=clock)), clock
+
+    def _read_state(self, store: Store, *, clock: Clock) -> RecoveredState:
         receipts = self.settings.receipts
-        stored = await writer.run(lambda store: store.recover(
-            clock.now(), receipts.window_s * 1_000, receipts.limit))  # fmt: skip
-        return stored, clock
+        return store.recover(clock.now(), receipts.window_s * 1_000, receipts.limit)
+
+    async def _load_core(self, writer: StoreWriter, clock: Clock) -> Broker:
+        """Create the core from what is stored, after the database has refused a batch."""
+        return await writer.run(lambda store: self._core(self._read_state(store, clock=clock)))
 
     async def _open_engine(
         self,
@@ -502,7 +514,7 @@ class Service:
             backend.record_use(stack)
         core = self._core(stored)
         self._upkeep = await backend.start_maintenance(retention_bounds(settings), clock.counters)
-        engine = Engine(core, writer, clock)
+        engine = Engine(core, writer, clock, partial(self._load_core, writer, clock))
         self.handle.engine = engine
         self._watchdog = EngineWatchdog(engine, writer)
         starting.note_recovered(stored, _now_ms())
@@ -563,7 +575,7 @@ class Service:
             sampling.cancel()
             maintaining.cancel()
             await asyncio.wait({sampling, maintaining})
-            with suppress(TimeoutError):
+            with suppress(TimeoutError, BatchRefusedError):
                 await asyncio.wait_for(self.sampler.finish(), CLOSE_S)
             engine.stop()
             await work
@@ -622,7 +634,7 @@ class Service:
         self.handle.set(step="draining", is_draining=True, is_ready=False)
         await listeners.close()
         await self._close_relay()
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, BatchRefusedError):
             await asyncio.wait_for(engine.call(lambda core, answer: core.drain(answer)), DRAIN_S)
         for session in list(context.sessions):
             session.end("the broker is stopping")

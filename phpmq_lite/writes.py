@@ -183,8 +183,8 @@ class InsertAudit(NamedTuple):
 # Maximum sizes in bytes of the texts of an audit row, which are texts of requests: longer ones are
 # cut.  An index entry of PostgreSQL holds at most 2,704 bytes, and ``target`` is indexed.
 AUDIT_BYTES: Final = {
-    "actor": 300, "source": 16, "address": 300, "action": 100, "target": 1_024, "reason": 4_000,
-    "result": 100, "detail": 32_768, "request_id": 64,
+    "actor": 512, "source": 512, "address": 512, "action": 512, "target": 1_024, "reason": 4_000,
+    "result": 512, "detail": 32_768, "request_id": 512,
 }  # fmt: skip
 
 

@@ -145,13 +145,14 @@ async def _stop(app: web.Application) -> None:
 
 
 async def _count_refusals(app: web.Application) -> AsyncIterator[None]:
-    """Store the number of refused logins every minute, and close the auth services on shutdown."""
+    """Store the number of refusals every minute, and close the auth services on shutdown."""
     context = app[CONTEXT]
 
     async def count() -> None:
         while True:
             await asyncio.sleep(MINUTE_MS / 1_000)
-            await context.auth.refused_logins.flush(partial(request_audit.write_entry, context))
+            for refusals in (context.auth.refused_logins, context.auth.refusals):
+                await refusals.flush(partial(request_audit.write_entry, context))
 
     task = asyncio.create_task(count())
     yield

@@ -19,7 +19,7 @@ from phpmq_lite.storage.copying import AnySide, copy_store
 from phpmq_lite.storage.copying import release as release_source
 from phpmq_lite.storage.sqlite.copy_side import open_folder
 
-_FIGURES: Final = ("rows", "bytes", "seconds", "replaced")
+_FIGURES: Final = ("rows", "bytes", "seconds", "replaced", "shortened")
 _COLUMNS: Final = (Column("table", "TABLE"), *number_columns(*_FIGURES))
 
 
@@ -64,6 +64,10 @@ def copy(
             print_message(
                 f"{row['table']}: U+FFFD replaces {row['replaced']} characters that PostgreSQL "
                 "cannot store"
+            )
+        if row["shortened"]:
+            print_message(
+                f"{row['table']}: {row['shortened']} texts were too long, and end with … now"
             )
     if theirs.replaced_files is not None:
         print_message(f"the previous files are in {theirs.replaced_files}")

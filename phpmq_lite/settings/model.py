@@ -192,6 +192,10 @@ class AuditSettings(Section):
 
     days: Annotated[float, Field(gt=0, le=36_500)] = field(400, "Maximum age in days.", reload=True)
     rows: Number = field(1_000_000, "Maximum number of rows.", reload=True)
+    refusals: Number = field(
+        10_000, "Maximum number of further rows, about refused callers without an identity.",
+        reload=True,
+    )  # fmt: skip
 
 
 class MetricSettings(Section):

@@ -19,7 +19,8 @@ class CopyState:
     target: str
     at_ms: int  # Unix ms
     is_verified: bool = False  # whether all rows are there
-    # table -> rows, bytes (as text), seconds, replaced (characters), after (the last row's key)
+    # table -> rows, bytes (as text), seconds, replaced (characters), shortened (texts), and
+    # after (the last row's key)
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def refusal(self, place: str = "") -> str:

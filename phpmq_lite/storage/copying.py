@@ -21,6 +21,7 @@ from zlib import crc32
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
 from phpmq_lite.storage.copy_state import CopyState, Progress, Row
+from phpmq_lite.writes import AUDIT_BYTES, bounded_text
 
 if TYPE_CHECKING:
     from phpmq_lite.storage.postgres.copy_side import PostgresSide
@@ -38,6 +39,22 @@ ONE_SIDED: Final = frozenset(
 )
 
 
+# An entry of a PostgreSQL index takes at most 2,704 bytes, with all of its columns.
+INDEXED_BYTES: Final = 2_600
+# Columns of texts that are shortened, because an index or a CHECK refuses longer ones: their bounds
+# in bytes.  No broker stores longer ones, but an older version or another program may have.
+TEXT_BOUNDS: Final = {
+    "audit": AUDIT_BYTES,
+    "message": {"trace_id": INDEXED_BYTES},
+    "history": {"trace_id": INDEXED_BYTES},
+    "queue": {"name": INDEXED_BYTES},
+    "user": {"name": INDEXED_BYTES},
+    "token": {"name": INDEXED_BYTES},
+    "subscription": {"name": INDEXED_BYTES},
+    "stage": {"token": INDEXED_BYTES},
+}
+
+
 class Table(NamedTuple):
     """A table that both engines have."""
 
@@ -52,6 +69,7 @@ class Block(NamedTuple):
     rows: list[Row]
     text: bytearray  # of the rows
     replaced: int  # characters that PostgreSQL cannot store
+    shortened: int  # texts that were too long
 
 
 def copy_store(
@@ -153,8 +171,9 @@ def _begin(source: AnySide, target: AnySide, tables: list[str], *, replace: bool
 def _copy_table(
     source: AnySide, target: AnySide, table: Table, state: CopyState, progress: Progress
 ) -> None:
-    empty = {"rows": 0, "bytes": 0, "seconds": 0.0, "replaced": 0, "after": None}
-    done = state.tables.setdefault(table.name, empty)
+    empty = {"rows": 0, "bytes": 0, "seconds": 0.0, "replaced": 0, "shortened": 0}
+    done = empty | {"after": None} | state.tables.get(table.name, {})
+    state.tables[table.name] = done
     [(total,)] = source.store.execute(f'SELECT count(*) FROM "{table.name}"')
     began_s = time.monotonic() - done["seconds"]
     reading = closing(_blocks(source, table, done["after"]))
@@ -166,6 +185,7 @@ def _copy_table(
             done["rows"] += len(block.rows)
             done["bytes"] += len(block.text)
             done["replaced"] += block.replaced
+            done["shortened"] += block.shortened
             done["after"] = block.rows[-1][: len(table.key)]
             done["seconds"] = round(time.monotonic() - began_s, 3)
             with target.store.transaction():
@@ -177,15 +197,29 @@ def _blocks(
     side: AnySide, table: Table, after: Sequence[Any] | None = None
 ) -> Generator[Block, None, None]:
     """Yield all rows after a key, in the order of the keys."""
-    rows, text, side.replaced = list[Row](), bytearray(), 0
+    rows, text, side.replaced, shortened = list[Row](), bytearray(), 0, 0
+    bounds = TEXT_BOUNDS.get(table.name, {})
+    bounded = [(at, bounds[name]) for at, name in enumerate(table.columns) if name in bounds]
     for row in side.rows(_select(table, after, side.collation)):
+        row, cut = _shortened(row, bounded)
         rows.append(row)
+        shortened += cut
         text += repr(row).encode()
         if len(text) >= BLOCK_BYTES:
-            yield Block(rows, text, side.replaced)
-            rows, text, side.replaced = [], bytearray(), 0
+            yield Block(rows, text, side.replaced, shortened)
+            rows, text, side.replaced, shortened = [], bytearray(), 0, 0
     if rows:
-        yield Block(rows, text, side.replaced)
+        yield Block(rows, text, side.replaced, shortened)
+
+
+def _shortened(row: Row, bounds: Sequence[tuple[int, int]]) -> tuple[Row, int]:
+    """Return a row whose texts take at most the bytes given by place, and how many were cut."""
+    long = {
+        at: bounded_text(row[at], most)
+        for at, most in bounds
+        if row[at] is not None and 4 * len(row[at]) > most < len(row[at].encode())
+    }
+    return tuple(long.get(at, value) for at, value in enumerate(row)) if long else row, len(long)
 
 
 def _select(table: Table, after: Sequence[Any] | None, collation: str) -> str:

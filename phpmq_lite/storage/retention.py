@@ -74,6 +74,7 @@ class RetentionBounds:
     receipt_window_ms: int = 600_000  # keep receipts younger than this, relative to the newest
     audit_age_ms: int = 400 * _DAY_MS
     audit_rows: int = 1_000_000
+    audit_refusals: int = 10_000  # maximum number of rows of callers without an identity
 
     def share_of_deleted(self) -> tuple[int, int]:
         """Return the maximum number of rows and bytes for deleted messages."""
@@ -172,7 +173,7 @@ class _RetentionStep:
         self._trim_receipts(bounds.receipts, bounds.receipt_window_ms)
         self._trim_clients(cutoff_ms + ahead_ms)
         audit_ms = now_ms - bounds.audit_age_ms
-        self._trim_audit(bounds.audit_rows, audit_ms + ahead_ms)
+        self._trim_audit(bounds, audit_ms + ahead_ms)
         self._execute(self._sql["trim_clock_steps"], (min(cutoff_ms, audit_ms), STEPS_KEPT))
         return RetentionResult(self._removed, self._was_cut or not self._rows_left)
 
@@ -257,15 +258,26 @@ class _RetentionStep:
             self._removed += rows
             self._was_cut |= rows == given["limit"]
 
-    def _trim_audit(self, most: int, cutoff_ms: int) -> None:
-        """Remove the oldest audit rows, which are numbered without gaps."""
-        first, last = self._execute(self._sql["audit_ends"]).fetchone()
-        room = self._rows_left
-        if first is None or not room:
-            return
-        hi = min(first + room - 1, last)
-        given = {"lo": first, "hi": hi, "floor": last - most, "cutoff": cutoff_ms}
-        self._remove_oldest("first_kept_audit", "remove_audit", given)
+    def _trim_audit(self, bounds: RetentionBounds, cutoff_ms: int) -> None:
+        """Count new audit rows, and remove the oldest of callers with and without an identity."""
+        execute, sql = self._execute, self._sql
+        counters: dict[str, int] = dict(execute(sql["audit_counters"]).fetchall())
+        after = {"after": counters.get("audit_counted", 0)}
+        new, refused, last = execute(sql["count_audit"], after).fetchone()
+        if last is not None:
+            execute(self._counters["set_counter"], ("audit_counted", last))
+        kinds = (("audit_rows", new - refused), ("audit_refusals", refused))
+        for refused, (name, more) in enumerate(kinds):
+            excess = counters.get(name, 0) + more - getattr(bounds, name)
+            oldest = execute(sql["oldest_audit"], {"refused": refused}).fetchone()
+            removed, room = 0, self._rows_left
+            if room and oldest is not None and (excess > 0 or oldest[0] < cutoff_ms):
+                given = {"excess": excess, "cutoff": cutoff_ms, "limit": room}
+                removed = execute(sql["remove_audit"], given | {"refused": refused}).rowcount
+                self._was_cut |= removed == room
+            self._removed += removed
+            if more != removed:
+                self._count(name, more - removed)
 
     def _remove_oldest(self, first_kept: str, remove: str, given: dict[str, int]) -> None:
         """Remove the rows numbered ``lo`` to ``hi``, up to the first row that must be kept."""

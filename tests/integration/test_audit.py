@@ -10,6 +10,7 @@ import pytest
 from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.storage.read import audit as audit_module
 from phpmq_lite.storage.read.audit import AuditFilter, AuditLog
+from phpmq_lite.storage.read.database_size import measure_database
 from phpmq_lite.storage.retention import RetentionBounds, remove_expired
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
@@ -141,6 +142,22 @@ async def test_rows_leave_by_age_and_by_number_from_the_front(rows: Rows) -> Non
     assert rows.trim(RetentionBounds(age_ms=10**15, audit_rows=2)) == 3
     assert await rows.ids() == [10, 9]
     assert rows.trim(FOREVER) == 0
+
+
+async def test_rows_of_strangers_do_not_push_out_others(rows: Rows) -> None:
+    """They have a bound of their own, wherever they are; all have the one by age."""
+    for _ in range(4):
+        rows.add(3)
+        rows.add(20, actor="nobody", result="login")
+    bounds = RetentionBounds(age_ms=10**15, audit_rows=10, audit_refusals=5)
+    assert rows.trim(bounds) == 77
+    assert len(await rows.ids(AuditFilter(actor="anna"))) == 10
+    assert await rows.ids(AuditFilter(actor="nobody")) == [92, 91, 90, 89, 88]
+    rows.add(5, actor="nobody", result="login")
+    assert rows.trim(bounds) == 5
+    assert len(await rows.ids()) == 15
+    assert (await measure_database(rows.readers)).audit_rows == 15
+    assert rows.trim(RetentionBounds(age_ms=10**15, audit_age_ms=-1)) == 15
 
 
 async def test_many_rows_leave_in_bounded_slices(rows: Rows) -> None:

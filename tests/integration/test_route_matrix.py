@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.admin.auth import services
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.routes import ROUTES
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
@@ -103,9 +104,11 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 
 
 async def test_writing_route_is_refused_to_smaller_roles(
-    stage: Stage, figure: Callable[[str], None]
+    stage: Stage, figure: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, wrong, count = stage.everything(), [], 0
+    shared = set[str]()  # actions of strangers, who have one row for each
+    monkeypatch.setattr(services, "MINUTE_MS", 10**15)
     for route in WRITING:
         for role in Role:
             if role.may(route.role):
@@ -117,7 +120,11 @@ async def test_writing_route_is_refused_to_smaller_roles(
             actor = ACTORS.get(role, str(role))
             rows = stage.rows(last)
             says = role is Role.PUBLIC or f"requires the role {route.role}" in text
-            if status != expected[0] or rows != [(actor, route.audit, expected[1])] or not says:
+            noted = [(actor, route.audit, expected[1])]
+            if role is Role.PUBLIC and route.audit in shared:
+                noted = []
+            shared |= {str(route.audit)} if role is Role.PUBLIC else set()
+            if status != expected[0] or rows != noted or not says:
                 wrong.append((route.name, str(role), status, rows))
     assert wrong == []
     assert stage.everything() == before

@@ -1,5 +1,6 @@
 """A store is copied from SQLite to PostgreSQL and back: everything, or it can be continued."""
 
+import random
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -249,6 +250,27 @@ def test_texts_that_postgresql_cannot_store_are_replaced_and_counted(
             "SELECT detail FROM event WHERE event_id IN (101, 102) ORDER BY event_id"
         ).fetchall()
     assert found == [("a\ufffd\tb",), ("a\ufffd\ufffd\ufffdb",)]
+
+
+def test_texts_that_the_target_cannot_hold_are_shortened_and_counted(
+    data: Path, url: str, conninfo: str
+) -> None:
+    """As a version without bounds has stored them."""
+    chance = random.Random(1)
+    text = "".join(chr(chance.randint(0x4E00, 0x9FFF)) for _ in range(2_000))
+    with closing(sqlite3.connect(data / DATABASE, isolation_level=None)) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = 1")
+        connection.execute("UPDATE audit SET target = ? WHERE audit_id < 103", (text,))
+        connection.execute('UPDATE history SET trace_id = ?  WHERE "offset" = 101', (text,))
+    state = copy(data, url)
+    assert state.is_verified
+    shortened = {name: one["shortened"] for name, one in state.tables.items() if one["shortened"]}
+    assert shortened == {"audit": 2, "history": 1}
+    with psycopg.connect(conninfo) as connection:
+        rows = connection.execute("SELECT target FROM audit WHERE audit_id < 103").fetchall()
+    for (target,) in rows:
+        assert text.startswith(target.removesuffix("…"))
+        assert 1_000 < len(target.encode()) <= 1_024
 
 
 def test_copy_that_differs_is_refused(data: Path, url: str, conninfo: str) -> None:

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from phpmq_lite.admin.auth.request_source import address_of
 from phpmq_lite.admin.base.context import Context, context_of
-from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.base.identity import LOCAL, NOBODY, identity_of
 from phpmq_lite.admin.base.input import path_name
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.route import Route
@@ -62,6 +62,7 @@ def keep_audit_entry(request: web.Request) -> None:
     request[_IS_LEFT] = True
 
 
+_FROM_ELSEWHERE: Final = ("no_origin", "foreign_origin", "cross_site", "no_token", "stale_form")
 NOTE_S: Final = 10.0  # maximum time for writing an audit row
 
 _log = get_logger(__name__)
@@ -73,10 +74,19 @@ _log = get_logger(__name__)
 async def finish_entry(request: web.Request, entry: AuditEntry) -> None:
     """Write a request's audit row unless an operation has written it or another task will do so.
 
-    While the broker starts or drains, the entry is only logged.
+    Refusals of callers without an identity share a row per address, action and minute, because
+    anybody can cause them.  While the broker starts or drains, the entry is only logged.
     """
-    if entry.audit_id is None and _IS_LEFT not in request:
-        await write_entry(context_of(request), entry)
+    if entry.audit_id is not None or _IS_LEFT in request:
+        return
+    context = context_of(request)
+    if entry.result in _FROM_ELSEWHERE and entry.actor == LOCAL.actor:
+        entry.actor = NOBODY.actor  # a page of any site may have sent this
+    if entry.actor == NOBODY.actor and entry.result != "done":
+        note = partial(write_entry, context)
+        await context.auth.refusals.add(entry, context.now_ms(), note)
+    else:
+        await write_entry(context, entry)
 
 
 async def write_entry(context: Context, entry: AuditEntry, more: int = 0) -> None:

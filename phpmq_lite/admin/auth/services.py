@@ -10,6 +10,7 @@ from phpmq_lite.admin.auth.passwords import LONGEST, SHORTEST, LoginThrottle, Pa
 from phpmq_lite.admin.auth.setup_token import SetupToken
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.server.addresses import address_key
 from phpmq_lite.settings.loading import check_private
 from phpmq_lite.storage.read.accounts import User
 
@@ -54,13 +55,14 @@ class _RefusalRow:
 
 
 class RefusedLogins:
-    """Combines refused logins into one audit row per address and minute. Times are in Unix ms.
+    """Combines refusals into one audit row per address, action and minute. Times are in Unix ms.
 
     The first refusal for an address is stored immediately, later ones at the end of the minute.
+    An IPv6 network of 64 bits counts as one address.
     """
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, str], _RefusalRow] = {}  # keyed by address and action
+        self._rows: dict[tuple[str, str], _RefusalRow] = {}  # keyed by address key and action
         self._minute = 0
         self.total = 0  # number of refusals since the broker started
 
@@ -73,11 +75,12 @@ class RefusedLogins:
             self._minute = minute
         if len(self._rows) >= ADDRESSES:
             entry.address = _OTHER_ADDRESSES
-        row = self._rows.get((entry.address, entry.action))
+        key = address_key(entry.address), entry.action
+        row = self._rows.get(key)
         if row is not None:
             row.more += 1
             return
-        self._rows[entry.address, entry.action] = _RefusalRow(entry)
+        self._rows[key] = _RefusalRow(entry)
         await note(entry, 1)
 
     async def flush(self, note: WriteEntry) -> None:
@@ -97,6 +100,7 @@ class AuthServices:
     passwords: Passwords = field(default_factory=Passwords)
     throttle: LoginThrottle = field(default_factory=LoginThrottle)
     refused_logins: RefusedLogins = field(default_factory=RefusedLogins)
+    refusals: RefusedLogins = field(default_factory=RefusedLogins)  # of any other action
 
     async def load(self, now_ms: int) -> None:
         """Load the accounts on the first call; raise StorageError if the database is unreadable."""

@@ -39,7 +39,7 @@ async def measure_database(readers: Readers) -> DatabaseSize:
     counters: dict[str, int] = dict(await readers.read("database_size", "counters"))
     pages = (await readers.read("database_size", "pages"))[0]
     oldest_at, offset = (await readers.read("database_size", "history"))[0]
-    audit_at, first, last = (await readers.read("database_size", "audit"))[0]
+    audit_at, audit_rows = (await readers.read("database_size", "audit"))[0]
     (schema,) = (await readers.read("database_size", "schema"))[0]
     rows, size, deleted_rows, deleted_bytes = (await readers.read("database_size", "totals"))[0]
     return DatabaseSize(
@@ -54,7 +54,7 @@ async def measure_database(readers: Readers) -> DatabaseSize:
         history_oldest_at=oldest_at,
         history_offset=offset or 0,
         removed=counters.get("retention_removed", 0),
-        audit_rows=0 if first is None else last - first + 1,
+        audit_rows=audit_rows,
         audit_oldest_at=audit_at,
         last_seen_ms=counters.get("last_seen_ms"),
     )

@@ -113,18 +113,31 @@ DELETE FROM client WHERE client IN (
   SELECT client FROM client WHERE closed_at < :cutoff ORDER BY closed_at LIMIT :limit)
   AND client > 0;
 
--- name: audit_ends
--- Oldest and newest audit_ids; NULL if there are no rows.
--- columns: first, last
-SELECT (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
+-- name: audit_counters
+-- Rows counted so far: those of callers with and without an identity, and the last audit_id.
+-- columns: name, value
+SELECT name, counter_value(name) AS value
+FROM unnest(ARRAY['audit_rows', 'audit_refusals', 'audit_counted']) AS name
+WHERE counter_value(name) IS NOT NULL;
 
--- name: first_kept_audit
--- First audit row in a range that is within both bounds.
--- parameters: lo, hi (audit_id, inclusive); floor (audit_id, exclusive); cutoff (at_ms, inclusive)
--- columns: audit_id, or NULL
-SELECT min(audit_id) FROM audit
-WHERE audit_id BETWEEN :lo AND :hi AND audit_id > :floor AND at_ms >= :cutoff;
+-- name: count_audit
+-- Counts new rows, and those of callers without an identity among them.
+-- parameters: after (audit_id, exclusive)
+-- columns: rows, refusals, last (audit_id, or NULL)
+SELECT count(*), count(*) FILTER (WHERE actor = 'nobody'), max(audit_id)
+FROM audit WHERE audit_id > :after;
+
+-- name: oldest_audit
+-- The oldest row of callers with or without an identity.
+-- parameters: refused (1: without)
+-- columns: at_ms
+SELECT at_ms FROM audit WHERE (actor = 'nobody') = :refused::int::boolean ORDER BY audit_id LIMIT 1;
 
 -- name: remove_audit
--- parameters: end (audit_id, exclusive)
-DELETE FROM audit WHERE audit_id < :end;
+-- Removes the oldest :excess rows of one kind, and older ones than a time among the first :limit.
+-- parameters: refused (1: without an identity); excess; cutoff (at_ms, inclusive); limit
+DELETE FROM audit WHERE audit_id IN (
+  SELECT audit_id FROM (
+    SELECT audit_id, at_ms, row_number() OVER (ORDER BY audit_id) AS place
+    FROM audit WHERE (actor = 'nobody') = :refused::int::boolean ORDER BY audit_id LIMIT :limit) AS oldest
+  WHERE place <= :excess OR at_ms < :cutoff);

@@ -39,10 +39,12 @@ SELECT (SELECT settled_at FROM history ORDER BY "offset" LIMIT 1),
   (SELECT max("offset") FROM history);
 
 -- name: audit
--- First and last rows of the audit log; NULL if it is empty.
--- columns: at_ms of the oldest row, first and last numbers
+-- columns: at_ms of the oldest row of the audit log, or NULL; number of rows
 SELECT (SELECT at_ms FROM audit ORDER BY audit_id LIMIT 1),
-  (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
+  coalesce((SELECT value FROM counter WHERE name = 'audit_rows'), 0)
+    + coalesce((SELECT value FROM counter WHERE name = 'audit_refusals'), 0)
+    + (SELECT count(*) FROM audit
+       WHERE audit_id > coalesce((SELECT value FROM counter WHERE name = 'audit_counted'), 0));
 
 -- name: schema
 -- columns: number of migrations applied

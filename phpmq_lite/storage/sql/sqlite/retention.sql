@@ -132,20 +132,32 @@ DELETE FROM client WHERE client IN (
   SELECT client FROM client WHERE closed_at < :cutoff ORDER BY closed_at LIMIT :limit)
   AND client > 0;
 
--- name: audit_ends
--- Oldest and newest audit_ids; NULL if there are no rows.
--- columns: first, last
-SELECT (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
+-- name: audit_counters
+-- Rows counted so far: those of callers with and without an identity, and the last audit_id.
+-- columns: name, value
+SELECT name, value FROM counter WHERE name IN ('audit_rows', 'audit_refusals', 'audit_counted');
 
--- name: first_kept_audit
--- First audit row in a range that is within both bounds.
--- parameters: lo, hi (audit_id, inclusive); floor (audit_id, exclusive); cutoff (at_ms, inclusive)
--- columns: audit_id, or NULL
+-- name: count_audit
+-- Counts new rows, and those of callers without an identity among them.
+-- parameters: after (audit_id, exclusive)
+-- columns: rows, refusals, last (audit_id, or NULL)
 -- index: INTEGER PRIMARY KEY
-SELECT min(audit_id) FROM audit
-WHERE audit_id BETWEEN :lo AND :hi AND audit_id > :floor AND at_ms >= :cutoff;
+SELECT count(*), count(*) FILTER (WHERE actor = 'nobody'), max(audit_id)
+FROM audit WHERE audit_id > :after;
+
+-- name: oldest_audit
+-- The oldest row of callers with or without an identity.
+-- parameters: refused (1: without)
+-- columns: at_ms
+-- index: audit_identity
+SELECT at_ms FROM audit WHERE (actor = 'nobody') = :refused ORDER BY audit_id LIMIT 1;
 
 -- name: remove_audit
--- parameters: end (audit_id, exclusive)
--- index: INTEGER PRIMARY KEY
-DELETE FROM audit WHERE audit_id < :end;
+-- Removes the oldest :excess rows of one kind, and older ones than a time among the first :limit.
+-- parameters: refused (1: without an identity); excess; cutoff (at_ms, inclusive); limit
+-- index: audit_identity
+DELETE FROM audit WHERE audit_id IN (
+  SELECT audit_id FROM (
+    SELECT audit_id, at_ms, row_number() OVER (ORDER BY audit_id) AS place
+    FROM audit WHERE (actor = 'nobody') = :refused ORDER BY audit_id LIMIT :limit) AS oldest
+  WHERE place <= :excess OR at_ms < :cutoff);
