@@ -212,8 +212,8 @@ def test_no_dispatch_is_late_under_load(
     figure: Callable[[str], None],
 ) -> None:
     """A consumer with credit 1 and more messages than it can take in a second."""
+    peer.consume(queue, 1)  # first, because storing them may take a second
     other.store(queue, *numbered(range(10_000)), ttl_s=1)
-    peer.consume(queue, 1)
     other.publish(f"{queue}.end.retry", b"", ttl_s=2)
     peer.consume(f"{queue}.end", 1)
     ttls = []

@@ -18,12 +18,11 @@ from phpmq_lite.envelopes import dead_letter_record
 from tests.support.envelope_cases import CASES, Case, record_of
 from tests.support.fork_server import BrokerProcess, ForkedProcess
 from tests.support.killing_proxy import KillingProxy, Moment
-from tests.support.socket_client import AdminApi, SocketClient
+from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
 
 pytestmark = pytest.mark.acceptance
 
 ROOT = Path(__file__).parent.parent.parent
-WAIT_S = 30.0
 
 
 def envelope(what: str | None = None, urn: str = "urn:test:do", **data: Any) -> dict[str, Any]:
@@ -347,10 +346,19 @@ def test_worker_waits_for_a_broker_that_is_away(tmp_path: Path, queue: str) -> N
 
 def test_killed_process_of_a_worker_is_replaced(crew: Crew, peer: SocketClient) -> None:
     supervisor = crew.start("--processes", "2")
-    peer.store(crew.queue, *(encoded(envelope("sleep", seconds=0.2)) for _ in range(6)))
-    pids = wait_until(lambda: len(found := {run["pid"] for run in crew.runs}) == 2 and found)
-    os.kill(pids.pop(), signal.SIGKILL)
-    wait_until(lambda: len({run["id"] for run in crew.runs}) == 6)
+    stored = 0
+
+    def pids_of_both() -> set[int] | None:
+        """Keep both processes busy until each has handled a message, however late it starts."""
+        nonlocal stored
+        if len(crew.runs) > stored - 4:
+            peer.store(crew.queue, *(encoded(envelope("sleep", seconds=0.2)) for _ in range(4)))
+            stored += 4
+        pids = {run["pid"] for run in crew.runs}
+        return pids if len(pids) == 2 else None
+
+    os.kill(wait_until(pids_of_both).pop(), signal.SIGKILL)
+    wait_until(lambda: len({run["id"] for run in crew.runs}) == stored)
 
     def has_third() -> bool:
         peer.store(crew.queue, encoded(envelope("done")))

@@ -260,7 +260,7 @@ async def test_memory_is_returned_however_a_request_ends(tight: BrokerFixture) -
 # -- number of connections, and slow clients
 
 
-WAIT_S = 20
+WAIT_S = 60
 Connect = Callable[[], Awaitable["HttpConnection"]]
 GET = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 POST = (  # without a content type it would be refused unread

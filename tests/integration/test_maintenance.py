@@ -32,7 +32,7 @@ from phpmq_lite.storage.sqlite.integrity.scrub import (
 from tests.support.core_and_store import Driver
 from tests.support.http_users import HttpUser, broker_fixture, wait_until
 
-WAIT_S = 30
+WAIT_S = 60
 
 
 @pytest.fixture(autouse=True)

@@ -30,14 +30,43 @@ from tests.support.postgres_nodes import (
 )
 
 pytestmark = needs_postgres
-WAIT_S = 20.0
+WAIT_S = 60.0
 NUMBERS = count(1)
 
 
+class SharedNodes:
+    """The servers of this file; new ones after a test that left some of them dead."""
+
+    def __init__(self) -> None:
+        self._nodes = ReplicatedPostgres()
+
+    def well(self) -> ReplicatedPostgres:
+        """Return three running servers."""
+        if not self._nodes.all_run():
+            self._nodes.close()
+            self._nodes = ReplicatedPostgres()
+        return self._nodes
+
+    def close(self) -> None:
+        self._nodes.close()
+
+
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[ReplicatedPostgres]:
-    with ReplicatedPostgres() as started:
-        yield started
+def shared_nodes() -> Iterator[SharedNodes]:
+    shared = SharedNodes()
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def nodes(shared_nodes: SharedNodes) -> ReplicatedPostgres:
+    return shared_nodes.well()
+
+
+@pytest.fixture(autouse=True)
+def _patient_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a failover take longer than the broker would wait, as it does on a loaded machine."""
+    monkeypatch.setattr(writer, "UNREACHABLE_S", WAIT_S)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ AS_POSTGRES: Final = (
     else ()
 )
 DATABASE: Final = "phpmq"  # and the role of the broker
-_TIMEOUT_S: Final = 60.0
+_TIMEOUT_S: Final = 100.0  # of a step on a loaded machine
 
 needs_postgres = pytest.mark.skipif(
     not (BIN / "postgres").exists(), reason="PostgreSQL 15 is missing: apt install postgresql-15"
@@ -108,6 +108,10 @@ class ReplicatedPostgres(TemporaryServers):
     @property
     def standbys(self) -> list[int]:
         return [node for node in range(3) if node != self.primary]
+
+    def all_run(self) -> bool:
+        """Return whether no node is dead."""
+        return len(self._processes) == 3 and not any(map(self.has_exited, self._processes))
 
     def has_exited(self, node: int) -> bool:
         """Return whether a node has stopped without being killed, for example on a full disk."""

@@ -21,7 +21,7 @@ from phpmq_lite.broker_process import BrokerProcess
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame
 
-WAIT_S = 20.0  # for expected frames; only a defect makes a test wait this long
+WAIT_S = 60.0  # for expected frames; only a defect makes a test wait this long
 _keys = count(1)
 
 
