@@ -35,7 +35,7 @@ from phpmq_lite.admin.base.request_headers import check_encoding, media_type_of
 from phpmq_lite.admin.base.route import REQUEST_ID, ROUTE, ROUTE_NAME, Handler, Route
 from phpmq_lite.admin.base.urls import Urls
 from phpmq_lite.admin.connection_limits import connection_of
-from phpmq_lite.admin.monitoring.health import check_started, is_started
+from phpmq_lite.admin.monitoring.health import HEALTH_PATHS, check_started, is_started
 from phpmq_lite.admin.routes import ROUTES, register_routes, route_paths
 from phpmq_lite.admin.views import rendering
 from phpmq_lite.admin.views.rendering import send_response
@@ -43,6 +43,7 @@ from phpmq_lite.errors import StorageError
 from phpmq_lite.installation import templates_folder
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.server.addresses import address_key
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.read_pool import Readers
@@ -259,7 +260,13 @@ async def _identify(request: web.Request, handler: Handler) -> web.StreamRespons
         except StorageError as error:
             if not is_quiet("accounts_not_read"):
                 _log.error("accounts_not_read", reason=str(error))
-    set_identity(request, middleware.find_identity(request))
+    identity = middleware.find_identity(request)
+    set_identity(request, identity)
+    connection, path = connection_of(request), request.path.removeprefix(context.urls.base_path)
+    if connection is not None and path not in HEALTH_PATHS:
+        has_login = identity.kind != "nobody"
+        caller = identity.actor if has_login else address_key(address_of(request))
+        connection.identify(caller, has_login=has_login)
     return await handler(request)
 
 

@@ -8,7 +8,9 @@ from typing import Final, Self, cast
 
 from aiohttp import web
 
+from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.logs import get_logger, is_quiet
+from phpmq_lite.model import has_room
 from phpmq_lite.server.addresses import parse_address
 from phpmq_lite.server.admission import Admission, Network, max_http_connections
 from phpmq_lite.server.backpressure import WriteProgress
@@ -46,6 +48,7 @@ class ConnectionLimits:
         self.timeouts = patience or SlowClientTimeouts()
         self.ended: Counter[str] = Counter()  # number of slow connections closed, by reason
         self.open: set[LimitedConnection] = set()
+        self._working: Counter[str] = Counter()  # number of requests being processed, by caller
         self._paused: deque[LimitedConnection] = deque()  # connections waiting to resume reading
         self._trusted = tuple(trusted)
 
@@ -70,6 +73,24 @@ class ConnectionLimits:
         """Log that a connection was refused."""
         if not is_quiet("http_connection_refused"):
             _log.warning("http_connection_refused", address=name, reason=refusal)
+
+    def begin_work(self, caller: str) -> bool:
+        """Count a request and return True, or return False if the caller has too many.
+
+        The last fifth of the connections is for callers that use few, as in ``model.has_room``.
+        Call ``end_work`` once for each counted request.
+        """
+        is_counted = has_room(
+            self._working[caller], self._working.total(), 1, self.gate.capacity * 4 // 5
+        )
+        self._working[caller] += is_counted
+        return is_counted
+
+    def end_work(self, caller: str) -> None:
+        """Remove a request from the count."""
+        self._working[caller] -= 1
+        if not self._working[caller]:
+            del self._working[caller]
 
     def close_slow(self, now_s: float) -> None:
         """Close every connection that is too slow."""
@@ -120,6 +141,8 @@ class LimitedConnection(asyncio.Protocol):
         self._began_at: float | None = None  # when the current request began
         self._bytes = 0  # bytes received since the request began
         self._request: web.BaseRequest | None = None  # request being processed by a handler
+        self._caller: str | None = None  # of the current request; None until it is identified
+        self._has_login = False  # whether the caller of the last request was logged in
         self._is_refused = False  # whether more of a refused body may still arrive
         self._rest: list[bytes] = []  # data of a refused body, not yet passed on
         self._progress = WriteProgress()
@@ -132,7 +155,7 @@ class LimitedConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self._name = self._limits.name_of(peer[0] if isinstance(peer, tuple) else None)
-        refusal = self._limits.gate.admit(self._name) if self._is_counted else None
+        refusal = self._limits.gate.admit(self._name, self) if self._is_counted else None
         if refusal is not None:
             self._limits.log_refusal(self._name, refusal)
             self._transport.abort()
@@ -147,7 +170,7 @@ class LimitedConnection(asyncio.Protocol):
         if self._is_admitted:
             self._limits.open.discard(self)
             if self._is_counted:
-                self._limits.gate.leave(self._name)
+                self._limits.gate.leave(self._name, self)
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -187,13 +210,47 @@ class LimitedConnection(asyncio.Protocol):
         self._request = request
         self._is_refused = False
 
+    def identify(self, caller: str, *, has_login: bool) -> None:
+        """Count the request towards its caller's share of all connections.
+
+        Raises:
+            Problem: 429 if the caller already uses its share.
+        """
+        self._has_login = has_login
+        if self._is_counted and not self._limits.begin_work(caller):
+            raise Problem(
+                429, "too_many_requests",
+                f"Too many requests are running, most of them from {caller}. Repeat the request "
+                "later, or send fewer at a time.", field="limits.http_connections",
+                bound=f"{self._limits.gate.capacity} connections", headers={"Retry-After": "1"},
+            )  # fmt: skip
+        self._caller = caller if self._is_counted else None
+
     def finish(self) -> None:
         """Record that the handler has finished; its response may not have been sent yet."""
+        if self._caller is not None:
+            self._limits.end_work(self._caller)
+            self._caller = None
+        self._limits.gate.rest(self)
         self._is_refused = self._request is not None and not self._request.content.is_eof()
         self._request = self._began_at = None
         self._bytes = 0
 
-    # -- called by ConnectionLimits
+    # -- called by Admission and ConnectionLimits
+
+    def give_up(self, *, is_full: bool) -> bool:
+        """Close the connection if no request is being processed; see ``admission.Place``.
+
+        A request that has not arrived completely does not count, unless its caller has a login.
+        """
+        request = self._request
+        if self._has_login:
+            is_idle = is_full and request is None
+        else:
+            is_idle = request is None or not request.content.is_eof()
+        if is_idle:
+            self.end(is_told=False)
+        return is_idle
 
     def resume_reading(self) -> None:
         """Resume reading and pass on the held data."""

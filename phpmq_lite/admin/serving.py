@@ -15,6 +15,7 @@ from phpmq_lite.admin.auth.browser_security import add_headers_everywhere
 from phpmq_lite.admin.base.context import CONTEXT
 from phpmq_lite.admin.connection_limits import ConnectionLimits, LimitedConnection
 from phpmq_lite.logs import is_quiet
+from phpmq_lite.server.admission import Handshake
 from phpmq_lite.server.listeners import Kind
 
 _RETRY_S: Final = 0.1  # delay before accepting connections again after an error
@@ -98,18 +99,19 @@ async def _secure(
     limits: ConnectionLimits,
 ) -> None:
     """Reserve a place for a connection, perform the TLS handshake, and start handling requests."""
-    name = limits.name_of(host)
-    refusal = limits.gate.reserve(name)
+    name, place = limits.name_of(host), Handshake()
+    refusal = limits.gate.reserve(name, place)
     if refusal is not None:
         connection.close()
         limits.log_refusal(name, refusal)
         return
     with ExitStack() as failure, suppress(OSError):  # SSLError and TimeoutError are subclasses
-        failure.callback(limits.gate.cancel_reservation, name)
+        failure.callback(limits.gate.cancel_reservation, name, place)
         await asyncio.get_running_loop().connect_accepted_socket(
             lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=limits.timeouts.head_s
         )
         failure.pop_all()
+        limits.gate.end_handshake(place)
 
 
 async def _end(task: "asyncio.Task[None]") -> None:

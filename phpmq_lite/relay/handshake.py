@@ -246,6 +246,13 @@ class AdmittedStream(asyncio.StreamReaderProtocol):
         self._running = running
         self._name_of = name_of
         self._is_admitted = False
+        self.is_silent = True  # whether the peer has sent nothing that can be served
+
+    def give_up(self, *, is_full: bool) -> bool:
+        """Close the connection if its peer is silent; see ``admission.Place``."""
+        if self.is_silent:
+            self.transport.abort()
+        return self.is_silent
 
     @abstractmethod
     async def run(self) -> None:
@@ -257,7 +264,7 @@ class AdmittedStream(asyncio.StreamReaderProtocol):
         self.transport = cast(asyncio.Transport, transport)
         peer = address_of(transport, "peername")
         self.address = self._name_of(None if peer is None else peer[0])
-        refusal = self._gate.admit(self.address)
+        refusal = self._gate.admit(self.address, self)
         if refusal is not None:
             self.report(RelayError("not_admitted", refusal))
             self.transport.abort()
@@ -297,7 +304,7 @@ class AdmittedStream(asyncio.StreamReaderProtocol):
         """Stop counting the connection, because it has ended or another protocol serves it."""
         if self._is_admitted:
             self._is_admitted = False
-            self._gate.leave(self.address)
+            self._gate.leave(self.address, self)
 
 
 def address_of(transport: asyncio.BaseTransport, name: str) -> Address | None:

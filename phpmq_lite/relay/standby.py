@@ -176,6 +176,7 @@ class ClientConnection(AdmittedStream):
         if self._protocol == "http":
             async with asyncio.timeout(HEAD_S):
                 received = await self._first_line()
+            self.is_silent = False
             if relay.address is None or relay.is_own(received):
                 await self._hand_over(received)
                 return
@@ -269,6 +270,7 @@ class ClientConnection(AdmittedStream):
         try:
             data = received or await self.reader.read(_READ_BYTES)
             while data:
+                self.is_silent = False
                 self.counters.bytes_in += len(data)
                 link.write(encode_chunk(data))
                 await link.drain()

@@ -1,11 +1,12 @@
 """Connection admission: allowed networks, and limits per address and in total."""
 
+import asyncio
 import ipaddress
 import os
 import resource
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from phpmq_lite.server.addresses import address_key, parse_address
 from phpmq_lite.settings import Settings
@@ -87,15 +88,37 @@ def max_open_files() -> int | None:
     return None if hard == resource.RLIM_INFINITY or os.geteuid() == 0 else hard
 
 
+class Place(Protocol):
+    """What holds a place: a connection, or its TLS handshake."""
+
+    def give_up(self, *, is_full: bool) -> bool:
+        """Close the connection if it is idle, and return whether it was.
+
+        If places are left (``is_full`` is False), callers with a login keep theirs.
+        """
+
+
+class Handshake:
+    """The place of a TLS handshake, which the current task performs."""
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+
+    def give_up(self, *, is_full: bool) -> bool:
+        """Cancel the handshake."""
+        return self._task is not None and self._task.cancel()
+
+
 class Admission:
     """Counts and limits connections per address, as ``address_key`` tells them apart.
 
     Unix sockets count as loopback and need no entry in ``allow``; loopback TCP connections do.
-    ``refused`` counts refusals by reason.  Each call costs O(networks + addresses).
+    Once four fifths of all places, or all places of an address, are used, each further connection
+    takes the place of the one that has been idle longest, so that silent peers keep nobody out.
     """
 
-    __slots__ = ("_allow", "_counts", "_per_address", "_per_loopback", "_reserved", "_total",
-                 "refused")  # fmt: skip
+    __slots__ = ("_allow", "_counts", "_per_address", "_per_loopback", "_places", "_reserved",
+                 "_total", "given_up", "refused")  # fmt: skip
 
     def __init__(
         self, total: int, per_address: int, per_loopback: int, allow: Sequence[Network] = ()
@@ -106,7 +129,10 @@ class Admission:
         self._allow = tuple(allow)  # if empty, all addresses may connect
         self._counts: Counter[str] = Counter()  # connections and reserved places by address
         self._reserved: Counter[str] = Counter()
+        # Those that may give up their place, with their address; the longest idle one is first.
+        self._places: dict[Place, str] = {}
         self.refused: Counter[str] = Counter()
+        self.given_up = 0  # number of idle connections closed to make room
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
@@ -135,51 +161,90 @@ class Admission:
         others = (count for name, count in self._counts.items() if not _is_loopback(name))
         return max(others, default=0)
 
-    def admit(self, address: str | None) -> str | None:
+    def admit(self, address: str | None, place: Place | None = None) -> str | None:
         """Count a connection and return None, or return the reason for refusing it.
 
         Call ``leave`` once for each admitted connection.  A reserved place is used first.
+        ``place`` may have to give itself up from now on.
         """
         name = address_key(address)
         if self._reserved[name]:
             self._drop(self._reserved, name)
-            return None
-        return self._count(address)
+        elif (reason := self._count(address)) is not None:
+            return reason
+        if place is not None:
+            self._places[place] = name
+        return None
 
-    def leave(self, address: str | None) -> None:
-        """Remove an admitted connection from the count."""
-        self._drop(self._counts, address_key(address))
+    def rest(self, place: Place) -> None:
+        """Record that a connection has become idle just now."""
+        if (name := self._places.pop(place, None)) is not None:
+            self._places[place] = name
 
-    def reserve(self, address: str | None) -> str | None:
+    def leave(self, address: str | None, place: Place | None = None) -> None:
+        """Remove an admitted connection from the count, unless ``place`` has been given up."""
+        if place is None or self._places.pop(place, None) is not None:
+            self._drop(self._counts, address_key(address))
+
+    def reserve(self, address: str | None, place: Place | None = None) -> str | None:
         """Reserve a place before a TLS handshake, or return the reason for refusing it.
 
-        Afterwards either the connection calls ``admit``, or the listener calls
-        ``cancel_reservation``.
+        Afterwards either the connection calls ``admit``, and the listener ``end_handshake``, or the
+        listener calls ``cancel_reservation``.
         """
         reason = self._count(address)
         if reason is None:
-            self._reserved[address_key(address)] += 1
+            name = address_key(address)
+            self._reserved[name] += 1
+            if place is not None:
+                self._places[place] = name
         return reason
 
-    def cancel_reservation(self, address: str | None) -> None:
+    def end_handshake(self, place: Place) -> None:
+        """Record that a handshake has ended, so that its place is that of a connection, or free."""
+        self._places.pop(place, None)
+
+    def cancel_reservation(self, address: str | None, place: Place | None = None) -> None:
         """Release a reserved place whose connection never called ``admit``."""
         name = address_key(address)
+        if place is not None and self._places.pop(place, None) is None:
+            return  # it has been given up
         if self._reserved[name]:
             self._drop(self._reserved, name)
             self._drop(self._counts, name)
 
     def _count(self, address: str | None) -> str | None:
         name = address_key(address)
-        reason = self._reason(name, address)
+        if self._allow and address is not None and not self._is_allowed(address):
+            reason: str | None = NOT_ALLOWED
+        else:
+            self._make_room(name)
+            reason = self._reason(name)
         if reason is None:
             self._counts[name] += 1
         else:
             self.refused[reason] += 1
         return reason
 
-    def _reason(self, name: str, address: str | None) -> str | None:
-        if self._allow and address is not None and not self._is_allowed(address):
-            return NOT_ALLOWED
+    def _make_room(self, name: str) -> None:
+        reason, used = self._reason(name), self._counts.total()
+        if reason is None and used * 5 < self._total * 4:
+            return
+        for place, owner in self._places.items():
+            is_reserved = isinstance(place, Handshake)
+            if (reason == TOO_MANY_OF_ADDRESS and owner != name) or (
+                is_reserved and not self._reserved[owner]  # its connection was admitted just now
+            ):
+                continue
+            if place.give_up(is_full=reason is not None):
+                del self._places[place]
+                self._drop(self._counts, owner)
+                if is_reserved:
+                    self._drop(self._reserved, owner)
+                self.given_up += 1
+                return
+
+    def _reason(self, name: str) -> str | None:
         if self._counts.total() >= self._total:
             return TOO_MANY
         if self._counts[name] >= (self._per_loopback if _is_loopback(name) else self._per_address):

@@ -25,7 +25,7 @@ from phpmq_lite.server.addresses import (
     read_endpoints,
     remove_stale,
 )
-from phpmq_lite.server.admission import Admission
+from phpmq_lite.server.admission import Admission, Handshake
 from phpmq_lite.server.tls import HANDSHAKE_S, server_context
 from phpmq_lite.settings.model import TcpSettings
 
@@ -194,7 +194,8 @@ class Listeners:
         self, listener: _Listener, connection: socket.socket, host: str | None
     ) -> None:
         """Reserve a place for a connection and complete its TLS handshake."""
-        refusal = self._gate.reserve(host) if self._gate is not None else None
+        gate, place = self._gate, Handshake()
+        refusal = gate.reserve(host, place) if gate is not None else None
         if refusal is not None:
             connection.close()
             if not is_quiet("connection_refused"):
@@ -204,8 +205,10 @@ class Listeners:
         try:
             is_made = await self._attach_protocol(listener, connection)
         finally:
-            if not is_made and self._gate is not None:
-                self._gate.cancel_reservation(host)
+            if gate is not None and is_made:
+                gate.end_handshake(place)
+            elif gate is not None:
+                gate.cancel_reservation(host, place)
 
     async def _attach_protocol(self, listener: _Listener, connection: socket.socket) -> bool:
         """Attach a protocol to a connection; return whether ``connection_made`` was called."""

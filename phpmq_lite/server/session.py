@@ -20,7 +20,7 @@ from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import ClientFrame
 from phpmq_lite.protocol.revisions import LISTENER_HINT
 from phpmq_lite.server.admission import Admission
-from phpmq_lite.server.backpressure import ReadBackpressure, WriteProgress
+from phpmq_lite.server.backpressure import SILENT, ReadBackpressure, WriteProgress
 from phpmq_lite.server.counters import ConnectionCounters, SmoothedRate
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.frame_processing import FrameProcessor, SessionLimits
@@ -113,7 +113,7 @@ class Session(asyncio.Protocol):
         relayed = transport.get_extra_info("relay")
         self.relay = "" if relayed is None else relayed.relay
         self.certificate = certificate_subject(transport)
-        refusal = self._shared.gate.admit(self._host)
+        refusal = self._shared.gate.admit(self._host, self)
         if refusal is not None:
             self._refuse(refusal)
             return
@@ -161,7 +161,7 @@ class Session(asyncio.Protocol):
         if self not in self._shared.sessions:
             return  # the session was never admitted
         self._shared.remove(self)
-        self._shared.gate.leave(self._host)
+        self._shared.gate.leave(self._host, self)
         self.finish("closed by the peer" if exc is None else "connection reset")
         if self._is_ended:
             self._break_cycles()
@@ -250,6 +250,12 @@ class Session(asyncio.Protocol):
         is_served = bool(self.frames) or self.frame_began_at is not None
         is_consuming = self.connection is None or bool(self.connection.consumers)
         return not is_consuming and (self.is_parked or not is_served)
+
+    def give_up(self, *, is_full: bool) -> bool:
+        """Close the connection if it has never sent anything; see ``admission.Place``."""
+        if not self.bytes_in:
+            self.abort(SILENT)
+        return not self.bytes_in
 
     def abort(self, reason: str) -> None:
         """Close immediately, losing any incomplete frame and data that the peer has not read."""

@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from structlog.testing import capture_logs
 from phpmq_lite import logs
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.relay import standby
-from phpmq_lite.relay.active import MAX_HANDSHAKES_PER_ADDRESS, RelayListener
+from phpmq_lite.relay.active import MAX_HANDSHAKES, RelayListener
 from phpmq_lite.relay.handshake import MAGIC, create_relay_secret
 from phpmq_lite.relay.standby import Relay
 from phpmq_lite.server.admission import NOT_ALLOWED
@@ -570,25 +571,30 @@ async def test_relayed_connection_is_not_relayed_again(tmp_path: Path) -> None:
         assert again.counters.refused == {"already_relayed": 1}
 
 
-async def test_silent_peers_are_limited_and_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_peers_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phpmq_lite.relay.active.HANDSHAKE_S", 0.5)
     async with relayed_brokers(tmp_path) as brokers:
         host, port = brokers.listener.address.rsplit(":", 1)
-        pairs = [
-            await asyncio.open_connection(host, int(port))
-            for _ in range(MAX_HANDSHAKES_PER_ADDRESS + 1)
-        ]
-        replies = [await reader.read() for reader, _ in pairs]
-        for _, writer in pairs:
-            writer.close()
-        assert sum(reply.startswith(MAGIC) for reply in replies) == MAX_HANDSHAKES_PER_ADDRESS
-        assert brokers.listener.counters.refused == {
-            "authentication": MAX_HANDSHAKES_PER_ADDRESS,
-            "not_admitted": 1,
-        }
-        await as_client(brokers.port, exchange)  # and the places are free again
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert (await reader.read()).startswith(MAGIC)
+        writer.close()
+        assert brokers.listener.counters.refused == {"authentication": 1}
+        await as_client(brokers.port, exchange)
+
+
+@links
+async def test_standby_relays_although_silent_peers_hold_all_places(
+    tmp_path: Path, listen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TLS, they do not even begin a handshake."""
+    monkeypatch.setattr("phpmq_lite.relay.active.HANDSHAKE_S", 600)
+    async with relayed_brokers(tmp_path, listen) as brokers, AsyncExitStack() as stack:
+        host, port = brokers.listener.address.rsplit(":", 1)
+        for number in range(MAX_HANDSHAKES + 20):
+            peer = socket.create_connection((host, int(port)), 20, (f"127.0.0.{2 + number % 5}", 0))
+            stack.callback(peer.close)
+            await asyncio.sleep(0)
+        await as_client(brokers.port, exchange)
 
 
 async def test_huge_preamble_is_refused(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def _server(status: BrokerStatus) -> list[HealthCheck]:
     ]
 
 
+HEALTH_PATHS: Final = frozenset({"/livez", "/readyz", "/startupz"})
 _RETRY: Final = {"Retry-After": "1"}
 
 

@@ -1,7 +1,7 @@
 """Live feeds; each is evaluated once a second for all of its viewers together."""
 
 import asyncio
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.logs import get_logger, is_quiet
+from phpmq_lite.model import has_room
 
 EVERY_S: Final = 1.0  # interval between two evaluations of a feed
 STREAMS: Final = 64
@@ -126,9 +127,10 @@ class FeedStream:
     """A viewer's stream of updates; once the stream has ended, ``reason`` says why."""
 
     def __init__(
-        self, session: str, seen: FeedPosition | None, is_alive: Callable[[], bool]
+        self, session: str, user: str, seen: FeedPosition | None, is_alive: Callable[[], bool]
     ) -> None:
         self.session = session
+        self.user = user
         self.reason = ""  # once ended: "stopping", "renew" or "gone"
         self.is_alive = is_alive
         self.ends_at = asyncio.get_running_loop().time() + STREAM_S
@@ -204,15 +206,15 @@ class LiveFeeds:
     @property
     def streams(self) -> int:
         """The number of open streams."""
-        return self._by_session().total()
+        return len(self._open_streams())
 
-    def _by_session(self) -> Counter[str]:
-        return Counter(
-            stream.session
+    def _open_streams(self) -> list[FeedStream]:
+        return [
+            stream
             for running in self._feeds.values()
             for stream in running.streams
             if not stream.reason
-        )
+        ]
 
     def close(self) -> None:
         """End all streams and wake all waiting requests, because the broker is stopping."""
@@ -230,27 +232,33 @@ class LiveFeeds:
         key: Hashable,
         evaluate: EvaluateFeed,
         session: str,
+        user: str,
         seen: FeedPosition | None,
         is_alive: Callable[[], bool],
     ) -> FeedStream | None:
         """Open a stream, or return None if there are too many, in which case the caller must poll.
 
+        Users share ``STREAMS`` as in ``model.has_room``.
+
         Args:
             key: identifies the data: streams with the same key share evaluations.
             evaluate: returns the current data; a ``Problem`` ends the streams.
             session: the session toward whose limit the stream counts.
+            user: the user toward whose share the stream counts.
             seen: the browser's last position.
             is_alive: returns whether the peer is connected and still authorized.
         """
         for running in self._feeds.values():
             _drop_dead(running)
         most = STREAMS_OF_CONTROL if session == CONTROL else STREAMS_PER_SESSION
-        counts = self._by_session()
-        if self.is_closed or counts.total() >= STREAMS or counts[session] >= most:
+        streams = self._open_streams()
+        own = sum(stream.user == user for stream in streams)
+        is_over = sum(stream.session == session for stream in streams) >= most
+        if self.is_closed or is_over or not has_room(own, len(streams), 1, STREAMS):
             self.streams_refused += 1
             return None
         running = self._feed(key, evaluate)
-        stream = FeedStream(session, seen, is_alive)
+        stream = FeedStream(session, user, seen, is_alive)
         running.streams.add(stream)
         if running.task is None or running.task.done():
             running.task = asyncio.create_task(self._run(running))

@@ -9,6 +9,7 @@ from aiohttp_sse import EventSourceResponse
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.base.context import context_of, forget_status
+from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import QueryModel, read_query
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import json_response
@@ -120,7 +121,8 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
     evaluate = evaluation_of(request, asked.topic, asked.numbers)
     key = request[FEED] = feed_key(request, asked.topic, asked.numbers)
     seen = parse_position(request.headers.get("Last-Event-ID", ""))
-    stream = context.live.open(key, evaluate, stream_owner(request), seen, is_alive(request))
+    owner, user = stream_owner(request), identity_of(request).actor
+    stream = context.live.open(key, evaluate, owner, user, seen, is_alive(request))
     if stream is None:
         return web.Response(status=204)
     try:

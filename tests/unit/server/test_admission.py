@@ -1,5 +1,6 @@
 """Admission of connections: limits, allowed networks, places reserved for handshakes."""
 
+import asyncio
 import resource
 from ipaddress import ip_network
 
@@ -13,6 +14,7 @@ from phpmq_lite.server.admission import (
     TOO_MANY,
     TOO_MANY_OF_ADDRESS,
     Admission,
+    Handshake,
     Network,
     max_connections,
     max_http_connections,
@@ -105,6 +107,92 @@ def test_place_is_free_again_when_the_handshake_fails() -> None:
     assert admission.reserve("10.0.0.1") == TOO_MANY
     admission.cancel_reservation("10.0.0.1")
     assert admission.admit("10.0.0.2") is None
+
+
+class Peer:
+    """A connection that is idle, or is not."""
+
+    def __init__(self, *, is_idle: bool = True, has_login: bool = False) -> None:
+        self.is_idle = is_idle
+        self.has_login = has_login
+        self.is_closed = False
+
+    def give_up(self, *, is_full: bool) -> bool:
+        self.is_closed = self.is_idle and (is_full or not self.has_login)
+        return self.is_closed
+
+
+def admitted(admission: Admission, peers: list[Peer], address: str = "10.0.0.1") -> list[Peer]:
+    """Admit the peers; return those that have been closed."""
+    for peer in peers:
+        assert admission.admit(address, peer) is None
+    return [peer for peer in peers if peer.is_closed]
+
+
+def test_longest_idle_connection_is_closed_once_four_fifths_are_used() -> None:
+    admission, peers = admission_with(total=10), [Peer() for _ in range(12)]
+    assert admitted(admission, peers[:8]) == []
+    admission.rest(peers[0])  # has been served just now
+    assert admitted(admission, peers[8:]) == []
+    assert [peers.index(peer) for peer in peers if peer.is_closed] == [1, 2, 3, 4]
+    assert (admission.connections, admission.given_up) == (8, 4)
+    for peer in peers:
+        admission.leave("10.0.0.1", peer)  # the closed ones are no longer counted
+    assert admission.connections == 0
+
+
+def test_connection_that_is_not_idle_keeps_its_place() -> None:
+    admission = admission_with(total=5)
+    admitted(admission, [Peer(is_idle=False) for _ in range(5)])
+    assert admission.admit("10.0.0.2", Peer()) == TOO_MANY
+
+
+def test_idle_caller_with_a_login_is_closed_only_if_no_place_is_left() -> None:
+    admission = admission_with(total=5)
+    known, silent = Peer(has_login=True), Peer()
+    admitted(admission, [known, silent, *(Peer(is_idle=False) for _ in range(3))])
+    assert (known.is_closed, silent.is_closed) == (False, True)
+    admitted(admission, [Peer(is_idle=False)])
+    assert not known.is_closed
+    admitted(admission, [Peer(is_idle=False)])
+    assert known.is_closed
+
+
+def test_full_address_closes_its_own_longest_idle_connection() -> None:
+    admission = admission_with(per_address=2)
+    other, mine = Peer(), [Peer() for _ in range(3)]
+    admitted(admission, [other], "10.0.0.2")
+    admitted(admission, mine)
+    assert [peer.is_closed for peer in (other, *mine)] == [False, True, False, False]
+
+
+def test_address_that_is_not_allowed_closes_nothing() -> None:
+    admission, peer = admission_with(1, 1, 1, "10.0.0.0/8"), Peer()
+    admitted(admission, [peer])
+    assert admission.admit("11.0.0.1", Peer()) == NOT_ALLOWED
+    assert not peer.is_closed
+
+
+async def test_oldest_handshake_gives_up_its_place() -> None:
+    admission = admission_with(total=5)
+
+    async def shake_hands() -> None:
+        place = Handshake()
+        assert admission.reserve("10.0.0.1", place) is None
+        try:
+            await asyncio.Event().wait()
+        finally:
+            admission.cancel_reservation("10.0.0.1", place)
+
+    tasks = [asyncio.create_task(shake_hands()) for _ in range(6)]
+    while not all(task.done() for task in tasks[:2]):
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.done() for task in tasks] == [True, True, False, False, False, False]
+    assert admission.connections == 4
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert admission.connections == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from(["reserve", "admit", "leave"]), st.integers(0, 3))))

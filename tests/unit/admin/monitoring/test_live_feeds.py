@@ -112,8 +112,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> LiveFeeds:
     return LiveFeeds()
 
 
-def opened(hub: LiveFeeds, source: Source, session: str = "s", key: str = "k") -> FeedStream:
-    stream = hub.open(key, source, session, None, lambda: True)
+def opened(
+    hub: LiveFeeds, source: Source, session: str = "s", key: str = "k", user: str = "anna"
+) -> FeedStream:
+    stream = hub.open(key, source, session, user, None, lambda: True)
     assert stream is not None
     return stream
 
@@ -154,17 +156,17 @@ async def test_first_event_comes_even_if_a_feed_has_nothing(hub: LiveFeeds) -> N
 async def test_session_has_four_streams(hub: LiveFeeds) -> None:
     source = Source()
     mine = [opened(hub, source, "mine") for _ in range(STREAMS_PER_SESSION)]
-    assert hub.open("k", source, "mine", None, lambda: True) is None
-    assert hub.open("k", source, "other", None, lambda: True) is not None
+    assert hub.open("k", source, "mine", "anna", None, lambda: True) is None
+    assert hub.open("k", source, "other", "anna", None, lambda: True) is not None
     hub.leave("k", mine[0])
-    assert hub.open("k", source, "mine", None, lambda: True) is not None
+    assert hub.open("k", source, "mine", "anna", None, lambda: True) is not None
 
 
 async def test_control_socket_has_its_own_limit_of_streams(hub: LiveFeeds) -> None:
     source = Source()
     for _ in range(STREAMS_OF_CONTROL):
         opened(hub, source, CONTROL)
-    assert hub.open("k", source, CONTROL, None, lambda: True) is None
+    assert hub.open("k", source, CONTROL, "anna", None, lambda: True) is None
 
 
 async def test_broker_has_a_limit_of_streams(hub: LiveFeeds) -> None:
@@ -172,15 +174,26 @@ async def test_broker_has_a_limit_of_streams(hub: LiveFeeds) -> None:
     for number in range(STREAMS):
         opened(hub, source, str(number))
     assert hub.streams == STREAMS
-    assert hub.open("k", source, "one more", None, lambda: True) is None
+    assert hub.open("k", source, "one more", "anna", None, lambda: True) is None
+
+
+async def test_streams_are_shared_by_user_however_many_sessions_one_has(hub: LiveFeeds) -> None:
+    source = Source()
+    for number in range(STREAMS):
+        opened(hub, source, str(number))
+    assert hub.open("k", source, "one more", "anna", None, lambda: True) is None
+    for user in ("berta", "carla"):
+        for number in range(2):
+            opened(hub, source, f"{user} {number}", user=user)
+    assert hub.streams == STREAMS + 4
 
 
 async def test_stream_of_a_disconnected_peer_does_not_count(hub: LiveFeeds) -> None:
     source, alive = Source(), [True]
     for _ in range(STREAMS_PER_SESSION):
-        assert hub.open("k", source, "s", None, lambda: alive[0]) is not None
+        assert hub.open("k", source, "s", "anna", None, lambda: alive[0]) is not None
     alive[0] = False
-    assert hub.open("k", source, "s", None, lambda: True) is not None
+    assert hub.open("k", source, "s", "anna", None, lambda: True) is not None
 
 
 async def test_close_ends_streams_and_waits(hub: LiveFeeds) -> None:
@@ -190,7 +203,7 @@ async def test_close_ends_streams_and_waits(hub: LiveFeeds) -> None:
     assert await stream.next() is None
     assert stream.reason == "stopping"
     assert wait.is_set()
-    assert hub.open("k", Source(), "s", None, lambda: True) is None
+    assert hub.open("k", Source(), "s", "anna", None, lambda: True) is None
 
 
 async def test_streams_end_when_what_they_show_is_gone(hub: LiveFeeds) -> None:
