@@ -178,6 +178,8 @@ async def _until_signal(
     for task in tending:
         task.cancel()
     _log.info("stopped")
+    if not service.ready.is_set():
+        service.exit(is_late=False)  # do not wait for a thread that connects to a database server
     return 0
 
 

@@ -62,6 +62,7 @@ from phpmq_lite.storage.sqlite.backend import SqliteBackend
 from phpmq_lite.storage.sqlite.integrity import stopped_database
 from phpmq_lite.storage.start_report import StartRecorder
 from phpmq_lite.storage.store import Store, note_clock
+from phpmq_lite.storage.store_status import StoreStatus
 from phpmq_lite.storage.store_writer import StoreMaintenance, StoreWriter
 
 if TYPE_CHECKING:
@@ -235,7 +236,26 @@ class Service:
             PhpmqError: the broker refuses to start; the error's class determines the exit code.
         """
         settings = self.settings
-        check_exposed_listeners(settings, lambda: has_admin(settings))
+        if settings.store.url:
+            unknown = StoreStatus("PostgreSQL", is_reached=False, is_active=False)
+            self.handle.store = lambda: unknown
+        reporting = asyncio.create_task(self._report_unreached())
+        try:
+            await self._run(settings)
+        finally:
+            reporting.cancel()
+
+    async def _report_unreached(self) -> None:
+        """Log soon, and then every 5 s, that the database server cannot be reached."""
+        await asyncio.sleep(0.5)
+        while True:
+            if not (status := self.handle.store()).is_reached:
+                _log.warning("database_not_reached", database=status.place,
+                             reason=status.problem or "no answer yet")  # fmt: skip
+            await asyncio.sleep(5)
+
+    async def _run(self, settings: Settings) -> None:
+        await asyncio.to_thread(check_exposed_listeners, settings, lambda: has_admin(settings))
         tls = _admin_tls(settings)  # must come first, because a certificate may be invalid
         self._add_tls_listener("admin", tls)
         try:

@@ -34,10 +34,11 @@ OURS: Final[dict[str, set[str]]] = {
     "histogram": set(),
     "clock": {"model"},  # a reading is model.Now
     "standard_streams": set(),
+    "text_files": {"errors"},
     "logs": {"standard_streams"},
     "queue_settings": {"errors"},
     "writes": set(),
-    "settings": {"queue_settings", "errors"},
+    "settings": {"queue_settings", "text_files", "errors"},
     "broker_process": {"errors"},
     "process_memory": set(),
     "insights_document": set(),
@@ -47,6 +48,7 @@ OURS: Final[dict[str, set[str]]] = {
     "storage": {"clock", "model", "queue_settings", "writes", "installation", "errors", "logs"},
     "server": {
         "protocol",
+        "text_files",
         "queue_settings",
         "writes",
         "broker",
@@ -63,6 +65,7 @@ OURS: Final[dict[str, set[str]]] = {
     "export": {"storage.arrow", "logs", "errors"},
     "admin": {
         "writes",
+        "text_files",
         "broker.broker",
         "histogram",
         "broker.state_table",
@@ -124,7 +127,7 @@ OURS: Final[dict[str, set[str]]] = {
         "installation",
         "__init__",
     },
-    "envelopes": {"client", "lazy_imports", "process_memory", "errors"},
+    "envelopes": {"client", "lazy_imports", "process_memory", "text_files", "errors"},
     "envelopes.inspector": {"model", "queue_settings"},
     "envelopes.indexed_fields": {"model"},
     "envelopes.validation": {"model"},

@@ -25,6 +25,7 @@ from phpmq_lite.cli.output import (
     yes_option,
 )
 from phpmq_lite.cli.parameters import FILE_OR_STDIN, duration
+from phpmq_lite.text_files import TextFileError, decode_secret
 
 _TIMES: Final = ("created_at", "expires_at", "last_login_at", "last_used_at")  # as Unix times in ms
 
@@ -126,9 +127,10 @@ def _read_password(file: Path | None) -> str:
         with click.open_file(str(file), "rb") as given:
             content: bytes = given.read()
         try:
-            return content.decode().rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise CommandError(f"the password in {file} is not valid UTF-8") from None
+            return decode_secret(content)
+        except TextFileError as error:
+            text = str(error).replace("not UTF-8", "not valid UTF-8")
+            raise CommandError(f"the password in {file} {text}") from None
     if not is_terminal():
         raise CommandError("--password-file is required when standard input is not a terminal")
     password: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)

@@ -22,6 +22,7 @@ from phpmq_lite.cli.settings_options import SettingsArguments, config_option, da
 from phpmq_lite.errors import os_reason
 from phpmq_lite.logs import escape
 from phpmq_lite.settings import Settings
+from phpmq_lite.text_files import NotUtf8Error, TextFileError, read_secret
 
 API: Final = "/api/v1"
 
@@ -256,7 +257,9 @@ def find_admin_client(
                 f"{url} is a PHPMQ listener; this command requires the admin URL, http://HOST:PORT"
             )
         return AdminClient(None, admin_url(url), read_token(token_file) if token_file else None)
-    effective = settings_args.load(data=context.data) if context else settings_args.load()
+    named = {"data": context.data} if context else {}
+    is_optional = context is not None or settings_args.names_broker
+    effective = settings_args.load(is_optional=is_optional, **named)
     settings = effective.settings
     if effective.sources["data"] != "default" or settings.data.is_dir():
         if token_file is not None:
@@ -289,11 +292,14 @@ def read_token(path: Path) -> str:
     """Read an API token from a file that must be readable only by its owner.
 
     Raises:
-        CommandError: other users can read the file, or it is not UTF-8.
+        CommandError: other users can read the file, or it is not a token.
     """
     if path.stat().st_mode & 0o077:
         raise CommandError(f"{path} is readable by other users; run chmod 600 {path}", REFUSED)
     try:
-        return path.read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError:
-        raise CommandError(f"{path} is not valid UTF-8; tokens must be plain text") from None
+        return read_secret(path).strip()
+    except NotUtf8Error as error:
+        what = f"this is {error.encoding}: {path}" if error.encoding else path
+        raise CommandError(f"{what} is not valid UTF-8; tokens must be plain text") from None
+    except TextFileError as error:
+        raise CommandError(f"the token in {path} {error}") from None

@@ -20,6 +20,7 @@ from phpmq_lite.cli.parameters import EXISTING_FILE, is_phpmq_url
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.client.blocking_client import BlockingClient, client_from_url
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
+from phpmq_lite.text_files import has_mark
 
 _TIMEOUT_S: Final = 30.0
 _COMPARED: Final = 1_000  # maximum number of existing names to compare with an unknown queue name
@@ -101,7 +102,7 @@ def _find_listener(
         context = contexts.current_context()
         named = context.connect if context is not None else None
     if named is not None and is_phpmq_url(named):
-        return named, settings_args.load().settings.limits.max_content
+        return named, settings_args.read_optional().settings.limits.max_content
     admin = find_admin_client(settings_args, url, token_file)
     found = _fetch_listeners(admin, is_patient=is_patient)
     if queue is not None and admin.find(f"/queues/{encode_name(queue)}") is None:
@@ -182,5 +183,7 @@ def _tls_context(ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SS
             file = cert
             context.load_cert_chain(cert, key)
     except ssl.SSLError:
-        raise CommandError(f"{file} is not a valid PEM file") from None
+        is_marked = file is not None and has_mark(file.read_bytes())
+        mark = ": it begins with a byte order mark" if is_marked else ""
+        raise CommandError(f"{file} is not a valid PEM file{mark}") from None
     return context

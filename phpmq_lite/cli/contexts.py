@@ -11,6 +11,7 @@ import click
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import Column, columns, output_option, print_message, write_rows
 from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, broker_url, is_phpmq_url
+from phpmq_lite.text_files import TextFileError, read_text
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,7 +30,7 @@ class BrokerContext:
 
 def contexts_file() -> Path:
     """Return the path of the file that contains the contexts."""
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(home) / "phpmq-lite" / "contexts.json"
 
 
@@ -39,8 +40,9 @@ def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
     Raises:
         CommandError: the file cannot be read.
     """
+    path = contexts_file()
     try:
-        document = json.loads(contexts_file().read_text(encoding="utf-8"))
+        document = json.loads(read_text(path))
         found = {
             name: BrokerContext(
                 name,
@@ -52,10 +54,12 @@ def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
             for name, one in document["contexts"].items()
         }
         return document.get("current"), found
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None, {}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CommandError(f"cannot read the contexts file {contexts_file()}: {error}") from None
+    except TextFileError as error:
+        raise CommandError(f"the contexts file {path} {error}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CommandError(f"cannot read the contexts file {path}: {error}") from None
 
 
 def save_contexts(current: str | None, contexts: dict[str, BrokerContext]) -> None:
@@ -70,8 +74,12 @@ def save_contexts(current: str | None, contexts: dict[str, BrokerContext]) -> No
 
 
 def current_context() -> BrokerContext | None:
-    """Return the current context, or None if none is selected."""
-    name, contexts = load_contexts()
+    """Return the current context, or None if none is selected or, with a warning, readable."""
+    try:
+        name, contexts = load_contexts()
+    except CommandError as error:
+        print_message(f"warning: {error}; no context is used")
+        return None
     return contexts.get(name) if name else None
 
 

@@ -1,6 +1,7 @@
 """The ``import`` command group, which imports messages from beanstalkd and InitPHP Queue."""
 
 import sqlite3
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -26,7 +27,7 @@ from phpmq_lite.client.blocking_client import (
 )
 from phpmq_lite.envelopes.sqlite_file import wall_ms
 from phpmq_lite.importers import beanstalkd, initphp
-from phpmq_lite.importers.beanstalkd import BeanstalkdClient, BeanstalkdJob
+from phpmq_lite.importers.beanstalkd import BeanstalkdClient, BeanstalkdJob, JobGroup
 from phpmq_lite.importers.import_journal import ImportJournal
 from phpmq_lite.importers.initphp import Kind, PlannedMessage, TableMapping
 from phpmq_lite.logs import escape
@@ -255,7 +256,7 @@ class BeanstalkdImport:
 
     def preview(self, tubes: Sequence[str]) -> None:
         """Count the jobs that would be published, without reading their bodies."""
-        for lot, job_ids in beanstalkd.find_jobs(self.server, tubes).items():
+        for lot, job_ids in self._find_jobs(tubes).items():
             for job_id in job_ids:
                 self.tally.count(self._item(BeanstalkdJob(job_id, lot.tube, lot.state, 0, 0)))
 
@@ -266,7 +267,7 @@ class BeanstalkdImport:
             print_message(
                 "this beanstalkd cannot reserve jobs by id; stop its workers during the move"
             )
-        lots = beanstalkd.find_jobs(self.server, tubes)
+        lots = self._find_jobs(tubes)
         wanted = ((lot, job_id) for lot, job_ids in lots.items() for job_id in job_ids)
         total = sum(map(len, lots.values()))
         batch_size = max(_SMALLEST_BATCH, min(_BATCH, _BATCH_BYTES // self.server.max_job_bytes))
@@ -279,6 +280,10 @@ class BeanstalkdImport:
                 if self.is_move:
                     self._delete([job for job, done in zip(jobs, is_stored, strict=True) if done])
                 advance(len(batch))
+
+    def _find_jobs(self, tubes: Sequence[str]) -> "dict[JobGroup, array[int]]":
+        with progress_bar("searching", self.server.jobs()) as advance:
+            return beanstalkd.find_jobs(self.server, tubes, advance)
 
     def _delete(self, jobs: Sequence[BeanstalkdJob]) -> None:
         deleted = self.server.delete([job.job_id for job in jobs])
@@ -391,13 +396,14 @@ def initphp_command(
                     for kind in kinds
                     for row in initphp.read_rows(source, kind, layout, zone)
                 )
-                if dry_run:
-                    deque(map(tally.count, items), maxlen=0)
-                else:
-                    with client() as broker, progress_bar("import", None) as advance:
-                        for batch in _batches(items):
+                opened = nullcontext() if dry_run else client()
+                with opened as broker, progress_bar("import", None) as advance:
+                    for batch in _batches(items):
+                        if broker is None:
+                            deque(map(tally.count, batch), maxlen=0)
+                        else:
                             publish_items(broker, batch, tally)
-                            advance(len(batch))
+                        advance(len(batch))
         except sqlite3.Error as error:
             raise CommandError(f"{database.name}: {error}") from None
         finally:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 EVERY_S: Final = 10.0  # seconds between lines about the same phase
 _SPEED_OVER_S: Final = 30.0  # a rate needs a period longer than a Spark batch, which takes seconds
-_MIN_TOTAL: Final = 1_000  # no bar is shown if the total is smaller than this
+_MIN_TOTAL: Final = 1_000  # a bar with a smaller total appears only after a delay
+_DELAY_S: Final = 0.5
 
 
 class JobProgress:
@@ -148,7 +149,7 @@ def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]
 
     ``total`` is None if it is unknown.  Short jobs show no bar.
     """
-    if not sys.stderr.isatty() or (total is not None and total < _MIN_TOTAL):
+    if not sys.stderr.isatty():
         yield lambda _: None
         return
     from rich.console import Console
@@ -157,6 +158,17 @@ def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = progress.add_task(what, total=total)
+    is_short = total is not None and total < _MIN_TOTAL
+    showing = threading.Timer(_DELAY_S if is_short else 0.0, progress.start)
+    showing.daemon = True
+    showing.start()
+    if not is_short:
+        showing.join()
+    try:
         yield lambda count: progress.advance(task, count)
+    finally:
+        showing.cancel()
+        showing.join()
+        progress.stop()

@@ -1,5 +1,6 @@
 """Options for settings: ``--config``, ``--set`` and flags for single settings."""
 
+import os
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -10,6 +11,7 @@ import click
 from phpmq_lite import settings
 from phpmq_lite.cli.output import print_message
 from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, assignment
+from phpmq_lite.errors import SettingsError
 
 Command = Callable[..., None]
 
@@ -34,9 +36,9 @@ class SettingsArguments(NamedTuple):
         folder = self.values.get("data")
         return None if folder is None else Path(str(folder))
 
-    def load(self, **overrides: object) -> settings.EffectiveSettings:
+    def load(self, *, is_optional: bool = False, **overrides: object) -> settings.EffectiveSettings:
         """Return the effective settings, and print warnings to standard error."""
-        effective = self.read(**overrides)
+        effective = (self.read_optional if is_optional else self.read)(**overrides)
         for warning in effective.warnings:
             print_message(f"warning: {warning}")
         return effective
@@ -44,6 +46,17 @@ class SettingsArguments(NamedTuple):
     def read(self, **overrides: object) -> settings.EffectiveSettings:
         """Return the effective settings; ``overrides`` take precedence over every source."""
         return settings.load({**self.values, **overrides}, self.config)
+
+    def read_optional(self, **overrides: object) -> settings.EffectiveSettings:
+        """Like ``read``, but ignore an unusable file that ``--config`` does not name."""
+        try:
+            return self.read(**overrides)
+        except (SettingsError, OSError) as error:
+            if self.config is not None:
+                raise
+            effective = settings.load({**self.values, **overrides}, Path(os.devnull))
+            effective.warnings.append(f"{error}; this file is ignored")
+            return effective
 
 
 def settings_options(command: Command) -> Command:

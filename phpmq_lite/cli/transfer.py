@@ -4,9 +4,13 @@ import asyncio
 import json
 import sys
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from codecs import BOM_UTF8
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO, Final, cast
 
 import click
 
@@ -19,9 +23,11 @@ from phpmq_lite.cli.admin_client import (
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import format_message_count, print_message
 from phpmq_lite.cli.progress import progress_bar
+from phpmq_lite.text_files import has_mark
 
 _BATCH: Final = 500  # maximum number of messages per request
 _BATCH_BYTES: Final = 1_000_000  # every broker accepts requests of up to 1 MiB
+_PIECE_BYTES: Final = 1 << 20
 
 
 @click.command()
@@ -73,31 +79,72 @@ def import_(admin: AdminClient, file: Any, queue: str | None, dry_run: bool) -> 
     skipped. If the broker rejects a message, because it is too large or its queue is full, the
     import stops and prints how many messages are stored and the line to continue with.
     """
-    messages = list(_read_messages(file, queue))
-    if dry_run:
-        print_message(f"{format_message_count(len(messages))} checked: all valid")
-        return
-    stored = 0
-    with progress_bar("import", len(messages)) as advance:
-        for part in _batches(message for _, message in messages):
-            try:
-                count, refusal = asyncio.run(_send(admin, part))
-            except CommandError:
-                print_message(
-                    f"{format_message_count(stored)} stored; the next {len(part):,}, from line "
-                    f"{messages[stored][0]} onwards, may or may not be stored"
-                )
-                raise
-            stored += count
-            advance(count)
-            if refusal is not None:
-                if stored:
-                    print_message(
-                        f"{format_message_count(stored)} stored; continue with line "
-                        f"{messages[stored][0]}"
-                    )
-                raise refusal
+    with ExitStack() as stack:
+        source = _rereadable(file, stack)
+        start = source.tell()
+        checked = 0
+        with progress_bar("check", None) as advance:
+            for _ in _read_messages(source, queue):
+                checked += 1
+                advance(1)
+        if dry_run:
+            print_message(f"{format_message_count(checked)} checked: all valid")
+            return
+        source.seek(start)
+        stored = 0
+        with progress_bar("import", checked) as advance:
+            numbers: deque[int] = deque()  # of the lines that are not stored yet
+
+            def read() -> Iterator[dict[str, Any]]:
+                for number, message in _read_messages(source, queue, lambda _: None):
+                    numbers.append(number)
+                    yield message
+
+            for part in _batches(read()):
+                count = _store(admin, part, stored, numbers)
+                stored += count
+                advance(count)
+                for _ in part:
+                    numbers.popleft()
     print_message(f"{format_message_count(stored)} stored")
+
+
+def _rereadable(file: BinaryIO, stack: ExitStack) -> BinaryIO:
+    """Return the file, or a temporary copy if it can be read only once, such as a pipe."""
+    if file.seekable():
+        return file
+    copy: Any = stack.enter_context(TemporaryFile())  # noqa: SIM115
+    with progress_bar("read", None) as advance:
+        while piece := file.read(_PIECE_BYTES):
+            copy.write(piece)
+            advance(piece.count(b"\n"))
+    copy.seek(0)
+    return cast("BinaryIO", copy)
+
+
+def _store(admin: AdminClient, part: list[bytes], before: int, numbers: Sequence[int]) -> int:
+    """Store a batch from the lines with these numbers, and return its size.
+
+    ``before`` is the number of messages that are already stored.
+
+    Raises:
+        CommandError: not all were stored; a message says where to continue.
+    """
+    try:
+        count, refusal = asyncio.run(_send(admin, part))
+    except CommandError:
+        print_message(
+            f"{format_message_count(before)} stored; the next {len(part):,}, from line "
+            f"{numbers[0]} onwards, may or may not be stored"
+        )
+        raise
+    if refusal is not None:
+        if stored := before + count:
+            print_message(
+                f"{format_message_count(stored)} stored; continue with line {numbers[count]}"
+            )
+        raise refusal
+    return count
 
 
 async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandError | None]:
@@ -145,8 +192,12 @@ def _request_body(part: list[bytes]) -> bytes:
     return b'{"messages": [' + b",\n".join(part) + b"]}"
 
 
-def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_messages(
+    file: Any, queue: str | None, note: Callable[[str], None] = print_message
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the line number and the message for each line that contains a message.
+
+    At the end, ``note`` is called with what is missing.
 
     Raises:
         CommandError: a line is not a message.
@@ -157,6 +208,10 @@ def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str
     has_ids = is_complete = False
     gone = 0
     for number, line in enumerate(file, 1):  # bytes, because reading text decodes ahead
+        if number == 1:
+            line = line.removeprefix(BOM_UTF8)
+            if has_mark(line):
+                raise CommandError(f"{name} is not UTF-8 but UTF-16")
         if not line.strip():
             continue
         try:
@@ -184,6 +239,6 @@ def _read_messages(file: Any, queue: str | None) -> Iterator[tuple[int, dict[str
             raise CommandError(f"{name}: line {number}: {wrong}")
         yield number, message
     if gone:
-        print_message(f"{format_message_count(gone)} skipped: the export lacks their content")
+        note(f"{format_message_count(gone)} skipped: the export lacks their content")
     if has_ids and not is_complete:
-        print_message(f'{name} is an incomplete export: it lacks the line {{"complete": true}}')
+        note(f'{name} is an incomplete export: it lacks the line {{"complete": true}}')

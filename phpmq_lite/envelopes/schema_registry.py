@@ -23,6 +23,7 @@ from phpmq_lite.envelopes.payload_schema import (
 )
 from phpmq_lite.envelopes.validation import EnvelopeProblem
 from phpmq_lite.errors import PhpmqError
+from phpmq_lite.text_files import TextFileError, decode_text
 
 MANIFEST: Final = "registry.json"
 FILE_BYTES: Final = 1 << 20  # maximum size of each file in the folder
@@ -138,7 +139,10 @@ def _content(path: Path) -> bytes:
         raise SchemaError(str(error)) from None
     if len(content) > FILE_BYTES:
         raise SchemaError(f"larger than the limit of {FILE_BYTES} bytes")
-    return content
+    try:
+        return decode_text(content).encode()
+    except TextFileError as error:
+        raise SchemaError(f"it {error}") from None
 
 
 def _rows(folder: Path, faults: list[RegistryFault]) -> Iterator[dict[str, Any]]:

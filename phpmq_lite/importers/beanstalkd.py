@@ -184,10 +184,15 @@ def connect_beanstalkd(target: BrokerAddress) -> Iterator[BeanstalkdClient]:
         yield BeanstalkdClient(connection.sendall, reader)
 
 
-def find_jobs(server: BeanstalkdClient, tubes: Sequence[str] = ()) -> "dict[JobGroup, array[int]]":
+def find_jobs(
+    server: BeanstalkdClient,
+    tubes: Sequence[str] = (),
+    found: Callable[[int], None] = lambda _count: None,
+) -> "dict[JobGroup, array[int]]":
     """Return the ids of all jobs, or only of those in ``tubes``, grouped in the order of moving.
 
-    Jobs that are added during the search are not included.
+    Jobs that are added during the search are not included.  ``found`` is called with the number of
+    jobs that were found since its last call.
     """
     newest = server.newest_id()
     total = server.jobs()
@@ -196,12 +201,14 @@ def find_jobs(server: BeanstalkdClient, tubes: Sequence[str] = ()) -> "dict[JobG
     for ids in _all_ids(newest):
         if seen >= (server.jobs() if newest is None else total):
             break
+        before = seen
         for group, job_id in server.find_groups(ids):
             seen += 1
             if group.tube == PROBE_TUBE:  # this job is left over from a run that was killed
                 server.delete([job_id])
             elif not tubes or group.tube in tubes:
                 groups[group].append(job_id)
+        found(seen - before)
     return {group: array("Q", sorted(groups[group])) for group in sorted(groups)}
 
 

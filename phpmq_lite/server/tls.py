@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, Never
 
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings.loading import check_private
+from phpmq_lite.text_files import has_mark
 
 HANDSHAKE_S: Final = 10.0  # maximum duration of a handshake
 
@@ -98,10 +99,12 @@ def _require_client_certificates(name: str, path: Path, context: ssl.SSLContext)
 
 def _check_readable(name: str, path: Path) -> None:
     try:
-        with path.open("rb"):
-            pass
+        with path.open("rb") as file:
+            is_marked = has_mark(file.read(4))
     except OSError as error:
         raise SettingsError(f"{name} {path} cannot be read: {error.strerror}") from None
+    if is_marked:
+        raise SettingsError(f"{name} {path} begins with a byte order mark; save it without one")
 
 
 def _refuse_password() -> Never:

@@ -11,6 +11,7 @@ import os
 import stat
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,6 +23,7 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings.model import Settings
 from phpmq_lite.settings.reference import BOUNDS, ENVIRONMENT_PREFIX, SECTIONS, SETTINGS
 from phpmq_lite.settings.validation_errors import describe_error
+from phpmq_lite.text_files import TextFileError, read_secret, read_text
 
 FOLDER_FILE: Final = Path("config.toml")  # in the working directory, where `config init` writes it
 SYSTEM_FILE: Final = Path("/etc/phpmq-lite/config.toml")
@@ -81,7 +83,14 @@ def find_file() -> Path | None:
     """Return the TOML file to read if ``--config`` is not given, or None if there is none."""
     folder = os.environ.get("CONFIGURATION_DIRECTORY")  # systemd separates folders by colons
     places = [Path(piece) / "config.toml" for piece in folder.split(":")] if folder else []
-    return next((path for path in [*places, FOLDER_FILE, SYSTEM_FILE] if path.is_file()), None)
+    for path in places:
+        if path.is_file():  # raises PermissionError, because these settings are for this process
+            return path
+    for path in FOLDER_FILE, SYSTEM_FILE:
+        with suppress(OSError):
+            if path.is_file():
+                return path
+    return None
 
 
 def _check_name(name: str, source: str) -> None:
@@ -100,9 +109,10 @@ def _check_name(name: str, source: str) -> None:
 
 def _read_file(path: Path) -> dict[str, object]:
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read settings from {path}: {error}") from None
+        tree = tomllib.loads(read_text(path))
+    except (OSError, TextFileError) as error:
+        reason = error if isinstance(error, OSError) else f"it {error}"
+        raise SettingsError(f"cannot read settings from {path}: {reason}") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
     found = _flatten(tree)
@@ -213,9 +223,9 @@ def _file_value(name: str, path: Path, source: str) -> str:
     if SETTINGS[name].is_path:
         return str(path)
     try:
-        text = path.read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        text = read_secret(path)
+    except (OSError, TextFileError) as error:
+        reason = getattr(error, "strerror", None) or f"it {error}"
         raise SettingsError(f"{source}: {path} cannot be read: {reason}") from None
     if not text:
         raise SettingsError(f"{source}: {path} is empty")

@@ -43,6 +43,7 @@ class StoreStatus:
     """The state of the store; the defaults describe SQLite."""
 
     engine: str = "SQLite"
+    is_reached: bool = True  # False: a standby, or a broker that starts, does not reach the server
     place: str = ""  # hosts and database, without secrets
     is_active: bool = True  # False: a standby
     active_broker: str = ""  # name of the active broker's machine, if this one is a standby

@@ -285,3 +285,63 @@ def test_publish_asks_for_a_token_where_there_are_users(tmp_path: Path) -> None:
         token.write_text(made.stdout)
         stored = CliRunner().invoke(root_command, [*publish, "--token-file", str(token)])
         assert (stored.exit_code, stored.stderr[:16]) == (0, "1 message stored")
+
+
+OPTIONAL = ["queue", "list"], ["check", "ready"], ["publish", "q", "--body", "x"]
+
+
+@pytest.mark.parametrize("problem", ["folder", "loop", "not JSON", "utf-16", "no home", "mode 000"])
+@pytest.mark.parametrize("arguments", OPTIONAL, ids=lambda one: one[0])
+def test_command_works_without_a_contexts_file_that_cannot_be_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, problem: str, arguments: list[str]
+) -> None:
+    file = contexts.contexts_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if problem == "folder":
+        file.mkdir()
+    elif problem == "loop":
+        file.symlink_to(file)
+    elif problem == "no home":
+        monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
+    elif problem == "mode 000":
+        file.write_text("{}")
+        real = Path.read_bytes
+
+        def read_bytes(path: Path) -> bytes:  # tests may run as root
+            if path == file:
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path)
+
+        monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    else:
+        file.write_text("{", encoding=problem if problem == "utf-16" else "ascii")
+    with broker_process(folder / "phpmq-data", "--admin", "127.0.0.1:0"):
+        result = invoke(*arguments)
+        assert (str(file) in result.stderr) is (problem != "no home")
+    if problem not in ("no home", "folder", "loop"):
+        assert str(file) in invoke("context", "list", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    "content", [b"[other]\nx = 1\n", b"\xff\xfe=\0", b"a = ", b"data = 5\n", None]
+)
+def test_command_that_names_its_broker_does_not_need_a_config_file(
+    folder: Path, content: bytes | None
+) -> None:
+    if content is None:
+        (folder / "config.toml").symlink_to("config.toml")
+    else:
+        (folder / "config.toml").write_bytes(content)
+    with broker_process(folder / "data", "--admin", "127.0.0.1:0", "--config", "/dev/null") as it:
+        for arguments in OPTIONAL:
+            invoke(*arguments, "--data", "data")
+            invoke(*arguments, "--url", it.admin[0])
+        invoke("publish", "q", "--body", "x", "--url", f"phpmq://{it.phpmq[0]}")
+        invoke("context", "create", "here", "--data", "data")
+        for arguments in OPTIONAL:
+            invoke(*arguments)
+
+
+def test_config_file_may_begin_with_a_byte_order_mark(folder: Path) -> None:
+    (folder / "config.toml").write_text("data = 'other'\n", encoding="utf-8-sig")
+    assert "other" in invoke("config", "show").stdout

@@ -221,3 +221,19 @@ def test_process_1_has_the_exit_code_of_its_command(tmp_path: Path, broker: Brok
             assert process.wait(WAIT_S) == code
     with running(tmp_path, "queue", "top", "--url", "http://127.0.0.1:1", is_first=True) as process:
         process.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "0.0.0.0:0"])
+def test_a_broker_says_repeatedly_that_it_does_not_reach_its_database(
+    tmp_path: Path, silent: str, listen: str
+) -> None:
+    pytest.importorskip("psycopg")
+    serve = (
+        "serve", "--data", "data", "--admin", "none", "--legacy-listen", "none", "--listen", listen,
+        "--set", "tcp.allow=127.0.0.0/8", "--store",
+    )  # fmt: skip
+    for address in silent, "127.0.0.1:1":
+        with running(tmp_path, *serve, f"postgresql://{address}/phpmq") as process:
+            until(lambda: (tmp_path / "err").read_text().count("database_not_reached") > 1)
+            assert f'"database": "{address}/phpmq"' in (tmp_path / "err").read_text()
+            assert stop(process) == 0

@@ -13,6 +13,7 @@ from phpmq_lite.model import AuditEntry
 from phpmq_lite.server.addresses import address_key
 from phpmq_lite.settings.loading import check_private
 from phpmq_lite.storage.read.accounts import User
+from phpmq_lite.text_files import TextFileError, read_secret
 
 HOW: Final = (
     "Open /setup with the token from the file setup-token in the data folder, or run "
@@ -37,9 +38,9 @@ def initial_password(path: Path) -> str:
     """
     try:
         check_private(SETTING, path)
-        password = path.read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "the file is not UTF-8"
+        password = read_secret(path)
+    except (OSError, TextFileError) as error:
+        reason = getattr(error, "strerror", None) or f"the file {error}"
         raise SettingsError(f"{SETTING} {path} cannot be read: {reason}") from None
     if not SHORTEST <= len(password) <= LONGEST:
         raise SettingsError(

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, date, datetime
 from functools import wraps
@@ -37,6 +36,7 @@ from phpmq_lite.spark import executor_zip
 from phpmq_lite.spark.jobs.archive_gaps import read_gaps
 from phpmq_lite.spark.results_folder import LocalResultsFolder
 from phpmq_lite.spark.source_options import DELETED, OUTCOMES
+from phpmq_lite.text_files import TextFileError, read_text
 
 if TYPE_CHECKING:
     from phpmq_lite.spark.jobs.options import ReplayOptions
@@ -377,11 +377,14 @@ def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
     found: dict[str, Any] | None = None
     if target.out_folder is not None:
         file = target.out_folder / "summary.json"
-        with suppress(FileNotFoundError):
-            try:
-                found = json.loads(file.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise CommandError(f"{file} is not valid JSON: {error}") from None
+        try:
+            found = json.loads(read_text(file))
+        except FileNotFoundError:
+            pass
+        except (OSError, TextFileError) as error:  # the broker may have it
+            print_message(f"warning: {file} is not used: {error}")
+        except ValueError as error:
+            raise CommandError(f"{file} is not valid JSON: {error}") from None
     if found is None and target.url is not None:
         found = target.admin.find("/pipeline/insights")
     return found

@@ -127,9 +127,8 @@ def _resolve(
     if out is None and here is not None:
         out = str(here.data.absolute() / "pipeline")
     elif out is None:
-        out = _default_out(
-            found_url, settings_args.read().settings.data, is_named=settings_args.data is not None
-        )
+        data = settings_args.read_optional().settings.data
+        out = _default_out(found_url, data, is_named=settings_args.data is not None)
     elif folder := local_folder_of(out):
         out = str(folder.absolute())  # Spark's processes run in other working folders
     return found_url, token, None, out

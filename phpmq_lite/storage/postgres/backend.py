@@ -66,6 +66,7 @@ class PostgresBackend:
         epoch, is_standby = writer.epoch, writer.epoch is None
         return StoreStatus(
             engine="PostgreSQL",
+            is_reached=not is_standby or row is not None,
             place=shown(self.conninfo),
             is_active=not is_standby,
             active_broker=row.host if row and is_standby and not row.is_released else "",
@@ -79,7 +80,7 @@ class PostgresBackend:
             reconnects=writer.reconnects,
             unknown_batches=writer.unknown_batches,
             server=monitor.server,
-            problem=monitor.problem,
+            problem=monitor.problem or (None if row else self.state.problem),
             oldest_work_s=0.0 if is_standby else writer.delay()[1],
             replica_age_s=self._replica_age_s if is_standby else None,
         )

@@ -1,0 +1,79 @@
+"""Reads text files that people write: UTF-8, with or without a byte order mark."""
+
+import codecs
+import unicodedata
+from pathlib import Path
+from typing import Final
+
+from phpmq_lite.errors import PhpmqError
+
+_OTHER_MARKS: Final = (  # the first of a file's beginning applies
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+_INVISIBLE: Final = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"})
+_BLANK: Final = "\u115f\u1160\u3164\uffa0\u2800"  # letters and symbols without a shape
+
+
+class TextFileError(PhpmqError):
+    """A file is not text, or its secret has an invisible character.
+
+    The message continues the name of the file, as in ``is not UTF-8``.
+    """
+
+
+class NotUtf8Error(TextFileError):
+    """A file is not UTF-8; ``encoding`` says what else it is, if that is known."""
+
+    def __init__(self, encoding: str = "") -> None:
+        super().__init__("is not UTF-8" + (f" but {encoding}" if encoding else ""))
+        self.encoding = encoding
+
+
+def has_mark(data: bytes) -> bool:
+    """Return whether data begins with a byte order mark."""
+    return data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+
+
+def decode_text(data: bytes) -> str:
+    """Return the text of a file, without a byte order mark.
+
+    Raises:
+        NotUtf8Error: it is not UTF-8.
+    """
+    for mark, encoding in _OTHER_MARKS:
+        if data.startswith(mark):
+            raise NotUtf8Error(encoding)
+    try:
+        text = data.removeprefix(codecs.BOM_UTF8).decode()
+    except UnicodeDecodeError:
+        raise NotUtf8Error from None
+    if "\0" in text[:2]:  # UTF-16 without a mark
+        raise NotUtf8Error("UTF-16")
+    return text
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file; see ``decode_text``."""
+    return decode_text(path.read_bytes())
+
+
+def decode_secret(data: bytes) -> str:
+    """Return a password, token or other value without line breaks around it.
+
+    Raises:
+        TextFileError: it has a character that cannot be seen; the secret is not in the message.
+    """
+    text = decode_text(data).strip("\r\n")
+    for place, letter in enumerate(text, 1):
+        is_blank = letter in _BLANK or unicodedata.category(letter) in _INVISIBLE
+        if is_blank and letter != " ":
+            raise TextFileError(f"has an invisible character, U+{ord(letter):04X}, at {place}")
+    return text
+
+
+def read_secret(path: Path) -> str:
+    """Return the secret in a file; see ``decode_secret``."""
+    return decode_secret(path.read_bytes())
