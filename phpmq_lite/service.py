@@ -645,8 +645,14 @@ class Service:
         else:
             token = self._setup_token.make()
             shown = {"token": token} if sys.stderr.isatty() else {}
-            _log.info("no_users", setup=f"{self.admin[0] if self.admin else '/'}setup",
-                      token_file=str(self._setup_token.path), **shown)  # fmt: skip
+            _log.info(
+                "no_users",
+                setup=f"{self.admin[0] if self.admin else '/'}setup",
+                token_file=str(self._setup_token.path),
+                **shown,
+                hint="until there is a user, whoever reaches the admin from this machine can "
+                "do everything; so can those behind a proxy here that shows no sign of it",
+            )
 
     async def _drain(self, engine: Engine, listeners: Listeners) -> None:
         """Stop dispatching, wait for outstanding acknowledgements, then close all connections."""

@@ -18,8 +18,10 @@ from phpmq_lite.admin.auth.request_audit import begin_entry
 from phpmq_lite.admin.auth.request_source import (
     address_of,
     as_browser_sent,
+    host_name,
     is_control,
     is_known_host,
+    is_program,
     known_hosts,
 )
 from phpmq_lite.admin.auth.services import MINUTE_MS, AuthServices
@@ -49,6 +51,7 @@ from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.read.search import SLICE_LIMIT_S, Search
 
+_HOST_CHARACTERS: Final = 255  # of a refused host name, which is shown
 _STREAM: Final = "text/event-stream"
 _access_log = logs.get_logger(f"phpmq_lite.{logs.ACCESS}")
 
@@ -208,9 +211,21 @@ async def _observe(request: web.Request, handler: Handler) -> web.StreamResponse
 @web.middleware
 async def _guard_host(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse requests with an unknown Host header (``docs/operate/security.md``, section 5)."""
-    if is_control(request) or is_known_host(request, known_hosts(context_of(request).settings)):
+    context = context_of(request)
+    if is_control(request) or is_known_host(request, known_hosts(context.settings)):
         return await handler(request)
-    return web.Response(status=421)
+    path = request.path.removeprefix(context.urls.base_path)
+    if path in HEALTH_PATHS and is_program(request):
+        return await handler(request)
+    name = host_name(request.host)[:_HOST_CHARACTERS]
+    if not is_quiet("host_refused"):
+        _log.warning("host_refused", host=name, address=address_of(request), setting="admin.hosts")
+    detail = f"The host name {name!r} is not one of this broker's. If browsers or programs use it, "
+    detail += "add it to admin.hosts, or set admin.public_url to the address that they use."
+    if path.startswith("/api/"):
+        problem = Problem(421, "unknown_host", detail, field="Host", bound="admin.hosts")
+        return rendering.problem_json(request, problem)
+    return web.Response(status=421, text=f"{detail}\n")
 
 
 @web.middleware

@@ -5,6 +5,7 @@ from typing import Final
 INSTALLS: Final = "installs packages; tests/integration/test_packaging.py installs ours"
 RUNS: Final = "the broker of the test is running"
 MACHINE: Final = "changes the machine; tests/docs/test_service_unit.py compares paths and names"
+PROXIES: Final = "needs the proxy; tests/integration/test_behind_proxies.py starts it"
 DOCKER: Final = "needs docker; tests/docs/test_container.py runs the command of the image"
 SYSTEMD: Final = "needs systemd; the test stops and starts its broker instead"
 LONG: Final = "takes minutes; tests/docs/test_performance_page.py parses its options"
@@ -32,10 +33,19 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
     },
     "benchmarks/README.md": {"peers.py": "needs the other brokers, and an hour"},
     "benchmarks/profile.md": {"profile_paths.py": "needs root and minutes"},
-    "docs/operate/operations.md": {
+    "docs/operate/container.md": {
         "sudo ": MACHINE,
         "openssl rand": DOCKER,
-        "docker compose": DOCKER,
+        "docker ": DOCKER,
+    },
+    "docs/operate/proxy.md": {
+        "user create": "would require a login of the pages after this one",
+        "location /mq/": PROXIES,
+        "handle /mq/": PROXIES,
+        "frontend web": PROXIES,
+    },
+    "docs/operate/operations.md": {
+        "sudo ": MACHINE,
         "systemctl": SYSTEMD,
     },
     "docs/operate/cluster.md": {

@@ -14,6 +14,7 @@ import aiohttp
 import argon2
 import pytest
 from argon2 import PasswordHasher
+from structlog.testing import capture_logs
 
 from phpmq_lite.admin.auth.services import initial_password
 from phpmq_lite.errors import SettingsError
@@ -89,10 +90,80 @@ async def test_login_can_be_required_without_users(tmp_path: Path) -> None:
         assert (await me.get("/metrics")).status == 401
 
 
+FORWARDED = [
+    ("X-Forwarded-For", "192.0.2.1"), ("x-forwarded-server", "web"), ("Forwarded", "for=x"),
+    ("Via", "1.1 web"), ("X-Real-IP", "192.0.2.1"), ("CF-Ray", "1"), ("X-Client-IP", "x"),
+    ("Origin", "http://mq.example"), ("Referer", "https://mq.example:8443/queues"),
+    ("Referer", "http://a@mq.example/"),
+]  # fmt: skip
+
+
+async def raw_reply(home: BrokerFixture, request: bytes) -> bytes:
+    """Send a request as it is; return the first line of the reply."""
+    host, port = home.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    line = await reader.readline()
+    writer.close()
+    return line
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {}, {"User-Agent": "curl/8.5.0", "Accept": "*/*"}, {"Accept-Encoding": "identity"},
+        {"Referer": "http://localhost:9101/queues"}, {"Origin": "http://127.0.0.1:9101"},
+        {"Referer": "http://[::1]:9101/"},
+    ],
+)  # fmt: skip
+async def test_request_of_this_machine_needs_no_login_without_users(
+    tmp_path: Path, headers: dict[str, str]
+) -> None:
+    async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as me:
+        assert (await me.request("GET", "/api/v1/queues", headers)).status == 200
+
+
+async def test_unknown_host_is_named_with_its_setting_but_health_checks_are_answered(
+    tmp_path: Path,
+) -> None:
+    async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as me:
+        with capture_logs() as logged:
+            for path in ("/", "/api/v1/queues"):
+                answer = await me.request("GET", path, {"Host": "mq.lan:9101"})
+                assert answer.status == 421
+                assert "'mq.lan'" in answer.text
+                assert "admin.hosts" in answer.text
+        named = [entry["host"] for entry in logged if entry["event"] == "host_refused"]
+        assert named[:1] == ["mq.lan"]
+        for path in ("/livez", "/readyz", "/startupz"):
+            assert (await me.request("GET", path, {"Host": "10.0.0.7:9101"})).status == 200
+            for header, value in (
+                ("Origin", "http://mq.lan"), ("Referer", "http://mq.lan/"), ("Cookie", "a=b"),
+                ("Accept-Language", "en"), ("Sec-Fetch-Mode", "cors"), ("User-Agent", "Mozilla/5"),
+            ):  # fmt: skip
+                answer = await me.request("GET", path, {"Host": "mq.lan", header: value})
+                assert answer.status == 421, header
+        assert b" 200 " in await raw_reply(home, b"GET /readyz HTTP/1.0\r\n\r\n")
+
+
+async def test_forwarded_address_counts_on_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    admin = {"listen": [f"unix:{path}", "127.0.0.1:0"]}
+    async with broker_fixture(tmp_path / "data", admin=admin) as home:
+        await home.add_user("anna")
+        proxied = {"X-Forwarded-For": "192.0.2.7", "X-Forwarded-Proto": "http"}
+        connector = aiohttp.UnixConnector(str(path))
+        async with HttpUser("http://localhost", connector=connector, headers=proxied) as anna:
+            assert (await anna.log_in("anna")).status == 303
+        assert home.rows("SELECT address FROM session") == [("192.0.2.7",)]
+
+
 async def test_request_through_a_local_proxy_is_not_local(tmp_path: Path) -> None:
     async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as me:
-        for name in ("X-Forwarded-For", "Forwarded", "Via"):
-            assert (await me.request("GET", "/", {name: "192.0.2.1"})).status == 303
+        for name, value in FORWARDED:
+            answer = await me.request("GET", "/", {name: value})
+            assert (answer.status, "Decide who may" in answer.text) == (401, True), name
+        assert b" 401 " in await raw_reply(home, b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
     named = broker_fixture(tmp_path / "other", admin={"public_url": "https://mq.example"})
     async with named as home, HttpUser(home.url) as me:
         assert (await me.get("/")).status == 303

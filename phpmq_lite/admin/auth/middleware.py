@@ -1,5 +1,6 @@
 """Middleware that identifies callers and checks their role, CSRF token and content type."""
 
+from typing import Final
 from urllib.parse import urlencode
 
 from aiohttp import web
@@ -7,6 +8,7 @@ from aiohttp import web
 from phpmq_lite.admin.auth import browser_security, request_source
 from phpmq_lite.admin.auth.accounts import TOKEN_PREFIX
 from phpmq_lite.admin.auth.request_source import is_control, is_from_here
+from phpmq_lite.admin.auth.services import HOW
 from phpmq_lite.admin.auth.sessions import LOGIN, cookie_of
 from phpmq_lite.admin.base import identity
 from phpmq_lite.admin.base.context import Context, context_of
@@ -69,18 +71,24 @@ def needs_no_login(request: web.Request) -> bool:
 
     A login is always required behind a configured proxy, whose requests all come from loopback.
     """
-    context = context_of(request)
+    return _is_open(context_of(request)) and is_from_here(request)
+
+
+def _is_open(context: Context) -> bool:
     admin = context.settings.admin
-    return (
-        admin.login == "auto"
-        and not context.auth.accounts.users
-        and not admin.public_url
-        and not admin.trusted_proxies
-        and is_from_here(request)
-    )
+    is_behind_proxy = bool(admin.public_url or admin.trusted_proxies)
+    return admin.login == "auto" and not context.auth.accounts.users and not is_behind_proxy
 
 
 # -- authorization
+
+_UNDECIDED: Final = (
+    "A proxy seems to have forwarded this request: it is HTTP/1.0, has a header of a proxy, or its "
+    "Origin or Referer names another host. This broker has no users, so whoever reaches the proxy "
+    f"could do everything. Decide who may: create a user. {HOW} Then name the proxy in "
+    "admin.trusted_proxies and its address in admin.public_url. Without a proxy, send the request "
+    "to the broker itself, as HTTP/1.1."
+)
 
 
 def check_role(request: web.Request, route: Route) -> None:
@@ -102,6 +110,8 @@ def check_role(request: web.Request, route: Route) -> None:
         )  # fmt: skip
     if not context.auth.accounts.is_loaded:
         raise Problem(503, "storage", "The accounts cannot be read.", headers={"Retry-After": "5"})
+    if _is_open(context) and is_from_here(request, is_direct=False):
+        raise Problem(401, "forwarded", _UNDECIDED)
     if _is_for_people(request, route):
         raise web.HTTPSeeOther(login_url(request))
     raise _no_login(request)

@@ -5,7 +5,7 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from phpmq_lite.server.addresses import parse_address
 from phpmq_lite.settings import Settings
@@ -66,23 +66,57 @@ def is_known_host(request: web.BaseRequest, hosts: Iterable[str]) -> bool:
     return isinstance(local, tuple) and name == host_name(str(local[0]))
 
 
-FORWARDED: Final = ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via")
+# Headers that proxies add, besides ``X-Forwarded-*``.
+_FORWARDED: Final = frozenset(
+    {"forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip"}
+    | {"cf-connecting-ip", "cf-ray", "cdn-loop", "fastly-client-ip", "fly-client-ip", "x-varnish"}
+    | {"x-original-host", "x-original-url", "x-original-uri", "x-amzn-trace-id", "x-scheme"}
+    | {"x-envoy-external-address", "x-arr-log-id", "proxy-connection", "surrogate-capability"}
+)
+# Headers of browsers, of which a page on another site can suppress some, but not all.
+_OF_BROWSERS: Final = (
+    "Accept-Language", "Cookie", "Origin", "Referer", "Sec-Fetch-Dest", "Sec-Fetch-Mode",
+    "Sec-Fetch-Site", "Upgrade-Insecure-Requests",
+)  # fmt: skip
 _LONGEST: Final = 20  # maximum number of chained proxies
 
 Networks = Sequence[IPv4Network | IPv6Network]
 
 
 def is_forwarded(request: web.BaseRequest) -> bool:
-    """Return whether any proxy, trusted or not, forwarded the request."""
-    return any(name in request.headers for name in FORWARDED)
+    """Return whether a proxy seems to have forwarded the request.
+
+    A proxy on this machine may add no header, as nginx with ``proxy_pass`` alone.  It then speaks
+    HTTP/1.0, or the browser names the proxy in Origin or Referer.
+    """
+    if request.version < HttpVersion11 or any(
+        name.lower() in _FORWARDED or name.lower().startswith("x-forwarded-")
+        for name in request.headers
+    ):
+        return True
+    own = {*LOOPBACK_NAMES, host_name(request.host)}
+    return any(
+        host_name(urlsplit(text).netloc.rpartition("@")[2]) not in own
+        for name in ("Origin", "Referer")
+        for text in request.headers.getall(name, ())
+        if "//" in text
+    )
+
+
+def is_program(request: web.BaseRequest) -> bool:
+    """Return whether the request cannot come from a browser, such as that of a health check."""
+    is_browser = request.headers.get("User-Agent", "").startswith("Mozilla/")
+    return not is_browser and not any(name in request.headers for name in _OF_BROWSERS)
 
 
 def as_browser_sent(request: web.Request, trusted: Networks) -> web.Request:
     """Return the request with the address, scheme and host that the browser used.
 
-    A request from an untrusted address is returned unchanged.
+    A request from an untrusted address is returned unchanged.  A Unix socket is trusted: only this
+    account can connect to it.
     """
-    if not trusted or not _is_in(request.remote or "", trusted):
+    is_unix = isinstance(local_name(request), str) and not is_relayed(request)
+    if is_control(request) or not (is_unix or _is_in(request.remote or "", trusted)):
         return request
     changes: dict[str, Any] = {}
     remote = _browser(request.headers.getall("X-Forwarded-For", []), trusted)
@@ -99,10 +133,9 @@ def as_browser_sent(request: web.Request, trusted: Networks) -> web.Request:
 
 def _browser(headers: Sequence[str], trusted: Networks) -> str:
     """Return the first address, starting at the nearest proxy, that is not a trusted proxy."""
-    steps = [step.strip() for header in headers for step in header.split(",")]
     found = ""
-    for step in reversed(steps[-_LONGEST:]):
-        address = _without_port(step)
+    for step in reversed(",".join(headers[-_LONGEST:]).rsplit(",", _LONGEST)[-_LONGEST:]):
+        address = _without_port(step.strip())
         if parse_address(address) is None:
             break
         found = address
@@ -133,9 +166,12 @@ def address_of(request: web.BaseRequest) -> str:
     return "control" if is_control(request) else (request.remote or "local")
 
 
-def is_from_here(request: web.BaseRequest) -> bool:
-    """Return whether a request comes from this machine, over loopback or a Unix socket."""
-    if is_forwarded(request) or is_relayed(request):
+def is_from_here(request: web.BaseRequest, *, is_direct: bool = True) -> bool:
+    """Return whether a request comes from this machine, over loopback or a Unix socket.
+
+    With ``is_direct``, it must not have been forwarded.
+    """
+    if is_relayed(request) or (is_direct and is_forwarded(request)):
         return False
     local = local_name(request)
     if isinstance(local, str):

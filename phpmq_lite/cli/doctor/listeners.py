@@ -161,7 +161,10 @@ def access_finding(
         return bad("access", problem, "until then, the broker refuses to start (exit code 78)")
     wide = [(name, endpoint) for name, endpoint in wanted if not is_loopback(endpoint)]
     if not wide:
-        return ok("access", "only this machine can connect")
+        hint = (
+            "a proxy here lets in others, and headers cannot show each proxy: create a user first"
+        )
+        return ok("access", "only this machine can connect", hint)
     sections = {name.partition(".")[0] for name, _ in wide}
     addresses = ", ".join(f"{name} {endpoint}" for name, endpoint in wide)
     text = f"other machines can connect: {addresses}"
