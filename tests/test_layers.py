@@ -31,6 +31,8 @@ OURS: Final[dict[str, set[str]]] = {
     "errors": set(),
     "installation": set(),
     "lazy_imports": set(),
+    "forks": set(),
+    "sockets": set(),
     "histogram": set(),
     "clock": {"model"},  # a reading is model.Now
     "standard_streams": set(),
@@ -117,7 +119,7 @@ OURS: Final[dict[str, set[str]]] = {
         "storage.store_status",
         "storage.read.search_plan",
     },
-    "client": {"protocol", "lazy_imports", "errors"},
+    "client": {"protocol", "forks", "lazy_imports", "sockets", "errors"},
     "bench": {
         "broker_process",
         "protocol",
@@ -127,7 +129,14 @@ OURS: Final[dict[str, set[str]]] = {
         "installation",
         "__init__",
     },
-    "envelopes": {"client", "lazy_imports", "process_memory", "text_files", "errors"},
+    "envelopes": {
+        "client",
+        "forks",
+        "lazy_imports",
+        "process_memory",
+        "text_files",
+        "errors",
+    },
     "envelopes.inspector": {"model", "queue_settings"},
     "envelopes.indexed_fields": {"model"},
     "envelopes.validation": {"model"},

@@ -1,7 +1,9 @@
 """The asyncio client, which performs the I/O for ``session.py``."""
 
 import asyncio
+import os
 import ssl as tls
+import threading
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, Self, cast
@@ -16,6 +18,8 @@ from phpmq_lite.client.session import (
     Delivery,
     PublishBatch,
 )
+from phpmq_lite.errors import ClientError
+from phpmq_lite.sockets import Dialer, prepare
 
 _WRITE_BYTES: Final = 65_536  # smaller amounts are sent at the end of the event loop iteration
 _CLOSE_S: Final = 5.0  # maximum time for the broker to read the remaining data
@@ -57,6 +61,7 @@ class Client(ClientBase):
     """A broker's asyncio client, which reconnects automatically; created by :func:`connect`.
 
     All tasks of an event loop can use the client concurrently, because publishes are pipelined.
+    Calls from other threads and event loops raise ClientError.
     After a lost connection, the client consumes its queues again and repeats unanswered confirmed
     publishes.  Plain publishes may be lost.
     """
@@ -66,8 +71,29 @@ class Client(ClientBase):
         self._connect_timeout_s = connect_timeout_s
         self._connection: _Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._ready = asyncio.Event()  # set if the socket accepts data or the client has ended
-        self.is_closing = False
+        self._dialer = Dialer(self.target.host, self.target.port)
+        self._loop: asyncio.AbstractEventLoop | None = None  # that of :meth:`open`
+        self._thread = 0
+
+    def forked(self) -> None:
+        """Leave the connection to the parent process, without using the event loop's selector."""
+        super().forked()
+        link, self._connection, self._keeper = self._connection, None, None
+        if link is not None:
+            link.abandon()
+
+    def raise_if_ended(self) -> None:
+        """Raise ConnectionLostError if the client has ended, ClientError in another event loop."""
+        super().raise_if_ended()
+        try:
+            is_own = asyncio.get_running_loop() is self._loop
+        except RuntimeError:  # a plain function, which may be called while the loop is not running
+            is_own = threading.get_ident() == self._thread
+        if not is_own:
+            raise ClientError(
+                "this client belongs to the event loop in which it was opened; from another "
+                "thread, use asyncio.run_coroutine_threadsafe, or a blocking client"
+            )
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -89,6 +115,8 @@ class Client(ClientBase):
         Raises:
             ConnectionLostError: cannot connect.  The first connection is not retried.
         """
+        self._ready = asyncio.Event()  # set if the socket accepts data or the client has ended
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         try:
             link = await self._connect()
         except OSError as error:
@@ -100,7 +128,13 @@ class Client(ClientBase):
         self._keeper = asyncio.create_task(self._stay_connected(link))
 
     async def close(self) -> None:
-        """Send buffered data, then close; unanswered publishes fail."""
+        """Send buffered data, then close; unanswered publishes fail.
+
+        Raises:
+            ClientError: the client was opened in another event loop.
+        """
+        if self._ended is None:
+            self.raise_if_ended()
         self.is_closing = True
         if self._keeper is not None:
             self._keeper.cancel()
@@ -118,10 +152,13 @@ class Client(ClientBase):
                 _, link = await loop.create_unix_connection(
                     lambda: _Connection(self), target.path, **security
                 )
-            else:
-                _, link = await loop.create_connection(
-                    lambda: _Connection(self), target.host, target.port, **security
-                )
+                return link
+            if self._ssl is not None:
+                security["server_hostname"] = self._server_hostname or target.host
+            connected = await self._dialer.connect_async()
+            _, link = await loop.create_connection(
+                lambda: _Connection(self), sock=connected, **security
+            )
         return link
 
     async def _stay_connected(self, link: "_Connection") -> None:
@@ -149,7 +186,8 @@ class Client(ClientBase):
         super()._end(detail)
         for window in self.session.windows.values():
             window.wake()
-        self._ready.set()
+        if self._loop is not None:
+            self._ready.set()
 
     # -- publishing
 
@@ -306,6 +344,13 @@ class Client(ClientBase):
         self.raise_if_ended()
         self.write(self.session.settlement_to_send(frame, generation))
 
+    def call_in_loop(self, call: Callable[[], None]) -> None:
+        """Call a function now if this is the thread of the event loop, otherwise in that thread."""
+        if threading.get_ident() == self._thread:
+            call()
+        elif self._loop is not None:
+            self._loop.call_soon_threadsafe(call)
+
     # -- called by the connection
 
     def connection_made(self, link: "_Connection") -> None:
@@ -329,8 +374,10 @@ class Client(ClientBase):
         else:
             self._ready.set()
 
-    def connection_lost(self) -> None:
-        """Stop using the lost connection."""
+    def connection_lost(self, link: "_Connection") -> None:
+        """Stop using the lost connection, unless a forked child has done so."""
+        if self._connection is not link:
+            return
         self._connection = None
         self.session.lost()
         if self._ended is None:
@@ -385,7 +432,7 @@ class Consumer:
 
     def __del__(self) -> None:
         with suppress(AttributeError, RuntimeError):  # never opened, or the event loop has ended
-            self.close()
+            self._client.call_in_loop(self.close)
 
 
 class _Connection(asyncio.Protocol):
@@ -400,6 +447,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        prepare(transport.get_extra_info("socket"))
         self._client.connection_made(self)
 
     def data_received(self, data: bytes) -> None:
@@ -415,7 +463,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._parts.clear()
-        self._client.connection_lost()
+        self._client.connection_lost(self)
         self.lost.set()
 
     def write(self, data: bytes) -> None:
@@ -430,6 +478,18 @@ class _Connection(asyncio.Protocol):
         if self._parts:
             parts, self._parts, self._size = self._parts, [], 0
             self._transport.write(b"".join(parts))
+
+    def abandon(self) -> None:
+        """Close the descriptor of a forked child; that of the parent process stays open.
+
+        The number refers to the null device from now on, so that the transport can still use it.
+        """
+        self._parts.clear()
+        number = self._transport.get_extra_info("socket").fileno()
+        if number >= 0:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number, inheritable=False)
+            os.close(null)
 
     async def close(self) -> None:
         """Close the connection after the broker has read all data.

@@ -1,20 +1,23 @@
-"""The blocking client, which performs the I/O for ``session.py`` on sockets, without threads.
+"""The blocking client, which performs the I/O for ``session.py`` on sockets, without own threads.
 
-All I/O happens inside calls; while a call waits, it reads and writes for the whole client.
+All I/O happens inside calls.  Of all threads that wait in a call, one reads for the whole client;
+a lock protects the state, and is never held while a thread waits.
 """
 
 import selectors
 import socket
 import ssl as tls
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from phpmq_lite.client.address import BrokerAddress, parse_address
 from phpmq_lite.client.session import (
+    AnswerCallback,
     Backoff,
     ClientBase,
     ConnectionOptions,
@@ -31,26 +34,32 @@ from phpmq_lite.errors import (
     PublishRefusedError,
     os_reason,
 )
+from phpmq_lite.forks import reset_after_fork
+from phpmq_lite.sockets import Dialer, prepare
 
 _READ_BYTES: Final = 65_536
+_READS: Final = 16  # reads after which the conditions and time limits of calls are checked
 _WRITE_BYTES: Final = 262_144
 # A signal that arrives just before a system call, or in another thread, does not interrupt it.
 # The signal's Python handler then runs only after the call, so this limits each call's time.
 _SIGNAL_S: Final = 1.0
+_Result = TypeVar("_Result")
 _WOULD_BLOCK: Final = (BlockingIOError, tls.SSLWantReadError, tls.SSLWantWriteError)
 
 
 def open_stream(
     target: BrokerAddress,
+    dialer: Dialer,
     ssl: tls.SSLContext | None,
     server_hostname: str | None,
     timeout_s: float | None,
 ) -> "BufferedSocket":
-    """Return a socket connected to a broker.
+    """Return a socket connected to a broker, over ``dialer`` unless it is a Unix socket.
 
     Raises:
         OSError: the broker did not answer in time, or TLS failed.
     """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     if target.path:
         plain = socket.socket(socket.AF_UNIX)
         plain.settimeout(timeout_s)
@@ -60,11 +69,13 @@ def open_stream(
             plain.close()
             raise
     else:
-        plain = socket.create_connection((target.host, target.port), timeout_s)
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain = dialer.connect(timeout_s)
+        prepare(plain)
     if ssl is None:
         return BufferedSocket(plain)
     try:
+        left_s = _seconds_left(deadline)
+        plain.settimeout(left_s if left_s is None else max(left_s, 0.001))
         return BufferedSocket(
             ssl.wrap_socket(plain, server_hostname=server_hostname or target.host)
         )
@@ -76,7 +87,7 @@ def open_stream(
 class BufferedSocket:
     """A buffered non-blocking socket.  Each method raises OSError if the connection is lost.
 
-    ``unsent`` counts the bytes that the socket has not accepted yet.
+    Not thread-safe, except that other methods may be called while one thread is in :meth:`wait`.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -86,33 +97,51 @@ class BufferedSocket:
         self._selector.register(connected, selectors.EVENT_READ)
         self._parts: list[bytes] = []
         self._sending = memoryview(b"")
-        self.unsent = 0
+        self._is_sending = False
+        self._has_more = False  # whether more data may be readable without waiting
+        self.buffered = 0  # total number of bytes that were to be sent
+        self.sent = 0  # total number of bytes that the socket has accepted
+        self.failure: OSError | None = None  # met by a thread that does not read; see ``send``
+        reset_after_fork(self)
+
+    @property
+    def unsent(self) -> int:
+        """The number of bytes that the socket has not accepted yet."""
+        return self.buffered - self.sent
 
     def buffer(self, data: bytes) -> None:
         """Add ``data`` to the buffer for the next :meth:`send`."""
         self._parts.append(data)
-        self.unsent += len(data)
+        self.buffered += len(data)
 
     def send(self) -> None:
         """Send as much buffered data as the socket accepts without blocking."""
-        while self.unsent:
-            if not self._sending:
-                self._sending = memoryview(b"".join(self._parts))
-                self._parts.clear()
-            try:
+        if self.failure is not None:
+            raise self.failure
+        if self._is_sending:  # a destructor or a signal handler has interrupted this method
+            return
+        self._is_sending = True
+        try:
+            while self._sending or self._parts:
+                if not self._sending:
+                    parts, self._parts = self._parts, []
+                    self._sending = memoryview(b"".join(parts))
                 sent = self._socket.send(self._sending[:_WRITE_BYTES])
-            except _WOULD_BLOCK:
-                return
-            self._sending = self._sending[sent:]
-            self.unsent -= sent
+                self._sending = self._sending[sent:]
+                self.sent += sent
+        except _WOULD_BLOCK:
+            return
+        finally:
+            self._is_sending = False
 
     def receive(self) -> Iterator[bytes]:
-        """Yield the data received so far, without blocking.
+        """Yield the data received so far, but only up to 1 MiB, without blocking.
 
         Raises:
             ConnectionError: the broker has closed the connection.
         """
-        while True:
+        self._has_more = False
+        for _ in range(_READS):
             try:
                 data = self._socket.recv(_READ_BYTES)
             except _WOULD_BLOCK:
@@ -120,12 +149,17 @@ class BufferedSocket:
             if not data:
                 raise ConnectionError("the broker has closed the connection")
             yield data
+        self._has_more = True
+
+    def watch(self, *, wakes: bool = False) -> None:
+        """Let :meth:`wait` also end when unsent data can be sent, or at once with ``wakes``."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent or wakes else 0)
+        self._selector.modify(self._socket, events)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait up to 1 s until data can be read or buffered data can be sent."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
-        self._selector.modify(self._socket, events)
-        self._selector.select(_SIGNAL_S if timeout_s is None else min(timeout_s, _SIGNAL_S))
+        """Wait up to 1 s for what :meth:`watch` has set."""
+        limit_s = 0.0 if self._has_more else _SIGNAL_S
+        self._selector.select(limit_s if timeout_s is None else min(timeout_s, limit_s))
 
     def half_close(self) -> None:
         """Stop sending; the broker then reads the remaining data and closes the connection."""
@@ -136,7 +170,10 @@ class BufferedSocket:
         self._selector.close()
         self._socket.close()
 
+    forked = close  # closes the descriptors of the child; those of the parent remain
 
+
+_RECONNECT_S: Final = 10.0  # time limit of an attempt to connect again
 _CLOSE_S: Final = 5.0  # maximum time for the broker to read the remaining data
 STOP_S: Final = 1.0  # the same after a signal that ends the process
 _GATHER_S: Final = 0.005  # maximum delay of a settlement that is to be sent together with others
@@ -178,17 +215,32 @@ def connect_blocking(
 class BlockingClient(ClientBase):
     """Blocking client, which reconnects automatically; created by :func:`connect_blocking`.
 
-    Not thread-safe.  After a lost connection, the next call consumes the queues again and repeats
-    unanswered confirmed publishes.
+    Threads can share it: while one waits for messages, others publish and settle.  After a lost
+    connection, the next call consumes the queues again and repeats unanswered confirmed publishes.
     """
 
     def __init__(self, options: ConnectionOptions, timeout_s: float | None) -> None:
         super().__init__(options)
         self.timeout_s = timeout_s  # default timeout of all calls; callers may change it
         self.close_s = _CLOSE_S
+        self._dialer = Dialer(self.target.host, self.target.port)
         self._stream: BufferedSocket | None = None
         self._opened_at = 0.0
         self._sent_at = 0.0
+        self._make_lock()
+
+    def _make_lock(self) -> None:
+        # Never held during a wait; a destructor or a signal handler may interrupt its holder.
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)  # notified if any wait may have ended
+        self._waiting = 0  # number of threads that wait for `_changed`
+        self._reader: int | None = None  # the thread that waits for the socket, or connects
+
+    def forked(self) -> None:
+        """Leave the connection to the parent process; its other threads do not exist here."""
+        super().forked()
+        self._stream = None  # closes itself
+        self._make_lock()
 
     def __enter__(self) -> Self:
         self.open()
@@ -205,48 +257,78 @@ class BlockingClient(ClientBase):
     # -- opening and closing
 
     def open(self) -> None:
-        """Connect to the broker.
+        """Connect to the broker, unless the client is connected.
 
         Raises:
             ConnectionLostError: cannot connect.  The first connection is not retried.
         """
-        try:
-            self._connect(self.timeout_s)
-        except OSError as error:
-            raise self._connect_error(error) from error
-        self._ended = None
+        with self.lock:
+            deadline = _deadline(self.timeout_s)
+            while (
+                self._stream is None and self._is_read_elsewhere() and _seconds_left(deadline) != 0
+            ):
+                self._wait_for_change(_seconds_left(deadline))
+            if self._stream is not None:
+                return
+            before, self._ended, self.is_closing = self._ended, None, False
+            try:
+                self._connect(_seconds_left(deadline))
+            except BaseException as error:
+                if not self.is_closing:
+                    self._ended = before
+                if isinstance(error, OSError):
+                    raise self._connect_error(error) from error
+                raise
 
     def close(self) -> None:
         """Send buffered data and close the client; unsettled messages return to their queues.
 
-        The broker closes first, because closing our socket with unread data would send a reset,
-        which may overtake the last acknowledgements.
+        The calls of other threads end, too.  The broker closes first, because closing our socket
+        with unread data would send a reset, which may overtake the last acknowledgements.
         """
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            _finish(stream, self.close_s)
-        self.session.lost()
-        self._end("the client is closed")
+        deadline = _deadline(self.close_s)
+        with self.lock:
+            self.is_closing = True
+            stream, self._stream = self._stream, None
+            self.session.lost()
+            self._end("the client is closed")
+            self._changed.notify_all()
+            if stream is None:
+                return
+            while self._is_read_elsewhere() and _seconds_left(deadline):
+                stream.watch(wakes=True)
+                self._wait_for_change(_seconds_left(deadline))
+        _finish(stream, deadline)
 
-    def _connect(self, timeout_s: float | None) -> BufferedSocket:
-        stream = open_stream(self.target, self._ssl, self._server_hostname, timeout_s)
+    def _connect(self, timeout_s: float | None) -> None:
+        """Connect while other threads wait; the caller holds the lock."""
+        stream = self._unlocked(
+            open_stream, self.target, self._dialer, self._ssl, self._server_hostname, timeout_s
+        )
+        if self._ended is not None:  # closed by another thread meanwhile
+            stream.close()
+            self.raise_if_ended()
         self._stream = stream
         self._opened_at = time.monotonic()
         stream.buffer(self.session.connected())
-        return stream
 
-    def _reconnect(self, deadline: float | None) -> BufferedSocket:
-        """Try to reconnect until ``deadline``; after a failure, the next call can try again."""
-        while True:
-            left_s = _seconds_left(deadline)
-            if left_s == 0:
-                raise ConnectionLostError(f"{self.target} did not accept a new connection in time")
-            delay_s = self._backoff.next_s()
-            time.sleep(delay_s if left_s is None else min(delay_s, left_s))
-            try:
-                return self._connect(_seconds_left(deadline))
-            except OSError:
-                continue  # the broker is still unavailable, so try again later
+    def _reconnect(self, deadline: float | None) -> None:
+        """Try once to reconnect; after a failure, this or another call tries again."""
+        left_s = _seconds_left(deadline)
+        if left_s == 0:
+            raise ConnectionLostError(f"{self.target} did not accept a new connection in time")
+        delay_s = self._backoff.next_s()
+        before, self._reader = self._reader, threading.get_ident()
+        try:
+            self._changed.wait_for(
+                lambda: self._ended is not None, delay_s if left_s is None else min(delay_s, left_s)
+            )
+        finally:
+            self._reader = before
+        self.raise_if_ended()
+        left_s = _seconds_left(deadline)
+        with suppress(OSError):  # the broker is still unavailable
+            self._connect(_RECONNECT_S if left_s is None else min(left_s, _RECONNECT_S))
 
     def _drop_connection(self, error: OSError) -> None:
         """Drop the connection; raise ConnectionLostError if the client is not set to reconnect."""
@@ -259,30 +341,73 @@ class BlockingClient(ClientBase):
             self._end(f"the connection to {self.target} is lost: {os_reason(error)}")
             self.raise_if_ended()
 
+    # -- sharing the client among threads; all of these are called with the lock
+
+    def _is_read_elsewhere(self) -> bool:
+        return self._reader is not None and self._reader != threading.get_ident()
+
+    def _wait_for_change(self, timeout_s: float | None) -> None:
+        """Wait up to 1 s until another thread has read something or has stopped reading."""
+        self._waiting += 1
+        try:
+            self._changed.wait(_SIGNAL_S if timeout_s is None else min(timeout_s, _SIGNAL_S))
+        finally:
+            self._waiting -= 1
+
+    def _unlocked(self, call: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Return ``call(*arguments)`` without the lock, as the thread that reads for all."""
+        before, self._reader = self._reader, threading.get_ident()
+        self.lock.release()
+        try:
+            return call(*arguments)
+        finally:
+            self.lock.acquire()  # in a forked child, these are a new lock and no other threads
+            self._reader = before
+            if self._waiting:
+                self._changed.notify_all()
+
     # -- the pump
 
     def pump(self, until: Callable[[], bool], timeout_s: float | None) -> bool:
         """Read and write until a condition is met; return False on timeout.
 
+        ``until`` is called with the lock.
+
         Raises:
             ConnectionLostError: the client has ended, or could not reconnect in time.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            self.raise_if_ended()
-            stream = self._stream or self._reconnect(deadline)
-            try:
-                stream.send()
-                for data in stream.receive():
-                    self._take(data)
-                if until():
-                    return True
-                left_s = _seconds_left(deadline)
-                if left_s == 0:
-                    return False
-                stream.wait(left_s)
-            except OSError as error:
-                self._drop_connection(error)
+        deadline = _deadline(timeout_s)
+        self.lock.acquire()
+        try:
+            while True:
+                self.raise_if_ended()
+                stream = self._stream
+                is_reader = not self._is_read_elsewhere()
+                if stream is None and is_reader:
+                    self._reconnect(deadline)
+                    continue
+                try:
+                    if stream is not None and is_reader:
+                        stream.send()
+                        for data in stream.receive():
+                            self._take(data)
+                    elif stream is not None:
+                        self._send(stream)
+                    if (stream is not None or not is_reader) and until():
+                        return True
+                    left_s = _seconds_left(deadline)
+                    if left_s == 0:
+                        return False
+                    if stream is None or not is_reader:
+                        self._wait_for_change(left_s)
+                    else:
+                        stream.watch()
+                        self._unlocked(stream.wait, left_s)
+                except OSError as error:
+                    if self._stream is stream:
+                        self._drop_connection(error)
+        finally:
+            self.lock.release()
 
     def _take(self, data: bytes) -> None:
         self.session.receive(data)
@@ -297,8 +422,19 @@ class BlockingClient(ClientBase):
         if self._stream is not None:
             self._stream.buffer(frame)
 
-    def _is_sent(self) -> bool:
-        return self._stream is not None and not self._stream.unsent
+    def _send(self, stream: BufferedSocket) -> None:
+        """Send what the socket accepts; leave errors and the rest to the thread that reads."""
+        try:
+            stream.send()
+        except OSError as error:
+            if not self._is_read_elsewhere():
+                self._drop_connection(error)
+            elif stream.failure is None:
+                stream.failure = error
+                stream.watch(wakes=True)
+        else:
+            if stream.unsent and self._is_read_elsewhere():
+                stream.watch()
 
     # -- publishing
 
@@ -313,12 +449,21 @@ class BlockingClient(ClientBase):
             TimeoutError: the broker is not reading; the message may still be sent later.
         """
         frame = self.session.side.publish(queue, body, ttl_s)
-        self.pump(lambda: True, self.timeout_s)  # detect a connection that has already been lost
-        generation = self.session.generation
-        self._put(frame)
-        if not self.pump(self._is_sent, self.timeout_s):
+        deadline = _deadline(self.timeout_s)
+        is_open = self.pump(lambda: self._stream is not None, self.timeout_s)  # or already lost
+        with self.lock:
+            self.raise_if_ended()
+            session, stream = self.session, self._stream
+            if not is_open or stream is None:
+                raise ConnectionLostError(f"{self.target} did not accept a new connection in time")
+            generation = session.generation
+            stream.buffer(frame)
+            end = stream.buffered
+        if not self.pump(
+            lambda: stream.sent >= end or session.generation != generation, _seconds_left(deadline)
+        ):
             raise TimeoutError(f"{self.target} stopped reading; the message may be sent later")
-        if self.session.generation != generation:
+        if session.generation != generation:
             raise ConnectionLostError("the connection closed while a message was being sent")
 
     def publish_confirmed(
@@ -336,15 +481,17 @@ class BlockingClient(ClientBase):
             ConnectionLostError: the client has ended, or could not reconnect in time.
             TimeoutError: the broker did not answer; the message may be stored.
         """
-        self.raise_if_ended()
         batch = PublishBatch()
-        key, frame = self.session.confirm(queue, body, ttl_s, key, batch.answered)
-        batch.unanswered = 1
-        self._put(frame)
+        with self.lock:
+            self.raise_if_ended()
+            key, frame = self.session.confirm(queue, body, ttl_s, key, batch.answered)
+            batch.unanswered = 1
+            self._put(frame)
         try:
             self._wait_below(batch, 1)
         finally:
-            self.session.pending.forget(queue, key)
+            with self.lock:
+                self.session.pending.forget(queue, key)
 
     def publish_many(
         self, queue: str, bodies: Iterable[bytes], ttl_s: int = 0, window: int = 1_000
@@ -364,15 +511,18 @@ class BlockingClient(ClientBase):
             for body in bodies:
                 if batch.unanswered >= window or batch.error is not None:
                     self._wait_below(batch, max(1, window // 2))
-                _, frame = self.session.confirm(queue, body, ttl_s, None, batch.answered)
-                batch.unanswered += 1
-                self._put(frame)
-                if self._stream is not None and self._stream.unsent > _PUT_BYTES:
+                with self.lock:
+                    _, frame = self.session.confirm(queue, body, ttl_s, None, batch.answered)
+                    batch.unanswered += 1
+                    self._put(frame)
+                    is_full = self._stream is not None and self._stream.unsent > _PUT_BYTES
+                if is_full:
                     self.pump(lambda: True, self.timeout_s)
             self._wait_below(batch, 1)
         finally:
-            if batch.unanswered:
-                self.session.pending.forget_all(batch.answered)
+            with self.lock:
+                if batch.unanswered:
+                    self.session.pending.forget_all(batch.answered)
         return batch.stored
 
     def _wait_below(self, batch: PublishBatch, bound: int) -> None:
@@ -382,6 +532,18 @@ class BlockingClient(ClientBase):
         if batch.error is not None:
             self.pump(lambda: not batch.unanswered, self.timeout_s)
             raise batch.error
+
+    def confirm(self, message: "KeyedMessage", answer: AnswerCallback) -> None:
+        """Begin a confirmed publish, without waiting for its answer.
+
+        Raises:
+            LocalProtocolError: the message is invalid, or a publish with its key is unanswered.
+        """
+        with self.lock:
+            _, frame = self.session.confirm(
+                message.queue, message.content, message.ttl_s, message.key, answer
+            )
+            self.send_now(frame, may_wait=self._reader is None)
 
     # -- consuming
 
@@ -430,26 +592,41 @@ class BlockingClient(ClientBase):
         If more received messages are waiting, settlements within 5 ms are sent together; otherwise,
         the broker would have to read each settlement separately.
         """
-        self.raise_if_ended()
-        self.send_now(
-            self.session.settlement_to_send(frame, generation),
-            may_wait=any(window.dispatches for window in self.session.windows.values()),
-        )
+        with self.lock:
+            self.raise_if_ended()
+            self.send_now(
+                self.session.settlement_to_send(frame, generation),
+                may_wait=self._reader is None
+                and any(window.dispatches for window in self.session.windows.values()),
+            )
 
     def send_now(self, frame: bytes, *, may_wait: bool = False) -> None:
         """Send a frame if connected, without waiting for the broker to accept the data."""
-        stream = self._stream
-        if stream is None or not frame:
-            return
-        stream.buffer(frame)
-        now_s = time.monotonic()
-        if may_wait and now_s - self._sent_at < _GATHER_S:
-            return
-        self._sent_at = now_s
-        try:
-            stream.send()
-        except OSError as error:
-            self._drop_connection(error)
+        with self.lock:
+            stream = self._stream
+            if stream is None or not frame:
+                return
+            stream.buffer(frame)
+            now_s = time.monotonic()
+            if may_wait and now_s - self._sent_at < _GATHER_S:
+                return
+            self._sent_at = now_s
+            self._send(stream)
+
+    def start_consuming(self, queue: str, credit: int) -> ConsumedQueue:
+        """Begin to consume a queue; called by :class:`BlockingConsumer`."""
+        with self.lock:
+            # No wake-up is needed, because a waiting call runs the pump itself.
+            window = self.session.start_consuming(queue, credit, lambda: None)
+            self.send_now(self.session.side.consume(queue, credit))
+        return window
+
+    def stop_consuming(self, window: ConsumedQueue) -> None:
+        """Return the unsettled messages of a queue, and end a wait for more in another thread."""
+        with self.lock:
+            self.send_now(self.session.stop_consuming(window))
+            if self._stream is not None and self._is_read_elsewhere():
+                self._stream.watch(wakes=True)
 
 
 class BlockingConsumer:
@@ -460,10 +637,7 @@ class BlockingConsumer:
     ) -> None:
         self._client = client
         self._timeout_s = timeout_s
-        self._window: ConsumedQueue | None = client.session.start_consuming(
-            queue, credit, _do_nothing
-        )
-        client.send_now(client.session.side.consume(queue, credit))
+        self._window: ConsumedQueue | None = client.start_consuming(queue, credit)
 
     def __iter__(self) -> Self:
         return self
@@ -472,21 +646,33 @@ class BlockingConsumer:
         """Return the next message.
 
         Raises:
-            ConnectionLostError: the client has ended.
+            ConnectionLostError: the client ended without being closed.
         """
-        window = self._window
-        if window is None:
-            raise StopIteration
-        dispatches, client = window.dispatches, self._client
-        if not dispatches and not client.pump(lambda: bool(dispatches), self._timeout_s):
-            raise StopIteration
-        return Delivery(client, dispatches.popleft(), client.session.generation)
+        window, client = self._window, self._client
+        deadline = None
+        while window is not None:
+            if window.dispatches:
+                with suppress(IndexError):  # another thread took it
+                    return Delivery(client, window.dispatches.popleft(), client.session.generation)
+            deadline = deadline or _deadline(self._timeout_s)
+            try:
+                if not client.pump(self._has_news, _seconds_left(deadline)):
+                    break
+            except ConnectionLostError:
+                if client.is_closing:
+                    break
+                raise
+            window = self._window
+        raise StopIteration
+
+    def _has_news(self) -> bool:
+        return self._window is None or bool(self._window.dispatches)
 
     def close(self) -> None:
         """Stop consuming; unsettled messages return to the queue.  Safe to call twice."""
         if self._window is not None:
             window, self._window = self._window, None
-            self._client.send_now(self._client.session.stop_consuming(window))
+            self._client.stop_consuming(window)
 
     def __enter__(self) -> Self:
         return self
@@ -499,17 +685,16 @@ class BlockingConsumer:
             self.close()
 
 
-def _do_nothing() -> None:
-    """Do nothing; a waiting caller runs the pump itself, so it need not be woken up."""
+def _deadline(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else time.monotonic() + timeout_s
 
 
 def _seconds_left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _finish(stream: BufferedSocket, close_s: float) -> None:
+def _finish(stream: BufferedSocket, deadline: float | None) -> None:
     """Send the remaining data, stop sending, and read until the broker closes the connection."""
-    deadline = time.monotonic() + close_s
     is_open = True
     try:
         while _seconds_left(deadline):
@@ -519,6 +704,7 @@ def _finish(stream: BufferedSocket, close_s: float) -> None:
                 is_open = False
             for _ in stream.receive():
                 pass  # discard the data, because no caller is waiting for it
+            stream.watch()
             stream.wait(_seconds_left(deadline))
     except OSError:
         pass  # the broker has closed the connection, as expected
@@ -607,15 +793,12 @@ def publish_each(
     try:
         for place, message in enumerate(messages):
             client.raise_if_ended()
-            try:
-                _, frame = client.session.confirm(
-                    message.queue, message.content, message.ttl_s, message.key, answer_of(place)
-                )
-            except LocalProtocolError as error:
-                outcomes[place] = error
-                continue
             waiting.add(place)
-            client.send_now(frame, may_wait=True)
+            try:
+                client.confirm(message, answer_of(place))
+            except LocalProtocolError as error:
+                waiting.discard(place)
+                outcomes[place] = error
         client.pump(lambda: not waiting, timeout_s)
     except ConnectionLostError as error:  # all unanswered publish requests have failed
         gone = NoReplyError(str(error))
@@ -623,6 +806,6 @@ def publish_each(
             if isinstance(outcome, ConnectionLostError | NoReplyError):
                 outcomes[place] = gone
     finally:
-        for place in waiting:
+        for place in list(waiting):
             client.session.pending.forget(messages[place].queue, messages[place].key)
     return outcomes

@@ -1,21 +1,25 @@
 """Client state that outlives connections, without I/O; used by the asyncio and blocking clients."""
 
+import os
 import random
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol
 
 from phpmq_lite.client.address import BrokerAddress
 from phpmq_lite.errors import (
+    KEY_CONFLICT,
     ClientError,
     ConnectionLostError,
     LocalProtocolError,
     PublishRefusedError,
     os_reason,
 )
+from phpmq_lite.forks import reset_after_fork
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import CONTENT, TOO_LARGE, Dispatch, WireLimits
 
@@ -23,6 +27,20 @@ if TYPE_CHECKING:
     from ssl import SSLContext  # ssl is slow to import
 
 AnswerCallback = Callable[[ClientError | None], None]  # receives None if the message was stored
+
+
+@contextmanager
+def storing_once() -> Iterator[None]:
+    """Within the block, let the refusal of a known key pass: its message was stored before.
+
+    For keys that stand for an event, such as a failure, whose message has other bytes (a time, an
+    id) when a publish is repeated.
+    """
+    try:
+        yield
+    except PublishRefusedError as error:
+        if error.reason != KEY_CONFLICT:
+            raise
 
 
 @dataclass(slots=True)
@@ -148,7 +166,7 @@ class Delivery:
     holds the message.
     """
 
-    __slots__ = ("_client", "_generation", "_id", "body", "is_settled", "queue", "ttl_s")
+    __slots__ = ("_client", "_id", "body", "generation", "is_settled", "queue", "ttl_s")
 
     def __init__(self, client: DeliveryOwner, frame: Dispatch, generation: int) -> None:
         self.queue = frame.queue
@@ -157,7 +175,7 @@ class Delivery:
         self.is_settled = False
         self._id = frame.message_id
         self._client = client
-        self._generation = generation
+        self.generation = generation  # number of the connection over which the message came
 
     @property
     def message_id(self) -> str:
@@ -178,7 +196,7 @@ class Delivery:
 
     def _end(self, frame: bytes) -> None:
         if not self.is_settled:
-            self._client.settle(frame, self._generation)
+            self._client.settle(frame, self.generation)
             self.is_settled = True
 
     def __repr__(self) -> str:
@@ -203,16 +221,25 @@ class ClientSession:
 
     def __init__(self, max_content: int) -> None:
         self._limits = WireLimits(max_content)
-        self._prefix = secrets.token_bytes(8).hex().encode()  # prefix of generated keys
         self._keys = count()
         self.side = ClientSide(self._limits)
         self.is_connected = False
         self.generation = 0  # number of connections opened so far
         self.has_received = False  # whether the broker has sent data on this connection
-        self.pending = PendingPublishes()
         self.windows: dict[str, ConsumedQueue] = {}
-        self.late_settlements: list[bytes] = []  # settlements to send on the next connection
+        self.begin_anew()
         self.late_settlement_count = 0  # settlements made after the delivery's connection ended
+
+    def begin_anew(self) -> None:
+        """Take a new prefix for keys and forget all requests, which belong to the parent process.
+
+        Nobody is notified: in a forked child, the callers are those of the parent process.
+        """
+        self.lost()
+        self._prefix = secrets.token_bytes(8).hex().encode()  # prefix of generated keys
+        self.pending = PendingPublishes()
+        self.windows = {}
+        self.late_settlements: list[bytes] = []  # settlements to send on the next connection
 
     def protocol_problem(self, peer: object) -> str | None:
         """Describe what is wrong with the broker's data and how to fix it, or return None."""
@@ -292,7 +319,9 @@ class ClientSession:
         return window
 
     def stop_consuming(self, window: ConsumedQueue) -> bytes:
-        """Stop consuming a queue; return the frame that returns unsettled messages."""
+        """Stop consuming a queue; return the frame that returns unsettled messages, if any."""
+        if self.windows.get(window.queue) is not window:  # it was consumed before a fork
+            return b""
         del self.windows[window.queue]
         return self.side.consume(window.queue, 0)
 
@@ -360,6 +389,17 @@ class ClientBase:
         self._reconnects = options.reconnect
         self._backoff = options.backoff or Backoff()
         self._ended: str | None = "the client is not open"  # why calls fail; None if open
+        self.is_closing = False
+        reset_after_fork(self)
+
+    def forked(self) -> None:
+        """Leave the connection to the parent process: the child can only open a new one."""
+        self.session.begin_anew()
+        if self._ended is None:
+            self._ended = (
+                f"the client was opened before process {os.getpid()} was forked, so its connection "
+                "belongs to the parent process; open a client in each process, after the fork"
+            )
 
     def raise_if_ended(self) -> None:
         """Raise ConnectionLostError if the client has ended."""

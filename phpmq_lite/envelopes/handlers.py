@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from babelqueue import BabelQueue
 
 from phpmq_lite.envelopes import codec
+from phpmq_lite.forks import reset_after_fork
 
 _CANCEL_S: Final = 5.0  # maximum time for an interrupted coroutine to clean up
 
@@ -86,6 +87,11 @@ class HandlerLoop:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        reset_after_fork(self)
+
+    def forked(self) -> None:
+        """Forget the loop, whose thread does not exist in a forked child."""
+        self._loop = self._thread = None
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
         """Return the result of an awaitable; cancel the awaitable if the wait is interrupted."""

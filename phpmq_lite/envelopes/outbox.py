@@ -8,6 +8,7 @@ stored only once if the broker still has the key (by default for 10 minutes or 1
 Otherwise, delivery is at least once, and consumers recognize repeats by ``meta.id``.
 """
 
+import os
 import re
 import secrets
 import sqlite3
@@ -305,7 +306,7 @@ class SqliteOutboxStore:
         now_ms = self._now_ms()
         with transaction(self._connection):
             values = {
-                "queue": queue, "relay": self._relay, "now_ms": now_ms,
+                "queue": queue, "relay": self._holder(), "now_ms": now_ms,
                 "until_ms": now_ms + self._lease_ms,
             }  # fmt: skip
             if not self._connection.execute(self._sql(_LEASE), values).rowcount:
@@ -326,7 +327,7 @@ class SqliteOutboxStore:
         with transaction(self._connection):
             self._connection.execute(
                 f"DELETE FROM {self._table}_lease WHERE relay = ?",  # noqa: S608 - checked name
-                (self._relay,),
+                (self._holder(),),
             )
 
     def purge(self, keep_s: float) -> int:
@@ -350,6 +351,10 @@ class SqliteOutboxStore:
     def data_version(self) -> int:
         """Return a number that changes when another connection commits to the file."""
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
+    def _holder(self) -> str:
+        """Return the holder of this relay's leases, which a forked child does not share."""
+        return f"{self._relay}-{os.getpid()}"
 
     def _sql(self, text: str) -> str:
         return text.format(table=self._table)

@@ -8,11 +8,13 @@ create the envelope once with ``make`` and pass it to ``publish_envelope`` on ea
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from phpmq_lite.client.async_client import Client
 from phpmq_lite.client.async_client import connect as connect_aio
 from phpmq_lite.client.blocking_client import BlockingClient, connect_blocking
+from phpmq_lite.client.session import storing_once
 from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.indexed_fields import is_blank
 from phpmq_lite.errors import EnvelopeError
@@ -116,7 +118,7 @@ def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -
 
 
 class Producer:
-    """Blocking producer; only one thread may use it at a time.
+    """Blocking producer, which threads can share.
 
     ::
 
@@ -174,7 +176,9 @@ class Producer:
                 envelope being handled, or a new one.
             ttl_s: time to live in seconds; 0 means no expiry.
             meta: additional members of ``meta``.
-            key: the publish key, 1 to 64 bytes; defaults to the ``meta.id``.
+            key: the publish key, 1 to 64 bytes; defaults to the ``meta.id``.  A key of your own
+                stands for an event, which is stored once: while the broker remembers the key, a
+                second publish with it counts as stored, even if the data differs.
 
         Raises:
             EnvelopeError: the envelope is invalid; nothing was sent. The message names the member.
@@ -198,7 +202,8 @@ class Producer:
         the same errors as :meth:`publish`.
         """
         prepared = prepare_publish(envelope, queue, key)
-        self.client.publish_confirmed(prepared.queue, prepared.content, ttl_s, prepared.key)
+        with storing_once() if key is not None else nullcontext():
+            self.client.publish_confirmed(prepared.queue, prepared.content, ttl_s, prepared.key)
         return prepared.meta_id
 
 
@@ -255,5 +260,8 @@ class AsyncProducer:
     ) -> str:
         """Publish an existing envelope, like :meth:`Producer.publish_envelope`."""
         prepared = prepare_publish(envelope, queue, key)
-        await self.client.publish_confirmed(prepared.queue, prepared.content, ttl_s, prepared.key)
+        with storing_once() if key is not None else nullcontext():
+            await self.client.publish_confirmed(
+                prepared.queue, prepared.content, ttl_s, prepared.key
+            )
         return prepared.meta_id

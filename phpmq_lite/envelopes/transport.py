@@ -23,6 +23,7 @@ from phpmq_lite.envelopes.sqlite_file import wall_ms
 from phpmq_lite.envelopes.validation import EmptyListData, EnvelopeProblem, Verdict, validate
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
 from phpmq_lite.errors import ClientError, EnvelopeError, LocalProtocolError
+from phpmq_lite.forks import reset_after_fork
 
 EventLevel = Literal["info", "warning", "error"]
 EventHook = Callable[[EventLevel, str, Mapping[str, Any]], None]
@@ -129,6 +130,13 @@ class PhpmqTransport(Transport):
         self._pause = Backoff(0.5, 10.0)  # pause before a requeue; grows with each failure
         self._warned: set[tuple[str, str]] = set()
         self._is_unreachable = False
+        reset_after_fork(self)
+
+    def forked(self) -> None:
+        """Leave the message being handled, and its claim, to the parent process."""
+        if self._job is not None:
+            self._job.claim = None
+        self._job = None
 
     # -- the SDK's transport
 

@@ -11,8 +11,9 @@ from types import FrameType
 from typing import Any, Final
 
 from phpmq_lite.client.blocking_client import STOP_S, BlockingClient
-from phpmq_lite.client.session import Backoff, ConsumedQueue, Delivery
+from phpmq_lite.client.session import Backoff, ConsumedQueue, Delivery, storing_once
 from phpmq_lite.errors import ConnectionLostError
+from phpmq_lite.forks import reset_after_fork
 
 PUBLISH_TIMEOUT_S: Final = 30.0  # how long to retry a publish after the connection is lost
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -51,7 +52,7 @@ def _ended_by_signals(*, is_idle: bool) -> Iterator[None]:
 
 
 class WorkerConnection:
-    """Connection that receives, publishes and settles messages, one call at a time.
+    """Connection that receives, publishes and settles messages; threads can share it.
 
     ``client`` must not reconnect automatically. After a loss, the next call reconnects 0.1 to
     10 s after the last attempt. Acknowledgements and dead letters that could not be sent are sent
@@ -78,7 +79,15 @@ class WorkerConnection:
         self._sleep = sleep
         self._windows: dict[str, ConsumedQueue] = {}
         self._next_connect_at = 0.0  # do not reconnect before this monotonic time
-        self._lock = threading.RLock()  # a handler may publish from the handlers' event loop
+        self._connecting = threading.Lock()
+        self._first_generation = 0  # messages of earlier connections belong to the parent process
+        reset_after_fork(self)
+
+    def forked(self) -> None:
+        """Leave the connection and its messages to the parent process; the next call reconnects."""
+        self._windows.clear()
+        self._connecting = threading.Lock()
+        self._first_generation = self.client.session.generation + 1
 
     # -- connecting
 
@@ -86,10 +95,21 @@ class WorkerConnection:
         """Connect if not connected; raise ConnectionLostError if that fails or is not due yet."""
         if self.client.is_connected:
             return
+        until = self._monotonic() + timeout_s
+        if not self._connecting.acquire(timeout=max(0.0, timeout_s)):  # another thread connects
+            raise ConnectionLostError(f"{self.client.target} is not connected")
+        try:
+            self._connect(until)
+        finally:
+            self._connecting.release()
+
+    def _connect(self, until: float) -> None:
+        if self.client.is_connected:  # another thread has connected meanwhile
+            return
         self._forget_windows()
-        wait_s = self._next_connect_at - self._monotonic()
-        if wait_s > timeout_s:
-            self._sleep(max(0.0, timeout_s))
+        wait_s, left_s = self._next_connect_at - self._monotonic(), until - self._monotonic()
+        if wait_s > left_s:
+            self._sleep(max(0.0, left_s))
             raise ConnectionLostError(f"{self.client.target} is not connected")
         if wait_s > 0:
             self._sleep(wait_s)
@@ -98,9 +118,10 @@ class WorkerConnection:
 
     def _forget_windows(self) -> None:
         """Forget the messages held on a lost connection, because the broker has requeued them."""
-        for window in self._windows.values():
-            self.client.session.stop_consuming(window)
-        self._windows.clear()
+        with self.client.lock:
+            for window in self._windows.values():
+                self.client.session.stop_consuming(window)
+            self._windows.clear()
 
     # -- worker operations
 
@@ -110,31 +131,32 @@ class WorkerConnection:
         Raises:
             ConnectionLostError: there is no connection; call again.
         """
-        with self._lock:
-            until = self._monotonic() + timeout_s
-            with _ended_by_signals(is_idle=not self.client.is_connected):
-                self._ensure_connected(timeout_s)
+        until = self._monotonic() + timeout_s
+        with _ended_by_signals(is_idle=not self.client.is_connected):
+            self._ensure_connected(timeout_s)
+        with self.client.lock:
             window = self._windows.get(queue) or self._open_window(queue)
-            dispatches = window.dispatches
-            left_s = max(0.0, until - self._monotonic())
-            with _ended_by_signals(is_idle=not dispatches):
-                is_empty = not dispatches and not self.client.pump(lambda: bool(dispatches), left_s)
-            if is_empty:
+        dispatches = window.dispatches
+        while True:
+            with suppress(IndexError):
+                frame = dispatches.popleft()
                 self._backoff.reset()  # the connection works, so restart the delays
+                return Delivery(self.client, frame, self.client.session.generation)
+            left_s = max(0.0, until - self._monotonic())
+            with _ended_by_signals(is_idle=True):
+                is_empty = not self.client.pump(lambda: bool(dispatches), left_s)
+            if is_empty:
+                self._backoff.reset()
                 return None
-            self._backoff.reset()
-            return Delivery(self.client, dispatches.popleft(), self.client.session.generation)
 
     def _open_window(self, queue: str) -> ConsumedQueue:
-        session = self.client.session
-        # No wake-up is needed, because the waiting call runs the pump itself.
-        window = session.start_consuming(queue, self.credit, lambda: None)
-        self._windows[queue] = window
-        self.client.send_now(session.side.consume(queue, self.credit))
+        window = self._windows[queue] = self.client.start_consuming(queue, self.credit)
         return window
 
     def publish(self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None) -> None:
         """Publish a message and wait for its receipt; a lost connection does not cause a duplicate.
+
+        A message with a ``key`` is stored once, even if its body differs when it is repeated.
 
         Raises:
             PublishRefusedError: the broker refused the message.
@@ -143,26 +165,28 @@ class WorkerConnection:
         """
         key = key or secrets.token_hex(16).encode()
         until = self._monotonic() + self._publish_timeout_s
-        with self._lock:
-            while True:
-                try:
-                    self._ensure_connected(max(0.0, until - self._monotonic()))
+        while True:
+            try:
+                self._ensure_connected(max(0.0, until - self._monotonic()))
+                with storing_once():
                     self.client.publish_confirmed(queue, body, ttl_s, key)
-                except (ConnectionLostError, TimeoutError):
-                    if self._monotonic() >= until:
-                        raise
-                else:
-                    self._backoff.reset()
-                    return
+            except (ConnectionLostError, TimeoutError):
+                if self._monotonic() >= until:
+                    raise
+            else:
+                self._backoff.reset()
+                return
 
     def settle(self, delivery: Delivery, how: Settlement, ttl_s: int = 0) -> None:
         """Settle a message immediately or, if not connected, on the next connection.
 
         A requeue without a connection is not sent, because the broker has already requeued the
-        message.
+        message.  A forked child cannot settle the messages of its parent process.
         """
         session, message_id = self.client.session, delivery.message_id.encode()
-        with self._lock:
+        if delivery.generation < self._first_generation:
+            return
+        with self.client.lock:
             if how is Settlement.ACK:
                 frame = session.side.acknowledge(delivery.queue, message_id)
             elif how is Settlement.REQUEUE:
@@ -181,13 +205,11 @@ class WorkerConnection:
 
     def return_messages(self, queue: str) -> None:
         """Return a queue's held messages to their positions without counting a delivery."""
-        with self._lock:
+        with self.client.lock:
             window = self._windows.pop(queue, None)
             if window is not None:
-                frame = self.client.session.stop_consuming(window)
-                if self.client.is_connected:
-                    with suppress(ConnectionLostError):  # the broker has requeued the messages
-                        self.client.send_now(frame)
+                with suppress(ConnectionLostError):  # the broker has requeued the messages
+                    self.client.stop_consuming(window)
 
     def close(self, *, is_tidy: bool = True) -> None:
         """Send outstanding settlements and close. Safe to call twice.
@@ -200,10 +222,9 @@ class WorkerConnection:
             for queue in list(self._windows):
                 self.return_messages(queue)
         self.client.timeout_s = self.client.close_s = STOP_S
-        with self._lock:
-            if self.client.session.late_settlements and not self.client.is_connected:
-                with suppress(ConnectionLostError):  # the broker then delivers the messages again
-                    self._ensure_connected(STOP_S)
-            self._forget_windows()
-            if self.client.is_connected:
-                self.client.close()
+        if self.client.session.late_settlements and not self.client.is_connected:
+            with suppress(ConnectionLostError):  # the broker then delivers the messages again
+                self._ensure_connected(STOP_S)
+        self._forget_windows()
+        if self.client.is_connected:
+            self.client.close()

@@ -9,13 +9,20 @@ from typing import Any
 import pytest
 
 from phpmq_lite.client import Client, connect, connect_blocking
-from phpmq_lite.client.blocking_client import KeyedMessage, NoReplyError, publish_each
+from phpmq_lite.client.blocking_client import (
+    KeyedMessage,
+    NoReplyError,
+    client_from_url,
+    publish_each,
+)
 from phpmq_lite.client.session import Backoff
 from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer
+from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
 from phpmq_lite.errors import KEY_CONFLICT, EnvelopeError, LocalProtocolError, PublishRefusedError
 from phpmq_lite.protocol.frames import ClientFrame, Publish
 from phpmq_lite.testing import RunningBroker, running_service
+from tests.support.fork_server import broker_process
 from tests.support.scripted_broker import ScriptedBroker, ScriptedPeer
 
 URN = "urn:babel:orders:created"
@@ -204,3 +211,42 @@ async def test_lost_broker_leaves_all_outcomes_open(peer: ScriptedBroker) -> Non
         return [type(outcome).__name__ for outcome in (*outcomes, *again)]
 
     assert await asyncio.to_thread(send) == ["NoReplyError"] * 2
+
+
+async def test_key_of_an_event_means_once_whatever_the_bytes(broker: RunningBroker) -> None:
+    """Each envelope has an id, a trace and a time of its own, so a repeat has other bytes."""
+    address = f"127.0.0.1:{broker.port}"
+
+    def publish(process: str) -> None:
+        with Producer(address, queue="orders") as orders:
+            for _ in range(2):
+                orders.publish(URN, {"process": process}, key="order 1042 was created")
+
+    await asyncio.to_thread(publish, "first")
+    await asyncio.to_thread(publish, "after a restart")
+    async with AsyncProducer(address, queue="orders") as orders:
+        await orders.publish(URN, {"process": "asyncio"}, key="order 1042 was created")
+        again = codec.make(URN, {"process": "changed"}, "orders")
+        await orders.publish_envelope(again)
+        with pytest.raises(PublishRefusedError, match=KEY_CONFLICT):  # a mistake, not a repeat
+            await orders.publish_envelope(again | {"data": {"process": "changed again"}})
+    async with connect(address) as client:
+        found = [codec.decode(body)["data"]["process"] for body in await take(client, "orders")]
+    assert found == ["first", "changed"]
+
+
+def test_worker_repeats_what_it_derives_from_a_failure(tmp_path: Path) -> None:
+    """A worker killed between a receipt and its settlement publishes it again, at another time."""
+    with broker_process(tmp_path / "data", "--admin", "none") as broker:
+        link = WorkerConnection(client_from_url(f"phpmq://127.0.0.1:{broker.port}"))
+        link.publish("orders.dlq", b"failed at 1", key=b"1:dead")
+        link.publish("orders.dlq", b"failed at 2", key=b"1:dead")
+        found = link.receive("orders.dlq", 30.0)
+        assert found is not None
+        assert found.body == b"failed at 1"
+        link.settle(found, Settlement.ACK)
+        link.publish("orders.dlq", b"last")
+        last = link.receive("orders.dlq", 30.0)
+        assert last is not None
+        assert last.body == b"last"
+        link.close()

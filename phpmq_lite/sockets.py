@@ -1,0 +1,145 @@
+"""TCP connections: one time limit for all addresses, and options that notice dead peers."""
+
+import errno
+import os
+import selectors
+import socket
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+ADDRESS_DELAY_S: Final = 1.0  # another address is tried if the first has not answered after this
+_SIGNAL_S: Final = 1.0  # a signal that arrives just before a system call does not interrupt it
+
+# A peer that sends no data for 60 s is probed every 15 s and dropped after 4 missed probes.  While
+# sent bytes are unacknowledged, the kernel does not probe: it drops a peer after 120 s.
+KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", 0)), 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    *(
+        [(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000)]
+        if hasattr(socket, "TCP_USER_TIMEOUT")
+        else []
+    ),
+)
+
+
+def prepare(connection: Any) -> None:
+    """Set the options of long connections on a TCP socket; leave Unix sockets unchanged."""
+    if connection is None or connection.family == socket.AF_UNIX:
+        return
+    with suppress(OSError):  # the peer has already closed the connection
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for level, option, value in KEEPALIVE:
+            connection.setsockopt(level, option, value)
+
+
+class Dialer:
+    """Connects to the addresses of a name, beginning with those that failed longest ago."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._name = (host, port)
+        self._failed: dict[Any, float] = {}  # address -> monotonic time of the last failure
+
+    def connect(self, timeout_s: float | None) -> socket.socket:
+        """Return a blocking socket; each address gets 1 s before the next one is tried, too.
+
+        Raises:
+            OSError: no address accepted a connection within ``timeout_s``.
+        """
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        found = self._sort(socket.getaddrinfo(*self._name, type=socket.SOCK_STREAM))
+        with selectors.DefaultSelector() as selector:
+            try:
+                return self._race(selector, found, deadline)
+            finally:
+                for key in list(selector.get_map().values()):
+                    key.fileobj.close()  # type: ignore[union-attr]
+
+    async def connect_async(self) -> socket.socket:
+        """Like :meth:`connect`, in an event loop and without a time limit."""
+        import asyncio  # the blocking client does not need it
+
+        loop = asyncio.get_running_loop()
+
+        async def attempt(info: Any) -> socket.socket:
+            self._failed[info[4]] = time.monotonic()  # until it answers
+            made = socket.socket(*info[:3])
+            try:
+                made.setblocking(False)
+                await loop.sock_connect(made, info[4])
+            except BaseException:
+                made.close()
+                raise
+            self._failed[info[4]] = 0.0
+            return made
+
+        waiting = self._sort(await loop.getaddrinfo(*self._name, type=socket.SOCK_STREAM))
+        attempts: set[asyncio.Task[socket.socket]] = set()
+        error: BaseException = TimeoutError("timed out")
+        try:
+            while waiting or attempts:
+                if waiting:
+                    attempts.add(loop.create_task(attempt(waiting.pop(0))))
+                done, _ = await asyncio.wait(
+                    attempts,
+                    timeout=ADDRESS_DELAY_S if waiting else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for task in done:
+                    attempts.discard(task)
+                    if (failure := task.exception()) is None:
+                        return task.result()
+                    error = failure
+        finally:
+            for task in attempts:
+                task.cancel()
+            for loser in await asyncio.gather(*attempts, return_exceptions=True):
+                if isinstance(loser, socket.socket):
+                    loser.close()
+        raise error
+
+    def _sort(self, found: list[Any]) -> list[Any]:
+        """Sort addresses by the time of their last failure; forget those of other answers."""
+        self._failed = {info[4]: self._failed.get(info[4], 0.0) for info in found}
+        return sorted(found, key=lambda info: self._failed[info[4]])
+
+    def _race(
+        self, selector: selectors.BaseSelector, waiting: list[Any], deadline: float
+    ) -> socket.socket:
+        error: OSError = TimeoutError("timed out")
+        next_at = 0.0
+        while waiting or selector.get_map():
+            now = time.monotonic()
+            if now >= deadline:
+                raise TimeoutError("timed out")
+            if waiting and (now >= next_at or not selector.get_map()):
+                next_at = now + ADDRESS_DELAY_S
+                family, kind, protocol, _, address = waiting.pop(0)
+                self._failed[address] = now  # until it answers
+                try:
+                    attempt = socket.socket(family, kind, protocol)
+                except OSError as failure:  # such as IPv6 in a kernel without it
+                    error = failure
+                    continue
+                attempt.setblocking(False)
+                number = attempt.connect_ex(address)
+                if number not in (0, errno.EINPROGRESS):
+                    attempt.close()
+                    error = OSError(number, os.strerror(number))
+                    continue
+                selector.register(attempt, selectors.EVENT_WRITE, address)
+            until = min(deadline, next_at) if waiting else deadline
+            for key, _ in selector.select(min(max(0.0, until - now), _SIGNAL_S)):
+                attempt = key.fileobj  # type: ignore[assignment]
+                selector.unregister(attempt)
+                number = attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if not number:
+                    self._failed[key.data] = 0.0
+                    attempt.setblocking(True)
+                    return attempt
+                attempt.close()
+                error = OSError(number, os.strerror(number))
+        raise error
