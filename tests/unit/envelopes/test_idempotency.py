@@ -41,7 +41,7 @@ def other_of(claims: SqliteIdempotencyStore, clock: Clock) -> SqliteIdempotencyS
     """Return the store of another process that uses the same file."""
     other = SqliteIdempotencyStore(":memory:", lease_s=300, keep_s=3_600, now_ms=clock)
     claims.seen("")  # opens the file
-    other._connection, other._process = claims._connection, claims._process
+    other._connection = claims._connection
     return other
 
 
