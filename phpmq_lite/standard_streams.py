@@ -32,7 +32,8 @@ class GuardedOutput(io.RawIOBase):
         self.on_resumed: Callable[[int], None] = lambda _lines: None  # called after dropped lines
         self._descriptor = descriptor
         self._reported = 0
-        self._is_torn = False  # whether the last written line is incomplete
+        self._last = b"\n"  # the last written byte
+        self._is_torn = False  # whether the rest of the last line is lost
         self._forget()
         os.register_at_fork(after_in_child=self._forget)  # what waits belongs to the parent
         atexit.register(self.flush)
@@ -91,6 +92,7 @@ class GuardedOutput(io.RawIOBase):
     def _write_all(self, data: bytes) -> int:
         """Write data, and return how many lines could not be written."""
         rest = b"\n" + data if self._is_torn else data
+        self._is_torn = False
         while rest:
             try:
                 count = os.write(self._descriptor, rest)
@@ -100,9 +102,9 @@ class GuardedOutput(io.RawIOBase):
                 writable.poll(_POLL_MS)
                 continue
             except OSError:
+                self._is_torn = self._last != b"\n"
                 return rest.count(b"\n") or 1
-            self._is_torn = rest[count - 1 : count] != b"\n"
-            rest = rest[count:]
+            self._last, rest = rest[count - 1 : count], rest[count:]
         return 0
 
     def flush(self) -> None:
@@ -139,6 +141,12 @@ class _TextOutput(io.TextIOWrapper):
             write_through=True,
         )
         self._before = before  # would close its descriptor
+        self.on_write: Callable[[str], None] = lambda _text: None
+
+    def write(self, text: str, /) -> int:
+        """Write text after a call of ``on_write``."""
+        self.on_write(text)
+        return super().write(text)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]

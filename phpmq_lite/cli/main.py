@@ -1,5 +1,6 @@
 """The root command, which imports other commands on demand, and shell completion."""
 
+import sys
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any, Final, NamedTuple
@@ -8,7 +9,7 @@ import click
 from click.exceptions import NoSuchCommand
 
 from phpmq_lite import __version__, installation, standard_streams
-from phpmq_lite.cli import first_process
+from phpmq_lite.cli import first_process, silence
 from phpmq_lite.cli.errors import (
     WORDS,
     describe_error,
@@ -206,6 +207,7 @@ def main() -> None:
     """Run the command that this process's arguments specify."""
     standard_streams.prepare()
     first_process.delegate()
+    silence.show_silence(sys.argv[1:])
     root_command(prog_name="phpmq-lite")
 
 

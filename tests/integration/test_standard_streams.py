@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import shlex
 import socket
 import subprocess
@@ -177,6 +178,33 @@ def test_a_command_escapes_what_the_terminal_cannot_show(
     assert (done.returncode, done.stderr.decode(encoding)[:7]) == (3, "Error: ")
 
 
+def test_a_command_shows_its_silence_on_a_terminal_and_removes_it(tmp_path: Path) -> None:
+    program = (
+        "import time; from phpmq_lite import standard_streams as s; from phpmq_lite.cli import"
+        " silence; s.prepare(); silence.show_silence(['backup', 'create', '--data']);"
+        " input(); print('made', end='', flush=True); input(); print('.')"
+    )
+    main, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    seen = b""
+    assert process.stdin is not None
+    while b"backup create: 1 s" not in seen or b"backup create: 2 s" not in seen:
+        seen += os.read(main, 1_000)
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    while b"made" not in seen:
+        seen += os.read(main, 1_000)
+    assert seen.endswith(b" s\r\x1b[Kmade")
+    assert seen.count(b"\n") == 0
+    process.communicate(b"\n")
+    assert os.read(main, 1_000) == b".\r\n"
+    os.close(main)
+    assert process.returncode == 0
+
+
 def test_an_output_keeps_the_order_and_bounds_what_waits() -> None:
     reader, writer = os.pipe()
     output = GuardedOutput(writer)
@@ -195,6 +223,28 @@ def test_an_output_keeps_the_order_and_bounds_what_waits() -> None:
     assert stored == sorted(stored)
     assert resumed == [dropped]
     os.close(writer)
+
+
+def test_an_output_adds_a_line_break_only_where_a_line_is_lost() -> None:
+    reader, writer = os.pipe()
+    output = GuardedOutput(writer)
+    for piece in b"prompt: ", b"\rbar", b"", b"\rbar 2\n":
+        output.write(piece)
+        output.flush()
+    assert os.read(reader, 100) == b"prompt: \rbar\rbar 2\n"
+    output.write(b"torn")
+    output.flush()
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), writer)
+        output.write(b" line\n")
+        output.flush()
+    assert (os.read(reader, 100), output.dropped) == (b"torn", 1)
+    os.close(reader)
+    reader, other = os.pipe()
+    os.dup2(other, writer)
+    output.write(b"next\n")
+    output.flush()
+    assert os.read(reader, 100) == b"\nnext\n"
 
 
 def test_an_output_of_a_forked_process_writes_its_own_lines_only() -> None:
