@@ -3,12 +3,13 @@
 All types are plain data.  The core passes a ``Batch`` to the writer, which returns ``LoadedRows``.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from zlib import crc32
 
 from phpmq_lite.queue_settings import QueueSettings
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import asyncio  # which programs that only read envelopes do without
 
 _seq_of: Final = attrgetter("seq")
+T = TypeVar("T")
 ROW_BITS: Final = 17  # low bits of stage_row.row_id, which hold the row's index within its token
 
 
@@ -155,6 +157,26 @@ class QueueRow:
     live_bytes: int = 0
     stored: tuple[int, int] = (0, 0)  # live_count and live_bytes as last passed to the writer
     created_by: str = ""  # an actor or a connection's address; empty if unknown
+
+
+class OrderedSet(dict[T, None]):
+    """A set that iterates in the order of insertion, where clients could see another order."""
+
+    def add(self, item: T) -> None:
+        """Add an item, or keep its place."""
+        self[item] = None
+
+    def discard(self, item: T) -> None:
+        """Remove an item if it is there."""
+        self.pop(item, None)
+
+    def __eq__(self, other: object) -> bool:
+        return self.keys() == other or super().__eq__(other)
+
+
+# Begins a dead-letter record whose content stays with its message, because it would be too large.
+# The checksum proves that who published the record knows the content.
+RECORD_REFERENCE: Final = re.compile(rb'\{"raw_sha256":"([0-9a-f]{64})","dead_letter":')
 
 
 def has_room(own: int, total: int, more: int, limit: int) -> bool:
@@ -397,7 +419,7 @@ class Batch:
     windows: list[WindowRequest] = field(default_factory=list)
     seqs: set[int] = field(default_factory=set)
     key_seqs: set[int] = field(default_factory=set)  # load the checksums of these messages
-    body_seqs: set[int] = field(default_factory=set)
+    body_seqs: OrderedSet[int] = field(default_factory=OrderedSet)
     # Messages for which clients may have published dead-letter records:
     # seq -> (queue_id of the dead-letter queue, queue_id of NAME.dlq, last holder); 0 means none
     record_seqs: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -410,7 +432,8 @@ class Batch:
     # connection -> messages to dispatch and receipts to send
     sends: dict[Any, tuple[list[Message], list[Receipt]]] = field(default_factory=dict)
     is_partly_sent: bool = False  # part of it has been sent, and clients may be processing it
-    to_resume: set[Any] = field(default_factory=set)  # connections allowed to publish again
+    # connections allowed to publish again
+    to_resume: OrderedSet[Any] = field(default_factory=OrderedSet)
     replies: list[tuple[Callable[[Any], None], Any]] = field(default_factory=list)
     # (slow work to do outside a batch, callback that receives its result in a later batch)
     background: list[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=list)

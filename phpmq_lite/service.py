@@ -394,7 +394,8 @@ class Service:
     def _core(self, stored: RecoveredState) -> Broker:
         limits = broker_limits(self.settings)
         defaults = QueueSettings(**self.settings.queues.model_dump())
-        return Broker(stored, limits, defaults, BabelQueueInspector(self.schemas))
+        max_content = self.settings.limits.max_content
+        return Broker(stored, limits, defaults, BabelQueueInspector(self.schemas, max_content))
 
     def _show_listeners(self, listeners: Listeners, step: str) -> None:
         """Announce the open listeners; clients can connect from now on."""

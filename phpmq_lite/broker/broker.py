@@ -201,8 +201,9 @@ class Broker:
             if len(self._checksums) > CHECKSUMS_MAX:
                 self._checksums.clear()
             self._checksums |= loaded.checksums
-        while state.batch_limited:
-            self.wake_consumers(state.batch_limited.pop())
+        for connection in state.batch_limited:
+            self.wake_consumers(connection)
+        state.batch_limited.clear()
         if (due_ms := state.next_deadline_ms) is not None and due_ms <= now.steady_ms:
             batch.due_at = None if state.pending.is_full else now.steady_ms
             batch.due_from = due_ms

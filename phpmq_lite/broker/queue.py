@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from phpmq_lite.broker.ready_window import ReadyWindow
-from phpmq_lite.model import Message, Peer, QueueRow
+from phpmq_lite.model import Message, OrderedSet, Peer, QueueRow
 from phpmq_lite.queue_settings import (
     DEAD_LETTER_SUFFIX,
     HOME_SETTINGS,
@@ -132,7 +132,9 @@ class Queue:
         self.claimed = 0  # dispatched messages held by subscriptions
         self.claimed_bytes = 0
         self.publish_share: Any = None  # a QueueShare once publishers compete with consumers
-        self.parked: set[Connection] = set()  # publishers waiting for the queue to accept messages
+        self.parked = OrderedSet[
+            Connection
+        ]()  # publishers waiting for the queue to accept messages
         self.counters = QueueCounters()
         self.dead_by_reason: dict[str, int] = {}  # counters.dead, broken down by reason
         # Histograms (see histogram.py) are None until needed, because each list takes 2 KB.

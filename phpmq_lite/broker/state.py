@@ -25,7 +25,7 @@ from phpmq_lite.broker.registry import QueueRegistry
 from phpmq_lite.broker.state_table import ACKED, DISPATCHED, READY_AGAIN
 from phpmq_lite.broker.ttl import deadline_of
 from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
-from phpmq_lite.model import Batch, ClockReading, EnvelopeInspector, Limits, Message
+from phpmq_lite.model import Batch, ClockReading, EnvelopeInspector, Limits, Message, OrderedSet
 from phpmq_lite.queue_settings import QueueSettings
 
 BACKGROUND_BYTES: Final = 64 << 10  # larger content is inspected in the background thread
@@ -99,7 +99,7 @@ class BrokerState:
         self.now = ClockReading(0, 0)
         self.batch = self.registry.batch
         self.needs_dispatch: dict[int, Queue] = {}  # queues that may have messages and credit
-        self.batch_limited: set[Connection] = set()  # connections that reached limits.write_bytes
+        self.batch_limited = OrderedSet[Connection]()  # connections that reached limits.write_bytes
         self.messages: dict[int, Message] = {}  # seq -> message held by a consumer or in a window
         self.next_number = 1  # the next seq or position, which share one sequence
         self.next_deadline_ms: int | None = None  # no ready message expires before this time

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -71,6 +72,15 @@ def build_record(content: bytes, block: DeadLetterBlock, *, keeps_content: bool 
     if (has_block and problem is not None) or _resembles_wrapper(found):
         return _wrap(content, written)
     return edit_members(content, found, {"dead_letter": written})
+
+
+def build_reference(content: bytes, block: DeadLetterBlock) -> bytes:
+    """Return a record without its content, which stays with the message that the block names.
+
+    Whoever redrives it knows the content by its checksum; see ``model.RECORD_REFERENCE``.
+    """
+    digest = hashlib.sha256(content).hexdigest().encode()
+    return b'{"raw_sha256":"%b","dead_letter":%b}' % (digest, _encode_block(block))
 
 
 def _encode_block(block: DeadLetterBlock) -> bytes:

@@ -38,11 +38,13 @@ _DATA: Final = msgspec.json.Decoder(_Data)
 class BabelQueueInspector:
     """``EnvelopeInspector`` for BabelQueue; its methods never raise and can run in any thread.
 
-    ``schemas`` holds the payload schemas by URN; None disables schema checks.
+    ``schemas`` holds the payload schemas by URN; None disables schema checks.  ``max_content`` is
+    the size of the largest content that clients accept.
     """
 
-    def __init__(self, schemas: ActiveSchemas | None = None) -> None:
+    def __init__(self, schemas: ActiveSchemas | None = None, max_content: int = 8 << 20) -> None:
         self._schemas = schemas
+        self._max_content = max_content
 
     def index(self, content: bytes) -> Indexed | None:
         """Return the indexed fields, or None if the content is too long or not a JSON object."""
@@ -83,7 +85,10 @@ class BabelQueueInspector:
         return _UNSUPPORTED if is_unsupported else None
 
     def make_record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
-        """Return a dead-letter record, with reason ``poison`` if the content failed validation."""
+        """Return a dead-letter record, with reason ``poison`` if the content failed validation.
+
+        If it is larger than ``max_content``, no client could receive it: it refers to the content.
+        """
         found = indexed_fields.read_indexed_fields(content)
         block = dead_letter_record.DeadLetterBlock(
             reason="poison" if death.reason in _KNOWN else "failed",
@@ -94,9 +99,11 @@ class BabelQueueInspector:
             detail=death.reason,
             message_id=death.message_id.decode(),
         )
-        return dead_letter_record.build_record(
-            content, block, keeps_content=settings.payload_policy == "opaque"
-        )
+        keeps_content = settings.payload_policy == "opaque"
+        record = dead_letter_record.build_record(content, block, keeps_content=keeps_content)
+        if len(record) <= self._max_content or record is content:
+            return record
+        return dead_letter_record.build_reference(content, block)
 
     def record_source(self, content: bytes) -> RecordSource | None:
         """Return the message id and the cause from a record's block, or None if it has no id."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from phpmq_lite.broker.queue import Connection
+from phpmq_lite.model import OrderedSet
 
 # Connections that hold fewer bytes are always read, because pausing them would gain nothing.
 FREE_BYTES: Final = 64 << 10
@@ -46,7 +47,7 @@ class ReadBackpressure:
         self.limit_hits = 0  # number of times that the limit was reached
         # Number of bytes held by each connection; the longest-waiting connection comes first.
         self._waiting: dict[PausableConnection, int] = {}
-        self._held: set[PausableConnection] = set()
+        self._held = OrderedSet[PausableConnection]()
 
     def report(self, reader: PausableConnection, held_bytes: int) -> None:
         """Record how many bytes ``reader`` now holds; 0 removes the reader."""
@@ -84,7 +85,7 @@ class ReadBackpressure:
             reader.resume_reading(self.REASON)
 
     def _release(self) -> None:
-        held, self._held = self._held, set()
+        held, self._held = self._held, OrderedSet()
         for reader in held:
             reader.resume_reading(self.REASON)
 
@@ -130,7 +131,7 @@ class MemoryLimiter:
         self.resident_bytes = 0  # memory used by the process at the last check
         self.limit_hits = 0  # number of times that the limit was reached
         self._is_on = False
-        self._held: set[Publisher] = set()
+        self._held = OrderedSet[Publisher]()
 
     def check(self, sessions: Collection[Publisher], resident: int) -> None:
         """Pause or resume publishers according to memory usage; call this about once a second."""

@@ -15,7 +15,7 @@ from phpmq_lite.broker.queue import Connection
 from phpmq_lite.broker.ttl import remaining_ttl_s
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.logs import get_logger, is_quiet
-from phpmq_lite.model import Message, Receipt
+from phpmq_lite.model import Message, OrderedSet, Receipt
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import ClientFrame
 from phpmq_lite.protocol.revisions import LISTENER_HINT
@@ -46,7 +46,7 @@ class SessionContext:
     pressure: ReadBackpressure
     figures: ConnectionCounters
     limits: SessionLimits
-    sessions: set["Session"] = field(default_factory=set)
+    sessions: "OrderedSet[Session]" = field(default_factory=OrderedSet)
     _emptied: asyncio.Event = field(default_factory=asyncio.Event)
 
     def remove(self, session: "Session") -> None:

@@ -227,7 +227,9 @@ class _RetentionStep:
     def _remove(self, name: str, part: RetentionSlice) -> None:
         if part.offsets:
             self._remove_bodies(part.seqs)
-            self._execute(self._sql["remove_settled"], {"offsets": json.dumps(part.offsets)})
+            offsets = {"offsets": json.dumps(part.offsets)}
+            self._execute(self._sql["remove_originals"], offsets)
+            self._execute(self._sql["remove_settled"], offsets)
             self._count(f"{name}_rows", -len(part.offsets))
             self._count(f"{name}_bytes", -part.bytes)
             self._count("retention_removed", len(part.offsets))

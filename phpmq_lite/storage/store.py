@@ -7,11 +7,13 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from hashlib import sha256
 from itertools import accumulate
 from typing import Any, ClassVar, Final
 
 from phpmq_lite.errors import StorageFullError
 from phpmq_lite.model import (
+    RECORD_REFERENCE,
     Batch,
     ClockReading,
     KeyRun,
@@ -216,7 +218,29 @@ class Store(ABC):
             is_last = is_last and count >= len(page)
             page = page[:count]
             self._load_bodies(page, checksums)
+            if checksums == "checksums":
+                count = self._load_originals(page)
+                is_last = is_last and count >= len(page)
+                page = page[:count]
         return request.on_rows, page, is_last
+
+    def _load_originals(self, page: list[Message]) -> int:
+        """Give records that refer to a content this content, or None if it is gone.
+
+        Returns how many of the first messages fit into a page.
+        """
+        total = 0
+        for count, message in enumerate(page):
+            reference = RECORD_REFERENCE.match(message.body or b"")
+            if reference is not None and message.source.seq is not None:
+                found = self.many("bodies", [message.source.seq])
+                message.body = found[0][1] if found else None
+                total += len(message.body or b"")
+                if total > _PAGE_BYTES and count:
+                    return count
+                if sha256(message.body or b"").hexdigest() != reference[1].decode():
+                    message.body = None
+        return len(page)
 
     def _load_bodies(self, page: list[Message], checksums: str = "checksums") -> None:
         bodies = self._bodies([message.seq for message in page], checksums)

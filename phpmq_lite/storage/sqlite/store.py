@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final
 
-from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.errors import BatchRefusedError, OutcomeUnknownError, StartRefusedError
 from phpmq_lite.model import Batch, LoadedRows, checksum
 from phpmq_lite.storage.batch_sql import Step
 from phpmq_lite.storage.sqlite.errors import raise_as_unknown, translate_errors
@@ -94,10 +94,13 @@ class SqliteStore(Store):
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Store what is executed within in one transaction."""
-        with translate_errors(self.connection):
-            self.execute("BEGIN IMMEDIATE")
-            yield
-            self.execute("COMMIT")
+        try:
+            with translate_errors(self.connection):
+                self.execute("BEGIN IMMEDIATE")
+                yield
+                self.execute("COMMIT")
+        except BatchRefusedError as error:  # only batches contain values that are not ours
+            raise OutcomeUnknownError(str(error)) from error
 
     @contextmanager
     def loading(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """Commands of connections: publish, consume, acknowledge and requeue."""
 
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -489,6 +490,17 @@ def test_publisher_without_a_key_waits_for_a_full_queue(rig: CoreRig) -> None:
     rig.begin()
     assert publish(rig, one, b"b", None) is CommandResult.DONE
     assert bodies(sent_messages(rig.finish(), worker)) == [b"b"]
+
+
+def test_waiting_publishers_are_resumed_in_their_order(rig: CoreRig) -> None:
+    publishers = [rig.connect() for _ in range(50)]
+    publishers.reverse()
+    rig.publish(b"a")
+    rig.run(lambda: rig.pause("orders", "publishing", True))
+    for one in publishers:
+        rig.run(partial(publish, rig, one, b"b", None))
+    batch = rig.run(lambda: rig.pause("orders", "publishing", False))
+    assert [*batch.to_resume] == publishers
 
 
 def test_publisher_waits_until_a_paused_queue_is_resumed(rig: CoreRig) -> None:

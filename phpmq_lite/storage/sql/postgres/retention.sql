@@ -68,10 +68,23 @@ DELETE FROM event WHERE event_id IN (
   LIMIT :limit);
 
 -- name: remove_bodies
--- Removes bodies of removed messages, but not those of live messages.
+-- Removes bodies of removed messages, but not those of live messages, or of live dead-letter
+-- records, which are smaller than the body if they only refer to it.
 -- parameters: seqs (JSON list)
 DELETE FROM body WHERE seq IN (SELECT jsonb_array_elements_text(:seqs::jsonb)::bigint)
-  AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq);
+  AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
+  AND NOT EXISTS (
+    SELECT 1 FROM message WHERE source_seq = body.seq AND size < octet_length(body.content));
+
+-- name: remove_originals
+-- Removes bodies that stayed only because removed dead-letter records referred to them.
+-- parameters: offsets (JSON list, of the records)
+DELETE FROM body WHERE seq IN (
+    SELECT source_seq FROM history
+    WHERE "offset" IN (SELECT jsonb_array_elements_text(:offsets::jsonb)::bigint) AND source_seq IS NOT NULL)
+  AND NOT EXISTS (SELECT 1 FROM history WHERE history.seq = body.seq)
+  AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
+  AND NOT EXISTS (SELECT 1 FROM message WHERE source_seq = body.seq);
 
 -- name: newest_removable_body
 -- Body of the newest row if it is too old, or if this body alone still exceeds a bound.
