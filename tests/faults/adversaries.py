@@ -14,14 +14,15 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from tests.support.socket_client import WAIT_S, SocketClient
+from tests.support.socket_client import WAIT_S, SocketClient, new_key
 
 MIB: Final = 1 << 20
 CONNECTIONS: Final = 95  # of HTTP; limits.http_connections are 100
@@ -29,6 +30,8 @@ HELD: Final = 50_000  # limits.held
 HELD_BYTES: Final = 256 * MIB  # limits.held_bytes
 QUEUES: Final = 10_000  # limits.max_queues
 CONTENT: Final = 8 * MIB  # limits.max_content
+KEYS: Final = 100_000  # receipts.limit
+JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 APP_ID: Final = "tenant-app"  # of the other one
 _FAILED: Final = (OSError, HTTPException)
@@ -210,7 +213,97 @@ def huge_bodies(target: Target) -> None:
     repeat_in_threads(1, once)
 
 
+def repeated_credits(target: Target) -> None:
+    """Repeat a 002 that returns what is held, again and again."""
+    _fill(target, "b-again", 5_000)
+    peer = target.peer()
+    again = b"".join(peer.side.consume("b-again", 1_000 - number % 2) for number in range(20))
+    peer.consume("b-again", 1_000)
+    _keep.append(peer)
+
+    def once() -> None:
+        if select.select([peer.socket], [], [], 0)[0]:
+            peer.take()
+            peer.got.clear()
+        peer.send(again)
+        time.sleep(0.01)
+
+    repeat_in_threads(1, once)
+
+
+def many_keys(target: Target) -> None:
+    """Publish with more keys than the broker remembers, and go on."""
+    peer = target.peer()
+    _keep.append(peer)
+
+    def publish(count: int) -> None:
+        for _ in range(count // 500):
+            keys = [new_key() for _ in range(500)]
+            peer.send(b"".join(peer.side.publish("b-keys", b"", 1, key) for key in keys))
+            peer.receipt_for(keys[-1])
+            peer.receipts.clear()
+
+    publish(KEYS + 500)
+    repeat_in_threads(1, lambda: publish(500))
+
+
+def silent_peers(target: Target) -> None:
+    """Open more connections than there are places, of PHPMQ and of HTTP, and send nothing."""
+    kept: deque[socket.socket] = deque()
+
+    def once() -> None:
+        for address in (target.address, ("127.0.0.1", target.port)):
+            kept.append(socket.create_connection(address, 60, (target.source, 0)))
+        while len(kept) > 1_200:
+            kept.popleft().close()
+        time.sleep(0.001)
+
+    for _ in range(600):
+        with suppress(OSError):
+            once()
+    repeat_in_threads(1, once)
+
+
 # -- HTTP
+
+
+def refused_requests(target: Target) -> None:
+    """Send requests without a login, with long names, each of which is refused."""
+    name = "x" * 3_500
+
+    def once() -> None:
+        connection = HTTPConnection(*target.address, timeout=60, source_address=(target.source, 0))
+        with closing(connection):
+            for path in (f"/api/v1/messages/{name}/delete", f"/api/v1/queues/{name}/purge"):
+                for _ in range(50):
+                    wrong = {"Authorization": "Bearer phpmq_wrong", "Content-Type": JSON}
+                    connection.request("POST", path, b"{}", wrong)
+                    connection.getresponse().read()
+
+    repeat_in_threads(4, once)
+
+
+def charsets(target: Target) -> None:
+    """Name charsets, and send headers and parts, for which naive decoders need quadratic time."""
+    form = "application/x-www-form-urlencoded"
+    word = b"a=" + b"a" * 65_000
+    head = b'Content-Disposition: form-data; name="a"' + b";" * 3_000
+    parts = b"".join(b"--b\r\n" + head + b"\r\n\r\nx\r\n" for _ in range(300)) + b"--b--\r\n"
+    requests: list[tuple[bytes, dict[str, str]]] = [
+        (word, {"Content_Type": f"{form}; charset=punycode"}),
+        (word, {"Content_Type": f"{form}; charset=idna"}),
+        (parts, {"Content_Type": "multipart/form-data; boundary=b"}),
+        (b"{}", {"Content_Type": "application/json" + ";" * 8_000}),
+        (b"{}", {"Cookie": "a=" + "a " * 4_000}),
+        (b"[" + b"9" * 4_300 + b"]", {"Content_Type": f"{JSON}; charset=utf-16"}),
+    ]
+
+    def once() -> None:
+        for body, headers in requests:
+            for path in ("/publish", "/api/v1/queues/b-charset/messages"):
+                target.ask("POST", path, body, **headers)
+
+    repeat_in_threads(4, once)
 
 
 def app_id_poisoning(target: Target) -> None:
@@ -363,7 +456,8 @@ ADVERSARIES: Final[dict[str, Callable[[Target], None]]] = {
     for made in (
         dead_consumers, app_id_poisoning, full_queues, json_arrays, login_forms, slow_downloads,
         compressed_bodies, searches, hung_consumers, hung_consumers_of_large_messages,
-        slow_uploads, uploads, slow_readers, huge_bodies, exports, bulk_work,
+        slow_uploads, uploads, slow_readers, huge_bodies, exports, bulk_work, repeated_credits,
+        refused_requests, charsets, silent_peers, many_keys,
     )
 }  # fmt: skip
 

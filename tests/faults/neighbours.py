@@ -31,6 +31,7 @@ STAGE_S: Final = 1.0  # from one staged publish to the next
 PREPARED: Final = 120  # messages that are only searched
 DRAIN_S: Final = 60.0
 QUEUE: Final = "tenant"
+_KEY: Final = b"of the tenant"
 # All tenants share the limits of history and database; retention must not remove this one's rows.
 _FLAGS: Final = (
     "--admin", "127.0.0.1:0", "--set", "history.bytes=1TiB", "--set", "storage.max_bytes=1TiB",
@@ -73,6 +74,7 @@ class Tenant:
         """Store messages to search, and publish the first version under its app_id."""
         with self._target.peer() as peer:
             peer.store(f"{QUEUE}-prepared", *(b'{"data":{"n":%d}}' % n for n in range(PREPARED)))
+            peer.confirm(f"{QUEUE}-once", b"x", key=_KEY)
         self._publish_staged(0)
 
     def run(self) -> None:
@@ -83,6 +85,9 @@ class Tenant:
             thread.start()
         for thread in threads:
             thread.join()
+        with self._target.peer() as peer:
+            reason = peer.confirm(f"{QUEUE}-once", b"x", key=_KEY)  # is stored once: see ``alive``
+            self.results.receipts[reason or "repeated"] += 1
 
     def _record_errors(self, work: Any) -> None:
         try:

@@ -26,7 +26,8 @@ def alone() -> Run:
 def test_tenant_alone_gets_the_expected_results(alone: Run) -> None:
     results = alone.results
     assert results.errors == []
-    assert results.receipts == {"": MESSAGES}
+    assert results.receipts == {"": MESSAGES, "repeated": 1}
+    assert ["tenant-once", 1] in [list(row) for row in results.alive]
     assert results.order == list(range(MESSAGES))
     assert set(results.found) == {"200: 10, True"}
     assert results.published.total() == MESSAGES / neighbours.RATE
