@@ -208,7 +208,9 @@ def make_plan(
             wanted = states & (ALIVE if columns is _COLUMNS[0] else _SETTLED)
             own = _source_conditions(source, wanted, queues is not None, bool(others), builder)
             text = builder.source(source, [*own, *conditions], has_body=has_body)
-            texts.append(_fill(text.replace("{traces}", named), columns))
+            text = text.replace("{traces}", named)
+            step = builder.parts["live_step" if columns is _COLUMNS[0] else "settled_step"]
+            texts.append(_fill(text, {"{step}": step} | columns))
     skip = "next_seq" if line == "seq" else "next_offset"
     if _OF_QUEUES.isdisjoint(settled):
         skip = ""

@@ -14,7 +14,11 @@ lpad(to_hex(m.seq), 16, '0') || lpad(to_hex(m.token), 16, '0')
 CASE m.outcome WHEN 2 THEN 'acked' WHEN 3 THEN 'expired' WHEN 4 THEN 'dead' ELSE 'deleted' END
 
 -- part: column_deadline
-m.deadline_ms + coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
+-- On the wall clock as it was when the message was settled, so that repeated reads agree.
+m.deadline_ms + CASE WHEN m.deadline_ms IS NOT NULL THEN coalesce(
+  (SELECT step_ms FROM clock_step WHERE from_offset <= m."offset" ORDER BY number DESC LIMIT 1),
+  (SELECT step_ms FROM clock_step ORDER BY number LIMIT 1),
+  (SELECT value FROM counter WHERE name = 'clock_step_ms'), 0) END
 
 -- part: column_body
 (SELECT content FROM body WHERE body.seq = m.seq)
@@ -46,8 +50,9 @@ SELECT max(number) AS number FROM (
 ) AS summed GROUP BY part ORDER BY 1
 
 -- part: is_settled_before
-coalesce((SELECT settled_at FROM history WHERE "offset" >= (low + high) / 2
-  ORDER BY "offset" LIMIT 1) < :at_ms::bigint, false)
+-- Within a segment, the wall clock may be 4 s off the clock's step, in both directions.
+coalesce((SELECT settled_at FROM history WHERE "offset" >= (low + high) / 2 AND "offset" < ends
+  ORDER BY "offset" LIMIT 1) < :at_ms::bigint - 8000, true)
 
 -- name: bounds
 -- Range of offsets in the history, at a single moment.
@@ -60,17 +65,31 @@ SELECT
   greatest(coalesce((SELECT value FROM counter WHERE name = 'deleted_lo'), 0) - 1, 0) AS lo_deleted;
 
 -- name: offset_at
--- Last offset settled before a given time, by bisection, because times only grow.
+-- Offset before the first message settled at or after a given time.  Times only grow between two
+-- clock steps, so each segment is searched by bisection.
 -- parameters: lo, hi (as in bounds); at_ms (Unix ms)
--- columns: offset, or lo if all offsets are later
-WITH RECURSIVE halving (low, high) AS (
-  SELECT :lo::bigint + 1, :hi::bigint + 1
+-- columns: offset; lo if no message was settled earlier, hi if none was settled later
+WITH RECURSIVE segment (low, high) AS (
+  SELECT low, coalesce(
+    (SELECT min(from_offset) FROM clock_step WHERE from_offset > low AND from_offset <= :hi),
+    :hi::bigint + 1)
+  FROM (
+    SELECT :lo::bigint + 1 AS low
+    UNION SELECT from_offset FROM clock_step WHERE from_offset > :lo AND from_offset <= :hi
+  ) AS starts
+), halving (low, high, ends) AS (
+  SELECT low, high, high FROM segment
   UNION ALL
   SELECT
     CASE WHEN {is_settled_before} THEN (low + high) / 2 + 1 ELSE low END,
-    CASE WHEN {is_settled_before} THEN high ELSE (low + high) / 2 END
+    CASE WHEN {is_settled_before} THEN high ELSE (low + high) / 2 END,
+    ends
   FROM halving WHERE low < high)
-SELECT max(low) - 1 AS "offset" FROM halving;
+SELECT coalesce(min((
+  SELECT "offset" FROM history
+  WHERE "offset" >= low AND "offset" < ends AND settled_at >= :at_ms ORDER BY "offset" LIMIT 1
+)), :hi + 1) - 1 AS "offset"
+FROM halving WHERE low = high;
 
 -- name: queues
 -- All queues that the history may refer to.

@@ -16,10 +16,15 @@ SELECT count(*) FROM (
 -- How far the wall clock is ahead of the scale used for deadlines (ms).
 coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
 
+-- part: settled_deadline
+-- On the wall clock as it was when the message was settled, as in arrow.sql.
+m.deadline_ms + CASE WHEN m.deadline_ms IS NOT NULL THEN coalesce(
+  (SELECT step_ms FROM clock_step WHERE from_offset <= m."offset" ORDER BY number DESC LIMIT 1),
+  (SELECT step_ms FROM clock_step ORDER BY number LIMIT 1), {clock_step}) END
+
 -- part: shared_columns
 -- Columns common to live and settled messages; m is either table, and {joins} adds other tables.
-m.deadline_ms + {clock_step},
-  m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
+m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
   m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
   m.urn, m.trace_id, m.meta_id, m.attempts, m.source_seq, o.token, oq.name, m.source_reason,
   nullif(substr(b.content, 1, 480), '')
@@ -27,13 +32,13 @@ m.deadline_ms + {clock_step},
 -- part: live_columns
 -- Columns of a live message, in the order of messages.MessageRow.
 NULL AS "offset", m.seq, m.token, m.queue_id, q.name, m.position, m.state,
-  NULL AS reason, NULL AS settled_at, m.ttl_s,
+  NULL AS reason, NULL AS settled_at, m.ttl_s, m.deadline_ms + {clock_step},
   {shared_columns}
 
 -- part: settled_columns
 -- Columns of a settled message, in the order of messages.MessageRow.
 m."offset", m.seq, m.token, m.queue_id, q.name, m.position, m.outcome,
-  m.reason, m.settled_at, m.ttl_s,
+  m.reason, m.settled_at, m.ttl_s, {settled_deadline},
   {shared_columns}
 
 -- part: joins

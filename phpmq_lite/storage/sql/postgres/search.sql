@@ -1,11 +1,17 @@
 -- Parts from which search_plan.py composes a search: sources, conditions joined with AND, an order
 -- and a limit; values are parameters.  {traces} are names of parameters.  In a condition, {v} is
--- its own parameter, {p} that of a path, and {state}, {why} and {ended} are columns that differ
+-- its own parameter, {p} that of a path, and {state}, {why}, {ended} and {step} differ
 -- between live and settled messages.
 
--- part: step
+-- part: live_step
 -- How far the wall clock is ahead of the scale used for deadlines (ms).
 coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
+
+-- part: settled_step
+-- The same when the message was settled, as in arrow.sql.
+coalesce(
+  (SELECT step_ms FROM clock_step WHERE from_offset <= m."offset" ORDER BY number DESC LIMIT 1),
+  (SELECT step_ms FROM clock_step ORDER BY number LIMIT 1), {live_step})
 
 -- part: reasons
 ('poison', 'too_deep', 'missing_meta', 'unsupported_schema_version', 'invalid_data',
