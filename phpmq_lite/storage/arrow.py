@@ -22,7 +22,7 @@ from phpmq_lite.storage.statements import compiled, load, parts
 
 BUSY_MS: Final = 5_000  # maximum time to wait for a lock, in ms; ADBC sets no timeout of its own
 RANGE_SLICE: Final = 10_000  # maximum number of offsets or claims per statement
-PART_BYTES: Final = 16 << 20  # maximum total body size per statement; a single body may be larger
+PART_BYTES: Final = 4 << 20  # maximum total body size per statement; a single body may be larger
 
 ArrowEngine = Literal["auto", "adbc", "python"]
 ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]
@@ -158,6 +158,23 @@ def _cast(table: Any, schema: Any) -> Any:
         for column, field in zip(table.columns, schema, strict=True)
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _with_defined_bits(batch: Any) -> Any:
+    """Clear the unused bits after each validity bitmap: ADBC leaves there what was in memory."""
+    import pyarrow as pa
+
+    arrays, rows = [], batch.num_rows
+    for array in batch.columns:
+        validity, *buffers = array.buffers()
+        if array.null_count == 0:
+            validity = None
+        else:
+            bits = bytearray(validity[: (rows + 7) // 8])
+            bits[-1] &= 0xFF >> -rows % 8
+            validity = pa.py_buffer(bits)
+        arrays.append(pa.Array.from_buffers(array.type, rows, [validity, *buffers]))
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
 COLUMNS: Final = (  # columns of the history, in order; see docs/guides/pipeline.md
@@ -505,7 +522,7 @@ class _RangeReader:
         for part in _slices(lo, hi):
             for piece in self._split_slice(part):
                 table = self.ranges.read_table(text, self.values | piece, columns)
-                batches = table.combine_chunks().to_batches()
+                batches = map(_with_defined_bits, table.combine_chunks().to_batches())
                 yield from map(self._check_bodies, batches) if has_bodies else batches
 
     def _check_bodies(self, batch: Any) -> Any:

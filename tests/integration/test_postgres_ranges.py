@@ -101,6 +101,30 @@ def test_bounds_are_the_same(both: tuple[HistoryRanges, HistoryRanges]) -> None:
         assert theirs.offset_at(at_ms) == ours.offset_at(at_ms)
 
 
+def test_deadlines_and_times_are_the_same_when_the_clock_was_set(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    path = settled_folder(tmp_path / "data", ROWS)
+    execute_in_process(
+        path,
+        'UPDATE history SET settled_at = settled_at - 90000 WHERE "offset" > 150',
+        "DELETE FROM clock_step",
+        "INSERT INTO clock_step (from_offset, at_ms, step_ms) VALUES (1, 0, 0), (151, 1, -90000)",
+    )
+    with postgres.database() as name:
+        copy_rows(path, postgres.conninfo(name))
+        with (
+            HistoryRanges(path, engine="python") as ours,
+            HistoryRanges(postgres.url(name)) as theirs,
+        ):
+            selection = RowSelection(0, ROWS, columns=("offset", "deadline"))
+            assert table_of(theirs.history(selection)) == table_of(ours.history(selection))
+            for at in range(0, 310, 7):
+                at_ms = NOW_MS + at * 1_000
+                assert theirs.offset_at(at_ms) == ours.offset_at(at_ms)
+            assert theirs.offset_at(NOW_MS + 100_000) == 99  # not 189, the first after the step
+
+
 def test_rows_above_the_confirmed_offset_are_not_read(
     both: tuple[HistoryRanges, HistoryRanges],
 ) -> None:

@@ -336,6 +336,88 @@ def test_offset_is_found_by_time(ranges: HistoryRanges) -> None:
     assert {at: ranges.offset_at(NOW_MS + at * 1_000) for at in times} == times
 
 
+def set_clock(path: Path, *steps: tuple[int, int]) -> None:
+    """Record that the wall clock was set: from an offset on, it is ahead by a step in ms."""
+    execute_in_process(
+        path,
+        "DELETE FROM clock_step",
+        *(
+            "INSERT INTO clock_step (from_offset, at_ms, step_ms)"
+            f" VALUES ({offset}, {NOW_MS + offset * 1_000}, {step})"
+            for offset, step in steps
+        ),
+    )
+
+
+def test_deadline_has_the_clock_step_of_its_row(ranges: HistoryRanges) -> None:
+    set_clock(ranges.path, (5, 1_000), (101, -60_000), (201, 7_000))
+    rows = table_of(ranges.history(ALL))
+    found = dict(zip(rows["offset"].to_pylist(), rows["deadline"].cast(pa.int64()).to_pylist()))  # noqa: B905
+    for offset, step_ms in (
+        *((1, 1_000), (5, 1_000), (99, 1_000)),  # the oldest known step also counts before it
+        *((101, -60_000), (199, -60_000), (201, 7_000), (299, 7_000)),
+    ):
+        assert found[offset] == NOW_MS + offset + step_ms
+    assert found[100] is None
+
+
+def test_equal_reads_are_equal_byte_for_byte_over_clock_changes(ranges: HistoryRanges) -> None:
+    """The clocks drift by some ms, which is stored each minute, and the wall clock is set."""
+    set_clock(ranges.path, (1, 1_000))
+    selection = RowSelection(0, ROWS, body=True)
+
+    def content() -> bytes:
+        sink = pa.BufferOutputStream()
+        rows = ranges.history(selection)
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            for batch in rows:
+                stream.write_batch(batch)
+        return bytes(sink.getvalue().to_pybytes())
+
+    before = content()
+    for step_ms in (1_001, -3_600_000):
+        execute_in_process(
+            ranges.path, f"UPDATE counter SET value = {step_ms} WHERE name = 'clock_step_ms'"
+        )
+        assert content() == before
+    execute_in_process(
+        ranges.path,
+        "INSERT INTO clock_step (from_offset, at_ms, step_ms)"
+        f" VALUES ({ROWS + 1}, {NOW_MS}, -3600000)",
+    )
+    assert content() == before
+
+
+@pytest.mark.parametrize("shift_s", [0, -30, 40])
+def test_time_is_found_in_each_segment_when_the_clock_was_set(
+    ranges: HistoryRanges, shift_s: int
+) -> None:
+    """As in the issue of a broker whose clock was set back: no row at or after it is skipped."""
+    shifts = [(101, -80 + shift_s), (201, 30), (250, -1)]  # seconds, added to all later rows
+    execute_in_process(
+        ranges.path,
+        *(
+            f'UPDATE history SET settled_at = settled_at + {by * 1_000} WHERE "offset" >= {offset}'
+            for offset, by in shifts
+        ),
+    )
+    steps, step_ms = [(1, STEP_MS)], STEP_MS
+    for offset, by in shifts[:2]:  # a step of one second is not recorded
+        step_ms += by * 1_000
+        steps.append((offset, step_ms))
+    set_clock(ranges.path, *steps)
+    remove_history_upto(ranges.path, 3)
+    execute_in_process(ranges.path, 'DELETE FROM history WHERE "offset" IN (100, 101, 102, 200)')
+    rows = table_of(ranges.history(RowSelection(3, ROWS, columns=("offset", "settled_at"))))
+    times = dict(zip(rows["offset"].to_pylist(), rows["settled_at"].cast(pa.int64()).to_pylist()))  # noqa: B905
+    for at in range(-5, 310):
+        at_ms = NOW_MS + at * 1_000
+        expected = min((offset for offset in times if times[offset] >= at_ms), default=ROWS + 1)
+        assert ranges.offset_at(at_ms) in range(
+            max((offset for offset in times if offset < expected), default=3), expected
+        ), at
+
+
 def test_all_queues_are_listed(ranges: HistoryRanges) -> None:
     assert ranges.queues() == sorted(QUEUES)
 

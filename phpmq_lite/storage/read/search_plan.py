@@ -116,8 +116,14 @@ _SETTLED: Final = frozenset(State) - ALIVE
 # If a query has several terms of such a kind, a message has to match only one of them.
 _ANY_OF: Final = ("urn", "trace", "meta", "verdict", "reason", "origin", "client", "id")
 _COLUMNS: Final = (  # columns whose names differ between live and settled messages
-    {"{state}": "state", "{why}": "source_reason", "{ended}": ":now_ms"},
-    {"{state}": "outcome", "{why}": "reason", "{ended}": "m.settled_at"},
+    {
+        **{"{state}": "state", "{why}": "source_reason", "{ended}": ":now_ms"},
+        "{step}": "live_step",  # the name of a part
+    },
+    {
+        **{"{state}": "outcome", "{why}": "reason", "{ended}": "m.settled_at"},
+        "{step}": "settled_step",
+    },
 )
 _OF_QUEUES: Final = frozenset(  # sources that use an index on queues
     {
@@ -200,17 +206,15 @@ def make_plan(
         states, queues is not None, has_ids=has_ids, has_traces=bool(traces),
         has_numbers=has_numbers and seqs is None,
     )  # fmt: skip
-    named = ", ".join(f":{builder.bind(trace)}" for trace in traces)
-    texts = []
+    named, texts = ", ".join(f":{builder.bind(trace)}" for trace in traces), []
     for source, columns in (*((name, _COLUMNS[0]) for name in alive),
                             *((name, _COLUMNS[1]) for name in settled)):  # fmt: skip
         if source in builder.parts:  # an engine that indexes rows at once has no tails to read
             wanted = states & (ALIVE if columns is _COLUMNS[0] else _SETTLED)
             own = _source_conditions(source, wanted, queues is not None, bool(others), builder)
             text = builder.source(source, [*own, *conditions], has_body=has_body)
-            text = text.replace("{traces}", named)
-            step = builder.parts["live_step" if columns is _COLUMNS[0] else "settled_step"]
-            texts.append(_fill(text, {"{step}": step} | columns))
+            marks = {"{traces}": named, "{step}": builder.parts[columns["{step}"]]}
+            texts.append(_fill(text, columns | marks))
     skip = "next_seq" if line == "seq" else "next_offset"
     if _OF_QUEUES.isdisjoint(settled):
         skip = ""
