@@ -20,6 +20,17 @@ TIMES: Final = tuple(
     f"{what}_{which}" for what in ("wait", "hold") for which in ("p50", "p95", "p99", "max")
 )
 
+
+def merge_summaries(stored: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored document with new figures: absent ones are kept, jobs replaced by name."""
+    merged = stored | given
+    jobs = {job["name"]: job for part in (stored, given) for job in part.get("jobs") or ()}
+    merged["jobs"] = list(jobs.values())
+    if stored and given.keys() <= {"version", "finished_at", "jobs"}:
+        merged["finished_at"] = stored["finished_at"]  # the figures are as old as before
+    return merged
+
+
 NonNegativeCount = Annotated[int, Field(ge=0, lt=1 << 62)]
 UnixMs = Annotated[int, Field(ge=0, lt=253_370_764_800_000)]  # Unix time in ms before the year 9999
 DurationMs = Annotated[float, Field(ge=0, lt=1 << 53, allow_inf_nan=False)]
@@ -34,15 +45,19 @@ class _QueueRow(_DocumentModel):
 
 
 class ArchiveSummary(_DocumentModel):
-    """A summary of the rows in the archive."""
+    """A summary of the rows in the archive; all figures are null if no archive is known."""
 
     offset: NonNegativeCount | None = Field(None, description="last archived offset; null if none")
-    rows: NonNegativeCount = Field(0, description="number of archived messages")
-    dates: NonNegativeCount = Field(0, description="number of days with archived messages")
-    bytes: NonNegativeCount = Field(0, description="size of the archive's files in bytes")
+    rows: NonNegativeCount | None = Field(None, description="number of archived messages")
+    dates: NonNegativeCount | None = Field(
+        None, description="number of days with archived messages"
+    )
+    bytes: NonNegativeCount | None = Field(None, description="size of the archive's files in bytes")
     outcomes: list[str] = Field([], description="archived outcomes; an empty list means all")
-    gaps: NonNegativeCount = Field(0, description="number of accepted gaps")
-    missing: NonNegativeCount = Field(0, description="maximum number of rows that may be missing")
+    gaps: NonNegativeCount | None = Field(None, description="number of accepted gaps")
+    missing: NonNegativeCount | None = Field(
+        None, description="maximum number of rows that may be missing"
+    )
 
 
 class AcceptedGap(_DocumentModel):

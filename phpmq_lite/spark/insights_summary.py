@@ -17,7 +17,12 @@ from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
 from phpmq_lite.errors import PhpmqError, RefusedError
-from phpmq_lite.insights_document import OTHER_QUEUES, SUMMARY_BYTES, PipelineJobState
+from phpmq_lite.insights_document import (
+    OTHER_QUEUES,
+    SUMMARY_BYTES,
+    PipelineJobState,
+    merge_summaries,
+)
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.checkpoints import last_committed_batch
 from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
@@ -49,6 +54,7 @@ MAX_GAPS: Final = 100
 MAX_KEYS: Final = 20  # maximum number of reasons, and of attempt counts, per URN
 SHARES: Final = {"minutes": 1_150_000, "hours": 500_000}  # maximum number of bytes of each list
 
+_COMPUTING: Final = frozenset({"archive", "metrics", "compact"})  # jobs with figures of their own
 _DAYS: Final = 30
 _DAY_MS: Final = 86_400_000
 _MAXIMA: Final = tuple(f"{span}_max" for span in SPANS)
@@ -60,9 +66,11 @@ Item = dict[str, Any]
 def write_summary(
     spark: "SparkSession", options: JobOptions, runs: Sequence[PipelineJobState], *, now_ms: int
 ) -> tuple[str, ...]:
-    """Write ``summary.json`` and send it to the broker; return problems as notes.
+    """Write ``summary.json``, and send the folder's figures to the broker; return problems.
 
-    The most recent run of each job is stored in ``jobs.json``.
+    The most recent run of each job is stored in ``jobs.json``. If no run has figures of its own,
+    only the state of the jobs is sent. The broker keeps absent figures, which may come from
+    another folder.
     """
     files = open_results(spark, options.out)
     kept = record_run(files, runs)
@@ -72,25 +80,47 @@ def write_summary(
             summary = collect_summary(spark, files, now_ms)
     except RefusedError as error:  # not an error, because the job's next run will write the summary
         return (*notes, f"the summary was not written: {error}")
-    archived = summary["archive"]["offset"]
-    behind = None if lag is None or archived is None else max(0, lag - archived)
-    summary |= {"jobs": kept, "lag": {"offset": lag, "rows": behind}}
-    text = encode_summary(summary)
+    if "archive" in summary:
+        archived = summary["archive"]["offset"]
+        behind = None if lag is None or archived is None else max(0, lag - archived)
+        summary["lag"] = {"offset": lag, "rows": behind}
+    stored = _stored_summary(files)  # may have figures that another folder's jobs sent
+    text = encode_summary(merge_summaries(stored, {**summary, "jobs": kept}))
     files.write(results_folder.SUMMARY, text)
     if options.connection is not None and options.connection.url is not None:
+        names = {run.name for run in runs}
+        sent = summary if names & _COMPUTING else {"version": 1, "finished_at": now_ms}
+        sent = {**sent, "jobs": [job for job in kept if job["name"] in names]}
         try:
-            PipelineClient(options.connection).put_insights(text.encode())
+            PipelineClient(options.connection).put_insights(encode_summary(sent).encode())
         except (PhpmqError, OSError) as error:
             notes += (f"the broker did not accept the summary: {error}",)
     return notes
 
 
+def _stored_summary(files: ResultsFolder) -> Item:
+    try:
+        return dict(json.loads(files.read(results_folder.SUMMARY) or "{}"))
+    except ValueError:
+        return {}
+
+
 def record_run(files: ResultsFolder, runs: Iterable[PipelineJobState]) -> list[Item]:
-    """Store the most recent run of each job; return all stored runs, sorted by job name."""
+    """Store the most recent run of each job; return all stored runs, sorted by job name.
+
+    A run that failed keeps the offset that the job has reached.
+    """
     kept: dict[str, Item] = {
         run["name"]: run for run in json.loads(files.read(results_folder.JOBS) or "[]")
     }
-    kept |= {run.name: run.model_dump() for run in runs}
+    done = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
+    for run in runs:
+        offset = run.offset
+        if offset is None and run.name == "archive" and done is not None:
+            offset = done.offset
+        if offset is None and run.name in kept:
+            offset = kept[run.name]["offset"]
+        kept[run.name] = {**run.model_dump(), "offset": offset}
     ordered = [kept[name] for name in sorted(kept)]
     files.write(results_folder.JOBS, json.dumps(ordered))
     return ordered
@@ -107,24 +137,28 @@ def _lag(options: JobOptions) -> tuple[int | None, tuple[str, ...]]:
 
 
 def collect_summary(spark: "SparkSession", files: ResultsFolder, now_ms: int) -> Item:
-    """Build the document from the archive and the metrics, without ``jobs`` and ``lag``."""
+    """Build the document without ``jobs`` and ``lag``; what has not been computed is absent."""
     done = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
-    gaps = archive_gaps.read_gaps(files)
     tables = MetricTables(spark, files, now_ms)
-    return {
-        "gaps": [asdict(gap) for gap in gaps[:MAX_GAPS]],
-        "version": 1,
-        "finished_at": now_ms,
-        "history_id": done.history_id if done else None,
-        "archive": _archive(spark, files, done.offset if done else None, gaps),
-        "queues": tables.queues(),
-        "last24h": tables.periods("minutes", "minute", 1),
-        "last30d": tables.periods("hours", "hour", _DAYS),
-        "urns": tables.urns(),
-        "deaths": tables.totals("deaths", ("queue", "urn", "reason"), ("count",)),
-        "paths": tables.paths(),
-        "expiries": tables.totals("expiries", ("queue",), ("dispatched", "never")),
-    }
+    summary: Item = {"version": 1, "finished_at": now_ms}
+    if done is not None or files.files(results_folder.ARCHIVE):
+        gaps = archive_gaps.read_gaps(files)
+        summary |= {
+            "gaps": [asdict(gap) for gap in gaps[:MAX_GAPS]],
+            "history_id": done.history_id if done else None,
+            "archive": _archive(spark, files, done.offset if done else None, gaps),
+            "queues": tables.queues(),
+        }
+    if files.names(results_folder.METRICS):
+        summary |= {
+            "last24h": tables.periods("minutes", "minute", 1),
+            "last30d": tables.periods("hours", "hour", _DAYS),
+            "urns": tables.urns(),
+            "deaths": tables.totals("deaths", ("queue", "urn", "reason"), ("count",)),
+            "paths": tables.paths(),
+            "expiries": tables.totals("expiries", ("queue",), ("dispatched", "never")),
+        }
+    return summary
 
 
 def _archive(
@@ -349,7 +383,7 @@ def encode_summary(summary: Item) -> str:
     """
     while len(text := _json(summary).encode()) > SUMMARY_BYTES:
         lists = ("urns", "deaths", "paths", "expiries", "queues", "last30d", "last24h")
-        longest = max(lists, key=lambda name: len(_json(summary[name])))
+        longest = max(lists, key=lambda name: len(_json(summary.get(name, []))))
         is_timed = longest.startswith("last")  # these lists start with the oldest entries
         half = len(summary[longest]) // 2
         kept = summary[longest][half:] if is_timed else summary[longest][:half]

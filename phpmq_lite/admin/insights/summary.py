@@ -5,13 +5,20 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from pydantic import ValidationError
 
 from phpmq_lite.errors import StorageError
-from phpmq_lite.insights_document import OTHER_QUEUES, SUMMARY_BYTES, PipelineSummary, TracePath
+from phpmq_lite.insights_document import (
+    OTHER_QUEUES,
+    SUMMARY_BYTES,
+    PipelineSummary,
+    TracePath,
+    merge_summaries,
+)
 from phpmq_lite.settings.validation_errors import describe_error
 from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, write_whole
 
@@ -45,6 +52,20 @@ def _read(raw: bytes) -> object:
 
 def _refuse(word: str) -> NoReturn:
     raise ValueError(f"the content is not valid JSON: {word} is not allowed")
+
+
+def _merged(stored: bytes, raw: bytes) -> bytes:
+    """Merge valid figures into the stored ones; if those are invalid or too much, drop them."""
+    try:
+        read_summary(stored)
+    except ValueError:
+        return raw
+    given = json.loads(raw)
+    merged = merge_summaries(json.loads(stored), given)
+    if merged == given:
+        return raw
+    text = json.dumps(merged, ensure_ascii=False, separators=(",", ":")).encode()
+    return text if len(text) <= SUMMARY_BYTES else raw
 
 
 def visible_to(
@@ -111,7 +132,7 @@ class SummaryFile:
         return await asyncio.to_thread(self._read)
 
     async def write(self, raw: bytes) -> None:
-        """Replace the file atomically, so that readers see either the old or the new content.
+        """Merge a valid summary into the file, which is replaced atomically.
 
         Raises:
             StorageError: the file cannot be written; the old one remains.
@@ -122,6 +143,8 @@ class SummaryFile:
         try:
             with self._writing:
                 self.path.parent.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+                with suppress(FileNotFoundError):
+                    raw = _merged(self.path.read_bytes(), raw)
                 write_whole(self.path, raw)
         except OSError as error:
             raise StorageError(f"{self.path} cannot be written: {error.strerror}") from error

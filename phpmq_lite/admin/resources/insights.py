@@ -43,7 +43,7 @@ from phpmq_lite.storage.read.consumers import StoredPipeline
 
 
 async def put_summary(request: web.Request) -> web.StreamResponse:
-    """Replace the Insights summary. The new summary must use version 1 and not exceed 2 MiB."""
+    """Store figures of the Insights summary (version 1, up to 2 MiB). Absent figures are kept."""
     context, identity = context_of(request), identity_of(request)
     if identity.queues:
         raise Problem(

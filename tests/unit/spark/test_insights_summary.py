@@ -72,6 +72,22 @@ def test_newest_run_of_each_job_is_kept(tmp_path: Path) -> None:
     ]
 
 
+def test_failed_run_keeps_the_offset_that_the_job_has_reached(tmp_path: Path) -> None:
+    files = LocalResultsFolder(tmp_path)
+    names = ("archive", "metrics", "consume")
+    done = [PipelineJobState(name=name, state="done", offset=20) for name in names[:2]]
+    record_run(files, [*done, PipelineJobState(name="consume", state="done")])
+    for number, offset in ((0, 20), (1, 30)):
+        files.write(f"checkpoints/archive/commits/{number}", "v1\n{}")
+        end = json.dumps({"history": "h", "offset": offset})
+        files.write(f"checkpoints/archive/offsets/{number}", f"v1\n{{}}\n{end}")
+    kept = record_run(files, [PipelineJobState(name=name, state="failed") for name in names])
+    assert {run["name"]: run["offset"] for run in kept} == {
+        "archive": 30, "metrics": 20, "consume": None,
+    }  # fmt: skip
+    assert {run["state"] for run in kept} == {"failed"}
+
+
 def test_summary_is_skipped_while_another_job_replaces_files(tmp_path: Path) -> None:
     run = PipelineJobState(name="consume", state="done", started_at=1)
     options = JobOptions(connection=None, out=str(tmp_path))
