@@ -66,7 +66,8 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
         target_options,
         output_option,
         click.option("--every", "every_s", type=duration, default="60s", show_default=True,
-                     metavar="DURATION", help="Pause between --continuous rounds."),
+                     metavar="DURATION", help="Pause between --continuous rounds; at least as long"
+                     " as the round before it."),
         click.option("--continuous", is_flag=True, help="Repeat until Ctrl-C or SIGTERM."),
     ):  # fmt: skip
         decorated = option(decorated)
@@ -413,7 +414,7 @@ def status_notes(
     age = format_duration(int(now_ms - finished_at))
     found = [f"last run: {time_text(finished_at)} UTC, {age} ago"]
     archive = summary.get("archive") or {}
-    if archive:
+    if archive.get("rows") is not None:
         found.append(
             f"archive: {archive.get('rows') or 0:,} rows for {archive.get('dates') or 0:,} dates,"
             f" {archive.get('bytes') or 0:,} bytes, up to offset {archive.get('offset') or 0:,}"
@@ -427,10 +428,10 @@ def status_notes(
         found.append(
             "the archive belongs to another history: the broker's database was restored or replaced"
         )
-    elif bounds and archive:
+    elif bounds and archive.get("offset") is not None:
         has_deleted = not archive.get("outcomes") or DELETED in archive["outcomes"]
         lo = max(bounds["lo"], bounds["lo_deleted"] if has_deleted else 0)
-        missing = lo - (archive.get("offset") or 0)
+        missing = lo - archive["offset"]
         if missing > 0:
             found.append(f"retention removed up to {missing:,} rows before they were archived")
     return found

@@ -16,7 +16,12 @@ import click
 
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import Column, number_columns, output_format, write_rows
-from phpmq_lite.cli.pipeline.spark_errors import INTERRUPTED, explain_spark_errors, spark_error_text
+from phpmq_lite.cli.pipeline.spark_errors import (
+    INTERRUPTED,
+    explain_spark_errors,
+    in_command_words,
+    spark_error_text,
+)
 from phpmq_lite.cli.pipeline.target import PipelineTarget
 from phpmq_lite.cli.progress import JobProgress, show_progress
 from phpmq_lite.cli.signals import StopRequest
@@ -173,7 +178,8 @@ def run_jobs(
     Args:
         target: where to read and write, and which Spark master to use.
         jobs: run in this order; the first failure ends the command.
-        every_s: seconds between rounds; None for a single round.
+        every_s: minimum of seconds between rounds, each of which is followed by a pause at least
+            as long as the round; None for a single round.
         output: format of the results; the default with ``every_s`` is JSON lines.
     """
     finished: list[JobOutcome] = []
@@ -204,11 +210,14 @@ def _rounds(
     every_s: float | None,
 ) -> Iterator[list[JobOutcome]]:
     while True:
-        yield _round(spark, jobs, progress, stop)
+        began_s = time.monotonic()
+        done = _round(spark, jobs, progress, stop)
+        took_s = time.monotonic() - began_s
+        yield done
         if every_s is None or stop():
             return
         progress("waiting")
-        stop.sleep(every_s)
+        stop.sleep(max(every_s, took_s))  # leave half of the time to the broker
         if stop():
             return
 
@@ -282,7 +291,8 @@ def _summarize(
 
 
 def _error_text(error: Exception) -> str:
-    return str(error) if isinstance(error, PhpmqError) else spark_error_text(error) or repr(error)
+    text = str(error) if isinstance(error, PhpmqError) else spark_error_text(error) or repr(error)
+    return in_command_words(text)
 
 
 def _now_ms() -> int:

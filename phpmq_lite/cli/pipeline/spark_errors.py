@@ -79,6 +79,26 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
+# What errors of the data source advise, and what a command's user can do instead.
+COMMAND_WORDS: Final = {
+    "et failOnDataLoss to false": "et --accept-gap",
+    "or outcomes to acked,expired,dead": "or archive to another --out with --outcome acked"
+    " --outcome expired --outcome dead",
+    "(option token)": "(--token-file)",
+    "set the option url": "set --url",
+    "set url, which": "set --url, which",
+    "tart a new checkpoint": "tart with another --out",
+    "or a new checkpoint": "or another --out",
+}
+
+
+def in_command_words(text: str) -> str:
+    """Return an error's text with the options of the commands instead of the data source's."""
+    for words, ours in COMMAND_WORDS.items():
+        text = text.replace(words, ours)
+    return text
+
+
 INTERRUPTED: Final = 130  # 128 + SIGINT, the exit code that shells use
 
 
@@ -92,13 +112,15 @@ def explain_spark_errors(target: PipelineTarget) -> Iterator[None]:
     except (PhpmqError, CommandError, click.ClickException) as error:
         if error.__cause__ is not None:
             _write_trace(target.log, error.__cause__)
+        error.args = (in_command_words(str(error)), *error.args[1:])
         raise
     except Exception as error:
         sentence = spark_error_text(error)
         if sentence is None:
             raise
         _write_trace(target.log, error)
-        raise CommandError(f"{sentence}\nSpark's log: {target.log}") from None
+        text = in_command_words(sentence)
+        raise CommandError(f"{text}\nSpark's log: {target.log}") from None
 
 
 def _write_trace(file: Path, error: BaseException) -> None:

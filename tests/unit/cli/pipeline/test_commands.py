@@ -273,6 +273,29 @@ def test_status_has_the_lag_of_each_job() -> None:
     ]
 
 
+def test_status_without_an_archive_shows_no_figures_of_it() -> None:
+    bounds = {"history_id": "ab", "lo": 950, "lo_deleted": 0, "hi": 1_000}
+    assert len(notes(bounds, archive={"offset": None, "rows": None, "dates": None})) == 1
+
+
+def test_continuous_run_rests_as_long_as_a_round_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 100.0, 1_000.0, 1_020.0])
+    rests: list[float] = []
+
+    class Stop:
+        def __call__(self) -> bool:
+            return len(rests) == 2
+
+        def sleep(self, seconds: float) -> None:
+            rests.append(seconds)
+
+    monkeypatch.setattr(job_runner.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(job_runner, "_round", lambda *_: [])
+    given: list[Any] = [None, [], lambda _: None, Stop(), 60.0]
+    assert list(job_runner._rounds(*given)) == [[], []]
+    assert rests == [100.0, 60.0]
+
+
 def test_status_of_another_history_has_no_lag() -> None:
     bounds = {"history_id": "cd", "lo": 0, "hi": 1_000}
     assert commands.job_rows(SUMMARY, bounds)[0]["behind"] is None

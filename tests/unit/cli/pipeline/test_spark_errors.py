@@ -1,8 +1,22 @@
 """The cause of a Spark error, in one line."""
 
+import re
+from pathlib import Path
+
 import pytest
 
-from phpmq_lite.cli.pipeline.spark_errors import find_cause
+from phpmq_lite import spark
+from phpmq_lite.cli.pipeline.spark_errors import (
+    COMMAND_WORDS,
+    explain_spark_errors,
+    find_cause,
+    in_command_words,
+)
+from phpmq_lite.cli.pipeline.target import PipelineTarget
+from phpmq_lite.spark.errors import BrokerError, DataLossError
+from phpmq_lite.spark.pipeline_client import HistoryBounds
+from phpmq_lite.spark.reader import _check_gap
+from phpmq_lite.spark.source_options import HistoryOptions, SourceConnection
 
 WORKER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -91,3 +105,37 @@ def test_cause_is_one_line_without_the_trace(text: str, expected: str) -> None:
 
 def test_long_cause_is_cut() -> None:
     assert len(find_cause("x" * 5_000)) == 600
+
+
+SPARK = Path(spark.__file__).parent
+
+
+@pytest.mark.parametrize("words", COMMAND_WORDS)
+def test_words_that_commands_replace_are_those_of_the_source(words: str) -> None:
+    """The texts of the sources are searched, so that none of them changes alone."""
+    sources = "".join(path.read_text(encoding="utf-8") for path in SPARK.rglob("*.py"))
+    text = re.sub(r'"\n\s+f?"', "", sources)
+    assert words in text.replace(
+        "{','.join(name for name in OUTCOMES if name != DELETED)}", "acked,expired,dead"
+    )
+
+
+def test_gap_of_a_purge_names_the_options_of_commands() -> None:
+    bounds = HistoryBounds("h", 0, 500, 400)
+    options = HistoryOptions(connection=SourceConnection("http://127.0.0.1:1"))
+    with pytest.raises(DataLossError) as gap:
+        _check_gap(100, bounds, options)
+    assert "set failOnDataLoss to false" in str(gap.value)
+    assert "outcomes to acked,expired,dead" in str(gap.value)
+    text = in_command_words(str(gap.value))
+    assert "set --accept-gap to continue without them" in text
+    assert "--outcome acked --outcome expired --outcome dead" in text
+    assert "failOnDataLoss" not in text
+
+
+def test_direct_error_of_a_command_names_its_options(tmp_path: Path) -> None:
+    target = PipelineTarget("u", None, None, "out", "local", {}, tmp_path / "log")
+    said = r"401; set a valid token \(--token-file\)"
+    with pytest.raises(BrokerError, match=said) as caught, explain_spark_errors(target):
+        raise BrokerError("401; set a valid token (option token)", 401, "unauthorized")
+    assert caught.value.status == 401
