@@ -5,6 +5,7 @@ PipelineError
 ├── BrokerError      the broker refused a request or is unreachable; carries status and code
 ├── DataLossError    requested rows are gone: set ``failOnDataLoss=false`` to skip them
 ├── ShortReadError   the number of received rows is not the declared one: read again
+│   └── BrokenStreamError  the connection broke: the client continues after the last row
 └── JavaError        Spark found no usable Java: install one as the message explains
 
 An error raised in a worker process reaches the driver as text in Spark's own exception.
@@ -40,6 +41,10 @@ class DataLossError(PipelineError):
 
 class ShortReadError(PipelineError):
     """The broker sent more or fewer rows than it declared; the range must be read again."""
+
+
+class BrokenStreamError(ShortReadError):
+    """The connection broke within the rows; reading can continue after the last one."""
 
 
 class JavaError(PipelineError):

@@ -23,7 +23,8 @@ NAMES_BYTES: Final = 4_000  # maximum bytes of queue names; a request line is li
 class HistoryRequest:
     """A request for rows ``(lo, hi]`` of one history; empty ``queues`` means all queues.
 
-    ``allows_gaps`` skips rows removed by retention instead of failing.
+    ``allows_gaps`` skips rows removed by retention instead of failing. ``allowed`` are the queue
+    globs to which the token must be limited.
     """
 
     history_id: str
@@ -33,6 +34,7 @@ class HistoryRequest:
     queues: tuple[str, ...] = ()
     queue_pattern: str | None = None
     outcomes: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
     allows_gaps: bool = False
 
     @property
@@ -116,7 +118,7 @@ class _BrokerHistory:
         return self._broker.queues()
 
     def rows(self, request: HistoryRequest) -> Iterator["pa.RecordBatch"]:
-        query: list[tuple[str, str | int]] = [("lo", request.lo), ("hi", request.hi)]
+        query: list[tuple[str, str | int]] = [("hi", request.hi)]
         names = [("queue", name) for name in request.queues]
         if len(names) <= NAMES_MAX and len(urlencode(names)) <= NAMES_BYTES:
             return self._to_query(request, [*query, *names])
@@ -145,7 +147,8 @@ class _BrokerHistory:
     def _to_query(
         self, request: HistoryRequest, query: list[tuple[str, str | int]]
     ) -> Iterator["pa.RecordBatch"]:
-        query.append(("columns", ",".join(request.plain_columns)))
+        # The client continues after the last offset if the connection breaks.
+        query.append(("columns", ",".join(dict.fromkeys(("offset", *request.plain_columns)))))
         if request.queue_pattern is not None:
             query.append(("pattern", request.queue_pattern))
         if request.outcomes:
@@ -154,7 +157,7 @@ class _BrokerHistory:
             query.append(("body", 1))
         if request.allows_gaps:
             query.append(("gap", "ok"))
-        return self._broker.history(query, request.history_id)
+        return self._broker.history(query, request.history_id, request.lo, request.allowed)
 
 
 class _FileHistory:

@@ -7,11 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from hashlib import sha256
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
-from phpmq_lite.spark.errors import BrokerError, DataLossError, OptionError, ShortReadError
+from phpmq_lite.spark.errors import (
+    BrokenStreamError,
+    BrokerError,
+    DataLossError,
+    OptionError,
+    ShortReadError,
+)
 from phpmq_lite.spark.source_options import SourceConnection
 
 if TYPE_CHECKING:
@@ -47,7 +54,8 @@ class HistoryBounds:
     """Bounds of the history, which contains all rows with ``lo < offset <= hi``.
 
     Rows of deleted messages are complete only above ``lo_deleted``. ``offset`` is the last offset
-    settled before the requested time, or None.
+    settled before the requested time, or None. ``allowed`` are the queue globs that limit the
+    token; empty means all queues.
     """
 
     history_id: str
@@ -55,6 +63,7 @@ class HistoryBounds:
     hi: int
     lo_deleted: int
     offset: int | None = None
+    allowed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +123,33 @@ class PipelineClient:
             asked.append(("at_ms", at_ms))
         found = self._get(f"{BASE}/history/bounds", asked)
         lo, hi, lo_deleted = found["lo"], found["hi"], found["lo_deleted"]
-        return HistoryBounds(found["history_id"], lo, hi, lo_deleted, found.get("offset"))
+        allowed = tuple(found.get("allowed", ()))
+        return HistoryBounds(found["history_id"], lo, hi, lo_deleted, found.get("offset"), allowed)
 
-    def history(self, query: Query, history_id: str) -> Iterator["pa.RecordBatch"]:
-        """Yield the rows of a range in offset order, and check the number of rows.
+    def history(
+        self, query: Query, history_id: str, lo: int, allowed: Sequence[str] = ()
+    ) -> Iterator["pa.RecordBatch"]:
+        """Yield the rows after ``lo`` in offset order, and check the number of rows.
+
+        The rows must have the column ``offset``. If the connection breaks, for example because the
+        broker restarts, continue after the last row.
 
         Raises:
-            ShortReadError: the row count differs from the declared one, or the connection broke.
+            ShortReadError: the row count differs from the declared one, or the connection breaks
+                repeatedly without new rows.
+            OptionError: the token is not limited to the queue globs ``allowed``, but to others.
         """
+
+        def check(response: HTTPResponse) -> None:
+            now_id = response.getheader("X-History-Id", history_id)
+            if now_id != history_id:
+                raise DataLossError(f"the broker's history is {now_id}, not {history_id}")
+            if response.getheader("X-Queue-Globs", digest) != digest:
+                check_allowed(allowed, self.bounds().allowed)
+
+        digest = globs_digest(allowed)
         asked = [*query, ("history", history_id)]
-        return self._batches(f"{BASE}/history/arrow", asked, history_id)
+        return self._batches(f"{BASE}/history/arrow", asked, ("offset", lo), check)
 
     def queues(self) -> list[str]:
         """Return the queues that may occur in the history and that the token can access."""
@@ -156,8 +182,8 @@ class PipelineClient:
 
     def claims(self, subscription: str, lo: int, hi: int) -> Iterator["pa.RecordBatch"]:
         """Yield the messages of claims ``(lo, hi]`` in order, and check the number of rows."""
-        asked: Query = [("subscription", subscription), ("lo", lo), ("hi", hi)]
-        return self._batches(f"{BASE}/claims/arrow", asked, None)
+        asked: Query = [("subscription", subscription), ("hi", hi)]
+        return self._batches(f"{BASE}/claims/arrow", asked, ("claim", lo))
 
     def acknowledge(self, subscription: str, upto: int) -> int:
         """Acknowledge all claims up to ``upto``; return how many were newly acknowledged."""
@@ -295,19 +321,69 @@ class PipelineClient:
         return BrokerError(words, response.status, code)
 
     def _batches(
-        self, path: str, query: Query, history_id: str | None
+        self,
+        path: str,
+        query: Query,
+        after: tuple[str, int],
+        check: Callable[[HTTPResponse], None] = lambda _: None,
     ) -> Iterator["pa.RecordBatch"]:
-        request = _Request("GET", path, query, head={"Accept": ARROW})
+        """Yield the rows after a number; ``after`` is the name of its column and the number."""
+        number, lo = after
+        is_begun, delays = False, iter(RETRY_DELAYS_S)
+        while True:
+            request = _Request("GET", path, [("lo", lo), *query], head={"Accept": ARROW})
+            try:
+                for batch in self._stream(request, check):
+                    is_begun = True
+                    if batch.num_rows:
+                        lo, delays = batch.column(number)[-1].as_py(), iter(RETRY_DELAYS_S)
+                    yield batch
+            except BrokenStreamError:
+                wait_s = next(delays, None)
+                if wait_s is None:
+                    raise
+                self._sleep(wait_s)
+            except DataLossError as error:
+                if is_begun:  # the rows before it have been passed on
+                    raise ShortReadError(f"{self._url} was interrupted, then: {error}") from error
+                raise
+            else:
+                return
+
+    def _stream(
+        self, request: _Request, check: Callable[[HTTPResponse], None]
+    ) -> Iterator["pa.RecordBatch"]:
         connection, response = self._send(request)
+        source = f"{self._url}{request.path}"
         with closing(connection):
             announced = response.getheader("X-Row-Count")
             if announced is None:
-                raise ShortReadError(f"{self._url}{path} did not declare the number of rows")
-            now = response.getheader("X-History-Id", history_id)
-            if history_id is not None and now != history_id:
-                raise DataLossError(f"the broker's history is {now}, not {history_id}")
-            batches = _decode_stream(response, f"{self._url}{path}")
-            yield from check_row_count(batches, int(announced))
+                raise ShortReadError(f"{source} did not declare the number of rows")
+            check(response)
+            yield from check_row_count(_decode_stream(response, source), int(announced))
+
+
+def check_allowed(planned: Sequence[str], now: Sequence[str]) -> None:
+    """Check that the token is limited to the queues for which the range was planned.
+
+    Raises:
+        OptionError: the queue globs differ; a smaller set would omit rows without an error.
+    """
+    if sorted(planned) != sorted(now):
+        raise OptionError(
+            f"the rows were planned with a token for {globs_text(planned)}, but the token is now"
+            f" for {globs_text(now)}; use a token with the same queues"
+        )
+
+
+def globs_digest(globs: Sequence[str]) -> str:
+    """Return the digest of queue globs, like ``globs_digest`` in the admin package."""
+    return sha256(json.dumps(sorted(globs)).encode()).hexdigest()[:16]
+
+
+def globs_text(globs: Sequence[str]) -> str:
+    """Describe a set of queue globs."""
+    return f"the queues {', '.join(sorted(globs))}" if globs else "all queues"
 
 
 def queue_segment(queue: str) -> str:
@@ -347,7 +423,7 @@ def _decode_stream(response: HTTPResponse, source: str) -> Iterator["pa.RecordBa
             if buffered.read(1):
                 raise ShortReadError(f"{source} sent more than one Arrow stream")
     except (OSError, HTTPException, pa.ArrowInvalid) as error:
-        raise ShortReadError(f"{source} ended early: {error!r}") from error
+        raise BrokenStreamError(f"{source} ended early: {error!r}") from error
 
 
 def _retry_after_s(response: HTTPResponse) -> float | None:

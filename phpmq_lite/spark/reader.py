@@ -33,7 +33,12 @@ from pyspark.sql.types import StructType
 
 from phpmq_lite.spark.columns import arrow_schema, conform_batch
 from phpmq_lite.spark.errors import DataLossError, OptionError
-from phpmq_lite.spark.history import HistoryRequest, open_history, resolve_position
+from phpmq_lite.spark.history import (
+    HistoryRequest,
+    HistorySource,
+    open_history,
+    resolve_position,
+)
 from phpmq_lite.spark.pipeline_client import HistoryBounds, PipelineClient
 from phpmq_lite.spark.source_options import DELETED, OUTCOMES, HistoryOptions, QueueOptions
 
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
 
 OFFSETS_PER_PARTITION: Final = 1_000_000
 OFFSETS_WORTH_A_TASK: Final = 50_000
+BYTES_PER_PARTITION: Final = 32 << 20  # of bodies, which each task sorts and buffers
 EXPORTS: Final = 2  # number of exports that a broker runs at a time
 
 Offset = dict[str, Any]
@@ -51,8 +57,9 @@ Offset = dict[str, Any]
 class OffsetRange(InputPartition):
     """A range ``(lo, hi]`` of offsets or claims, with the planner's ``history_id`` and ``machine``.
 
-    Empty ``queues`` and ``outcomes`` mean all. They are part of the range, not of the reader,
-    because Spark pickles the reader for the executors before it asks for partitions.
+    Empty ``queues``, ``outcomes`` and ``allowed`` (the token's queue globs) mean all. They are part
+    of the range, not of the reader, because Spark pickles the reader for the executors before it
+    asks for partitions.
     """
 
     lo: int
@@ -61,10 +68,13 @@ class OffsetRange(InputPartition):
     machine: str
     queues: tuple[str, ...] = ()
     outcomes: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
 
 
-def cut_range(whole: OffsetRange, partitions: int | None) -> Sequence[OffsetRange]:
-    """Split a range into non-empty ranges of similar length, in order.
+def cut_range(
+    whole: OffsetRange, partitions: int | None, cuts: Iterable[int] = ()
+) -> Sequence[OffsetRange]:
+    """Split a range into non-empty ranges of similar length, in order, and after each of ``cuts``.
 
     If ``partitions`` is None, a range worth splitting is cut in two, because a broker runs two
     exports at a time, or into more if the parts would be long.
@@ -76,8 +86,53 @@ def cut_range(whole: OffsetRange, partitions: int | None) -> Sequence[OffsetRang
         few = min(EXPORTS, -(-span // OFFSETS_WORTH_A_TASK))
         partitions = max(few, -(-span // OFFSETS_PER_PARTITION))
     count = min(partitions, span)
-    edges = [lo + span * n // count for n in range(count + 1)]
+    edges = sorted({*(lo + span * n // count for n in range(count + 1)), *cuts})
     return [replace(whole, lo=lo, hi=hi) for lo, hi in pairwise(edges)]
+
+
+def _range_request(
+    options: HistoryOptions, part: OffsetRange, columns: Sequence[str]
+) -> HistoryRequest:
+    return HistoryRequest(
+        history_id=part.history_id,
+        lo=part.lo,
+        hi=part.hi,
+        columns=tuple(columns),
+        queues=part.queues,
+        queue_pattern=options.queue_pattern,
+        outcomes=part.outcomes,
+        allowed=part.allowed,
+        allows_gaps=not options.fails_on_data_loss,
+    )
+
+
+def byte_cuts(
+    history: HistorySource, options: HistoryOptions, whole: OffsetRange, limit: int
+) -> Iterator[int]:
+    """Yield the offsets after which a range must be cut, so that no part has more body bytes.
+
+    A longer body is a part of its own.
+    """
+    size, last = 0, whole.lo
+    for lo in range(whole.lo, whole.hi, OFFSETS_WORTH_A_TASK):
+        part = replace(whole, lo=lo, hi=min(lo + OFFSETS_WORTH_A_TASK, whole.hi))
+        request = _range_request(options, part, ("offset", "size"))
+        for batch in history.rows(replace(request, allows_gaps=True)):
+            columns = (batch.column(name).to_pylist() for name in ("offset", "size"))
+            for offset, row_size in zip(*columns, strict=True):
+                if size and size + row_size > limit:
+                    yield last
+                    size = 0
+                size, last = size + row_size, offset
+
+
+def _plan(
+    history: HistorySource, options: HistoryOptions, whole: OffsetRange
+) -> Sequence[OffsetRange]:
+    cuts: Iterable[int] = ()
+    if options.reads_bodies:
+        cuts = byte_cuts(history, options, whole, BYTES_PER_PARTITION)
+    return cut_range(whole, options.partitions, cuts)
 
 
 def _read_history(
@@ -88,16 +143,7 @@ def _read_history(
             f"path requires a local master: this executor is on {node()}, but the database is on"
             f" {part.machine}; set url, which every executor can reach"
         )
-    request = HistoryRequest(
-        history_id=part.history_id,
-        lo=part.lo,
-        hi=part.hi,
-        columns=tuple(schema.names),
-        queues=part.queues,
-        queue_pattern=options.queue_pattern,
-        outcomes=part.outcomes,
-        allows_gaps=not options.fails_on_data_loss,
-    )
+    request = _range_request(options, part, schema.names)
     wanted = arrow_schema(schema)
     try:
         for batch in open_history(options.connection).rows(request):
@@ -158,8 +204,8 @@ class HistoryReader(DataSourceReader):
             return []
         outcomes = () if self._outcomes == set(OUTCOMES) else tuple(sorted(self._outcomes))
         lo = _check_gap(lo, bounds, replace(options, outcomes=outcomes))
-        whole = OffsetRange(lo, hi, bounds.history_id, node(), queues, outcomes)
-        return cut_range(whole, options.partitions)
+        whole = OffsetRange(lo, hi, bounds.history_id, node(), queues, outcomes, bounds.allowed)
+        return _plan(history, options, whole)
 
     def _restricted_queues(self, known: list[str]) -> tuple[str, ...]:
         """Return the queues selected by options and filters; some of these may not exist."""
@@ -217,7 +263,12 @@ class FilteringHistoryReader(HistoryReader):
 
 
 class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Stream reader for the history; offsets are ``{"history": id, "offset": last_read}``."""
+    """Stream reader for the history.
+
+    Offsets are ``{"history": id, "offset": last_read, "selection": {…}}``. The selection contains
+    the token's queue globs and the options that select rows: with others, the query would silently
+    miss the rows that it has passed. Checkpoints of earlier builds lack it until their next batch.
+    """
 
     def __init__(self, options: HistoryOptions, schema: StructType) -> None:
         self._options = options
@@ -229,7 +280,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the offset at which a new query starts; Spark calls this twice."""
         bounds = self._history.bounds()
         start = resolve_position(self._history, bounds, self._options.starting)
-        return {"history": bounds.history_id, "offset": _check_gap(start, bounds, self._options)}
+        return self._offset(bounds, _check_gap(start, bounds, self._options))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of this run; the next run reads messages that are settled later."""
@@ -242,30 +293,34 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Return the end of the next batch, and report the processed offset to the broker."""
-        bounds = self._history.bounds(self._options.reader, start["offset"])
+        options = self._options
+        bounds = self._history.bounds(options.reader, start["offset"])
+        self._check_selection(start, bounds)
         lo = self._lo(start, bounds)
         hi = bounds.hi if self._target is None else min(bounds.hi, self._target)
         if isinstance(limit, ReadMaxRows):
             hi = min(hi, lo + limit.max_rows)
         if hi <= lo and start["history"] == bounds.history_id:
             return start
-        return {"history": bounds.history_id, "offset": max(lo, hi)}
+        if options.reads_bodies:
+            whole = self._range(lo, hi, bounds.history_id, bounds.allowed)
+            hi = next(byte_cuts(self._history, options, whole, options.bytes_per_trigger), hi)
+        return self._offset(bounds, max(lo, hi))
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
         """Return the last available offset for the query's progress report."""
         bounds = self._history.bounds()
-        return {"history": bounds.history_id, "offset": bounds.hi}
+        return self._offset(bounds, bounds.hi)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Split a batch's offsets into ranges; repeated planning produces the same ranges."""
         lo = start["offset"]
         if start["history"] != end["history"]:  # a new history was accepted; read all of it
             lo = 0
-        options = self._options
-        whole = OffsetRange(
-            lo, end["offset"], end["history"], node(), options.queues, options.outcomes
-        )
-        return cut_range(whole, options.partitions)
+        bounds = self._history.bounds()
+        self._check_selection(end, bounds)
+        whole = self._range(lo, end["offset"], end["history"], bounds.allowed)
+        return _plan(self._history, self._options, whole)
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of one range."""
@@ -276,6 +331,23 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Report the processed offset to the broker."""
         if self._options.reader is not None:
             self._history.bounds(self._options.reader, end["offset"])
+
+    def _offset(self, bounds: HistoryBounds, offset: int) -> Offset:
+        selection = self._options.selection(bounds.allowed)
+        return {"history": bounds.history_id, "offset": offset, "selection": selection}
+
+    def _range(self, lo: int, hi: int, history_id: str, allowed: tuple[str, ...]) -> OffsetRange:
+        options = self._options
+        return OffsetRange(lo, hi, history_id, node(), options.queues, options.outcomes, allowed)
+
+    def _check_selection(self, known: Offset, bounds: HistoryBounds) -> None:
+        selection = self._options.selection(bounds.allowed)
+        if known.get("selection", selection) != selection:
+            raise OptionError(
+                f"the checkpoint was created with the selection {known['selection']}, not"
+                f" {selection}, and would miss rows. Use the same selection and a token with the"
+                " same queue globs (allowed), or a new checkpoint"
+            )
 
     def _lo(self, start: Offset, bounds: HistoryBounds) -> int:
         if start["history"] == bounds.history_id:

@@ -127,6 +127,7 @@ _OF_ONE_USE = (
     "startingTimestamp",
     "endingTimestamp",
     "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
     "reader",
 )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from phpmq_lite.spark.errors import OptionError
@@ -49,7 +49,7 @@ OPTIONS: Final[Mapping[str, frozenset[SourceMode]]] = {
     "endingTimestamp": _BATCH,
     "maxOffsetsPerTrigger": _STREAM,
     "maxMessagesPerTrigger": _QUEUE,
-    "maxBytesPerTrigger": _QUEUE,
+    "maxBytesPerTrigger": _STREAM | _QUEUE,
     "subscription": _QUEUE,
     "numPartitions": _READS,
     "failOnDataLoss": _READS,
@@ -83,6 +83,7 @@ DELETED: Final = "deleted"
 OUTCOMES: Final = ("acked", "expired", "dead", DELETED)
 MESSAGES_PER_TRIGGER: Final = 10_000
 BYTES_PER_TRIGGER: Final = 64 << 20
+HISTORY_BYTES_PER_TRIGGER: Final = 256 << 20  # only if bodies are read
 MESSAGES_MAX: Final = 100_000  # MESSAGES_MAX and BYTES_MAX are the broker's limits per claim
 BYTES_MAX: Final = 1 << 30
 
@@ -184,7 +185,23 @@ class HistoryOptions:
     fails_on_data_loss: bool = True
     pushes_filters: bool = False
     offsets_per_trigger: int | None = None
+    bytes_per_trigger: int = HISTORY_BYTES_PER_TRIGGER
     reader: str | None = None
+
+    @property
+    def reads_bodies(self) -> bool:
+        """Whether rows contain bodies, so that batches and ranges are also limited by bytes."""
+        return self.has_body or "body" in self.columns
+
+    def selection(self, allowed: Sequence[str]) -> dict[str, Any]:
+        """Return what decides which rows are read; ``allowed`` are the token's queue globs."""
+        parts = {
+            "allowed": sorted(allowed),
+            "queues": sorted(self.queues),
+            "queue_pattern": self.queue_pattern,
+            "outcomes": sorted(self.outcomes),
+        }
+        return {name: value for name, value in parts.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +251,8 @@ def history_options(options: Mapping[str, str], use: SourceMode) -> HistoryOptio
         fails_on_data_loss=given.flag("failOnDataLoss", default=True),
         pushes_filters=given.flag("pushFilters", default=False),
         offsets_per_trigger=given.number("maxOffsetsPerTrigger", 1, 1 << 62),
+        bytes_per_trigger=given.number("maxBytesPerTrigger", 1, BYTES_MAX)
+        or HISTORY_BYTES_PER_TRIGGER,
         reader=given.text("reader"),
     )
 

@@ -19,6 +19,7 @@ from phpmq_lite.admin.insights.summary import SummaryFile, read_summary
 from phpmq_lite.admin.resources import arrow_export, staging
 from phpmq_lite.insights_document import PipelineSummary
 from phpmq_lite.server import engine
+from phpmq_lite.spark.pipeline_client import globs_digest
 from tests.support.builds import NEEDS_SOURCES
 from tests.support.http_site import HttpSite
 from tests.support.http_users import BrokerFixture, HttpUser, wait_until
@@ -488,6 +489,61 @@ async def test_summary_is_replaced_and_returned(home: BrokerFixture, spark: Http
         0o700, 0o600,
     )  # fmt: skip
     assert home.audit()[-1][2:] == ("pipeline.insights", "summary.json", 1, "done")
+
+
+async def test_absent_figures_of_a_summary_keep_those_of_another_folder(
+    home: BrokerFixture, spark: HttpUser
+) -> None:
+    """As ``consume --out elsewhere`` sends it; its figures are not 0, they are absent."""
+    jobs = [{"name": name, "state": "done", "offset": 7} for name in ("archive", "consume")]
+    whole = summary(NOW, jobs=jobs)
+    consumed = {"name": "consume", "state": "failed", "error": "x"}
+    later = {"version": 1, "finished_at": NOW + 9, "jobs": [consumed]}
+    for sent, expected in (
+        (whole, whole),
+        (later, whole | {"jobs": [jobs[0], consumed]}),  # the figures are not younger
+        ({"version": 1, "finished_at": NOW + 10, "urns": []},
+         whole | {"jobs": [jobs[0], consumed], "urns": [], "finished_at": NOW + 10}),
+    ):  # fmt: skip
+        assert (await spark.call("PUT", "/pipeline/insights", sent)).status == 204
+        found = json.loads((await spark.get("/api/v1/pipeline/insights")).text)
+        assert found == shown(expected)
+
+
+async def test_summary_without_an_archive_has_unknown_figures(
+    home: BrokerFixture, spark: HttpUser
+) -> None:
+    job = {"name": "consume", "state": "done"}
+    sent = {"version": 1, "finished_at": NOW, "jobs": [job]}
+    assert (await spark.call("PUT", "/pipeline/insights", sent)).status == 204
+    found = json.loads((await spark.get("/api/v1/pipeline/insights")).text)
+    assert {found["archive"][name] for name in ("offset", "rows", "dates", "bytes", "gaps")} == {
+        None
+    }
+    page = (await spark.get("/insights")).text
+    assert 'Archived messages</dt><dd><span class="zero">–' in page
+    for tab in ("queues", "jobs"):
+        assert (await spark.get(f"/insights?tab={tab}")).status == 200
+
+
+async def test_history_names_the_queues_of_the_token(home: BrokerFixture, spark: HttpUser) -> None:
+    for queue in ("orders", "mails"):
+        await home.control("POST", f"/queues/{queue}/messages", {"content": "x"})
+        await home.control("POST", f"/queues/{queue}/purge", {})
+    digests = set()
+    for globs, expected in (
+        ((), []),
+        (("orders", "x*"), ["orders", "x*"]),
+        (("mails", "orders", "*"), []),  # all queues
+    ):
+        async with program(home, "viewer", *globs) as visitor:
+            found = await visitor.get("/api/v1/pipeline/history/bounds")
+            assert json.loads(found.text)["allowed"] == expected
+            answer = await visitor.get("/api/v1/pipeline/history/arrow?lo=0&hi=0&gap=ok")
+            assert answer.status == 200, answer.text
+            assert answer.headers["X-Queue-Globs"] == globs_digest(expected)
+            digests.add(answer.headers["X-Queue-Globs"])
+    assert len(digests) == 2
 
 
 async def test_invalid_summary_is_refused(home: BrokerFixture, spark: HttpUser) -> None:

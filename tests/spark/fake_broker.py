@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pyarrow as pa
 from pyarrow import ipc
 
+from phpmq_lite.spark.pipeline_client import globs_digest
 from phpmq_lite.storage import arrow
 from phpmq_lite.storage.arrow import arrow_schema
 
@@ -47,6 +48,7 @@ class FakeBroker:
     history_id: str = "a" * 32
     lo: int = 0
     lo_deleted: int = 0  # rows of deleted messages up to here are gone too
+    allowed: list[str] = field(default_factory=list)  # queue globs of the token; empty: all
     rows: list[dict[str, Any]] = field(default_factory=list)  # of the history, by offset
     ready: list[bytes] = field(default_factory=list)  # bodies on the one queue
     missing: set[str] = field(default_factory=set)  # queues that are not there
@@ -90,6 +92,7 @@ class FakeBroker:
         answer: dict[str, Any] = {
             "history_id": self.history_id, "lo": self.lo, "hi": self.hi,
             "lo_deleted": max(self.lo, self.lo_deleted), "offset": None, "queues": None,
+            "allowed": self.allowed,
         }  # fmt: skip
         if "at_ms" in asked:
             before = int(asked["at_ms"]) - START_MS - 1
@@ -220,6 +223,7 @@ class Handler(BaseHTTPRequestHandler):
                 row
                 for row in broker.rows[max(lo, broker.lo) : hi]
                 if (not queues or row["queue"] in queues)
+                and (not broker.allowed or row["queue"] in broker.allowed)
                 and (not outcomes or row["outcome"] in outcomes)
                 and (row["outcome"] != "deleted" or row["offset"] > broker.lo_deleted)
             ]
@@ -261,6 +265,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.send_header("X-Row-Count", str(count))
         self.send_header("X-History-Id", self.broker.history_id)
+        self.send_header("X-Queue-Globs", globs_digest(self.broker.allowed))
         self.end_headers()
         if faults.broken:
             faults.broken -= 1

@@ -1,9 +1,11 @@
 """Archive, compact, metrics and summary over folders: twice the same, also after a crash."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from pyarrow.dataset import dataset
@@ -201,6 +203,69 @@ def test_archive_stops_between_batches_and_goes_on(site: Site) -> None:
     assert site.offsets() == list(range(1, 11))
     assert not site.archive().is_stopped
     assert site.offsets() == list(range(1, 31))
+
+
+def test_archive_with_a_token_for_other_queues_is_refused_and_skips_nothing(
+    site: Site, broker: FakeBroker
+) -> None:
+    """Rows of the queues that a narrower token hides would be passed for good."""
+    options = ArchiveOptions(connection=SourceConnection(broker.url), out=str(site.out))
+    broker.settle(6, "orders")
+    broker.settle(4, "mails")
+    assert archive.run(site.spark, options).rows == 10
+    broker.settle(5, "mails")
+    broker.settle(1, "orders")
+    broker.allowed = ["orders"]
+    with pytest.raises(
+        RefusedError, match=r'"queue_pattern": null\}, not .*"allowed": \["orders"\]'
+    ):
+        archive.run(site.spark, options)
+    broker.allowed = []
+    assert archive.run(site.spark, options).rows == 6
+    assert site.offsets() == list(range(1, 17))
+    narrow = ArchiveOptions(connection=SourceConnection(broker.url), out=f"{site.out}-narrow")
+    broker.allowed = ["orders"]
+    assert archive.run(site.spark, narrow).rows == 7
+    broker.allowed = ["orders", "mails"]
+    with pytest.raises(
+        RefusedError, match=r'"allowed": \["orders"\]\}, not .*\["mails", "orders"\]'
+    ):
+        archive.run(site.spark, narrow)
+
+
+def test_large_bodies_are_archived_in_batches_ranges_and_row_groups_of_bounded_bytes(
+    site: Site, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 3 << 20
+    for n in range(24):
+        broker.settle(1, body=n.to_bytes(1, "big") + os.urandom(size - 1))
+    options = ArchiveOptions(
+        connection=SourceConnection(broker.url), out=str(site.out), bodies=True
+    )
+    real = archive.source_options
+    most = {"maxBytesPerTrigger": str(36 << 20)}
+    monkeypatch.setattr(archive, "source_options", lambda given: real(given) | most)
+    done = archive.run(site.spark, options)
+    assert (done.rows, done.batches) == (24, 2)
+    groups = [
+        ParquetFile(file).metadata.row_group(number).total_byte_size
+        for file in site.out.rglob("*.parquet")
+        for number in range(ParquetFile(file).metadata.num_row_groups)
+    ]
+    assert sum(groups) > 24 * size
+    assert max(groups) <= (16 << 20) + 2 * size
+    ranges = [(int(q["lo"]), int(q["hi"])) for q in map(asked_range, broker.asked) if "body" in q]
+    assert max(hi - lo for lo, hi in ranges) * size <= 32 << 20
+    assert sorted(n for lo, hi in ranges for n in range(lo + 1, hi + 1)) == list(range(1, 25))
+    rows = read_archive(site.spark, site.files).select("offset", "size", "body").collect()
+    assert {row["offset"]: bytes(row["body"][:1]) for row in rows} == {
+        n + 1: n.to_bytes(1, "big") for n in range(24)
+    }
+
+
+def asked_range(line: str) -> dict[str, str]:
+    """Return the query of a request for rows."""
+    return dict(parse_qsl(urlsplit(line).query)) if "/arrow" in line else {}
 
 
 def test_archive_refuses_other_queues(site: Site) -> None:

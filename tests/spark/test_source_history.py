@@ -1,5 +1,6 @@
 """The history as a batch and as a stream, from a fake broker that can fail."""
 
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,77 @@ def test_batch_reads_a_range_of_offsets_and_of_times(
     at_97 = START_MS + 97  # of settled_at; row n settled n ms after the start
     assert offsets(spark, broker, startingTimestamp=at_97) == [97, 98, 99, 100]
     assert offsets(spark, broker, endingTimestamp=START_MS + 3) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "other"),
+    [
+        ({}, {"queue": "mails"}),
+        ({"queue": "orders"}, {"queue": "mails"}),
+        ({"queue": "orders"}, {}),
+        ({"queues": "orders,mails"}, {"queuePattern": "*s"}),
+        ({"outcomes": "acked"}, {"outcomes": "acked,dead"}),
+    ],
+)
+def test_checkpoint_refuses_another_selection_and_names_both(
+    spark: SparkSession,
+    broker: FakeBroker,
+    tmp_path: Path,
+    given: dict[str, str],
+    other: dict[str, str],
+) -> None:
+    broker.settle(5, "orders")
+    broker.settle(5, "mails")
+    common = {"url": broker.url, "startingOffsets": "earliest"}
+    run(spark, tmp_path, sink := Batches(), **common, **given)
+    before = sink.all
+    broker.settle(3, "mails")
+    with pytest.raises(PySparkException, match="the checkpoint was created with") as refused:
+        run(spark, tmp_path, sink, **common, **other)
+    first, second = (
+        next(iter(one.values())).split(",")[0] if one else "{}" for one in (given, other)
+    )
+    assert first in str(refused.value)
+    assert second in str(refused.value)
+    assert sink.all == before
+    run(spark, tmp_path, sink, **common, **given)
+
+
+def test_checkpoint_refuses_a_token_for_other_queues(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    broker.settle(5, "orders")
+    common = {"url": broker.url, "startingOffsets": "earliest"}
+    run(spark, tmp_path, sink := Batches(), **common)
+    broker.settle(5, "mails")
+    broker.settle(5, "orders")
+    broker.allowed = ["orders"]
+    with pytest.raises(PySparkException, match=r"selection \{\}, not \{'allowed': \['orders'\]\}"):
+        run(spark, tmp_path, sink, **common)
+    forget_commit(tmp_path)  # a planned batch is refused too
+    with pytest.raises(PySparkException, match=r"selection \{\}, not \{'allowed': \['orders'\]\}"):
+        run(spark, tmp_path, sink, **common)
+    broker.allowed = []
+    run(spark, tmp_path, sink, **common)
+    assert sink.all == list(range(1, 16))
+
+
+def test_checkpoint_of_an_earlier_build_is_continued(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    """It does not contain the selection."""
+    broker.settle(5)
+    common = {"url": broker.url, "queue": "orders", "startingOffsets": "earliest"}
+    run(spark, tmp_path, sink := Batches(), **common)
+    for file in (tmp_path / "offsets").iterdir():
+        if file.name.isdigit():
+            *head, end = file.read_text().splitlines()
+            offset = {k: v for k, v in json.loads(end).items() if k != "selection"}
+            file.write_text("\n".join([*head, json.dumps(offset)]))
+            file.with_name(f".{file.name}.crc").unlink()
+    broker.settle(5)
+    run(spark, tmp_path, sink, **common)
+    assert sink.all == list(range(1, 11))
 
 
 def test_times_are_utc_to_the_millisecond(spark: SparkSession, broker: FakeBroker) -> None:

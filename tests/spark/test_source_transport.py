@@ -1,6 +1,8 @@
 """HTTP to the broker, without a JVM: retries, refusals and short responses."""
 
 import socket
+import time
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -15,7 +17,8 @@ from phpmq_lite.spark.pipeline_client import (
     check_row_count,
     queue_segment,
 )
-from phpmq_lite.spark.source_options import HistoryPosition, SourceConnection
+from phpmq_lite.spark.reader import OffsetRange, byte_cuts, cut_range
+from phpmq_lite.spark.source_options import HistoryOptions, HistoryPosition, SourceConnection
 from tests.spark.fake_broker import START_MS, FakeBroker
 
 
@@ -35,16 +38,107 @@ def test_range_comes_in_order_and_whole(broker: FakeBroker) -> None:
     assert offsets(broker, lo=100, hi=1_150) == list(range(101, 1_151))
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [("short", "received 50 rows but expected 100"), ("broken", "ended early")],
-)
-def test_short_stream_raises(broker: FakeBroker, fault: str, words: str) -> None:
+def test_short_stream_raises(broker: FakeBroker) -> None:
     broker.settle(100)
-    setattr(broker.faults, fault, 1)
-    with pytest.raises(ShortReadError, match=words):
+    broker.faults.short = 1
+    with pytest.raises(ShortReadError, match="received 50 rows but expected 100"):
         offsets(broker)
     assert len(offsets(broker)) == 100
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return how long clients would have waited; they do not wait."""
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    monkeypatch.setattr(PipelineClient.__init__, "__defaults__", (waits.append,))
+    return waits
+
+
+@pytest.mark.parametrize("changes", [{}, {"columns": ("body",)}, {"columns": ("body",), "lo": 700}])
+def test_reader_continues_after_the_last_row_when_the_connection_breaks(
+    broker: FakeBroker, waits: list[float], changes: dict[str, object]
+) -> None:
+    """A broker that restarts breaks it; each answer ends in the middle, after some MiB."""
+    broker.settle(3_000, body=b"x" * 2_000)
+    broker.faults.broken = 3
+    history = open_history(SourceConnection(broker.url))
+    batches = list(history.rows(request(broker, **changes)))
+    found = [value for batch in batches for value in batch.column("offset").to_pylist()]
+    assert found == list(range(int(str(changes.get("lo", 0))) + 1, 3_001))
+    assert broker.faults.broken == 0
+    assert len(waits) == 3
+    starts = [int(line.partition("lo=")[2].partition("&")[0]) for line in broker.asked]
+    assert (starts == sorted(starts), len(set(starts)) > 1) == (True, "columns" in changes)
+
+
+def test_claims_continue_after_the_last_one_when_the_connection_breaks(
+    broker: FakeBroker, waits: list[float]
+) -> None:
+    expected = [b"%02000d" % n for n in range(2_000)]
+    broker.ready = [*expected]
+    client = PipelineClient(SourceConnection(broker.url))
+    assert client.claim("s", "work", 2_000, 1 << 30, 0) == 2_000
+    broker.faults.broken = 2
+    bodies = [body for batch in client.claims("s", 0, 2_000) for body in batch["body"].to_pylist()]
+    assert bodies == expected
+    assert len(waits) == 2
+
+
+def test_reader_gives_up_when_the_connection_breaks_before_each_row(
+    broker: FakeBroker, waits: list[float]
+) -> None:
+    broker.settle(1)
+    broker.faults.broken = 1_000
+    with pytest.raises(ShortReadError, match="ended early"):
+        offsets(broker)
+    assert waits == list(RETRY_DELAYS_S)
+
+
+@pytest.mark.parametrize("allows_gaps", [False, True])
+def test_another_history_after_the_first_row_is_never_passed_over(
+    broker: FakeBroker, waits: list[float], allows_gaps: bool
+) -> None:
+    broker.settle(3_000, body=b"x" * 2_000)
+    broker.faults.broken = 1
+    asked = request(broker, allows_gaps=allows_gaps, columns=("body",))
+    batches = open_history(SourceConnection(broker.url)).rows(asked)
+    assert next(batches).num_rows
+    broker.history_id = "b" * 32
+    with pytest.raises(ShortReadError, match="was interrupted, then: the history id is b"):
+        list(batches)
+    assert len(waits) == 1
+
+
+@pytest.mark.parametrize("now", [[], ["mails"], ["mails", "orders", "x"]])
+def test_range_is_refused_when_the_token_has_other_queues_than_planned(
+    broker: FakeBroker, now: list[str]
+) -> None:
+    broker.settle(5, "orders")
+    broker.settle(5, "mails")
+    broker.allowed = ["orders", "mails"]
+    assert offsets(broker, allowed=("mails", "orders")) == list(range(1, 11))  # in any order
+    broker.allowed = now
+    with pytest.raises(OptionError, match="a token for the queues mails, orders, but") as refused:
+        offsets(broker, allowed=("orders", "mails"))
+    assert (f"the queues {', '.join(now)}" if now else "all queues") in str(refused.value)
+
+
+def test_range_with_bodies_is_cut_by_bytes(broker: FakeBroker) -> None:
+    """A body that is larger than the limit is a part of its own; queues that are not read are 0."""
+    for size in (10, 60, 30, 100, 150, 1, 1, 1):
+        broker.settle(1, body=b"x" * size)
+        broker.settle(1, "others", body=b"x" * 1_000)
+    options = HistoryOptions(
+        connection=SourceConnection(broker.url), queues=("orders",), has_body=True
+    )
+    history = open_history(options.connection)
+    whole = OffsetRange(0, broker.hi, broker.history_id, "here", ("orders",))
+    cuts = list(byte_cuts(history, options, whole, 100))
+    assert cuts == [5, 7, 9]
+    parts = cut_range(whole, 2, cuts)
+    assert [(part.lo, part.hi) for part in parts] == [(0, 5), (5, 7), (7, 8), (8, 9), (9, 16)]
+    assert list(byte_cuts(history, options, replace(whole, lo=10), 100)) == []
 
 
 def test_more_rows_than_announced_raise() -> None:
@@ -116,19 +210,19 @@ def test_busy_broker_is_left_alone_for_as_long_as_it_says(broker: FakeBroker) ->
     waits: list[float] = []
     broker.settle(1)
     broker.faults.busy = 3
-    asked: list[tuple[str, str | int]] = [("lo", 0), ("hi", 1), ("columns", "offset")]
+    asked: list[tuple[str, str | int]] = [("hi", 1), ("columns", "offset")]
     api = PipelineClient(SourceConnection(broker.url), sleep=waits.append)
-    assert sum(batch.num_rows for batch in api.history(asked, broker.history_id)) == 1
+    assert sum(batch.num_rows for batch in api.history(asked, broker.history_id, 0)) == 1
     assert waits == [1, 1, 1]
 
 
 def test_busy_broker_is_given_up_after_minutes(broker: FakeBroker) -> None:
     waits: list[float] = []
     broker.faults.busy = 1_000
-    asked: list[tuple[str, str | int]] = [("lo", 0), ("hi", 0), ("columns", "offset")]
+    asked: list[tuple[str, str | int]] = [("hi", 0), ("columns", "offset")]
     api = PipelineClient(SourceConnection(broker.url), sleep=waits.append)
     with pytest.raises(BrokerError, match="503 busy: two exports run"):
-        list(api.history(asked, broker.history_id))
+        list(api.history(asked, broker.history_id, 0))
     assert sum(waits) == BUSY_TIMEOUT_S
 
 

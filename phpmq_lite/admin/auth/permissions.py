@@ -1,5 +1,8 @@
 """Permissions: the queues and messages that a caller is allowed to use."""
 
+import json
+from hashlib import sha256
+
 from aiohttp import web
 
 from phpmq_lite.admin.base.context import Context, is_match, status_of
@@ -24,6 +27,17 @@ def may_use(request: web.Request, name: str) -> bool:
     """Return whether the caller is allowed to use a queue with this name, which need not exist."""
     globs = identity_of(request).queues
     return not globs or is_match(name, globs)
+
+
+def globs_in_force(request: web.Request) -> list[str]:
+    """Return the caller's queue globs in order, or an empty list if all queues are allowed."""
+    globs = identity_of(request).queues
+    return [] if "*" in globs else sorted(globs)
+
+
+def globs_digest(globs: list[str]) -> str:
+    """Return a short digest of sorted queue globs, which may be too long for a header."""
+    return sha256(json.dumps(globs).encode()).hexdigest()[:16]
 
 
 def check_queue_right(request: web.Request, name: str, field: str = "queue") -> None:

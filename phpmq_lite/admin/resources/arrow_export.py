@@ -9,7 +9,12 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth.browser_security import check_site
-from phpmq_lite.admin.auth.permissions import check_queue_right, may_use
+from phpmq_lite.admin.auth.permissions import (
+    check_queue_right,
+    globs_digest,
+    globs_in_force,
+    may_use,
+)
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
@@ -81,6 +86,7 @@ class ExportBoundsView(BaseModel):
     lo_deleted: int = Field(description="rows after this offset are complete, even deleted ones")
     offset: int | None = Field(description="last offset before at_ms, else lo; null without at_ms")
     queues: list[str] | None = Field(description="all queue names; null if not requested")
+    allowed: list[str] = Field(description="queue globs that limit the caller; empty means all")
 
 
 class RangeInput(QueryModel):
@@ -131,7 +137,8 @@ async def get_bounds(request: web.Request, asked: ExportBoundsInput) -> ExportBo
         check_site(request, needs_origin=False, public_url=context.settings.admin.public_url)
         check_text(reader, "reader")
         await context.engine.run(queue_operations.record_reader, reader, position)
-    return ExportBoundsView(**asdict(bounds), offset=offset, queues=names)
+    allowed = globs_in_force(request)
+    return ExportBoundsView(**asdict(bounds), offset=offset, queues=names, allowed=allowed)
 
 
 async def stream_history(request: web.Request) -> web.StreamResponse:
@@ -176,7 +183,7 @@ async def _export(request: web.Request, wanted: dict[str, Any]) -> web.StreamRes
     wanted["is_head"] = request.method == "HEAD"
     try:
         async with exports.open(wanted) as export:
-            response = _response(export)
+            response = _response(request, export)
             if request.method == "HEAD":
                 await export.finish()
                 return response
@@ -193,7 +200,7 @@ async def _export(request: web.Request, wanted: dict[str, Any]) -> web.StreamRes
     return response
 
 
-def _response(export: RunningExport) -> web.StreamResponse:
+def _response(request: web.Request, export: RunningExport) -> web.StreamResponse:
     header = export.header
     return web.StreamResponse(
         headers={
@@ -202,6 +209,7 @@ def _response(export: RunningExport) -> web.StreamResponse:
             "X-History-Id": header.history_id,
             "X-Offset-Lo": str(header.lo),
             "X-Offset-Hi": str(header.hi),
+            "X-Queue-Globs": globs_digest(globs_in_force(request)),
         }
     )
 

@@ -53,9 +53,10 @@ def run(
             not help, because offsets would restart and rows would be archived twice.
     """
     end, begin = None, 0
+    allowed: tuple[str, ...] = ()
     if options.connection is not None:
         bounds = history_bounds(options.connection)
-        end = bounds.hi
+        end, allowed = bounds.hi, bounds.allowed
         committed = last_committed_batch(open_results(spark, options.out), TARGET.checkpoint)
         if committed is not None and committed.history_id not in (None, bounds.history_id):
             raise RefusedError(
@@ -67,7 +68,7 @@ def run(
         begin = first_offset(options, bounds, committed)
         control.report(TARGET.name, begin, end)
     stream = spark.readStream.format("phpmq").options(**source_options(options)).load()
-    return archive_stream(spark, stream, options, control, end, begin)
+    return archive_stream(spark, stream, options, control, end, begin, allowed)
 
 
 def archive_stream(
@@ -77,11 +78,15 @@ def archive_stream(
     control: JobControl = UNCONTROLLED,
     end: int | None = None,
     begin: int = 0,
+    allowed: tuple[str, ...] = (),
 ) -> JobResult:
-    """Archive a stream of history rows; ``begin`` is the offset just before the first row."""
+    """Archive a stream of history rows; ``begin`` is the offset just before the first row.
+
+    ``allowed`` are the token's queue globs, which belong to the archive's selection.
+    """
     files = open_results(spark, options.out)
     with files.lock("checkpoint"), block_swaps(files):
-        check_selection(files, options)
+        check_selection(files, options, allowed)
         watch = None if options.fail_on_data_loss else _GapRecorder(spark, files, options, begin)
         drained = write_stream(transform(stream), files, TARGET, control, end, watch)
         committed = last_committed_batch(files, TARGET.checkpoint)
@@ -168,11 +173,14 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
     return given
 
 
-def check_selection(files: ResultsFolder, options: ArchiveOptions) -> None:
+def check_selection(
+    files: ResultsFolder, options: ArchiveOptions, allowed: tuple[str, ...] = ()
+) -> None:
     """Store the selection, or check that it is unchanged, because an archive has one offset.
 
     Raises:
-        RefusedError: ``other_selection``: the archive selects other queues or outcomes.
+        RefusedError: ``other_selection``: the archive selects other queues or outcomes, or was
+            made with a token for other queues.
     """
     selection: dict[str, Any] = {
         "queues": sorted(options.queues),
@@ -180,6 +188,8 @@ def check_selection(files: ResultsFolder, options: ArchiveOptions) -> None:
     }
     if options.outcomes:
         selection["outcomes"] = sorted(options.outcomes)
+    if allowed:
+        selection["allowed"] = sorted(allowed)
     kept = files.read(results_folder.ARCHIVE_SELECTION)
     if kept is None:
         files.write(results_folder.ARCHIVE_SELECTION, json.dumps(selection))
@@ -187,5 +197,6 @@ def check_selection(files: ResultsFolder, options: ArchiveOptions) -> None:
         raise RefusedError(
             "other_selection",
             f"the archive in {options.out} was created with the selection {kept}, not "
-            f"{json.dumps(selection)}. Use the same selection, or another folder",
+            f"{json.dumps(selection)} (allowed: the token's queue globs; all if missing). "
+            "Use the same selection, or another folder",
         )

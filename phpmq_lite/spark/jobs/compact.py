@@ -26,7 +26,7 @@ from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.checkpoints import last_committed_batch, query_id
 from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, CompactOptions, JobControl, JobResult
-from phpmq_lite.spark.jobs.stream_writer import batch_name
+from phpmq_lite.spark.jobs.stream_writer import batch_name, parquet_options
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def _stage(spark: "SparkSession", files: ResultsFolder, date: str, wanted: int) 
     batches = [name for name in files.names(folder) if name.startswith("batch=")]
     rows = _read(spark, [files.url(f"{folder}/{name}") for name in batches])
     merged = hashlib.sha256("\n".join(batches).encode()).hexdigest()[:8]
-    transform(rows, wanted).write.mode("overwrite").parquet(files.url(_STAGED))
+    made = transform(rows, wanted)
+    made.write.mode("overwrite").options(**parquet_options(made)).parquet(files.url(_STAGED))
     expected = _sums(rows)
     found = _sums(_read(spark, [files.url(_STAGED)]))
     if found != expected:

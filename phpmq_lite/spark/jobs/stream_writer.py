@@ -12,6 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sf
 
 from phpmq_lite.spark.checkpoints import offset_of, query_id
+from phpmq_lite.spark.columns import BODY
 from phpmq_lite.spark.jobs.options import JobControl
 from phpmq_lite.spark.results_folder import ResultsFolder
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 ReportBatch = Callable[[int, int | None], None]
 
+BODY_GROUP_BYTES: Final = 16 << 20  # row group of a file with bodies; readers hold a whole one
 _POLL_S: Final = 1
 
 
@@ -91,6 +93,20 @@ def write_stream(
     return result
 
 
+def parquet_options(rows: "DataFrame") -> dict[str, str]:
+    """Return options for writing rows; bodies get small pages and row groups, to bound memory.
+
+    Parquet checks a page's size only after 100 rows, and compresses each page as a whole.
+    """
+    if BODY not in rows.columns:
+        return {}
+    return {
+        "parquet.block.size": str(BODY_GROUP_BYTES),
+        "parquet.page.size.row.check.min": "1",
+        f"parquet.enable.dictionary#{BODY}": "false",
+    }
+
+
 def remove_staged(files: ResultsFolder, folder: str) -> None:
     """Remove files that killed runs left in a folder; no process may be writing to the folder."""
     for name in files.names(folder):
@@ -108,7 +124,7 @@ def write_batch(
     (
         batch.withColumn("batch", sf.lit(name))
         .write.mode("overwrite")
-        .option("partitionOverwriteMode", "dynamic")
+        .options(partitionOverwriteMode="dynamic", **parquet_options(batch))
         .partitionBy(*target.partitions, "batch")
         .parquet(files.url(target.folder))
     )
