@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 OFFSETS_PER_PARTITION: Final = 1_000_000
 OFFSETS_WORTH_A_TASK: Final = 50_000
+BYTES_PER_BATCH: Final = 256 << 20  # of bodies in a batch of a history stream
 BYTES_PER_PARTITION: Final = 32 << 20  # of bodies, which each task sorts and buffers
 EXPORTS: Final = 2  # number of exports that a broker runs at a time
 
@@ -304,7 +305,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         if options.reads_bodies:
             whole = self._range(lo, hi, bounds.history_id, bounds.allowed)
-            hi = next(byte_cuts(self._history, options, whole, options.bytes_per_trigger), hi)
+            hi = next(byte_cuts(self._history, options, whole, BYTES_PER_BATCH), hi)
         return self._offset(bounds, max(lo, hi))
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802

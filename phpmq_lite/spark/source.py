@@ -127,7 +127,6 @@ _OF_ONE_USE = (
     "startingTimestamp",
     "endingTimestamp",
     "maxOffsetsPerTrigger",
-    "maxBytesPerTrigger",
     "reader",
 )
 

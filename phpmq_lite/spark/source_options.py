@@ -49,7 +49,7 @@ OPTIONS: Final[Mapping[str, frozenset[SourceMode]]] = {
     "endingTimestamp": _BATCH,
     "maxOffsetsPerTrigger": _STREAM,
     "maxMessagesPerTrigger": _QUEUE,
-    "maxBytesPerTrigger": _STREAM | _QUEUE,
+    "maxBytesPerTrigger": _QUEUE,
     "subscription": _QUEUE,
     "numPartitions": _READS,
     "failOnDataLoss": _READS,
@@ -83,7 +83,6 @@ DELETED: Final = "deleted"
 OUTCOMES: Final = ("acked", "expired", "dead", DELETED)
 MESSAGES_PER_TRIGGER: Final = 10_000
 BYTES_PER_TRIGGER: Final = 64 << 20
-HISTORY_BYTES_PER_TRIGGER: Final = 256 << 20  # only if bodies are read
 MESSAGES_MAX: Final = 100_000  # MESSAGES_MAX and BYTES_MAX are the broker's limits per claim
 BYTES_MAX: Final = 1 << 30
 
@@ -185,7 +184,6 @@ class HistoryOptions:
     fails_on_data_loss: bool = True
     pushes_filters: bool = False
     offsets_per_trigger: int | None = None
-    bytes_per_trigger: int = HISTORY_BYTES_PER_TRIGGER
     reader: str | None = None
 
     @property
@@ -251,8 +249,6 @@ def history_options(options: Mapping[str, str], use: SourceMode) -> HistoryOptio
         fails_on_data_loss=given.flag("failOnDataLoss", default=True),
         pushes_filters=given.flag("pushFilters", default=False),
         offsets_per_trigger=given.number("maxOffsetsPerTrigger", 1, 1 << 62),
-        bytes_per_trigger=given.number("maxBytesPerTrigger", 1, BYTES_MAX)
-        or HISTORY_BYTES_PER_TRIGGER,
         reader=given.text("reader"),
     )
 

@@ -538,7 +538,7 @@ async def test_history_names_the_queues_of_the_token(home: BrokerFixture, spark:
     ):
         async with program(home, "viewer", *globs) as visitor:
             found = await visitor.get("/api/v1/pipeline/history/bounds")
-            assert json.loads(found.text)["allowed"] == expected
+            assert json.loads(found.text).get("allowed", []) == expected
             answer = await visitor.get("/api/v1/pipeline/history/arrow?lo=0&hi=0&gap=ok")
             assert answer.status == 200, answer.text
             assert answer.headers["X-Queue-Globs"] == globs_digest(expected)

@@ -233,8 +233,8 @@ def test_archive_with_a_token_for_other_queues_is_refused_and_skips_nothing(
         archive.run(site.spark, narrow)
 
 
-def test_large_bodies_are_archived_in_batches_ranges_and_row_groups_of_bounded_bytes(
-    site: Site, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+def test_large_bodies_are_archived_in_ranges_and_row_groups_of_bounded_bytes(
+    site: Site, broker: FakeBroker
 ) -> None:
     size = 3 << 20
     for n in range(24):
@@ -242,11 +242,8 @@ def test_large_bodies_are_archived_in_batches_ranges_and_row_groups_of_bounded_b
     options = ArchiveOptions(
         connection=SourceConnection(broker.url), out=str(site.out), bodies=True
     )
-    real = archive.source_options
-    most = {"maxBytesPerTrigger": str(36 << 20)}
-    monkeypatch.setattr(archive, "source_options", lambda given: real(given) | most)
     done = archive.run(site.spark, options)
-    assert (done.rows, done.batches) == (24, 2)
+    assert (done.rows, done.batches) == (24, 1)
     groups = [
         ParquetFile(file).metadata.row_group(number).total_byte_size
         for file in site.out.rglob("*.parquet")

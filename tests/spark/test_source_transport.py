@@ -3,11 +3,15 @@
 import socket
 import time
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from phpmq_lite.admin.base.urls import decode_name, encode_name
+from phpmq_lite.spark import reader
+from phpmq_lite.spark.columns import history_columns
 from phpmq_lite.spark.errors import BrokerError, DataLossError, OptionError, ShortReadError
 from phpmq_lite.spark.history import HistoryRequest, history_bounds, open_history, resolve_position
 from phpmq_lite.spark.pipeline_client import (
@@ -17,7 +21,7 @@ from phpmq_lite.spark.pipeline_client import (
     check_row_count,
     queue_segment,
 )
-from phpmq_lite.spark.reader import OffsetRange, byte_cuts, cut_range
+from phpmq_lite.spark.reader import HistoryStreamReader, OffsetRange, byte_cuts, cut_range
 from phpmq_lite.spark.source_options import HistoryOptions, HistoryPosition, SourceConnection
 from tests.spark.fake_broker import START_MS, FakeBroker
 
@@ -204,6 +208,39 @@ def test_queues_that_are_too_many_for_a_request_are_picked_here(
     assert ["queue=other" in line for line in broker.asked] == [True]  # the broker selects
     with pytest.raises(OptionError, match="queue 'gone' does not exist"):
         offsets(broker, queues=(*names, "gone"))
+
+
+def test_batch_of_a_stream_with_bodies_is_limited_by_bytes(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "BYTES_PER_BATCH", 100)
+    monkeypatch.setattr(reader, "BYTES_PER_PARTITION", 50)
+    broker.settle(10, body=b"x" * 40)
+    broker.settle(1, body=b"x" * 400)
+    broker.settle(2, body=b"x" * 40)
+    connection = SourceConnection(broker.url)
+    earliest = HistoryPosition("earliest")
+
+    def batches(**given: Any) -> list[tuple[int, list[tuple[int, int]]]]:
+        options = HistoryOptions(connection=connection, starting=earliest, **given)
+        stream = HistoryStreamReader(options, history_columns(body=True))
+        start, found = stream.initialOffset(), []
+        while (end := stream.latestOffset(start, ReadAllAvailable())) != start:
+            parts = [(part.lo, part.hi) for part in stream.partitions(start, end)]  # type: ignore[attr-defined]
+            found.append((end["offset"], parts))
+            start = end
+        return found
+
+    limited = batches(has_body=True)
+    assert [end for end, _ in limited] == [2, 4, 6, 8, 10, 11, 13]
+    assert limited[0] == (2, [(0, 1), (1, 2)])
+    assert limited == batches(columns=("offset", "body"))
+    assert batches() == [(13, [(0, 13)])]
+    pinned = {"history": broker.history_id, "offset": 13}  # as an earlier build planned it
+    stream = HistoryStreamReader(
+        HistoryOptions(connection=connection, has_body=True), history_columns(body=True)
+    )
+    assert len(stream.partitions(stream.initialOffset() | {"offset": 0}, pinned)) == 13
 
 
 def test_busy_broker_is_left_alone_for_as_long_as_it_says(broker: FakeBroker) -> None:

@@ -86,7 +86,10 @@ class ExportBoundsView(BaseModel):
     lo_deleted: int = Field(description="rows after this offset are complete, even deleted ones")
     offset: int | None = Field(description="last offset before at_ms, else lo; null without at_ms")
     queues: list[str] | None = Field(description="all queue names; null if not requested")
-    allowed: list[str] = Field(description="queue globs that limit the caller; empty means all")
+    allowed: list[str] = Field(
+        description="queue globs that limit the caller; missing if there are none",
+        exclude_if=lambda globs: not globs,
+    )
 
 
 class RangeInput(QueryModel):
