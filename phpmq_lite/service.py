@@ -651,8 +651,8 @@ class Service:
                 setup=f"{self.admin[0] if self.admin else '/'}setup",
                 token_file=str(self._setup_token.path),
                 **shown,
-                hint="until there is a user, whoever reaches the admin from this machine can "
-                "do everything; so can those behind a proxy here that shows no sign of it",
+                hint="until there is a user, programs of this machine can do everything, and so "
+                "can users of a proxy on it whose requests show no sign of a proxy",
             )
 
     async def _drain(self, engine: Engine, listeners: Listeners) -> None:

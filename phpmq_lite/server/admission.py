@@ -114,7 +114,7 @@ class Admission:
 
     Unix sockets count as loopback and need no entry in ``allow``; loopback TCP connections do.
     Once four fifths of all places, or all places of an address, are used, each further connection
-    takes the place of the one that has been idle longest, so that silent peers keep nobody out.
+    takes the place of that with the longest idle time, so that silent peers keep nobody out.
     """
 
     __slots__ = ("_allow", "_counts", "_per_address", "_per_loopback", "_places", "_reserved",
@@ -182,7 +182,7 @@ class Admission:
             self._places[place] = name
 
     def leave(self, address: str | None, place: Place | None = None) -> None:
-        """Remove an admitted connection from the count, unless ``place`` has been given up."""
+        """Remove an admitted connection from the count, unless it was closed to make room."""
         if place is None or self._places.pop(place, None) is not None:
             self._drop(self._counts, address_key(address))
 
@@ -208,7 +208,7 @@ class Admission:
         """Release a reserved place whose connection never called ``admit``."""
         name = address_key(address)
         if place is not None and self._places.pop(place, None) is None:
-            return  # it has been given up
+            return  # it was cancelled to make room
         if self._reserved[name]:
             self._drop(self._reserved, name)
             self._drop(self._counts, name)

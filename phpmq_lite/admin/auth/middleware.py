@@ -84,7 +84,7 @@ def _is_open(context: Context) -> bool:
 
 _UNDECIDED: Final = (
     "A proxy seems to have forwarded this request: it is HTTP/1.0, has a header of a proxy, or its "
-    "Origin or Referer names another host. This broker has no users, so whoever reaches the proxy "
+    "Origin or Referer names another host. This broker has no users, so each user of the proxy "
     f"could do everything. Decide who may: create a user. {HOW} Then name the proxy in "
     "admin.trusted_proxies and its address in admin.public_url. Without a proxy, send the request "
     "to the broker itself, as HTTP/1.1."
