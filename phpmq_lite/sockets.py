@@ -11,29 +11,38 @@ from typing import Any, Final
 ADDRESS_DELAY_S: Final = 1.0  # another address is tried if the first has not answered after this
 _SIGNAL_S: Final = 1.0  # a signal that arrives just before a system call does not interrupt it
 
-# A peer that sends no data for 60 s is probed every 15 s and dropped after 4 missed probes.  While
-# sent bytes are unacknowledged, the kernel does not probe: it drops a peer after 120 s.
+# A peer that sends no data for 60 s is probed every 15 s and dropped after 4 missed probes.
 KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", 0)), 60),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-    *(
-        [(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000)]
-        if hasattr(socket, "TCP_USER_TIMEOUT")
-        else []
-    ),
 )
+# While sent bytes are unacknowledged, the kernel does not probe: it drops a peer after this time.
+UNACKNOWLEDGED_MS: Final = 120_000
 
 
-def prepare(connection: Any) -> None:
-    """Set the options of long connections on a TCP socket; leave Unix sockets unchanged."""
+def prepare(connection: Any, *, drops_unread: bool = True) -> None:
+    """Set the options of long connections on a TCP socket; leave Unix sockets unchanged.
+
+    With ``drops_unread``, the kernel also drops a peer that is there but reads nothing for 120 s
+    (Linux): a broker does not want that of consumers, whose handlers may take longer.
+    """
     if connection is None or connection.family == socket.AF_UNIX:
         return
+    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), *KEEPALIVE]
+    if drops_unread and hasattr(socket, "TCP_USER_TIMEOUT"):
+        options.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS))
     with suppress(OSError):  # the peer has already closed the connection
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for level, option, value in KEEPALIVE:
+        for level, option, value in options:
             connection.setsockopt(level, option, value)
+
+
+def open_socket(address: Any) -> socket.socket:
+    """Return an unconnected socket with these options, for an address as by ``getaddrinfo``."""
+    made = socket.socket(*address[:3])
+    prepare(made)
+    return made
 
 
 class Dialer:

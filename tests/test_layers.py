@@ -61,9 +61,10 @@ OURS: Final[dict[str, set[str]]] = {
         "logs",
         "process_memory",
         "settings",
+        "sockets",
         "errors",
     },
-    "relay": {"protocol.revisions", "server", "settings", "logs", "errors"},
+    "relay": {"protocol.revisions", "server", "settings", "sockets", "logs", "errors"},
     "export": {"storage.arrow", "logs", "errors"},
     "admin": {
         "writes",
@@ -99,6 +100,7 @@ OURS: Final[dict[str, set[str]]] = {
         "server.rollups",
         "server.status",
         "settings",
+        "sockets",
         "storage.read.accounts",
         "storage.read.audit",
         "storage.sqlite.backup.backups",
@@ -148,6 +150,7 @@ OURS: Final[dict[str, set[str]]] = {
         "envelopes.dead_letter_record",
         "installation",
         "lazy_imports",
+        "sockets",
         "errors",
         "__init__",  # the version
     },

@@ -15,6 +15,7 @@ from phpmq_lite.server.addresses import parse_address
 from phpmq_lite.server.admission import Admission, Network, max_http_connections
 from phpmq_lite.server.backpressure import WriteProgress
 from phpmq_lite.settings import Settings
+from phpmq_lite.sockets import prepare
 
 HEAD: Final = "request took too long to begin"
 BODY: Final = "body took too long to arrive"
@@ -153,6 +154,7 @@ class LimitedConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, or abort it if a limit is reached."""
         self._transport = cast(asyncio.Transport, transport)
+        prepare(transport.get_extra_info("socket"))
         peer = transport.get_extra_info("peername")
         self._name = self._limits.name_of(peer[0] if isinstance(peer, tuple) else None)
         refusal = self._limits.gate.admit(self._name, self) if self._is_counted else None

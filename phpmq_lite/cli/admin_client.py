@@ -22,6 +22,7 @@ from phpmq_lite.cli.settings_options import SettingsArguments, config_option, da
 from phpmq_lite.errors import os_reason
 from phpmq_lite.logs import escape
 from phpmq_lite.settings import Settings
+from phpmq_lite.sockets import open_socket
 from phpmq_lite.text_files import NotUtf8Error, TextFileError, read_secret
 
 API: Final = "/api/v1"
@@ -120,7 +121,11 @@ class AdminClient(NamedTuple):
         url = f"{base}{API}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
         # aiohttp sends a file object in chunks, but bytes in one piece.
         content = {"data": BytesIO(body)} if isinstance(body, bytes) else {"json": body}
-        connector = aiohttp.UnixConnector(path=str(self.socket)) if self.socket else None
+        connector: aiohttp.BaseConnector = (
+            aiohttp.UnixConnector(path=str(self.socket))
+            if self.socket
+            else aiohttp.TCPConnector(socket_factory=open_socket)
+        )
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with (

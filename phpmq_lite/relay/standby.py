@@ -29,6 +29,7 @@ from phpmq_lite.server.backpressure import WriteProgress
 from phpmq_lite.server.counters import RelayCounters
 from phpmq_lite.server.listeners import Kind
 from phpmq_lite.server.tls import certificate_subject
+from phpmq_lite.sockets import Dialer, prepare
 
 OWN_PATHS: Final = frozenset({"/livez", "/readyz", "/startupz", "/metrics"})
 WAIT_S: Final = 2.0  # how long a client waits for an active broker
@@ -125,7 +126,12 @@ class Relay:
             raise RelayError("unreachable", "the active broker has no relay listener")
         tls = None if is_loopback(endpoint) else self._tls
         async with self._handshakes:
-            reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=tls)
+            connected = await Dialer(endpoint.host, endpoint.port).connect_async()
+            prepare(connected)
+            name = endpoint.host if tls is not None else None
+            reader, writer = await asyncio.open_connection(
+                sock=connected, ssl=tls, server_hostname=name
+            )
             try:
                 await send_request(reader, writer.write, self._key, epoch, client)
             except BaseException:

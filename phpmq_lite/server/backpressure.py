@@ -10,6 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import OrderedSet
+from phpmq_lite.sockets import UNACKNOWLEDGED_MS
 
 # Connections that hold fewer bytes are always read, because pausing them would gain nothing.
 FREE_BYTES: Final = 64 << 10
@@ -157,6 +158,9 @@ class MemoryLimiter:
 
 _INFO_BYTES: Final = 128
 _ACKED: Final = slice(120, 128)  # tcpi_bytes_acked, since Linux 4.1; new fields are only appended
+_PROBES: Final = 3  # tcpi_probes, a byte
+_UNACKED: Final = slice(24, 28)  # tcpi_unacked, in packets
+_ANSWERED: Final = slice(56, 60)  # tcpi_last_ack_recv, in milliseconds before now
 
 
 class WriteProgress:
@@ -184,20 +188,38 @@ class WriteProgress:
 
 def acked_bytes(transport: asyncio.Transport) -> int | None:
     """Return how many bytes the peer's system has acknowledged, or None if this is unknown."""
+    info = _tcp_info(transport)
+    return None if info is None else int.from_bytes(info[_ACKED], sys.byteorder)
+
+
+def is_unanswered(transport: asyncio.Transport) -> bool:
+    """Return whether the peer's system has not acknowledged data for 120 s (Linux).
+
+    A system that is there answers even if its program reads nothing, so ``TCP_USER_TIMEOUT``, which
+    makes no difference between them, is not used: a handler may take longer than 120 s.
+    """
+    info = _tcp_info(transport)
+    if info is None or not (info[_PROBES] or any(info[_UNACKED])):
+        return False
+    return int.from_bytes(info[_ANSWERED], sys.byteorder) > UNACKNOWLEDGED_MS
+
+
+def _tcp_info(transport: asyncio.Transport) -> bytes | None:
     used = transport.get_extra_info("socket")
     if used is None or sys.platform != "linux":
         return None
     try:
-        info = used.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        info: bytes = used.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     except (OSError, ValueError):  # not TCP, or just closed (uvloop raises ValueError)
         return None
-    return int.from_bytes(info[_ACKED], sys.byteorder) if len(info) == _INFO_BYTES else None
+    return info if len(info) == _INFO_BYTES else None
 
 
 # Reasons for closing a connection that exceeded a limit.
 TOO_SLOW: Final = "a message took too long to arrive"
 NOT_READ: Final = "the peer does not read"
 NOT_TAKEN: Final = "the peer does not read the remaining data"
+UNANSWERED: Final = "the peer's machine does not answer"
 SILENT: Final = "idle while connections are scarce"
 IDLE_S: Final = 10  # idle time allowed once four fifths of the connections are in use
 

@@ -28,6 +28,7 @@ from phpmq_lite.server.addresses import (
 from phpmq_lite.server.admission import Admission, Handshake
 from phpmq_lite.server.tls import HANDSHAKE_S, server_context
 from phpmq_lite.settings.model import TcpSettings
+from phpmq_lite.sockets import prepare
 
 Kind = Literal["tcp", "tls", "unix"]
 Factory = Callable[[Kind, Revision], asyncio.Protocol]  # creates the protocol of a connection
@@ -35,14 +36,6 @@ Factory = Callable[[Kind, Revision], asyncio.Protocol]  # creates the protocol o
 _BACKLOG: Final = 1_024  # the kernel may use a lower value
 _SHUTDOWN_S: Final = 5.0  # time allowed for a TLS peer to confirm a close
 _RETRY_S: Final = 1.0  # pause in accepting after running out of a resource
-
-# A peer that sends no data for 60 s is probed every 15 s and dropped after 4 missed probes.
-KEEPALIVE: Final = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", 0)), 60),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-)
 
 _log = get_logger(__name__)
 
@@ -213,7 +206,7 @@ class Listeners:
     async def _attach_protocol(self, listener: _Listener, connection: socket.socket) -> bool:
         """Attach a protocol to a connection; return whether ``connection_made`` was called."""
         try:
-            _set_options(connection)
+            prepare(connection, drops_unread=False)
             protocol = self._factory(listener.kind, listener.revision)
         except Exception as error:  # keep accepting other connections
             connection.close()
@@ -269,11 +262,3 @@ def _remove_own_socket(path: Path, file: tuple[int, int]) -> None:
         status = path.stat()
         if (status.st_dev, status.st_ino) == file:
             path.unlink()
-
-
-def _set_options(connection: socket.socket) -> None:
-    if connection.family == socket.AF_UNIX:
-        return
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for level, option, value in KEEPALIVE:
-        connection.setsockopt(level, option, value)

@@ -10,10 +10,12 @@ from phpmq_lite.logs import get_logger
 from phpmq_lite.process_memory import resident_bytes
 from phpmq_lite.server.backpressure import (
     SILENT,
+    UNANSWERED,
     MemoryLimiter,
     SlowPeerLimits,
     exclude_time,
     idle_sessions,
+    is_unanswered,
     overdue_reason,
 )
 from phpmq_lite.server.engine import Engine
@@ -22,6 +24,7 @@ from phpmq_lite.server.status import LATE_S, BrokerHandle
 from phpmq_lite.storage.store_writer import StoreWriter
 
 _INTERVAL_S: Final = 1.0
+_DEAD_CHECKS: Final = 15  # checks after which dead peers are looked for
 _log = get_logger(__name__)
 
 
@@ -39,6 +42,7 @@ class SessionMonitor:
         self._front = front
         self._limits = limits
         self._brake = brake
+        self._checks = 0
         self._report_at_s = LATE_S  # the age of a batch at which the next line is logged
 
     async def run(self) -> None:
@@ -56,6 +60,7 @@ class SessionMonitor:
 
     def check(self, now_s: float) -> None:
         """End overdue sessions, and sample memory and rates."""
+        self._checks += 1
         for session in list(self._sessions):
             session.note_writing(now_s)
             if session.connection is not None:
@@ -64,6 +69,8 @@ class SessionMonitor:
                 # The frame timeout is suspended while reading from the session is paused.
                 session.frame_began_at += _INTERVAL_S
             reason = overdue_reason(session, now_s, self._limits)
+            if not self._checks % _DEAD_CHECKS and is_unanswered(session.transport):
+                reason = UNANSWERED
             if reason is not None:
                 session.abort(reason)
         self._report_late_batch()

@@ -12,6 +12,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
+from phpmq_lite.sockets import Dialer, prepare
 from phpmq_lite.spark.errors import (
     BrokenStreamError,
     BrokerError,
@@ -104,6 +105,7 @@ class PipelineClient:
         self._url = connection.url
         self._is_tls = parts.scheme == "https"
         self._host, self._port = parts.hostname or "", parts.port
+        self._dialer = Dialer(self._host, parts.port or (443 if self._is_tls else 80))
         self._prefix = parts.path.rstrip("/")
         self._headers = {"Accept": "*/*"}
         if connection.token:
@@ -301,7 +303,16 @@ class PipelineClient:
 
     def _connection(self) -> HTTPConnection:
         kind = HTTPSConnection if self._is_tls else HTTPConnection
-        return kind(self._host, self._port, timeout=TIMEOUT_S)
+        made = kind(self._host, self._port, timeout=TIMEOUT_S)
+        made._create_connection = self._dial  # type: ignore[attr-defined]
+        return made
+
+    def _dial(self, _address: object, timeout_s: float, _source: object) -> socket.socket:
+        """Connect for ``http.client``, within one time limit for all addresses of the host."""
+        connected = self._dialer.connect(timeout_s)
+        connected.settimeout(timeout_s)
+        prepare(connected)
+        return connected
 
     def _error_of(self, response: HTTPResponse) -> Exception:
         """Return the exception for an error response, with the broker's message."""

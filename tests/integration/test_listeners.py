@@ -17,10 +17,11 @@ import pytest
 
 from phpmq_lite.errors import SettingsError, StartRefusedError
 from phpmq_lite.server.admission import NOT_ALLOWED, Admission
-from phpmq_lite.server.listeners import KEEPALIVE, Listeners
+from phpmq_lite.server.listeners import Listeners
 from phpmq_lite.server.session import EndDetector
 from phpmq_lite.settings import Settings
 from phpmq_lite.settings.model import TcpSettings
+from phpmq_lite.sockets import KEEPALIVE
 from tests.support.certificates import Certificate, CertificateAuthority
 from tests.support.event_loops import on_both_loops
 
