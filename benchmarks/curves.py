@@ -7,6 +7,10 @@ picture of each axis; axes that are not measured keep their stored values::
     python benchmarks/curves.py --data . --out docs/operate/curves
     python benchmarks/curves.py --axes backlog,history --turns 7
     python benchmarks/curves.py --draw            # only draws the stored values
+    python benchmarks/curves.py --axes full --turns 9 --seconds 2 --messages 100000 --out OTHER
+
+``full`` compares publish and flow with a history at its limit, where each settled message also
+removes an old one, with those of an empty one.
 """
 
 import argparse
@@ -37,6 +41,7 @@ LIMIT_S: Final = 600.0
 MAX_BYTES: Final = 256 << 20  # per measurement with large bodies
 PUBLISH: Final = "publish"
 WINDOWS: Final = {"window 100": 100, "window 1,000": 1_000}
+PAIRS: Final = {"1+1": 1, "4+4": 4}
 NAME: Final = b"spread."
 IN_USE: Final = 10  # queues in use
 
@@ -70,6 +75,7 @@ class Axis:
     turn: Callable[[BrokerProcess, int, Effort], Turn]
     prepare: Callable[[BrokerProcess, int], None] = lambda _broker, _value: None
     settings: Callable[[int], tuple[str, ...]] = lambda _value: ()  # options of ``serve``
+    lines: tuple[str, ...] = (PUBLISH, *WINDOWS)  # keys of a turn
 
 
 def measure(
@@ -77,14 +83,15 @@ def measure(
     jobs: Mapping[str, BenchJob],
     beside: Mapping[str, BenchJob] | None = None,
 ) -> Sample:
-    """Run jobs that each return the same number of moved messages."""
+    """Run jobs that return their number of messages; producers have as many as all others."""
     began: list[float | None] = []
     done = run_together(
         {**jobs, **(beside or {})}, LIMIT_S, lambda: began.append(cpu_seconds(broker.pid))
     )
     cpu_s = (cpu_seconds(broker.pid) or 0.0) - (began[0] or 0.0)
     counted = {name: done[name] for name in jobs}
-    messages = max(outcome.value for outcome in counted.values())
+    producers = [name for name in jobs if name.startswith("producer")]
+    messages = sum(counted[name].value for name in producers or jobs)
     broker_us = None if beside else round(cpu_s / messages * 1e6, 2)
     return Sample(round(elapsed_span(counted) / messages * 1e6, 2), broker_us)
 
@@ -135,6 +142,35 @@ def settle(broker: BrokerProcess, value: int) -> None:
         queue = fresh_queue_name("history")
         number = fill(broker, queue, value)
         consume_from(broker, queue, number, 1_000)
+
+
+# -- a history at its limit, where each settled message also removes an old one
+
+
+def turn_of_full(broker: BrokerProcess, _value: int, effort: Effort) -> Turn:
+    """Measure publishing, then one and four pairs of a producer and a consumer."""
+    queue, turn = fresh_queue_name("full"), {}
+    published = (broker.address, queue, SIZE, effort.messages)
+    turn[PUBLISH] = measure(broker, {"producer": BenchJob(traffic.publish_number, published)})
+    consume_from(broker, queue, effort.messages, 1_000)
+    for line, pairs in PAIRS.items():
+        jobs = {}
+        for number in range(pairs):
+            to = (broker.address, fresh_queue_name("full"), SIZE)
+            jobs[f"producer {number}"] = BenchJob(traffic.publish, (*to, effort.seconds, True))
+            jobs[f"consumer {number}"] = BenchJob(traffic.consume, (*to, WINDOWS["window 100"]))
+        turn[line] = measure(broker, jobs)
+    return turn
+
+
+def fill_history(broker: BrokerProcess, value: int) -> None:
+    """Settle messages until the history has been full for a while."""
+    settle(broker, value * 3 // 2)  # some was removed, too
+
+
+def history_limit_options(value: int) -> tuple[str, ...]:
+    """Return options of ``serve`` that limit the history to ``value`` rows; 0: the default."""
+    return ("--set", f"history.rows={value}") if value else ()
 
 
 # -- one queue with a backlog
@@ -285,6 +321,10 @@ AXES: Final = {
     "history": Axis(
         "messages settled before", (0, 100_000, 1_000_000), (400,), turn_of_history, settle
     ),
+    "full": Axis(
+        "rows of a full history; 0: not full", (0, 60_000, 300_000), (400,),
+        turn_of_full, fill_history, history_limit_options, (PUBLISH, *PAIRS),
+    ),
 }  # fmt: skip
 
 
@@ -294,7 +334,7 @@ def measure_axis(name: str, options: argparse.Namespace, start: Start) -> dict[s
     points = axis.quick if options.quick else axis.points
     effort = Effort(0.05, 200) if options.quick else Effort(options.seconds, options.messages)
     samples: dict[str, dict[int, list[Sample]]] = {
-        line: {value: [] for value in points} for line in (PUBLISH, *WINDOWS)
+        line: {value: [] for value in points} for line in axis.lines
     }
     with ExitStack() as stack:
         brokers = {}
@@ -343,7 +383,10 @@ def starting(folder: Path, *, is_quick: bool) -> Iterator[Start]:
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--axes", default=",".join(AXES), help="comma-separated")
+    drawn = [name for name in AXES if name != "full"]  # in docs/operate/performance.md
+    parser.add_argument(
+        "--axes", default=",".join(drawn), help=f"comma-separated: {','.join(AXES)}"
+    )
     parser.add_argument("--turns", type=int, default=5, help="measurements per point")
     parser.add_argument("--seconds", type=float, default=0.7, help="per measurement")
     parser.add_argument(

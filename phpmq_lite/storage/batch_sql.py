@@ -159,7 +159,7 @@ def _insert_messages(batch: Batch) -> list[Step]:
     if changed and not changed.keys().isdisjoint(map(_seq_of, created)):
         others = [m for m in created if m.seq in changed]  # may have any values
         created = [m for m in created if m.seq not in changed]
-    min_run = _MIN_RUN if len(created) > _MIN_RUN else 1
+    min_run = MIN_RUN if len(created) > MIN_RUN else 1
     for shared, group in groupby(created, _SHARED):
         run = [*group]
         if len(run) >= min_run and shared[-2:] == _PLAIN and _is_consecutive(run):
@@ -182,14 +182,14 @@ def _insert_bodies(batch: Batch) -> list[Step]:
     seqs = [*map(_seq_of, batch.created)]
     steps: list[Step] = []
     start = 0
-    for first, last in _number_runs(seqs):
+    for first, last in number_runs(seqs):
         end = start + last - first + 1
         steps.append(("insert_bodies", batch.bodies[start:end], (first,)))
         start = end
     return steps
 
 
-_MIN_RUN: Final = 4  # shorter runs are cheaper as separate rows of one statement
+MIN_RUN: Final = 4  # shorter runs are cheaper as separate rows of one statement
 # Values of a new message to which nothing but a dispatch has happened.
 _SHARED: Final = attrgetter(
     "ttl_s", "deadline_ms", "published_at", "last_dispatched_at", "publisher", "consumer",
@@ -207,7 +207,7 @@ def _is_consecutive(run: Sequence[Message]) -> bool:
     return [*map(_seq_of, run)] == numbers == [*map(_position_of, run)]
 
 
-def _number_runs(seqs: list[int]) -> list[tuple[int, int]]:
+def number_runs(seqs: Sequence[int]) -> list[tuple[int, int]]:
     """Return the first and last of each run of consecutive numbers in ascending ``seqs``."""
     first, last = seqs[0], seqs[-1]
     if last - first == len(seqs) - 1:  # the usual case with one consumer
@@ -254,8 +254,8 @@ def _settle_messages(batch: Batch, settled_now: dict[int, Message]) -> list[Step
 
 def _number_steps(one: str, several: str, before: tuple[Any, ...], seqs: list[int]) -> list[Step]:
     """Return the steps for ascending ``seqs``: ``one`` for each run, unless most runs are short."""
-    runs = _number_runs(seqs)
-    if len(runs) * _MIN_RUN > len(seqs) > 1:
+    runs = number_runs(seqs)
+    if len(runs) * MIN_RUN > len(seqs) > 1:
         return [(several, seqs, before)]
     return [(one, (*before, *run), None) for run in runs]
 
@@ -269,7 +269,7 @@ def _dispatch_steps(messages: list[Message]) -> list[Step]:
     steps: list[Step] = []
     others: list[Any] = []
     for key, seqs in groups.items():
-        if len(seqs) >= _MIN_RUN or len(groups) == 1:
+        if len(seqs) >= MIN_RUN or len(groups) == 1:
             steps += _number_steps("dispatch_run", "dispatch_several", key, sorted(seqs))
         else:
             for seq in seqs:
@@ -284,9 +284,9 @@ def _settle_dispatched(before: tuple[Any, ...], messages: list[Message]) -> list
     runs = [
         (key, first, last)
         for key, group in groupby(messages, _DISPATCH)
-        for first, last in _number_runs([*map(_seq_of, group)])
+        for first, last in number_runs([*map(_seq_of, group)])
     ]
-    if len(runs) * _MIN_RUN > len(messages) > 1:
+    if len(runs) * MIN_RUN > len(messages) > 1:
         flat = [value for m in messages for value in (m.seq, m.consumer, m.last_dispatched_at)]
         return [("settle_dispatched", flat, before)]
     return [("settle_dispatched_run", (*key, *before, *run), None) for key, *run in runs]

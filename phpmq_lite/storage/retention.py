@@ -17,11 +17,12 @@ number of history rows removed since the database was created.
 import json
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from phpmq_lite.model import ROW_BITS
+from phpmq_lite.storage.batch_sql import MIN_RUN, number_runs
 from phpmq_lite.storage.store import Store
 
 STEPS_KEPT: Final = 1_000  # maximum number of clock jumps kept, so that they cannot fill the disk
@@ -55,6 +56,7 @@ class ClockJumps:
 ROWS_PER_STEP: Final = 1_000
 STEP_S: Final = 0.02
 _ROWS_AT_ONCE: Final = 100  # number of rows removed between two checks of the time
+_RANGE_ROWS: Final = 1_000  # the same within a batch, where more rows free more whole pages
 KEYS_AT_ONCE: Final = 10_000  # deleting this many takes 5 ms; each slice requires a COMMIT
 _BYTES_AT_ONCE: Final = 1 << 20  # to free a large body, SQLite reads each of its pages
 _DAY_MS: Final = 86_400_000
@@ -104,7 +106,15 @@ class RetentionSlice:
     steps: ClockJumps = field(default_factory=lambda: ClockJumps([]))
     offsets: list[int] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
+    runs: list[tuple[int, int]] = field(default_factory=list)  # of seqs, if these are not listed
+    rows: int = 0
     bytes: int = 0
+
+    def may_take(self, rows: int, size: int, newest_at: int | None) -> bool:
+        """Return whether the next rows, of which these are sums, can be removed together."""
+        is_over = rows <= self.excess_rows or size <= self.excess_bytes
+        is_old = newest_at is None or newest_at - self.steps.smallest < self.cutoff_ms
+        return (is_over or is_old) and size <= _BYTES_AT_ONCE
 
     def take(self, rows: Iterable[Row]) -> None:
         """Add rows in order until one must be kept or the bodies total about 1 MiB."""
@@ -117,6 +127,7 @@ class RetentionSlice:
                     return
                 self.offsets.append(offset)
                 self.seqs.append(seq)
+                self.rows += 1
                 self.bytes += size
                 self.excess_rows -= 1
                 self.excess_bytes -= size
@@ -145,10 +156,29 @@ def remove_expired(
         return _RetentionStep(store, timer).run(bounds, now_ms)
 
 
+def remove_in_batch(store: Store, bounds: RetentionBounds, now_ms: int, settled: int) -> None:
+    """Remove history rows that exceed a bound in the open transaction of a batch.
+
+    At most twice as many as ``settled``, the messages settled since the last call, so that the
+    removal is spread evenly and catches up.  In transactions of their own, the same rows kept the
+    writer, and with it the event loop, from a third of the flow.
+    """
+    step = _RetentionStep(store, time.monotonic, 2 * settled, _RANGE_ROWS)
+    step.trim_history(bounds, now_ms - bounds.age_ms)
+
+
 class _RetentionStep:
     """One slice of retention, executed inside a transaction."""
 
-    def __init__(self, store: Store, timer: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        timer: Callable[[], float],
+        rows: int = ROWS_PER_STEP,
+        rows_at_once: int = _ROWS_AT_ONCE,
+    ) -> None:
+        self._rows = rows
+        self._rows_at_once = rows_at_once
         self._execute = store.execute
         self._sql = store.sql("retention")
         self._counters = store.sql("batch")
@@ -163,11 +193,7 @@ class _RetentionStep:
     def run(self, bounds: RetentionBounds, now_ms: int) -> RetentionResult:
         cutoff_ms = now_ms - bounds.age_ms
         ahead_ms = self._steps.smallest
-        # Include unindexed rows, because a full disk prevents indexing until rows are removed.
-        totals = self._execute(self._totals).fetchone()
-        others = self._trim("history", totals[:2], bounds.share_of_others(), cutoff_ms)
-        deleted = self._trim("deleted", totals[2:], bounds.share_of_deleted(), cutoff_ms)
-        self._remove_newest_body(cutoff_ms + ahead_ms, others, deleted)
+        self._remove_newest_body(cutoff_ms + ahead_ms, *self.trim_history(bounds, cutoff_ms))
         if "remove_runs" in self._sql:  # only SQLite's history has an index of runs
             self._execute(self._sql["remove_runs"], {"limit": ROWS_PER_STEP})
         self._trim_receipts(bounds.receipts, bounds.receipt_window_ms)
@@ -177,11 +203,20 @@ class _RetentionStep:
         self._execute(self._sql["trim_clock_steps"], (min(cutoff_ms, audit_ms), STEPS_KEPT))
         return RetentionResult(self._removed, self._was_cut or not self._rows_left)
 
+    def trim_history(self, bounds: RetentionBounds, cutoff_ms: int) -> tuple[bool, bool]:
+        """Remove history rows; return whether ordinary and deleted ones still exceed a bound."""
+        # Include unindexed rows, because a full disk prevents indexing until rows are removed.
+        totals = self._execute(self._totals).fetchone()
+        return (
+            self._trim("history", totals[:2], bounds.share_of_others(), cutoff_ms),
+            self._trim("deleted", totals[2:], bounds.share_of_deleted(), cutoff_ms),
+        )
+
     @property
     def _rows_left(self) -> int:
         """Number of rows that can still be removed; even a slow disk gets at least one slice."""
         is_late = self._has_moved and self._timer() >= self._ends_at
-        return 0 if is_late else max(0, ROWS_PER_STEP - self._removed)
+        return 0 if is_late else max(0, self._rows - self._removed)
 
     def _trim(
         self, name: str, total: tuple[int, int], most: tuple[int, int], cutoff_ms: int
@@ -194,18 +229,26 @@ class _RetentionStep:
         pick = "next_deleted" if name == "deleted" else "next_settled"
         rows, size = total
         fronts: dict[str, int] = dict(self._execute(self._sql["history_fronts"]).fetchall())
-        lo = fronts.get(f"{name}_lo", 0)
+        lo, is_old = fronts.get(f"{name}_lo", 0), False
         while room := self._rows_left:
             part = RetentionSlice(lo, rows - most[0], size - most[1], cutoff_ms, self._steps)
-            limit = min(room, _ROWS_AT_ONCE)
-            part.take(self._execute(self._sql[pick], {"lo": lo, "limit": limit}).fetchall())
+            excess = max(part.excess_rows, part.excess_bytes * rows // max(1, size))
+            # If no bound is exceeded, look at one row first: usually, it is not too old.
+            is_check = not is_old and part.excess_rows <= 0 >= part.excess_bytes
+            limit = 1 if is_check else excess if excess > 0 else self._rows_at_once
+            given = {"lo": lo, "limit": min(limit, room, self._rows_at_once)}
+            if name == "deleted" or not self._take_range(part, given):
+                part.take(self._execute(self._sql[pick], given))
             if part.lo == lo:
                 return rows > most[0] or size > most[1]
+            if is_check:
+                is_old = True
+                continue
             self._has_moved = True
-            if not self._remove_events(part.seqs):
+            if self._remove_by_seq("events", part) >= ROWS_PER_STEP:
                 continue  # retry the same rows if time remains
-            self._remove(name, part)
-            lo, rows, size = part.lo, rows - len(part.offsets), size - part.bytes
+            self._remove(name, lo, part)
+            lo, rows, size = part.lo, rows - part.rows, size - part.bytes
         return False
 
     def _remove_newest_body(self, cutoff_ms: int, others: bool, deleted: bool) -> None:
@@ -213,28 +256,56 @@ class _RetentionStep:
         given = {"cutoff": cutoff_ms, "others": others, "deleted": deleted}
         found = self._execute(self._sql["newest_removable_body"], given).fetchone()
         if found is not None:
-            self._remove_bodies([found[0]])
+            self._execute(self._sql["store_next_number"])
+            self._execute(self._sql["remove_bodies"], {"seqs": json.dumps([found[0]])})
 
-    def _remove_bodies(self, seqs: list[int]) -> None:
-        self._execute(self._sql["store_next_number"])
-        self._execute(self._sql["remove_bodies"], {"seqs": json.dumps(seqs)})
+    def _take_range(self, part: RetentionSlice, given: dict[str, int]) -> bool:
+        """Take all of the next rows if all may go: a third of the time of ``take``."""
+        execute, sql = self._execute, self._sql
+        sums = execute(sql["settled_range"], given).fetchone()
+        last, rows, records, low, high, size, newest_at = sums
+        if last is None or records or not part.may_take(rows, size, newest_at):
+            return False
+        seqs: Sequence[int] = range(low or 0, (high or -1) + 1)
+        if len(seqs) > rows:
+            found = execute(sql["seqs_of_range"], {"lo": part.lo, "end": last + 1})
+            seqs = [seq for (seq,) in found]
+        part.lo, part.rows, part.bytes = last + 1, rows, size
+        part.runs = number_runs(seqs) if rows else []
+        if len(part.runs) * MIN_RUN > rows:
+            part.seqs, part.runs = [*seqs], []
+        return True
 
-    def _remove_events(self, seqs: list[int]) -> bool:
-        """Remove events of the given messages; return whether all have been removed."""
-        given = {"seqs": json.dumps(seqs), "limit": ROWS_PER_STEP}
-        return bool(self._execute(self._sql["remove_events"], given).rowcount < ROWS_PER_STEP)
+    def _remove_by_seq(self, what: str, part: RetentionSlice) -> int:
+        """Remove the events or bodies of messages; return the number of rows.
 
-    def _remove(self, name: str, part: RetentionSlice) -> None:
-        if part.offsets:
-            self._remove_bodies(part.seqs)
-            offsets = {"offsets": json.dumps(part.offsets)}
-            self._execute(self._sql["remove_originals"], offsets)
-            self._execute(self._sql["remove_settled"], offsets)
-            self._count(f"{name}_rows", -len(part.offsets))
+        At most 1,000 events are removed for each run, or in all.
+        """
+        given: dict[str, Any] = {"limit": ROWS_PER_STEP}
+        if part.seqs:
+            given["seqs"] = json.dumps(part.seqs)
+            return int(self._execute(self._sql[f"remove_{what}"], given).rowcount)
+        statement, rows = self._sql[f"remove_{what}_run"], 0
+        for given["first"], given["last"] in part.runs:
+            rows += self._execute(statement, given).rowcount
+        return rows
+
+    def _remove(self, name: str, lo: int, part: RetentionSlice) -> None:
+        execute, sql = self._execute, self._sql
+        if part.rows:
+            execute(sql["store_next_number"])
+            self._remove_by_seq("bodies", part)
+            if part.offsets:
+                offsets = {"offsets": json.dumps(part.offsets)}
+                execute(sql["remove_originals"], offsets)
+                execute(sql["remove_settled"], offsets)
+            else:
+                execute(sql["remove_settled_range"], {"lo": lo, "end": part.lo})
+            self._count(f"{name}_rows", -part.rows)
             self._count(f"{name}_bytes", -part.bytes)
-            self._count("retention_removed", len(part.offsets))
-            self._removed += len(part.offsets)
-        self._execute(self._counters["set_counter"], (f"{name}_lo", part.lo))
+            self._count("retention_removed", part.rows)
+            self._removed += part.rows
+        execute(self._counters["set_counter"], (f"{name}_lo", part.lo))
 
     def _count(self, name: str, number: int) -> None:
         self._execute(self._counters["add_counter"], (name, number))

@@ -16,7 +16,9 @@ from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.model import Batch, ClockReading, Message, State
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.sqlite import writer, writer_process
+from phpmq_lite.storage.sqlite.history_index import BATCH_ROWS
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer import FEW_COMMANDS, START_BATCHES, Fatal, Writer
 from phpmq_lite.storage.sqlite.writer_process import WriterProcess, encode
@@ -246,6 +248,45 @@ async def test_process_indexes_the_history_as_the_thread_does(served: Writer) ->
     assert rows(served, "SELECT count(*) FROM history") == [(600,)]
     assert rows(served, "SELECT value FROM counter WHERE name = 'placed_upto'") == [(600,)]
     assert served._store.wal_bytes > before + (16 << 10)  # more than the batch without its index
+
+
+SETTLED = 2 * BATCH_ROWS  # messages per batch
+FULL = {
+    "rows": (RetentionBounds(rows=SETTLED, deleted_share=0), 0),
+    "bytes": (RetentionBounds(bytes=SETTLED, deleted_share=0), 0),
+    "age": (RetentionBounds(age_ms=3), 0),
+}
+
+
+@pytest.mark.parametrize("bound", FULL)
+@pytest.mark.parametrize("is_in_turn", [False, True], ids=["in order", "two queues in turn"])
+async def test_batch_removes_what_it_settles_when_the_history_is_full(
+    served: Writer, bound: str, is_in_turn: bool
+) -> None:
+    """In the same transaction and the process: maintenance would keep the writer from batches."""
+    store = served._store
+    assert store is not None
+    bounds, _ = FULL[bound]
+    seen, kept = watch(served), 0
+    for number in range(1, 8):
+        store.retention = bounds, 10 * number
+        seqs = [*range(SETTLED * number, SETTLED * (number + 1))]
+        both = large(batch_of_new(*seqs))
+        both.wall_ms = 10 * number
+        both.settled[int(State.ACKED), None] = seqs[::2] if is_in_turn else seqs
+        if is_in_turn:
+            both.settled[int(State.EXPIRED), None] = seqs[1::2]
+        await served.commit(both)
+        [(kept, first, last, counted)] = rows(
+            served,
+            'SELECT count(*), min("offset"), max("offset"),'
+            " (SELECT value FROM counter WHERE name = 'history_rows') FROM history",
+        )
+        assert (kept, last - first + 1) == (counted, counted)
+        assert rows(served, "SELECT count(*) FROM body WHERE seq NOT IN (SELECT seq FROM history)"
+                    f" AND seq >= {SETTLED}") == [(0,)]  # fmt: skip
+    assert kept == SETTLED
+    assert seen == []
 
 
 async def test_process_waits_for_other_programs_in_the_thread(served: Writer) -> None:

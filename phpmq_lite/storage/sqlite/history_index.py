@@ -50,6 +50,7 @@ class HistoryIndexer:
         self._due_ms = 0  # when to index even a partial slice, in steady ms
         self._was_settled = False  # whether the last slice contained settled messages
         self._waiting = 0  # estimated number of settled messages that are not indexed
+        self.batch_rows = 0  # settled messages to be indexed by ``index_in_batch``
         self.has_more = False  # whether another full slice is waiting
         self.wal_bytes = 0  # estimated bytes that the last step added to the WAL
 
@@ -104,7 +105,7 @@ class HistoryIndexer:
         self._waiting += settled
         if self._waiting < max(BATCH_ROWS, min(MAX_ROWS, _ROWS_PER_QUEUE * queues)):
             return False
-        self._waiting = 0
+        self.batch_rows, self._waiting = self._waiting, 0
         self._was_settled = True
         return True
 

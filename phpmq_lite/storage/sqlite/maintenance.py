@@ -70,6 +70,7 @@ class WriterMaintenance(StoreMaintenance):
             self._checkpoint(store, is_idle)
             self._clock_due_ms = 0
         self._store_clocks(store, now)
+        store.retention = self.bounds, now.steady_ms
         store.indexer.run(store.connection, now.steady_ms, is_idle=is_idle)
         store.wal_bytes += store.indexer.wal_bytes
         return store.indexer.has_more or self._retain(store, now)

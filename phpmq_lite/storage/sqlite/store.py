@@ -14,6 +14,7 @@ from typing import Any, Final
 from phpmq_lite.errors import BatchRefusedError, OutcomeUnknownError, StartRefusedError
 from phpmq_lite.model import Batch, LoadedRows, checksum
 from phpmq_lite.storage.batch_sql import Step
+from phpmq_lite.storage.retention import RetentionBounds, remove_in_batch
 from phpmq_lite.storage.sqlite.errors import raise_as_unknown, translate_errors
 from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
 from phpmq_lite.storage.statements import load, many
@@ -57,6 +58,8 @@ class SqliteStore(Store):
         self.wal_bytes = 0  # estimated bytes written since the last checkpoint
         self.commit_s = 1.0  # moving average of COMMIT durations; initially assumed slow
         self.indexer = HistoryIndexer()
+        # Bounds and steady time for removing history within batches; None: not until maintenance.
+        self.retention: tuple[RetentionBounds, int] | None = None
         self._waits_for_locks = True  # whether SQLite currently waits for locks
 
     # -- startup
@@ -135,7 +138,8 @@ class SqliteStore(Store):
     def end(self, batch: Batch, *, with_index: bool = False) -> LoadedRows | None:
         """Commit the transaction begun by ``begin``, then load the rows that the batch requests.
 
-        If ``with_index``, first index settled messages once many are waiting for that.
+        If ``with_index``, first index settled messages once many are waiting for that, and remove
+        old ones.
 
         Raises:
             StorageFullError, NotWritableError: nothing is stored; call ``begin`` again.
@@ -157,6 +161,8 @@ class SqliteStore(Store):
             if with_index:
                 self.indexer.index_in_batch(self.connection)
                 self.wal_bytes += self.indexer.wal_bytes
+                if self.retention is not None:
+                    remove_in_batch(self, *self.retention, self.indexer.batch_rows)
             began_at = perf_counter()
             self.execute("COMMIT")
             return perf_counter() - began_at

@@ -285,7 +285,9 @@ class Writer(StoreWriter):
             one.done.set_exception(self._failed or StorageError("the writer is not open"))
             self._leave_process()
             return
-        self._process.send(one.encoded, with_index=self._store.needs_index(one.batch))
+        store = self._store
+        rows = store.indexer.batch_rows if store.needs_index(one.batch) else 0
+        self._process.send(one.encoded, rows, store.retention)
 
     def poll(self) -> None:
         """Handle the process's reply to a batch now if it has arrived.

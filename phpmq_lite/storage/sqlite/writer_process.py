@@ -29,10 +29,13 @@ from typing import IO, Any, Final, NamedTuple, NoReturn, cast
 
 from phpmq_lite.errors import BatchRefusedError, NotWritableError, StorageFullError
 from phpmq_lite.storage.batch_sql import Step
+from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.sqlite.store import SqliteStore
 
 MEMORY_BYTES: Final = 32 << 20  # larger batches are stored in the thread
-_REQUEST: Final = struct.Struct("<Q?")  # length of the steps, and whether to index the history
+# Length of the steps; settled messages to index, or 0; the bounds of the history: steady time
+# before which rows are too old, rows, bytes, share of deleted messages.
+_REQUEST: Final = struct.Struct("<QQqQQd")
 _REPLY: Final = struct.Struct("<BdQ160s")  # the fields of Reply
 _READY: Final = b"r"
 _END_S: Final = 5.0  # maximum wait for the end of the process, which has nothing left to do
@@ -85,14 +88,18 @@ class WriterProcess:
         """The process id."""
         return self._process.pid
 
-    def send(self, steps: bytes, *, with_index: bool) -> None:
+    def send(
+        self, steps: bytes, index_rows: int, retention: tuple[RetentionBounds, int] | None
+    ) -> None:
         """Send the steps of a batch, encoded by ``encode``.  If the process has ended, do nothing.
 
-        ``receive`` then returns None.
+        ``receive`` then returns None.  The other arguments are as in ``SqliteStore``.
         """
         self._memory[: len(steps)] = steps
+        bounds, now_ms = retention or (RetentionBounds(age_ms=1 << 62), 0)
+        share = bounds.rows, bounds.bytes, bounds.deleted_share
         with suppress(OSError):
-            self.socket.send(_REQUEST.pack(len(steps), with_index))
+            self.socket.send(_REQUEST.pack(len(steps), index_rows, now_ms - bounds.age_ms, *share))
 
     def receive(self) -> Reply | None:
         """Receive a reply without waiting, or return None if the process has ended.
@@ -185,8 +192,9 @@ def main(arguments: Sequence[str]) -> None:
         request = batches.recv(_REQUEST.size)
         if len(request) < _REQUEST.size:
             os._exit(0)
-        length, with_index = _REQUEST.unpack(request)
-        reply = _store(store, steps[:length], with_index=with_index)
+        length, store.indexer.batch_rows, cutoff_ms, *share = _REQUEST.unpack(request)
+        store.retention = RetentionBounds(0, *share), cutoff_ms
+        reply = _store(store, steps[:length], with_index=store.indexer.batch_rows > 0)
         batches.send(_REPLY.pack(*reply[:3], reply.error.encode()))
         if reply.outcome is Outcome.UNKNOWN:
             os._exit(1)

@@ -51,6 +51,26 @@ WHERE counter_value(name) IS NOT NULL;
 SELECT "offset", seq, size, settled_at, outcome = 5 FROM history
 WHERE "offset" >= :lo AND {removable} ORDER BY "offset" LIMIT :limit;
 
+-- name: settled_range
+-- Sums of the next rows in order, without deleted rows.
+-- parameters: lo (offset, inclusive); limit
+-- columns: last offset, NULL if there are no rows; rows, and records among them; lowest and highest
+--   seq; bytes; settled_at of the newest
+SELECT max(last), count(seq), count(source_seq), min(seq), max(seq),
+  coalesce(sum(size), 0)::bigint, max(settled_at)
+FROM (
+  SELECT "offset" AS last, source_seq, CASE WHEN outcome <> 5 THEN seq END AS seq,
+    CASE WHEN outcome <> 5 THEN size END AS size,
+    CASE WHEN outcome <> 5 THEN settled_at END AS settled_at
+  FROM history WHERE "offset" >= :lo AND {removable} ORDER BY "offset" LIMIT :limit) AS next;
+
+-- part: range
+"offset" >= :lo AND "offset" < :end AND outcome <> 5
+
+-- name: seqs_of_range
+-- parameters: lo (inclusive), end (exclusive)
+SELECT seq FROM history WHERE {range} ORDER BY seq;
+
 -- name: next_deleted
 -- The next rows of deleted messages, in order.
 -- parameters: lo (offset, inclusive); limit
@@ -67,14 +87,18 @@ DELETE FROM event WHERE event_id IN (
     AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = event.seq)
   LIMIT :limit);
 
+-- part: is_unused
+-- Whether a body is neither that of a live message nor referred to by a live record.
+NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
+  AND NOT EXISTS (
+    SELECT 1 FROM message WHERE source_seq = body.seq AND size < octet_length(body.content))
+
 -- name: remove_bodies
 -- Removes bodies of removed messages, but not those of live messages, or of live dead-letter
 -- records, which are smaller than the body if they only refer to it.
 -- parameters: seqs (JSON list)
 DELETE FROM body WHERE seq IN (SELECT jsonb_array_elements_text(:seqs::jsonb)::bigint)
-  AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
-  AND NOT EXISTS (
-    SELECT 1 FROM message WHERE source_seq = body.seq AND size < octet_length(body.content));
+  AND {is_unused};
 
 -- name: remove_originals
 -- Removes bodies that stayed only because removed dead-letter records referred to them.
@@ -85,6 +109,25 @@ DELETE FROM body WHERE seq IN (
   AND NOT EXISTS (SELECT 1 FROM history WHERE history.seq = body.seq)
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
   AND NOT EXISTS (SELECT 1 FROM message WHERE source_seq = body.seq);
+
+-- name: remove_events_run
+-- Like remove_events, for messages with consecutive numbers.
+-- parameters: first, last (seq, inclusive); limit
+DELETE FROM event WHERE event_id IN (
+  SELECT event_id FROM event WHERE seq BETWEEN :first AND :last
+    AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = event.seq)
+  LIMIT :limit);
+
+-- name: remove_bodies_run
+-- Like remove_bodies, for messages with consecutive numbers.
+-- parameters: first, last (seq, inclusive)
+DELETE FROM body WHERE seq BETWEEN :first AND :last
+  AND {is_unused};
+
+-- name: remove_settled_range
+-- Removes the rows of a settled_range.
+-- parameters: lo (inclusive), end (exclusive)
+DELETE FROM history WHERE {range};
 
 -- name: newest_removable_body
 -- Body of the newest row if it is too old, or if this body alone still exceeds a bound.

@@ -51,6 +51,27 @@ SELECT name, value FROM counter WHERE name IN ('history_lo', 'deleted_lo');
 SELECT "offset", seq, size, settled_at, outcome = 5 FROM history
 WHERE "offset" >= :lo AND {removable} ORDER BY "offset" LIMIT :limit;
 
+-- name: settled_range
+-- Sums of the next rows in order, without deleted rows.
+-- parameters: lo (offset, inclusive); limit
+-- columns: last offset, NULL if there are no rows; rows, and records among them; lowest and highest
+--   seq; bytes; settled_at of the newest
+-- index: INTEGER PRIMARY KEY
+SELECT max(last), count(seq), count(source_seq), min(seq), max(seq),
+  coalesce(sum(size), 0), max(settled_at)
+FROM (
+  SELECT "offset" AS last, source_seq, iif(outcome <> 5, seq, NULL) AS seq,
+    iif(outcome <> 5, size, NULL) AS size, iif(outcome <> 5, settled_at, NULL) AS settled_at
+  FROM history WHERE "offset" >= :lo AND {removable} ORDER BY "offset" LIMIT :limit);
+
+-- part: range
+"offset" >= :lo AND "offset" < :end AND outcome <> 5
+
+-- name: seqs_of_range
+-- parameters: lo (inclusive), end (exclusive)
+-- index: INTEGER PRIMARY KEY
+SELECT seq FROM history NOT INDEXED WHERE {range} ORDER BY seq;
+
 -- name: next_deleted
 -- The next rows of deleted messages, in order.
 -- parameters: lo (offset, inclusive); limit
@@ -69,15 +90,19 @@ DELETE FROM event WHERE event_id IN (
     AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = event.seq)
   LIMIT :limit);
 
+-- part: is_unused
+-- Whether a body is neither that of a live message nor referred to by a live record.
+NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
+  AND NOT EXISTS (
+    SELECT 1 FROM message WHERE source_seq = body.seq AND size < length(body.content))
+
 -- name: remove_bodies
 -- Removes bodies of removed messages, but not those of live messages, or of live dead-letter
 -- records, which are smaller than the body if they only refer to it.
 -- parameters: seqs (JSON list)
 -- index: INTEGER PRIMARY KEY
 DELETE FROM body WHERE seq IN (SELECT value FROM json_each(:seqs))
-  AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
-  AND NOT EXISTS (
-    SELECT 1 FROM message WHERE source_seq = body.seq AND size < length(body.content));
+  AND {is_unused};
 
 -- name: remove_originals
 -- Removes bodies that stayed only because removed dead-letter records referred to them.
@@ -89,6 +114,28 @@ DELETE FROM body WHERE seq IN (
   AND NOT EXISTS (SELECT 1 FROM history WHERE history.seq = body.seq)
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
   AND NOT EXISTS (SELECT 1 FROM message WHERE source_seq = body.seq);
+
+-- name: remove_events_run
+-- Like remove_events, for messages with consecutive numbers.
+-- parameters: first, last (seq, inclusive); limit
+-- index: event_seq
+DELETE FROM event WHERE event_id IN (
+  SELECT event_id FROM event WHERE seq BETWEEN :first AND :last
+    AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = event.seq)
+  LIMIT :limit);
+
+-- name: remove_bodies_run
+-- Like remove_bodies, for messages with consecutive numbers.
+-- parameters: first, last (seq, inclusive)
+-- index: INTEGER PRIMARY KEY
+DELETE FROM body WHERE seq BETWEEN :first AND :last
+  AND {is_unused};
+
+-- name: remove_settled_range
+-- Removes the rows of a settled_range.
+-- parameters: lo (inclusive), end (exclusive)
+-- index: INTEGER PRIMARY KEY
+DELETE FROM history WHERE {range};
 
 -- name: newest_removable_body
 -- Body of the newest row if it is too old, or if this body alone still exceeds a bound.
