@@ -260,7 +260,7 @@ class _RetentionStep:
             self._execute(self._sql["remove_bodies"], {"seqs": json.dumps([found[0]])})
 
     def _take_range(self, part: RetentionSlice, given: dict[str, int]) -> bool:
-        """Take all of the next rows if all may go: a third of the time of ``take``."""
+        """Add all of the next rows to ``part`` if all may go: a third of the time of ``take``."""
         execute, sql = self._execute, self._sql
         sums = execute(sql["settled_range"], given).fetchone()
         last, rows, records, low, high, size, newest_at = sums
