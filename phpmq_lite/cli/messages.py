@@ -211,6 +211,7 @@ def search(admin: AdminClient, query: str, limit: int, output: str | None) -> No
     """Search live and settled messages, newest first.
 
     QUERY uses the syntax of the web pages: `state:dead queue:mail* data.order_id:1042 -urn:test:*`.
+    Other words are text of the body, in any JSON spelling; upper and lower case differ.
     A narrow terminal hides some columns of the table; `-o jsonl` prints every field.
     """
     rows = list(admin.list("/messages", limit, q=query))

@@ -7,9 +7,10 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -68,43 +69,48 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerPro
         yield running, cert
 
 
+@dataclass
+class Scripts:
+    """Runs PHP scripts that connect to a broker, each after ``HEAD``."""
+
+    broker: BrokerProcess
+    arguments: list[str]  # address, queue, and with TLS the certificate
+    folder: Path
+
+    def run(self, script: str) -> str:
+        path = self.folder / "script.php"
+        path.write_text(HEAD + script, encoding="utf-8")
+        done = subprocess.run(
+            ["php", *STRICT, str(path), str(CLIENT), *self.arguments],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+        return done.stdout
+
+    def messages(self) -> list[dict[str, Any]]:
+        asked = f"/api/v1/messages?q=queue:{self.arguments[1]}"
+        found: list[dict[str, Any]] = AdminApi(self.broker.admin[0]).get(asked)["items"]
+        return found
+
+
 @pytest.fixture(params=["tcp", "tls"])
-def place(
-    request: pytest.FixtureRequest, broker: BrokerProcess, secure: tuple[BrokerProcess, Path]
-) -> tuple[BrokerProcess, list[str]]:
-    """Return a broker, and the arguments of a script that connects to it."""
+def php(
+    request: pytest.FixtureRequest,
+    broker: BrokerProcess,
+    secure: tuple[BrokerProcess, Path],
+    tmp_path: Path,
+) -> Scripts:
+    queue = f"fork-{next(_numbers)}"
     if request.param == "tcp":
-        return broker, [broker.phpmq[0], f"fork-{next(_numbers)}"]
+        return Scripts(broker, [broker.phpmq[0], queue], tmp_path)
     running, cert = secure
-    return running, [f"tls://localhost:{running.port}", f"fork-{next(_numbers)}", str(cert)]
-
-
-def run(folder: Path, script: str, *arguments: str) -> str:
-    path = folder / "script.php"
-    path.write_text(HEAD + script, encoding="utf-8")
-    done = subprocess.run(
-        ["php", *STRICT, str(path), str(CLIENT), *arguments],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    return done.stdout
-
-
-def messages(broker: BrokerProcess, queue: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = AdminApi(broker.admin[0]).get(
-        f"/api/v1/messages?q=queue:{queue}"
-    )["items"]
-    return found
+    return Scripts(running, [f"tls://localhost:{running.port}", queue, str(cert)], tmp_path)
 
 
 # -- forks
 
 
-def test_forks_of_an_unused_transport_store_all_that_they_publish(
-    place: tuple[BrokerProcess, list[str]], tmp_path: Path
-) -> None:
-    broker, arguments = place
-    run(tmp_path, """
+FORKS_THAT_PUBLISH: Final = """
 for ($child = 0; $child < 4; $child++) {
     if (pcntl_fork() === 0) {
         for ($i = 0; $i < 50; $i++) {
@@ -116,16 +122,15 @@ for ($child = 0; $child < 4; $child++) {
 while (pcntl_wait($status) > 0) {
     assert(pcntl_wexitstatus($status) === 0);
 }
-""", *arguments)  # fmt: skip
-    assert AdminApi(broker.admin[0]).queue(arguments[1])["ready"] == 200
+"""
 
 
-def test_fork_of_a_connected_transport_is_refused_and_its_parent_works_on(
-    place: tuple[BrokerProcess, list[str]], tmp_path: Path
-) -> None:
-    """Its message stays held, and its connection open, although the child ends."""
-    broker, arguments = place
-    said = run(tmp_path, """
+def test_forks_of_an_unused_transport_store_all_that_they_publish(php: Scripts) -> None:
+    php.run(FORKS_THAT_PUBLISH)
+    assert AdminApi(php.broker.admin[0]).queue(php.arguments[1])["ready"] == 200
+
+
+USED_BY_THE_FORK: Final = """
 $transport->publish($body(), $queue);
 $message = $transport->reserve($queue);
 $fork(function () use ($transport, $message, $body, $queue, $said): void {
@@ -141,38 +146,39 @@ $transport->ack($message);
 $transport->publish($body(), $queue);
 $transport->ack($transport->reserve($queue));
 $transport->close();
-""", *arguments)  # fmt: skip
+"""
+
+
+def test_fork_of_a_connected_transport_is_refused_and_its_parent_works_on(php: Scripts) -> None:
+    """Its message stays held, and its connection open, although the child ends."""
+    said = php.run(USED_BY_THE_FORK)
     lines = said.splitlines()
     assert len(lines) == 3
     assert all("Phpmq\\PhpmqException: process " in line and "fork" in line for line in lines), said
-    ended = messages(broker, arguments[1])
+    ended = php.messages()
     assert [(m["state"], m["deliveries"]) for m in ended] == [("acked", 1)] * 2
     assert len({m["publisher"] for m in ended}) == 1
 
 
 @pytest.mark.parametrize("child", ["", "$transport->close();", "unset($transport);"])
-def test_fork_that_ends_leaves_its_parent_connected(
-    place: tuple[BrokerProcess, list[str]], tmp_path: Path, child: str
-) -> None:
-    broker, arguments = place
-    run(tmp_path, """
+def test_fork_that_ends_leaves_its_parent_connected(php: Scripts, child: str) -> None:
+    php.run(
+        """
 $transport->publish($body(), $queue);
 $message = $transport->reserve($queue);
 $fork(function () use (&$transport): void { CHILD });
 $transport->publish($body(), $queue);
 $transport->ack($message);
 $transport->close();
-""".replace("CHILD", child), *arguments)  # fmt: skip
-    second, first = messages(broker, arguments[1])
+""".replace("CHILD", child)
+    )
+    second, first = php.messages()
     assert (first["state"], first["deliveries"], second["state"]) == ("acked", 1, "ready")
     assert first["publisher"] == second["publisher"]
 
 
-def test_fork_that_closes_its_copy_connects_again(
-    place: tuple[BrokerProcess, list[str]], tmp_path: Path
-) -> None:
-    broker, arguments = place
-    run(tmp_path, """
+def test_fork_that_closes_its_copy_connects_again(php: Scripts) -> None:
+    php.run("""
 $transport->publish($body(), $queue);
 $fork(function () use ($transport, $body, $queue): void {
     $transport->close();
@@ -180,8 +186,8 @@ $fork(function () use ($transport, $body, $queue): void {
 });
 $transport->publish($body(), $queue);
 $transport->close();
-""", *arguments)  # fmt: skip
-    ended = messages(broker, arguments[1])
+""")
+    ended = php.messages()
     assert len(ended) == 3
     assert len({m["publisher"] for m in ended}) == 2
 
@@ -189,18 +195,18 @@ $transport->close();
 # -- programs that it starts
 
 
-def test_program_does_not_inherit_the_socket(
-    place: tuple[BrokerProcess, list[str]], tmp_path: Path
-) -> None:
-    """Otherwise, its messages would be held for as long as that program runs."""
-    _, arguments = place
-    shown = run(tmp_path, """
+OPEN_FILES: Final = """
 $transport->publish($body(), $queue);
 $ls = proc_open(['ls', '-l', '/proc/self/fd'], [1 => ['pipe', 'w']], $pipes);
 echo stream_get_contents($pipes[1]);
 proc_close($ls);
 echo shell_exec('ls -l /proc/self/fd');
-""", *arguments)  # fmt: skip
+"""
+
+
+def test_program_does_not_inherit_the_socket(php: Scripts) -> None:
+    """Otherwise, its messages would be held for as long as that program runs."""
+    shown = php.run(OPEN_FILES)
     assert "/dev/" in shown or "pipe:" in shown
     assert "socket:" not in shown
 
@@ -291,13 +297,10 @@ async def test_sigterm_ends_a_worker_whose_copy_gets_no_receipt(tmp_path: Path) 
 # -- addresses and options
 
 
-def test_connection_has_the_options_that_notice_a_dead_broker(
-    place: tuple[BrokerProcess, list[str]], tmp_path: Path
-) -> None:
-    _, arguments = place
-    shown = run(tmp_path, """
+def test_connection_has_the_options_that_notice_a_dead_broker(php: Scripts) -> None:
+    shown = php.run("""
 $transport->publish($body(), $queue);
 echo shell_exec('ss -tnoH state established dport = :' . substr(strrchr($address, ':'), 1));
 $transport->close();
-""", *arguments)  # fmt: skip
+""")
     assert "timer:(keepalive," in shown

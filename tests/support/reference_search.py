@@ -23,6 +23,8 @@ CLOCK_STEP_MS = 5_000
 BODIES = (
     b'{"data":{"n":1042,"s":"eu","t":true,"z":null,"a":[{"k":"v"}]},"meta":{"lang":"php"}}',
     b'{"data":{"n":"1042","s":"us-1"},"text":"caf\\u00e9 a\\/b"}',
+    b'{"data":{"n":"1042","s":"us-1"},"text":"caf\\u00E9 a/b"}',
+    '{"text":"café a\\/b"}'.encode(),
     '{"data":{"n":-7,"big":123456789012345678901234567890},"text":"café a/b"}'.encode(),
     b'{"data":{"n":10.5},"n":1042,"data2":{}}',
     b'{"data":{"s":"\\u0065u"}}',
@@ -174,6 +176,16 @@ def member(body: bytes | None, path: str) -> Any:
     return value
 
 
+def spellings(text: str) -> list[bytes]:
+    """Return the text as the bodies of ``BODIES`` spell it."""
+    raw = json.dumps(text, ensure_ascii=False)[1:-1]
+    lower = json.dumps(text)[1:-1]
+    upper = re.sub(r"u[0-9a-f]{4}", lambda code: "u" + code[0][1:].upper(), lower)
+    forms = [text, *(one.replace("/", slash) for one in (raw, lower, upper)
+                     for slash in ("/", "\\/"))]  # fmt: skip
+    return [form.encode() for form in forms]
+
+
 def term_matches(term: SearchTerm, row: ReferenceRow) -> bool:
     """Return whether a term matches, ignoring its negation."""
     match term.kind:
@@ -213,8 +225,7 @@ def term_matches(term: SearchTerm, row: ReferenceRow) -> bool:
             ended = NOW_MS if row.is_alive else row.settled_at
             return OPERATORS[term.sign](row.deadline_ms + CLOCK_STEP_MS - ended, term.number)
         case "text":
-            escaped = json.dumps(term.value)[1:-1].replace("/", "\\/").encode()
-            return row.body is not None and (term.value.encode() in row.body or escaped in row.body)
+            return row.body is not None and any(one in row.body for one in spellings(term.value))
     paths = {term.path, re.sub(r"^data\.", "$.", term.path)}  # an envelope's member, or the body's
     return any(member_matches(term, member(row.body, path)) for path in paths)
 

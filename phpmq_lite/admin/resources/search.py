@@ -48,7 +48,10 @@ class SearchPageInput(ListQuery):
 class SearchInput(SearchPageInput):
     """A search; an empty search matches all messages."""
 
-    q: str = Field("", max_length=QUERY_CHARACTERS, description="search, or empty for all messages")
+    q: str = Field(
+        "", max_length=QUERY_CHARACTERS,
+        description="search, or empty for all messages; case-sensitive",
+    )  # fmt: skip
 
 
 class FoundMessagesView(ListPage[MessageView]):

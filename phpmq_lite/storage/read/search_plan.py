@@ -5,11 +5,12 @@ The statement is composed of parts of ``sql/search.sql``; values are parameters.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from phpmq_lite.model import ALIVE, State
+from phpmq_lite.storage.read.json_spellings import json_spellings
 from phpmq_lite.storage.statements import parts
 
 WILDCARDS: Final = "*?"
@@ -403,12 +404,6 @@ def _groups(query: SearchQuery) -> Iterator[list[SearchTerm]]:
     for term in query.terms:
         if term.kind not in ("queue", "state") and (term.is_negated or term.kind not in _ANY_OF):
             yield [term]
-
-
-def json_spellings(text: str) -> Iterable[bytes]:
-    r"""Return a text as bytes, both plain and with JSON escapes such as ``\u00e9`` and ``\/``."""
-    escaped = json.dumps(text)[1:-1].replace("/", "\\/")
-    return dict.fromkeys((text.encode(), escaped.encode()))
 
 
 def json_paths(path: str) -> list[str]:
