@@ -20,7 +20,7 @@ from phpmq_lite.process import STOP_S
 from phpmq_lite.server.backpressure import CGROUP_SHARE
 from phpmq_lite.settings import SETTINGS, Settings
 from tests.docs.command_lines import assert_accepted
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, blocks
 from tests.integration.test_packaging import names_in_wheel
 from tests.support.builds import build
 from tests.support.fork_server import BrokerProcess
@@ -200,6 +200,25 @@ def test_broker_of_the_compose_file_is_healthy(tmp_path: Path) -> None:
             env=broker.env, cwd=ROOT, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stdout) == (0, "OK: the broker accepts messages\n")
+        assert broker.terminate() == 0
+
+
+@pytest.mark.acceptance
+def test_broker_of_the_line_with_docker_run_starts(tmp_path: Path) -> None:
+    """Without docker: with the variables of the line, and those of the image."""
+    (line,) = [
+        block.text for block in blocks("docs/operate/container.md") if "docker run" in block.text
+    ]
+    assert line.count("\n") <= 1
+    arguments = shlex.split(line)
+    given = [arguments[at + 1] for at, word in enumerate(arguments) if word == "-e"]
+    pairs = dict(pair.split("=", 1) for pair in given)
+    assert set(pairs) <= {setting.environment for setting in SETTINGS.values()}
+    (secret,) = [word for word in arguments if word.startswith("./deploy/admin-password:")]
+    assert secret.split(":")[1] == pairs["PHPMQ_ADMIN__INITIAL_PASSWORD_FILE"]
+    assert "phpmq:" + variables()["PHPMQ_DATA"] in arguments
+    assert arguments[-1] == "phpmq-lite"
+    with container(tmp_path, variables() | pairs) as broker:
         assert broker.terminate() == 0
 
 
