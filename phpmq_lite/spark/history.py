@@ -118,7 +118,7 @@ class _BrokerHistory:
         return self._broker.queues()
 
     def rows(self, request: HistoryRequest) -> Iterator["pa.RecordBatch"]:
-        query: list[tuple[str, str | int]] = [("hi", request.hi)]
+        query: list[tuple[str, str | int]] = [("lo", request.lo), ("hi", request.hi)]
         names = [("queue", name) for name in request.queues]
         if len(names) <= NAMES_MAX and len(urlencode(names)) <= NAMES_BYTES:
             return self._to_query(request, [*query, *names])
@@ -157,7 +157,7 @@ class _BrokerHistory:
             query.append(("body", 1))
         if request.allows_gaps:
             query.append(("gap", "ok"))
-        return self._broker.history(query, request.history_id, request.lo, request.allowed)
+        return self._broker.history(query, request.history_id, request.allowed)
 
 
 class _FileHistory:

@@ -129,9 +129,9 @@ class PipelineClient:
         return HistoryBounds(found["history_id"], lo, hi, lo_deleted, found.get("offset"), allowed)
 
     def history(
-        self, query: Query, history_id: str, lo: int, allowed: Sequence[str] = ()
+        self, query: Query, history_id: str, allowed: Sequence[str] = ()
     ) -> Iterator["pa.RecordBatch"]:
-        """Yield the rows after ``lo`` in offset order, and check the number of rows.
+        """Yield the rows after ``lo`` in ``query`` in offset order, and check the number of rows.
 
         The rows must have the column ``offset``. If the connection breaks, for example because the
         broker restarts, continue after the last row.
@@ -151,7 +151,7 @@ class PipelineClient:
 
         digest = globs_digest(allowed)
         asked = [*query, ("history", history_id)]
-        return self._batches(f"{BASE}/history/arrow", asked, ("offset", lo), check)
+        return self._batches(f"{BASE}/history/arrow", asked, "offset", check)
 
     def queues(self) -> list[str]:
         """Return the queues that may occur in the history and that the token can access."""
@@ -184,8 +184,8 @@ class PipelineClient:
 
     def claims(self, subscription: str, lo: int, hi: int) -> Iterator["pa.RecordBatch"]:
         """Yield the messages of claims ``(lo, hi]`` in order, and check the number of rows."""
-        asked: Query = [("subscription", subscription), ("hi", hi)]
-        return self._batches(f"{BASE}/claims/arrow", asked, ("claim", lo))
+        asked: Query = [("subscription", subscription), ("lo", lo), ("hi", hi)]
+        return self._batches(f"{BASE}/claims/arrow", asked, "claim")
 
     def acknowledge(self, subscription: str, upto: int) -> int:
         """Acknowledge all claims up to ``upto``; return how many were newly acknowledged."""
@@ -335,19 +335,19 @@ class PipelineClient:
         self,
         path: str,
         query: Query,
-        after: tuple[str, int],
+        number: str,
         check: Callable[[HTTPResponse], None] = lambda _: None,
     ) -> Iterator["pa.RecordBatch"]:
-        """Yield the rows after a number; ``after`` is the name of its column and the number."""
-        number, lo = after
+        """Yield the rows after ``lo`` in ``query``, in the order of the column ``number``."""
         is_begun, delays = False, iter(RETRY_DELAYS_S)
         while True:
-            request = _Request("GET", path, [("lo", lo), *query], head={"Accept": ARROW})
+            request = _Request("GET", path, query, head={"Accept": ARROW})
             try:
                 for batch in self._stream(request, check):
                     is_begun = True
                     if batch.num_rows:
-                        lo, delays = batch.column(number)[-1].as_py(), iter(RETRY_DELAYS_S)
+                        last, delays = batch.column(number)[-1].as_py(), iter(RETRY_DELAYS_S)
+                        query = [*(each for each in query if each[0] != "lo"), ("lo", last)]
                     yield batch
             except BrokenStreamError:
                 wait_s = next(delays, None)

@@ -13,7 +13,7 @@ from phpmq_lite.spark.java import find_java
 from phpmq_lite.spark.source_options import is_local
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 ALWAYS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
@@ -27,6 +27,8 @@ ALWAYS: Final[Mapping[str, str]] = {
 SHUFFLES: Final = "spark.sql.shuffle.partitions"
 SPARK_SHUFFLES: Final = "200"  # Spark's default
 ROWS_PER_PARTITION: Final = 500_000
+MAX_BATCH_ROWS: Final = 4_096  # Spark's default
+BATCH_BYTES: Final = 32 << 20
 _FITTED: Final = "phpmq.shuffle.partitions"  # value that we set last; any other value is the user's
 LOCAL: Final[Mapping[str, str]] = {  # settings that make Spark listen only on loopback
     "spark.ui.enabled": "false",
@@ -119,6 +121,15 @@ def fit_shuffles(spark: "SparkSession", rows: int) -> None:
     wanted = str(shuffle_partitions(spark.sparkContext.defaultParallelism, rows))
     spark.conf.set(SHUFFLES, wanted)
     spark.conf.set(_FITTED, wanted)
+
+
+def fit_batches(spark: "SparkSession", archive: "DataFrame") -> None:
+    """Limit the rows that Spark decodes at a time from an archive that may contain large bodies."""
+    from pyspark.sql import functions as sf
+
+    largest = archive.agg(sf.max("size")).collect()[0][0] or 0
+    rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // max(largest, 1)))
+    spark.conf.set("spark.sql.parquet.columnarReaderBatchSize", str(rows))
 
 
 def _start_java(settings: Mapping[str, str], log: Path | None) -> None:

@@ -259,6 +259,14 @@ def test_large_bodies_are_archived_in_ranges_and_row_groups_of_bounded_bytes(
         n + 1: n.to_bytes(1, "big") for n in range(24)
     }
 
+    [date] = [name for name in site.files.names("archive") if name.startswith("date=")]
+    assert compact._stage(site.spark, site.files, date, 1) == 24
+    compact.finish_swap(site.files)
+    assert len(site.files.files(f"archive/{date}")) == 1
+    decoded = int(site.spark.conf.get("spark.sql.parquet.columnarReaderBatchSize") or 0)
+    assert decoded == (32 << 20) // size
+    assert site.offsets() == list(range(1, 25))
+
 
 def asked_range(line: str) -> dict[str, str]:
     """Return the query of a request for rows."""

@@ -217,18 +217,21 @@ def test_busy_broker_is_asked_again(spark: SparkSession, broker: FakeBroker) -> 
     assert len(offsets(spark, broker)) == 100
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [("short", "received 50 rows but expected 100"), ("broken", "ended early")],
-)
-def test_short_stream_is_an_error(
-    spark: SparkSession, broker: FakeBroker, fault: str, words: str
-) -> None:
+def test_short_stream_is_an_error(spark: SparkSession, broker: FakeBroker) -> None:
     broker.settle(100)
-    setattr(broker.faults, fault, 1)
+    broker.faults.short = 1
     with pytest.raises(Exception, match="ShortReadError") as caught:
         offsets(spark, broker, numPartitions=1)
-    assert words in str(caught.value)
+    assert "received 50 rows but expected 100" in str(caught.value)
+
+
+def test_broken_stream_is_continued_inside_the_reader(
+    spark: SparkSession, broker: FakeBroker
+) -> None:
+    broker.settle(3_000, body=b"x" * 1_000)
+    broker.faults.broken = 2
+    assert offsets(spark, broker, numPartitions=1, includeBody=True) == list(range(1, 3_001))
+    assert broker.faults.broken == 0
 
 
 def test_stream_goes_on_where_it_stopped(

@@ -247,19 +247,19 @@ def test_busy_broker_is_left_alone_for_as_long_as_it_says(broker: FakeBroker) ->
     waits: list[float] = []
     broker.settle(1)
     broker.faults.busy = 3
-    asked: list[tuple[str, str | int]] = [("hi", 1), ("columns", "offset")]
+    asked: list[tuple[str, str | int]] = [("lo", 0), ("hi", 1), ("columns", "offset")]
     api = PipelineClient(SourceConnection(broker.url), sleep=waits.append)
-    assert sum(batch.num_rows for batch in api.history(asked, broker.history_id, 0)) == 1
+    assert sum(batch.num_rows for batch in api.history(asked, broker.history_id)) == 1
     assert waits == [1, 1, 1]
 
 
 def test_busy_broker_is_given_up_after_minutes(broker: FakeBroker) -> None:
     waits: list[float] = []
     broker.faults.busy = 1_000
-    asked: list[tuple[str, str | int]] = [("hi", 0), ("columns", "offset")]
+    asked: list[tuple[str, str | int]] = [("lo", 0), ("hi", 0), ("columns", "offset")]
     api = PipelineClient(SourceConnection(broker.url), sleep=waits.append)
     with pytest.raises(BrokerError, match="503 busy: two exports run"):
-        list(api.history(asked, broker.history_id, 0))
+        list(api.history(asked, broker.history_id))
     assert sum(waits) == BUSY_TIMEOUT_S
 
 

@@ -28,6 +28,7 @@ from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, CompactOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.stream_writer import batch_name, parquet_options
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results
+from phpmq_lite.spark.session import fit_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,6 +104,7 @@ def _stage(spark: "SparkSession", files: ResultsFolder, date: str, wanted: int) 
     batches = [name for name in files.names(folder) if name.startswith("batch=")]
     rows = _read(spark, [files.url(f"{folder}/{name}") for name in batches])
     merged = hashlib.sha256("\n".join(batches).encode()).hexdigest()[:8]
+    fit_batches(spark, rows)
     made = transform(rows, wanted)
     made.write.mode("overwrite").options(**parquet_options(made)).parquet(files.url(_STAGED))
     expected = _sums(rows)

@@ -23,7 +23,7 @@ from phpmq_lite.spark.jobs.compact import block_swaps
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, JobControl, JobResult, ReplayOptions
 from phpmq_lite.spark.jobs.replay_plans import ReplayPlan
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
-from phpmq_lite.spark.session import fit_shuffles
+from phpmq_lite.spark.session import fit_batches, fit_shuffles
 
 if TYPE_CHECKING:
     import pyarrow
@@ -101,6 +101,7 @@ def _history(spark: "SparkSession", files: ResultsFolder, options: ReplayOptions
     if options.source == "archive":
         archive = read_archive(spark, files)
         fit_shuffles(spark, archive.count())
+        fit_batches(spark, archive)
         return archive
     connection = options.connection.as_options() if options.connection else {}
     given = {
