@@ -42,7 +42,7 @@ class GuardedOutput(io.RawIOBase):
         self._changed = threading.Condition()
         self._waiting: list[bytes] = []
         self._bytes = 0  # of what waits or is being written
-        self._is_stuck = False  # whether the last flush waited in vain
+        self._is_stuck = False  # whether the last flush timed out
         self._thread: threading.Thread | None = None
 
     def write(self, data: bytes, /) -> int:  # type: ignore[override]

@@ -7,9 +7,8 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,9 @@ import pytest
 
 from phpmq_lite.standard_streams import MAX_BYTES, GuardedOutput
 from tests.support.socket_client import WAIT_S, AdminApi
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.acceptance
-
-
-def until(reached: Callable[[], Any]) -> Any:
-    """Wait for a condition and return its value."""
-    ends_s = time.monotonic() + WAIT_S
-    while not (value := reached()):
-        assert time.monotonic() < ends_s, "the condition was not reached"
-        time.sleep(0.02)
-    return value
 
 
 @contextmanager

@@ -7,17 +7,16 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from phpmq_lite.envelopes.outbox import create_tables
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.acceptance
 
@@ -32,15 +31,6 @@ def handle(data, meta):
     import subprocess
     subprocess.Popen(["sh", "-c", "sleep 0.1 & exit"]).wait()
 """
-
-
-def until(reached: Callable[[], Any]) -> Any:
-    """Wait for a condition and return its value."""
-    ends_s = time.monotonic() + WAIT_S
-    while not (value := reached()):
-        assert time.monotonic() < ends_s, "the condition was not reached"
-        time.sleep(0.02)
-    return value
 
 
 def children(pid: int) -> list[int]:
@@ -169,6 +159,24 @@ def test_a_worker_that_waits_for_its_broker_ends_at_sigterm(
             else:
                 until(lambda: (tmp_path / "err").read_text().count("refused") >= int(number))
             assert stop(process, is_first=is_first) == 0
+
+
+@pytest.mark.parametrize("command", ["consume orders", "worker --app app:app"])
+def test_a_client_of_a_broker_that_stands_still_ends_at_sigterm(
+    tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "app.py").write_text(
+        "from babelqueue import BabelQueue\n"
+        "app = BabelQueue('memory://', queue='orders', dead_letter=True)\n"
+    )
+    with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
+        url = f"phpmq://127.0.0.1:{broker.port}"
+        with running(tmp_path, *command.split(), "--url", url) as process:
+            until(lambda: AdminApi(broker.admin[0]).queue("orders").get("consumers"))
+            until(lambda: handles_sigterm(process.pid))
+            os.kill(broker.pid, signal.SIGSTOP)
+            assert stop(process) == 0
+        os.kill(broker.pid, signal.SIGCONT)
 
 
 @NEEDS_NAMESPACES

@@ -2,12 +2,17 @@
 
 import io
 import json
+import os
+import tracemalloc
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from phpmq_lite.admin.views.bodies import from_content
 from phpmq_lite.cli import transfer
 from phpmq_lite.cli.errors import CommandError
+from phpmq_lite.cli.main import root_command
 
 
 def read(text: str, queue: str | None = None) -> list[dict[str, object]]:
@@ -77,3 +82,70 @@ def test_line_is_no_longer_than_its_content_in_base64(mark: str) -> None:
     sent = json.loads(line)
     assert from_content(sent["content"], sent["encoding"]) == content.encode()
     assert (sent["queue"], sent["ttl_s"]) == ("a", 0)
+
+
+def import_file(
+    monkeypatch: pytest.MonkeyPatch, *arguments: str, refused_from: int = 1_000_000
+) -> tuple[str, list[bytes]]:
+    """Run ``message import`` with a broker that stores some messages; return its messages."""
+    stored: list[bytes] = []
+
+    async def send(_admin: object, part: list[bytes]) -> tuple[int, CommandError | None]:
+        room = refused_from - len(stored)
+        stored.extend(part[:room])
+        return min(len(part), room), CommandError("full") if room < len(part) else None
+
+    monkeypatch.setattr(transfer, "_send", send)
+    command = ["message", "import", *arguments, "--url", "http://127.0.0.1:9"]
+    return CliRunner().invoke(root_command, command).stderr, stored
+
+
+def test_import_does_not_keep_its_file_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = json.dumps({"queue": "a", "content": "x" * 10_000}) + "\n"
+    (tmp_path / "file").write_text("\ufeff" + line * 4_000, encoding="utf-8")
+    sizes: list[int] = []
+
+    async def send(_admin: object, part: list[bytes]) -> tuple[int, None]:
+        sizes.append(len(part))
+        return len(part), None
+
+    monkeypatch.setattr(transfer, "_send", send)
+    command = ["message", "import", str(tmp_path / "file"), "--url", "http://127.0.0.1:9"]
+    tracemalloc.start()
+    try:
+        result = CliRunner().invoke(root_command, command, catch_exceptions=False)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (result.stderr, sum(sizes)) == ("4,000 messages stored\n", 4_000)
+    assert peak < 20 << 20
+
+
+def test_import_names_the_line_to_continue_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = '{"queue": "a", "content": "x"}\n'
+    (tmp_path / "file").write_text("\n" + line * 1_300)
+    told, stored = import_file(monkeypatch, str(tmp_path / "file"), refused_from=1_203)
+    assert len(stored) == 1_203
+    assert "1,203 messages stored; continue with line 1205" in told
+
+
+def test_import_of_a_pipe_checks_all_lines_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    line = b'{"queue": "a", "content": "x"}\n'
+    os.write(writer, line * 3)
+    os.close(writer)
+    told, stored = import_file(monkeypatch, f"/dev/fd/{reader}")
+    assert (told, len(stored)) == ("3 messages stored\n", 3)
+    os.close(reader)
+
+
+def test_import_names_a_file_in_another_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text('{"queue": "a", "content": "x"}\n', encoding="utf-16")
+    told, stored = import_file(monkeypatch, str(tmp_path / "file"))
+    assert (told, stored) == ("Error: file is not UTF-8 but UTF-16\n", [])
