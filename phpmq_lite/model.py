@@ -530,6 +530,7 @@ class PipelineRows:
     # (app_id, version, owner, used_ms, single_use), least recently used first
     published: list[tuple[str, int, str | None, int, int]] = field(default_factory=list)
     next_stage_id: int = 1
+    readers: list[tuple[str, str | None]] = field(default_factory=list)  # (name, owner)
 
 
 @dataclass(slots=True)

@@ -106,6 +106,7 @@ def retention_bounds(settings: Settings) -> RetentionBounds:
         audit_age_ms=int(settings.audit.days * 86_400_000),
         audit_rows=settings.audit.rows,
         audit_refusals=settings.audit.refusals,
+        clients=history.clients,
     )
 
 

@@ -152,12 +152,18 @@ class DeleteSubscription(NamedTuple):
 
 
 class RecordHistoryReader(NamedTuple):
-    """Store a history reader's progress; keep only the ``most`` most recently active readers."""
+    """Store a history reader's progress."""
 
     name: str
     offset: int
     at_ms: int
-    most: int  # maximum number of readers to keep
+    owner: str | None
+
+
+class DeleteHistoryReader(NamedTuple):
+    """Forget a history reader."""
+
+    name: str
 
 
 # -- audit

@@ -24,6 +24,7 @@ from phpmq_lite.broker.pipeline.state import StagingArea, Subscriptions
 from phpmq_lite.broker.publish_keys import PublishKeys
 from phpmq_lite.broker.queue import SUBSCRIPTION, Connection, Consumer, Queue
 from phpmq_lite.broker.ready_window import ReadyWindow
+from phpmq_lite.broker.registry import REMOVED_QUEUES
 from phpmq_lite.broker.state import BrokerState, QueueRun
 from phpmq_lite.errors import KEY_CONFLICT, RefusedError
 from phpmq_lite.model import (
@@ -137,6 +138,7 @@ class CommandResult(IntEnum):
     CLOSE = 3  # cannot be executed; close the connection
     WAIT = 4  # executed, but stored in the next batch; hold back later commands until then
     VALIDATE = 5  # not executed; call ``validate_in_background``, then repeat the command
+    DELAY = 6  # not executed; repeat the command after ``CREDIT_CHANGE_MS``
 
 
 class Broker:
@@ -174,6 +176,8 @@ class Broker:
         self.ack_timeouts = AckTimeouts()
         self.subscriptions = Subscriptions(state, stored.pipeline)
         self.staging = StagingArea(stored.pipeline)
+        # name -> owner of each history reader, least recently active first
+        self.history_readers: dict[str, str | None] = dict(stored.pipeline.readers)
 
     # -- opening and closing a batch
 
@@ -500,14 +504,19 @@ class Broker:
         return CommandResult.DONE
 
     def consume(self, connection: Connection, name: str, count: int) -> CommandResult:
-        """Set the credit on a queue (0 pauses) and put back messages held under the old credit."""
+        """Set the credit on a queue (0 pauses) and put back messages held under the old credit.
+
+        That happens at a limited rate, unless the connection acknowledges messages in between.
+        """
         queue = self.state.registry.get_or_create(name, connection.creator)
         if queue is None:
             return CommandResult.CLOSE
         former = connection.consumers.get(queue.queue_id)
         if former is not None:
+            if former.held and not connection.may_replace_credit(self.state.now.steady_ms):
+                return CommandResult.DELAY
             transitions.remove_consumer(
-                self.state, former, "credit replaced", is_leaving=count == 0
+                self.state, former, transitions.CREDIT_REPLACED, is_leaving=count == 0
             )
         if count == 0:
             return CommandResult.DONE
@@ -661,7 +670,14 @@ class Broker:
             RefusedError: ``too_many_queues``.
         """
         if not self.state.registry.has_room(creator, more):
-            created = self.state.registry.created
+            created, removed = self.state.registry.created, len(self.state.registry.removed)
+            if removed >= REMOVED_QUEUES * self.limits.queues:
+                raise RefusedError(
+                    "too_many_queues",
+                    f"{removed} queues were removed since the start; the limit is"
+                    f" {REMOVED_QUEUES} times limits.max_queues. Restart the broker to forget those"
+                    " without a history, or raise the limit.",
+                )
             raise RefusedError(
                 "too_many_queues",
                 f"there are {created.total()} queues, {created[creator]} of them created by"

@@ -15,6 +15,10 @@ from phpmq_lite.queue_settings import (
 )
 
 _REASONS_MAX: Final = 30
+# Without acknowledgements, a new credit may put messages back 20 times at once, and 10 times a
+# second after that.
+CREDIT_CHANGES: Final = 20
+CREDIT_CHANGE_MS: Final = 100
 
 
 class Connection:
@@ -35,6 +39,21 @@ class Connection:
         self.pending: set[int] = set()  # seqs of dead letters that later commands must wait for
         self.published = 0
         self.acked = 0
+        self._acked_before = 0  # ``acked`` when the connection last put messages back
+        self._credit_ms = 0  # steady time up to which such changes are used up
+
+    def may_replace_credit(self, now_ms: int) -> bool:
+        """Return whether a new credit may put back messages now, and count it if so.
+
+        Otherwise a consumer that repeats its 002 keeps the broker busy with the same messages.
+        """
+        if self.acked != self._acked_before:
+            self._acked_before, self._credit_ms = self.acked, 0
+        at = max(self._credit_ms, now_ms) + CREDIT_CHANGE_MS
+        if at > now_ms + CREDIT_CHANGES * CREDIT_CHANGE_MS:
+            return False
+        self._credit_ms = at
+        return True
 
     @property
     def creator(self) -> str:

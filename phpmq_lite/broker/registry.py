@@ -12,6 +12,7 @@ from phpmq_lite.queue_settings import DEAD_LETTER_SUFFIX, RETRY_SUFFIX, QueueSet
 _DEAD_LETTER_SETTINGS: Final = frozenset(
     {"payload_policy", "dead_letter_queue", "schema_mode", "empty_list_data"}
 )
+REMOVED_QUEUES: Final = 10  # number of removed queues with rows, as a multiple of the limit
 REMOVED: Final = "removed"  # settings key that marks the row of a removed queue
 
 
@@ -42,8 +43,9 @@ class QueueRegistry:
 
     def has_room(self, creator: str, more: int = 1) -> bool:
         """Return whether a creator may create ``more`` queues without exceeding the limit."""
-        own, total = self.created[creator], self.created.total()
-        return has_room(own, total, more, self._limits.queues)
+        own, total, limit = self.created[creator], self.created.total(), self._limits.queues
+        is_full = len(self.removed) >= REMOVED_QUEUES * limit
+        return not is_full and has_room(own, total, more, limit)
 
     def counts_with_origin(self, name: str) -> bool:
         """Return whether ``name`` is an existing queue's ``.dlq`` and thus not counted itself."""

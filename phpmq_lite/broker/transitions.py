@@ -16,6 +16,7 @@ from phpmq_lite.broker.validation import index_content
 from phpmq_lite.model import EnvelopeInspection, Message, State, checksum
 from phpmq_lite.writes import EraseBody
 
+CREDIT_REPLACED: Final = "credit replaced"
 NOT_FORWARDED: Final = "not_forwarded"  # limits.max_queues prevented creation of the target queue
 
 # -- publish
@@ -114,7 +115,8 @@ def return_message(state: BrokerState, message: Message, detail: str, *, is_char
     queue = state.by_id[message.queue_id]
     state.detach(message, queue)
     queue.counters.returned += 1
-    state.record_event(message, StateEvent.RETURN, detail)
+    if detail != CREDIT_REPLACED:  # its consumer is there, and did not fail
+        state.record_event(message, StateEvent.RETURN, detail)
     if is_charged and _charge(state, message, queue):
         dead_letter(state, message, "max_deliveries")
     else:

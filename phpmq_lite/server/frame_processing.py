@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from phpmq_lite.broker.broker import Broker, CommandResult
 from phpmq_lite.broker.flow_control import PublishQuota
-from phpmq_lite.broker.queue import Connection, Queue
+from phpmq_lite.broker.queue import CREDIT_CHANGE_MS, Connection, Queue
 from phpmq_lite.broker.state import QueueRun
 from phpmq_lite.model import ValidatedPublish
 from phpmq_lite.protocol.frames import (
@@ -219,6 +219,10 @@ class FrameProcessor:
             self._is_queued = True  # later frames wait for the validation
             core.validate_in_background(frame.queue, frame.content, self._on_validated)
             return True
+        if result is CommandResult.DELAY:
+            self._is_queued = True  # later frames wait, too
+            asyncio.get_running_loop().call_later(CREDIT_CHANGE_MS / 1_000, self._repeat)
+            return True
         if result is CommandResult.CLOSE:
             self.clear()
             self._session.finish("refused: too many queues")
@@ -251,6 +255,10 @@ class FrameProcessor:
         """Continue after large content was validated in the background."""
         self._validated = validated
         self.process(self._engine.core)
+
+    def _repeat(self) -> None:
+        self._is_queued = False
+        self.submit()
 
     def _force(self) -> None:
         connection = self._session.connection

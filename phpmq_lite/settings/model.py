@@ -322,6 +322,7 @@ class HistorySettings(Section):
     deleted_share: Annotated[float, Field(ge=0, le=1)] = field(
         0.1, "Fraction of rows and bytes that deleted messages may use.", reload=True
     )
+    clients: Number = field(100_000, "Maximum number of closed connections.", reload=True)
 
 
 class StorageSettings(Section):

@@ -118,12 +118,11 @@ class PipelineClient:
         self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
     ) -> HistoryBounds:
         """Return the history's bounds; if ``reader`` is given, its ``position`` is recorded."""
-        asked: list[tuple[str, str | int]] = []
+        path = f"{BASE}/history/bounds"
         if reader is not None and position is not None:
-            asked += [("reader", reader), ("position", position)]
-        if at_ms is not None:
-            asked.append(("at_ms", at_ms))
-        found = self._get(f"{BASE}/history/bounds", asked)
+            found = self._post(path, {"reader": reader, "position": position})
+        if at_ms is not None or reader is None or position is None:
+            found = self._get(path, [] if at_ms is None else [("at_ms", at_ms)])
         lo, hi, lo_deleted = found["lo"], found["hi"], found["lo_deleted"]
         allowed = tuple(found.get("allowed", ()))
         return HistoryBounds(found["history_id"], lo, hi, lo_deleted, found.get("offset"), allowed)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from phpmq_lite.model import NO_SOURCE, NOT_INDEXED, Batch, Message, MessageSource, QueueRow, State
 from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.statements import load
-from phpmq_lite.writes import CopyStagedRows, DropStage, EraseBody, RecordHistoryReader, Write
+from phpmq_lite.writes import CopyStagedRows, DropStage, EraseBody, Write
 
 
 def message_of(row: tuple[Any, ...]) -> Message:
@@ -83,7 +83,6 @@ _SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
     EraseBody: ("overwrite_body", "delete_body"),
     DropStage: ("drop_stage", "drop_stage_queues"),
     CopyStagedRows: ("copy_staged_messages", "copy_staged_bodies"),
-    RecordHistoryReader: ("record_history_reader", "trim_history_readers"),
 }
 
 

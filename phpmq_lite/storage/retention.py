@@ -77,6 +77,7 @@ class RetentionBounds:
     audit_age_ms: int = 400 * _DAY_MS
     audit_rows: int = 1_000_000
     audit_refusals: int = 10_000  # maximum number of rows of callers without an identity
+    clients: int = 100_000  # maximum number of connections, not counting open ones
 
     def share_of_deleted(self) -> tuple[int, int]:
         """Return the maximum number of rows and bytes for deleted messages."""
@@ -197,7 +198,8 @@ class _RetentionStep:
         if "remove_runs" in self._sql:  # only SQLite's history has an index of runs
             self._execute(self._sql["remove_runs"], {"limit": ROWS_PER_STEP})
         self._trim_receipts(bounds.receipts, bounds.receipt_window_ms)
-        self._trim_clients(cutoff_ms + ahead_ms)
+        self._trim_clients("remove_clients", {"cutoff": cutoff_ms + ahead_ms})
+        self._trim_clients("remove_excess_clients", {"most": bounds.clients})
         audit_ms = now_ms - bounds.audit_age_ms
         self._trim_audit(bounds, audit_ms + ahead_ms)
         self._execute(self._sql["trim_clock_steps"], (min(cutoff_ms, audit_ms), STEPS_KEPT))
@@ -323,13 +325,13 @@ class _RetentionStep:
         given = {"lo": oldest, "hi": hi, "floor": newest - most, "cutoff": newest_at - window_ms}
         self._remove_oldest("first_kept_receipt", "remove_receipts", given)
 
-    def _trim_clients(self, cutoff_ms: int) -> None:
-        """Remove connections that closed before the oldest row of the history."""
+    def _trim_clients(self, name: str, given: dict[str, int]) -> None:
+        """Remove connections that closed before the oldest row of the history, or are too many."""
         if room := self._rows_left:
-            given = {"cutoff": cutoff_ms, "limit": min(room, _ROWS_AT_ONCE)}
-            rows = self._execute(self._sql["remove_clients"], given).rowcount
+            limit = min(room, _ROWS_AT_ONCE)
+            rows = self._execute(self._sql[name], given | {"limit": limit}).rowcount
             self._removed += rows
-            self._was_cut |= rows == given["limit"]
+            self._was_cut |= rows == limit
 
     def _trim_audit(self, bounds: RetentionBounds, cutoff_ms: int) -> None:
         """Count new audit rows, and remove the oldest of callers with and without an identity."""

@@ -122,6 +122,7 @@ class Store(ABC):
                 parts=self.query("stage_queues"),
                 published=self.query("published_versions"),
                 next_stage_id=next_stage_id,
+                readers=self.query("reader_owners"),
             ),
         )
 

@@ -195,7 +195,7 @@ async def _pipeline(site: Site) -> None:
         claim = {"subscription": "nightly", "queue": "spool", "max_messages": 4}
         await http.post(f"{path}/claims/claim", json=claim)
         for name, position in (("archive", 4), (SCRIPT, 0)):
-            asked = {"reader": name, "position": str(position)}
-            bounds = await http.get(f"{path}/history/bounds", params=asked)
+            asked = {"reader": name, "position": position}
+            bounds = await http.post(f"{path}/history/bounds", json=asked)
         history = (await bounds.json())["history_id"]
         await http.put(f"{path}/insights", json=summary(time.time_ns() // 1_000_000, history))

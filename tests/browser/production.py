@@ -190,7 +190,9 @@ async def _operate(site: Site, http: aiohttp.ClientSession) -> dict[str, dict[st
     for subscription in ("nightly", "revenue-aggregation-of-all-regions-and-currencies"):
         claim = {"subscription": subscription, "queue": "audit.events", "max_messages": 200}
         await call("POST", "/pipeline/claims/claim", claim)
-    bounds = await call("GET", "/pipeline/history/bounds?reader=archive-to-s3&position=400")
+    bounds = await call(
+        "POST", "/pipeline/history/bounds", {"reader": "archive-to-s3", "position": 400}
+    )
     found = summary(time.time_ns() // 1_000_000, bounds["history_id"])
     for death in found["deaths"]:
         death["queue"], death["urn"] = LONG, LONG_URN

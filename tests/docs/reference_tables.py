@@ -10,8 +10,17 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Final, NamedTuple
 
+from phpmq_lite.admin.auth.accounts import ACCOUNTS_MAX, SESSIONS_PER_USER
+from phpmq_lite.broker.pipeline.history_readers import READERS, READERS_PER_OWNER
+from phpmq_lite.broker.pipeline.staging import STAGED_PARTS, STAGED_ROWS, TOKENS
+from phpmq_lite.broker.pipeline.state import APP_IDS, SINGLE_USES, SUBSCRIPTIONS_MAX
+from phpmq_lite.broker.registry import REMOVED_QUEUES
 from phpmq_lite.installation import migrations_folder
+from phpmq_lite.server.rollups import QUEUES_MAX
+from phpmq_lite.storage.read.accounts import SAVED_MAX
+from phpmq_lite.storage.retention import STEPS_KEPT
 from phpmq_lite.storage.sqlite.migrate import migrate
+from phpmq_lite.storage.start_report import STARTS_KEPT
 from tests.docs.reference_cli import cell
 
 _HEAD: Final = """\
@@ -71,6 +80,12 @@ WORDS: Final[dict[str, str]] = {
     "clock_step.number": "in the order of the steps",
     "counter.name": "next_number, placed_upto, …",
     "counter.value": "what it is at",
+    "event.count": "of equal returns in a row; of kind more, of all events between the others",
+    "event.last_at": "Unix ms of the last one that is counted; NULL: the row is one event",
+    "event_entry.at_ms": "Unix ms",
+    "event_entry.detail": "as in `event`",
+    "event_entry.kind": "as in `event`",
+    "event_entry": "a view: what is inserted here becomes one of at most 16 rows per message",
     "event.detail": "by kind: a queue, a reason, …",
     "event.event_id": "in the order of time",
     "history": "settled messages, one row each",
@@ -98,6 +113,7 @@ WORDS: Final[dict[str, str]] = {
     "queue.name": "1 to 255 bytes of UTF-8, 259 for NAME.dlq; no control characters except LF",
     "queue.payload_policy": "opaque, observe, envelope; here and in the next five NULL: default",
     "queue.queue_id": "its number",
+    "reader.owner": "who named it first; NULL: whoever reports next",
     "receipt": "keys of confirmed publishes, oldest first",
     "receipt.n": "in the order of arrival",
     "rollup.acked": "what happened within",
@@ -144,6 +160,42 @@ WORDS: Final[dict[str, str]] = {
 }
 
 
+EVENTS_MAX: Final = 16  # in 0011_row_bounds.sql
+_MESSAGES: Final = "`storage.max_bytes` and `storage.free_bytes`; per queue its `max_messages`"
+VIEWS: Final = frozenset({"line", "event_entry"})
+# The bound on the number of rows of each table.  A setting is in backticks.
+BOUNDS: Final[dict[str, str]] = {
+    "audit": "`audit.rows`, and `audit.refusals` of callers without an identity",
+    "body": "one for each message, alive or in the history",
+    "claim": "one for each message alive",
+    "client": "`history.clients`, and the open connections",
+    "clock_step": f"{STEPS_KEPT:,}",
+    "counter": "the names in the code",
+    "event": f"{EVENTS_MAX} for each message, alive or in the history",
+    "history": "`history.rows`",
+    "history_run": "one for each message in the history",
+    "message": _MESSAGES,
+    "meta": "the names in the code",
+    "migration": "the number of migrations",
+    "published": f"{APP_IDS + SINGLE_USES:,} for each user",
+    "queue": f"`limits.max_queues` and their dead-letter queues; {REMOVED_QUEUES} times as many"
+    " removed ones, of which a start deletes those without a history",
+    "reader": f"{READERS}, of them {READERS_PER_OWNER} for each user",
+    "receipt": "`receipts.limit`",
+    "rollup": f"those of {QUEUES_MAX} queues and of the totals, for each span that is kept",
+    "saved": f"{SAVED_MAX} of each kind",
+    "session": f"{SESSIONS_PER_USER} for each user",
+    "stage": f"{TOKENS:,}, and a quarter for users with few",
+    "stage_part": f"{STAGED_PARTS:,}, and a quarter for users with few",
+    "stage_row": f"{STAGED_ROWS:,}, and a quarter for users with few",
+    "start": f"{STARTS_KEPT:,}",
+    "subscription": f"{SUBSCRIPTIONS_MAX:,}",
+    "token": f"{ACCOUNTS_MAX:,}",
+    "trace_place": "one for each message, alive or in the history",
+    "user": f"{ACCOUNTS_MAX:,}",
+}
+
+
 class Column(NamedTuple):
     name: str
     type: str
@@ -166,6 +218,8 @@ def _table(database: sqlite3.Connection, name: str, sql: str) -> Iterator[str]:
     said = _comments(sql)
     yield f"## {name}\n"
     yield f"{_sentence(meaning(name, said.get('', '')))}\n"
+    if name not in VIEWS:
+        yield f"At most {bound(name)}.\n"
     rows = [
         f"| `{column.name}` | {column.type} | {cell(column.meaning).replace('<', '&lt;')} |"
         for column in _columns(database, name, said)
@@ -187,6 +241,17 @@ def _columns(database: sqlite3.Connection, table: str, said: dict[str, str]) -> 
     for _, name, kind, is_needed, _, key in database.execute(f"PRAGMA table_info({table})"):
         null = " or NULL" if kind and not is_needed and not key else ""
         yield Column(name, f"{kind}{null}", meaning(f"{table}.{name}", said.get(name, "")))
+
+
+def bound(name: str) -> str:
+    """Return the bound on the rows of a table.
+
+    Raises:
+        LookupError: there is none.
+    """
+    if name not in BOUNDS:
+        raise LookupError(f"{name} has no bound on its rows: add it to BOUNDS in {__name__}")
+    return BOUNDS[name]
 
 
 def meaning(name: str, said: str) -> str:

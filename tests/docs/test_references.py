@@ -6,9 +6,10 @@ import click
 import pytest
 
 from phpmq_lite.admin.routes import ROUTES
+from phpmq_lite.settings.model import Settings
 from tests.docs.pages import ROOT, text_of
 from tests.docs.reference_cli import every_command
-from tests.docs.reference_tables import WORDS
+from tests.docs.reference_tables import BOUNDS, VIEWS, WORDS, bound
 from tests.docs.references import COMMAND, PAGES
 
 
@@ -44,6 +45,29 @@ def test_descriptions_name_existing_tables_and_columns() -> None:
         table, _, column = name.partition(".")
         assert not table or table in tables, name
         assert not column or column in columns, name
+
+
+def test_every_table_has_a_bound_on_its_rows() -> None:
+    page = text_of("docs/reference/tables.md")
+    sections = {text.partition("\n")[0]: text for text in page.split("\n## ")[1:]}
+    assert sections.keys() == BOUNDS.keys() | VIEWS
+    for name, text in sections.items():
+        assert (name in VIEWS) or f"\nAt most {BOUNDS[name]}.\n" in text
+    with pytest.raises(LookupError, match="heap has no bound on its rows"):
+        bound("heap")
+
+
+def test_bounds_that_are_settings_exist() -> None:
+    sections = Settings().model_dump().items()
+    known = {
+        f"{section}.{name}"
+        for section, names in sections
+        if isinstance(names, dict)
+        for name in names
+    }
+    named = {name for text in BOUNDS.values() for name in re.findall(r"`(\w+\.\w+)`", text)}
+    assert named <= known
+    assert {"audit.rows", "history.rows", "history.clients", "receipts.limit"} <= named
 
 
 def test_lines_that_click_leaves_as_they_are_stay_so() -> None:

@@ -147,12 +147,13 @@ async def test_bounds_describe_the_history(site: ExportSite) -> None:
 
 
 async def test_bounds_note_how_far_a_reader_is(site: ExportSite) -> None:
-    await site.get("reader=nightly&position=400", "history/bounds")
-    await site.get("reader=nightly&position=500", "history/bounds")
-    await site.get("reader=unplaced", "history/bounds")
+    for position in (400, 500):
+        status, bounds = await site.report("nightly", position)
+        assert (status, bounds) == (200, (await site.get("", "history/bounds"))[1])
+    assert (await site.get("reader=other&position=1", "history/bounds"))[0] == 200  # writes nothing
     told = execute_in_process(site.database, 'SELECT name, "offset" FROM reader')
     assert told == "[('nightly', 500)]"
-    status, told = await site.get("reader=%00&position=1", "history/bounds")
+    status, told = await site.report("\0", 1)
     assert (status, told["code"]) == (422, "bad_name")
     assert "reader name" in told["detail"]
 
@@ -164,7 +165,7 @@ async def test_bounds_note_how_far_a_reader_is(site: ExportSite) -> None:
 async def test_page_of_another_site_notes_no_reader(
     shared: ExportSite, header: dict[str, str]
 ) -> None:
-    status, _ = await shared.get("reader=evil&position=1", "history/bounds", **header)
+    status, _ = await shared.report("evil", 1, **header)
     assert status == 403
     assert execute_in_process(shared.database, "SELECT name FROM reader") == "[]"
     assert (await shared.get("", "history/bounds", **header))[0] == 200  # it writes nothing

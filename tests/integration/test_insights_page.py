@@ -53,7 +53,7 @@ async def test_every_tab_is_shown_and_has_other_formats(site: HttpSite) -> None:
     await put_summary(site)
     await site.publish_many("orders", 2)
     await claim(site, "s", "orders", 1)
-    await site.ok("GET", "/pipeline/history/bounds?reader=archive&position=0")
+    await site.ok("POST", "/pipeline/history/bounds", {"reader": "archive", "position": 0})
     for tab in TABS:
         page = await site.get(f"/insights?tab={tab}")
         assert (tab, page.status) == (tab, 200)
@@ -189,7 +189,7 @@ async def test_reader_is_shown_with_its_lag(site: HttpSite) -> None:
     await site.publish_many("orders", 4)
     await site.ok("POST", "/queues/orders/purge", {})
     for name, position in (("archive", 1), ("done", 4)):
-        await site.ok("GET", f"/pipeline/history/bounds?reader={name}&position={position}")
+        await site.ok("POST", "/pipeline/history/bounds", {"reader": name, "position": position})
     items = json.loads((await site.get("/insights?tab=readers&format=json")).text)["items"]
     assert [(row["reader"], row["behind"], row["bound"]) for row in items] == [
         ("archive", 3, "days"), ("done", 0, None),

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from phpmq_lite.broker.operator import queue_operations
+from phpmq_lite.broker.pipeline import history_readers
 from phpmq_lite.broker.pipeline.staging import StagedPublishResult, StagingStatus
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.consumers import HistoryReaderRow, StoredPipeline
@@ -53,7 +53,9 @@ async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:
         await ask(running, "claim", "s", "orders", 2, 1 << 20)
         await ask(running, "claim", "empty", "orders", 1, 1 << 20)
         await ask(running, "release_claims", "empty")
-        await running.service.handle.run(queue_operations.record_reader, "archive", 7)
+        entry = AuditEntry("anna", "http", "", "reader.report")
+        options = {"owner": "anna", "is_admin": False}
+        await running.service.handle.run(history_readers.report, entry, "archive", 7, **options)
         context = await running.service.open_pages()
         pipeline = StoredPipeline(context.readers)
         empty, mine = await pipeline.subscriptions()
@@ -66,4 +68,4 @@ async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:
         assert await pipeline.subscription("s") == mine
         assert await pipeline.subscription("none") is None
         [reader] = await pipeline.readers()
-        assert reader == HistoryReaderRow("archive", 7, reader.at_ms)
+        assert reader == HistoryReaderRow("archive", 7, reader.at_ms, "anna")

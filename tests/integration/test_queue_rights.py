@@ -139,6 +139,8 @@ ABOUT: dict[str, list[dict[str, Any]] | None] = {
     "api-unstage": [{"tokens": ["canary-staged"]}],
     "api-app-id-transfer": [{"app_id": "canary-app", "owner": None}],
     "api-insights-put": [{}],
+    "api-pipeline-reader": [{}],
+    "api-pipeline-reader-remove": [{"reader": "canary-reader"}],
 }
 
 

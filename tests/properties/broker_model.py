@@ -291,7 +291,7 @@ class Model:
     def _consume(self, client: Client, queue: str, count: int) -> None:
         if queue in self.credit[client]:
             for m in self.held(client, queue):
-                self._give_back(m, is_charged=False)
+                self._give_back(m, is_charged=False, is_event=False)
             del self.credit[client][queue]
         if count:
             self.credit[client][queue] = count
@@ -367,9 +367,9 @@ class Model:
         m.charged += 1
         return 0 < self.settings(m.queue).max_deliveries <= m.charged
 
-    def _give_back(self, m: Copy, *, is_charged: bool) -> None:
+    def _give_back(self, m: Copy, *, is_charged: bool, is_event: bool = True) -> None:
         m.holder = None
-        self.events["return"] += 1
+        self.events["return"] += is_event
         if is_charged and self._is_poison(m):
             m.dying = "max_deliveries"
 

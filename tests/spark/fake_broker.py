@@ -180,6 +180,8 @@ class Handler(BaseHTTPRequestHandler):
                 self._json(broker.claim(body))
             case "/claims/ack":
                 self._json(broker.acknowledge(body))
+            case "/history/bounds":
+                self._json(broker.bounds(body))
             case "/publish":
                 answer = broker.publish(body)
                 if broker.faults.lost_publish:

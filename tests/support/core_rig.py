@@ -9,7 +9,7 @@ from typing import Any
 
 from phpmq_lite.broker.broker import Broker, CommandResult
 from phpmq_lite.broker.operator import message_actions, publishing, queue_operations
-from phpmq_lite.broker.pipeline import claims, staging
+from phpmq_lite.broker.pipeline import claims, history_readers, staging
 from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.broker.ready_window import ReadyWindow
 from phpmq_lite.model import (
@@ -33,7 +33,9 @@ STEADY_MS = 1_600_000_000_000  # another scale than the wall clock's
 
 def operation(name: str) -> Any:
     """Return an operation of an operator or of the pipeline."""
-    modules = (queue_operations, message_actions, publishing, claims, staging)
+    modules = (
+        queue_operations, message_actions, publishing, claims, staging, history_readers,
+    )  # fmt: skip
     return next(vars(module)[name] for module in modules if name in vars(module))
 
 

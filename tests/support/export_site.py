@@ -53,6 +53,12 @@ class ExportSite:
         async with self.session.get(self.url(query, of), headers=headers) as response:
             return response.status, await response.json()
 
+    async def report(self, reader: str, position: int, **headers: str) -> tuple[int, Any]:
+        """Report a reader's position; return the status and the JSON document."""
+        body, url = {"reader": reader, "position": position}, self.url("", "history/bounds")
+        async with self.session.post(url, json=body, headers=headers) as response:
+            return response.status, await response.json()
+
     async def refusal(self, query: str, of: str = "history/arrow") -> tuple[int, str]:
         """Return the status and the code of a problem."""
         status, problem = await self.get(query, of)

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import replace
 from secrets import token_hex, token_urlsafe
 from typing import Final, NamedTuple
@@ -38,6 +38,7 @@ LONGEST_MS: Final = 7 * 86_400_000
 KEPT_MS: Final = 30 * 86_400_000  # lifetime of a session with "keep me signed in", even if idle
 SEEN_EVERY_MS: Final = 300_000
 SESSIONS_PER_USER: Final = 50
+ACCOUNTS_MAX: Final = 1_000  # maximum number of users, and of tokens
 _AGENT_LENGTH: Final = 200
 
 _log = get_logger(__name__)
@@ -122,11 +123,13 @@ class Accounts:
         """Assign an id to a new user and store the user.
 
         Raises:
-            Problem: 409 if the name is taken or, with ``is_first``, if any user exists.
+            Problem: 409 if the name is taken or, with ``is_first``, if any user exists, and if
+                there are too many users.
         """
         async with self._changing:
             if user.name in self.users or (is_first and self.users):
                 raise Problem(409, "taken", f"The user {user.name!r} already exists.", field="name")
+            _check_room("users", self.users)
             made = replace(user, user_id=max(self._by_id, default=0) + 1)
 
             def done() -> None:
@@ -220,7 +223,7 @@ class Accounts:
         This method assigns ``token_id`` and ``sha256``.
 
         Raises:
-            Problem: 409 if the name is taken.
+            Problem: 409 if the name is taken, or if there are too many tokens.
         """
         secret = TOKEN_PREFIX + token_urlsafe(32)
         async with self._changing:
@@ -228,6 +231,7 @@ class Accounts:
                 raise Problem(
                     409, "taken", f"The token {token.name!r} already exists.", field="name"
                 )
+            _check_room("tokens", self.tokens)
             number = max((one.token_id for one in self.tokens.values()), default=0) + 1
             made = replace(token, token_id=number, sha256=hash_secret(secret))
 
@@ -388,3 +392,11 @@ def has_session_ended(session: LoginSession, now_ms: int) -> bool:
     """Return whether a session is too old, or idle for too long without "keep me signed in"."""
     is_kept = session.expires_at - session.created_at > LONGEST_MS
     return session.expires_at <= now_ms or (not is_kept and now_ms - session.seen_at >= IDLE_MS)
+
+
+def _check_room(kind: str, accounts: Sized) -> None:
+    if len(accounts) >= ACCOUNTS_MAX:
+        raise Problem(
+            409, "too_many", f"There are {len(accounts)} {kind}; the limit is {ACCOUNTS_MAX}."
+            " Remove those that are no longer used.",
+        )  # fmt: skip

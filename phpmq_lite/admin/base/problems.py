@@ -11,10 +11,10 @@ from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, Stor
 from phpmq_lite.settings.validation_errors import describe_error
 
 _REFUSALS: Final = {  # maps an HTTP status to RefusedError codes; all other codes use 409
-    403: ("foreign_queue", "foreign_app_id"),
+    403: ("foreign_queue", "foreign_app_id", "foreign_reader"),
     404: (
         "unknown_queue", "unknown_client", "unknown_app_id", "unknown_subscription",
-        "unknown_token",
+        "unknown_token", "unknown_reader",
     ),
     412: ("stale",),
     413: ("too_large",),

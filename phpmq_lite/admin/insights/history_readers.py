@@ -98,6 +98,7 @@ class ReaderView(BaseModel):
     is_reached: bool  # whether rows were removed before they were read
     reached_at: int | None
     bound: str | None
+    owner: str | None  # user or token NAME; None means the next user who reports
 
 
 async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
@@ -128,7 +129,13 @@ async def read_readers(context: Context) -> list[ReaderView]:
             kept, row.offset, following[0].settled_at if following else None, now_ms
         )
         made.append(
-            ReaderView(reader=row.name, offset=row.offset, seen_at=row.at_ms, **asdict(stands))
+            ReaderView(
+                reader=row.name,
+                offset=row.offset,
+                seen_at=row.at_ms,
+                owner=row.owner,
+                **asdict(stands),
+            )
         )
     return made
 

@@ -8,17 +8,18 @@ from typing import Any, Final, Literal
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.auth.browser_security import check_site
 from phpmq_lite.admin.auth.permissions import (
     check_queue_right,
     globs_digest,
     globs_in_force,
     may_use,
 )
+from phpmq_lite.admin.auth.request_audit import audit_entry, keep_audit_entry
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
     QueryModel,
+    StrictInput,
     SubscriptionName,
     check_queue_name,
     check_text,
@@ -27,7 +28,7 @@ from phpmq_lite.admin.base.input import (
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.resource import api_route
-from phpmq_lite.broker.operator import queue_operations
+from phpmq_lite.broker.pipeline import history_readers
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.export.exports import RunningExport
 from phpmq_lite.installation import install_command
@@ -63,11 +64,25 @@ NAMES: Final = 1_000  # maximum number of queue names in a request
 _log = get_logger(__name__)
 
 
-class ExportBoundsInput(QueryModel):
-    """A reader's name and position (set both or neither), and a time whose offset is looked up."""
+class ReaderInput(StrictInput):
+    """The name of a history reader."""
 
-    reader: str = Field("", max_length=255, description="reader whose position to record, if any")
-    position: int | None = Field(None, ge=0, le=OFFSET_MAX, description="last processed offset")
+    reader: str = Field(min_length=1, max_length=255, description="reader name")
+
+
+class ReaderPositionInput(ReaderInput):
+    """How far a history reader has come."""
+
+    position: int = Field(ge=0, le=OFFSET_MAX, description="last processed offset")
+
+
+class RemovedReaderView(ReaderInput):
+    """The reader whose position was removed."""
+
+
+class ExportBoundsInput(QueryModel):
+    """A time whose offset is looked up."""
+
     at_ms: int | None = Field(
         None,
         ge=0,
@@ -124,7 +139,7 @@ class ClaimsInput(QueryModel):
 
 
 async def get_bounds(request: web.Request, asked: ExportBoundsInput) -> ExportBoundsView:
-    """Return the history's first and last offsets, and record a reader's position if given."""
+    """Return the history's first and last offsets."""
     context = context_of(request)
     stored = StoredPipeline(context.readers)
     bounds = await stored.history_bounds()
@@ -134,14 +149,38 @@ async def get_bounds(request: web.Request, asked: ExportBoundsInput) -> ExportBo
     names = None
     if asked.queues == "1":
         names = [name for name in await stored.queue_names() if may_use(request, name)]
-    if asked.reader and asked.position is not None:
-        reader, position = asked.reader, asked.position
-        # This GET writes, so reject it if another site caused the browser to send it.
-        check_site(request, needs_origin=False, public_url=context.settings.admin.public_url)
-        check_text(reader, "reader")
-        await context.engine.run(queue_operations.record_reader, reader, position)
     allowed = globs_in_force(request)
     return ExportBoundsView(**asdict(bounds), offset=offset, queues=names, allowed=allowed)
+
+
+async def report_reader(request: web.Request, asked: ReaderPositionInput) -> ExportBoundsView:
+    """Record a history reader's position, and return the history's bounds.
+
+    The reader belongs to the user who reports first; only an admin can take it over. A user can
+    have 20 readers. The audit log shows when a reader is created or taken over.
+    """
+    check_text(asked.reader, "reader")
+    identity = identity_of(request)
+    entry = audit_entry(request, target=asked.reader)
+    is_audited = await context_of(request).engine.run(
+        history_readers.report, entry, asked.reader, asked.position,
+        owner=identity.owner, is_admin=identity.role is Role.ADMIN,
+    )  # fmt: skip
+    if not is_audited:
+        keep_audit_entry(request)
+    return await get_bounds(request, ExportBoundsInput())
+
+
+async def remove_reader(request: web.Request, asked: ReaderInput) -> RemovedReaderView:
+    """Remove a history reader's position, by its owner or an admin."""
+    check_text(asked.reader, "reader")
+    identity = identity_of(request)
+    entry = audit_entry(request, target=asked.reader)
+    await context_of(request).engine.run(
+        history_readers.remove, entry, asked.reader,
+        owner=identity.owner, is_admin=identity.role is Role.ADMIN,
+    )  # fmt: skip
+    return RemovedReaderView(reader=asked.reader)
 
 
 async def stream_history(request: web.Request) -> web.StreamResponse:
@@ -260,6 +299,14 @@ async def _send_piece(response: web.StreamResponse, piece: bytes) -> None:
 ROUTES: Final = (
     api_route(
         "GET", "/api/v1/pipeline/history/bounds", Role.VIEWER, "api-pipeline-bounds", get_bounds
+    ),
+    api_route(
+        "POST", "/api/v1/pipeline/history/bounds", Role.VIEWER, "api-pipeline-reader",
+        report_reader, "reader.report",
+    ),
+    api_route(
+        "POST", "/api/v1/pipeline/history/readers/remove", Role.VIEWER,
+        "api-pipeline-reader-remove", remove_reader, "reader.remove",
     ),
     Route(
         "GET", "/api/v1/pipeline/history/arrow", Role.VIEWER, "api-pipeline-history",

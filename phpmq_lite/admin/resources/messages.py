@@ -96,6 +96,8 @@ class EventView(ResponseModel):
     at: int = Field(validation_alias="at_ms", description="when the event occurred, Unix ms")
     kind: str = Field(description="requeue, return, forward, dead_letter, redrive, restore, …")
     detail: str | None = Field(description="queue names, another message's id, …; null if none")
+    count: int = Field(1, description="number of equal events in a row, or of further events")
+    last_at: int | None = Field(None, description="when the last of them occurred; null if one")
 
 
 class BodyView(BaseModel):

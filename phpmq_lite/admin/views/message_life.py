@@ -47,6 +47,7 @@ _TITLES: Final[dict[str, tuple[str, str]]] = {
     "move": ("Moved", "ready"),
     "place": ("Moved back to its earlier position", "ready"),
     "erase": ("Body erased", "deleted"),
+    "more": ("Further events", "ready"),
 }
 _PAIRS: Final = {  # maps a kind of event to its titles for the older and the newer message
     "redrive": ("Redriven as a new message", "Created by a redrive"),
@@ -123,7 +124,12 @@ def _event(row: MessageRow, event: EventRow) -> LifeStep:
         title = _PAIRS[event.kind][0 if is_source else 1]
         return LifeStep(event.at_ms, title, "ready", None if other else event.detail, other)
     title, kind = _TITLES.get(event.kind, (event.kind, ""))
-    return LifeStep(event.at_ms, title, kind, None if other else event.detail, other)
+    detail = None if other else event.detail
+    if event.last_at is not None:
+        over = formats.format_duration(event.last_at - event.at_ms)
+        text = f"{formats.format_number(event.count)} times within {over}"
+        detail = text if detail is None else f"{detail}, {text}"
+    return LifeStep(event.at_ms, title, kind, detail, other)
 
 
 def list_relatives(

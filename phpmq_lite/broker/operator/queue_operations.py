@@ -15,10 +15,9 @@ from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, QueueAction
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Message
-from phpmq_lite.queue_settings import check_no_cycle, check_settings, name_problem, to_dict
-from phpmq_lite.writes import RecordHistoryReader, ShiftDeadlines, Write
+from phpmq_lite.queue_settings import check_no_cycle, check_settings, to_dict
+from phpmq_lite.writes import ShiftDeadlines, Write
 
-READERS: Final = 200  # maximum number of history readers; one page can show all of them
 DISCONNECTED: Final = "disconnected by an operator"
 
 Precondition = Callable[[Broker], None]  # raises if a change is not allowed; runs in the same batch
@@ -237,23 +236,6 @@ def _check_value(name: str, value: Any) -> None:
             raise RefusedError("bad_value", f"{name}: {value} does not fit in 64 bits")
     except UnicodeEncodeError:
         raise RefusedError("bad_value", f"{name}: the text cannot be encoded as UTF-8") from None
-
-
-def record_reader(core: Broker, reply: Callable[[None], None], name: str, offset: int) -> None:
-    """Store a named history reader's progress without an audit row.  Reply with None.
-
-    Only the readers that reported most recently are kept.
-
-    Raises:
-        RefusedError: ``bad_name`` or ``bad_value``.
-    """
-    if (problem := name_problem(name)) is not None:
-        raise RefusedError("bad_name", f"the reader name {problem}")
-    if not 0 <= offset < 1 << 63:
-        raise RefusedError("bad_value", f"offset is {offset}; it must be 0 to 2^63 - 1")
-    batch = core.state.batch
-    batch.writes.append(RecordHistoryReader(name, offset, core.state.now.wall_ms, READERS))
-    batch.replies.append((reply, None))
 
 
 def record_only(

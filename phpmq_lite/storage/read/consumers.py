@@ -66,6 +66,7 @@ class HistoryReaderRow:
     name: str
     offset: int  # last offset processed by the reader
     at_ms: int  # Unix ms when the reader reported the offset
+    owner: str | None = None  # None if the next user who reports becomes the owner
 
 
 @dataclass(slots=True, frozen=True)

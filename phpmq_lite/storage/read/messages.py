@@ -110,6 +110,8 @@ class EventRow:
     at_ms: int
     kind: str
     detail: str | None
+    count: int = 1  # of equal events in a row; of kind "more", all those between other rows
+    last_at: int | None = None  # Unix ms of the last of them, if there are several
 
 
 @dataclass(slots=True, frozen=True)

@@ -68,7 +68,39 @@ def test_replaced_credit_returns_and_redispatches_messages() -> None:
     assert bodies(again) == [b"a", b"b", b"c"]
     assert [m.deliveries for m in again] == [2, 2, 1]
     assert [m.charged for m in again] == [0, 0, 0]
-    assert [kind for _, kind in event_kinds(batch)] == ["return", "return"]
+    assert event_kinds(batch) == []  # no row per message
+
+
+def test_repeated_credit_is_delayed_until_a_message_is_acknowledged(rig: CoreRig) -> None:
+    worker = rig.consumer(credit=2)
+    held = held_by(rig, worker, b"a", b"b")
+
+    def results(number: int, credit: int = 2) -> list[CommandResult]:
+        made = []
+        for _ in range(number):
+            rig.begin()
+            made.append(rig.core.consume(worker, "orders", credit))
+            rig.finish()
+        return made
+
+    done, delay = CommandResult.DONE, CommandResult.DELAY
+    assert results(22) == [done] * 20 + [delay] * 2
+    assert worker.consumers[1].held.keys() == {m.message_id for m in held}
+    rig.steady_ms += 100
+    assert results(2) == [done, delay]
+    assert results(1, credit=0) == [delay]
+    rig.run(lambda: rig.core.acknowledge(worker, "orders", held[0].message_id))
+    assert results(21) == [done] * 20 + [delay]
+    rig.steady_ms += 60_000
+    assert results(21) == [done] * 20 + [delay]
+
+
+def test_credit_that_returns_nothing_is_never_delayed(rig: CoreRig) -> None:
+    worker = rig.consumer(credit=2)
+    for credit in [0, 1, 5] * 100:
+        rig.begin()
+        assert rig.core.consume(worker, "orders", credit) is CommandResult.DONE
+        assert rig.finish().events == []
 
 
 def test_credit_of_zero_returns_messages_and_pauses(rig: CoreRig) -> None:

@@ -143,7 +143,7 @@ DELETE FROM message WHERE seq = ANY ($1::bigint[]);
 
 -- name: insert_event
 -- rows: seq, at_ms, kind, detail
-INSERT INTO event (seq, at_ms, kind, detail)
+INSERT INTO event_entry (seq, at_ms, kind, detail)
 SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[]);
 
 -- name: insert_receipt
@@ -331,7 +331,7 @@ DELETE FROM body WHERE seq = :seq;
 -- name: link_messages
 -- Links a message to the message from which it was created, by an event with that message's id.
 -- parameters: seq, at_ms, kind; seq of the other message three times
-INSERT INTO event (seq, at_ms, kind, detail) SELECT :seq, :at_ms, :kind, coalesce(
+INSERT INTO event_entry (seq, at_ms, kind, detail) SELECT :seq, :at_ms, :kind, coalesce(
   (SELECT lpad(to_hex(seq), 16, '0') || lpad(to_hex(token), 16, '0') FROM message WHERE seq = :source_seq),
   (SELECT lpad(to_hex(seq), 16, '0') || lpad(to_hex(token), 16, '0') FROM history WHERE seq = :source_seq),
   lpad(to_hex(:source_seq::bigint), 16, '0'));
@@ -503,15 +503,19 @@ SELECT message.queue_id, count(*), sum(message.size)::bigint
 FROM claim JOIN message USING (seq) GROUP BY message.queue_id;
 
 -- name: record_history_reader
--- parameters: name, offset, at_ms
-INSERT INTO reader (name, "offset", at_ms) VALUES (:name, :offset, :at_ms)
-ON CONFLICT (name) DO UPDATE SET "offset" = excluded."offset", at_ms = excluded.at_ms;
+-- parameters: name, offset, at_ms, owner
+INSERT INTO reader (name, "offset", at_ms, owner) VALUES (:name, :offset, :at_ms, :owner)
+ON CONFLICT (name) DO UPDATE
+  SET "offset" = excluded."offset", at_ms = excluded.at_ms, owner = excluded.owner;
 
--- name: trim_history_readers
--- Deletes all but the most recently seen readers.
--- parameters: most (number of readers to keep)
-DELETE FROM reader WHERE name IN (
-  SELECT name FROM reader ORDER BY at_ms DESC, name OFFSET :most);
+-- name: delete_history_reader
+-- parameters: name
+DELETE FROM reader WHERE name = :name;
+
+-- name: reader_owners
+-- History readers, read at startup, least recently active first.
+-- columns: name, owner
+SELECT name, owner FROM reader ORDER BY at_ms, name;
 
 -- name: create_history_id
 -- Run at startup; has an effect only on the first one.

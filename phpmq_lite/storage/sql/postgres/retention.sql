@@ -169,6 +169,15 @@ DELETE FROM client WHERE client IN (
   SELECT client FROM client WHERE closed_at < :cutoff ORDER BY closed_at LIMIT :limit)
   AND client > 0;
 
+-- name: remove_excess_clients
+-- Removes the oldest closed connections whose numbers are not among the newest.
+-- parameters: most; limit
+DELETE FROM client WHERE client IN (
+  SELECT client FROM client
+  WHERE client > 0 AND client <= (SELECT max(client) FROM client) - :most
+    AND closed_at IS NOT NULL
+  ORDER BY client LIMIT :limit);
+
 -- name: audit_counters
 -- Rows counted so far: those of callers with and without an identity, and the last audit_id.
 -- columns: name, value

@@ -123,7 +123,7 @@ DELETE FROM message WHERE seq IN ({rows:?});
 
 -- name: insert_event
 -- rows: seq, at_ms, kind, detail
-INSERT INTO event (seq, at_ms, kind, detail) VALUES {rows:(?,?,?,?)};
+INSERT INTO event_entry (seq, at_ms, kind, detail) VALUES {rows:(?,?,?,?)};
 
 -- name: insert_receipt
 -- rows: n, queue_id, seq, at_ms, key_bytes, keys
@@ -339,7 +339,7 @@ DELETE FROM body WHERE seq = :seq;
 -- parameters: seq, at_ms, kind; seq of the other message three times
 -- index: INTEGER PRIMARY KEY
 -- index: history_seq
-INSERT INTO event (seq, at_ms, kind, detail) SELECT :seq, :at_ms, :kind, coalesce(
+INSERT INTO event_entry (seq, at_ms, kind, detail) SELECT :seq, :at_ms, :kind, coalesce(
   (SELECT printf('%016x%016x', seq, token) FROM message WHERE seq = :source_seq),
   (SELECT printf('%016x%016x', seq, token) FROM history WHERE seq = :source_seq),
   printf('%016x', :source_seq));
@@ -521,15 +521,19 @@ SELECT message.queue_id, count(*), sum(message.size)
 FROM claim CROSS JOIN message USING (seq) GROUP BY message.queue_id;
 
 -- name: record_history_reader
--- parameters: name, offset, at_ms
-INSERT INTO reader (name, "offset", at_ms) VALUES (:name, :offset, :at_ms)
-ON CONFLICT (name) DO UPDATE SET "offset" = excluded."offset", at_ms = excluded.at_ms;
+-- parameters: name, offset, at_ms, owner
+INSERT INTO reader (name, "offset", at_ms, owner) VALUES (:name, :offset, :at_ms, :owner)
+ON CONFLICT (name) DO UPDATE
+  SET "offset" = excluded."offset", at_ms = excluded.at_ms, owner = excluded.owner;
 
--- name: trim_history_readers
--- Deletes all but the most recently seen readers.
--- parameters: most (number of readers to keep)
-DELETE FROM reader WHERE name IN (
-  SELECT name FROM reader ORDER BY at_ms DESC, name LIMIT -1 OFFSET :most);
+-- name: delete_history_reader
+-- parameters: name
+DELETE FROM reader WHERE name = :name;
+
+-- name: reader_owners
+-- History readers, read at startup, least recently active first.
+-- columns: name, owner
+SELECT name, owner FROM reader ORDER BY at_ms, name;
 
 -- name: create_history_id
 -- Run at startup; has an effect only on the first one.

@@ -25,8 +25,8 @@ GROUP BY subscription.subscription_id ORDER BY subscription.name;
 
 -- name: history_readers
 -- parameters:
--- columns: name, offset, at_ms
-SELECT name, "offset", at_ms FROM reader ORDER BY name;
+-- columns: name, offset, at_ms, owner
+SELECT name, "offset", at_ms, owner FROM reader ORDER BY name;
 
 -- name: closed_clients
 -- Connections closed since a time and before a position, newest first.

@@ -478,9 +478,10 @@ SELECT seq, content FROM body WHERE seq IN (SELECT value FROM json_each(:seqs));
 -- name: events
 -- The events of a message, in order.
 -- parameters: seq; limit
--- columns: at_ms, kind, detail
+-- columns: at_ms, kind, detail, count, last_at
 -- index: event_seq
-SELECT at_ms, kind, detail FROM event WHERE seq = :seq ORDER BY event_id LIMIT :limit;
+SELECT at_ms, kind, detail, count, last_at FROM event
+WHERE seq = :seq ORDER BY event_id LIMIT :limit;
 
 -- name: next_number
 -- Number that the next message will get.
