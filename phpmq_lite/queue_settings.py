@@ -258,6 +258,26 @@ def check_no_cycle(queue: str, target: str, configured: Callable[[str], str | No
     )
 
 
+def check_no_forward_cycle(queue: str, value: str, on_expire: Callable[[str], str]) -> None:
+    """Refuse an ``on_expire`` with which an expired message could return to ``queue``.
+
+    ``on_expire`` returns the setting of a queue, or its default if the queue does not exist.
+
+    Raises:
+        RefusedError: ``bad_setting``.
+    """
+    at, following, seen = queue, value, {queue}
+    while following.startswith(FORWARD) and (target := following.removeprefix(FORWARD)) != at:
+        if target in seen:
+            raise RefusedError(
+                "bad_setting",
+                f"on_expire {value!r} would form a cycle of expired messages through {at!r}, which"
+                f" forwards to {target!r}",
+            )
+        seen.add(target)
+        at, following = target, on_expire(target)
+
+
 def _on_expire_problem(queue: str, value: str) -> str | None:
     if value in ("history", "dead_letter"):
         return None

@@ -126,6 +126,7 @@ def _extend_window(
     queue.window.extend(page, reaches_end)
     for message in page:
         state.messages[message.seq] = message
+    transitions.dead_letter_exhausted(state, page, queue)
     state.needs_dispatch[queue.queue_id] = queue
 
 
@@ -689,6 +690,8 @@ class Broker:
         """Apply new settings to held messages, waiting publishers and waiting consumers."""
         if "ack_timeout_s" in changes:
             self.ack_timeouts.next_ms = self.state.now.steady_ms  # recheck all held messages
+        if "max_deliveries" in changes:
+            transitions.dead_letter_exhausted(self.state, queue.window or (), queue)
         self.state.needs_dispatch[queue.queue_id] = queue
         self.state.registry.settings_changed(queue, changes)
 

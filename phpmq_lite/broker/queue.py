@@ -161,6 +161,10 @@ class Queue:
         self.wait_histogram: list[int] | None = None  # times from publish to first dispatch
         self.hold_histogram: list[int] | None = None  # times from dispatch to settlement
 
+    def is_exhausted(self, message: Message) -> bool:
+        """Return whether a message has used up the queue's ``max_deliveries``."""
+        return 0 < self.settings.max_deliveries <= message.charged
+
     def count_dead_letter(self, reason: str) -> None:
         """Count a dead letter by reason; if there are too many reasons, count it as ``other``."""
         if reason not in self.dead_by_reason and len(self.dead_by_reason) >= _REASONS_MAX:

@@ -129,6 +129,15 @@ class QueueRegistry:
         self._refresh_retry_queue(queue)
         self._change_reference(former, queue.settings.dead_letter_queue)
 
+    def on_expire_of(self, name: str) -> str:
+        """Return a queue's ``on_expire``, or its default if there is no such queue."""
+        queue = self.queues.get(name)
+        return self.default_on_expire(name) if queue is None else queue.settings.on_expire
+
+    def default_on_expire(self, name: str) -> str:
+        """Return the default of ``on_expire`` for a queue's name."""
+        return effective_settings(QueueRow(0, name, 0), self._defaults).on_expire
+
     def _refresh_retry_queue(self, queue: Queue) -> None:
         if (retry := self.queues.get(queue.name + RETRY_SUFFIX)) is not None:
             self._refresh(retry)

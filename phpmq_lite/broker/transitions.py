@@ -5,7 +5,7 @@ has to store.  The caller has checked that the transition is allowed.  The trans
 letter are in ``dead_letters.py``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from phpmq_lite.broker.dead_letters import dead_letter, settle_dead
@@ -16,6 +16,7 @@ from phpmq_lite.broker.validation import index_content
 from phpmq_lite.model import EnvelopeInspection, Message, State, checksum
 from phpmq_lite.writes import EraseBody
 
+MAX_DELIVERIES: Final = "max_deliveries"
 CREDIT_REPLACED: Final = "credit replaced"
 NOT_FORWARDED: Final = "not_forwarded"  # limits.max_queues prevented creation of the target queue
 
@@ -117,10 +118,24 @@ def return_message(state: BrokerState, message: Message, detail: str, *, is_char
     queue.counters.returned += 1
     if detail != CREDIT_REPLACED:  # its consumer is there, and did not fail
         state.record_event(message, StateEvent.RETURN, detail)
-    if is_charged and _charge(state, message, queue):
-        dead_letter(state, message, "max_deliveries")
+    if is_charged:
+        message.charged += 1
+        state.batch.changed[message.seq] = message  # in case it is settled in this batch
+    _give_back(state, message, queue)
+
+
+def _give_back(state: BrokerState, message: Message, queue: Queue) -> None:
+    """Return a message to its position, or dead-letter it after ``max_deliveries``."""
+    if queue.is_exhausted(message):
+        dead_letter(state, message, MAX_DELIVERIES)
     else:
         state.make_ready(message, queue)
+
+
+def dead_letter_exhausted(state: BrokerState, messages: Iterable[Message], queue: Queue) -> None:
+    """Dead-letter those ready messages that have reached ``max_deliveries``, which was lowered."""
+    for message in [one for one in messages if queue.is_exhausted(one)]:
+        dead_letter(state, message, MAX_DELIVERIES)
 
 
 def undo_dispatch(state: BrokerState, message: Message) -> None:
@@ -130,7 +145,7 @@ def undo_dispatch(state: BrokerState, message: Message) -> None:
     message.deliveries -= 1
     if message.deliveries == 0:
         message.first_dispatched_at = message.last_dispatched_at = message.consumer = None
-    state.make_ready(message, queue)
+    _give_back(state, message, queue)
 
 
 def release(state: BrokerState, message: Message, detail: str) -> None:
@@ -142,7 +157,7 @@ def release(state: BrokerState, message: Message, detail: str) -> None:
     state.detach(message, queue)
     queue.counters.returned += 1
     state.record_event(message, StateEvent.RELEASE, detail)
-    state.make_ready(message, queue)
+    _give_back(state, message, queue)
 
 
 def requeue(state: BrokerState, message: Message, ttl_s: int) -> None:
@@ -152,8 +167,11 @@ def requeue(state: BrokerState, message: Message, ttl_s: int) -> None:
     state.detach(message, queue)
     queue.counters.requeued += 1
     state.record_event(message, StateEvent.REQUEUE)
-    if was_held and _charge(state, message, queue):
-        dead_letter(state, message, "max_deliveries")
+    if was_held:
+        message.charged += 1
+        state.batch.changed[message.seq] = message  # in case it is settled in this batch
+    if queue.is_exhausted(message):
+        dead_letter(state, message, MAX_DELIVERIES)
         return
     state.set_ttl(message, ttl_s)
     state.make_ready_at_end(message, queue)
@@ -169,14 +187,6 @@ def requeue_uncharged(state: BrokerState, message: Message, ttl_s: int | None, d
     if ttl_s is not None:
         state.set_ttl(message, ttl_s)
     state.make_ready_at_end(message, queue)
-
-
-def _charge(state: BrokerState, message: Message, queue: Queue) -> bool:
-    """Count a failed delivery; return whether ``max_deliveries`` is reached."""
-    message.charged += 1
-    state.batch.changed[message.seq] = message  # in case the history row is written in this batch
-    limit = queue.settings.max_deliveries
-    return 0 < limit <= message.charged
 
 
 def remove_consumer(

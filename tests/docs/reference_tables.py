@@ -113,7 +113,7 @@ WORDS: Final[dict[str, str]] = {
     "queue.name": "1 to 255 bytes of UTF-8, 259 for NAME.dlq; no control characters except LF",
     "queue.payload_policy": "opaque, observe, envelope; here and in the next five NULL: default",
     "queue.queue_id": "its number",
-    "reader.owner": "who named it first; NULL: whoever reports next",
+    "reader.owner": "who named it first; NULL: the next user who reports",
     "receipt": "keys of confirmed publishes, oldest first",
     "receipt.n": "in the order of arrival",
     "rollup.acked": "what happened within",

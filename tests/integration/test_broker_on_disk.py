@@ -2,6 +2,7 @@
 
 import pytest
 
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.model import Limits
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage import store as stores
@@ -361,3 +362,66 @@ def test_message_that_came_too_late_was_never_delivered(driver: Driver) -> None:
     assert driver.rows(
         "SELECT outcome, deliveries, consumer, first_dispatched_at FROM history"
     ) == [(3, 0, None, None)]
+
+
+# -- settings that change while messages wait
+
+
+@pytest.mark.parametrize("place", ["window", "disk", "held", "released", "requeued"])
+def test_lowered_max_deliveries_applies_before_the_next_delivery(
+    make: MakeDriver, place: str
+) -> None:
+    driver = make(Limits(window=2))
+    driver.publish(b"a", b"b")
+    for _ in range(3):
+        driver.consume(1).disconnect()
+        driver.step()
+    assert driver.rows("SELECT seq, charged FROM message ORDER BY seq") == [(1, 3), (2, 0)]
+    holder = None
+    if place == "window":  # ready in memory, for a consumer that may not get it yet
+        driver.ask("pause", "orders", "delivery", True)
+        driver.consume(1)
+    elif place != "disk":
+        holder = driver.consume(1)
+        [held] = holder.take()
+    driver.ask("configure", "orders", {"max_deliveries": 2})
+    driver.step()
+    if place == "window":
+        driver.ask("pause", "orders", "delivery", False)
+    elif holder is not None and place == "held":
+        holder.consume("orders", 0)
+    elif holder is not None and place == "requeued":
+        holder.requeue("orders", held.message_id)
+    elif place == "released":
+        driver.ask("act_on_messages", Action.RELEASE, [1], ActionOptions(), audit="message.release")
+    driver.step()
+    got = [
+        delivery.body for client in driver.clients if client.is_open for delivery in client.take()
+    ]
+    got += [delivery.body for delivery in driver.consume(5).take()]
+    assert b"a" not in got
+    assert driver.rows("SELECT seq, reason FROM history") == [(1, "max_deliveries")]
+
+
+def configured(driver: Driver, name: str, on_expire: str | None) -> str:
+    result = run_operation(driver, "configure", name, {"on_expire": on_expire})
+    return result if isinstance(result, str) else result["on_expire"]
+
+
+def test_cycle_of_forwarding_is_refused(driver: Driver) -> None:
+    for name in ("a", "b", "c", "orders"):
+        driver.publish(b"x", queue=name)
+    assert configured(driver, "a", "forward:b") == "forward:b"
+    assert configured(driver, "b", "forward:c") == "forward:c"
+    assert configured(driver, "c", "forward:a") == "bad_setting"
+    assert configured(driver, "b", "forward:a") == "bad_setting"
+    assert configured(driver, "c", "forward:later") == "forward:later"
+    driver.publish(b"x", queue="later")
+    assert configured(driver, "later", "forward:a") == "bad_setting"
+    assert configured(driver, "later", "history") == "history"
+    # A retry queue forwards to its home by default.
+    assert configured(driver, "orders", "forward:orders.retry") == "bad_setting"
+    driver.publish(b"x", queue="orders.retry")
+    assert configured(driver, "orders.retry", "dead_letter") == "dead_letter"
+    assert configured(driver, "orders", "forward:orders.retry") == "forward:orders.retry"
+    assert configured(driver, "orders.retry", None) == "bad_setting"

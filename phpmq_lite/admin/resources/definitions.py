@@ -19,7 +19,12 @@ from phpmq_lite.admin.resources.queues import ignore_reply
 from phpmq_lite.admin.views.queue_settings_form import SettingsInput
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
-from phpmq_lite.queue_settings import check_name, check_no_cycle, check_settings
+from phpmq_lite.queue_settings import (
+    check_name,
+    check_no_cycle,
+    check_no_forward_cycle,
+    check_settings,
+)
 from phpmq_lite.storage.read.accounts import NAME_MAX, SAVED_MAX, saved_item_write
 
 _KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}
@@ -104,7 +109,7 @@ async def import_definitions(request: web.Request, asked: DefinitionsInput) -> D
         for name, settings in queues.items():
             queue_operations.create_queue(core, ignore_reply, entry, name)
             changes = dict.fromkeys(core.state.queues[name].row.own) | settings
-            queue_operations.configure(core, ignore_reply, entry, name, changes)
+            queue_operations.configure(core, ignore_reply, entry, name, changes, has_no_cycles=True)
         queue_operations.write(core, reply, entry, rows)
 
     await context.engine.run(run)
@@ -119,13 +124,20 @@ async def _check_saved(request: web.Request, asked: DefinitionsInput) -> None:
 
 
 def _check_circles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:
-    """Reject settings that would make dead-letter queues form a cycle."""
+    """Reject settings that would make dead-letter queues or ``on_expire`` form a cycle."""
     named = {
         name: queue.settings.dead_letter_queue for name, queue in core.state.queues.items()
     } | {name: settings.get("dead_letter_queue") or "" for name, settings in queues.items()}
     for name, settings in queues.items():
         if target := settings.get("dead_letter_queue"):
             check_no_cycle(name, target, named.get)
+    registry = core.state.registry
+    given = {
+        name: settings.get("on_expire") or registry.default_on_expire(name)
+        for name, settings in queues.items()
+    }
+    for name, value in given.items():
+        check_no_forward_cycle(name, value, lambda at: given.get(at) or registry.on_expire_of(at))
 
 
 def _checked(member: str, named: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,12 @@ from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, QueueAction
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Message
-from phpmq_lite.queue_settings import check_no_cycle, check_settings, to_dict
+from phpmq_lite.queue_settings import (
+    check_no_cycle,
+    check_no_forward_cycle,
+    check_settings,
+    to_dict,
+)
 from phpmq_lite.writes import ShiftDeadlines, Write
 
 DISCONNECTED: Final = "disconnected by an operator"
@@ -93,10 +98,12 @@ def configure(
     changes: Mapping[str, Any],
     *,
     check: Precondition = accept,
+    has_no_cycles: bool = False,
 ) -> None:
     """Change a queue's settings; a value of None restores the default.  Reply with all settings.
 
-    ``check`` is called in the same batch, before anything changes.
+    ``check`` is called in the same batch, before anything changes.  ``has_no_cycles`` tells that
+    the caller has checked the settings together with those of other queues.
 
     Raises:
         RefusedError: ``unknown_queue``, ``unknown_setting``, ``bad_setting`` with the bound, or
@@ -105,8 +112,12 @@ def configure(
     check(core)
     queue = core.find_queue(name)
     check_settings(name, changes)
-    if target := changes.get("dead_letter_queue"):
-        check_no_cycle(name, target, core.state.registry.configured_dead_letter_queue)
+    registry = core.state.registry
+    if (target := changes.get("dead_letter_queue")) and not has_no_cycles:
+        check_no_cycle(name, target, registry.configured_dead_letter_queue)
+    if "on_expire" in changes and not has_no_cycles:
+        value = changes["on_expire"] or registry.default_on_expire(name)
+        check_no_forward_cycle(name, value, registry.on_expire_of)
     before = to_dict(queue.settings)
     former = queue.settings.dead_letter_queue
     own = {**queue.row.own, **changes}
