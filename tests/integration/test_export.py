@@ -166,9 +166,12 @@ async def test_page_of_another_site_notes_no_reader(
     shared: ExportSite, header: dict[str, str]
 ) -> None:
     status, _ = await shared.report("evil", 1, **header)
-    assert status == 403
+    assert status in (401, 403)
     assert execute_in_process(shared.database, "SELECT name FROM reader") == "[]"
-    assert (await shared.get("", "history/bounds", **header))[0] == 200  # it writes nothing
+    # Reading writes nothing, but without users, an origin elsewhere is a proxy's sign.
+    assert (await shared.get("", "history/bounds", **header))[0] == (
+        401 if "Origin" in header else 200
+    )
 
 
 @reading
