@@ -6,6 +6,7 @@ INSTALLS: Final = "installs packages; tests/integration/test_packaging.py instal
 RUNS: Final = "the broker of the test is running"
 MACHINE: Final = "changes the machine; tests/docs/test_service_unit.py compares paths and names"
 PROXIES: Final = "needs the proxy; tests/integration/test_behind_proxies.py starts it"
+SERVED: Final = "runs until it is stopped; tests/docs/test_web_applications.py sends it requests"
 DOCKER: Final = "needs docker; tests/docs/test_container.py runs the command of the image"
 SYSTEMD: Final = "needs systemd; the test stops and starts its broker instead"
 LONG: Final = "takes minutes; tests/docs/test_performance_page.py parses its options"
@@ -21,6 +22,7 @@ POSTGRES: Final = (
 
 # By page, a part of a line (of code: of the block) that is not run -> the reason.
 NOT_RUN: Final[dict[str, dict[str, str]]] = {
+    "docs/guides/web-applications.md": {"gunicorn ": SERVED, "uvicorn ": SERVED},
     "CONTRIBUTING.md": {"-m pytest": "runs this test"},
     "README.md": {
         ".venv/bin/phpmq-lite serve": INSTALLS,
