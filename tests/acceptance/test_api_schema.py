@@ -5,6 +5,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from schemathesis import GenerationMode
 from schemathesis.core.failures import FailureGroup
 
 from tests.fuzz import api_mutant
-from tests.fuzz.api import FLAGS, Asked, operations_of
+from tests.fuzz.api import FLAGS, Asked, operations_of, store_flags, wait_until_active
+from tests.support.engine_stores import ENGINES
 from tests.support.fork_server import BrokerProcess, broker_process
 
 pytestmark = pytest.mark.acceptance
@@ -21,9 +23,15 @@ pytestmark = pytest.mark.acceptance
 EXAMPLES = int(os.environ.get("PHPMQ_API_EXAMPLES", "12"))
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("api") / "data", *FLAGS) as made:
+@pytest.fixture(scope="module", params=ENGINES)
+def broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerProcess]:
+    data = tmp_path_factory.mktemp("api") / "data"
+    with ExitStack() as stack:
+        flags = [*FLAGS, *stack.enter_context(store_flags(request.param))]
+        made = stack.enter_context(broker_process(data, *flags))
+        wait_until_active(made)
         yield made
 
 
@@ -32,7 +40,7 @@ def operations(broker: BrokerProcess) -> list[Any]:
     return operations_of(broker)
 
 
-@pytest.mark.sample("1-positive")
+@pytest.mark.sample("sqlite-1-positive", "postgres-1-positive")
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize("examples", [1, pytest.param(EXAMPLES, marks=pytest.mark.slow)])
 def test_api_never_fails(

@@ -9,10 +9,13 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+from urllib.request import urlopen
 
 import click
 import hypothesis
@@ -21,6 +24,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
 from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.postgres_server import postgres_server
 from tests.support.socket_client import SocketClient
 
 schemathesis.serializer.alias("application/vnd.apache.arrow.stream", "application/octet-stream")
@@ -28,6 +32,25 @@ schemathesis.serializer.alias("application/vnd.apache.arrow.stream", "applicatio
 FLAGS: Final = ("--admin", "127.0.0.1:0", "--set", "limits.max_content=1MiB")
 LONG: Final = ("/events", "/wait")  # they answer when something happens
 ROUND: Final = 20  # requests to one operation, in one round of a long run
+
+
+@contextmanager
+def store_flags(engine: str) -> Iterator[list[str]]:
+    """Yield the flags with which a broker uses an engine: on PostgreSQL, with a new server."""
+    if engine == "sqlite":
+        yield []
+        return
+    with postgres_server() as server, server.database() as name:
+        yield ["--store", server.url(name), "--set", "store.allow_asynchronous=true"]
+
+
+def wait_until_active(broker: BrokerProcess) -> None:
+    """Wait until a broker, which may begin as a standby, answers requests itself."""
+    while True:
+        with suppress(OSError), urlopen(f"{broker.admin[0].rstrip('/')}/readyz", timeout=10) as one:
+            if one.status == 200 and b"role: standby" not in one.read():
+                return
+        time.sleep(0.05)
 
 
 def operations_of(broker: BrokerProcess) -> list[Any]:
@@ -90,13 +113,18 @@ class Asked:
 
 @click.command(help=__doc__)
 @click.option("--minutes", default=10.0, show_default=True)
+@click.option("--store", "engine", type=click.Choice(["sqlite", "postgres"]), default="sqlite")
 @click.option("--seed", type=int, help="Repeats a run; a number of chance without.")
-def main(minutes: float, seed: int | None) -> None:
+def main(minutes: float, engine: str, seed: int | None) -> None:
     """Send requests until the time is over."""
     seed = random.SystemRandom().randrange(1, 10**9) if seed is None else seed
     asked, rounds = Asked(), 0
     ends_s = time.monotonic() + minutes * 60
-    with TemporaryDirectory() as folder, broker_process(Path(folder) / "data", *FLAGS) as broker:
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory())
+        flags = [*FLAGS, *stack.enter_context(store_flags(engine))]
+        broker = stack.enter_context(broker_process(Path(folder) / "data", *flags))
+        wait_until_active(broker)
         with SocketClient(broker.port) as peer:  # so that there is something to be found
             peer.store("0", *(b'{"job":"urn:a","n":%d}' % number for number in range(100)))
         operations = operations_of(broker)
