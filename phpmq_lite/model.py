@@ -175,7 +175,7 @@ class OrderedSet(dict[T, None]):
 
 
 # Begins a dead-letter record whose content stays with its message, because it would be too large.
-# The checksum proves that who published the record knows the content.
+# The checksum proves that the publisher of the record knows the content.
 RECORD_REFERENCE: Final = re.compile(rb'\{"raw_sha256":"([0-9a-f]{64})","dead_letter":')
 
 

@@ -77,7 +77,7 @@ def build_record(content: bytes, block: DeadLetterBlock, *, keeps_content: bool 
 def build_reference(content: bytes, block: DeadLetterBlock) -> bytes:
     """Return a record without its content, which stays with the message that the block names.
 
-    Whoever redrives it knows the content by its checksum; see ``model.RECORD_REFERENCE``.
+    A redrive verifies the content by its checksum; see ``model.RECORD_REFERENCE``.
     """
     digest = hashlib.sha256(content).hexdigest().encode()
     return b'{"raw_sha256":"%b","dead_letter":%b}' % (digest, _encode_block(block))

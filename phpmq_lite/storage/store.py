@@ -226,7 +226,7 @@ class Store(ABC):
         return request.on_rows, page, is_last
 
     def _load_originals(self, page: list[Message]) -> int:
-        """Give records that refer to a content this content, or None if it is gone.
+        """Replace references in records by the contents, or by None if these are gone.
 
         Returns how many of the first messages fit into a page.
         """
