@@ -134,7 +134,8 @@ def _give_back(state: BrokerState, message: Message, queue: Queue) -> None:
 
 def dead_letter_exhausted(state: BrokerState, messages: Iterable[Message], queue: Queue) -> None:
     """Dead-letter those ready messages that have reached ``max_deliveries``, which was lowered."""
-    for message in [one for one in messages if queue.is_exhausted(one)]:
+    limit = queue.settings.max_deliveries
+    for message in [one for one in messages if 0 < limit <= one.charged]:
         dead_letter(state, message, MAX_DELIVERIES)
 
 
