@@ -19,13 +19,14 @@ KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
 )
 # While sent bytes are unacknowledged, the kernel does not probe: it drops a peer after this time.
-UNACKNOWLEDGED_MS: Final = 120_000
+# Some kernels look only when they retransmit, which can take twice as long: 140 s.
+UNACKNOWLEDGED_MS: Final = 70_000
 
 
 def prepare(connection: Any, *, drops_unread: bool = True) -> None:
     """Set the options of long connections on a TCP socket; leave Unix sockets unchanged.
 
-    With ``drops_unread``, the kernel also drops a peer that is there but reads nothing for 120 s
+    With ``drops_unread``, the kernel also drops a peer that is there but reads nothing for 70 s
     (Linux): a broker does not want that of consumers, whose handlers may take longer.
     """
     if connection is None or connection.family == socket.AF_UNIX:

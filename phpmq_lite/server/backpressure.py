@@ -193,13 +193,13 @@ def acked_bytes(transport: asyncio.Transport) -> int | None:
 
 
 def is_unanswered(transport: asyncio.Transport) -> bool:
-    """Return whether the peer's system has not acknowledged data for 120 s (Linux).
+    """Return whether the peer's system has not acknowledged data for 70 s (Linux).
 
     A system that is there answers even if its program reads nothing, so ``TCP_USER_TIMEOUT``, which
-    makes no difference between them, is not used: a handler may take longer than 120 s.
+    makes no difference between them, is not used: a handler may take longer than that.
     """
     info = _tcp_info(transport)
-    if info is None or not (info[_PROBES] or any(info[_UNACKED])):
+    if info is None or not (info[_PROBES] > 1 or any(info[_UNACKED])):
         return False
     return int.from_bytes(info[_ANSWERED], sys.byteorder) > UNACKNOWLEDGED_MS
 
