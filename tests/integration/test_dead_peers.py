@@ -61,7 +61,12 @@ class Site:
 @contextmanager
 def machine(folder: Path) -> Iterator[Site]:
     with NodeNetwork(1) as network:
-        yield Site(network, folder)
+        site = Site(network, folder)
+        try:
+            yield site
+        finally:
+            site.process.kill()
+            site.process.wait()
 
 
 @pytest.fixture
