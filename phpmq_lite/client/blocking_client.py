@@ -152,7 +152,7 @@ class BufferedSocket:
         self._has_more = True
 
     def watch(self, *, wakes: bool = False) -> None:
-        """Let :meth:`wait` also end when unsent data can be sent, or at once with ``wakes``."""
+        """Make :meth:`wait` also end when unsent data can be sent, or at once with ``wakes``."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent or wakes else 0)
         self._selector.modify(self._socket, events)
 

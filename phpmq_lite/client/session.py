@@ -231,7 +231,7 @@ class ClientSession:
         self.late_settlement_count = 0  # settlements made after the delivery's connection ended
 
     def begin_anew(self) -> None:
-        """Take a new prefix for keys and forget all requests, which belong to the parent process.
+        """Start a new prefix for keys and drop all requests, which belong to the parent process.
 
         Nobody is notified: in a forked child, the callers are those of the parent process.
         """

@@ -75,7 +75,7 @@ async def finish_entry(request: web.Request, entry: AuditEntry) -> None:
     """Write a request's audit row unless an operation has written it or another task will do so.
 
     Refusals of callers without an identity share a row per address, action and minute, because
-    anybody can cause them.  While the broker starts or drains, the entry is only logged.
+    any caller can cause them.  While the broker starts or drains, the entry is only logged.
     """
     if entry.audit_id is not None or _IS_LEFT in request:
         return
