@@ -247,7 +247,8 @@ class _RetentionStep:
                 is_old = True
                 continue
             self._has_moved = True
-            if self._remove_by_seq("events", part) >= ROWS_PER_STEP:
+            events = self._remove_by_seq("remove_events", "remove_events_run", part)
+            if events >= ROWS_PER_STEP:
                 continue  # retry the same rows if time remains
             self._remove(name, lo, part)
             lo, rows, size = part.lo, rows - part.rows, size - part.bytes
@@ -278,16 +279,17 @@ class _RetentionStep:
             part.seqs, part.runs = [*seqs], []
         return True
 
-    def _remove_by_seq(self, what: str, part: RetentionSlice) -> int:
+    def _remove_by_seq(self, by_seqs: str, by_run: str, part: RetentionSlice) -> int:
         """Remove the events or bodies of messages; return the number of rows.
 
-        At most 1,000 events are removed for each run, or in all.
+        Takes the names of the two statements.  At most 1,000 events are removed for each run, or
+        in all.
         """
         given: dict[str, Any] = {"limit": ROWS_PER_STEP}
         if part.seqs:
             given["seqs"] = json.dumps(part.seqs)
-            return int(self._execute(self._sql[f"remove_{what}"], given).rowcount)
-        statement, rows = self._sql[f"remove_{what}_run"], 0
+            return int(self._execute(self._sql[by_seqs], given).rowcount)
+        statement, rows = self._sql[by_run], 0
         for given["first"], given["last"] in part.runs:
             rows += self._execute(statement, given).rowcount
         return rows
@@ -296,7 +298,7 @@ class _RetentionStep:
         execute, sql = self._execute, self._sql
         if part.rows:
             execute(sql["store_next_number"])
-            self._remove_by_seq("bodies", part)
+            self._remove_by_seq("remove_bodies", "remove_bodies_run", part)
             if part.offsets:
                 offsets = {"offsets": json.dumps(part.offsets)}
                 execute(sql["remove_originals"], offsets)

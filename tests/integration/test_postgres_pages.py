@@ -202,7 +202,11 @@ def test_fenced_broker_stops_without_a_stack_trace(
         query(url, "UPDATE epoch SET epoch = epoch + 1 RETURNING epoch")
         assert broker.process.wait(10) == os.EX_IOERR
         lines = [json.loads(line) for line in broker.log.read_text().splitlines()]
-    [last] = [line for line in lines if line["level"] in ("warning", "error")]
+    [last] = [
+        line
+        for line in lines
+        if line["level"] in ("warning", "error") and line["event"] != "database_not_reached"
+    ]  # a start on a loaded machine reports that it waits for the server
     assert last["event"] == (
         "another broker is active now; this one has stopped and will be started again as a standby"
     )

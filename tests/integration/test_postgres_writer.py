@@ -349,13 +349,13 @@ async def test_standby_does_not_count_time_without_the_database(
 async def test_standby_with_an_older_schema_does_not_take_over(url: str, tmp_path: Path) -> None:
     async with active(url, tmp_path) as broker:
         await broker.writer.run(
-            lambda store: store.connection.execute("INSERT INTO migration VALUES (2, 'b', '', 0)")
+            lambda store: store.connection.execute("INSERT INTO migration VALUES (99, 'b', '', 0)")
         )
     seat = new_seat(url, tmp_path)
     waiting = asyncio.create_task(standby_of(url, seat).wait_until_active())
     async with asyncio.timeout(WAIT_S):
         while not (  # noqa: ASYNC110
-            seat.states and "schema version 2" in (seat.states[-1].problem or "")
+            seat.states and "schema version 99" in (seat.states[-1].problem or "")
         ):
             await asyncio.sleep(0.02)
     assert not waiting.done()
@@ -378,10 +378,10 @@ async def test_standby_with_an_older_schema_says_so_while_another_broker_is_acti
     seat = new_seat(url, tmp_path)
     async with active(url, tmp_path) as broker, waiting_standbys(url, seat):
         await broker.writer.run(
-            lambda store: store.connection.execute("INSERT INTO migration VALUES (2, '', '', 0)")
+            lambda store: store.connection.execute("INSERT INTO migration VALUES (99, '', '', 0)")
         )
         async with asyncio.timeout(WAIT_S):
-            while "schema version 2" not in (seat.states[-1].problem or ""):  # noqa: ASYNC110
+            while "schema version 99" not in (seat.states[-1].problem or ""):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
 

@@ -156,7 +156,7 @@ def test_broker_ends_when_the_outcome_of_a_commit_is_unknown(data: Path) -> None
             with sqlite3.connect(data / DATABASE) as other:
                 other.execute(
                     "CREATE TRIGGER fault BEFORE INSERT ON receipt WHEN new.keys = x'ff' "
-                    "BEGIN SELECT raise(ABORT, 'a fault'); END"
+                    "BEGIN SELECT raise(ABORT, 'a fault: message.seq'); END"  # a broken invariant
                 )
             other.close()
             peer.send(

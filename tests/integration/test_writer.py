@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.errors import OutcomeUnknownError, StartRefusedError, StorageError
+from phpmq_lite.errors import (
+    BatchRefusedError,
+    OutcomeUnknownError,
+    StartRefusedError,
+    StorageError,
+)
 from phpmq_lite.model import Batch, Limits, Message, QueueRow, Receipt, State, checksum
 from phpmq_lite.storage.sqlite import store as stores
 from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
@@ -83,7 +88,7 @@ def test_rollback_leaves_no_gap_in_the_history(make: MakeDriver) -> None:
     failing = Batch(0)
     failing.settled = {(int(State.ACKED), None): [1]}
     failing.opened_clients = [1, "tcp", "twice", 0]
-    with pytest.raises(OutcomeUnknownError):
+    with pytest.raises(BatchRefusedError):
         commit(driver.store, failing)
     driver.kill_and_restart()
     driver.ask("purge", "orders")
@@ -98,15 +103,16 @@ def test_rollback_leaves_no_gap_in_the_history(make: MakeDriver) -> None:
         pytest.param(lambda b: b.opened_clients.extend([9, "tcp", "a\ud800", 0]), id="text"),
     ],
 )
-def test_batch_with_invalid_values_is_an_unknown_outcome(
+def test_batch_with_invalid_values_is_refused(
     make: MakeDriver, spoil: Callable[[Batch], None]
 ) -> None:
     """An invalid value must not leave a transaction open and memory ahead of the disk."""
     driver = make()
     batch = Batch(0)
     spoil(batch)
-    with pytest.raises(OutcomeUnknownError):
+    with pytest.raises(BatchRefusedError):
         commit(driver.store, batch)
+    assert not driver.store.connection.in_transaction
 
 
 def test_empty_batch_writes_nothing(make: MakeDriver) -> None:
@@ -224,7 +230,7 @@ async def test_writer_raises_what_its_work_raises(tmp_path: Path) -> None:
     await one.open(1 << 20)
     batch = Batch(0)
     batch.opened_clients = [1, None, "address", 0]
-    with pytest.raises(OutcomeUnknownError, match="CONSTRAINT"):
+    with pytest.raises(BatchRefusedError, match="CONSTRAINT"):
         await one.run(lambda store: commit(store, batch))
     await one.close()
 

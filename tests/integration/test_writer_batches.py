@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.errors import OutcomeUnknownError, StorageError
+from phpmq_lite.errors import BatchRefusedError, OutcomeUnknownError, StorageError
 from phpmq_lite.model import Batch, Message, QueueRow, State
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer import FEW_COMMANDS, Writer
@@ -307,7 +307,7 @@ async def test_batch_that_fails_is_not_stored(opened: Writer, commands: int) -> 
     batch = batch_of_new(2)
     batch.commands = commands
     batch.new_queues[0].name = "queue 1"
-    with pytest.raises(OutcomeUnknownError, match="CONSTRAINT"):
+    with pytest.raises(BatchRefusedError, match="CONSTRAINT"):
         await opened.commit(batch)
     assert rows(opened, "SELECT seq FROM message") == [(1,)]
 

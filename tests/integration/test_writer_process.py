@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.errors import BatchRefusedError, OutcomeUnknownError
 from phpmq_lite.model import Batch, ClockReading, Message, State
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.data_folder import DataFolder
@@ -417,14 +417,14 @@ async def test_end_of_the_process_during_a_batch_is_an_unknown_outcome(
     assert len(failures) == 1
 
 
-async def test_batch_that_the_process_cannot_store_is_an_unknown_outcome(
+async def test_batch_that_the_process_cannot_store_is_refused(
     served: Writer, failures: list[Fatal]
 ) -> None:
     batch = large(batch_of_new(100))
     batch.new_queues[0].name = "queue 1"
-    with pytest.raises(OutcomeUnknownError, match="CONSTRAINT"):
+    with pytest.raises(BatchRefusedError, match="CONSTRAINT"):
         await served.commit(batch)
-    assert failures
+    assert not failures
     assert newest(served) < 100
 
 
