@@ -119,6 +119,7 @@ async def test_slow_reader_fills_only_bounded_buffers(tmp_path: Path, listen: st
     limits = {"credit_bytes": 64 << 20}  # more than the kernel's buffers hold
     async with relayed_brokers(tmp_path, listen, active={"limits": limits}) as brokers:
         await as_client(brokers.port, lambda one: [one.confirm("orders", BIG) for _ in range(40)])
+        await wait_until(lambda: not brokers.relay.connections)
         with await in_thread(lambda: SocketClient(brokers.port)) as client:
             client.read_nothing()
             client.consume("orders", 40)

@@ -133,7 +133,7 @@ def test_text_of_a_tree_is_readable(sent: str, shown: str) -> None:
         ('{"job":"urn:a","data":[1,[2]],"attempts":0}', "[1, [2]]"),
         ('{"job":"urn:a","data":null}', "null"),
         ('{"job":"urn:a","meta":{"data":1}}', ""),
-        ('{"job":"urn:a","data":{"cut":"he', '{"cut": he'),
+        ('{"job":"urn:a","data":{"cut":"he', '{"cut": "he'),
         ("[1]", ""),
     ],
 )
