@@ -207,12 +207,14 @@ def test_key_is_stored_once_also_after_a_restart(tmp_path: Path) -> None:
             peer.send(b"".join(keyed))  # in one batch
             assert [peer.receipt().reason for _ in keyed] == [None] * 3
         with SocketClient(broker.port) as peer:
-            assert peer.confirm("orders", b"again", key=b"k") is None
+            assert peer.confirm("orders", b"first", key=b"k") is None
+            assert peer.confirm("orders", b"again", key=b"k") == "key conflict"
             assert peer.confirm("refunds", b"another queue", key=b"k") is None
         broker.kill()
         broker.start()
         with SocketClient(broker.port) as peer:
-            assert peer.confirm("orders", b"after the restart", key=b"k") is None
+            assert peer.confirm("orders", b"first", key=b"k") is None
+            assert peer.confirm("orders", b"after the restart", key=b"k") == "key conflict"
             peer.consume("orders", 10)
             peer.barrier()
             assert [dispatch.content for dispatch in peer.got] == [b"first"]

@@ -159,6 +159,7 @@ def test_figures_of_the_pages_are_the_defaults() -> None:
             f"| `history.days` | {history.days:g} |", f"| `history.rows` | {history.rows:,} |",
             f"| `history.bytes` | {history.bytes >> 30} GiB |",
             f"| `history.deleted_share` | {history.deleted_share} |",
+            f"| `history.clients` | {history.clients:,} |",
         ],
         "docs/concepts/durability.md": [
             f"within {settings.receipts.window_s // 60} minutes (`receipts.window_s`)",

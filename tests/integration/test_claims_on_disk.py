@@ -6,9 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
-from phpmq_lite.broker.pipeline import claims
+from phpmq_lite.broker.pipeline import claims, history_readers
 from phpmq_lite.model import Limits
 from phpmq_lite.queue_settings import QueueSettings
 from tests.support.core_and_store import Driver, MakeDriver, consume_all, run_operation
@@ -310,29 +309,26 @@ def test_only_unusual_commands_of_a_subscription_are_in_the_audit(driver: Driver
     assert rows == [("queue.claim", 0, "done"), ("queue.release_claims", 1, "done")]
 
 
-def note_reader(driver: Driver, name: str, offset: int) -> Any:
-    question = driver.ask("record_reader")
-    question.ask = lambda core, answer: queue_operations.record_reader(core, answer, name, offset)
-    driver.step()
-    return question.answer.code if question.is_answered else None
+def report(driver: Driver, name: str, offset: int) -> Any:
+    return run_operation(driver, "report", name, offset, owner="ann", is_admin=False)
 
 
 def test_history_has_an_identity_and_readers_their_offsets(driver: Driver) -> None:
     [(made,)] = driver.rows("SELECT value FROM meta WHERE name = 'history_id'")
     assert len(bytes.fromhex(made)) == 16
-    assert note_reader(driver, "archive", 5) is None
-    assert note_reader(driver, "archive", 3) is None
-    assert note_reader(driver, "", 3) == "bad_name"
-    assert note_reader(driver, "archive", -1) == "bad_value"
+    assert report(driver, "archive", 5) is True
+    assert report(driver, "archive", 3) is False
+    assert report(driver, "", 3) == "bad_name"
+    assert report(driver, "archive", -1) == "bad_value"
     driver.kill_and_restart()
     assert driver.rows("SELECT value FROM meta") == [(made,)]
     wall_ms = driver.clock.now().wall_ms
-    assert driver.rows("SELECT * FROM reader") == [("archive", 3, wall_ms)]
+    assert driver.rows("SELECT * FROM reader") == [("archive", 3, wall_ms, "ann")]
 
 
 def test_readers_that_were_heard_of_long_ago_are_forgotten(driver: Driver) -> None:
-    with patch.object(queue_operations, "READERS", 2):
+    with patch.object(history_readers, "READERS", 2):
         for name in ("a", "b", "a", "c"):
-            note_reader(driver, name, 1)
+            report(driver, name, 1)
             driver.clock.advance(1)
     assert driver.rows("SELECT name FROM reader ORDER BY name") == [("a",), ("c",)]

@@ -184,8 +184,10 @@ async def test_message_page_shows_the_consumer_and_the_return(tmp_path: Path) ->
             while "Dispatched" not in text:  # it is sent before its event is stored
                 text = (await site.get(f"/messages/{known}")).text
             assert holder["address"] in text
-        text = (await site.get(f"/messages/{known}")).text
-        assert "Returned to its position" in text
+            await client.close()  # a consumer that only stops adds no event
+        text = ""
+        while "Returned to its position" not in text:
+            text = (await site.get(f"/messages/{known}")).text
 
 
 async def test_page_reports_a_damaged_or_removed_body(tmp_path: Path) -> None:

@@ -346,6 +346,7 @@ async def test_tail_shows_returned_and_deleted_messages(
 ) -> None:
     async with connect(broker.host, broker.port) as client, client.consume("orders") as deliveries:
         await anext(deliveries)
+        await client.close()  # a consumer that only stops adds no event
     rows = await rows_until(tail, "dispatch", "return")
     url = browser.url("/api/v1/queues/orders/purge")
     async with browser.session.post(url, json={}) as answer:

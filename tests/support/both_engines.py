@@ -103,7 +103,8 @@ def _fill_pipeline(database: Database, made: random.Random) -> None:
     for number, name in enumerate(NAMES, 1):
         insert("INSERT INTO subscription VALUES (?, ?, ?, ?, ?, ?)",
                (number, name, made.choice((1, 99)), 40, number, NOW_MS))  # fmt: skip
-        insert("INSERT INTO reader VALUES (?, ?, ?)", (name, number, NOW_MS))
+        insert("INSERT INTO reader VALUES (?, ?, ?, ?)",
+               (name, number, NOW_MS, made.choice((None, "anna"))))  # fmt: skip
         insert("INSERT INTO published VALUES (?, ?, ?, ?, ?, 0, ?)",
                (name, number, NOW_MS, 9, made.choice((None, "anna")), number % 3 == 0))  # fmt: skip
     for number, seq in enumerate(held):
