@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from phpmq_lite.admin.base.input import TTL_MAX_S
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.resources import staging
 from tests.fuzz.target import Target
@@ -55,12 +56,15 @@ def check_upload(data: bytes) -> str:
         queue.encode()
         assert type(body) is bytes
         assert len(body) <= CONTENT_MAX
-        assert ttl_s is None or 0 <= ttl_s <= staging.TTL_MAX_S
+        assert ttl_s is None or 0 <= ttl_s <= TTL_MAX_S
     return f"rows-{min(len(rows), 3)}"
 
 
 def _column(dice: Random, type_: Any, rows: int) -> Any:
-    values = {"body": [b"", b"x", b"x" * 900, b"\xff"], "queue": ["q", "größe", "q" * 99, " "]}
+    values: dict[str, list[Any]] = {
+        "body": [b"", b"x", b"x" * 900, b"\xff"],
+        "queue": ["q", "größe", "q" * 99, " "],
+    }
     kind = "queue" if pa.types.is_string(type_) or pa.types.is_large_string(type_) else "body"
     chosen = [dice.choice((*values[kind], None)) if dice.random() < 0.2 else values[kind][1]
               for _ in range(rows)]  # fmt: skip

@@ -135,7 +135,7 @@ async def test_each_thread_keeps_its_time_limit_while_one_waits_without(is_readi
             peer.transport.pause_reading()
 
     def use() -> None:
-        with connect_blocking("127.0.0.1", broker.port, timeout_s=0.3) as client:
+        with connect_blocking("127.0.0.1", scripted.port, timeout_s=0.3) as client:
             waiter = Waiter(client, "orders")
             body = bytes(1 << 20)
 
@@ -150,8 +150,8 @@ async def test_each_thread_keeps_its_time_limit_while_one_waits_without(is_readi
             waiter.wait()
             assert waiter.error is None
 
-    async with ScriptedBroker() as broker:
-        broker.script = script
+    async with ScriptedBroker() as scripted:
+        scripted.script = script
         await asyncio.to_thread(use)
 
 

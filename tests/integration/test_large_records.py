@@ -85,7 +85,7 @@ async def test_body_stays_until_its_record_has_gone(
             while True:
                 found = await home.control("GET", "/history?limit=200")
                 if len(found["items"]) <= 10:
-                    return min(row["offset"] for row in found["items"])
+                    return min(int(row["offset"]) for row in found["items"])
 
         await asyncio.to_thread(settle, 50)
         assert await first_offset() > 1

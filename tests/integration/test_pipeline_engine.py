@@ -54,8 +54,9 @@ async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:
         await ask(running, "claim", "empty", "orders", 1, 1 << 20)
         await ask(running, "release_claims", "empty")
         entry = AuditEntry("anna", "http", "", "reader.report")
-        options = {"owner": "anna", "is_admin": False}
-        await running.service.handle.run(history_readers.report, entry, "archive", 7, **options)
+        await running.service.handle.run(
+            history_readers.report, entry, "archive", 7, owner="anna", is_admin=False
+        )
         context = await running.service.open_pages()
         pipeline = StoredPipeline(context.readers)
         empty, mine = await pipeline.subscriptions()

@@ -110,7 +110,7 @@ def test_a_broker_counts_lines_that_nobody_reads_and_says_so_when_they_are_read(
         def is_dropping() -> bool:
             for _ in range(50):
                 admin.queue("x" * 3_000)
-            return admin.metrics()["phpmq_log_lines_dropped_total"] > 0
+            return bool(admin.metrics()["phpmq_log_lines_dropped_total"] > 0)
 
         until(is_dropping)
         with os.fdopen(reader, encoding="utf-8") as lines:

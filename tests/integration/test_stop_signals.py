@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -198,21 +199,29 @@ def test_process_1_reaps_the_orphans_of_each_command_and_sleeps(
         ("serve", "--data", "own", "--legacy-listen", "none", "--listen", "none", "--admin=none"),
     ):  # fmt: skip
         with running(tmp_path, *arguments, is_first=True) as process:
-            first = until(lambda process=process: children(process.pid))[0]
-            until(lambda first=first: len(children(first)) == 1)
+            first = until(partial(children, process.pid))[0]
+            until(partial(has_one_child, first))
             # An orphan of another program in the namespace, which process 1 has not started.
             subprocess.run(
                 ["nsenter", "--pid", "--target", str(first), "sh", "-c", "sleep 0.2 & exit"],
                 check=True,
             )
-            until(lambda first=first: len(children(first)) == 1)
+            until(partial(has_one_child, first))
             [command] = children(first)
-            until(lambda command=command: state_of(command)[0] == "S")
+            until(partial(sleeps, command))
             state, ticks = state_of(first)
             assert state == "S"
             assert state_of(first)[1] == ticks
-            until(lambda command=command: handles_sigterm(command))
+            until(partial(handles_sigterm, command))
             assert stop(process, is_first=True) == 0
+
+
+def has_one_child(pid: int) -> bool:
+    return len(children(pid)) == 1
+
+
+def sleeps(pid: int) -> bool:
+    return state_of(pid)[0] == "S"
 
 
 def handles_sigterm(pid: int) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import BatchRefusedError, OutcomeUnknownError, StorageError
-from phpmq_lite.model import Batch, Message, QueueRow, State
+from phpmq_lite.model import Batch, Message, OrderedSet, QueueRow, State
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer import FEW_COMMANDS, Writer
 from phpmq_lite.writes import EraseBody
@@ -197,7 +197,7 @@ async def test_batch_that_only_loads_opens_no_transaction(opened: Writer) -> Non
     await opened.commit(batch_of_new(1))
     seen = watch(opened)
     batch = Batch(0, first_number=2)
-    batch.body_seqs = {1, 2}
+    batch.body_seqs = OrderedSet(dict.fromkeys((1, 2)))
     loaded = await opened.commit(batch)
     assert loaded is not None
     assert loaded.bodies == {1: b"b", 2: None}
@@ -275,7 +275,7 @@ async def test_loads_and_other_work_wait_for_other_programs(opened: Writer) -> N
     await opened.commit(batch_of_new(1))
     note()
     batch = batch_of_new(2)
-    batch.body_seqs = {1}
+    batch.body_seqs = OrderedSet(dict.fromkeys((1,)))
     await opened.commit(batch)
     note()
     await opened.commit(batch_of_new(3))

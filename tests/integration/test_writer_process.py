@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from phpmq_lite.errors import BatchRefusedError, OutcomeUnknownError
-from phpmq_lite.model import Batch, ClockReading, Message, State
+from phpmq_lite.model import Batch, ClockReading, Message, OrderedSet, State
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.retention import RetentionBounds
@@ -216,7 +216,7 @@ async def test_batch_that_the_process_does_not_take_is_stored_in_the_thread(
 
 async def test_rows_of_a_batch_in_the_process_are_loaded_after_it(served: Writer) -> None:
     batch = large(batch_of_new(100))
-    batch.body_seqs = {1, 100, 101}
+    batch.body_seqs = OrderedSet(dict.fromkeys((1, 100, 101)))
     loaded = await served.commit(batch)
     assert loaded is not None
     assert loaded.bodies == {1: b"b", 100: b"b", 101: None}

@@ -128,7 +128,7 @@ def test_filters_and_times_reach_the_broker(spark: SparkSession, place: Place) -
 
 
 @pytest.mark.slow
-def test_export_process_that_is_killed_is_an_error_and_no_short_result(
+def test_read_is_continued_after_its_export_process_was_killed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     rows = 300_000  # several times what pipes, sockets and batches on the way hold
@@ -147,9 +147,10 @@ def test_export_process_that_is_killed_is_an_error_and_no_short_result(
                 yield batch.select(["offset"])
 
         frame = read(spark, url=process.admin[0], numPartitions=1)
-        with pytest.raises(PySparkException, match="ShortReadError"):
-            frame.mapInArrow(kill_at_the_first, "offset BIGINT").count()
-        assert frame.count() == rows
+        offsets = frame.mapInArrow(kill_at_the_first, "offset BIGINT")
+        counts = offsets.selectExpr("count(*)", "count(DISTINCT offset)").first()
+        assert counts is not None
+        assert tuple(counts) == (rows, rows)
 
 
 def test_stream_follows_over_restarts_of_broker_and_query(

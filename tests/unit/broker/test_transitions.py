@@ -257,7 +257,7 @@ def test_record_never_expires_though_its_queue_has_a_default() -> None:
 def test_dead_letter_whose_body_is_on_disk_waits_for_it(rig: CoreRig) -> None:
     (worker, held), stranger = rig.hold(has_body=False), rig.connect()
     batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
-    assert (outcomes(batch), batch.body_seqs) == ({}, {1})
+    assert (outcomes(batch), set(batch.body_seqs)) == ({}, {1})
     row = message(1, queue_id=1)
     loaded = LoadedRows(bodies={1: b"a"}, windows=[(1, [row], True)], due=[row], has_due=True)
     batch = rig.run(
@@ -340,7 +340,7 @@ def test_due_pending_dead_letter_is_not_dead_lettered_twice() -> None:
     rig.publish(b"a", ttl_s=1)
     rows = [message(1, deadline_ms=STEADY_MS + 1_000) for _ in "12"]
     batch = expire(rig, rows[0], has_more=True)
-    assert (batch.body_seqs, outcomes(batch)) == ({1}, {})
+    assert (set(batch.body_seqs), outcomes(batch)) == ({1}, {})
     loaded = due(rig, rows[1])
     loaded.bodies = {1: b"a"}
     batch = rig.run(loaded=loaded)

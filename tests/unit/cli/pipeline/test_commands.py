@@ -289,7 +289,7 @@ def test_continuous_run_rests_as_long_as_a_round_takes(monkeypatch: pytest.Monke
         def sleep(self, seconds: float) -> None:
             rests.append(seconds)
 
-    monkeypatch.setattr(job_runner.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("phpmq_lite.cli.pipeline.job_runner.time.monotonic", lambda: next(clock))
     monkeypatch.setattr(job_runner, "_round", lambda *_: [])
     given: list[Any] = [None, [], lambda _: None, Stop(), 60.0]
     assert list(job_runner._rounds(*given)) == [[], []]
