@@ -202,7 +202,8 @@ def bounded_text(text: str, most: int) -> str:
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= most:
         return data.decode()
-    return data[: most - len("…".encode())].decode("utf-8", "ignore") + "…"
+    room = most - len("…".encode())  # not in the slice: mypyc may evaluate its bounds twice
+    return data[:room].decode("utf-8", "ignore") + "…"
 
 
 class AdvanceAudit(NamedTuple):

@@ -161,7 +161,7 @@ class Queue:
         self.wait_histogram: list[int] | None = None  # times from publish to first dispatch
         self.hold_histogram: list[int] | None = None  # times from dispatch to settlement
 
-    def is_exhausted(self, message: Message) -> bool:
+    def is_used_up(self, message: Message) -> bool:
         """Return whether a message has used up the queue's ``max_deliveries``."""
         return 0 < self.settings.max_deliveries <= message.charged
 

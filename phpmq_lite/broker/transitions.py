@@ -126,7 +126,7 @@ def return_message(state: BrokerState, message: Message, detail: str, *, is_char
 
 def _give_back(state: BrokerState, message: Message, queue: Queue) -> None:
     """Return a message to its position, or dead-letter it after ``max_deliveries``."""
-    if queue.is_exhausted(message):
+    if queue.is_used_up(message):
         dead_letter(state, message, MAX_DELIVERIES)
     else:
         state.make_ready(message, queue)
@@ -171,7 +171,7 @@ def requeue(state: BrokerState, message: Message, ttl_s: int) -> None:
     if was_held:
         message.charged += 1
         state.batch.changed[message.seq] = message  # in case it is settled in this batch
-    if queue.is_exhausted(message):
+    if queue.is_used_up(message):
         dead_letter(state, message, MAX_DELIVERIES)
         return
     state.set_ttl(message, ttl_s)

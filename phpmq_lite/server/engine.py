@@ -14,6 +14,7 @@ all clients are disconnected without replies, and the core starts again from the
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -235,7 +236,8 @@ class Engine:
         self, error: BatchRefusedError, load: Callable[[], Awaitable[Broker]]
     ) -> None:
         """Disconnect all clients without replies, and replace the core by the stored state."""
-        _log.error("batch_refused", reason=str(error), clients=len(self.core.connections))
+        clients = len(self.core.connections)
+        _log.log(logging.ERROR, "batch_refused", reason=str(error), clients=clients)
         self._open = self._commit = self._loaded = None
         try:
             self._retried += self.flow_control.take_all()
