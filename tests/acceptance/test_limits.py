@@ -213,11 +213,18 @@ def test_connections_beyond_the_descriptors_are_refused(tmp_path: Path, figure: 
             ExitStack() as stack,
             Scene(broker, "400 connections with 256 descriptors", figure) as scene,
         ):
-            for _ in range(400):
-                stack.enter_context(SocketClient(broker.port))
-            scene.compare()
             api = AdminApi(broker.admin[0])
-            wait_until(lambda: api.metrics()["phpmq_clients"] == accepted)
+            consumers = []
+            for number in range(accepted - 1):  # the probe has a place, too
+                consumers.append(stack.enter_context(SocketClient(broker.port)))
+                consumers[-1].consume(f"queue-{number}", 1)  # silent ones would give up their place
+                consumers[-1].barrier()
+            for _ in range(400 - len(consumers)):
+                assert_closed_without_reply(stack.enter_context(SocketClient(broker.port)))
+            scene.compare()
+            assert api.metrics()["phpmq_clients"] == accepted
+            for consumer in consumers:
+                consumer.barrier()
         # A connection that arrives before the broker has closed all of these would be refused.
         wait_until(lambda: api.metrics()['phpmq_limit_used{limit="connections"}'] == 0)
         with SocketClient(broker.port) as peer:

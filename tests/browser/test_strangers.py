@@ -6,6 +6,7 @@ accident.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,10 @@ FETCH: Final = """async ([url, options]) => {
     const response = await fetch(url, options);
     return [response.status, (await response.text()).length];
   } catch (error) { return [0, 0]; }
+}"""
+READ: Final = """async (path) => {
+  const response = await fetch(path);
+  return [response.status, await response.text()];
 }"""
 SUBMIT: Final = """async ([url, fields]) => {
   const form = document.createElement("form");
@@ -96,13 +101,22 @@ async def stored(broker: RunningBroker) -> int:
 
 
 async def test_rebound_name_gets_nothing(broker: RunningBroker, evil: Any) -> None:
-    """The name of the page resolves to the broker: same origin, but 421 and an empty body."""
+    """The name of the page resolves to the broker: same origin, but 421 and its own name."""
     await at_home(evil, f"http://{EVIL}:{port_of(broker)}/")
-    answers = [
-        await evil.evaluate(FETCH, [path, {}])
-        for path in ("/", "/api/v1/queues", "/metrics", "/livez", "/static/x/app.js", "/nowhere")
-    ]
-    assert answers == [[421, 0]] * len(answers)
+    detail = (
+        f"The host name '{EVIL}' is not one of this broker's. If browsers or programs use it, add "
+        "it to admin.hosts, or set admin.public_url to the address that they use."
+    )
+    for path in ("/", "/metrics", "/livez", "/static/x/app.js", "/nowhere"):
+        assert await evil.evaluate(READ, path) == [421, f"{detail}\n"]
+    status, text = await evil.evaluate(READ, "/api/v1/queues")
+    problem = json.loads(text)
+    assert status == 421
+    assert problem.pop("request_id")
+    assert problem == {
+        "title": "Misdirected Request", "status": 421, "code": "unknown_host", "detail": detail,
+        "field": "Host", "bound": "admin.hosts",
+    }  # fmt: skip
 
 
 async def test_allowed_name_gets_a_response(tmp_path: Path, evil: Any) -> None:
