@@ -60,10 +60,10 @@ class Store:
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, engine_store: dict[str, Any]
+    tmp_path: Path, engine_store: dict[str, Any], **sections: Any
 ) -> AsyncIterator[tuple[RunningBroker, Store]]:
     data = tmp_path / "data"
-    async with running_service(data, store=engine_store) as broker:
+    async with running_service(data, store=engine_store, **sections) as broker:
         yield broker, Store(data, engine_store)
 
 
@@ -127,11 +127,13 @@ async def test_request_of_a_refused_batch_is_answered_with_an_error(
         assert store.rows(f"SELECT count(*) FROM message {OF_ORDERS}") == [(2,)]
 
 
-@pytest.mark.parametrize("clients", [1, 20])  # one waits for its receipt, or many do
+@pytest.mark.parametrize("clients", [1, 100])  # one waits for its receipt, or many do
 async def test_refused_audit_row_is_dropped_and_the_batch_is_stored(
     tmp_path: Path, engine_store: dict[str, Any], clients: int
 ) -> None:
-    async with running(tmp_path, engine_store) as (broker, store):
+    # From four fifths of the limit on, connections without a request give up their places.
+    limits = {"http_connections": 200}
+    async with running(tmp_path, engine_store, limits=limits) as (broker, store):
         engine = broker.service.handle.engine
         assert engine is not None
         before = engine.core
