@@ -3,16 +3,25 @@
 The effects on other clients are in ``test_limits.py`` and ``test_hostile.py``.
 """
 
+import json
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from select import select
+from time import monotonic, sleep
+from urllib.error import HTTPError
 
 import pytest
 
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.latency_probe import Figure
-from tests.support.socket_client import AdminApi, SocketClient, assert_closed_without_reply, connect
+from tests.support.socket_client import (
+    WAIT_S,
+    AdminApi,
+    SocketClient,
+    assert_closed_without_reply,
+    connect,
+)
 
 pytestmark = pytest.mark.acceptance
 
@@ -26,7 +35,7 @@ SETTINGS = (
     "limits.held=50",
     "limits.unstored_frames=10",
     "limits.unstored_total=256KiB",
-    "limits.http_connections=6",
+    "limits.http_connections=5",
 )
 LONG = b"x" * 400_000
 
@@ -50,9 +59,12 @@ def page_of(broker: BrokerProcess) -> str:
 
 def open_too_many(broker: BrokerProcess, _queue: str) -> None:
     with ExitStack() as stack:
-        peers = [stack.enter_context(SocketClient(broker.port)) for _ in range(13)]
-        assert_closed_without_reply(peers[-1])
-        peers[0].barrier()
+        peers = [stack.enter_context(SocketClient(broker.port)) for _ in range(12)]
+        for peer in peers:
+            peer.barrier()  # silent ones would give up their place
+        assert_closed_without_reply(stack.enter_context(SocketClient(broker.port)))
+        for peer in peers:
+            peer.barrier()
 
 
 def stall_within_a_message(broker: BrokerProcess, queue: str) -> None:
@@ -123,11 +135,44 @@ def send_large_ones_together(broker: BrokerProcess, queue: str) -> None:
 
 
 def open_too_many_to_the_admin(broker: BrokerProcess, _queue: str) -> None:
+    """Use all places for streams, four of them without a token; idle ones would be given up."""
     address = broker.admin[0].removeprefix("http://").rstrip("/")
+    get = b"GET /api/v1/events?topic=queues HTTP/1.1\r\nHost: localhost\r\n"
     with ExitStack() as stack:
-        sockets = [stack.enter_context(connect(address)) for _ in range(7)]
+        for login in (b"",) * 4 + (b"Authorization: Bearer %s\r\n" % new_token(broker),):
+            stream = stack.enter_context(connect(address))
+            stream.sendall(get + login + b"\r\n")
+            assert stream.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
         with suppress(ConnectionResetError):
-            assert sockets[-1].recv(1) == b""
+            assert stack.enter_context(connect(address)).recv(1) == b""
+    ends_at = monotonic() + WAIT_S
+    while not is_answered(broker):  # a stream ends when it is next written to
+        assert monotonic() < ends_at
+        sleep(0.1)
+
+
+def new_token(broker: BrokerProcess) -> bytes:
+    """Create a token over the control socket."""
+    body = json.dumps({"name": "other", "role": "viewer", "queues": []})
+    with connect(broker.data / "control.sock") as control, control.makefile("rb") as answer:
+        control.sendall(
+            b"POST /api/v1/tokens HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body.encode())
+        )
+        found = json.loads(answer.read().partition(b"\r\n\r\n")[2])
+    return str(found["token"]).encode()
+
+
+def is_answered(broker: BrokerProcess) -> bool:
+    """Return whether requests from this address have room again."""
+    try:
+        page_of(broker)
+    except HTTPError as answer:
+        answer.close()
+        if answer.code != 429:
+            raise
+        return False
+    return True
 
 
 REACHED: dict[str, Callable[[BrokerProcess, str], None]] = {
