@@ -272,9 +272,11 @@ def test_broker_reports_a_stopped_writer_process_and_does_not_leave_it(tmp_path:
             assert time.monotonic() < until_s
             time.sleep(0.05)
 
-    with second_broker(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
+    with (
+        second_broker(tmp_path / "data", "--admin", "127.0.0.1:0") as broker,
+        SocketClient(broker.port) as peer,
+    ):
         pid, admin = writer_pid(broker.data), AdminApi(broker.admin[0])
-        peer = SocketClient(broker.port)
         assert peer.confirm("orders", b"body") is None
         assert admin.metrics()["phpmq_oldest_batch_seconds"] < LATE_S
         os.kill(pid, signal.SIGSTOP)
