@@ -152,7 +152,7 @@ class BufferedSocket:
         self._has_more = True
 
     def watch(self, *, wakes: bool = False) -> None:
-        """Make :meth:`wait` also end when unsent data can be sent, or at once with ``wakes``."""
+        """Set what else ends :meth:`wait`: sendable unsent data, or with ``wakes`` anything."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent or wakes else 0)
         self._selector.modify(self._socket, events)
 
