@@ -207,8 +207,8 @@ def main() -> None:
     """Run the command that this process's arguments specify."""
     standard_streams.prepare()
     first_process.delegate()
-    silence.show_silence(sys.argv[1:])
-    root_command(prog_name="phpmq-lite")
+    with silence.shown_silence(sys.argv[1:]):
+        root_command(prog_name="phpmq-lite")
 
 
 @click.command()

@@ -1,10 +1,10 @@
 """Shows on a terminal how long a command has been running while it writes nothing else."""
 
-import atexit
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 _QUIET: Final = {  # these wait for messages or for the user, or print what the shell reads
@@ -14,11 +14,18 @@ _SILENT_S: Final = 0.8
 _EVERY_S: Final = 0.2
 
 
-def show_silence(words: Sequence[str]) -> None:
-    """Begin to show the silence of the command with these arguments, if it may be long."""
+@contextmanager
+def shown_silence(words: Sequence[str]) -> Iterator[None]:
+    """Show the silence of the command with these arguments, if it may be long."""
     name = " ".join(word for word in words[:2] if not word.startswith("-"))
     if name and words[0] not in _QUIET and sys.stderr.isatty():
-        _SilenceLine(name)
+        line = _SilenceLine(name)
+        try:
+            yield
+        finally:
+            line.end()
+    else:
+        yield
 
 
 class _SilenceLine:
@@ -35,7 +42,12 @@ class _SilenceLine:
             if stream.isatty():
                 setattr(stream, "on_write", self._on_write)  # noqa: B010 - only prepared streams
         threading.Thread(target=self._run, name="silence", daemon=True).start()
-        atexit.register(self._on_write, "end")
+
+    def end(self) -> None:
+        """Remove the line, and show it no more."""
+        with self._lock:
+            self._remove()
+            self._is_new_line = False
 
     def _on_write(self, text: str) -> None:
         with self._lock:

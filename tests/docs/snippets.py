@@ -40,6 +40,7 @@ STRICT: Final = {
     "python": (sys.executable, "-W", "error"),
 }
 _CODES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r")
+_ERASED: Final = re.compile(r"[^\r\n]*\r\x1b\[K")  # a line that shows how long a command is silent
 _DATA: Final[dict[str, Callable[[str], object]]] = {  # data must parse
     "json": json.loads,
     "toml": tomllib.loads,
@@ -238,7 +239,8 @@ def in_terminal(
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
         os.close(ours)
-    return code, _CODES.sub("", b"".join(pieces).decode(errors="replace"))
+    text = _ERASED.sub("", b"".join(pieces).decode(errors="replace"))
+    return code, _CODES.sub("", text)
 
 
 def _piece(terminal: int, process: "subprocess.Popen[bytes]") -> bytes | None:
