@@ -199,7 +199,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def two_addresses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Let ``brokers.test`` have an address that drops all packets, then one of this machine."""
+    """Resolve ``brokers.test`` to an address that drops all packets, then to this machine."""
     with NodeNetwork(1) as network:
         off = f"{network.addresses[0].rpartition('.')[0]}.200"
         ip("neighbour", "replace", off, "lladdr", "02:00:00:00:00:01", "nud", "permanent",

@@ -211,7 +211,7 @@ def test_child_process_does_not_keep_the_claim_of_its_dead_parent(tmp_path: Path
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process be on another machine than the holder."""
+    """Pretend that the holder is on another machine than this process."""
     locks = importlib.import_module("phpmq_lite.envelopes.process_locks")
     monkeypatch.setattr(locks, "_machine", lambda: "another")
     monkeypatch.setattr(locks.LOCKS, "_held", {})

@@ -65,7 +65,7 @@ def nodes(shared_nodes: SharedNodes) -> ReplicatedPostgres:
 
 @pytest.fixture(autouse=True)
 def _patient_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a failover take longer than the broker would wait, as it does on a loaded machine."""
+    """Raise the time limit for a failover, which takes longer on a loaded machine."""
     monkeypatch.setattr(writer, "UNREACHABLE_S", WAIT_S)
 
 

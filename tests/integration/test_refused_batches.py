@@ -170,7 +170,7 @@ async def test_refused_event_is_dropped_and_the_batch_is_stored(
 def test_number_of_a_message_that_is_taken_ends_the_process(
     tmp_path: Path, engine_store: dict[str, Any]
 ) -> None:
-    """The state in memory contradicts the database: nothing can be told to anybody."""
+    """The state in memory contradicts the database, so no client may get a reply."""
     flags = []
     if engine_store:
         flags = ["--store", engine_store["url"], "--set", "store.allow_asynchronous=true"]
