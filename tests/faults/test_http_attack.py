@@ -15,11 +15,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.xfail(
-    reason="600 to 690 MB instead of 400 since idle connections give way and bodies are parsed in"
-    " turns: a defect to find",
-    strict=False,
-)
 @pytest.mark.slow
 async def test_broker_serves_other_users_during_an_attack_over_http(
     tmp_path: Path, figure: Callable[[str], None]

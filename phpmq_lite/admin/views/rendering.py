@@ -257,22 +257,21 @@ async def send_response(request: web.Request, response: web.StreamResponse) -> w
     hold = memory_hold_of(request)
     try:
         await hold.resize(len(body))
-    except Problem as problem:
-        refusal = problem_json(request, problem)
-        refusal.headers["X-Request-Id"] = response.headers["X-Request-Id"]
-        return refusal
-    stream = web.StreamResponse(
-        status=response.status, reason=response.reason, headers=response.headers
-    )
-    stream.cookies.update(response.cookies)
-    stream.content_length = len(body)
-    await stream.prepare(request)
-    hold.begin(lambda: abort_response(request))
-    try:
+        stream = web.StreamResponse(
+            status=response.status, reason=response.reason, headers=response.headers
+        )
+        stream.cookies.update(response.cookies)
+        stream.content_length = len(body)
+        await stream.prepare(request)
+        hold.begin(lambda: abort_response(request))
         for at in range(0, len(body), PIECE_BYTES):
             await send_piece(stream, bytes(memoryview(body)[at : at + PIECE_BYTES]))
             hold.move(PIECE_BYTES)
         await stream.write_eof()
+    except Problem as problem:
+        refusal = problem_json(request, problem)
+        refusal.headers["X-Request-Id"] = response.headers["X-Request-Id"]
+        return refusal
     except TimeoutError:
         abort_response(request)
     finally:

@@ -2,12 +2,17 @@
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from aiohttp.web import Response
 
+from phpmq_lite.admin.base.http_memory import FREE_BYTES, HttpMemory, MemoryReservation
 from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.request_body import HOLD
 from phpmq_lite.admin.views import rendering
 from phpmq_lite.admin.views.page_layout import COLOURS
 from phpmq_lite.admin.views.rendering import StaticFiles
@@ -41,6 +46,25 @@ async def test_slice_ends_after_its_time() -> None:
     taken: list[int] = []
     await rendering.collect_in_slices(work(), pause)  # type: ignore[arg-type]
     assert turns == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(Problem(503, "memory", "Too little memory."), 503), (OSError("gone"), 0)]
+)
+async def test_body_that_is_not_sent_is_let_go(
+    error: Exception, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error's traceback keeps its frames until the next garbage collection."""
+    request, memory = make_mocked_request("GET", "/"), HttpMemory(1 << 20)
+    request[HOLD] = memory.hold("anna")
+    monkeypatch.setattr(
+        rendering, "problem_json", lambda _, problem: Response(status=problem.status)
+    )
+    monkeypatch.setattr(MemoryReservation, "resize", AsyncMock(side_effect=error))
+    response = Response(body=bytes(FREE_BYTES + 1), headers={"X-Request-Id": "1"})
+    with suppress(OSError):
+        assert (await rendering.send_response(request, response)).status == status
+    assert response.body is None
 
 
 SCRIPT_BYTES = 22_000  # all scripts together
