@@ -70,46 +70,21 @@ class Dialer:
 
     async def connect_async(self) -> socket.socket:
         """Like :meth:`connect`, in an event loop and without a time limit."""
-        import asyncio  # the blocking client does not need it
+        import asyncio  # the blocking client needs neither
+
+        from aiohappyeyeballs import start_connection
+
+        def open_one(info: Any) -> socket.socket:
+            self._failed[info[4]] = time.monotonic()  # until it answers
+            return socket.socket(*info[:3])
 
         loop = asyncio.get_running_loop()
-
-        async def attempt(info: Any) -> socket.socket:
-            self._failed[info[4]] = time.monotonic()  # until it answers
-            made = socket.socket(*info[:3])
-            try:
-                made.setblocking(False)
-                await loop.sock_connect(made, info[4])
-            except BaseException:
-                made.close()
-                raise
-            self._failed[info[4]] = 0.0
-            return made
-
-        waiting = self._sort(await loop.getaddrinfo(*self._name, type=socket.SOCK_STREAM))
-        attempts: set[asyncio.Task[socket.socket]] = set()
-        error: BaseException = TimeoutError("timed out")
-        try:
-            while waiting or attempts:
-                if waiting:
-                    attempts.add(loop.create_task(attempt(waiting.pop(0))))
-                done, _ = await asyncio.wait(
-                    attempts,
-                    timeout=ADDRESS_DELAY_S if waiting else None,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                for task in done:
-                    attempts.discard(task)
-                    if (failure := task.exception()) is None:
-                        return task.result()
-                    error = failure
-        finally:
-            for task in attempts:
-                task.cancel()
-            for loser in await asyncio.gather(*attempts, return_exceptions=True):
-                if isinstance(loser, socket.socket):
-                    loser.close()
-        raise error
+        found = self._sort(await loop.getaddrinfo(*self._name, type=socket.SOCK_STREAM))
+        made = await start_connection(
+            found, happy_eyeballs_delay=ADDRESS_DELAY_S, socket_factory=open_one
+        )
+        self._failed[made.getpeername()] = 0.0
+        return made
 
     def _sort(self, found: list[Any]) -> list[Any]:
         """Sort addresses by the time of their last failure; forget those of other answers."""

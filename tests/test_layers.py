@@ -179,6 +179,7 @@ OURS: Final[dict[str, set[str]]] = {
 
 THEIRS: Final[dict[str, set[str]]] = {
     "logs": {"structlog"},
+    "sockets": {"aiohappyeyeballs"},
     "settings": {"pydantic"},
     "insights_document": {"pydantic"},
     "storage": {"aiosqlite"},

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
 from phpmq_lite.errors import RefusedError, StorageError
@@ -48,27 +48,7 @@ class HistoryRequest:
         return tuple(name for name in self.columns if name != BODY) or ("offset",)
 
 
-class HistorySource(Protocol):
-    """Interface for reading rows of the history.
-
-    All methods raise:
-        DataLossError: requested rows are gone, or the history has changed.
-        ShortReadError: the rows are incomplete.
-    """
-
-    def bounds(
-        self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
-    ) -> HistoryBounds:
-        """Return the bounds and the last offset before a given time; see ``PipelineClient``."""
-
-    def queues(self) -> list[str]:
-        """Return the names of all queues."""
-
-    def rows(self, request: HistoryRequest) -> Iterator["pa.RecordBatch"]:
-        """Yield rows in offset order; if the iteration ends with an error, rows are missing."""
-
-
-def open_history(connection: SourceConnection) -> HistorySource:
+def open_history(connection: SourceConnection) -> "HistorySource":
     """Return the source of history rows for a connection, without connecting yet."""
     return _FileHistory(connection.path) if connection.path else _BrokerHistory(connection)
 
@@ -81,7 +61,7 @@ def history_bounds(
 
 
 def resolve_position(
-    history: HistorySource, bounds: HistoryBounds, position: HistoryPosition
+    history: "HistorySource", bounds: HistoryBounds, position: HistoryPosition
 ) -> int:
     """Return the last offset before a position in the history.
 
@@ -103,19 +83,8 @@ def resolve_position(
     return max(position.number - 1, 0)
 
 
-class _BrokerHistory:
+class _BrokerHistory(PipelineClient):
     """History read over HTTP as Arrow streams."""
-
-    def __init__(self, connection: SourceConnection) -> None:
-        self._broker = PipelineClient(connection)
-
-    def bounds(
-        self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
-    ) -> HistoryBounds:
-        return self._broker.bounds(reader, position, at_ms)
-
-    def queues(self) -> list[str]:
-        return self._broker.queues()
 
     def rows(self, request: HistoryRequest) -> Iterator["pa.RecordBatch"]:
         query: list[tuple[str, str | int]] = [("lo", request.lo), ("hi", request.hi)]
@@ -157,11 +126,14 @@ class _BrokerHistory:
             query.append(("body", 1))
         if request.allows_gaps:
             query.append(("gap", "ok"))
-        return self._broker.history(query, request.history_id, request.allowed)
+        return self.history(query, request.history_id, request.allowed)
 
 
 class _FileHistory:
-    """History read from the database file in this process; reader positions are not recorded."""
+    """History read from the database file in this process; reader positions are not recorded.
+
+    ``rows`` yields in offset order; if the iteration ends with an error, rows are missing.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -199,6 +171,9 @@ class _FileHistory:
         with _translate_refusals(), HistoryRanges(self._path) as ranges:
             rows = ranges.history(selection, is_gap_ok=request.allows_gaps)
             yield from check_row_count(iter(rows), rows.count)
+
+
+HistorySource = _BrokerHistory | _FileHistory
 
 
 @contextmanager

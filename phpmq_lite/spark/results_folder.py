@@ -6,10 +6,10 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from phpmq_lite.errors import RefusedError
@@ -31,45 +31,7 @@ _JARS: Final = {  # URI scheme -> package with the file system; PySpark from pip
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
-class ResultsFolder(Protocol):
-    """File operations that jobs need besides reading and writing tables."""
-
-    def url(self, path: str) -> str:
-        """Return the URI of ``path`` for Spark."""
-
-    def exists(self, path: str) -> bool:
-        """Return whether a file or folder exists."""
-
-    def names(self, path: str) -> list[str]:
-        """Return the sorted names in a folder, or an empty list if the folder does not exist."""
-
-    def files(self, path: str) -> list[int]:
-        """Return the sizes in bytes of all data files below ``path``, except hidden ones."""
-
-    def read(self, path: str) -> str | None:
-        """Return the text of a UTF-8 file, or None if the file does not exist."""
-
-    def write(self, path: str, text: str) -> None:
-        """Write a file under a temporary name and rename it, creating its folder if necessary."""
-
-    def move(self, source: str, target: str) -> None:
-        """Rename a file or folder; the target must not exist, but its folder is created."""
-
-    def remove(self, path: str) -> None:
-        """Remove a file, or a folder with its contents; do nothing if it does not exist."""
-
-    def sync(self, path: str) -> None:
-        """Sync all files in a folder to disk, unless the storage does so itself."""
-
-    def lock(self, name: str, *, is_shared: bool = False) -> AbstractContextManager[None]:
-        """Hold a lock within the context; a shared lock excludes only exclusive locks.
-
-        Raises:
-            RefusedError: ``is_locked``: another run holds the lock.
-        """
-
-
-def open_results(spark: "SparkSession | None", out: str) -> ResultsFolder:
+def open_results(spark: "SparkSession | None", out: str) -> "ResultsFolder":
     """Return the results folder ``out``; a URI other than ``file:`` needs ``spark``."""
     folder = local_folder_of(out)
     return HadoopResultsFolder(spark, out) if folder is None else LocalResultsFolder(folder)
@@ -91,7 +53,7 @@ def _is_data(name: str) -> bool:
 
 
 class LocalResultsFolder:
-    """Files on this machine or on a mounted file system."""
+    """What jobs need besides reading and writing tables, on a file system of this machine."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
@@ -112,7 +74,7 @@ class LocalResultsFolder:
             return []
 
     def files(self, path: str) -> list[int]:
-        """Return the sizes of the data files below ``path``."""
+        """Return the sizes in bytes of all data files below ``path``, except hidden ones."""
         sizes: list[int] = []
         for folder, folders, names in os.walk(self._root / path):
             folders[:] = [name for name in folders if _is_data(name)]
@@ -120,14 +82,14 @@ class LocalResultsFolder:
         return sizes
 
     def read(self, path: str) -> str | None:
-        """Return the text of a file, or None if the file does not exist."""
+        """Return the text of a UTF-8 file, or None if the file does not exist."""
         try:
             return (self._root / path).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def write(self, path: str, text: str) -> None:
-        """Write and sync a temporary file, then rename it."""
+        """Write and sync a temporary file, then rename it, creating its folder if necessary."""
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.new")  # unique for each process
@@ -138,12 +100,12 @@ class LocalResultsFolder:
         temporary.replace(target)
 
     def move(self, source: str, target: str) -> None:
-        """Rename a file or folder."""
+        """Rename a file or folder; the target must not exist, but its folder is created."""
         (self._root / target).parent.mkdir(parents=True, exist_ok=True)
         (self._root / source).rename(self._root / target)
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with its contents."""
+        """Remove a file, or a folder with its contents; do nothing if it does not exist."""
         place = self._root / path
         if place.is_dir():
             shutil.rmtree(place)
@@ -162,7 +124,13 @@ class LocalResultsFolder:
 
     @contextmanager
     def lock(self, name: str, *, is_shared: bool = False) -> Iterator[None]:
-        """Hold a kernel lock, which is released even if this process is killed."""
+        """Hold a kernel lock, which is released even if this process is killed.
+
+        A shared lock excludes only exclusive locks.
+
+        Raises:
+            RefusedError: ``is_locked``: another run holds the lock.
+        """
         self._root.mkdir(parents=True, exist_ok=True)
         with (self._root / f".{name}.lock").open("w") as stream:
             try:
@@ -197,7 +165,7 @@ def missing_jar(root: str, error: str, hadoop: str) -> PipelineError | None:
 
 
 class HadoopResultsFolder:
-    """Files on any storage that Spark's Hadoop libraries support: HDFS, S3 and others.
+    """The same on any storage that Spark's Hadoop libraries support: HDFS, S3 and others.
 
     ``lock`` has no effect here, so only one run at a time may write to such a folder.
     """
@@ -289,6 +257,8 @@ class HadoopResultsFolder:
         """Do nothing, because Hadoop has no lock that is released when its holder dies."""
         yield
 
+
+ResultsFolder = LocalResultsFolder | HadoopResultsFolder
 
 ARCHIVE: Final = "archive"
 METRICS: Final = "metrics"
