@@ -193,18 +193,8 @@ def connect_blocking(
 ) -> "BlockingClient":
     """Return a client for a broker, to be used with ``with``.
 
-    Args:
-        address: ``HOST``, ``HOST:PORT`` or ``unix:PATH``; the default port is 9100.
-        port: port, if ``address`` does not include one.
-        ssl: TLS context.
-        server_hostname: name in the broker's certificate, if it differs from the host.  Required
-            for TLS over a Unix socket.
-        max_content: maximum size of a body in bytes, in both directions; use the broker's
-            ``limits.max_content``.  If the broker sends a larger message, the client ends and the
-            message is delivered again; publishing a larger message fails.
-        reconnect: reconnect after a lost connection, with delays from 0.1 s to 10 s.
-        timeout_s: default timeout of calls that wait for the broker; None means no timeout.
-        backoff: delays between connection attempts, instead of the default.
+    The arguments are those of :func:`phpmq_lite.client.connect`, and ``timeout_s``: the default
+    timeout of calls that wait for the broker; None means no timeout.
     """
     options = ConnectionOptions(
         parse_address(address, port), ssl, server_hostname, max_content, reconnect, backoff

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from phpmq_lite.client.blocking_client import STOP_S, BlockingClient
 from phpmq_lite.client.session import Backoff, ConsumedQueue, Delivery, storing_once
@@ -31,24 +31,20 @@ class Settlement(Enum):
 def _ended_by_signals(*, is_idle: bool) -> Iterator[None]:
     """If ``is_idle``, raise KeyboardInterrupt at a signal, which only sets a flag in the SDK."""
     is_main = threading.current_thread() is threading.main_thread()
-    wanted = _SIGNALS if is_idle and is_main else ()
-    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in wanted}
+    found = {number: signal.getsignal(number) for number in _SIGNALS if is_idle and is_main}
+    handlers = {number: handler for number, handler in found.items() if callable(handler)}
 
     def end(number: int, frame: FrameType | None) -> None:
-        handler = handlers[number]
-        if callable(handler):
-            handler(number, frame)
-            raise KeyboardInterrupt
+        handlers[signal.Signals(number)](number, frame)
+        raise KeyboardInterrupt
 
     try:
-        for number, handler in handlers.items():
-            if callable(handler):
-                signal.signal(number, end)
+        for number in handlers:
+            signal.signal(number, end)
         yield
     finally:
         for number, handler in handlers.items():
-            if callable(handler):
-                signal.signal(number, handler)
+            signal.signal(number, handler)
 
 
 class WorkerConnection:
@@ -64,18 +60,13 @@ class WorkerConnection:
         client: BlockingClient,
         credit: int = 1,
         *,
-        publish_timeout_s: float = PUBLISH_TIMEOUT_S,
-        backoff: Backoff | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if credit < 1:
             raise ValueError(f"the credit is {credit}; the minimum is 1")
         self.client = client
         self.credit = credit
-        self._publish_timeout_s = publish_timeout_s
-        self._backoff = backoff or Backoff()
-        self._monotonic = monotonic
+        self._backoff = Backoff()
         self._sleep = sleep
         self._windows: dict[str, ConsumedQueue] = {}
         self._next_connect_at = 0.0  # do not reconnect before this monotonic time
@@ -95,7 +86,7 @@ class WorkerConnection:
         """Connect if not connected; raise ConnectionLostError if that fails or is not due yet."""
         if self.client.is_connected:
             return
-        until = self._monotonic() + timeout_s
+        until = time.monotonic() + timeout_s
         if not self._connecting.acquire(timeout=max(0.0, timeout_s)):  # another thread connects
             raise ConnectionLostError(f"{self.client.target} is not connected")
         try:
@@ -107,13 +98,13 @@ class WorkerConnection:
         if self.client.is_connected:  # another thread has connected meanwhile
             return
         self._forget_windows()
-        wait_s, left_s = self._next_connect_at - self._monotonic(), until - self._monotonic()
+        wait_s, left_s = self._next_connect_at - time.monotonic(), until - time.monotonic()
         if wait_s > left_s:
             self._sleep(max(0.0, left_s))
             raise ConnectionLostError(f"{self.client.target} is not connected")
         if wait_s > 0:
             self._sleep(wait_s)
-        self._next_connect_at = self._monotonic() + self._backoff.next_s()
+        self._next_connect_at = time.monotonic() + self._backoff.next_s()
         self.client.open()
 
     def _forget_windows(self) -> None:
@@ -131,7 +122,7 @@ class WorkerConnection:
         Raises:
             ConnectionLostError: there is no connection; call again.
         """
-        until = self._monotonic() + timeout_s
+        until = time.monotonic() + timeout_s
         with _ended_by_signals(is_idle=not self.client.is_connected):
             self._ensure_connected(timeout_s)
         with self.client.lock:
@@ -142,7 +133,7 @@ class WorkerConnection:
                 frame = dispatches.popleft()
                 self._backoff.reset()  # the connection works, so restart the delays
                 return Delivery(self.client, frame, self.client.session.generation)
-            left_s = max(0.0, until - self._monotonic())
+            left_s = max(0.0, until - time.monotonic())
             with _ended_by_signals(is_idle=True):
                 is_empty = not self.client.pump(lambda: bool(dispatches), left_s)
             if is_empty:
@@ -164,14 +155,14 @@ class WorkerConnection:
             ConnectionLostError, TimeoutError: no receipt within 30 s; the message may be stored.
         """
         key = key or secrets.token_hex(16).encode()
-        until = self._monotonic() + self._publish_timeout_s
+        until = time.monotonic() + PUBLISH_TIMEOUT_S
         while True:
             try:
-                self._ensure_connected(max(0.0, until - self._monotonic()))
+                self._ensure_connected(max(0.0, until - time.monotonic()))
                 with storing_once():
                     self.client.publish_confirmed(queue, body, ttl_s, key)
             except (ConnectionLostError, TimeoutError):
-                if self._monotonic() >= until:
+                if time.monotonic() >= until:
                     raise
             else:
                 self._backoff.reset()
