@@ -137,14 +137,10 @@ def _read_password(file: Path | None) -> str:
     return password
 
 
-TOKEN_COLUMNS: Final = (
-    Column("name", "NAME"),
-    Column("role", "ROLE"),
-    Column("queues", "QUEUES"),
-    Column("created_by", "CREATED BY"),
-    Column("expires_at", "EXPIRES (UTC)"),
-    Column("last_used_at", "LAST USED (UTC)"),
-)
+TOKEN_COLUMNS: Final = columns(
+    "name", "role", "queues", "created_by",
+    expires_at="EXPIRES (UTC)", last_used_at="LAST USED (UTC)",
+)  # fmt: skip
 
 
 @click.group()
@@ -170,9 +166,7 @@ def list_tokens(admin: AdminClient, output: str | None) -> None:
     help="Role of the token; the metrics role can only read /metrics.",
 )
 @click.option("--queues", multiple=True, metavar="GLOB", help="Allowed queues. Repeatable.")
-@click.option(
-    "--expires", type=duration, metavar="DURATION", help="Lifetime, such as 90d.  [default: none]"
-)
+@click.option("--expires", type=duration, help="Lifetime, such as 90d.  [default: none]")
 @admin_client_options
 def create_token(
     admin: AdminClient, name: str, role: str, queues: tuple[str, ...], expires: int | None

@@ -16,7 +16,7 @@ from yarl import URL
 
 from phpmq_lite.cli import contexts
 from phpmq_lite.cli.errors import ERROR, NOT_FOUND, REFUSED, TIMED_OUT, CommandError
-from phpmq_lite.cli.output import Command, print_message
+from phpmq_lite.cli.output import Command, add_options, print_message
 from phpmq_lite.cli.parameters import EXISTING_FILE, admin_url, broker_url, is_phpmq_url
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.errors import os_reason
@@ -228,16 +228,15 @@ def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def url_options(command: Command, what: str = "Admin address, http://HOST:9101") -> Command:
     """Add ``--url`` and ``--token-file``, which select a broker by its URL."""
-    for option in (
+    return add_options(
+        command,
         click.option("--token-file", type=EXISTING_FILE, help="File with the API token for --url."),
         click.option(
             "--url", type=broker_url, metavar="URL",
             help=f"{what}.  [default: the context in use, --config or ./config.toml, "
             "./phpmq-data, then http://127.0.0.1:9101]",
         ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+    )  # fmt: skip
 
 
 def find_admin_client(

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
-from phpmq_lite.cli.output import Column, columns, output_option, print_message, write_rows
+from phpmq_lite.cli.output import columns, output_option, print_message, write_rows
 from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, broker_url, is_phpmq_url
 from phpmq_lite.text_files import TextFileError, read_text
 
@@ -87,10 +87,7 @@ def _row(context: BrokerContext) -> dict[str, str]:
     return {key: str(value) for key, value in asdict(context).items() if value and key != "name"}
 
 
-COLUMNS: Final = (
-    *columns("name", "in_use", "where", connect="PHPMQ"),
-    Column("token_file", "TOKEN FILE"),
-)
+COLUMNS: Final = (*columns("name", "in_use", "where", connect="PHPMQ"), *columns("token_file"))
 
 
 def _absolute_url(url: str | None) -> str | None:

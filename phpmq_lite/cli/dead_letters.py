@@ -72,11 +72,7 @@ def list_(admin: AdminClient, by_cause: bool, output: str | None) -> None:
 @click.argument("queue")
 @click.option("--to", "target", metavar="QUEUE", help="Redrive to this queue, not the origin.")
 @click.option(
-    "--ttl",
-    "ttl_s",
-    type=duration,
-    metavar="DURATION",
-    help="New time to live.  [default: the target queue's default]",
+    "--ttl", "ttl_s", type=duration, help="New time to live.  [default: the target queue's default]"
 )
 @click.option(
     "-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Redrive only the N oldest."

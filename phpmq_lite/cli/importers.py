@@ -15,7 +15,15 @@ import click
 
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
-from phpmq_lite.cli.output import Column, Command, columns, output_option, print_message, write_rows
+from phpmq_lite.cli.output import (
+    Column,
+    Command,
+    columns,
+    number_columns,
+    output_option,
+    print_message,
+    write_rows,
+)
 from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, duration
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.client.address import BrokerAddress, parse_address
@@ -32,11 +40,7 @@ from phpmq_lite.importers.import_journal import ImportJournal
 from phpmq_lite.importers.initphp import Kind, PlannedMessage, TableMapping
 from phpmq_lite.logs import escape
 
-_COUNTS: Final = (
-    Column("found", "FOUND", is_number=True),
-    Column("held", "HELD", is_number=True),
-    Column("before", "BEFORE", is_number=True),  # number of items that an earlier run stored
-)
+_COUNTS: Final = number_columns("found", "held", "before")  # before: an earlier run stored them
 _STORED: Final = Column("stored", "STORED", is_number=True)
 _NAMED: Final = 10  # maximum number of errors to print; a paused queue may cause millions
 NOT_VALID: Final = Column("not_valid", "NOT VALID", is_number=True)

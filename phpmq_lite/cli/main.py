@@ -28,67 +28,49 @@ class CommandEntry(NamedTuple):
 
 SECTIONS: Final = {  # section of the help text -> commands
     "Broker": {
-        "serve": CommandEntry("serve", "Run the broker."),
-        "doctor": CommandEntry("doctor", "Check whether a broker can run here and suggest fixes."),
-        "status": CommandEntry(
-            "status", "Show the broker's key figures and whether it accepts messages."
-        ),
-        "check": CommandEntry("checks", "Run one check as a monitoring plugin."),
-        "config": CommandEntry(
-            "config", "Create a configuration file, or show the effective settings."
-        ),
-        "clock": CommandEntry(
-            "status", "Show clock changes and decide how to treat a doubtful one."
-        ),
-        "bench": CommandEntry("bench", "Measure throughput and latency."),
+        "serve": ("serve", "Run the broker."),
+        "doctor": ("doctor", "Check whether a broker can run here and suggest fixes."),
+        "status": ("status", "Show the broker's key figures and whether it accepts messages."),
+        "check": ("checks", "Run one check as a monitoring plugin."),
+        "config": ("config", "Create a configuration file, or show the effective settings."),
+        "clock": ("status", "Show clock changes and decide how to treat a doubtful one."),
+        "bench": ("bench", "Measure throughput and latency."),
     },
     "Messages": {
-        "publish": CommandEntry(
-            "publish_consume", "Publish messages and wait until they are stored."
-        ),
-        "consume": CommandEntry("publish_consume", "Consume messages from a queue and print them."),
-        "message": CommandEntry(
-            "messages", "Search, show, move, delete, export and import messages."
-        ),
-        "dead-letter": CommandEntry("dead_letters", "List, redrive and delete dead letters."),
-        "trace": CommandEntry("messages", "Show a trace's messages from all queues, newest first."),
+        "publish": ("publish_consume", "Publish messages and wait until they are stored."),
+        "consume": ("publish_consume", "Consume messages from a queue and print them."),
+        "message": ("messages", "Search, show, move, delete, export and import messages."),
+        "dead-letter": ("dead_letters", "List, redrive and delete dead letters."),
+        "trace": ("messages", "Show a trace's messages from all queues, newest first."),
     },
     "Queues": {
-        "queue": CommandEntry("queues", "List, create, configure, pause, purge and delete queues."),
+        "queue": ("queues", "List, create, configure, pause, purge and delete queues."),
     },
     "Applications": {
-        "worker": CommandEntry("worker", "Handle a queue's envelopes with an app's handlers."),
-        "outbox": CommandEntry(
-            "outbox", "Publish rows from an outbox table in a service's database."
-        ),
-        "envelope": CommandEntry("envelopes", "Create, check and show BabelQueue envelopes."),
-        "schema": CommandEntry("envelopes", "Check schemas, and check payloads against them."),
-        "frame": CommandEntry("frames", "Explain PHPMQ protocol bytes without a broker."),
+        "worker": ("worker", "Handle a queue's envelopes with an app's handlers."),
+        "outbox": ("outbox", "Publish rows from an outbox table in a service's database."),
+        "envelope": ("envelopes", "Create, check and show BabelQueue envelopes."),
+        "schema": ("envelopes", "Check schemas, and check payloads against them."),
+        "frame": ("frames", "Explain PHPMQ protocol bytes without a broker."),
     },
     "History in Spark": {
-        "pipeline": CommandEntry(
-            "pipeline.commands", "Archive, measure and replay the history with Spark."
-        ),
+        "pipeline": ("pipeline.commands", "Archive, measure and replay the history with Spark."),
     },
     "Data": {
-        "backup": CommandEntry(
-            "backups", "Create, list, restore and test backups of the database."
-        ),
-        "standby": CommandEntry(
-            "standby", "Replicate the database with Litestream, and promote a replica."
-        ),
-        "database": CommandEntry("database", "Upgrade the database and check it for damage."),
-        "store": CommandEntry("store", "Move everything from SQLite to PostgreSQL, or back."),
-        "import": CommandEntry("importers", "Import messages from beanstalkd or InitPHP Queue."),
+        "backup": ("backups", "Create, list, restore and test backups of the database."),
+        "standby": ("standby", "Replicate the database with Litestream, and promote a replica."),
+        "database": ("database", "Upgrade the database and check it for damage."),
+        "store": ("store", "Move everything from SQLite to PostgreSQL, or back."),
+        "import": ("importers", "Import messages from beanstalkd or InitPHP Queue."),
     },
     "Access": {
-        "user": CommandEntry("accounts", "List, create and delete users; set their passwords."),
-        "token": CommandEntry("accounts", "List, create and revoke API tokens."),
-        "context": CommandEntry("contexts", "Name brokers and choose which one commands use."),
+        "user": ("accounts", "List, create and delete users; set their passwords."),
+        "token": ("accounts", "List, create and revoke API tokens."),
+        "context": ("contexts", "Name brokers and choose which one commands use."),
     },
     "Shell": {
-        "docs": CommandEntry("docs", "Open the broker's documentation."),
-        "completion": CommandEntry("main", "Print a shell completion script."),
+        "docs": ("docs", "Open the broker's documentation."),
+        "completion": ("main", "Print a shell completion script."),
     },
 }
 DOCS: Final = {  # command -> documentation page, shown at the end of --help
@@ -121,7 +103,9 @@ DOCS_OF_CODES: Final = {  # exit code -> documentation page that explains it
     74: "operate/reliability#a-write-or-an-fsync-that-fails",
     78: "reference/settings",
 }
-COMMANDS: Final = {name: entry for group in SECTIONS.values() for name, entry in group.items()}
+COMMANDS: Final = {
+    name: CommandEntry(*entry) for group in SECTIONS.values() for name, entry in group.items()
+}
 
 
 class RootGroup(click.Group):
@@ -161,7 +145,7 @@ class RootGroup(click.Group):
         for section, entries in SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl(
-                    [(name.ljust(width), entry.help) for name, entry in entries.items()]
+                    [(name.ljust(width), text) for name, (_, text) in entries.items()]
                 )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

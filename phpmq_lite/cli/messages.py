@@ -17,6 +17,7 @@ from phpmq_lite.cli.output import (
     Column,
     ColumnOverflow,
     Command,
+    add_options,
     confirm,
     format_message_count,
     output_option,
@@ -35,7 +36,8 @@ _POLL_S: Final = 0.5  # seconds between requests for a job's progress
 
 def bulk_options(command: Command) -> Command:
     """Add ``--query``, ``--dry-run``, ``--selection``, ``--yes`` and ``--reason``."""
-    for option in (
+    return add_options(
+        command,
         click.option("--reason", default="", help="Reason to record in the audit log."),
         yes_option,
         click.option(
@@ -47,9 +49,7 @@ def bulk_options(command: Command) -> Command:
             help="Print what --query selects and a token for --selection.",
         ),
         click.option("--query", metavar="QUERY", help="Select messages by query, not by ID."),
-    ):
-        command = option(command)
-    return command
+    )
 
 
 def act_on_messages(
@@ -188,9 +188,7 @@ MESSAGE_COLUMNS: Final = (
 )
 
 _ids = click.argument("ids", nargs=-1, metavar="[ID]...")
-_ttl = click.option(
-    "--ttl", "ttl_s", type=duration, metavar="DURATION", help="New time to live; 0 means no expiry."
-)
+_ttl = click.option("--ttl", "ttl_s", type=duration, help="New time to live; 0 means no expiry.")
 _limit = click.option(
     "-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N",
     help="Print at most N messages.",

@@ -51,6 +51,13 @@ def number_columns(*keys: str, **titles: str) -> tuple[Column, ...]:
     return tuple(one._replace(is_number=True) for one in columns(*keys, **titles))
 
 
+def add_options(command: Command, *options: Callable[[Any], Any]) -> Command:
+    """Add options to a command; the help lists the last one first."""
+    for option in options:
+        command = option(command)
+    return command
+
+
 def output_option(command: Command) -> Command:
     """Add ``-o``; without it, the output is a table on a terminal, otherwise JSON lines."""
     return click.option(

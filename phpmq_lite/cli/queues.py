@@ -15,6 +15,7 @@ from phpmq_lite.cli.output import (
     confirm,
     format_cell,
     format_message_count,
+    number_columns,
     output_option,
     print_message,
     write_record,
@@ -26,14 +27,8 @@ from phpmq_lite.queue_settings import DEFINITIONS
 
 QUEUE_COLUMNS: Final = (
     Column("name", "QUEUE"),
-    Column("ready", "READY", is_number=True),
-    Column("dispatched", "DISPATCHED", is_number=True),
-    Column("dead", "DEAD", is_number=True),
-    Column("bytes", "BYTES", is_number=True),
-    Column("oldest_age_s", "OLDEST (s)", is_number=True),
-    Column("published_per_s", "IN/s", is_number=True),
-    Column("acked_per_s", "OUT/s", is_number=True),
-    Column("consumers", "CONSUMERS", is_number=True),
+    *number_columns("ready", "dispatched", "dead", "bytes", oldest_age_s="OLDEST (s)"),
+    *number_columns(published_per_s="IN/s", acked_per_s="OUT/s", consumers="CONSUMERS"),
 )
 
 _DIGITS: Final = 20  # maximum number of digits in a number; SQLite integers have at most 19

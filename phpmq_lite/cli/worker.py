@@ -18,7 +18,7 @@ import click
 
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import CommandError
-from phpmq_lite.cli.output import format_message_count, print_message
+from phpmq_lite.cli.output import add_options, format_message_count, print_message
 from phpmq_lite.cli.parameters import FILE, duration
 from phpmq_lite.cli.signals import StopRequest
 
@@ -60,8 +60,8 @@ def _memory_size(value: str) -> int:
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
-    seconds = click.FloatRange(min=0)
-    for option in (
+    return add_options(
+        command,
         click.option("--idempotency", type=FILE,
                      metavar="FILE", help="Handle each meta.id once; FILE stores handled ids."),
         click.option("--drop-exhausted", is_flag=True,
@@ -84,19 +84,17 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--credit", type=click.IntRange(min=1), default=1, show_default=True,
                      metavar="N",
                      help="Maximum messages held, including the one being handled."),
-        click.option("--shutdown-timeout", type=seconds, metavar="SECONDS",
+        click.option("--shutdown-timeout", type=click.FloatRange(min=0), metavar="SECONDS",
                      help="Time to finish the job after SIGTERM.  [default: the app's, or 30]"),
         click.option("--stop-when-empty", is_flag=True, help="Exit when the queue is empty."),
         click.option("--memory-limit", type=_memory_size, metavar="SIZE",
                      help="Exit when the process uses more memory than this, such as 256MiB."),
-        click.option("--max-runtime", type=duration, default="0", metavar="DURATION",
+        click.option("--max-runtime", type=duration, default="0",
                      help="Exit after this time, such as 90s, 15m or 1h."),
         click.option("--max-jobs", type=click.IntRange(min=0), default=0, metavar="N",
                      help="Exit after N messages."),
         click.option("--once", is_flag=True, help="Exit after one message."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+    )  # fmt: skip
 
 
 @click.command()

@@ -16,6 +16,7 @@ from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import (
     Column,
+    add_options,
     columns,
     number_columns,
     output_format,
@@ -61,17 +62,15 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
     def run(continuous: bool, every_s: int, **others: Any) -> None:
         command(every_s=every_s if continuous else None, **others)
 
-    decorated: Callable[..., None] = run
-    for option in (
+    return add_options(
+        run,
         target_options,
         output_option,
         click.option("--every", "every_s", type=duration, default="60s", show_default=True,
                      metavar="DURATION", help="Pause between --continuous rounds; at least as long"
                      " as the round before it."),
         click.option("--continuous", is_flag=True, help="Repeat until Ctrl-C or SIGTERM."),
-    ):  # fmt: skip
-        decorated = option(decorated)
-    return decorated
+    )  # fmt: skip
 
 
 def starting_offset(value: str) -> str:
@@ -83,7 +82,8 @@ def starting_offset(value: str) -> str:
 
 def _archive_options(command: Any) -> Any:
     """Add the options that control how ``archive`` and ``run`` read the history."""
-    for option in (
+    return add_options(
+        command,
         click.option("--accept-gap", is_flag=True,
                      help="Continue even if retention removed rows before they were archived."),
         click.option("--partitions", "num_partitions", type=click.IntRange(min=1), metavar="N",
@@ -104,9 +104,7 @@ def _archive_options(command: Any) -> Any:
                      help="Only messages with this outcome. Repeatable; without deleted, the"
                      " removal of deleted messages is not a gap."),
         click.option("--bodies", is_flag=True, help="Also archive bodies, which replay requires."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+    )  # fmt: skip
 
 
 def _job(target: PipelineTarget, name: str, /, **fields: Any) -> PipelineJob:
@@ -233,8 +231,7 @@ REPLAY_OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 @click.option(
     "--to", "to_queue", metavar="QUEUE", help="Target queue.  [default: each message's queue]"
 )
-@click.option("--ttl", "ttl_s", type=duration, metavar="DURATION",
-              help="Time to live.  [default: the queue's]")  # fmt: skip
+@click.option("--ttl", "ttl_s", type=duration, help="Time to live.  [default: the queue's]")
 @click.option("--rate", type=messages_per_second, metavar="N/s", help="Maximum rate, such as 20/s.")
 @click.option("--source", type=click.Choice(["archive", "history"]), default="archive",
               show_default=True,

@@ -20,6 +20,7 @@ from phpmq_lite.cli.admin_client import (
     url_options,
 )
 from phpmq_lite.cli.errors import CommandError
+from phpmq_lite.cli.output import add_options
 from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, assignment
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.spark.results_folder import local_folder_of
@@ -92,7 +93,8 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         command(target=target, **others)
 
-    for option in (
+    run = add_options(
+        run,
         click.option("--log", type=FILE,
                      help="Spark's log file.  [default: OUT/logs/spark.log]"),
         click.option("--conf", type=assignment, multiple=True, metavar="KEY=VALUE",
@@ -104,8 +106,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
                      "  [default: DATA/pipeline]"),
         click.option("--path", type=EXISTING_FILE,
                      help="Database file to read instead of the broker; requires a local master."),
-    ):  # fmt: skip
-        run = option(run)
+    )  # fmt: skip
     return url_options(data_option(config_option(run)))
 
 
