@@ -21,7 +21,6 @@ import threading
 import time
 import unicodedata
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TextIO, cast
 
@@ -134,7 +133,7 @@ class RecentLogLines:
 
     def lines(self, least: str = "debug") -> list[LogLine]:
         """Return the log lines at level ``least`` or above, newest first."""
-        wanted = _from_level(least)
+        wanted = LEVELS[LEVELS.index(least) :]
         with self._lock:
             found = [line for line in self._lines if line.level in wanted]
         return found[::-1]
@@ -142,10 +141,6 @@ class RecentLogLines:
 
 def _cut(text: str) -> str:
     return text if len(text) <= LINE_BYTES else text[:LINE_BYTES] + "…"
-
-
-def _from_level(least: str) -> Iterable[str]:
-    return LEVELS[LEVELS.index(least) :]
 
 
 recent: Final = RecentLogLines()

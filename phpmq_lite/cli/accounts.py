@@ -40,13 +40,9 @@ def write_accounts(
 
 
 def _format_account(row: Row) -> Mapping[str, Any]:
-    times = {key: _format_ms(row[key]) for key in _TIMES if row.get(key) is not None}
+    given = {key: row[key] for key in _TIMES if row.get(key) is not None}
+    times = {key: format_time(ms, ms).title.partition(".")[0] for key, ms in given.items()}
     return {**row, **times, "queues": ", ".join(row["queues"]) or "all"}
-
-
-def _format_ms(at_ms: int) -> str:
-    """Format a Unix time in ms to the second, or as a number if it is after the year 9999."""
-    return format_time(at_ms, at_ms).title.partition(".")[0]
 
 
 ROLES: Final = ("viewer", "operator", "admin")

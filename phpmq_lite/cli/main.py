@@ -9,7 +9,7 @@ import click
 from click.exceptions import NoSuchCommand
 
 from phpmq_lite import __version__, installation, standard_streams
-from phpmq_lite.cli import first_process, silence
+from phpmq_lite.cli import first_process
 from phpmq_lite.cli.errors import (
     WORDS,
     describe_error,
@@ -17,6 +17,7 @@ from phpmq_lite.cli.errors import (
     expected_error,
     explain_rename,
 )
+from phpmq_lite.cli.progress import shown_silence
 
 
 class CommandEntry(NamedTuple):
@@ -191,7 +192,7 @@ def main() -> None:
     """Run the command that this process's arguments specify."""
     standard_streams.prepare()
     first_process.delegate()
-    with silence.shown_silence(sys.argv[1:]):
+    with shown_silence(sys.argv[1:]):
         root_command(prog_name="phpmq-lite")
 
 

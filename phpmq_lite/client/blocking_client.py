@@ -646,7 +646,10 @@ class BlockingConsumer:
                     return Delivery(client, window.dispatches.popleft(), client.session.generation)
             deadline = deadline or _deadline(self._timeout_s)
             try:
-                if not client.pump(self._has_news, _seconds_left(deadline)):
+                if not client.pump(
+                    lambda: self._window is None or bool(self._window.dispatches),
+                    _seconds_left(deadline),
+                ):
                     break
             except ConnectionLostError:
                 if client.is_closing:
@@ -654,9 +657,6 @@ class BlockingConsumer:
                 raise
             window = self._window
         raise StopIteration
-
-    def _has_news(self) -> bool:
-        return self._window is None or bool(self._window.dispatches)
 
     def close(self) -> None:
         """Stop consuming; unsettled messages return to the queue.  Safe to call twice."""

@@ -40,10 +40,6 @@ def _none_if_empty(value: object) -> object:
     return None if value == "" else value
 
 
-def _number_as_text(value: object) -> object:
-    return str(value) if isinstance(value, int) else value
-
-
 def _base_path(value: str) -> str:
     path = value.strip("/")
     return f"/{path}" if path else ""
@@ -115,7 +111,7 @@ class TcpSettings(Section):
     http_guard: bool = field(
         True, "Hold back a connection's first bytes while they could be a browser's HTTP request."
     )
-    packet_header: Annotated[Literal["auto", "32", "36"], BeforeValidator(_number_as_text)] = field(
+    packet_header: Annotated[Literal["auto", "32", "36"], BeforeValidator(str)] = field(
         "auto", "Packet header size in bytes: auto, 32 or 36."
     )
     tls_cert: PathOrNone = field(

@@ -215,7 +215,9 @@ class MetricTables:
         recent = rows_of_dates(archive, dates)
         rows = period_figures(recent, since_ms=since_ms).collect()
         items = [round_times(row.asDict()) for row in rows]
-        return sorted(items, key=lambda item: (-_queue_weight(item), item["queue"]))[:MAX_ROWS]
+        moved = ("published", *OUTCOMES)
+        items.sort(key=lambda item: (-sum(item[name] for name in moved), item["queue"]))
+        return items[:MAX_ROWS]
 
     def periods(self, table: str, name: str, days: int) -> list[Item]:
         """Return statistics by period for ``days`` days; ``name`` names the time column."""
@@ -314,11 +316,6 @@ def _percentile(buckets: Mapping[int, int], wanted: float) -> float | None:
         if reached >= wanted:
             return round(BUCKET_BASE ** (number - 0.5), 1) if number else 1.0
     return None
-
-
-def _queue_weight(item: Mapping[str, Any]) -> int:
-    """Return the number of published messages plus the number of settled messages."""
-    return sum(int(item[name]) for name in ("published", *OUTCOMES))
 
 
 def fit_queues(

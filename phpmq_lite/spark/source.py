@@ -70,7 +70,8 @@ class PhpmqSource(DataSource):
         check_option_names(given)
         if read_mode(given) == "queue":
             return columns.QUEUE_COLUMNS
-        options = history_options(_without_options(given, *_OF_ONE_USE), SourceMode.BATCH_READ)
+        common = {name: v for name, v in given.items() if name.lower() not in _OF_ONE_USE}
+        options = history_options(common, SourceMode.BATCH_READ)
         return columns.history_columns(options.columns, body=options.has_body)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -122,15 +123,6 @@ class PhpmqSource(DataSource):
 
 # Options that ``schema`` ignores because they apply only to batches or only to streams.
 _OF_ONE_USE = (
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "endingTimestamp",
-    "maxOffsetsPerTrigger",
-    "reader",
-)
-
-
-def _without_options(options: Mapping[str, str], *names: str) -> dict[str, str]:
-    lower = {name.lower() for name in names}
-    return {name: value for name, value in options.items() if name.lower() not in lower}
+    "startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp",
+    "maxoffsetspertrigger", "reader",
+)  # fmt: skip

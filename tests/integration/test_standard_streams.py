@@ -172,7 +172,7 @@ def test_a_command_escapes_what_the_terminal_cannot_show(
 def test_a_command_shows_its_silence_on_a_terminal_and_removes_it(tmp_path: Path) -> None:
     program = (
         "import time; from phpmq_lite import standard_streams as s; from phpmq_lite.cli import"
-        " silence; s.prepare()\nwith silence.shown_silence(['backup', 'create', '--data']):"
+        " progress; s.prepare()\nwith progress.shown_silence(['backup', 'create', '--data']):"
         " input(); print('made', end='', flush=True); input(); print('.')"
     )
     main, terminal = pty.openpty()

@@ -189,7 +189,7 @@ def run_jobs(
         spark = stack.enter_context(spark_session(target, progress))
         stop = StopRequest(progress.note)
         with stop:
-            for done in _rounds(spark, jobs, progress, stop, every_s):
+            for done in _JobRunner(spark, jobs, progress, stop).rounds(every_s):
                 if every_s is None:
                     finished = done
                 else:
@@ -202,92 +202,78 @@ def run_jobs(
         )
 
 
-def _rounds(
-    spark: "SparkSession",
-    jobs: Sequence[PipelineJob],
-    progress: JobProgress,
-    stop: StopRequest,
-    every_s: float | None,
-) -> Iterator[list[JobOutcome]]:
-    while True:
-        began_s = time.monotonic()
-        done = _round(spark, jobs, progress, stop)
-        took_s = time.monotonic() - began_s
-        yield done
-        if every_s is None or stop():
-            return
-        progress("waiting")
-        stop.sleep(max(every_s, took_s))  # leave half of the time to the broker
-        if stop():
-            return
+class _JobRunner(NamedTuple):
+    """Runs jobs in a Spark session, and writes a summary after each round."""
 
+    spark: "SparkSession"
+    jobs: Sequence[PipelineJob]
+    progress: JobProgress
+    stop: StopRequest
 
-def _round(
-    spark: "SparkSession", jobs: Sequence[PipelineJob], progress: JobProgress, stop: StopRequest
-) -> list[JobOutcome]:
-    """Run each job once, and write the summary even if a job fails."""
-    done: list[JobOutcome] = []
-    runs: list[PipelineJobState] = []
-    try:
-        for job in jobs:
-            if stop():
-                break
-            done.append(_run(spark, job, progress, stop, runs))
-    except Exception as first:
-        if stop.is_aborted:
-            raise
+    def rounds(self, every_s: float | None) -> Iterator[list[JobOutcome]]:
+        """Yield the outcomes of each round; there is only one if ``every_s`` is None."""
+        while True:
+            began_s = time.monotonic()
+            done = self.run_round()
+            took_s = time.monotonic() - began_s
+            yield done
+            if every_s is None or self.stop():
+                return
+            self.progress("waiting")
+            self.stop.sleep(max(every_s, took_s))  # leave half of the time to the broker
+            if self.stop():
+                return
+
+    def run_round(self) -> list[JobOutcome]:
+        """Run each job once, and write the summary even if a job fails."""
+        done: list[JobOutcome] = []
+        runs: list[PipelineJobState] = []
         try:
-            _summarize(spark, jobs, runs, progress)
-        except Exception as error:  # the job's own error is reported instead
-            if _error_text(error) != _error_text(first):
-                progress.note(f"the summary was not written: {_error_text(error)}")
-        raise
-    _summarize(spark, jobs, runs, progress)
-    return done
+            for job in self.jobs:
+                if self.stop():
+                    break
+                done.append(self._run(job, runs))
+        except Exception as first:
+            if self.stop.is_aborted:
+                raise
+            try:
+                self._summarize(runs)
+            except Exception as error:  # the job's own error is reported instead
+                if _error_text(error) != _error_text(first):
+                    self.progress.note(f"the summary was not written: {_error_text(error)}")
+            raise
+        self._summarize(runs)
+        return done
 
+    def _run(self, job: PipelineJob, runs: "list[PipelineJobState]") -> JobOutcome:
+        from phpmq_lite.insights_document import PipelineJobState
+        from phpmq_lite.spark.jobs.options import JobControl
 
-def _run(
-    spark: "SparkSession",
-    job: PipelineJob,
-    progress: JobProgress,
-    stop: StopRequest,
-    runs: "list[PipelineJobState]",
-) -> JobOutcome:
-    from phpmq_lite.insights_document import PipelineJobState
-    from phpmq_lite.spark.jobs.options import JobControl
+        self.progress(job.name)
+        began_ms, began_s = _now_ms(), time.monotonic()
+        end: dict[str, Any] = {"state": "failed", "offset": None, "error": None}
+        try:
+            run = import_module(f"phpmq_lite.spark.jobs.{job.name}").run
+            result: JobResult = run(self.spark, job.options, JobControl(self.progress, self.stop))
+            end |= {"state": "stopped" if result.is_stopped else "done", "offset": result.offset}
+        except Exception as error:
+            end["error"] = _error_text(error)
+            raise
+        finally:
+            if job.is_noted:
+                end |= {"started_at": began_ms, "finished_at": _now_ms()}
+                runs.append(PipelineJobState(name=job.name, **end))
+        return JobOutcome(result, time.monotonic() - began_s)
 
-    progress(job.name)
-    began_ms, began_s = _now_ms(), time.monotonic()
-    end: dict[str, Any] = {"state": "failed", "offset": None, "error": None}
-    try:
-        run = import_module(f"phpmq_lite.spark.jobs.{job.name}").run
-        result: JobResult = run(spark, job.options, JobControl(progress, stop))
-        end |= {"state": "stopped" if result.is_stopped else "done", "offset": result.offset}
-    except Exception as error:
-        end["error"] = _error_text(error)
-        raise
-    finally:
-        if job.is_noted:
-            runs.append(
-                PipelineJobState(name=job.name, started_at=began_ms, finished_at=_now_ms(), **end)
-            )
-    return JobOutcome(result, time.monotonic() - began_s)
+    def _summarize(self, runs: "list[PipelineJobState]") -> None:
+        from phpmq_lite.spark import insights_summary
 
-
-def _summarize(
-    spark: "SparkSession",
-    jobs: Sequence[PipelineJob],
-    runs: "list[PipelineJobState]",
-    progress: JobProgress,
-) -> None:
-    from phpmq_lite.spark import insights_summary
-
-    if not runs:
-        return
-    progress("summary")
-    options = jobs[0].options
-    for note in insights_summary.write_summary(spark, options, runs, now_ms=_now_ms()):
-        progress.note(note)
+        if not runs:
+            return
+        self.progress("summary")
+        options = self.jobs[0].options
+        for note in insights_summary.write_summary(self.spark, options, runs, now_ms=_now_ms()):
+            self.progress.note(note)
 
 
 def _error_text(error: Exception) -> str:

@@ -171,7 +171,8 @@ def run(
             return JobResult(job="metrics", rows=0, notes=(str(nothing),))
         new = archive if (after := _included(files, done)) is None else archive.where(after)
         asked = set(options.dates) or touched_dates(new) | dates_touched_by_retries(new, archive)
-        dates = sorted(asked | _unfinished_dates(files))
+        unfinished = json.loads(files.read(results_folder.METRICS_BEGUN) or "[]")
+        dates = sorted(asked | set(map(date.fromisoformat, unfinished)))  # begun by an earlier run
         is_stopped = not _write(archive, dates, files, control)
         if not is_stopped and not options.dates and done is not None:
             state = {"tables": VERSION, "history_id": done.history_id, "offset": done.offset}
@@ -200,14 +201,6 @@ def _included(files: ResultsFolder, done: CommittedBatch | None) -> "Column | No
     if state["history_id"] != done.history_id:
         return None
     return sf.col("offset") > int(offset)
-
-
-def _unfinished_dates(files: ResultsFolder) -> set[date]:
-    """Return the dates that an earlier run began but did not complete."""
-    return {
-        date.fromisoformat(text)
-        for text in json.loads(files.read(results_folder.METRICS_BEGUN) or "[]")
-    }
 
 
 def _write(

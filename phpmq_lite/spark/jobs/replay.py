@@ -158,17 +158,13 @@ def _plan(
                 yield row["offset"], row["size"]
 
     control.report("select", 0, None)
-    max_rows = _piece_rows(options.rate)
+    max_rows = max(1, min(MAX_ROWS, int(options.rate or MAX_ROWS)))
     plan.pieces = replay_plans.cut_pieces(sized_offsets(), max_rows=max_rows, max_bytes=MAX_BYTES)
     if plan.without_body and not plan.pieces:
         raise RefusedError("no_bodies", _notes(0, plan.without_body)[0])
     if plan.pieces:  # an empty plan would exclude messages that are settled later
         replay_plans.store_plan(files, plan)
     return plan
-
-
-def _piece_rows(rate: float | None) -> int:
-    return MAX_ROWS if rate is None else max(1, min(MAX_ROWS, int(rate)))
 
 
 def _publish(

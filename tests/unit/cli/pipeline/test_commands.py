@@ -290,9 +290,9 @@ def test_continuous_run_rests_as_long_as_a_round_takes(monkeypatch: pytest.Monke
             rests.append(seconds)
 
     monkeypatch.setattr("phpmq_lite.cli.pipeline.job_runner.time.monotonic", lambda: next(clock))
-    monkeypatch.setattr(job_runner, "_round", lambda *_: [])
-    given: list[Any] = [None, [], lambda _: None, Stop(), 60.0]
-    assert list(job_runner._rounds(*given)) == [[], []]
+    monkeypatch.setattr(job_runner._JobRunner, "run_round", lambda _: [])
+    given: list[Any] = [None, [], lambda _: None, Stop()]
+    assert list(job_runner._JobRunner(*given).rounds(60.0)) == [[], []]
     assert rests == [100.0, 60.0]
 
 
