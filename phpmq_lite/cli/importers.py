@@ -3,7 +3,7 @@
 import sqlite3
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -26,6 +26,7 @@ from phpmq_lite.cli.output import (
 )
 from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, duration
 from phpmq_lite.cli.progress import progress_bar
+from phpmq_lite.cli.transfer import in_batches
 from phpmq_lite.client.address import BrokerAddress, parse_address
 from phpmq_lite.client.blocking_client import (
     BlockingClient,
@@ -402,7 +403,7 @@ def initphp_command(
                 )
                 opened = nullcontext() if dry_run else client()
                 with opened as broker, progress_bar("import", None) as advance:
-                    for batch in _batches(items):
+                    for batch in in_batches(items, _size_of, _BATCH, _INITPHP_BATCH_BYTES):
                         if broker is None:
                             deque(map(tally.count, batch), maxlen=0)
                         else:
@@ -423,14 +424,5 @@ def _item(planned: PlannedMessage, layout: TableMapping) -> ImportItem:
     return ImportItem(group, name, message, planned.problem)
 
 
-def _batches(items: Iterable[ImportItem]) -> Iterator[list[ImportItem]]:
-    batch: list[ImportItem] = []
-    size = 0
-    for item in items:
-        batch.append(item)
-        size += 0 if item.message is None else len(item.message.content)
-        if len(batch) == _BATCH or size >= _INITPHP_BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _size_of(item: ImportItem) -> int:
+    return 0 if item.message is None else len(item.message.content)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import click
 
@@ -28,6 +28,7 @@ from phpmq_lite.text_files import has_mark
 _BATCH: Final = 500  # maximum number of messages per request
 _BATCH_BYTES: Final = 1_000_000  # every broker accepts requests of up to 1 MiB
 _PIECE_BYTES: Final = 1 << 20
+T = TypeVar("T")
 
 
 @click.command()
@@ -165,15 +166,21 @@ async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandErro
 
 
 def _batches(messages: Iterable[dict[str, Any]]) -> Iterator[list[bytes]]:
-    """Yield batches of encoded messages, at most ``_BATCH_BYTES`` long or a single message each."""
-    part: list[bytes] = []
+    return in_batches(map(_encode, messages), len, _BATCH, _BATCH_BYTES)
+
+
+def in_batches(
+    items: Iterable[T], size_of: Callable[[T], int], most: int, most_bytes: int
+) -> Iterator[list[T]]:
+    """Yield batches of up to ``most`` items and ``most_bytes``, or of a single larger item."""
+    part: list[T] = []
     size = 0
-    for line in map(_encode, messages):
-        if part and (len(part) == _BATCH or size + len(line) > _BATCH_BYTES):
+    for item in items:
+        if part and (len(part) == most or size + size_of(item) > most_bytes):
             yield part
             part, size = [], 0
-        part.append(line)
-        size += len(line)
+        part.append(item)
+        size += size_of(item)
     if part:
         yield part
 

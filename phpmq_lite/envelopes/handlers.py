@@ -6,7 +6,6 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, Protocol
 
 from babelqueue import BabelQueue
@@ -106,8 +105,8 @@ class HandlerLoop:
                 future.cancel()
                 ended.wait(_CANCEL_S)
             raise
-        if isinstance(result, _HandlerExit):
-            raise result.error
+        if isinstance(result, SystemExit | KeyboardInterrupt):  # would have stopped the loop
+            raise result
         return result
 
     def _started_loop(self) -> asyncio.AbstractEventLoop:
@@ -130,18 +129,11 @@ class HandlerLoop:
         loop.close()
 
 
-@dataclass(slots=True)
-class _HandlerExit:
-    """Wraps an exception that would otherwise stop the event loop."""
-
-    error: BaseException
-
-
 async def _run_and_signal(awaitable: Awaitable[Any], ended: threading.Event) -> Any:
     try:
         return await awaitable
     except (SystemExit, KeyboardInterrupt) as error:
-        return _HandlerExit(error)
+        return error
     finally:
         ended.set()
 
@@ -188,7 +180,7 @@ def _wrap_handler(
 
     chain: NextHandler = last
     for one in reversed(middleware):
-        chain = partial(_step, one, chain)
+        chain = _step(one, chain)
 
     def work(_data: Any, _meta: Any, _envelope: Any) -> None:
         """Call the middleware and handler with a copy of the data; a retry sends the original."""
@@ -204,8 +196,8 @@ def _wrap_handler(
     return work
 
 
-def _step(one: Middleware, next_handler: NextHandler, context: JobContext) -> None:
-    one(context, next_handler)
+def _step(one: Middleware, next_handler: NextHandler) -> NextHandler:
+    return lambda context: one(context, next_handler)
 
 
 def takes_envelope(handler: Handler) -> bool:

@@ -177,10 +177,10 @@ def _rule(document: Any, at: str, unchecked: list[str], depth: int) -> SchemaRul
         for word in document
         if word not in _APPLIED and word not in _DESCRIPTIVE and not word.startswith("x-")
     )
+    for word, (is_valid, detail) in _VALUES_OF_KEYWORDS.items():
+        if word in document and not is_valid(document[word]):
+            raise SchemaError(f"{word} must be {detail}", f"{at}/{word}")
     properties = document.get("properties", {})
-    if not isinstance(properties, dict):
-        detail = "properties must be an object whose values are schemas"
-        raise SchemaError(detail, f"{at}/properties")
 
     def subschema(word: str) -> SchemaRule | None:
         if word not in document:
@@ -194,7 +194,7 @@ def _rule(document: Any, at: str, unchecked: list[str], depth: int) -> SchemaRul
     values = _values(document, at)
     return SchemaRule(
         types=_types(document, at),
-        required=_required(document, at),
+        required=tuple(dict.fromkeys(document.get("required", []))),
         properties=MappingProxyType(
             {
                 name: _rule(inner, f"{at}/properties/{escape_pointer(name)}", unchecked, depth + 1)
@@ -205,8 +205,8 @@ def _rule(document: Any, at: str, unchecked: list[str], depth: int) -> SchemaRul
         items=subschema("items"),
         values=values,
         keys=frozenset(map(equality_key, values or ())),
-        min_length=_min_length(document, at),
-        minimum=_minimum(document, at),
+        min_length=int(document.get("minLength", 0)),
+        minimum=document.get("minimum"),
         sensitivity=_sensitivity(document.get(_SENSITIVE_KEYWORD)),
         title=next(
             (t for w in ("title", "description") if isinstance(t := document.get(w), str)), ""
@@ -230,13 +230,6 @@ def _types(document: dict[str, Any], at: str) -> frozenset[str] | None:
     if "number" in found:
         found -= {"integer"}
     return None if found == set(TYPES) - {"integer"} else found
-
-
-def _required(document: dict[str, Any], at: str) -> tuple[str, ...]:
-    names = document.get("required", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise SchemaError("required must be a list of member names", f"{at}/required")
-    return tuple(dict.fromkeys(names))
 
 
 def _values(document: dict[str, Any], at: str) -> tuple[Any, ...] | None:
@@ -269,20 +262,6 @@ def _depth(value: Any) -> int:
             if isinstance(each, dict | list):
                 level += each.values() if isinstance(each, dict) else each
     return depth
-
-
-def _min_length(document: dict[str, Any], at: str) -> int:
-    given = document.get("minLength", 0)
-    if not is_integer(given) or given < 0:
-        raise SchemaError("minLength must be a non-negative integer", f"{at}/minLength")
-    return int(given)
-
-
-def _minimum(document: dict[str, Any], at: str) -> int | float | None:
-    given = document.get("minimum")
-    if "minimum" in document and not is_number(given):
-        raise SchemaError("minimum must be a number", f"{at}/minimum")
-    return given
 
 
 def _sensitivity(given: object) -> str | None:
@@ -384,6 +363,17 @@ _IS_OF_TYPE: Final[Mapping[str, Callable[[Any], bool]]] = {
     "number": is_number,
     "boolean": lambda value: isinstance(value, bool),
     "null": lambda value: value is None,
+}
+
+
+_VALUES_OF_KEYWORDS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "properties": (_IS_OF_TYPE["object"], "an object whose values are schemas"),
+    "required": (
+        lambda value: isinstance(value, list) and all(map(_IS_OF_TYPE["string"], value)),
+        "a list of member names",
+    ),
+    "minLength": (lambda value: is_integer(value) and value >= 0, "a non-negative integer"),
+    "minimum": (is_number, "a number"),
 }
 
 

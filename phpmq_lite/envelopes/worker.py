@@ -92,11 +92,7 @@ def run_worker(
     phpmq_transport = _checked_transport(app, target, drop_exhausted=drop_exhausted)
     around = [*middleware, *(app.middleware if isinstance(app, App) else ())]
     run_limits = _RunLimits(app, phpmq_transport, limits or WorkerLimits(), monotonic)
-    with (
-        _limited_by(phpmq_transport, run_limits),
-        wrap_handlers(app, phpmq_transport, around),
-        _muted_codec(),
-    ):
+    with _applied(run_limits, phpmq_transport), wrap_handlers(app, phpmq_transport, around):
         phpmq_transport.emit("info", "worker.started", target)
         try:
             # App.consume would wrap the handlers again.
@@ -174,22 +170,17 @@ class _RunLimits:
 
 
 @contextmanager
-def _limited_by(transport: PhpmqTransport, run_limits: _RunLimits) -> Iterator[None]:
-    """Within the block, let ``run_limits`` control the transport."""
-    before, transport.must_stop = transport.must_stop, run_limits.must_stop
-    try:
-        yield
-    finally:
-        transport.must_stop = before
+def _applied(run_limits: _RunLimits, transport: PhpmqTransport) -> Iterator[None]:
+    """Within the block, let ``run_limits`` control the transport, and mute the SDK's codec.
 
-
-@contextmanager
-def _muted_codec() -> Iterator[None]:
-    """Suppress the warning that the SDK's codec logs on every decode; the transport warns once."""
+    The codec would log a warning on every decode; the transport warns once.
+    """
     codec = logging.getLogger("babelqueue.codec")
-    before = codec.level
+    before, level = transport.must_stop, codec.level
+    transport.must_stop = run_limits.must_stop
     codec.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        codec.setLevel(before)
+        transport.must_stop = before
+        codec.setLevel(level)

@@ -118,14 +118,13 @@ class _BrokerHistory(PipelineClient):
     ) -> Iterator["pa.RecordBatch"]:
         # The client continues after the last offset if the connection breaks.
         query.append(("columns", ",".join(dict.fromkeys(("offset", *request.plain_columns)))))
-        if request.queue_pattern is not None:
-            query.append(("pattern", request.queue_pattern))
-        if request.outcomes:
-            query.append(("outcomes", ",".join(request.outcomes)))
-        if request.has_body:
-            query.append(("body", 1))
-        if request.allows_gaps:
-            query.append(("gap", "ok"))
+        optional: dict[str, str | int | None] = {
+            "pattern": request.queue_pattern,
+            "outcomes": ",".join(request.outcomes),
+            "body": int(request.has_body),
+            "gap": "ok" if request.allows_gaps else None,
+        }
+        query += [(name, value) for name, value in optional.items() if value]
         return self.history(query, request.history_id, request.allowed)
 
 

@@ -159,18 +159,13 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
         "maxOffsetsPerTrigger": str(options.max_offsets_per_trigger),
         "reader": "archive",  # reader name under which the broker shows the archive's lag
         "failOnDataLoss": str(options.fail_on_data_loss).lower(),
+        "includeBody": "true" if options.bodies else "",
+        "queues": queues_text(options.queues) if options.queues else "",
+        "queuePattern": options.queue_pattern or "",
+        "outcomes": ",".join(options.outcomes),
+        "numPartitions": "" if options.num_partitions is None else str(options.num_partitions),
     }
-    if options.bodies:
-        given["includeBody"] = "true"
-    if options.queues:
-        given["queues"] = queues_text(options.queues)
-    if options.queue_pattern is not None:
-        given["queuePattern"] = options.queue_pattern
-    if options.outcomes:
-        given["outcomes"] = ",".join(options.outcomes)
-    if options.num_partitions is not None:
-        given["numPartitions"] = str(options.num_partitions)
-    return given
+    return {name: value for name, value in given.items() if value}
 
 
 def check_selection(
