@@ -97,8 +97,7 @@ def _act_on_each(
 ) -> None:
     """Apply an action to each message; report all errors, and exit with the highest exit code.
 
-    Raises:
-        CommandError: the broker does not answer or failed, so other messages would also fail.
+    Raises CommandError if the broker does not answer or failed, so other messages would also fail.
     """
     worst = 0
     for message_id in ids:

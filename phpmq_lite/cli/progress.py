@@ -87,19 +87,11 @@ def progress_text(task: "Task") -> str:
 @contextmanager
 def show_progress(stream: IO[str]) -> Iterator[JobProgress]:
     """Show the progress of a job on a stream until the ``with`` block ends."""
+    from rich import progress as parts
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        ProgressColumn,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
     from rich.text import Text
 
-    class Figures(ProgressColumn):
+    class Figures(parts.ProgressColumn):
         def render(self, task: "Task") -> Text:
             return Text(progress_text(task))
 
@@ -110,12 +102,13 @@ def show_progress(stream: IO[str]) -> Iterator[JobProgress]:
             print(text, file=stream, flush=True)
 
     console = Console(file=stream)
-    name = TextColumn("{task.description}", markup=False)
-    columns = (
-        SpinnerColumn(), name, BarColumn(24), Figures(), TimeElapsedColumn(), TimeRemainingColumn()
-    )  # fmt: skip
-    with Progress(
-        *columns,
+    with parts.Progress(
+        parts.SpinnerColumn(),
+        parts.TextColumn("{task.description}", markup=False),
+        parts.BarColumn(24),
+        Figures(),
+        parts.TimeElapsedColumn(),
+        parts.TimeRemainingColumn(),
         console=console,
         transient=True,
         disable=not stream.isatty(),

@@ -161,8 +161,7 @@ def delete(
 def _delete(admin: AdminClient, name: str, *, with_messages: bool, may_stay: bool = False) -> None:
     """Delete a queue or, if ``with_messages`` or ``may_stay`` is true, print why it was kept.
 
-    Raises:
-        CommandError: the queue cannot be deleted, and neither of these arguments is true.
+    Raises CommandError if the queue cannot be deleted, and neither of these arguments is true.
     """
     deleted = ""
     if with_messages:

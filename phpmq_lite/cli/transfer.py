@@ -126,10 +126,8 @@ def _rereadable(file: BinaryIO, stack: ExitStack) -> BinaryIO:
 def _store(admin: AdminClient, part: list[bytes], before: int, numbers: Sequence[int]) -> int:
     """Store a batch from the lines with these numbers, and return its size.
 
-    ``before`` is the number of messages that are already stored.
-
-    Raises:
-        CommandError: not all were stored; a message says where to continue.
+    ``before`` is the number of messages that are already stored. Raises CommandError if not all
+    were stored; a message says where to continue.
     """
     try:
         count, refusal = asyncio.run(_send(admin, part))
@@ -151,8 +149,7 @@ def _store(admin: AdminClient, part: list[bytes], before: int, numbers: Sequence
 async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandError | None]:
     """Store messages in order; return the number stored, and the error that stopped the import.
 
-    Raises:
-        CommandError: the broker did not report how many were stored.
+    Raises CommandError if the broker did not report how many were stored.
     """
     async with admin.open("POST", "/import", _request_body(part)) as response:
         status, content = response.status, await response.read()
@@ -204,10 +201,8 @@ def _read_messages(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the line number and the message for each line that contains a message.
 
-    At the end, ``note`` is called with what is missing.
-
-    Raises:
-        CommandError: a line is not a message.
+    At the end, ``note`` is called with what is missing. Raises CommandError if a line is not a
+    message.
     """
     from phpmq_lite.admin.resources.imports import problem_with
 

@@ -401,8 +401,7 @@ class Consumer:
     async def __anext__(self) -> Delivery:
         """Return the next message.
 
-        Raises:
-            ConnectionLostError: the client ended without being closed.
+        Raises ConnectionLostError if the client ended without being closed.
         """
         window = self._window
         while window is not None:

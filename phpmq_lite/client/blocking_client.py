@@ -635,8 +635,7 @@ class BlockingConsumer:
     def __next__(self) -> Delivery:
         """Return the next message.
 
-        Raises:
-            ConnectionLostError: the client ended without being closed.
+        Raises ConnectionLostError if the client ended without being closed.
         """
         window, client = self._window, self._client
         deadline = None

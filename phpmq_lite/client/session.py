@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from phpmq_lite.client.address import BrokerAddress
 from phpmq_lite.errors import (
@@ -149,15 +149,6 @@ class PublishBatch:
         self._notify()
 
 
-class DeliveryOwner(Protocol):
-    """The part of a client that a :class:`Delivery` uses."""
-
-    session: "ClientSession"
-
-    def settle(self, frame: bytes, generation: int) -> None:
-        """Send the settlement for a delivery received on connection number ``generation``."""
-
-
 class Delivery:
     """A received message, to be settled with :meth:`ack`, :meth:`requeue` or :meth:`dead_letter`.
 
@@ -168,7 +159,7 @@ class Delivery:
 
     __slots__ = ("_client", "_id", "body", "generation", "is_settled", "queue", "ttl_s")
 
-    def __init__(self, client: DeliveryOwner, frame: Dispatch, generation: int) -> None:
+    def __init__(self, client: "ClientBase", frame: Dispatch, generation: int) -> None:
         self.queue = frame.queue
         self.body = frame.content
         self.ttl_s = frame.ttl_s  # time left when the broker sent the message; 0 means no expiry
@@ -400,6 +391,10 @@ class ClientBase:
                 f"the client was opened before process {os.getpid()} was forked, so its connection "
                 "belongs to the parent process; open a client in each process, after the fork"
             )
+
+    def settle(self, frame: bytes, generation: int) -> None:
+        """Send the settlement of a delivery from connection number ``generation``."""
+        raise NotImplementedError
 
     def raise_if_ended(self) -> None:
         """Raise ConnectionLostError if the client has ended."""

@@ -4,17 +4,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as sf
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    DateType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types
+from pyspark.sql.types import StructField, StructType
 
 from phpmq_lite.spark.errors import OptionError
 from phpmq_lite.spark.source_options import suggestion
@@ -24,47 +15,47 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-def _columns(*columns: tuple[str, DataType]) -> StructType:
+def _columns(*columns: tuple[str, types.DataType]) -> StructType:
     return StructType([StructField(name, kind, nullable=True) for name, kind in columns])
 
 
 # Columns of settled messages, in offset order. Times are UTC, with millisecond precision.
 HISTORY_COLUMNS: Final = _columns(
-    ("offset", LongType()),
-    ("seq", LongType()),
-    ("message_id", StringType()),
-    ("queue", StringType()),
-    ("position", LongType()),
-    ("outcome", StringType()),  # one of acked, expired, dead, deleted
-    ("reason", StringType()),
-    ("published_at", TimestampType()),
-    ("first_dispatched_at", TimestampType()),
-    ("last_dispatched_at", TimestampType()),
-    ("settled_at", TimestampType()),
-    ("deadline", TimestampType()),
-    ("ttl_s", LongType()),
-    ("deliveries", IntegerType()),
-    ("size", LongType()),
-    ("publisher", LongType()),
-    ("consumer", LongType()),
-    ("urn", StringType()),
-    ("trace_id", StringType()),
-    ("meta_id", StringType()),
-    ("attempts", LongType()),
+    ("offset", types.LongType()),
+    ("seq", types.LongType()),
+    ("message_id", types.StringType()),
+    ("queue", types.StringType()),
+    ("position", types.LongType()),
+    ("outcome", types.StringType()),  # one of acked, expired, dead, deleted
+    ("reason", types.StringType()),
+    ("published_at", types.TimestampType()),
+    ("first_dispatched_at", types.TimestampType()),
+    ("last_dispatched_at", types.TimestampType()),
+    ("settled_at", types.TimestampType()),
+    ("deadline", types.TimestampType()),
+    ("ttl_s", types.LongType()),
+    ("deliveries", types.IntegerType()),
+    ("size", types.LongType()),
+    ("publisher", types.LongType()),
+    ("consumer", types.LongType()),
+    ("urn", types.StringType()),
+    ("trace_id", types.StringType()),
+    ("meta_id", types.StringType()),
+    ("attempts", types.LongType()),
 )
 BODY: Final = "body"
 
 # Columns of messages claimed by a subscription, in the order of their claims.
 QUEUE_COLUMNS: Final = _columns(
-    ("claim", LongType()),
-    ("message_id", StringType()),
-    ("queue", StringType()),
-    ("body", BinaryType()),
-    ("published_at", TimestampType()),
-    ("deliveries", IntegerType()),
-    ("urn", StringType()),
-    ("trace_id", StringType()),
-    ("meta_id", StringType()),
+    ("claim", types.LongType()),
+    ("message_id", types.StringType()),
+    ("queue", types.StringType()),
+    ("body", types.BinaryType()),
+    ("published_at", types.TimestampType()),
+    ("deliveries", types.IntegerType()),
+    ("urn", types.StringType()),
+    ("trace_id", types.StringType()),
+    ("meta_id", types.StringType()),
 )
 
 
@@ -76,7 +67,9 @@ def history_columns(columns: tuple[str, ...] = (), *, body: bool = False) -> Str
     Raises:
         OptionError: the history has no such column; the message suggests a similar name.
     """
-    fields = {field.name: field for field in [*HISTORY_COLUMNS, StructField(BODY, BinaryType())]}
+    fields = {
+        field.name: field for field in [*HISTORY_COLUMNS, StructField(BODY, types.BinaryType())]
+    }
     for name in columns:
         if name not in fields:
             raise OptionError(f"the history has no column {name!r}{suggestion(name, fields)}")
@@ -123,9 +116,9 @@ DAY_MS: Final = 86_400_000
 ARCHIVE_SCHEMA: Final = StructType(
     [
         *HISTORY_COLUMNS,
-        StructField(BODY, BinaryType()),
-        StructField("date", DateType()),
-        StructField("batch", StringType()),
+        StructField(BODY, types.BinaryType()),
+        StructField("date", types.DateType()),
+        StructField("batch", types.StringType()),
     ]
 )
 TIME_COLUMNS: Final = ("published_at", "first_dispatched_at", "last_dispatched_at", "settled_at")

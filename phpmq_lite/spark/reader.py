@@ -10,19 +10,7 @@ from itertools import pairwise
 from platform import node
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql import datasource as ds
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -55,7 +43,7 @@ Offset = dict[str, Any]
 
 
 @dataclass
-class OffsetRange(InputPartition):
+class OffsetRange(ds.InputPartition):
     """A range ``(lo, hi]`` of offsets or claims, with the planner's ``history_id`` and ``machine``.
 
     Empty ``queues``, ``outcomes`` and ``allowed`` (the token's queue globs) mean all. They are part
@@ -157,11 +145,9 @@ def _read_history(
 def _check_gap(lo: int, bounds: HistoryBounds, options: HistoryOptions) -> int:
     """Return the offset to read from, skipping a gap if gaps are allowed.
 
-    Retention removes rows of deleted messages separately, before other rows. If only those rows
-    are gone, the remaining rows are still read.
-
-    Raises:
-        DataLossError: retention removed requested rows above ``lo``.
+    Retention removes rows of deleted messages separately, before other rows. If only those rows are
+    gone, the remaining rows are still read. Raises DataLossError if retention removed requested
+    rows above ``lo``.
     """
     if options.fails_on_data_loss and lo < bounds.lo:
         raise DataLossError(
@@ -178,7 +164,7 @@ def _check_gap(lo: int, bounds: HistoryBounds, options: HistoryOptions) -> int:
     return max(lo, bounds.lo)
 
 
-class HistoryReader(DataSourceReader):
+class HistoryReader(ds.DataSourceReader):
     """Batch reader for the history; ``partitions`` fixes the range to read."""
 
     def __init__(self, options: HistoryOptions, schema: StructType) -> None:
@@ -189,7 +175,7 @@ class HistoryReader(DataSourceReader):
         self._only: frozenset[str] | None = None
         self._outcomes: frozenset[str] = frozenset(options.outcomes or OUTCOMES)
 
-    def partitions(self) -> Sequence[InputPartition]:
+    def partitions(self) -> Sequence[ds.InputPartition]:
         """Clamp the requested range to the history's bounds, and split it."""
         options = self._options
         history = open_history(options.connection)
@@ -215,7 +201,7 @@ class HistoryReader(DataSourceReader):
             only &= set(self._options.queues)
         return tuple(sorted(only))
 
-    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+    def read(self, partition: ds.InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of a range; without ranges, Spark calls this once and gets no rows."""
         if isinstance(partition, OffsetRange):
             yield from _read_history(self._options, self._schema, partition)
@@ -228,32 +214,32 @@ class FilteringHistoryReader(HistoryReader):
     push filters.
     """
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+    def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:  # noqa: N802 - Spark's name
         """Apply filters that narrow the range, queues or outcomes; return all other filters."""
         return [each for each in filters if not self._apply_filter(each)]
 
-    def _apply_filter(self, condition: Filter) -> bool:
+    def _apply_filter(self, condition: ds.Filter) -> bool:
         match condition:
-            case GreaterThan(("offset",), int(value)):
+            case ds.GreaterThan(("offset",), int(value)):
                 self._min_lo = max(self._min_lo, value)
-            case GreaterThanOrEqual(("offset",), int(value)):
+            case ds.GreaterThanOrEqual(("offset",), int(value)):
                 self._min_lo = max(self._min_lo, value - 1)
-            case LessThan(("offset",), int(value)):
+            case ds.LessThan(("offset",), int(value)):
                 self._most = min(self._most, value - 1)
-            case LessThanOrEqual(("offset",), int(value)):
+            case ds.LessThanOrEqual(("offset",), int(value)):
                 self._most = min(self._most, value)
-            case EqualTo(("offset",), int(value)):
+            case ds.EqualTo(("offset",), int(value)):
                 self._min_lo = max(self._min_lo, value - 1)
                 self._most = min(self._most, value)
-            case EqualTo(("queue",), str(name)):
+            case ds.EqualTo(("queue",), str(name)):
                 self._restrict_queues(frozenset([name]))
-            case In(("queue",), names) if all(isinstance(name, str) for name in names):
+            case ds.In(("queue",), names) if all(isinstance(name, str) for name in names):
                 self._restrict_queues(frozenset(names))
-            case EqualTo(("outcome",), str(name)):
+            case ds.EqualTo(("outcome",), str(name)):
                 self._outcomes &= {name}
-            case In(("outcome",), names) if all(isinstance(name, str) for name in names):
+            case ds.In(("outcome",), names) if all(isinstance(name, str) for name in names):
                 self._outcomes &= set(names)
-            case IsNotNull(("offset",)) | IsNotNull(("queue",)) | IsNotNull(("outcome",)):
+            case ds.IsNotNull(("offset",)) | ds.IsNotNull(("queue",)) | ds.IsNotNull(("outcome",)):
                 pass  # these columns are never null
             case _:
                 return False
@@ -263,7 +249,7 @@ class FilteringHistoryReader(HistoryReader):
         self._only = names if self._only is None else self._only & names
 
 
-class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class HistoryStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Stream reader for the history.
 
     Offsets are ``{"history": id, "offset": last_read, "selection": {…}}``. The selection contains
@@ -313,7 +299,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = self._history.bounds()
         return self._offset(bounds, bounds.hi)
 
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+    def partitions(self, start: Offset, end: Offset) -> Sequence[ds.InputPartition]:
         """Split a batch's offsets into ranges; repeated planning produces the same ranges."""
         lo = start["offset"]
         if start["history"] != end["history"]:  # a new history was accepted; read all of it
@@ -323,7 +309,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         whole = self._range(lo, end["offset"], end["history"], bounds.allowed)
         return _plan(self._history, self._options, whole)
 
-    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+    def read(self, partition: ds.InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of one range."""
         if isinstance(partition, OffsetRange):
             yield from _read_history(self._options, self._schema, partition)
@@ -363,7 +349,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return bounds.lo
 
 
-class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class QueueStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Stream reader that consumes a queue; offsets are ``{"history", "subscription", "claim": n}``.
 
     Claims are numbered without gaps and stored by the broker, so a batch can be planned again
@@ -408,13 +394,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return {**start, "claim": min(hi, after + most)}
 
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+    def partitions(self, start: Offset, end: Offset) -> Sequence[ds.InputPartition]:
         """Split a batch's claims into ranges; the same claims always produce the same ranges."""
         self._check(end)
         whole = OffsetRange(start["claim"], end["claim"], end["history"], node())
         return cut_range(whole, self._options.partitions)
 
-    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+    def read(self, partition: ds.InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the messages in one range of claims.
 
         Raises:

@@ -85,8 +85,7 @@ def _may_stop(pid: int) -> bool:
 def _try_unix(endpoint: ListenAddress) -> None:
     """Check that no process listens on a Unix socket; the broker would replace an unused socket.
 
-    Raises:
-        OSError: the address is in use, or the folder is not writable.
+    Raises OSError if the address is in use, or the folder is not writable.
     """
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         probe.setblocking(False)  # do not wait if the listener is slow

@@ -110,8 +110,7 @@ def _archive_options(command: Any) -> Any:
 def _job(target: PipelineTarget, name: str, /, **fields: Any) -> PipelineJob:
     """Return a job; its options, such as ``ArchiveOptions``, are created from ``fields``.
 
-    Raises:
-        CommandError: the extra `spark` is not installed.
+    Raises CommandError if the extra `spark` is not installed.
     """
     connection = source_connection(target)
     from phpmq_lite.spark.jobs import options
@@ -274,8 +273,7 @@ def replay(
 def _check_continuation(**selection: Any) -> None:
     """Validate the options of a replay without a selection, which continues a stored plan.
 
-    Raises:
-        UsageError: the name is missing, or an option would override the stored plan.
+    Raises UsageError if the name is missing, or an option would override the stored plan.
     """
     if selection["name"] is None:
         raise click.UsageError(
@@ -290,9 +288,8 @@ def _check_continuation(**selection: Any) -> None:
 def _describe(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]:
     """Yield lines with the period of a replay, its name, and how to continue it.
 
-    Raises:
-        RefusedError: the replay conflicts with the plans in a local folder; on other storage, the
-            job detects the conflict.
+    Raises RefusedError if the replay conflicts with the plans in a local folder; on other storage,
+    the job detects the conflict.
     """
     from phpmq_lite.spark.jobs import replay_plans
     from phpmq_lite.spark.results_folder import open_results
