@@ -6,12 +6,12 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from phpmq_lite.cli.config import reference_page
 from tests.docs import (
     reference_api,
     reference_cli,
     reference_engines,
     reference_metrics,
+    reference_settings,
     reference_tables,
     structure,
 )
@@ -25,7 +25,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "docs/reference/cli.md": reference_cli.page,
     reference_engines.PAGE: reference_engines.page,
     "docs/reference/metrics.md": reference_metrics.page,
-    "docs/reference/settings.md": reference_page,
+    "docs/reference/settings.md": reference_settings.page,
     "docs/reference/tables.md": reference_tables.page,
 }
 

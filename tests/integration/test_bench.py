@@ -96,10 +96,8 @@ def test_bench_writes_a_markdown_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize("left", [0, 5_000])
 def test_drain_takes_the_given_number_and_leaves_the_rest(tmp_path: Path, left: int) -> None:
     with isolated_broker(tmp_path / "data") as broker:
-        run_together(
-            {"fill": BenchJob(traffic.publish_number, (broker.address, "few", 32, 1_000 + left))},
-            60,
-        )
+        published = (broker.address, "few", 32, 60.0, True, traffic.PLAIN, 1_000 + left)
+        run_together({"fill": BenchJob(traffic.publish, published)}, 60)
         job = BenchJob(traffic.drain, (broker.address, "few", 32, 1_000, 100))
         taken = run_together({"drain": job}, 60)["drain"].value
         assert 1_000 <= taken <= 1_100
