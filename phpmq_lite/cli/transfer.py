@@ -5,8 +5,7 @@ import json
 import sys
 from base64 import b64encode
 from codecs import BOM_UTF8
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -29,6 +28,7 @@ _BATCH: Final = 500  # maximum number of messages per request
 _BATCH_BYTES: Final = 1_000_000  # every broker accepts requests of up to 1 MiB
 _PIECE_BYTES: Final = 1 << 20
 T = TypeVar("T")
+NumberedLine = tuple[int, bytes]  # the number of a line in the file, and the encoded message
 
 
 @click.command()
@@ -94,19 +94,10 @@ def import_(admin: AdminClient, file: Any, queue: str | None, dry_run: bool) -> 
         source.seek(start)
         stored = 0
         with progress_bar("import", checked) as advance:
-            numbers: deque[int] = deque()  # of the lines that are not stored yet
-
-            def read() -> Iterator[dict[str, Any]]:
-                for number, message in _read_messages(source, queue, lambda _: None):
-                    numbers.append(number)
-                    yield message
-
-            for part in _batches(read()):
-                count = _store(admin, part, stored, numbers)
+            for part in _batches(_read_messages(source, queue, lambda _: None)):
+                count = _store(admin, part, stored)
                 stored += count
                 advance(count)
-                for _ in part:
-                    numbers.popleft()
     print_message(f"{format_message_count(stored)} stored")
 
 
@@ -123,24 +114,24 @@ def _rereadable(file: BinaryIO, stack: ExitStack) -> BinaryIO:
     return cast("BinaryIO", copy)
 
 
-def _store(admin: AdminClient, part: list[bytes], before: int, numbers: Sequence[int]) -> int:
-    """Store a batch from the lines with these numbers, and return its size.
+def _store(admin: AdminClient, part: list[NumberedLine], before: int) -> int:
+    """Store a batch, and return its size.
 
     ``before`` is the number of messages that are already stored. Raises CommandError if not all
     were stored; a message says where to continue.
     """
     try:
-        count, refusal = asyncio.run(_send(admin, part))
+        count, refusal = asyncio.run(_send(admin, [line for _, line in part]))
     except CommandError:
         print_message(
             f"{format_message_count(before)} stored; the next {len(part):,}, from line "
-            f"{numbers[0]} onwards, may or may not be stored"
+            f"{part[0][0]} onwards, may or may not be stored"
         )
         raise
     if refusal is not None:
         if stored := before + count:
             print_message(
-                f"{format_message_count(stored)} stored; continue with line {numbers[count]}"
+                f"{format_message_count(stored)} stored; continue with line {part[count][0]}"
             )
         raise refusal
     return count
@@ -162,8 +153,9 @@ async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandErro
         return int(stored or 0), error
 
 
-def _batches(messages: Iterable[dict[str, Any]]) -> Iterator[list[bytes]]:
-    return in_batches(map(_encode, messages), len, _BATCH, _BATCH_BYTES)
+def _batches(messages: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[list[NumberedLine]]:
+    lines = ((number, _encode(message)) for number, message in messages)
+    return in_batches(lines, lambda line: len(line[1]), _BATCH, _BATCH_BYTES)
 
 
 def in_batches(

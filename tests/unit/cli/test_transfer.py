@@ -63,13 +63,13 @@ def test_exported_line_without_content_is_skipped(
 
 def test_requests_stay_small_whatever_the_bodies_are() -> None:
     big = [{"content": "x" * 700_000} for _ in range(3)]
-    assert [len(part) for part in transfer._batches(big)] == [1, 1, 1]
+    assert [len(part) for part in transfer._batches(enumerate(big))] == [1, 1, 1]
     small = [{"content": "x"} for _ in range(501)]
-    assert [len(part) for part in transfer._batches(small)] == [500, 1]
+    assert [len(part) for part in transfer._batches(enumerate(small))] == [500, 1]
     cyrillic = [{"content": "я" * 2_000} for _ in range(600)]
-    parts = list(transfer._batches(cyrillic))
+    parts = list(transfer._batches(enumerate(cyrillic)))
     assert sum(map(len, parts)) == 600
-    assert max(len(transfer._request_body(part)) for part in parts) <= 1 << 20
+    assert max(len(transfer._request_body([line for _, line in part])) for part in parts) <= 1 << 20
     assert list(transfer._batches([])) == []
 
 
