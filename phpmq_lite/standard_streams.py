@@ -18,7 +18,7 @@ FLUSH_S: Final = 0.5  # maximum time to wait for a reader, once
 _POLL_MS: Final = 1_000
 
 
-class GuardedOutput(io.RawIOBase):
+class GuardedOutput(io.FileIO):
     """Writes to a descriptor in a thread, so that ``write`` neither waits nor fails.
 
     What exceeds ``MAX_BYTES`` because nobody reads is dropped, and so is what cannot be written
@@ -26,8 +26,7 @@ class GuardedOutput(io.RawIOBase):
     """
 
     def __init__(self, descriptor: int) -> None:
-        super().__init__()
-        self.name = f"<{descriptor}>"
+        super().__init__(descriptor, "w", closefd=False)
         self.dropped = 0  # number of lines
         self.on_resumed: Callable[[int], None] = lambda _lines: None  # called after dropped lines
         self._descriptor = descriptor
@@ -112,18 +111,6 @@ class GuardedOutput(io.RawIOBase):
         with self._changed:
             if self._bytes and not self._is_stuck and self._thread is not None:
                 self._is_stuck = not self._changed.wait_for(lambda: not self._bytes, FLUSH_S)
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def fileno(self) -> int:
-        """Return the descriptor."""
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        """Return whether the descriptor is a terminal."""
-        return os.isatty(self._descriptor)
 
 
 class _TextOutput(io.TextIOWrapper):

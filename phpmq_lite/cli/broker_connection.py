@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
@@ -25,23 +25,16 @@ from phpmq_lite.text_files import has_mark
 _TIMEOUT_S: Final = 30.0
 _COMPARED: Final = 1_000  # maximum number of existing names to compare with an unknown queue name
 _RETRY_S: Final = 2.0  # seconds between attempts to find the listener
-
-
-class ClientFactory(Protocol):
-    """Creates a client for the broker that the options select, without connecting it.
-
-    With ``is_patient``, the call retries until the admin answers.  If the listener is looked up in
-    the admin, ``queue`` must exist, because a consumer would create it.
-    """
-
-    def __call__(self, *, is_patient: bool = False, queue: str | None = None) -> BlockingClient:
-        """See the class."""
+# Creates a client for the broker that the options select, without connecting it.
+ClientFactory = Callable[..., BlockingClient]
 
 
 def client_options(command: Callable[..., None], *, reconnect: bool = True) -> Callable[..., None]:
     """Add the options for the broker and TLS; pass a ``ClientFactory`` to the command.
 
-    ``reconnect`` determines whether the client reconnects automatically.
+    With ``is_patient``, its call retries until the admin answers.  If the listener is looked up in
+    the admin, ``queue`` must exist, because a consumer would create it.  ``reconnect`` determines
+    whether the client reconnects automatically.
     """
 
     @wraps(command)

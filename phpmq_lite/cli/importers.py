@@ -392,7 +392,8 @@ def initphp_command(
     with open_journal(journal_path) as journal:
         tally = ImportCounts(_INITPHP_HEADS, journal, (NOT_VALID,))
         try:
-            with closing(initphp.open_source(database)) as source:
+            read_only = f"{database.resolve().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(read_only, uri=True)) as source:
                 for kind in kinds:  # report a missing column before anything is stored
                     initphp.find_columns(source, kind, layout)
                 now_ms, name = wall_ms(), str(database.resolve())

@@ -225,9 +225,12 @@ def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> K
     """Return the message to publish for a job, or None if a worker has reserved it.
 
     The key depends only on values that never change, so a second run stores nothing twice, unless
-    the target queue has changed, because the broker remembers keys per queue.
+    the target queue has changed, because the broker remembers keys per queue. It includes
+    ``queue``, so that the journal distinguishes a rehearsal with another queue, and ``instance``,
+    because beanstalkd reuses ids if it restarts without its binlog.
     """
-    key = job_key(job, queue, instance)
+    whole = f"{instance} {job.job_id} {job.tube} {queue}"
+    key = hashlib.sha256(whole.encode()).hexdigest().encode()
     if job.state == RESERVED:
         return None
     if job.state == "delayed":
@@ -243,16 +246,6 @@ def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> K
         )
         return KeyedMessage(f"{queue}.dlq", build_record(job.body, block), 0, key)
     return KeyedMessage(queue, job.body, 0, key)
-
-
-def job_key(job: BeanstalkdJob, queue: str, instance: str) -> bytes:
-    """Return the publish key for a job.
-
-    The key includes ``queue``, so that the journal distinguishes a rehearsal with another queue,
-    and ``instance``, because beanstalkd reuses ids if it restarts without its binlog.
-    """
-    whole = f"{instance} {job.job_id} {job.tube} {queue}"
-    return hashlib.sha256(whole.encode()).hexdigest().encode()
 
 
 def _job_from(stats: BeanstalkdReply, content: BeanstalkdReply) -> BeanstalkdJob | None:

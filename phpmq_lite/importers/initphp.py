@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from phpmq_lite.client.blocking_client import KeyedMessage
@@ -88,15 +87,6 @@ class PlannedMessage:
     row: InitphpRow
     message: KeyedMessage | None  # None if reserved by a PHP worker
     problem: str | None  # why the payload is invalid; None if valid
-
-
-def open_source(path: Path) -> sqlite3.Connection:
-    """Open an SQLite database read-only.
-
-    Raises:
-        sqlite3.Error: the file is not a database, or cannot be read.
-    """
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
 
 def read_rows(

@@ -356,15 +356,9 @@ def _others(items: Iterable[Item], name: str) -> list[Item]:
     """Sum the items of each period, leaving out percentiles, which cannot be summed."""
     sums: dict[int, Item] = {}
     for item in items:
-        into = sums.setdefault(
-            item[name],
-            {
-                name: item[name],
-                "queue": OTHER_QUEUES,
-                **dict.fromkeys(COUNTS, 0),
-                **dict.fromkeys(SPAN_FIGURES),
-            },
-        )
+        empty: Item = dict.fromkeys(COUNTS, 0) | dict.fromkeys(SPAN_FIGURES)
+        named = {name: item[name], "queue": OTHER_QUEUES}
+        into = sums.setdefault(item[name], named | empty)
         for count in COUNTS:
             into[count] += item[count]
         for maximum in _MAXIMA:
