@@ -39,7 +39,9 @@ def fail_stop(folder: DataFolder, error: BaseException) -> None:
     reason.
     """
     try:
-        threading.Thread(target=_exit_after_timeout, daemon=True).start()
+        limit = threading.Timer(LOG_REASON_S, os._exit, (os.EX_IOERR,))
+        limit.daemon = True
+        limit.start()
         folder.kill_writer()
         if isinstance(
             error, EpochEndedError
@@ -56,8 +58,3 @@ def fail_stop(folder: DataFolder, error: BaseException) -> None:
         os.write(sys.stderr.fileno(), _LAST_WORDS)
     finally:
         os._exit(os.EX_IOERR)
-
-
-def _exit_after_timeout() -> None:
-    time.sleep(LOG_REASON_S)
-    os._exit(os.EX_IOERR)

@@ -3,7 +3,7 @@
 import sqlite3
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -34,10 +34,9 @@ from phpmq_lite.client.blocking_client import (
     NoReplyError,
     publish_each,
 )
-from phpmq_lite.envelopes.sqlite_file import wall_ms
+from phpmq_lite.envelopes.sqlite_file import open_file, transaction, wall_ms
 from phpmq_lite.importers import beanstalkd, initphp
 from phpmq_lite.importers.beanstalkd import BeanstalkdClient, BeanstalkdJob, JobGroup
-from phpmq_lite.importers.import_journal import ImportJournal
 from phpmq_lite.importers.initphp import Kind, PlannedMessage, TableMapping
 from phpmq_lite.logs import escape
 
@@ -45,6 +44,35 @@ _COUNTS: Final = number_columns("found", "held", "before")  # before: an earlier
 _STORED: Final = Column("stored", "STORED", is_number=True)
 _NAMED: Final = 10  # maximum number of errors to print; a paused queue may cause millions
 NOT_VALID: Final = Column("not_valid", "NOT VALID", is_number=True)
+
+
+class ImportJournal:
+    """An SQLite file with the keys of all messages that imports have stored.
+
+    By default, the broker remembers at most 100,000 keys, and each for 10 minutes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._connection = open_file(path)
+        self._connection.execute(
+            "CREATE TABLE IF NOT EXISTS imported (key BLOB PRIMARY KEY) WITHOUT ROWID"
+        )
+
+    def has(self, key: bytes) -> bool:
+        """Return whether an earlier run stored this message."""
+        found = self._connection.execute("SELECT 1 FROM imported WHERE key = ?", (key,))
+        return found.fetchone() is not None
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        """Add the keys of stored messages to the journal in one transaction."""
+        with transaction(self._connection) as connection:
+            connection.executemany(
+                "INSERT OR IGNORE INTO imported (key) VALUES (?)", [(key,) for key in keys]
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
 
 
 @dataclass(slots=True, frozen=True)

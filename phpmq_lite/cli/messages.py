@@ -89,7 +89,10 @@ def act_on_messages(
         raise click.UsageError("--dry-run and --selection cannot be combined")
     elif (selection := read_selection(admin, token)) is not None and selection["to_confirm"]:
         given |= _confirm_count(action, selection, is_yes=yes)  # only this case needs confirmation
-    run_bulk_job(admin, {"token": token, "action": action, "reason": reason} | given)
+    request = {"token": token, "action": action, "reason": reason} | given
+    job = follow_bulk_job(admin, admin.post("/bulk", request))
+    write_record(job, None)
+    report_bulk_job(job)
 
 
 def _act_on_each(
@@ -136,17 +139,6 @@ def preview_selection(selection: dict[str, Any]) -> None:
             if name:
                 print_message(f"  {title} {escape(name)}: {count:,}")
     print_message("messages that arrive later are not included")
-
-
-def run_bulk_job(admin: AdminClient, request: dict[str, Any]) -> None:
-    """Start a bulk job, wait until it has ended, and print the result.
-
-    Raises:
-        CommandError: the job ended before it was complete.
-    """
-    job = follow_bulk_job(admin, admin.post("/bulk", request))
-    write_record(job, None)
-    report_bulk_job(job)
 
 
 def follow_bulk_job(admin: AdminClient, job: dict[str, Any]) -> dict[str, Any]:

@@ -160,7 +160,9 @@ class PhpmqTransport(Transport):
         try:
             return self._pop(queue, timeout)
         except (ClientError, OSError) as error:
-            self._report_unreachable(queue, error)
+            if not self._is_unreachable:  # only one event for each outage, to keep the log short
+                self._is_unreachable = True
+                self.emit("error", "reserve.failed", queue, reason=_format_error(error))
         except Exception as error:  # an exception would end the SDK's loop
             trace = traceback.format_exc(limit=-_TRACEBACK_LINES)
             self.emit(
@@ -436,12 +438,6 @@ class PhpmqTransport(Transport):
             self._emit_for("error", "process.failed", job, reason=_format_error(error))
 
     # -- events
-
-    def _report_unreachable(self, queue: str, error: Exception) -> None:
-        """Emit only one event for each outage, to keep the log short."""
-        if not self._is_unreachable:
-            self._is_unreachable = True
-            self.emit("error", "reserve.failed", queue, reason=_format_error(error))
 
     def emit(self, level: EventLevel, event: EventName, queue: str, **context: Any) -> None:
         """Pass an event to the hook, omitting None values; log exceptions that the hook raises."""

@@ -126,7 +126,9 @@ class WorkerConnection:
         with _ended_by_signals(is_idle=not self.client.is_connected):
             self._ensure_connected(timeout_s)
         with self.client.lock:
-            window = self._windows.get(queue) or self._open_window(queue)
+            window = self._windows.get(queue)
+            if window is None:
+                window = self._windows[queue] = self.client.start_consuming(queue, self.credit)
         dispatches = window.dispatches
         while True:
             with suppress(IndexError):
@@ -139,10 +141,6 @@ class WorkerConnection:
             if is_empty:
                 self._backoff.reset()
                 return None
-
-    def _open_window(self, queue: str) -> ConsumedQueue:
-        window = self._windows[queue] = self.client.start_consuming(queue, self.credit)
-        return window
 
     def publish(self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None) -> None:
         """Publish a message and wait for its receipt; a lost connection does not cause a duplicate.

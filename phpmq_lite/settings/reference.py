@@ -50,7 +50,10 @@ def as_text(value: object) -> str:
     pydantic's SecretStr masks secrets here and in ``as_json``.
     """
     if isinstance(value, ByteSize):
-        return _size_text(value)
+        for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+            if value and value % factor == 0:
+                return f"{value // factor} {unit}"
+        return str(int(value))
     if isinstance(value, list):
         return ", ".join(map(as_text, value))
     if isinstance(value, bool):
@@ -73,13 +76,6 @@ def as_toml(value: object) -> str:
         return as_text(value)
     # JSON's escapes are valid in TOML, which also requires DEL to be escaped.
     return json.dumps(as_text(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _size_text(size: int) -> str:
-    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if size and size % factor == 0:
-            return f"{size // factor} {unit}"
-    return str(int(size))
 
 
 def _bounds_text(field: FieldInfo) -> str:

@@ -184,7 +184,8 @@ class HistoryReader(ds.DataSourceReader):
         hi = min(resolve_position(history, bounds, options.ending), self._most)
         queues = options.queues
         if self._only is not None:
-            queues = self._restricted_queues(history.queues())
+            only = self._only & set(history.queues())
+            queues = tuple(sorted(only & set(queues) if queues else only))
             if not queues:
                 return []
         if not self._outcomes:
@@ -193,13 +194,6 @@ class HistoryReader(ds.DataSourceReader):
         lo = _check_gap(lo, bounds, replace(options, outcomes=outcomes))
         whole = OffsetRange(lo, hi, bounds.history_id, node(), queues, outcomes, bounds.allowed)
         return _plan(history, options, whole)
-
-    def _restricted_queues(self, known: list[str]) -> tuple[str, ...]:
-        """Return the queues selected by options and filters; some of these may not exist."""
-        only = (self._only or frozenset()) & set(known)
-        if self._options.queues:
-            only &= set(self._options.queues)
-        return tuple(sorted(only))
 
     def read(self, partition: ds.InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of a range; without ranges, Spark calls this once and gets no rows."""

@@ -298,13 +298,10 @@ def outcome_row(done: JobOutcome, style: str) -> dict[str, Any]:
     result = done.result
     details: Any = dict(result.details)
     if style in ("table", "csv"):
-        details = ", ".join(f"{key} {_format_figure(value)}" for key, value in details.items())
+        figures = {k: f"{v:,}" if isinstance(v, int) else v for k, v in details.items()}
+        details = ", ".join(f"{key} {value}" for key, value in figures.items())
     return {
         "job": result.job, "rows": result.rows, "offset": result.offset,
         "batches": result.batches, "seconds": round(done.seconds, 1),
         "stopped": result.is_stopped, "details": details,
     }  # fmt: skip
-
-
-def _format_figure(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -94,7 +94,9 @@ def trace_paths(rows: "DataFrame") -> "DataFrame":
             sf.array_sort(sf.collect_list(sf.struct("n", "step"))), lambda s: s["step"]
         ).alias("path")
     )
-    return _most_frequent(_sum_by_path(traces))
+    order = Window.partitionBy("date").orderBy(sf.desc("traces"), "path")
+    ranked = _sum_by_path(traces).withColumn("rank", sf.row_number().over(order))
+    return ranked.where(sf.col("rank") <= MAX_PATHS).drop("rank")
 
 
 def _sum_by_path(traces: "DataFrame") -> "DataFrame":
@@ -121,12 +123,6 @@ def _sum_by_path(traces: "DataFrame") -> "DataFrame":
         sf.col("p")[1].alias("p95_ms"),
         "buckets",
     )
-
-
-def _most_frequent(summed: "DataFrame") -> "DataFrame":
-    order = Window.partitionBy("date").orderBy(sf.desc("traces"), "path")
-    ranked = summed.withColumn("rank", sf.row_number().over(order))
-    return ranked.where(sf.col("rank") <= MAX_PATHS).drop("rank")
 
 
 MINUTE_MS: Final = 60_000
