@@ -17,6 +17,7 @@ from typing import Final
 import pytest
 
 from phpmq_lite.storage.statements import load, parts
+from tests.support.statement_files import files
 
 ROOT: Final = Path(__file__).parent.parent
 PACKAGE: Final = "phpmq_lite"
@@ -363,9 +364,7 @@ def upward_imports(name: str, imports: Iterable[tuple[int, str]]) -> Iterator[st
 
 
 STATEMENTS: Final = frozenset(
-    (path.stem, name)
-    for path in (ROOT / PACKAGE / "storage" / "sql" / "sqlite").glob("*.sql")
-    for name in {**load(path.stem), **parts(path.stem)}
+    (file, name) for file in files("sqlite") for name in {**load(file), **parts(file)}
 )
 
 

@@ -1,6 +1,7 @@
 """Loads named statements of an engine from ``storage/sql/``, and adapts them to the engine.
 
-A file contains statements like this one, each ending with a semicolon::
+``sql/`` has what both engines share, and ``sql/sqlite/`` and ``sql/postgres/`` have what differs,
+in files of the same names.  They contain statements like this one, each ending with a semicolon::
 
     -- name: delete_bodies
     -- its purpose; its parameters, columns and index
@@ -8,7 +9,8 @@ A file contains statements like this one, each ending with a semicolon::
 
 ``{rows:X}`` is replaced by one X per row, separated by commas, and ``{n}`` in X by the number of
 the row, from 0.  ``{NAME}`` is replaced by the text under ``-- part: NAME``, which several
-statements of a file can share.
+statements of a file can share; a shared statement can contain a part that differs.  What is
+shared is written for SQLite, and ``_FOR_POSTGRES`` replaces what PostgreSQL writes differently.
 """
 
 import re
@@ -21,33 +23,60 @@ SIZES: Final = (500, 100, 20, 5, 1)  # only a few, so that all statements stay i
 
 _FOLDER = Path(__file__).parent / "sql"
 _NAME = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
+_PART = re.compile(r"\{(\w+)\}")
 _ROWS = re.compile(r"\{rows:((?:[^{}]|\{n\})*)\}")
 _OWN = re.compile(r"\?(?!\d)")  # a parameter of one row
 # What is quoted and casts are matched first, so that nothing in them is taken for a parameter.
 _TOKEN = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|::|:([A-Za-z_]\w*)|\?(\d*)""")
 
+_FOR_POSTGRES: Final = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r" (?:NOT INDEXED|INDEXED BY \w+)", ""),  # hints for SQLite's planner
+        (r"CROSS (JOIN \w+(?: AS \w+)?\s(?:ON|USING))", r"\1"),  # SQLite keeps the order of tables
+        (r"IN \(\{rows:\?\}\)", "= ANY (?::bigint[])"),
+        (r"NOT IN \(SELECT value FROM json_each\((:[{\w}]+)\)\)", r"<> ALL (ids(\1))"),
+        (r"IN \(SELECT value FROM json_each\((:[{\w}]+)\)\)", r"= ANY (ids(\1))"),
+        (r"json_each\((:\w+)\) AS (\w+)", r"unnest(ids(\1)) AS \2 (value)"),
+        (r"GLOB (:\{v\})", r"LIKE like_pattern(\1)"),
+        (
+            r"printf\('%016x%016x', ([\w.]+), ([\w.]+)\)",
+            r"lpad(to_hex(\1), 16, '0') || lpad(to_hex(\2), 16, '0')",
+        ),
+        (r"printf\('%016x', ([:\w.]+)\)", r"lpad(to_hex(\1::bigint), 16, '0')"),
+    )
+)
+
 
 def load(name: str, engine: str = "sqlite") -> dict[str, str]:
-    """Return the statements in ``<engine>/<name>.sql``, keyed by name, with comments removed."""
+    """Return an engine's statements in ``<name>.sql``, keyed by name, with comments removed."""
     return _read(name, engine)[1]
 
 
 def parts(name: str, engine: str = "sqlite") -> dict[str, str]:
-    """Return the parts in ``<engine>/<name>.sql``, by name, to compose statements at run time."""
+    """Return an engine's parts in ``<name>.sql``, by name, to compose statements at run time."""
     return _read(name, engine)[0]
 
 
 @cache
 def _read(name: str, engine: str) -> tuple[dict[str, str], dict[str, str]]:
-    pieces = _NAME.split((_FOLDER / engine / f"{name}.sql").read_text(encoding="utf-8"))
     parts: dict[str, str] = {}
     statements: dict[str, str] = {}
-    for kind, title, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
-        bare = re.sub(r"--[^\n]*", "", text).strip().rstrip(";")
-        for part, content in parts.items():
-            bare = bare.replace(f"{{{part}}}", content)
-        (parts if kind == "part" else statements)[title] = bare
-    return parts, statements
+    for folder in (_FOLDER, _FOLDER / engine):
+        is_translated = folder == _FOLDER and engine == "postgres"
+        path = folder / f"{name}.sql"
+        pieces = _NAME.split(path.read_text(encoding="utf-8") if path.exists() else "")
+        for kind, title, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+            bare = re.sub(r"--[^\n]*", "", text).strip().rstrip(";")
+            for pattern, replacement in _FOR_POSTGRES if is_translated else ():
+                bare = pattern.sub(replacement, bare)
+            (parts if kind == "part" else statements)[title] = bare
+
+    def fill(text: str) -> str:
+        return _PART.sub(lambda part: fill(parts[part[1]]) if part[1] in parts else part[0], text)
+
+    filled = [{title: fill(text) for title, text in each.items()} for each in (parts, statements)]
+    return filled[0], filled[1]
 
 
 class MultiRowStatement:

@@ -17,6 +17,7 @@ from phpmq_lite.storage.read.messages import MessageReader, MessageRow
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from phpmq_lite.storage.statements import load
 from tests.support.copied_readers import readers_of
+from tests.support.statement_files import comments
 from tests.unit.admin.cases import NOW_MS, Database, add_reader_functions
 
 
@@ -458,8 +459,11 @@ async def test_reader_opens_again_after_a_close(database: Database) -> None:
 
 PARAMETERS: dict[str, object] = {"queue_ids": "[1]", "queues": "[1]", "seqs": "[1]"}
 STATEMENTS = load("messages")
-SQL = Path(messages.__file__).parents[1] / "sql" / "sqlite"
-WITH_INDEX = re.compile(r"-- name: (\w+)\n(?:--.*\n)*?-- index: ([\w ]+)")
+INDEXES = [
+    (name, index)
+    for name, comment in comments("messages", "sqlite").items()
+    for index in re.findall(r"^-- index(?: of SQLite)?: ([\w ]+)", comment, re.M)
+]
 
 
 def parameters(name: str) -> dict[str, object]:
@@ -468,12 +472,7 @@ def parameters(name: str) -> dict[str, object]:
     return PARAMETERS | {key: 1 for key in names if key not in PARAMETERS}
 
 
-@pytest.mark.parametrize(
-    ("name", "index"),
-    WITH_INDEX.findall(
-        (Path(messages.__file__).parents[1] / "sql" / "sqlite" / "messages.sql").read_text()
-    ),
-)
+@pytest.mark.parametrize(("name", "index"), INDEXES)
 def test_statement_uses_its_index(database: Database, name: str, index: str) -> None:
     plan = database.connection.execute(f"EXPLAIN QUERY PLAN {STATEMENTS[name]}", parameters(name))
     assert any(index in row[3] for row in plan)

@@ -15,12 +15,13 @@ from phpmq_lite.storage import statements
 from phpmq_lite.storage.batch_sql import write_statements
 from phpmq_lite.storage.statements import MultiRowStatement, load
 from tests.support.builds import NEEDS_SOURCES
+from tests.support.statement_files import comments, files
 from tests.support.stores import empty_database
 from tests.unit.admin.cases import add_reader_functions
 
 PACKAGE = Path(statements.__file__).parent.parent
-FILES = sorted((PACKAGE / "storage" / "sql" / "sqlite").glob("*.sql"))
-STATEMENTS = [(path.stem, name) for path in FILES for name in load(path.stem)]
+FILES = sorted(files("sqlite"))
+STATEMENTS = [(file, name) for file in FILES for name in load(file)]
 
 WRITTEN = {
     name
@@ -30,24 +31,11 @@ WRITTEN = {
 }
 
 
-def comments() -> dict[tuple[str, str], str]:
-    """Return the comment of each statement."""
-    found = {}
-    for path in FILES:
-        text = re.sub(
-            r"^-- part: .*?(?=^-- (name|part): )", "", path.read_text("utf-8"), flags=re.M | re.S
-        )
-        pieces = re.split(r"^-- name: (\w+)$", text, flags=re.M)
-        for name, text in zip(pieces[1::2], pieces[2::2], strict=True):
-            found[path.stem, name] = "\n".join(re.findall(r"^--.*$", text, flags=re.M))
-    return found
-
-
-COMMENTS = comments()
 INDEXES = [
-    (*key, index)
-    for key, comment in COMMENTS.items()
-    for index in re.findall(r"^-- index: ([\w ]+)$", comment, flags=re.M)
+    (file, name, index)
+    for file in FILES
+    for name, comment in comments(file, "sqlite").items()
+    for index in re.findall(r"^-- index(?: of SQLite)?: ([\w ]+)$", comment, flags=re.M)
 ]
 
 

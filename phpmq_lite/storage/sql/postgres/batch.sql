@@ -1,24 +1,4 @@
--- The writer's statements for startup, for batches, and for loading rows after a batch.
---
 -- A statement for several rows takes an array for each column; its other parameters come first.
-
--- part: envelope_columns
--- Columns set for every message, plus the indexed members of an envelope, in the order of
--- model.Message.
-seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
-  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer,
-  urn, trace_id, meta_id, attempts
-
--- part: all_columns
--- All columns of a live message, in the order of model.Message.
-{envelope_columns}, source_seq, source_queue_id, source_reason
-
--- part: history_columns
--- Columns copied to the history, which are all columns except the state.
-seq, token, queue_id, position, ttl_s,
-  deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged, size,
-  crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
-  source_reason
 
 -- part: last_offset
 -- The newest row of the history always stays.
@@ -27,8 +7,6 @@ seq, token, queue_id, position, ttl_s,
 -- name: insert_run
 -- New messages with consecutive numbers that differ only in queue and content, at their original
 -- positions, dispatched at most once.
--- before the rows: seq of the first row, state, ttl_s, deadline_ms, published_at, dispatched (Unix
---   ms), publisher, consumer.  rows: queue_id, token, size, crc
 INSERT INTO message (seq, position, state, deliveries, ttl_s, deadline_ms, published_at,
   first_dispatched_at, last_dispatched_at, charged, publisher, consumer, queue_id, token, size,
   crc)
@@ -38,8 +16,6 @@ FROM unnest($9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[])
   WITH ORDINALITY AS given (queue_id, token, size, crc, n);
 
 -- name: insert_enveloped
--- Other new messages that are not dead letters; dead-letter columns stay NULL.
--- rows: seq to attempts
 INSERT INTO message ({envelope_columns})
 SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[],
   $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[],
@@ -47,8 +23,6 @@ SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5:
   $18::text[], $19::text[], $20::bigint[]);
 
 -- name: insert_with_source
--- New dead letters, with all columns.
--- rows: seq to source_reason
 INSERT INTO message ({all_columns})
 SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[],
   $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[],
@@ -56,37 +30,16 @@ SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5:
   $18::text[], $19::text[], $20::bigint[], $21::bigint[], $22::bigint[], $23::text[]);
 
 -- name: insert_bodies
--- Contents of messages with consecutive numbers.
--- before the rows: seq of the first row.  rows: content
 INSERT INTO body (seq, content)
 SELECT $1::bigint + n - 1, content FROM unnest($2::bytea[]) WITH ORDINALITY AS given (content, n);
 
 -- name: dispatch_messages
--- Stored messages that this batch dispatched.
--- rows: seq, consumer, dispatched (Unix ms)
 UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = given.consumer, last_dispatched_at = given.at_ms,
   first_dispatched_at = coalesce(first_dispatched_at, given.at_ms)
 FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS given (seq, consumer, at_ms)
 WHERE message.seq = given.seq;
 
--- name: dispatch_run
--- Stored messages with consecutive numbers that this batch dispatched to one consumer.
--- parameters: consumer, dispatched (Unix ms), first and last seq
-UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = $1, last_dispatched_at = $2,
-  first_dispatched_at = coalesce(first_dispatched_at, $2)
-WHERE seq BETWEEN $3 AND $4;
-
--- name: dispatch_several
--- The same for other numbers.
--- before the rows: consumer, dispatched (Unix ms).  rows: seq
-UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = $1, last_dispatched_at = $2,
-  first_dispatched_at = coalesce(first_dispatched_at, $2)
-WHERE seq = ANY ($3::bigint[]);
-
 -- name: update_messages
--- Stored messages that this batch returned, requeued or forwarded.
--- rows: seq, queue_id, position, state, ttl_s, deadline_ms, first_dispatched_at,
---   last_dispatched_at, deliveries, charged, consumer
 UPDATE message SET queue_id = given.queue_id, position = given.position, state = given.state,
   ttl_s = given.ttl_s, deadline_ms = given.deadline_ms,
   first_dispatched_at = given.first_dispatched_at, last_dispatched_at = given.last_dispatched_at,
@@ -99,21 +52,17 @@ WHERE message.seq = given.seq;
 
 -- name: settle_messages
 -- History rows for settled messages in seq order, with the next offsets.
--- before the rows: outcome, reason, now (Unix ms).  rows: seq
 INSERT INTO history ("offset", outcome, reason, settled_at, {history_columns})
 SELECT {last_offset} + row_number() OVER (ORDER BY seq), $1::bigint, $2::text, $3::bigint,
   {history_columns} FROM message WHERE seq = ANY ($4::bigint[]) ORDER BY seq;
 
 -- name: settle_run
--- Like settle_messages, for messages with consecutive numbers.
--- parameters: outcome, reason, now (Unix ms), first and last seq
 INSERT INTO history ("offset", outcome, reason, settled_at, {history_columns})
 SELECT {last_offset} + row_number() OVER (ORDER BY seq), $1::bigint, $2::text, $3::bigint,
   {history_columns} FROM message WHERE seq BETWEEN $4 AND $5 ORDER BY seq;
 
 -- name: settle_dispatched
 -- Like settle_messages, for stored messages that this batch both dispatched and settled.
--- before the rows: outcome, reason, now (Unix ms).  rows: seq, consumer, dispatched (Unix ms)
 INSERT INTO history ("offset", outcome, reason, settled_at, {history_columns})
 SELECT {last_offset} + row_number() OVER (ORDER BY message.seq), $1::bigint, $2::text, $3::bigint,
   message.seq, token, queue_id, position, ttl_s, deadline_ms, published_at,
@@ -124,8 +73,6 @@ FROM unnest($4::bigint[], $5::bigint[], $6::bigint[]) AS given (seq, consumer, a
 ORDER BY message.seq;
 
 -- name: settle_dispatched_run
--- Like settle_dispatched, for messages with consecutive numbers dispatched to one consumer.
--- parameters: consumer, dispatched (Unix ms), outcome, reason, now (Unix ms), first and last seq
 INSERT INTO history ("offset", outcome, reason, settled_at, {history_columns})
 SELECT {last_offset} + row_number() OVER (ORDER BY seq), $3::bigint, $4::text, $5::bigint,
   message.seq, token, queue_id, position, ttl_s, deadline_ms, published_at,
@@ -133,137 +80,29 @@ SELECT {last_offset} + row_number() OVER (ORDER BY seq), $3::bigint, $4::text, $
   $1::bigint, urn, trace_id, meta_id, attempts, source_seq, source_queue_id, source_reason
 FROM message WHERE seq BETWEEN $6 AND $7 ORDER BY seq;
 
--- name: delete_run
--- parameters: first and last seq
-DELETE FROM message WHERE seq BETWEEN $1 AND $2;
-
--- name: delete_messages
--- rows: seq
-DELETE FROM message WHERE seq = ANY ($1::bigint[]);
-
 -- name: insert_event
--- rows: seq, at_ms, kind, detail
 INSERT INTO event_entry (seq, at_ms, kind, detail)
 SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[]);
 
 -- name: insert_receipt
--- rows: n, queue_id, seq, at_ms, key_bytes, keys
 INSERT INTO receipt (n, queue_id, seq, at_ms, key_bytes, keys)
 SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[],
   $6::bytea[]);
 
--- name: insert_queue
--- parameters: queue_id, name, created_at, created_by
-INSERT INTO queue (queue_id, name, created_at, created_by) VALUES (?, ?, ?, ?);
-
 -- name: update_queue
--- Updates the number and size of live messages in queues that a batch changed.
--- rows: queue_id, live_count, live_bytes
 SELECT FROM update_queues($1::bigint[], $2::bigint[], $3::bigint[]);
 
--- name: configure_queue
--- parameters: queue_settings.COLUMNS, settings (JSON), created_by, queue_id
-UPDATE queue SET on_expire = ?, max_deliveries = ?, ack_timeout_s = ?, max_messages = ?,
-  max_bytes = ?, payload_policy = ?, settings = ?, created_by = ? WHERE queue_id = ?;
-
 -- name: insert_client
--- rows: client, kind, address, opened_at
 INSERT INTO client (client, kind, address, opened_at)
 SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[]);
 
--- name: close_client
--- parameters: closed_at, framing, revision, reason, client
-UPDATE client SET closed_at = ?, framing = ?, revision = ?, reason = ? WHERE client = ?;
-
 -- name: set_counter
--- parameters: name, value
 SELECT FROM change_counter(?::text, ?::bigint, false);
 
 -- name: add_counter
--- parameters: name, number to add
 SELECT FROM change_counter(?::text, ?::bigint, true);
 
--- name: next_ready
--- The next ready messages of a queue, in order and without bodies.
--- parameters: queue_id; after (position, exclusive); limit
-SELECT {all_columns}
-FROM message WHERE queue_id = ? AND position > ? AND state = 0
-ORDER BY position LIMIT ?;
-
--- name: all_page
--- A page of a queue's live messages, in order.
--- parameters: of (queue_id); after (position, exclusive); upto (position, inclusive); limit
-SELECT {all_columns}
-FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AND state = 0
-UNION ALL
-SELECT {all_columns}
-FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AND state = 1
-ORDER BY position LIMIT :limit;
-
--- name: ready_page
--- A page of a queue's ready messages, in order.
--- parameters: of (queue_id); after (position, exclusive); upto (position, inclusive); limit
-SELECT {all_columns}
-FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AND state = 0
-ORDER BY position LIMIT :limit;
-
--- name: claimed_page
--- A page of messages held by a subscription, in claim order.
--- parameters: of (subscription_id); after (claim, exclusive); upto (claim, inclusive); limit
-SELECT {all_columns}
-FROM claim JOIN message USING (seq)
-WHERE subscription_id = :of AND claim > :after AND claim <= :upto
-ORDER BY claim LIMIT :limit;
-
--- name: messages_by_seq
--- rows: seq
-SELECT {all_columns}
-FROM message WHERE seq = ANY ($1::bigint[]);
-
--- name: settled_by_seq
--- Settled messages with the columns of live ones.  The state is the outcome, or 0 (ready) if the
--- message was restored; in that case, its restore event contains the id of a younger message.
--- rows: seq
-SELECT seq, token, queue_id, position,
-  CASE WHEN EXISTS (SELECT 1 FROM event WHERE event.seq = history.seq AND kind = 'restore'
-    AND detail > lpad(to_hex(history.seq), 16, '0') || lpad(to_hex(token), 16, '0')) THEN 0 ELSE outcome END,
-  ttl_s, deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged,
-  size, crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
-  source_reason
-FROM history WHERE seq = ANY ($1::bigint[]);
-
--- name: due_messages
--- Ready messages whose deadline has passed, soonest deadline first.
--- parameters: from (steady ms), before which none is due; now (steady ms); limit.  Without the
---   first one, the index would lead through all messages that an old snapshot still keeps.
-SELECT {all_columns}
-FROM message WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms >= ? AND deadline_ms <= ?
-ORDER BY deadline_ms LIMIT ?;
-
--- name: next_deadline
--- Soonest deadline of a ready message after a given time (steady ms).
--- parameters: after (steady ms, exclusive)
-SELECT min(deadline_ms) FROM message
-WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms > ?;
-
--- name: bodies
--- rows: seq
-SELECT seq, content FROM body WHERE seq = ANY ($1::bigint[]);
-
--- name: checksums
--- rows: seq
-SELECT seq, crc FROM message WHERE seq = ANY ($1::bigint[]);
-
--- name: settled_checksums
--- rows: seq
-SELECT seq, crc FROM history WHERE seq = ANY ($1::bigint[]);
-
 -- name: client_records
--- Live dead letters that clients published about messages that were not dead yet: by any client in
--- their dead-letter queue or NAME.dlq, in other queues only by the client that held the message.
--- Reads only the newest few for each message, because clients may publish any number of them.
--- rows: source_seq, queue_id, queue_id, publisher
--- columns: source_seq, seq, token, size
 SELECT record.source_seq, record.seq, record.token, record.size
 FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[])
   AS given (source_seq, queue_id, other_queue_id, publisher)
@@ -283,97 +122,18 @@ JOIN message AS record ON record.seq IN (
     WHERE newest.source_seq = given.source_seq AND newest.publisher = given.publisher
     ORDER BY newest.seq DESC LIMIT 8) AS newest_few);
 
--- name: release_dispatched
--- At startup, returns messages held by connections to their positions; claimed messages stay.
-UPDATE message SET state = 0
-WHERE state = 1 AND NOT EXISTS (SELECT 1 FROM claim WHERE claim.seq = message.seq);
-
--- name: queues
-SELECT queue_id, name, created_at, on_expire, max_deliveries, ack_timeout_s, max_messages,
-  max_bytes, payload_policy, settings, live_count, live_bytes, created_by FROM queue;
-
 -- name: delete_forgotten_queues
--- At startup, deletes removed queues to which neither the history nor a receipt refers.
 DELETE FROM queue WHERE settings = '{"removed": true}'
   AND NOT EXISTS (SELECT 1 FROM history WHERE history.queue_id = queue.queue_id)
   AND queue_id NOT IN (SELECT queue_id FROM receipt)
   AND queue_id NOT IN (SELECT queue_id FROM stage_part)
   AND queue_id NOT IN (SELECT queue_id FROM subscription);
 
--- name: newest_key
--- Number of the newest key; 0 if there is none.
-SELECT coalesce(max(n), 0) FROM receipt;
-
--- name: receipts
--- Receipts that still count, oldest first; the first row may also have keys beyond the limit.
--- parameters: after (n); added after (steady ms); limit
-SELECT n, queue_id, seq, at_ms, key_bytes, keys FROM receipt
-WHERE n > ? AND at_ms > ? ORDER BY n LIMIT ?;
-
--- name: counters
-SELECT name, value FROM counter WHERE name <> 'next_number'
-UNION ALL SELECT 'next_number', next_number FROM line;
-
--- name: close_clients
--- At startup, closes the rows of connections that were open when the broker stopped.
--- parameters: closed_at (Unix ms), reason
-UPDATE client SET closed_at = ?, reason = ? WHERE closed_at IS NULL AND client > 0;
-
 -- name: overwrite_body
 -- Overwrites a secret before its row is deleted; VACUUM removes the old version.
--- parameters: seq
 UPDATE body SET content = decode(repeat('00', length(content)), 'hex') WHERE seq = :seq;
 
--- name: delete_body
--- parameters: seq
-DELETE FROM body WHERE seq = :seq;
-
--- name: link_messages
--- Links a message to the message from which it was created, by an event with that message's id.
--- parameters: seq, at_ms, kind; seq of the other message three times
-INSERT INTO event_entry (seq, at_ms, kind, detail) SELECT :seq, :at_ms, :kind, coalesce(
-  (SELECT lpad(to_hex(seq), 16, '0') || lpad(to_hex(token), 16, '0') FROM message WHERE seq = :source_seq),
-  (SELECT lpad(to_hex(seq), 16, '0') || lpad(to_hex(token), 16, '0') FROM history WHERE seq = :source_seq),
-  lpad(to_hex(:source_seq::bigint), 16, '0'));
-
--- name: insert_clock_step
--- Applies to all messages settled from now on; stored before any batch decided after the change.
--- parameters: at_ms (steady), step_ms
-INSERT INTO clock_step (from_offset, at_ms, step_ms)
-SELECT coalesce(max("offset"), 0) + 1, $1::bigint, $2::bigint FROM history;
-
--- name: newest_clock_step
--- columns: step_ms; no row in a new database
-SELECT step_ms FROM clock_step ORDER BY number DESC LIMIT 1;
-
--- name: shift_deadlines
--- Subtracts the broker's downtime from the remaining time of messages stored before it.
--- parameters: away_ms, first_number, excluded
-UPDATE message SET deadline_ms = deadline_ms - :away_ms
-WHERE deadline_ms IS NOT NULL AND seq < :first_number AND position < :first_number
-  AND seq NOT IN (SELECT jsonb_array_elements_text(:excluded::jsonb)::bigint);
-
--- name: create_stage
--- parameters: stage_id, token, created_at, until_ms
-INSERT INTO stage (stage_id, token, created_at, until_ms, "rows", bytes, is_whole)
-VALUES (:stage_id, :token, :created_at, :until_ms, 0, 0, 0);
-
--- name: update_stage
--- parameters: rows, bytes, is_whole, stage_id
-UPDATE stage SET "rows" = :rows, bytes = :bytes, is_whole = :is_whole WHERE stage_id = :stage_id;
-
--- name: update_stage_queue
--- parameters: stage_id, queue_id, rows, bytes, bad_rows, bad_bytes, least_ttl_s, policy
-INSERT INTO stage_part
-  (stage_id, queue_id, "rows", bytes, bad_rows, bad_bytes, least_ttl_s, policy)
-VALUES (:stage_id, :queue_id, :rows, :bytes, :bad_rows, :bad_bytes, :least_ttl_s, :policy)
-ON CONFLICT (stage_id, queue_id) DO UPDATE SET "rows" = excluded."rows", bytes = excluded.bytes,
-  bad_rows = excluded.bad_rows, bad_bytes = excluded.bad_bytes,
-  least_ttl_s = excluded.least_ttl_s, policy = excluded.policy;
-
 -- name: insert_staged_rows
--- rows: row_id, queue_id, ttl_s, token, urn, trace_id, meta_id, attempts, reason, detail,
---   record_id, record, content
 INSERT INTO stage_row (row_id, queue_id, ttl_s, token, urn, trace_id, meta_id, attempts, reason,
   detail, record_id, record, content)
 SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::text[],
@@ -381,264 +141,16 @@ SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5:
   $13::bytea[]);
 
 -- name: quarantined_rows
--- Staged rows that are invalid and will be quarantined.
--- parameters: spans
--- columns: row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail, record_id,
---   record, content
 SELECT row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail, record_id,
   record, content
 FROM jsonb_array_elements(:spans::jsonb) AS span JOIN stage_row
   ON row_id >= (span.value ->> 0)::bigint AND row_id < (span.value ->> 1)::bigint
 WHERE reason IS NOT NULL ORDER BY row_id;
 
--- name: copy_staged_messages
--- Appends new messages to their queues, numbered in the order of the staged rows.
--- parameters: offset, at_ms, steady_ms, publisher, first_row, end_row
-INSERT INTO message (seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
-  deliveries, charged, size, crc, publisher, urn, trace_id, meta_id, attempts)
-SELECT row_id + :offset::bigint, token, queue_id, row_id + :offset::bigint, 0, ttl_s,
-  :steady_ms::bigint + ttl_s * 1000, :at_ms::bigint, 0, 0, length(content),
-  checksum(row_id + :offset::bigint, content), :publisher::bigint, urn, trace_id, meta_id, attempts
-FROM stage_row WHERE row_id >= :first_row AND row_id < :end_row AND reason IS NULL ORDER BY row_id;
-
--- name: copy_staged_bodies
--- parameters: offset, first_row, end_row
-INSERT INTO body (seq, content) SELECT row_id + :offset::bigint, content
-FROM stage_row WHERE row_id >= :first_row AND row_id < :end_row
-  AND reason IS NULL ORDER BY row_id;
-
--- name: drop_stage
--- Marks a stage as published or cancelled; its rows are removed later, in slices.
--- parameters: stage_id
-UPDATE stage SET token = NULL WHERE stage_id = :stage_id;
-
--- name: seal_stage
--- Keeps the remaining rows of a partial publish.
--- parameters: token, until_ms, stage_id
-UPDATE stage SET token = :token, until_ms = :until_ms WHERE stage_id = :stage_id;
-
--- name: drop_stage_queues
--- parameters: stage_id
-DELETE FROM stage_part WHERE stage_id = :stage_id;
-
--- name: record_published_version
--- parameters: app_id, version, at_ms, rows, owner, used_ms, is_single
-INSERT INTO published (app_id, version, at_ms, "rows", owner, used_ms, single_use)
-VALUES (:app_id, :version, :at_ms, :rows, :owner, :used_ms, :is_single)
-ON CONFLICT (app_id) DO UPDATE SET version = excluded.version, at_ms = excluded.at_ms,
-  "rows" = excluded."rows", owner = excluded.owner, used_ms = excluded.used_ms,
-  single_use = excluded.single_use;
-
--- name: record_app_id_use
--- Records a repeated publish or a new owner of an app_id.
--- parameters: owner, used_ms, app_id
-UPDATE published SET owner = :owner, used_ms = :used_ms WHERE app_id = :app_id;
-
--- name: forget_published_version
--- parameters: app_id
-DELETE FROM published WHERE app_id = :app_id;
-
--- name: drop_unfinished_stages
--- Run at startup, because the publishers of unfinished stages are disconnected.
-UPDATE stage SET token = NULL WHERE is_whole = 0 AND token IS NOT NULL;
-
--- name: delete_queues_of_dropped_stages
--- Run at startup, after drop_unfinished_stages.
-DELETE FROM stage_part WHERE stage_id IN (SELECT stage_id FROM stage WHERE token IS NULL);
-
--- name: stages
--- Stages read at startup, oldest first.
--- columns: stage_id, token, until_ms, rows, bytes
-SELECT stage_id, token, until_ms, "rows", bytes FROM stage WHERE token IS NOT NULL
-ORDER BY stage_id;
-
--- name: stage_queues
--- Staged totals by queue, read at startup.
--- columns: those of the table stage_part
-SELECT stage_id, queue_id, "rows", bytes, bad_rows, bad_bytes, least_ttl_s, policy
-FROM stage_part;
-
--- name: next_stage_id
--- The next stage_id, read at startup.
-SELECT coalesce(max(stage_id), 0) + 1 FROM stage;
-
--- name: published_versions
--- Published versions read at startup, least recently used first.
--- columns: app_id, version, owner, used_ms, single_use
-SELECT app_id, version, owner, used_ms, single_use FROM published ORDER BY used_ms, app_id;
-
 -- name: insert_claims
--- rows: subscription_id, claim, seq, claimed_at
 INSERT INTO claim (subscription_id, claim, seq, claimed_at)
 SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[]);
 
--- name: delete_claims
--- rows: seq
-DELETE FROM claim WHERE seq = ANY ($1::bigint[]);
-
--- name: create_subscription
--- parameters: subscription_id, name, queue_id, created_at
-INSERT INTO subscription (subscription_id, name, queue_id, next_claim, acked_upto, created_at)
-VALUES (:subscription_id, :name, :queue_id, 1, 0, :created_at);
-
--- name: update_subscription
--- parameters: queue_id, next_claim, acked_upto, subscription_id
-UPDATE subscription
-SET queue_id = :queue_id, next_claim = :next_claim, acked_upto = :acked_upto
-WHERE subscription_id = :subscription_id;
-
--- name: delete_subscription
--- parameters: subscription_id
-DELETE FROM subscription WHERE subscription_id = :subscription_id;
-
--- name: subscriptions
--- All subscriptions, read at startup.
--- columns: subscription_id, name, queue_id, next_claim, acked_upto
-SELECT subscription_id, name, queue_id, next_claim, acked_upto FROM subscription;
-
--- name: claimed_by_queue
--- Claimed messages of each queue, read at startup.
--- columns: queue_id, messages, bytes
-SELECT message.queue_id, count(*), sum(message.size)::bigint
-FROM claim JOIN message USING (seq) GROUP BY message.queue_id;
-
--- name: record_history_reader
--- parameters: name, offset, at_ms, owner
-INSERT INTO reader (name, "offset", at_ms, owner) VALUES (:name, :offset, :at_ms, :owner)
-ON CONFLICT (name) DO UPDATE
-  SET "offset" = excluded."offset", at_ms = excluded.at_ms, owner = excluded.owner;
-
--- name: delete_history_reader
--- parameters: name
-DELETE FROM reader WHERE name = :name;
-
--- name: reader_owners
--- History readers, read at startup, least recently active first.
--- columns: name, owner
-SELECT name, owner FROM reader ORDER BY at_ms, name;
-
 -- name: create_history_id
--- Run at startup; has an effect only on the first one.
 INSERT INTO meta (name, value) VALUES ('history_id', replace(gen_random_uuid()::text, '-', ''))
 ON CONFLICT (name) DO NOTHING;
-
--- name: insert_audit
--- parameters: audit_id, at_ms, actor, source, address, action, target, number, reason, result,
---   detail, request_id
-INSERT INTO audit (audit_id, at_ms, actor, source, address, action, target, count, reason, result,
-  detail, request_id)
-VALUES (:audit_id, :at_ms, :actor, :source, :address, :action, :target, :number, :reason, :result,
-  :detail, :request_id);
-
--- name: advance_audit
--- Adds a completed slice of a bulk job to its audit row.
--- parameters: more, result, audit_id
-UPDATE audit SET count = count + :more::bigint, result = :result WHERE audit_id = :audit_id;
-
--- name: interrupt_audit
--- At startup, marks jobs that were running when the broker stopped as interrupted.
-UPDATE audit SET result = 'interrupted' WHERE result = 'running';
-
--- name: add_user
--- parameters: user_id, name, password, role, queues, created_at
-INSERT INTO "user" (user_id, name, password, role, queues, created_at)
-VALUES (:user_id, :name, :password, :role, :queues, :created_at);
-
--- name: set_password
--- parameters: password, user_id
-UPDATE "user" SET password = :password WHERE user_id = :user_id;
-
--- name: set_user_rights
--- parameters: role, queues, user_id
-UPDATE "user" SET role = :role, queues = :queues WHERE user_id = :user_id;
-
--- name: set_last_login
--- parameters: at_ms, user_id
-UPDATE "user" SET last_login_at = :at_ms WHERE user_id = :user_id;
-
--- name: delete_user
--- parameters: user_id
-DELETE FROM "user" WHERE user_id = :user_id;
-
--- name: add_token
--- parameters: token_id, name, sha256, role, queues, created_at, created_by, expires_at
-INSERT INTO token (token_id, name, sha256, role, queues, created_at, created_by, expires_at)
-VALUES (:token_id, :name, :sha256, :role, :queues, :created_at, :created_by, :expires_at);
-
--- name: set_token_used
--- parameters: at_ms, token_id
-UPDATE token SET last_used_at = :at_ms WHERE token_id = :token_id;
-
--- name: expire_token
--- parameters: expires_at, token_id
-UPDATE token SET expires_at = :expires_at WHERE token_id = :token_id;
-
--- name: delete_token
--- parameters: token_id
-DELETE FROM token WHERE token_id = :token_id;
-
--- name: add_session
--- parameters: session_id, sha256, user_id, csrf, created_at, seen_at, expires_at, address, agent
-INSERT INTO session
-  (session_id, sha256, user_id, csrf, created_at, seen_at, expires_at, address, agent)
-VALUES (:session_id, :sha256, :user_id, :csrf, :created_at, :seen_at, :expires_at, :address,
-  :agent);
-
--- name: set_session_seen
--- parameters: at_ms, session_id
-UPDATE session SET seen_at = :at_ms WHERE session_id = :session_id;
-
--- name: delete_session
--- parameters: session_id
-DELETE FROM session WHERE session_id = :session_id;
-
--- name: delete_user_sessions
--- parameters: user_id
-DELETE FROM session WHERE user_id = :user_id;
-
--- name: save_item
--- Replaces any item that has the same name.
--- parameters: kind, name, content, saved_at, saved_by
-INSERT INTO saved (kind, name, content, saved_at, saved_by)
-VALUES (:kind, :name, :content, :saved_at, :saved_by)
-ON CONFLICT (kind, name) DO UPDATE SET
-  content = excluded.content, saved_at = excluded.saved_at, saved_by = excluded.saved_by;
-
--- name: delete_saved_item
--- parameters: kind, name
-DELETE FROM saved WHERE kind = :kind AND name = :name;
-
--- name: dismiss_start_report
--- Hides a startup report for everyone.
--- parameters: dismissed_by, start_id
-UPDATE start SET dismissed_by = :dismissed_by WHERE start_id = :start_id AND dismissed_by IS NULL;
-
--- part: clock_ahead_s
--- Seconds by which the clock is ahead of its earliest step; rows may be younger by this amount.
-coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms')
-  - (SELECT min(step_ms) FROM clock_step), 0) / 1000
-
--- name: put_rollup
--- Replaces the row of a span that a stop interrupted.
--- parameters: at_s, span_s, published, dispatched, redelivered, acked, requeued, expired, dead,
---   deleted, ready, held, size, oldest_age_ms, wait, hold, queue_id
-INSERT INTO rollup (at_s, span_s, published, dispatched, redelivered, acked, requeued,
-  expired, dead, deleted, ready, held, bytes, oldest_age_ms, wait, hold, queue_id)
-VALUES (:at_s, :span_s, :published, :dispatched, :redelivered, :acked, :requeued, :expired, :dead,
-  :deleted, :ready, :held, :size, :oldest_age_ms, :wait, :hold, :queue_id)
-ON CONFLICT (span_s, queue_id, at_s) DO UPDATE SET published = excluded.published,
-  dispatched = excluded.dispatched, redelivered = excluded.redelivered, acked = excluded.acked,
-  requeued = excluded.requeued, expired = excluded.expired, dead = excluded.dead,
-  deleted = excluded.deleted, ready = excluded.ready, held = excluded.held, bytes = excluded.bytes,
-  oldest_age_ms = excluded.oldest_age_ms, wait = excluded.wait, hold = excluded.hold;
-
--- name: trim_rollups
--- Removes the oldest spans of one length, at most :limit rows.
--- parameters: span_s, before_s, limit
-DELETE FROM rollup
-WHERE (span_s, queue_id, at_s) IN (
-  SELECT span_s, queue_id, at_s FROM rollup
-  WHERE span_s = :span_s AND at_s < :before_s - {clock_ahead_s}
-  ORDER BY at_s
-  LIMIT :limit
-);

@@ -1,8 +1,4 @@
--- Copies to and from the other engine, and what a copy and a restore change.
-
 -- name: tables
--- All tables with their columns, those of the primary key first.
--- columns: table, column, type, place in the primary key, or NULL
 SELECT t.relname AS name, c.attname AS name,
   CASE format_type(c.atttypid, NULL)
     WHEN 'bigint' THEN 'INTEGER' WHEN 'bytea' THEN 'BLOB' ELSE upper(format_type(c.atttypid, NULL))
@@ -35,15 +31,5 @@ ON CONFLICT (role) DO UPDATE SET content = excluded.content;
 DELETE FROM copy_state WHERE role = ?;
 
 -- name: renew_history_id
--- Invalidates the offsets that history readers have stored.
 INSERT INTO meta (name, value) VALUES ('history_id', replace(gen_random_uuid()::text, '-', ''))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;
-
--- name: last_number
--- Highest number in use.
-SELECT greatest(
-  coalesce((SELECT value - 1 FROM counter WHERE name = 'next_number'), 0),
-  coalesce((SELECT greatest(max(seq), max(position)) FROM message), 0),
-  coalesce((SELECT greatest(max(seq), max(position)) FROM history), 0),
-  coalesce((SELECT max(seq) FROM body), 0)
-);

@@ -1,5 +1,3 @@
--- Sizes for the system page and the metrics.
-
 -- part: tail
 -- Rows not counted yet, usually from the last few seconds.
 (
@@ -9,8 +7,6 @@
 ) AS tail
 
 -- name: totals
--- Sizes of the history, separately for deleted messages and all other messages.
--- columns: rows, bytes, deleted rows, deleted bytes
 SELECT
   coalesce(counter_value('history_rows'), 0)
     + count(*) FILTER (WHERE outcome <> 5),
@@ -22,24 +18,12 @@ SELECT
     + coalesce(sum(size) FILTER (WHERE outcome = 5), 0)::bigint
 FROM {tail};
 
--- name: counters
--- columns: name, value
-SELECT name, value FROM counter;
-
 -- name: pages
 -- Pages of the database, not including the write-ahead log; free pages are not counted.
--- columns: pages, free pages, page size in bytes
 SELECT pg_database_size(current_database()) / current_setting('block_size')::bigint,
   0, current_setting('block_size')::bigint;
 
--- name: history
--- First and last rows of the history; NULL if it is empty.
--- columns: settled_at of the oldest row, offset of the newest row
-SELECT (SELECT settled_at FROM history ORDER BY "offset" LIMIT 1),
-  (SELECT max("offset") FROM history);
-
 -- name: audit
--- columns: at_ms of the oldest row of the audit log, or NULL; number of rows
 SELECT (SELECT at_ms FROM audit ORDER BY audit_id LIMIT 1),
   coalesce(counter_value('audit_rows'), 0)
     + coalesce(counter_value('audit_refusals'), 0)
@@ -47,5 +31,4 @@ SELECT (SELECT at_ms FROM audit ORDER BY audit_id LIMIT 1),
        WHERE audit_id > coalesce(counter_value('audit_counted'), 0));
 
 -- name: schema
--- columns: number of migrations applied
 SELECT coalesce(max(number), 0) AS user_version FROM migration;

@@ -2,7 +2,6 @@
 
 -- name: count_indexed
 -- Adds the next :count offsets to the totals, and advances ``placed_upto``.
--- parameters: count (of offsets)
 WITH placed (upto) AS (
   SELECT coalesce(counter_value('placed_upto'), 0)
 ), slice (last_offset, "rows", bytes, deleted_rows, deleted_bytes) AS MATERIALIZED (

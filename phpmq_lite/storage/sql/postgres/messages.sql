@@ -1,92 +1,7 @@
--- Messages, bodies, events and history for pages, on read-only connections.
--- Previews are truncated here: 480 bytes hold 120 characters of any UTF-8 text.
-
--- name: count_expiring
--- Number of ready messages that expire if the broker's downtime counts.
--- parameters: moment (steady ms, inclusive); number (first assigned afterwards); most (limit)
--- columns: count
--- index: message_deadline
-SELECT count(*) FROM (
-  SELECT 1 FROM message
-  WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms <= :moment
-    AND seq < :number AND position < :number
-  LIMIT :most) AS expiring;
-
--- part: clock_step
--- How far the wall clock is ahead of the scale used for deadlines (ms).
-coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
-
--- part: settled_deadline
--- On the wall clock as it was when the message was settled, as in arrow.sql.
-m.deadline_ms + CASE WHEN m.deadline_ms IS NOT NULL THEN coalesce(
-  (SELECT step_ms FROM clock_step WHERE from_offset <= m."offset" ORDER BY number DESC LIMIT 1),
-  (SELECT step_ms FROM clock_step ORDER BY number LIMIT 1), {clock_step}) END
-
--- part: shared_columns
--- Columns common to live and settled messages; m is either table, and {joins} adds other tables.
-m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
-  m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
-  m.urn, m.trace_id, m.meta_id, m.attempts, m.source_seq, o.token, oq.name, m.source_reason,
-  nullif(substr(b.content, 1, 480), '')
-
--- part: live_columns
--- Columns of a live message, in the order of messages.MessageRow.
-NULL AS "offset", m.seq, m.token, m.queue_id, q.name, m.position, m.state,
-  NULL AS reason, NULL AS settled_at, m.ttl_s, m.deadline_ms + {clock_step},
-  {shared_columns}
-
--- part: settled_columns
--- Columns of a settled message, in the order of messages.MessageRow.
-m."offset", m.seq, m.token, m.queue_id, q.name, m.position, m.outcome,
-  m.reason, m.settled_at, m.ttl_s, {settled_deadline},
-  {shared_columns}
-
--- part: joins
--- Adds the body, and names and addresses for the ids in a row.
-LEFT JOIN queue AS q ON q.queue_id = m.queue_id
-LEFT JOIN client AS p ON p.client = m.publisher
-LEFT JOIN client AS c ON c.client = m.consumer
-LEFT JOIN history AS o ON o.seq = m.source_seq
-LEFT JOIN queue AS oq ON oq.queue_id = m.source_queue_id
-LEFT JOIN body AS b ON b.seq = m.seq
-
--- name: oldest_ready
--- Time when the first ready message of each given queue was published.
--- parameters: queue_ids (a JSON array)
--- columns: queue_id, published_at (NULL: nothing is ready)
--- index: message_place
-SELECT
-  wanted.value,
-  (
-    SELECT published_at FROM message
-    WHERE queue_id = wanted.value AND state = 0
-    ORDER BY position
-    LIMIT 1
-  )
-FROM unnest(ids(:queue_ids)) AS wanted (value);
-
--- name: expiring
--- Ready messages that will expire soon, by queue; at most :limit rows are read.
--- parameters: before_ms (Unix ms, exclusive); limit
--- columns: queue_id, messages, soonest deadline (Unix ms)
--- index: message_deadline
-SELECT
-  queue_id, count(*),
-  min(deadline_ms) + {clock_step}
-FROM (
-  SELECT queue_id, deadline_ms
-  FROM message
-  WHERE state = 0 AND deadline_ms IS NOT NULL
-    AND deadline_ms < :before_ms - {clock_step}
-  ORDER BY deadline_ms
-  LIMIT :limit
-) AS soonest
-GROUP BY queue_id;
+-- part: preview
+nullif(substr(b.content, 1, 480), '')
 
 -- name: messages_after
--- A page of a queue's messages after a position, in order.
--- parameters: queue_id; position (exclusive); state (NULL for both); limit
--- columns: those of messages.MessageRow
 -- index: message_place
 -- index: message_held
 SELECT {live_columns}
@@ -110,9 +25,6 @@ FROM (
 ORDER BY m.position;
 
 -- name: messages_before
--- A page of a queue's messages before a position, in reverse order.
--- parameters: queue_id; position (exclusive); state (NULL for both); limit
--- columns: those of messages.MessageRow
 -- index: message_place
 -- index: message_held
 SELECT {live_columns}
@@ -135,37 +47,6 @@ FROM (
 {joins}
 ORDER BY m.position DESC;
 
--- name: by_seq
--- A live or settled message.  One statement reads both tables so that no settlement is missed.
--- parameters: seq
--- columns: those of messages.MessageRow
--- index: history_seq
-SELECT {live_columns}
-FROM message AS m
-{joins}
-WHERE m.seq = :seq
-UNION ALL
-SELECT {settled_columns}
-FROM history AS m
-{joins}
-WHERE m.seq = :seq
-LIMIT 1;
-
--- name: by_seqs
--- Several messages, live or settled.
--- parameters: seqs (a JSON array)
--- columns: those of messages.MessageRow
--- index: history_seq
-SELECT {live_columns}
-FROM message AS m
-{joins}
-WHERE m.seq = ANY (ids(:seqs))
-UNION ALL
-SELECT {settled_columns}
-FROM history AS m
-{joins}
-WHERE m.seq = ANY (ids(:seqs));
-
 -- part: older_rows
 -- Offsets of a queue's settled messages with one outcome; the page reads other columns.
 SELECT "offset" FROM history
@@ -181,78 +62,8 @@ SELECT "offset" FROM history
 -- part: oldest
 ORDER BY "offset" LIMIT :limit
 
--- name: history_older
--- Settled messages before an offset, newest first.
--- parameters: start (exclusive), stop (inclusive): offsets; limit
--- columns: those of messages.MessageRow
-SELECT {settled_columns}
-FROM history AS m
-{joins}
-WHERE m."offset" < :start AND m."offset" >= :stop
-ORDER BY m."offset" DESC
-LIMIT :limit;
-
--- name: history_newer
--- Settled messages after an offset, oldest first.
--- parameters: start (exclusive), stop (inclusive): offsets; limit
--- columns: those of messages.MessageRow
-SELECT {settled_columns}
-FROM history AS m
-{joins}
-WHERE m."offset" > :start AND m."offset" <= :stop
-ORDER BY m."offset"
-LIMIT :limit;
-
--- name: outcome_older
--- Messages with one outcome other than acked, before an offset, newest first.
--- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
--- columns: those of messages.MessageRow
--- index: history_unusual
-SELECT {settled_columns}
-FROM history AS m
-{joins}
-WHERE m.outcome <> 2 AND m.outcome = :outcome AND m."offset" < :start AND m."offset" >= :stop
-ORDER BY m."offset" DESC
-LIMIT :limit;
-
--- name: outcome_newer
--- Messages with one outcome other than acked, after an offset, oldest first.
--- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
--- columns: those of messages.MessageRow
--- index: history_unusual
-SELECT {settled_columns}
-FROM history AS m
-{joins}
-WHERE m.outcome <> 2 AND m.outcome = :outcome AND m."offset" > :start AND m."offset" <= :stop
-ORDER BY m."offset"
-LIMIT :limit;
-
--- name: acked_older
--- Acked messages, newest first.  They make up most of the history, so its rows are scanned.
--- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
--- columns: those of messages.MessageRow
-SELECT {settled_columns}
-FROM history AS m
-{joins}
-WHERE m.outcome = :outcome AND m."offset" < :start AND m."offset" >= :stop
-ORDER BY m."offset" DESC
-LIMIT :limit;
-
--- name: acked_newer
--- Acked messages, oldest first.
--- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
--- columns: those of messages.MessageRow
-SELECT {settled_columns}
-FROM history AS m
-{joins}
-WHERE m.outcome = :outcome AND m."offset" > :start AND m."offset" <= :stop
-ORDER BY m."offset"
-LIMIT :limit;
-
 -- name: queue_older
 -- Settled messages of a queue, newest first.  The index is read by outcome.
--- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
--- columns: those of messages.MessageRow
 -- index: history_place
 SELECT {settled_columns}
 FROM history AS m
@@ -272,9 +83,6 @@ WHERE m."offset" = ANY (ARRAY(
 ORDER BY m."offset" DESC;
 
 -- name: queue_newer
--- Settled messages of a queue, oldest first.
--- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
--- columns: those of messages.MessageRow
 -- index: history_place
 SELECT {settled_columns}
 FROM history AS m
@@ -294,9 +102,6 @@ WHERE m."offset" = ANY (ARRAY(
 ORDER BY m."offset";
 
 -- name: queue_outcome_older
--- Settled messages of a queue with one outcome, before an offset, newest first.
--- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
--- columns: those of messages.MessageRow
 -- index: history_place
 SELECT {settled_columns}
 FROM history AS m
@@ -310,9 +115,6 @@ WHERE m."offset" = ANY (ARRAY(
 ORDER BY m."offset" DESC;
 
 -- name: queue_outcome_newer
--- Settled messages of a queue with one outcome, after an offset, oldest first.
--- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
--- columns: those of messages.MessageRow
 -- index: history_place
 SELECT {settled_columns}
 FROM history AS m
@@ -326,8 +128,6 @@ WHERE m."offset" = ANY (ARRAY(
 ORDER BY m."offset";
 
 -- name: newest_deleted
--- Deleted messages that have not been restored, newest first; :looked rows are read.
--- parameters: start (offset, exclusive); queues (a JSON array, NULL for all); looked
 -- columns: offset, seq, whether the message is in the trash
 -- index: history_unusual
 SELECT m."offset", m.seq,
@@ -340,30 +140,13 @@ WHERE m.outcome <> 2 AND m.outcome = 5 AND m."offset" < :start
 ORDER BY m."offset" DESC
 LIMIT :looked;
 
--- name: settled_at
--- Time when the message at an offset, or the next message, was settled.
--- parameters: at (offset)
--- columns: offset, settled_at
-SELECT "offset", settled_at FROM history WHERE "offset" >= :at ORDER BY "offset" LIMIT 1;
-
--- name: history_ends
--- First and last offsets of the history; NULL if the history is empty.
--- columns: lowest, highest
-SELECT
-  (SELECT "offset" FROM history ORDER BY "offset" LIMIT 1),
-  (SELECT "offset" FROM history ORDER BY "offset" DESC LIMIT 1);
-
 -- name: dead_letter_queues
--- Dead-letter queues that are not empty, by name.
--- parameters: names (a JSON array of dead-letter queues named in settings)
--- columns: queue_id, name, records
 SELECT queue_id, name, live_count FROM queue
 WHERE (name LIKE '%.dlq' OR name = ANY (ARRAY(SELECT jsonb_array_elements_text(:names::jsonb))))
   AND live_count > 0
 ORDER BY name;
 
 -- part: dead_letter
--- A dead letter and the reason why its message died.
 SELECT
   m.position, m.seq, m.source_queue_id, m.urn, m.source_reason, m.published_at, m.size,
   EXISTS (
@@ -377,8 +160,6 @@ SELECT
   ) END
 
 -- name: newest_dead_letters
--- The newest dead letters in one queue, with the beginning of their dead_letter block.
--- parameters: queue_id; before (position, exclusive); limit
 -- columns: position, seq, origin (queue_id), urn, reason, published_at, size, whether it died
 --   again after a redrive, block
 -- index: message_place
@@ -400,51 +181,6 @@ FROM (
 ) AS m
 ORDER BY m.position DESC;
 
--- name: tokens
--- Tokens of live messages, which are the random halves of their ids.
--- parameters: seqs (a JSON array)
--- columns: seq, token
-SELECT seq, token FROM message WHERE seq = ANY (ids(:seqs));
-
 -- name: body_part
--- Size of a body and one part of it.
--- parameters: seq; start, size (bytes)
--- columns: length of the whole body, the part
 SELECT length(content), substr(content, least(:start, 2147483646)::int + 1, :size::int)
 FROM body WHERE seq = :seq;
-
--- name: links
--- Events that link messages to other messages: restore, redrive, edit, dead letter.
--- parameters: seqs (a JSON array); limit
--- columns: seq, at_ms, kind, detail (the id of the other message)
--- index: event_seq
-SELECT seq, at_ms, kind, detail FROM event
-WHERE seq = ANY (ids(:seqs))
-  AND kind IN ('redrive', 'restore', 'edit', 'dead_letter') AND length(detail) = 32
-ORDER BY event_id + 0  -- otherwise, all events might be read in order
-LIMIT :limit;
-
--- name: body
--- A complete body.
--- parameters: seq
--- columns: content
-SELECT content FROM body WHERE seq = :seq;
-
--- name: bodies
--- Complete bodies of several messages.
--- parameters: seqs (a JSON array)
--- columns: seq, content
-SELECT seq, content FROM body WHERE seq = ANY (ids(:seqs));
-
--- name: events
--- The events of a message, in order.
--- parameters: seq; limit
--- columns: at_ms, kind, detail, count, last_at
--- index: event_seq
-SELECT at_ms, kind, detail, count, last_at FROM event
-WHERE seq = :seq ORDER BY event_id LIMIT :limit;
-
--- name: next_number
--- Number that the next message will get.
--- columns: number
-SELECT next_number FROM line;

@@ -1,15 +1,6 @@
--- Removes the oldest rows: history (from two fronts, with bodies and events), receipts, closed
--- connections, audit rows and rows of dropped stages.  Rows to remove are passed as a JSON list,
--- so that one statement can remove any number of rows.
-
--- name: clock_steps
--- columns: from_offset, step_ms
-SELECT from_offset, step_ms FROM clock_step ORDER BY number;
-
 -- name: trim_clock_steps
 -- Removes steps older than the retained history and audit log, and steps beyond a maximum.  The
 -- oldest row is looked for from the fronts on, because removed rows may still be in the index.
--- parameters: before (steady ms, inclusive); number of rows to keep
 DELETE FROM clock_step
 WHERE number < (
     SELECT max(number) FROM clock_step
@@ -19,190 +10,27 @@ WHERE number < (
         AND "offset" >= coalesce(counter_value('deleted_lo'), 0))))
   OR number <= (SELECT max(number) FROM clock_step) - ?;
 
--- name: next_dropped_stage
--- The next stage whose rows must be removed.
--- columns: stage_id, or NULL
-SELECT min(stage_id) FROM stage WHERE token IS NULL;
-
--- name: delete_staged_rows
--- parameters: row_id from (inclusive), to (exclusive); limit
-DELETE FROM stage_row WHERE row_id IN (
-  SELECT row_id FROM stage_row WHERE row_id >= ? AND row_id < ? ORDER BY row_id LIMIT ?);
-
--- name: delete_stage
--- parameters: stage_id
-DELETE FROM stage WHERE stage_id = ?;
-
 -- name: history_fronts
--- Positions of the fronts; a missing counter means 0.
--- columns: name, value
 SELECT name, counter_value(name) AS value FROM unnest(ARRAY['history_lo', 'deleted_lo']) AS name
 WHERE counter_value(name) IS NOT NULL;
 
 -- part: removable
--- Only indexed rows count.  The newest row stays, because the next offset is derived from it.
 "offset" <= coalesce((SELECT counter_value('placed_upto')), 0)
   AND "offset" < (SELECT max("offset") FROM history)
 
--- name: next_settled
--- The next rows in order; is_passed marks deleted rows, which belong to the other front.
--- parameters: lo (offset, inclusive); limit
--- columns: offset, seq, size, settled_at, is_passed
-SELECT "offset", seq, size, settled_at, outcome = 5 FROM history
-WHERE "offset" >= :lo AND {removable} ORDER BY "offset" LIMIT :limit;
-
--- name: settled_range
--- Sums of the next rows in order, without deleted rows.
--- parameters: lo (offset, inclusive); limit
--- columns: last offset, NULL if there are no rows; rows, and records among them; lowest and highest
---   seq; bytes; settled_at of the newest
-SELECT max(last), count(seq), count(source_seq), min(seq), max(seq),
-  coalesce(sum(size), 0)::bigint, max(settled_at)
-FROM (
-  SELECT "offset" AS last, source_seq, CASE WHEN outcome <> 5 THEN seq END AS seq,
-    CASE WHEN outcome <> 5 THEN size END AS size,
-    CASE WHEN outcome <> 5 THEN settled_at END AS settled_at
-  FROM history WHERE "offset" >= :lo AND {removable} ORDER BY "offset" LIMIT :limit) AS next;
-
--- part: range
-"offset" >= :lo AND "offset" < :end AND outcome <> 5
-
--- name: seqs_of_range
--- parameters: lo (inclusive), end (exclusive)
-SELECT seq FROM history WHERE {range} ORDER BY seq;
-
--- name: next_deleted
--- The next rows of deleted messages, in order.
--- parameters: lo (offset, inclusive); limit
--- columns: offset, seq, size, settled_at, is_passed (always 0)
-SELECT "offset", seq, size, settled_at, 0 FROM history
-WHERE outcome = 5 AND outcome <> 2 AND "offset" >= :lo AND {removable}
-ORDER BY "offset" LIMIT :limit;
-
--- name: remove_events
--- Removes at most :limit events of removed messages, which may have any number of events.
--- parameters: seqs (JSON list); limit
-DELETE FROM event WHERE event_id IN (
-  SELECT event_id FROM event WHERE seq IN (SELECT jsonb_array_elements_text(:seqs::jsonb)::bigint)
-    AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = event.seq)
-  LIMIT :limit);
-
--- part: is_unused
--- Whether a body is neither that of a live message nor referred to by a live record.
-NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
-  AND NOT EXISTS (
-    SELECT 1 FROM message WHERE source_seq = body.seq AND size < octet_length(body.content))
-
--- name: remove_bodies
--- Removes bodies of removed messages, but not those of live messages, or of live dead-letter
--- records, which are smaller than the body if they only refer to it.
--- parameters: seqs (JSON list)
-DELETE FROM body WHERE seq IN (SELECT jsonb_array_elements_text(:seqs::jsonb)::bigint)
-  AND {is_unused};
-
--- name: remove_originals
--- Removes bodies that stayed only because removed dead-letter records referred to them.
--- parameters: offsets (JSON list, of the records)
-DELETE FROM body WHERE seq IN (
-    SELECT source_seq FROM history
-    WHERE "offset" IN (SELECT jsonb_array_elements_text(:offsets::jsonb)::bigint) AND source_seq IS NOT NULL)
-  AND NOT EXISTS (SELECT 1 FROM history WHERE history.seq = body.seq)
-  AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
-  AND NOT EXISTS (SELECT 1 FROM message WHERE source_seq = body.seq);
-
--- name: remove_events_run
--- Like remove_events, for messages with consecutive numbers.
--- parameters: first, last (seq, inclusive); limit
-DELETE FROM event WHERE event_id IN (
-  SELECT event_id FROM event WHERE seq BETWEEN :first AND :last
-    AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = event.seq)
-  LIMIT :limit);
-
--- name: remove_bodies_run
--- Like remove_bodies, for messages with consecutive numbers.
--- parameters: first, last (seq, inclusive)
-DELETE FROM body WHERE seq BETWEEN :first AND :last
-  AND {is_unused};
-
--- name: remove_settled_range
--- Removes the rows of a settled_range.
--- parameters: lo (inclusive), end (exclusive)
-DELETE FROM history WHERE {range};
-
--- name: newest_removable_body
--- Body of the newest row if it is too old, or if this body alone still exceeds a bound.
--- parameters: cutoff (settled_at, exclusive); others, deleted (whether their bound is exceeded)
--- columns: seq; no row if the body stays or is already gone
-SELECT seq FROM history
-WHERE "offset" = (SELECT max("offset") FROM history)
-  AND (settled_at < :cutoff OR (CASE outcome WHEN 5 THEN :deleted::int ELSE :others::int END) <> 0)
-  AND EXISTS (SELECT 1 FROM body WHERE body.seq = history.seq)
-  AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = history.seq);
-
 -- name: store_next_number
--- Must run before bodies are removed, because the next number is derived from the newest body.
 SELECT FROM line, change_counter('next_number', next_number, false);
 
--- name: remove_settled
--- parameters: offsets (JSON list)
-DELETE FROM history WHERE "offset" IN (SELECT jsonb_array_elements_text(:offsets::jsonb)::bigint);
-
 -- name: receipt_ends
--- Oldest and newest receipts; no row if there are none.
--- columns: n of the oldest; n and at_ms (steady) of the newest
 SELECT oldest_receipt(), n, at_ms FROM receipt ORDER BY n DESC LIMIT 1;
 
 -- name: first_kept_receipt
--- First receipt in a range that still counts.
--- parameters: lo, hi (n, inclusive); floor (n, exclusive); cutoff (at_ms, exclusive)
--- columns: n, or NULL
 SELECT min(n) FROM receipt WHERE n BETWEEN :lo AND :hi AND n > :floor AND at_ms > :cutoff;
 
 -- name: remove_receipts
--- parameters: end (n, exclusive)
 DELETE FROM receipt WHERE n >= (SELECT oldest_receipt()) AND n < :end;
 
--- name: remove_clients
--- Removes connections closed before the oldest row of the history.
--- parameters: cutoff (closed_at, exclusive); limit
-DELETE FROM client WHERE client IN (
-  SELECT client FROM client WHERE closed_at < :cutoff ORDER BY closed_at LIMIT :limit)
-  AND client > 0;
-
--- name: remove_excess_clients
--- Removes the oldest closed connections whose numbers are not among the newest.
--- parameters: most; limit
-DELETE FROM client WHERE client IN (
-  SELECT client FROM client
-  WHERE client > 0 AND client <= (SELECT max(client) FROM client) - :most
-    AND closed_at IS NOT NULL
-  ORDER BY client LIMIT :limit);
-
 -- name: audit_counters
--- Rows counted so far: those of callers with and without an identity, and the last audit_id.
--- columns: name, value
 SELECT name, counter_value(name) AS value
 FROM unnest(ARRAY['audit_rows', 'audit_refusals', 'audit_counted']) AS name
 WHERE counter_value(name) IS NOT NULL;
-
--- name: count_audit
--- Counts new rows, and those of callers without an identity among them.
--- parameters: after (audit_id, exclusive)
--- columns: rows, refusals, last (audit_id, or NULL)
-SELECT count(*), count(*) FILTER (WHERE actor = 'nobody'), max(audit_id)
-FROM audit WHERE audit_id > :after;
-
--- name: oldest_audit
--- The oldest row of callers with or without an identity.
--- parameters: refused (1: without)
--- columns: at_ms
-SELECT at_ms FROM audit WHERE (actor = 'nobody') = :refused::int::boolean ORDER BY audit_id LIMIT 1;
-
--- name: remove_audit
--- Removes the oldest :excess rows of one kind, and older ones than a time among the first :limit.
--- parameters: refused (1: without an identity); excess; cutoff (at_ms, inclusive); limit
-DELETE FROM audit WHERE audit_id IN (
-  SELECT audit_id FROM (
-    SELECT audit_id, at_ms, row_number() OVER (ORDER BY audit_id) AS place
-    FROM audit WHERE (actor = 'nobody') = :refused::int::boolean ORDER BY audit_id LIMIT :limit) AS oldest
-  WHERE place <= :excess OR at_ms < :cutoff);

@@ -1,5 +1,3 @@
--- Copies to the other engine, and what a copy and a restore change.
-
 -- name: tables
 -- All tables with their columns, those of the primary key first.
 -- columns: table, column, type, place in the primary key, or NULL
@@ -17,12 +15,3 @@ DELETE FROM counter WHERE name IN (
 -- Invalidates the offsets that history readers have stored.
 INSERT INTO meta (name, value) VALUES ('history_id', lower(hex(randomblob(16))))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;
-
--- name: last_number
--- Highest number in use, for any version of the schema.
-SELECT max(
-  coalesce((SELECT value - 1 FROM counter WHERE name = 'next_number'), 0),
-  coalesce((SELECT max(max(seq), max(position)) FROM message), 0),
-  coalesce((SELECT max(max(seq), max(position)) FROM history), 0),
-  coalesce((SELECT max(seq) FROM body), 0)
-);

@@ -1,5 +1,3 @@
--- Sizes for the system page and the metrics.
-
 -- part: tail
 -- Rows not counted yet because they are not indexed, usually from the last few seconds.
 (
@@ -22,21 +20,11 @@ SELECT
     + coalesce(sum(size) FILTER (WHERE outcome = 5), 0)
 FROM {tail};
 
--- name: counters
--- columns: name, value
-SELECT name, value FROM counter;
-
 -- name: pages
 -- Pages of the database file, not including the write-ahead log.
 -- columns: pages, free pages, page size in bytes
 SELECT (SELECT page_count FROM pragma_page_count()),
   (SELECT freelist_count FROM pragma_freelist_count()), (SELECT page_size FROM pragma_page_size());
-
--- name: history
--- First and last rows of the history; NULL if it is empty.
--- columns: settled_at of the oldest row, offset of the newest row
-SELECT (SELECT settled_at FROM history ORDER BY "offset" LIMIT 1),
-  (SELECT max("offset") FROM history);
 
 -- name: audit
 -- columns: at_ms of the oldest row of the audit log, or NULL; number of rows

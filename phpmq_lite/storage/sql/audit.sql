@@ -4,14 +4,14 @@
 audit_id, at_ms, actor, source, address, action, target, count, reason, result, detail, request_id
 
 -- part: filter
-(:actor IS NULL OR actor = :actor)
-  AND (:action IS NULL OR action = :action
+(CAST(:actor AS text) IS NULL OR actor = :actor)
+  AND (CAST(:action AS text) IS NULL OR action = :action
        OR substr(action, 1, length(:action) + 1) = :action || '.')
-  AND (:result IS NULL OR result = :result
+  AND (CAST(:result AS text) IS NULL OR result = :result
        OR (:result = 'refused' AND result NOT IN ('done', 'running', 'cancelled', 'interrupted')))
-  AND (:target IS NULL OR target = :target)
-  AND (:since IS NULL OR at_ms >= :since)
-  AND (:upto IS NULL OR at_ms < :upto)
+  AND (CAST(:target AS text) IS NULL OR target = :target)
+  AND (CAST(:since AS bigint) IS NULL OR at_ms >= :since)
+  AND (CAST(:upto AS bigint) IS NULL OR at_ms < :upto)
 
 -- name: ends
 -- Lowest and highest audit_ids; NULL if there are no rows.
@@ -21,7 +21,7 @@ SELECT (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
 -- name: older
 -- Rows below an audit_id, newest first.
 -- parameters: before (audit_id, exclusive), floor (inclusive), limit; filter (NULL matches any)
--- index: INTEGER PRIMARY KEY
+-- index: PRIMARY KEY
 SELECT {columns} FROM audit
 WHERE audit_id < :before AND audit_id >= :floor AND {filter}
 ORDER BY audit_id DESC LIMIT :limit;
@@ -29,7 +29,7 @@ ORDER BY audit_id DESC LIMIT :limit;
 -- name: newer
 -- Rows above an audit_id, oldest first.
 -- parameters: after (audit_id, exclusive), ceiling (inclusive), limit; filter (NULL matches any)
--- index: INTEGER PRIMARY KEY
+-- index: PRIMARY KEY
 SELECT {columns} FROM audit
 WHERE audit_id > :after AND audit_id <= :ceiling AND {filter}
 ORDER BY audit_id LIMIT :limit;

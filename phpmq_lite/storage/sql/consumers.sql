@@ -6,7 +6,7 @@
 -- columns: app_id, owner, version, at_ms, rows
 -- index: PRIMARY KEY
 SELECT app_id, owner, version, at_ms, "rows" FROM published
-WHERE app_id > :after AND NOT single_use ORDER BY app_id LIMIT :limit;
+WHERE app_id > :after AND single_use = 0 ORDER BY app_id LIMIT :limit;
 
 -- name: subscriptions
 -- Subscriptions and the messages that they hold, by name.
@@ -16,11 +16,11 @@ WHERE app_id > :after AND NOT single_use ORDER BY app_id LIMIT :limit;
 SELECT subscription.name, subscription.queue_id,
   (SELECT name FROM queue WHERE queue.queue_id = subscription.queue_id),
   acked_upto, next_claim - 1, subscription.created_at, count(claim.claim),
-  coalesce(sum(message.size), 0), min(claim.claimed_at)
+  CAST(coalesce(sum(message.size), 0) AS bigint), min(claim.claimed_at)
 FROM subscription
 LEFT JOIN claim ON claim.subscription_id = subscription.subscription_id
 LEFT JOIN message ON message.seq = claim.seq
-WHERE coalesce(:name, subscription.name) = subscription.name
+WHERE coalesce(CAST(:name AS text), subscription.name) = subscription.name
 GROUP BY subscription.subscription_id ORDER BY subscription.name;
 
 -- name: history_readers

@@ -7,7 +7,7 @@ INSERT INTO start (at_ms, version, was_clean, down_from_ms, report) VALUES (?, ?
 -- name: trim_starts
 -- Deletes all but the newest startups.
 -- parameters: number of startups to keep
--- index: INTEGER PRIMARY KEY
+-- index: PRIMARY KEY
 DELETE FROM start WHERE start_id <= (SELECT max(start_id) FROM start) - ?;
 
 -- name: newest_starts

@@ -1,0 +1,10 @@
+-- Copies to and from the other engine, and what a copy and a restore change.
+
+-- name: last_number
+-- Highest number in use, for any version of the schema.
+SELECT coalesce(max(number), 0) FROM (
+  SELECT value - 1 AS number FROM counter WHERE name = 'next_number'
+  UNION ALL SELECT max(seq) FROM message UNION ALL SELECT max(position) FROM message
+  UNION ALL SELECT max(seq) FROM history UNION ALL SELECT max(position) FROM history
+  UNION ALL SELECT max(seq) FROM body
+) AS used;

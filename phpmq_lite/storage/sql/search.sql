@@ -1,0 +1,179 @@
+-- Parts from which search_plan.py composes a search: sources, conditions joined with AND, an order
+-- and a limit; values are parameters.  {traces} are names of parameters.  In a condition, {v} is
+-- its own parameter, and {state}, {why}, {ended} and {step} are columns that differ between live and
+-- settled messages.
+
+-- part: live_step
+-- How far the wall clock is ahead of the scale used for deadlines (ms).
+coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)
+
+-- part: settled_step
+-- The same when the message was settled, as in arrow.sql.
+coalesce(
+  (SELECT step_ms FROM clock_step WHERE from_offset <= m."offset" ORDER BY number DESC LIMIT 1),
+  (SELECT step_ms FROM clock_step ORDER BY number LIMIT 1), {live_step})
+
+-- part: reasons
+('poison', 'too_deep', 'missing_meta', 'unsupported_schema_version', 'invalid_data',
+  'missing_trace_id', 'invalid_attempts', 'schema_mismatch')
+
+-- part: columns
+-- Columns that follow the position in every source.
+m.seq, m.queue_id, m.{state} AS state, m.urn, m.published_at, m.size,
+  m.deadline_ms + {step} AS deadline_at
+
+-- part: alive
+-- Live messages by number.
+SELECT m.seq AS place, {columns}
+FROM message AS m NOT INDEXED {join}
+WHERE m.seq > :low AND m.seq < :high
+
+-- part: alive_held
+-- Dispatched messages by number, which are usually few.
+-- index: message_held
+SELECT m.seq AS place, {columns}
+FROM message AS m INDEXED BY message_held {join}
+WHERE m.state = 1 AND m.seq > :low AND m.seq < :high
+
+-- part: ready_queues
+-- Ready messages in certain queues, by position.
+-- index: message_place
+SELECT m.position AS place, {columns}
+FROM message AS m INDEXED BY message_place {join}
+WHERE m.state = 0 AND m.queue_id IN (SELECT value FROM json_each(:queues))
+  AND m.position > :low AND m.position < :high
+
+-- part: held_queues
+-- Dispatched messages in certain queues, by position.
+-- index: message_held
+SELECT m.position AS place, {columns}
+FROM message AS m INDEXED BY message_held {join}
+WHERE m.state = 1 AND m.queue_id IN (SELECT value FROM json_each(:queues))
+  AND m.position > :low AND m.position < :high
+
+-- part: ready_numbers
+-- Ready messages in certain queues that are at their original position, by number.
+-- index: message_place
+SELECT m.position AS place, {columns}
+FROM message AS m INDEXED BY message_place {join}
+WHERE m.state = 0 AND m.queue_id {these} AND m.position > :low AND m.position < :high
+  AND m.position = m.seq
+
+-- part: held_numbers
+-- Dispatched messages in certain queues that are at their original position, by number.
+-- index: message_held
+SELECT m.position AS place, {columns}
+FROM message AS m INDEXED BY message_held {join}
+WHERE m.state = 1 AND m.queue_id {these} AND m.position > :low AND m.position < :high
+  AND m.position = m.seq
+
+-- part: alive_moved
+-- Live messages that were requeued, moved, forwarded or restored to another position.
+-- index: message_moved
+SELECT m.seq AS place, {columns}
+FROM message AS m INDEXED BY message_moved {join}
+WHERE m.queue_id {these} AND m.position <> m.seq AND m.seq > :low AND m.seq < :high
+
+-- part: settled_seq
+-- Settled messages by number.
+-- index: history_seq
+SELECT m.seq AS place, {columns}
+FROM history AS m INDEXED BY history_seq {join}
+WHERE m.seq > :low AND m.seq < :high
+
+-- part: settled
+-- Settled messages by offset.
+SELECT m."offset" AS place, {columns}
+FROM history AS m NOT INDEXED {join}
+WHERE m."offset" > :low AND m."offset" < :high
+
+-- part: settled_unusual
+-- Settled messages that were not acknowledged.
+-- index: history_unusual
+SELECT m."offset" AS place, {columns}
+FROM history AS m INDEXED BY history_unusual {join}
+WHERE m.outcome <> 2 AND m.outcome IN (SELECT value FROM json_each(:outcomes))
+  AND m."offset" > :low AND m."offset" < :high
+
+-- part: body
+LEFT JOIN body AS b ON b.seq = m.seq
+
+-- part: newest
+ORDER BY place DESC LIMIT :limit
+
+-- part: oldest
+ORDER BY place LIMIT :limit
+
+-- part: these_queues
+IN (SELECT value FROM json_each(:queues))
+
+-- part: this_queue
+= :queue
+
+-- part: not_in_queues
+m.queue_id NOT IN (SELECT value FROM json_each(:other_queues))
+
+-- part: in_states
+m.{state} IN (SELECT value FROM json_each(:{v}))
+
+-- part: in_seqs
+m.seq IN (SELECT value FROM json_each(:{v}))
+
+-- part: urn
+m.urn GLOB :{v}
+
+-- part: trace
+m.trace_id GLOB :{v}
+
+-- part: trace_exact
+m.trace_id = :{v}
+
+-- part: id
+printf('%016x%016x', m.seq, m.token) GLOB :{v}
+
+-- part: meta
+m.meta_id GLOB :{v}
+
+-- part: verdict
+-- Only matches reasons of invalid envelopes, because the same columns also hold other reasons.
+m.{why} GLOB :{v} AND m.{why} IN {reasons}
+  OR m.source_reason GLOB :{v} AND m.source_reason IN {reasons}
+
+-- part: attempts
+m.attempts {sign} :{v}
+
+-- part: deliveries
+m.deliveries {sign} :{v}
+
+-- part: size
+m.size {sign} :{v}
+
+-- part: age
+:now_ms - m.published_at {sign} :{v}
+
+-- part: ttl
+m.deadline_ms + {step} - {ended} {sign} :{v}
+
+-- part: ttl_never
+m.deadline_ms IS NULL
+
+-- name: names
+-- Names of the given queues.
+-- parameters: queues (a JSON array)
+-- columns: queue_id, name
+SELECT queue_id, name FROM queue
+WHERE queue_id IN (SELECT value FROM json_each(:queues));
+
+-- name: lately
+-- URNs and contents of the newest messages, used to complete search terms.
+-- parameters: limit
+-- columns: urn, content (NULL if large)
+SELECT m.urn, CASE WHEN m.size <= 4096 THEN b.content END
+FROM (
+  SELECT seq, urn, size FROM (SELECT seq, urn, size FROM message ORDER BY seq DESC LIMIT :limit) AS live
+  UNION ALL
+  SELECT seq, urn, size FROM (
+    SELECT seq, urn, size FROM history ORDER BY "offset" DESC LIMIT :limit
+  ) AS settled
+) AS m
+LEFT JOIN body AS b ON b.seq = m.seq;
