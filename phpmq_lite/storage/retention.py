@@ -231,7 +231,7 @@ class _RetentionStep:
         pick = "next_deleted" if name == "deleted" else "next_settled"
         rows, size = total
         fronts: dict[str, int] = dict(self._execute(self._sql["history_fronts"]).fetchall())
-        lo, is_old = fronts.get(f"{name}_lo", 0), False
+        lo, is_old = fronts[f"{name}_lo"], False
         while room := self._rows_left:
             part = RetentionSlice(lo, rows - most[0], size - most[1], cutoff_ms, self._steps)
             excess = max(part.excess_rows, part.excess_bytes * rows // max(1, size))
@@ -339,13 +339,13 @@ class _RetentionStep:
         """Count new audit rows, and remove the oldest of callers with and without an identity."""
         execute, sql = self._execute, self._sql
         counters: dict[str, int] = dict(execute(sql["audit_counters"]).fetchall())
-        after = {"after": counters.get("audit_counted", 0)}
+        after = {"after": counters["audit_counted"]}
         new, refused, last = execute(sql["count_audit"], after).fetchone()
         if last is not None:
             execute(self._counters["set_counter"], ("audit_counted", last))
         kinds = (("audit_rows", new - refused), ("audit_refusals", refused))
         for refused, (name, more) in enumerate(kinds):
-            excess = counters.get(name, 0) + more - getattr(bounds, name)
+            excess = counters[name] + more - getattr(bounds, name)
             oldest = execute(sql["oldest_audit"], {"refused": refused}).fetchone()
             removed, room = 0, self._rows_left
             if room and oldest is not None and (excess > 0 or oldest[0] < cutoff_ms):

@@ -10,7 +10,7 @@ in files of the same names.  They contain statements like this one, each ending 
 ``{rows:X}`` is replaced by one X per row, separated by commas, and ``{n}`` in X by the number of
 the row, from 0.  ``{NAME}`` is replaced by the text under ``-- part: NAME``, which several
 statements of a file can share; a shared statement can contain a part that differs.  What is
-shared is written for SQLite, and ``_FOR_POSTGRES`` replaces what PostgreSQL writes differently.
+shared is written for SQLite, and ``_DIALECTS`` replaces what an engine writes differently.
 """
 
 import re
@@ -29,23 +29,29 @@ _OWN = re.compile(r"\?(?!\d)")  # a parameter of one row
 # What is quoted and casts are matched first, so that nothing in them is taken for a parameter.
 _TOKEN = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|::|:([A-Za-z_]\w*)|\?(\d*)""")
 
-_FOR_POSTGRES: Final = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r" (?:NOT INDEXED|INDEXED BY \w+)", ""),  # hints for SQLite's planner
-        (r"CROSS (JOIN \w+(?: AS \w+)?\s(?:ON|USING))", r"\1"),  # SQLite keeps the order of tables
-        (r"IN \(\{rows:\?\}\)", "= ANY (?::bigint[])"),
-        (r"NOT IN \(SELECT value FROM json_each\((:[{\w}]+)\)\)", r"<> ALL (ids(\1))"),
-        (r"IN \(SELECT value FROM json_each\((:[{\w}]+)\)\)", r"= ANY (ids(\1))"),
-        (r"json_each\((:\w+)\) AS (\w+)", r"unnest(ids(\1)) AS \2 (value)"),
-        (r"GLOB (:\{v\})", r"LIKE like_pattern(\1)"),
-        (
-            r"printf\('%016x%016x', ([\w.]+), ([\w.]+)\)",
-            r"lpad(to_hex(\1), 16, '0') || lpad(to_hex(\2), 16, '0')",
-        ),
-        (r"printf\('%016x', ([:\w.]+)\)", r"lpad(to_hex(\1::bigint), 16, '0')"),
-    )
-)
+# What is replaced in shared texts, which are otherwise written for SQLite.
+_DIALECTS: Final = {
+    "sqlite": (
+        (re.compile(r"counter_value\(('\w+')\)"), r"(SELECT value FROM counter WHERE name = \1)"),
+    ),
+    "postgres": tuple(
+        (re.compile(pattern), replacement)
+        for pattern, replacement in (
+            (r" (?:NOT INDEXED|INDEXED BY \w+)", ""),  # hints for SQLite's planner
+            (r"CROSS (JOIN \w+(?: AS \w+)?\s(?:ON|USING))", r"\1"),  # SQLite keeps this order
+            (r"IN \(\{rows:\?\}\)", "= ANY (?::bigint[])"),
+            (r"NOT IN \(SELECT value FROM json_each\((:[{\w}]+)\)\)", r"<> ALL (ids(\1))"),
+            (r"IN \(SELECT value FROM json_each\((:[{\w}]+)\)\)", r"= ANY (ids(\1))"),
+            (r"json_each\((:\w+)\) AS (\w+)", r"unnest(ids(\1)) AS \2 (value)"),
+            (r"GLOB (:\{v\})", r"LIKE like_pattern(\1)"),
+            (
+                r"printf\('%016x%016x', ([\w.]+), ([\w.]+)\)",
+                r"lpad(to_hex(\1), 16, '0') || lpad(to_hex(\2), 16, '0')",
+            ),
+            (r"printf\('%016x', ([:\w.]+)\)", r"lpad(to_hex(\1::bigint), 16, '0')"),
+        )
+    ),
+}
 
 
 def load(name: str, engine: str = "sqlite") -> dict[str, str]:
@@ -63,12 +69,11 @@ def _read(name: str, engine: str) -> tuple[dict[str, str], dict[str, str]]:
     parts: dict[str, str] = {}
     statements: dict[str, str] = {}
     for folder in (_FOLDER, _FOLDER / engine):
-        is_translated = folder == _FOLDER and engine == "postgres"
         path = folder / f"{name}.sql"
         pieces = _NAME.split(path.read_text(encoding="utf-8") if path.exists() else "")
         for kind, title, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
             bare = re.sub(r"--[^\n]*", "", text).strip().rstrip(";")
-            for pattern, replacement in _FOR_POSTGRES if is_translated else ():
+            for pattern, replacement in _DIALECTS[engine] if folder == _FOLDER else ():
                 bare = pattern.sub(replacement, bare)
             (parts if kind == "part" else statements)[title] = bare
 

@@ -23,6 +23,17 @@ DELETE FROM stage_row WHERE row_id IN (
 -- index: PRIMARY KEY
 DELETE FROM stage WHERE stage_id = ?;
 
+-- name: history_fronts
+-- Positions of the fronts.
+-- columns: name, value
+SELECT 'history_lo' AS name, coalesce(counter_value('history_lo'), 0) AS value
+UNION ALL SELECT 'deleted_lo', coalesce(counter_value('deleted_lo'), 0);
+
+-- part: removable
+-- Only indexed rows count.  The newest row stays, because the next offset is derived from it.
+"offset" <= coalesce((SELECT counter_value('placed_upto')), 0)
+  AND "offset" < (SELECT max("offset") FROM history)
+
 -- name: next_settled
 -- The next rows in order; is_passed marks deleted rows, which belong to the other front.
 -- parameters: lo (offset, inclusive); limit
@@ -152,6 +163,13 @@ DELETE FROM client WHERE client IN (
   WHERE client > 0 AND client <= (SELECT max(client) FROM client) - :most
     AND closed_at IS NOT NULL
   ORDER BY client LIMIT :limit);
+
+-- name: audit_counters
+-- Rows counted so far: those of callers with and without an identity, and the last audit_id.
+-- columns: name, value
+SELECT 'audit_rows' AS name, coalesce(counter_value('audit_rows'), 0) AS value
+UNION ALL SELECT 'audit_refusals', coalesce(counter_value('audit_refusals'), 0)
+UNION ALL SELECT 'audit_counted', coalesce(counter_value('audit_counted'), 0);
 
 -- name: count_audit
 -- Counts new rows, and those of callers without an identity among them.

@@ -10,14 +10,6 @@ WHERE number < (
         AND "offset" >= coalesce(counter_value('deleted_lo'), 0))))
   OR number <= (SELECT max(number) FROM clock_step) - ?;
 
--- name: history_fronts
-SELECT name, counter_value(name) AS value FROM unnest(ARRAY['history_lo', 'deleted_lo']) AS name
-WHERE counter_value(name) IS NOT NULL;
-
--- part: removable
-"offset" <= coalesce((SELECT counter_value('placed_upto')), 0)
-  AND "offset" < (SELECT max("offset") FROM history)
-
 -- name: store_next_number
 SELECT FROM line, change_counter('next_number', next_number, false);
 
@@ -29,8 +21,3 @@ SELECT min(n) FROM receipt WHERE n BETWEEN :lo AND :hi AND n > :floor AND at_ms 
 
 -- name: remove_receipts
 DELETE FROM receipt WHERE n >= (SELECT oldest_receipt()) AND n < :end;
-
--- name: audit_counters
-SELECT name, counter_value(name) AS value
-FROM unnest(ARRAY['audit_rows', 'audit_refusals', 'audit_counted']) AS name
-WHERE counter_value(name) IS NOT NULL;

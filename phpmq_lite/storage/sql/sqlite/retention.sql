@@ -8,16 +8,6 @@ WHERE number < (
     WHERE from_offset <= (SELECT min("offset") FROM history) AND at_ms <= ?)
   OR number <= (SELECT max(number) FROM clock_step) - ?;
 
--- name: history_fronts
--- Positions of the fronts; a missing counter means 0.
--- columns: name, value
-SELECT name, value FROM counter WHERE name IN ('history_lo', 'deleted_lo');
-
--- part: removable
--- Only indexed rows count.  The newest row stays, because the next offset is derived from it.
-"offset" <= coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
-  AND "offset" < (SELECT max("offset") FROM history)
-
 -- name: store_next_number
 -- Must run before bodies are removed, because the next number is derived from the newest body.
 INSERT INTO counter (name, value) SELECT 'next_number', next_number FROM line WHERE true
@@ -48,8 +38,3 @@ SELECT min(n) FROM receipt WHERE n BETWEEN :lo AND :hi AND n > :floor AND at_ms 
 -- parameters: end (n, exclusive)
 -- index: INTEGER PRIMARY KEY
 DELETE FROM receipt WHERE n < :end;
-
--- name: audit_counters
--- Rows counted so far: those of callers with and without an identity, and the last audit_id.
--- columns: name, value
-SELECT name, value FROM counter WHERE name IN ('audit_rows', 'audit_refusals', 'audit_counted');
