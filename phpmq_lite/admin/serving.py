@@ -18,6 +18,8 @@ from phpmq_lite.logs import is_quiet
 from phpmq_lite.server.admission import Handshake
 from phpmq_lite.server.listeners import Kind
 
+_BACKLOG: Final = 128
+_ACCEPTED_AT_ONCE: Final = 16
 _RETRY_S: Final = 0.1  # delay before accepting connections again after an error
 _LINGER_S: Final = 2.0  # maximum time spent reading the rest of a refused body
 _READ_BYTES: Final = 64 << 10  # aiohttp pauses reading when it has buffered twice as much
@@ -69,7 +71,9 @@ async def open_admin(
             stack.push_async_callback(_end, accepting)
             continue
         accept = accept if number else partial(connect, is_counted=False)
-        server = await loop.create_server(accept, sock=one, backlog=128)
+        # A burst of 128 would take all places before the first of them can send its request.
+        server = await loop.create_server(accept, sock=one, backlog=_ACCEPTED_AT_ONCE)
+        one.listen(_BACKLOG)
         stack.callback(server.close)
     return connect
 

@@ -4,8 +4,9 @@ import asyncio
 import ipaddress
 import os
 import resource
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, Self
 
 from phpmq_lite.server.addresses import address_key, parse_address
@@ -13,6 +14,7 @@ from phpmq_lite.settings import Settings
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+KEPT_S: Final = 1.0  # how long an idle connection keeps its place while others are free
 SPARE_FILES: Final = 64  # file descriptors reserved for the database, readers, admin and listeners
 
 NOT_ALLOWED: Final = "address not in tcp.allow"
@@ -115,13 +117,20 @@ class Admission:
     Unix sockets count as loopback and need no entry in ``allow``; loopback TCP connections do.
     Once four fifths of all places, or all places of an address, are used, each further connection
     takes the place of that with the longest idle time, so that silent peers keep nobody out.
+    While places are left, a connection that has been idle for less than ``KEPT_S`` keeps its own,
+    so that peers that reconnect at once do not close those whose request is on its way.
     """
 
-    __slots__ = ("_allow", "_counts", "_per_address", "_per_loopback", "_places", "_reserved",
-                 "_total", "given_up", "refused")  # fmt: skip
+    __slots__ = ("_allow", "_counts", "_now_s", "_per_address", "_per_loopback", "_places",
+                 "_reserved", "_total", "given_up", "refused")  # fmt: skip
 
     def __init__(
-        self, total: int, per_address: int, per_loopback: int, allow: Sequence[Network] = ()
+        self,
+        total: int,
+        per_address: int,
+        per_loopback: int,
+        allow: Sequence[Network] = (),
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total
         self._per_address = per_address
@@ -129,8 +138,10 @@ class Admission:
         self._allow = tuple(allow)  # if empty, all addresses may connect
         self._counts: Counter[str] = Counter()  # connections and reserved places by address
         self._reserved: Counter[str] = Counter()
-        # Those that may give up their place, with their address; the longest idle one is first.
-        self._places: dict[Place, str] = {}
+        # Those that may give up their place, with their address and the time since which they are
+        # idle; the longest idle one is first.
+        self._places: dict[Place, tuple[str, float]] = {}
+        self._now_s = now_s
         self.refused: Counter[str] = Counter()
         self.given_up = 0  # number of idle connections closed to make room
 
@@ -173,13 +184,13 @@ class Admission:
         elif (reason := self._count(address)) is not None:
             return reason
         if place is not None:
-            self._places[place] = name
+            self._places[place] = name, self._now_s()
         return None
 
     def rest(self, place: Place) -> None:
         """Record that a connection has become idle just now."""
-        if (name := self._places.pop(place, None)) is not None:
-            self._places[place] = name
+        if (found := self._places.pop(place, None)) is not None:
+            self._places[place] = found[0], self._now_s()
 
     def leave(self, address: str | None, place: Place | None = None) -> None:
         """Remove an admitted connection from the count, unless it was closed to make room."""
@@ -197,7 +208,7 @@ class Admission:
             name = address_key(address)
             self._reserved[name] += 1
             if place is not None:
-                self._places[place] = name
+                self._places[place] = name, self._now_s()
         return reason
 
     def end_handshake(self, place: Place) -> None:
@@ -230,7 +241,10 @@ class Admission:
         reason, used = self._reason(name), self._counts.total()
         if reason is None and used * 5 < self._total * 4:
             return
-        for place, owner in self._places.items():
+        until_s = self._now_s() - (KEPT_S if reason is None else 0.0)
+        for place, (owner, since_s) in self._places.items():
+            if since_s > until_s:
+                return
             is_reserved = isinstance(place, Handshake)
             if (reason == TOO_MANY_OF_ADDRESS and owner != name) or (
                 is_reserved and not self._reserved[owner]  # its connection was admitted just now

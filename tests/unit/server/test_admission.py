@@ -3,12 +3,14 @@
 import asyncio
 import resource
 from ipaddress import ip_network
+from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.server.admission import (
+    KEPT_S,
     NOT_ALLOWED,
     SPARE_FILES,
     TOO_MANY,
@@ -27,8 +29,9 @@ from phpmq_lite.settings.model import LimitSettings
 def admission_with(
     total: int = 100, per_address: int = 10, per_loopback: int = 50, *allow: str
 ) -> Admission:
+    """Return an admission whose clock advances by 2 s with each connection."""
     networks: list[Network] = [ip_network(text) for text in allow]
-    return Admission(total, per_address, per_loopback, networks)
+    return Admission(total, per_address, per_loopback, networks, count(0.0, 2.0).__next__)
 
 
 def test_total_of_connections_is_limited() -> None:
@@ -139,6 +142,17 @@ def test_longest_idle_connection_is_closed_once_four_fifths_are_used() -> None:
     for peer in peers:
         admission.leave("10.0.0.1", peer)  # the closed ones are no longer counted
     assert admission.connections == 0
+
+
+def test_connection_keeps_its_place_for_its_first_second_unless_all_are_used() -> None:
+    now_s, peers = [0.0], [Peer() for _ in range(7)]
+    admission = Admission(5, 10, 10, now_s=lambda: now_s[0])
+    admitted(admission, peers[:5])
+    assert not any(peer.is_closed for peer in peers)
+    admitted(admission, peers[5:6])  # the only one that had a place left
+    now_s[0] += KEPT_S
+    admitted(admission, peers[6:])
+    assert [peers.index(peer) for peer in peers if peer.is_closed] == [0, 1]
 
 
 def test_connection_that_is_not_idle_keeps_its_place() -> None:
