@@ -25,7 +25,9 @@ def program_with_a_later_migration(folder: Path) -> tuple[str, ...]:
     """Copy the package as its next version; return arguments of the interpreter that run it."""
     for name in ("phpmq_lite", "migrations", "templates"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "migrations" / "postgres" / "0002_later.sql").write_text(LATER, encoding="utf-8")
+    migrations = folder / "migrations" / "postgres"
+    number = 1 + len(list(migrations.glob("*.sql")))
+    (migrations / f"{number:04}_later.sql").write_text(LATER, encoding="utf-8")
     run = "runpy.run_module('phpmq_lite', run_name='__main__', alter_sys=True)"
     return "-c", f"import runpy, sys; sys.path.insert(0, {str(folder)!r}); {run}"
 
