@@ -12,7 +12,7 @@ from typing import Final
 
 from phpmq_lite import __version__, installation
 from phpmq_lite.bench.traffic import Address, connect
-from phpmq_lite.storage.data_folder import MOUNTS, mount_of, parse_mounts
+from phpmq_lite.storage.data_folder import file_system
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,16 +41,6 @@ def describe_machine(folder: Path, *, is_own: bool) -> Machine:
         sqlite=sqlite3.sqlite_version,
         file_system=file_system(folder) or "unknown",
     )
-
-
-def file_system(folder: Path) -> str | None:
-    """Return a folder's file system type, such as ``ext4``, or None if unknown (macOS)."""
-    try:
-        text = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return None
-    mount = mount_of(str(folder.resolve()), parse_mounts(text))
-    return mount.kind if mount is not None else None
 
 
 def _cpu_name() -> str:

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from phpmq_lite.bench.machine import Machine, file_system
+from phpmq_lite.bench.machine import Machine
 from phpmq_lite.bench.processes import unwind_on_signals
 from phpmq_lite.bench.report import BenchReport, MachineLimits, Quantiles, Throughput
 from phpmq_lite.bench.traffic import CONTENTS, PLAIN, UNCONFIRMED, Address
@@ -27,6 +27,7 @@ from phpmq_lite.bench.workloads import (
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import Column, format_cell, number_columns, print_message, write_rows
 from phpmq_lite.client.address import parse_address
+from phpmq_lite.storage.data_folder import file_system
 
 _NOTES: Final = {
     PUBLISH: "confirmed publishing, at most {unconfirmed:,} messages unconfirmed",

@@ -33,7 +33,6 @@ from phpmq_lite.spark.jobs.compact import block_swaps
 from phpmq_lite.spark.jobs.metric_tables import (
     BUCKET_BASE,
     COUNTS,
-    OUTCOMES,
     SPAN_FIGURES,
     SPANS,
     period_figures,
@@ -43,6 +42,7 @@ from phpmq_lite.spark.jobs.options import JobOptions
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
 from phpmq_lite.spark.session import fit_shuffles
+from phpmq_lite.spark.source_options import OUTCOMES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

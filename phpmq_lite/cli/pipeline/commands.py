@@ -206,7 +206,6 @@ def consume(
 
 
 _SELECTORS: Final = ("queues", "queue_pattern", "outcomes", "reasons", "urns", "traces", "where")
-REPLAY_OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 
 
 @pipeline.command()
@@ -216,7 +215,7 @@ REPLAY_OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 @click.option("--queue-pattern", metavar="GLOB", help="Only queues whose name matches.")
 @click.option("--since", "since_ms", type=time_ms, metavar="TIME", help="Settled since this time.")
 @click.option("--until", "until_ms", type=time_ms, metavar="TIME", help="Settled before this time.")
-@click.option("--outcome", "outcomes", type=click.Choice(REPLAY_OUTCOMES), multiple=True,
+@click.option("--outcome", "outcomes", type=click.Choice(OUTCOMES), multiple=True,
               help="Only this outcome. Repeatable.  [default: all]")  # fmt: skip
 @click.option(
     "--reason", "reasons", multiple=True, metavar="TEXT", help="Only this reason. Repeatable."

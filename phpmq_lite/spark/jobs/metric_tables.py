@@ -7,6 +7,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
 from phpmq_lite.spark.columns import DAY_MS, utc_day
+from phpmq_lite.spark.source_options import OUTCOMES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -128,7 +129,6 @@ def _sum_by_path(traces: "DataFrame") -> "DataFrame":
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 
-OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
 COUNTS: Final = (
     "published",  # number of messages
     "bytes",  # total size of published bodies
