@@ -138,17 +138,8 @@ def read_block(content: bytes) -> DeadLetterBlock | None:
     attempts = 0 if block.attempts is None else block.attempts
     if type(failed_at) is not int or type(attempts) is not int:
         return None
-    return DeadLetterBlock(
-        reason=block.reason,
-        original_queue=block.original_queue,
-        failed_at=failed_at,
-        attempts=attempts,
-        error=block.error,
-        exception=block.exception,
-        lang=block.lang or "",
-        detail=block.detail,
-        message_id=block.message_id,
-    )
+    filled = {"failed_at": failed_at, "attempts": attempts, "lang": block.lang or ""}
+    return DeadLetterBlock(**(msgspec.structs.asdict(block) | filled))
 
 
 def redrive_content(content: bytes) -> bytes:

@@ -53,11 +53,9 @@ def open_history(connection: SourceConnection) -> "HistorySource":
     return _FileHistory(connection.path) if connection.path else _BrokerHistory(connection)
 
 
-def history_bounds(
-    connection: SourceConnection, reader: str | None = None, position: int | None = None
-) -> HistoryBounds:
-    """Return the bounds of the history; see ``PipelineClient.bounds``."""
-    return open_history(connection).bounds(reader, position)
+def history_bounds(connection: SourceConnection) -> HistoryBounds:
+    """Return the bounds of the history."""
+    return open_history(connection).bounds()
 
 
 def resolve_position(

