@@ -343,7 +343,8 @@ class PhpmqTransport(Transport):
 
     def _quarantine(self, job: WorkerJob, problem: EnvelopeProblem) -> None:
         """Dead-letter a message with a malformed body on its first delivery."""
-        block = self._block(job, "poison", job.attempts, problem.detail, None, problem.reason)
+        why = {"reason": "poison", "error": problem.detail, "detail": problem.reason}
+        block = self._block(job, attempts=job.attempts, **why)
         queue = self.dead_letter_queue or job.delivery.queue + DEAD_SUFFIX
         self._publish_record(job, queue, job.delivery.body, block)
         self._emit_for(
@@ -355,7 +356,8 @@ class PhpmqTransport(Transport):
     ) -> None:
         """Dead-letter a job that used up its attempts or has no handler."""
         error = None if details["error"] is None else str(details["error"])[:_ERROR_CHARACTERS]
-        block = self._block(job, details["reason"], attempts, error, details["exception"], None)
+        why = {"reason": details["reason"], "error": error, "exception": details["exception"]}
+        block = self._block(job, attempts=attempts, **why)
         content = dead_letter_record.with_attempts(job.delivery.body, attempts)
         self._publish_record(job, queue, content, block)
         self._emit_for(
@@ -383,19 +385,10 @@ class PhpmqTransport(Transport):
                 self._emit_for("warning", "process.failed", job, reason=_format_error(error))
         self._settle(job, Settlement.DEAD_LETTER)
 
-    def _block(
-        self, job: WorkerJob, reason: str, attempts: int, error: str | None,
-        exception: str | None, detail: str | None,
-    ) -> DeadLetterBlock:  # fmt: skip
+    def _block(self, job: WorkerJob, **known: Any) -> DeadLetterBlock:
+        queue, message_id = job.delivery.queue, job.message_id
         return DeadLetterBlock(
-            reason=reason,
-            original_queue=job.delivery.queue,
-            failed_at=self._now_ms(),
-            attempts=attempts,
-            error=error,
-            exception=exception,
-            detail=detail,
-            message_id=job.message_id,
+            original_queue=queue, failed_at=self._now_ms(), message_id=message_id, **known
         )
 
     def _settle(self, job: WorkerJob, how: Settlement) -> None:

@@ -95,10 +95,8 @@ def main(database: str, claims_database: str) -> int:
     os.dup2(2, 1)  # redirect printed text, so that it does not mix with frames
     _lower_priority()
     _enlarge_pipe(descriptor)
-    try:
+    with suppress(BrokenPipeError):  # the broker's process has ended
         answer_requests((database, claims_database), sys.stdin.buffer, FrameWriter(descriptor))
-    except BrokenPipeError:  # the broker's process has ended
-        return 0
     return 0
 
 
@@ -176,9 +174,7 @@ def _lower_priority() -> None:
 
 
 def _enlarge_pipe(descriptor: int) -> None:
-    try:
+    with suppress(ImportError, OSError):  # not Linux or not a pipe, so keep the default size
         from fcntl import F_SETPIPE_SZ, fcntl
 
         fcntl(descriptor, F_SETPIPE_SZ, _PIPE_BYTES)
-    except (ImportError, OSError):  # not Linux or not a pipe, so keep the default size
-        pass
