@@ -10,9 +10,7 @@ def names_of(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` for a package (PEP 562).
 
-    Args:
-        package: the package's ``__name__``.
-        homes: the module that defines each name, relative to the package, such as ``async_client``.
+    ``homes`` names the module that defines each name, relative to the package.
     """
 
     def load(name: str) -> Any:

@@ -69,11 +69,8 @@ def run_together(
 ) -> dict[str, BenchTiming]:
     """Prepare all jobs, start their measurements at the same time, and return the results.
 
-    Args:
-        jobs: jobs by name; the names appear in errors.
-        limit_s: timeout in seconds, counted from the start of the measurements.
-        on_start: called when all jobs are prepared, right before the measurements.
-        on_tick: called a few times per second while the jobs are prepared and run.
+    ``limit_s`` is counted from the start of the measurements, right before which ``on_start`` is
+    called; ``on_tick`` is called a few times per second.  Errors name the jobs.
 
     Raises:
         ClientError: a job failed or timed out; all processes have ended.

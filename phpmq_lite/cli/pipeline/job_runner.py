@@ -175,12 +175,9 @@ def run_jobs(
 ) -> None:
     """Run jobs one after another, either once or in rounds, and write their results.
 
-    Args:
-        target: where to read and write, and which Spark master to use.
-        jobs: run in this order; the first failure ends the command.
-        every_s: minimum of seconds between rounds, each of which is followed by a pause at least
-            as long as the round; None for a single round.
-        output: format of the results; the default with ``every_s`` is JSON lines.
+    The first failure ends the command.  ``every_s`` is the minimum of seconds between rounds, each
+    of which is followed by a pause at least as long as the round; then the default format of the
+    results is JSON lines.
     """
     finished: list[JobOutcome] = []
     with ExitStack() as stack:

@@ -42,14 +42,8 @@ def find_gap(
 ) -> ArchiveGap | None:
     """Return the gap in the batch of offsets ``(begin, end]``, or None if no rows are missing.
 
-    Args:
-        begin: the last offset before the batch.
-        end: the last offset of the batch.
-        ends: the bounds of the history after the batch was written.
-        needs_deleted: whether the archive includes deleted messages.
-        archived: returns the number of rows in the batch; None if queues or outcomes are excluded.
-        batch: the name of the batch.
-        at_ms: the time at which the gap is accepted, in Unix milliseconds.
+    ``ends`` are the bounds of the history after the batch was written.  ``archived`` returns the
+    number of rows in the batch, or None if the archive excludes queues or outcomes.
     """
     hi = min(end, max(ends.lo, ends.lo_deleted if needs_deleted else 0))
     if hi <= begin:
