@@ -85,7 +85,7 @@ def test_upgrade_loses_no_confirmed_message(tmp_path: Path) -> None:
         before = len(confirmed)
         wait_until(lambda: readiness(new).startswith("ready"))
         wait_until(lambda: len(confirmed) > before + 100)
-        wait_until(lambda: "schema version 2" in old.log.read_text(encoding="utf-8"))
+        wait_until(lambda: "the database has schema version" in old.log.read_text(encoding="utf-8"))
         assert readiness(old).startswith("standby")
         known = set(confirmed)
         with nodes.connect() as connection:
