@@ -403,6 +403,8 @@ class Batch:
     settled: dict[tuple[int, str | None], list[int]] = field(default_factory=dict)
     events: list[Any] = field(default_factory=list)  # flat list: seq, at_ms, kind, detail
     keys: list[Any] = field(default_factory=list)  # flat list of KeyRun
+    evicted_keys: list[int] = field(default_factory=list)  # numbers of KeyRuns to remove
+    cut_keys: list[Any] = field(default_factory=list)  # what stays of these, like ``keys``
     # flat list: client, kind, address, opened_at
     opened_clients: list[Any] = field(default_factory=list)
     # one tuple per client: (closed_at, framing, revision, reason, client)

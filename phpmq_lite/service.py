@@ -102,7 +102,6 @@ def retention_bounds(settings: Settings) -> RetentionBounds:
         bytes=history.bytes,
         deleted_share=history.deleted_share,
         receipt_window_ms=receipts.window_s * 1_000,
-        receipts=receipts.limit,
         audit_age_ms=int(settings.audit.days * 86_400_000),
         audit_rows=settings.audit.rows,
         audit_refusals=settings.audit.refusals,

@@ -244,6 +244,8 @@ class Broker:
             batch.replies.append((self._on_drained, None))
         if batch.dispatched:
             self.ack_timeouts.watch(state.by_id, batch.dispatched, state.now.steady_ms)
+        if batch.keys and self.publish_keys.evicted_rows:
+            batch.evicted_keys, batch.cut_keys = self.publish_keys.take_evicted()
         if not batch.implies_next_number(state.next_number):
             batch.counters["next_number"] = state.next_number
         return batch

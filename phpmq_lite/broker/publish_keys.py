@@ -2,14 +2,18 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count, groupby
 from typing import Any, Final
 
 from phpmq_lite.model import KeyRun
 
 _TIME_BITS: Final = 44  # enough for 500 years in milliseconds
 _TIME: Final = (1 << _TIME_BITS) - 1
-
+_STEP: Final = 1 << _TIME_BITS  # from an entry to that of the next key of a row
+_SEQ: Final = _TIME
+_NUMBER_AT: Final = 2 * _TIME_BITS
 
 KEY_BYTES: Final = 64
 _LAST: Final = b":last"  # appended to a key padded to 64 bytes, so it cannot equal a client's key
@@ -28,11 +32,25 @@ def expand_run(run: KeyRun) -> Iterator[tuple[int, bytes, int, int]]:
         seq += 1
 
 
+@dataclass(slots=True)
+class _QueueKeys:
+    """The remembered keys of one queue."""
+
+    names: deque[bytes] = field(default_factory=deque)  # keys of ``_seen``, oldest first
+    size: int = 0  # number of names
+    bound: int = 0  # at least ``size``; as in the queue's valid entry in ``_sizes``
+    since: int = 0  # number of the row that was added when the queue had no keys
+
+
 class PublishKeys:
     """The most recent publish keys, limited by count and age.
 
-    Times are in ms on the steady clock.  Each call is O(1) on average.  The table ``receipt`` is
-    the source of truth; this is its in-memory copy, loaded at startup.
+    While there are more than ``limit`` keys, the queue that has most loses its oldest one.  So a
+    queue can use all places that others leave free, but it cannot push out fewer keys than its own.
+
+    Times are in ms on the steady clock.  Each call is O(log queues) on average.  The table
+    ``receipt`` is the source of truth; this is its in-memory copy, loaded at startup.  Keys that
+    lose their place are removed from it in the same batch, and expired keys by retention.
 
     There may be 100,000 keys, so each is stored as one bytes object and one number, which takes 170
     bytes instead of 340 in an ordered dictionary of tuples.  A dictionary does not reuse the slots
@@ -44,46 +62,63 @@ class PublishKeys:
         self._limit = limit
         self._window_ms = window_ms
         self._number = 0  # number of the newest key; keys are numbered without gaps
-        self._seen: dict[bytes, int] = {}  # packed (queue_id, key) -> packed (seq, time)
-        self._order: deque[bytes] = deque()  # keys of _seen, in insertion order
+        self._seen: dict[bytes, int] = {}  # packed (queue_id, key) -> packed (row, seq, time)
         self._until_copy = limit // 2  # number of keys that can be added before _seen is copied
-        self._repeated: dict[bytes, int] = {}  # key -> number of outdated entries in _order
+        self._queues: dict[int, _QueueKeys] = {}  # keyed by queue_id
+        # Heap of (-bound, since, queue_id); entries that differ from their queue are outdated.
+        self._sizes: list[tuple[int, int, int]] = []
+        # Heap with one entry for each queue: (time, queue_id); its keys are not older than that.
+        self._ages: list[tuple[int, int]] = []
+        # Number -> queue_id of the rows of which keys were evicted since ``take_evicted``.
+        self.evicted_rows: dict[int, int] = {}
+        self.evicted = 0  # number of keys evicted before the end of their window
 
     def __len__(self) -> int:
         return len(self._seen)
 
     def load(self, rows: Iterable[KeyRun], newest: int) -> None:
-        """Load the newest rows, oldest first, dropping keys beyond the limit.
+        """Load rows, newest first; evict keys beyond the limit.
 
         ``newest`` is the number of the newest key in the table, which may have expired.
         """
         self._number = newest
-        at_ms = 0
         for row in rows:
-            for queue_id, key, seq, at_ms in expand_run(row):
-                self._insert(b"%d:%b" % (queue_id, key), seq, at_ms)
-        self._forget(at_ms)
+            number, queue_id, seq, at_ms = row[:4]
+            names = [b"%d:%b" % (queue_id, key) for _, key, _, _ in expand_run(row)]
+            if not self._seen.keys().isdisjoint(names):  # these keys have been used again
+                self.evicted_rows[number] = queue_id
+                continue
+            first = (number << _TIME_BITS | seq) << _TIME_BITS | at_ms
+            self._seen.update(zip(names, count(first, _STEP), strict=False))
+            queue = self._queues.setdefault(queue_id, _QueueKeys(since=number))
+            queue.names.extendleft(reversed(names))
+            queue.size += len(names)
+        for queue_id, queue in self._queues.items():
+            self._raise_bound(queue_id, queue)
+            heappush(self._ages, (self._seen[queue.names[0]] & _TIME, queue_id))
+        self._make_room()
 
     def find(self, queue_id: int, key: bytes, now_ms: int) -> int | None:
         """Return the seq stored under ``key`` for this queue in the last ``window_ms``, or None."""
         entry = self._seen.get(b"%d:%b" % (queue_id, key))
         if entry is None or now_ms - (entry & _TIME) >= self._window_ms:
             return None
-        return entry >> _TIME_BITS
+        return entry >> _TIME_BITS & _SEQ
 
     def add(self, queue_id: int, key: bytes, seq: int, now_ms: int) -> KeyRun:
-        """Add ``key`` and return its row; evict keys that are expired or exceed the limit."""
-        self._insert(b"%d:%b" % (queue_id, key), seq, now_ms)
-        self._number += 1
-        self._forget(now_ms)
-        return self._number, queue_id, seq, now_ms, len(key), key
+        """Add ``key`` and return its row; evict keys that are expired or exceed the limit.
 
-    def _insert(self, name: bytes, seq: int, at_ms: int) -> None:
-        if name in self._seen:
-            self._repeated[name] = self._repeated.get(name, 0) + 1
-        self._seen[name] = seq << _TIME_BITS | at_ms
-        self._order.append(name)
-        self._until_copy -= 1
+        If the key is known, forgets it and all older ones of the queue first.
+        """
+        row = self._number + 1, queue_id, seq, now_ms, len(key), key
+        name = b"%d:%b" % (queue_id, key)
+        if self._ages and self._ages[0][0] <= now_ms - self._window_ms:
+            self._expire(now_ms - self._window_ms)
+        if name in self._seen:  # of several messages, whose first key was evicted
+            queue = self._queues[queue_id]
+            self._evict(queue_id, queue, queue.names.index(name) + 1)
+        self._store([name], row, now_ms)
+        return row
 
     def add_new(
         self, given: Iterable[tuple[int, Sequence[bytes]]], seq: int, now_ms: int
@@ -93,7 +128,8 @@ class PublishKeys:
         Returns their rows as one flat list of KeyRun.  If a key is known or repeated, adds no key
         and returns an empty list: call ``find`` for each key.
         """
-        seen, first = self._seen, seq << _TIME_BITS | now_ms
+        if self._ages and self._ages[0][0] <= now_ms - self._window_ms:
+            self._expire(now_ms - self._window_ms)
         names: list[bytes] = []
         rows: list[Any] = []
         number = self._number
@@ -109,37 +145,115 @@ class PublishKeys:
             names += [prefix + key for key in keys]
             for size, some in groupby(keys, len):
                 joined = b"".join(some)
-                count = len(joined) // size
-                number += count
+                more = len(joined) // size
+                number += more
                 rows += (number, queue_id, seq, now_ms, size, joined)
-                seq += count
-        if not seen.keys().isdisjoint(names) or len({*names}) < len(names):
+                seq += more
+        if not self._seen.keys().isdisjoint(names) or len({*names}) < len(names):
             return []
-        step = 1 << _TIME_BITS
-        seen.update(zip(names, range(first, first + len(names) * step, step), strict=True))
-        self._number = number
-        self._order.extend(names)
-        self._until_copy -= len(names)
-        self._forget(now_ms)
+        self._store(names, rows, now_ms)
         return rows
 
-    def _forget(self, now_ms: int) -> None:
+    def take_evicted(self) -> tuple[list[int], list[Any]]:
+        """Return the numbers of rows to remove, and what is left of them as a flat list of KeyRun.
+
+        Covers all evictions since the last call.
+        """
+        rest: list[Any] = []
+        for number, queue_id in self.evicted_rows.items():
+            keys: list[bytes] = []
+            entry = 0
+            for name in self._queues[queue_id].names if queue_id in self._queues else ():
+                if self._seen[name] >> _NUMBER_AT != number:
+                    break
+                entry = entry or self._seen[name]
+                keys.append(name[name.index(b":") + 1 :])
+            if keys:
+                seq, at_ms = entry >> _TIME_BITS & _SEQ, entry & _TIME
+                rest += (number, queue_id, seq, at_ms, len(keys[0]), b"".join(keys))
+        removed = [*self.evicted_rows]
+        self.evicted_rows.clear()
+        return removed, rest
+
+    def _store(self, names: list[bytes], rows: Sequence[Any], now_ms: int) -> None:
+        """Add new keys, which ``rows``, a flat list of KeyRun, has too."""
         if self._until_copy <= 0:
             self._until_copy = self._limit // 2
             self._seen = dict(self._seen)
-        seen, order, oldest_ms = self._seen, self._order, now_ms - self._window_ms
-        if not self._repeated:
-            for _ in range(len(seen) - self._limit):
-                del seen[order.popleft()]
-        while order:
-            name = order[0]
-            if name in self._repeated:
-                if self._repeated[name] == 1:
-                    del self._repeated[name]
-                else:
-                    self._repeated[name] -= 1
-            elif len(seen) > self._limit or seen[name] & _TIME <= oldest_ms:
-                del seen[name]
+        seen, queues = self._seen, self._queues
+        at, before = 0, self._number
+        for number, queue_id, seq in zip(rows[::6], rows[1::6], rows[2::6], strict=True):
+            if queue_id in queues:
+                queue = queues[queue_id]
             else:
-                return
-            order.popleft()
+                queue = queues[queue_id] = _QueueKeys()
+                heappush(self._ages, (now_ms, queue_id))
+            if not queue.size:
+                queue.since, queue.bound = number, 0
+            entry = (number << _TIME_BITS | seq) << _TIME_BITS | now_ms
+            end = at + number - before
+            if end == at + 1:
+                seen[names[at]] = entry
+                queue.names.append(names[at])
+            else:
+                some = names[at:end]
+                seen.update(zip(some, count(entry, _STEP), strict=False))
+                queue.names.extend(some)
+            queue.size += end - at
+            if queue.size > queue.bound:
+                self._raise_bound(queue_id, queue)
+            at, before = end, number
+        self._number = before
+        self._until_copy -= at
+        if len(seen) > self._limit:
+            self._make_room()
+
+    def _raise_bound(self, queue_id: int, queue: _QueueKeys) -> None:
+        """Raise the bound to an eighth above the number of keys, so that this is rarely needed."""
+        queue.bound = queue.size * 9 // 8
+        heappush(self._sizes, (-queue.bound, queue.since, queue_id))
+        if len(self._sizes) > 2 * len(self._queues) + 64:
+            self._sizes = [(-q.bound, q.since, n) for n, q in self._queues.items() if q.size]
+            heapify(self._sizes)
+
+    def _expire(self, oldest_ms: int) -> None:
+        """Forget all keys that are not younger than ``oldest_ms``."""
+        seen = self._seen
+        while self._ages and self._ages[0][0] <= oldest_ms:
+            queue_id = heappop(self._ages)[1]
+            queue = self._queues[queue_id]
+            names = queue.names
+            while names and seen[names[0]] & _TIME <= oldest_ms:
+                del seen[names.popleft()]
+            queue.size = len(names)
+            if names:
+                heappush(self._ages, (seen[names[0]] & _TIME, queue_id))
+            else:
+                del self._queues[queue_id]
+
+    def _make_room(self) -> None:
+        """Evict the oldest keys of the largest queue while the limit is exceeded."""
+        sizes = self._sizes
+        while (excess := len(self._seen) - self._limit) > 0:
+            bound, since, queue_id = sizes[0]
+            queue = self._queues.get(queue_id)
+            if queue is None or queue.bound != -bound or queue.since != since:
+                heappop(sizes)  # outdated
+                continue
+            size = queue.size
+            if size < queue.bound:
+                queue.bound = size
+                heapreplace(sizes, (-size, since, queue_id))
+                continue
+            # Stop at the second largest queue, or where it is if all have lost the same number.
+            second = -min(sizes[1:3], default=(0,))[0] if excess > 1 else size
+            number = min(excess, max(1, size - second, excess // len(self._queues)))
+            self._evict(queue_id, queue, number)
+            self.evicted += number
+
+    def _evict(self, queue_id: int, queue: _QueueKeys, number: int) -> None:
+        """Forget the oldest keys of a queue, and note their rows."""
+        take, forget, rows = queue.names.popleft, self._seen.pop, self.evicted_rows
+        for _ in range(number):
+            rows[forget(take()) >> _NUMBER_AT] = queue_id
+        queue.size -= number

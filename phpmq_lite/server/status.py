@@ -119,6 +119,8 @@ class BrokerStatus:
     unsent_bytes: int = 0  # highest number of unsent bytes on one connection
     held_times: int = 0  # number of times that consumers reached the held limits
     queue_count: int = 0
+    publish_keys: int = 0  # number of remembered keys
+    evicted_keys: int = 0  # number of keys forgotten because there were too many
     figures: ConnectionCounters = field(default_factory=ConnectionCounters)
     # The following continue to count.
     commits: CommitCounters = field(default_factory=CommitCounters)
@@ -319,6 +321,8 @@ class BrokerHandle:
             unsent_bytes=max(unsent, default=0),
             held_times=state.dispatch_pauses,
             queue_count=len(state.queues),
+            publish_keys=len(core.publish_keys),
+            evicted_keys=core.publish_keys.evicted,
         )
 
     def queue_slices(

@@ -305,8 +305,8 @@ class EnvelopeSettings(Section):
 class ReceiptSettings(Section):
     """Keys of confirmed messages.  Reusing a key within the window stores nothing."""
 
-    window_s: Seconds = field(600, "Seconds for which a key is remembered.")
-    limit: Number = field(100_000, "Maximum number of remembered keys.")
+    window_s: Seconds = field(600, "Seconds for which a key is remembered at most.")
+    limit: Number = field(100_000, "Maximum number; the queue that has most forgets its oldest.")
 
 
 class HistorySettings(Section):

@@ -127,6 +127,10 @@ def batch_statements(batch: Batch) -> list[Step]:
         steps.append(("insert_event", batch.events, ()))
     if batch.keys:
         steps.append(("insert_receipt", batch.keys, ()))
+    if batch.evicted_keys:
+        steps.append(("delete_receipts", batch.evicted_keys, ()))
+    if batch.cut_keys:
+        steps.append(("insert_receipt", batch.cut_keys, ()))
     if batch.opened_clients:
         steps.append(("insert_client", batch.opened_clients, ()))
     if counts := flat_counts(batch.queue_rows.values()):

@@ -72,7 +72,6 @@ class RetentionBounds:
     rows: int = 5_000_000  # maximum number of rows, including those of deleted messages
     bytes: int = 2 << 30  # maximum total body size, including bodies of deleted messages
     deleted_share: float = 0.1  # fraction of rows and bytes reserved for deleted messages
-    receipts: int = 100_000  # maximum number of receipts
     receipt_window_ms: int = 600_000  # keep receipts younger than this, relative to the newest
     audit_age_ms: int = 400 * _DAY_MS
     audit_rows: int = 1_000_000
@@ -197,7 +196,7 @@ class _RetentionStep:
         self._remove_newest_body(cutoff_ms + ahead_ms, *self.trim_history(bounds, cutoff_ms))
         if "remove_runs" in self._sql:  # only SQLite's history has an index of runs
             self._execute(self._sql["remove_runs"], {"limit": ROWS_PER_STEP})
-        self._trim_receipts(bounds.receipts, bounds.receipt_window_ms)
+        self._trim_receipts(bounds.receipt_window_ms)
         self._trim_clients("remove_clients", {"cutoff": cutoff_ms + ahead_ms})
         self._trim_clients("remove_excess_clients", {"most": bounds.clients})
         audit_ms = now_ms - bounds.audit_age_ms
@@ -314,18 +313,19 @@ class _RetentionStep:
     def _count(self, name: str, number: int) -> None:
         self._execute(self._counters["add_counter"], (name, number))
 
-    def _trim_receipts(self, most: int, window_ms: int) -> None:
-        """Remove receipts that are too old compared with the newest one.
+    def _trim_receipts(self, window_ms: int) -> None:
+        """Remove the oldest receipts if they are too old compared with the newest one.
 
         Setting the clock therefore never removes a receipt too early.
         """
         ends: tuple[Any, ...] | None = self._execute(self._sql["receipt_ends"]).fetchone()
-        if ends is None or not self._rows_left:
-            return
-        oldest, newest, newest_at = ends
-        hi = min(oldest + KEYS_AT_ONCE - 1, newest)
-        given = {"lo": oldest, "hi": hi, "floor": newest - most, "cutoff": newest_at - window_ms}
-        self._remove_oldest("first_kept_receipt", "remove_receipts", given)
+        if ends is not None and self._rows_left:
+            oldest, newest, newest_at = ends
+            hi = min(oldest + KEYS_AT_ONCE - 1, newest)
+            given = {"lo": oldest, "hi": hi, "cutoff": newest_at - window_ms}
+            removed = self._execute(self._sql["remove_receipts"], given).rowcount
+            self._removed += removed
+            self._was_cut |= removed > 0 and hi < newest
 
     def _trim_clients(self, name: str, given: dict[str, int]) -> None:
         """Remove connections that closed before the oldest row of the history, or are too many."""
@@ -355,14 +355,6 @@ class _RetentionStep:
             self._removed += removed
             if more != removed:
                 self._count(name, more - removed)
-
-    def _remove_oldest(self, first_kept: str, remove: str, given: dict[str, int]) -> None:
-        """Remove the rows numbered ``lo`` to ``hi``, up to the first row that must be kept."""
-        kept = self._execute(self._sql[first_kept], given).fetchone()[0]
-        end = given["hi"] + 1 if kept is None else kept
-        if end > given["lo"]:
-            self._removed += self._execute(self._sql[remove], {"end": end}).rowcount
-            self._was_cut |= kept is None
 
 
 # Removing rows for 20 ms delayed the next batch by up to 66 ms: COMMIT writes each freed page.

@@ -99,8 +99,7 @@ class Store(ABC):
             execute(sql["interrupt_audit"])
             execute(sql["delete_forgotten_queues"])
         stored = self.state(returned)
-        after, after_ms = stored.newest_key - receipt_limit, now.steady_ms - receipt_window_ms
-        stored.receipts = self._receipts(after, after_ms)
+        stored.receipts = self._receipts(now.steady_ms - receipt_window_ms, receipt_limit)
         return stored
 
     def state(self, returned: int = 0) -> RecoveredState:
@@ -140,14 +139,16 @@ class Store(ABC):
         """Return whether there is any user."""
         return self.execute(self.sql("accounts")["users"]).fetchone() is not None
 
-    def _receipts(self, after: int, after_ms: int) -> Iterator[KeyRun]:
-        """Yield the rows with keys above number ``after`` that are still valid, oldest first.
+    def _receipts(self, after_ms: int, limit: int) -> Iterator[KeyRun]:
+        """Yield the rows added after ``after_ms``, newest first, until they have ``limit`` keys.
 
         Receipts are read in slices, because reading 100,000 in one go took 26 MB more.
         """
-        while some := self.query("receipts", (after, after_ms, _RECEIPTS_AT_ONCE)):
-            after = some[-1][0]
+        before = 1 << 62
+        while limit > 0 and (some := self.query("receipts", (before, after_ms, _RECEIPTS_AT_ONCE))):
             yield from some
+            before = some[-1][0]
+            limit -= sum(len(keys) // size for *_, size, keys in some)
 
     # -- loading
 

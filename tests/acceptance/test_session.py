@@ -221,6 +221,37 @@ def test_key_is_stored_once_also_after_a_restart(tmp_path: Path) -> None:
         assert AdminApi(broker.admin[0]).queue("refunds")["ready"] == 1
 
 
+def test_key_is_known_also_after_a_restart_when_a_neighbour_publishes_with_many(
+    tmp_path: Path,
+) -> None:
+    """The neighbour's keys within its share are known too, and all others are forgotten."""
+    limit, own, many = 200, [b"own-%d" % n for n in range(50)], [b"n-%d" % n for n in range(1_000)]
+    share = many[len(own) - limit :]
+    flags = ("--admin", "127.0.0.1:0", "--set", f"receipts.limit={limit}")
+    with broker_process(tmp_path / "data", *flags) as broker:
+        with SocketClient(broker.port) as peer:
+            for queue, keys in (("orders", own), ("neighbour", many)):
+                peer.send(b"".join(peer.side.publish(queue, key, key=key) for key in keys))
+                assert [peer.receipt().reason for _ in keys] == [None] * len(keys)
+        usage = AdminApi(broker.admin[0]).metrics()
+        assert usage['phpmq_limit_used{limit="receipts"}'] == limit
+        assert usage['phpmq_limit_reached_total{limit="receipts"}'] == len(own + many) - limit
+        for _ in range(2):
+            with SocketClient(broker.port) as peer:
+                for queue, keys in (("orders", own), ("neighbour", share)):
+                    for key in keys:
+                        assert peer.confirm(queue, key, key=key) is None
+                        assert peer.confirm(queue, b"other", key=key) == "key conflict"
+            broker.kill()
+            broker.start()
+        admin = AdminApi(broker.admin[0])
+        assert admin.queue("orders")["ready"] == len(own)
+        assert admin.queue("neighbour")["ready"] == len(many)
+        with SocketClient(broker.port) as peer:
+            assert peer.confirm("neighbour", b"forgotten", key=many[0]) is None
+        assert admin.queue("neighbour")["ready"] == len(many) + 1
+
+
 # -- errors
 
 

@@ -22,7 +22,7 @@ from http.client import HTTPConnection, HTTPException
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from tests.support.socket_client import WAIT_S, SocketClient
+from tests.support.socket_client import WAIT_S, SocketClient, new_key
 
 MIB: Final = 1 << 20
 CONNECTIONS: Final = 95  # of HTTP; limits.http_connections are 100
@@ -30,6 +30,7 @@ HELD: Final = 50_000  # limits.held
 HELD_BYTES: Final = 256 * MIB  # limits.held_bytes
 QUEUES: Final = 10_000  # limits.max_queues
 CONTENT: Final = 8 * MIB  # limits.max_content
+KEYS: Final = 100_000  # receipts.limit
 JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 APP_ID: Final = "tenant-app"  # of the other one
@@ -228,6 +229,22 @@ def repeated_credits(target: Target) -> None:
         time.sleep(0.01)
 
     repeat_in_threads(1, once)
+
+
+def many_keys(target: Target) -> None:
+    """Publish with more keys than the broker remembers, and go on."""
+    peer = target.peer()
+    _keep.append(peer)
+
+    def publish(count: int) -> None:
+        for _ in range(count // 500):
+            keys = [new_key() for _ in range(500)]
+            peer.send(b"".join(peer.side.publish("b-keys", b"", 1, key) for key in keys))
+            peer.receipt_for(keys[-1])
+            peer.receipts.clear()
+
+    publish(KEYS + 500)
+    repeat_in_threads(1, lambda: publish(500))
 
 
 def silent_peers(target: Target) -> None:
@@ -440,7 +457,7 @@ ADVERSARIES: Final[dict[str, Callable[[Target], None]]] = {
         dead_consumers, app_id_poisoning, full_queues, json_arrays, login_forms, slow_downloads,
         compressed_bodies, searches, hung_consumers, hung_consumers_of_large_messages,
         slow_uploads, uploads, slow_readers, huge_bodies, exports, bulk_work, repeated_credits,
-        refused_requests, charsets, silent_peers,
+        refused_requests, charsets, silent_peers, many_keys,
     )
 }  # fmt: skip
 

@@ -2,11 +2,14 @@
 
 import pytest
 
+from phpmq_lite.broker.broker import Broker, CommandResult
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.broker.publish_keys import expand_run
+from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage import store as stores
-from tests.support.core_and_store import Driver, MakeDriver, run_operation
+from tests.support.core_and_store import Client, Driver, MakeDriver, run_operation
 
 
 @pytest.fixture
@@ -119,6 +122,66 @@ def test_youngest_keys_are_known_after_a_restart(
         client.publish("orders", key, None, key)
     driver.step()
     assert driver.live() == (5, 5)
+
+
+def publish_run(client: Client, queue: str, keys: list[bytes]) -> None:
+    """Publish messages whose bodies are their keys in one piece, as a session does."""
+
+    def run(core: Broker, me: Connection) -> CommandResult:
+        parts = [(core.state.queues[queue], len(keys))]
+        assert core.publish_run(me, parts, keys, [None] * len(keys), keys) == len(keys)
+        return CommandResult.DONE
+
+    client._give("publish_run", queue, keys, action=run)
+
+
+def test_table_has_the_keys_that_queues_remember_when_a_neighbour_has_too_many(
+    make: MakeDriver,
+) -> None:
+    driver = make(Limits(receipts=60))
+    client = driver.connect()
+    sent: dict[str, list[bytes]] = {"mails": [], "orders": [], "reports": []}
+
+    def publish(queue: str, count: int) -> None:
+        start = len(sent[queue])
+        keys = [b"%s-%d" % (queue.encode(), number) for number in range(start + count)]
+        sent[queue] = [key + b"x" * (number % 3 // 2) for number, key in enumerate(keys)]
+        publish_run(client, queue, sent[queue][-count:])
+        driver.step()
+
+    def known() -> dict[str, list[bytes]]:
+        core, now_ms = driver.core, driver.clock.now().steady_ms
+        ids = {queue: core.state.queues[queue].queue_id for queue in sent}
+        return {
+            queue: [key for key in keys if core.publish_keys.find(ids[queue], key, now_ms)]
+            for queue, keys in sent.items()
+        }
+
+    def stored() -> list[bytes]:
+        runs = driver.rows("SELECT * FROM receipt")
+        return sorted(key for run in runs for _, key, _, _ in expand_run(run))
+
+    driver.publish(b"", queue="mails")
+    driver.publish(b"", queue="reports")
+    driver.publish(b"")
+    publish("orders", 50)
+    publish("mails", 12)
+    publish("reports", 500)
+    publish("mails", 8)
+    for _ in range(2):
+        assert known() == {
+            "mails": sent["mails"], "orders": sent["orders"][-20:],
+            "reports": sent["reports"][-20:],
+        }  # fmt: skip
+        assert stored() == sorted(key for keys in known().values() for key in keys)
+        driver.kill_and_restart()
+    before = driver.live()
+    client = driver.connect()
+    for key in sent["mails"]:
+        client.publish("mails", key, None, key)
+    driver.step()
+    assert [receipt.reason for receipt in client.receipts] == [None] * 20
+    assert driver.live() == before  # known, and stored under the same numbers
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])

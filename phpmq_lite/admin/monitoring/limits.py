@@ -124,6 +124,11 @@ def _of_messages(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsag
         status.queue_count, refused.get("too many queues", 0), "limits.max_queues",
     )  # fmt: skip
     yield LimitUsage(
+        "receipts", "Remembered publish keys", settings.receipts.limit,
+        "the queue that has most forgets its oldest",
+        status.publish_keys, status.evicted_keys, "receipts.limit",
+    )  # fmt: skip
+    yield LimitUsage(
         "credit", "Held by one consumer of a queue", most.credit, _NO_DISPATCH,
         max(held, default=0), setting="limits.credit",
     )  # fmt: skip

@@ -42,6 +42,11 @@ DELETE FROM message WHERE seq BETWEEN ?1 AND ?2;
 -- rows: seq
 DELETE FROM message WHERE seq IN ({rows:?});
 
+-- name: delete_receipts
+-- rows: n
+-- index: PRIMARY KEY
+DELETE FROM receipt WHERE n IN ({rows:?});
+
 -- name: insert_queue
 -- parameters: queue_id, name, created_at, created_by
 INSERT INTO queue (queue_id, name, created_at, created_by) VALUES (?, ?, ?, ?);
@@ -154,11 +159,11 @@ SELECT queue_id, name, created_at, on_expire, max_deliveries, ack_timeout_s, max
 SELECT coalesce(max(n), 0) FROM receipt;
 
 -- name: receipts
--- Receipts that still count, oldest first; the first row may also have keys beyond the limit.
--- parameters: after (n); added after (steady ms); limit
+-- Receipts that have not expired, newest first.
+-- parameters: before (n); added after (steady ms); limit
 -- index: PRIMARY KEY
 SELECT n, queue_id, seq, at_ms, key_bytes, keys FROM receipt
-WHERE n > ? AND at_ms > ? ORDER BY n LIMIT ?;
+WHERE n < ? AND at_ms > ? ORDER BY n DESC LIMIT ?;
 
 -- name: counters
 SELECT name, value FROM counter WHERE name <> 'next_number'

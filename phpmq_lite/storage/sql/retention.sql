@@ -196,3 +196,9 @@ DELETE FROM audit WHERE audit_id IN (
     FROM audit WHERE (actor = 'nobody') = (CAST(:refused AS int) <> 0)
     ORDER BY audit_id LIMIT :limit) AS oldest
   WHERE place <= :excess OR at_ms < :cutoff);
+
+-- name: remove_receipts
+-- Removes the receipts in a range that have expired.
+-- parameters: lo, hi (n, inclusive); cutoff (at_ms, inclusive)
+-- index: PRIMARY KEY
+DELETE FROM receipt WHERE n BETWEEN :lo AND :hi AND at_ms <= :cutoff;

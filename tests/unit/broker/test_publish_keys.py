@@ -1,8 +1,18 @@
 """Keys of confirmed publishes."""
 
+import pytest
+
 from phpmq_lite.broker.publish_keys import PublishKeys
 
 WINDOW_MS = 600_000
+
+
+def known(keys: PublishKeys, queue_id: int, *some: bytes, now_ms: int = 0) -> list[bytes]:
+    return [key for key in some if keys.find(queue_id, key, now_ms) is not None]
+
+
+def numbered(letter: str, count: int) -> list[bytes]:
+    return [f"{letter}{number:04}".encode() for number in range(count)]
 
 
 def test_key_is_known_per_queue_until_its_window_ends() -> None:
@@ -19,6 +29,7 @@ def test_oldest_key_is_forgotten_above_the_limit() -> None:
         keys.add(1, key, seq, now_ms=0)
     assert [keys.find(1, key, 0) for key in (b"a", b"b", b"c")] == [None, 2, 3]
     assert len(keys) == 2
+    assert keys.evicted == 1
 
 
 def test_repeated_key_counts_as_the_newest() -> None:
@@ -29,3 +40,76 @@ def test_repeated_key_counts_as_the_newest() -> None:
     keys.add(1, b"c", 4, now_ms=WINDOW_MS)
     assert keys.find(1, b"a", WINDOW_MS) == 3
     assert keys.find(1, b"b", WINDOW_MS) is None
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 500])
+def test_largest_queue_loses_its_oldest_keys(at_once: int) -> None:
+    keys, own, others = PublishKeys(100, WINDOW_MS), numbered("a", 40), numbered("b", 1_000)
+    seq = 1
+    for key in own:
+        keys.add(1, key, seq, 0)
+        seq += 1
+    for at in range(0, len(others), at_once):
+        assert keys.add_new([(2, others[at : at + at_once])], seq, 1)
+        seq += at_once
+    assert known(keys, 1, *own) == own
+    assert known(keys, 2, *others) == others[-60:]
+
+
+def test_queue_alone_uses_all_places() -> None:
+    keys, some = PublishKeys(100, WINDOW_MS), numbered("a", 130)
+    keys.add_new([(1, some)], 1, 0)
+    assert known(keys, 1, *some) == some[-100:]
+
+
+def test_expired_keys_make_room_before_others_are_evicted() -> None:
+    keys, old, new = PublishKeys(10, WINDOW_MS), numbered("a", 6), numbered("b", 10)
+    keys.add_new([(1, old)], 1, 0)
+    keys.add_new([(2, new[:4])], 7, 1)
+    keys.add_new([(2, new[4:])], 11, WINDOW_MS)
+    assert known(keys, 2, *new, now_ms=WINDOW_MS) == new
+    assert keys.evicted == 0
+
+
+def test_newest_key_is_known_if_there_are_more_queues_than_places() -> None:
+    keys = PublishKeys(3, WINDOW_MS)
+    for seq, queue_id in enumerate([5, 9, 7, 1, 8, 2, 5], start=1):
+        keys.add(queue_id, b"k", seq, seq)
+        assert keys.find(queue_id, b"k", seq) == seq
+        assert len(keys) <= 3
+
+
+def test_evicted_rows_are_removed_and_the_rest_of_a_row_stays() -> None:
+    keys = PublishKeys(4, WINDOW_MS)
+    keys.add_new([(1, [b"a", b"b", b"cc"])], 1, 0)
+    keys.add_new([(2, [b"d"])], 4, 0)
+    assert keys.take_evicted() == ([], [])
+    keys.add(2, b"e", 5, 1)
+    assert keys.take_evicted() == ([2], [2, 1, 2, 0, 1, b"b"])
+    keys.add(2, b"f", 6, 1)
+    keys.add(3, b"g", 7, 1)
+    removed, rest = keys.take_evicted()
+    assert removed == [4, 2]
+    assert rest == []
+
+
+def test_known_key_is_replaced_with_the_older_ones_of_its_queue() -> None:
+    keys = PublishKeys(10, WINDOW_MS)
+    keys.add_new([(1, [b"a", b"b", b"c"]), (2, [b"a"])], 1, 0)
+    keys.add(1, b"b", 5, 1)
+    assert [keys.find(1, key, 1) for key in (b"a", b"b", b"c")] == [None, 5, 3]
+    assert keys.find(2, b"a", 1) == 4
+    assert keys.take_evicted() == ([3], [3, 1, 3, 0, 1, b"c"])
+    keys.add(1, b"b", 6, WINDOW_MS)
+    assert keys.find(1, b"b", WINDOW_MS) == 6
+    assert len(keys) == 1
+
+
+def test_time_of_the_other_queues_is_kept_by_a_queue_that_gets_nothing_more() -> None:
+    """A queue whose keys have all expired is forgotten; others stay in order."""
+    keys = PublishKeys(10, 100)
+    for at in range(0, 1_000, 10):
+        keys.add(at % 30, b"%d" % at, at + 1, at)
+        alive = [a for a in range(0, at + 1, 10) if at - a < 100]
+        assert len(keys) == len(alive)
+        assert all(keys.find(a % 30, b"%d" % a, at) == a + 1 for a in alive)

@@ -15,9 +15,3 @@ SELECT FROM line, change_counter('next_number', next_number, false);
 
 -- name: receipt_ends
 SELECT oldest_receipt(), n, at_ms FROM receipt ORDER BY n DESC LIMIT 1;
-
--- name: first_kept_receipt
-SELECT min(n) FROM receipt WHERE n BETWEEN :lo AND :hi AND n > :floor AND at_ms > :cutoff;
-
--- name: remove_receipts
-DELETE FROM receipt WHERE n >= (SELECT oldest_receipt()) AND n < :end;

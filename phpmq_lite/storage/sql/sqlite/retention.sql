@@ -26,15 +26,3 @@ DELETE FROM history_run WHERE (block, queue_id, outcome, first_offset) IN (
 -- Oldest and newest receipts; no row if there are none.
 -- columns: n of the oldest; n and at_ms (steady) of the newest
 SELECT (SELECT min(n) FROM receipt), n, at_ms FROM receipt ORDER BY n DESC LIMIT 1;
-
--- name: first_kept_receipt
--- First receipt in a range that still counts.
--- parameters: lo, hi (n, inclusive); floor (n, exclusive); cutoff (at_ms, exclusive)
--- columns: n, or NULL
--- index: INTEGER PRIMARY KEY
-SELECT min(n) FROM receipt WHERE n BETWEEN :lo AND :hi AND n > :floor AND at_ms > :cutoff;
-
--- name: remove_receipts
--- parameters: end (n, exclusive)
--- index: INTEGER PRIMARY KEY
-DELETE FROM receipt WHERE n < :end;
