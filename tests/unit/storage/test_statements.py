@@ -32,6 +32,17 @@ def test_statements_are_loaded_without_comments_and_semicolons() -> None:
     assert all("--" not in text and ";" not in text for text in statements.values())
 
 
+def test_shared_statement_is_adapted_to_each_engine() -> None:
+    assert load("batch", "postgres")["delete_messages"] == (
+        "DELETE FROM message WHERE seq = ANY (?::bigint[])"
+    )
+    for engine, theirs in (("sqlite", "counter_value("), ("postgres", "FROM counter WHERE name")):
+        assert theirs not in load("database_size", engine)["totals"]
+    texts = "".join(load("messages", "postgres").values())
+    assert "INDEXED" not in texts
+    assert "json_each" not in texts
+
+
 def test_statement_without_repeated_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="no rows to repeat"):
         many("batch", "queues")
