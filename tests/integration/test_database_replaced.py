@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,40 @@ def test_broker_confirms_nothing_once_its_file_is_another_one(
             peer.publish("orders", b"b", key=b"b")
             assert peer.rest() == b""
         assert_stopped(broker, file, disturb)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.999])
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_broker_confirms_nothing_once_its_log_was_truncated(
+    tmp_path: Path, part: float, is_idle: bool
+) -> None:
+    with broker_process(tmp_path / "data", "--admin", "none") as broker:
+        log = broker.data / f"{DATABASE}-wal"
+        with SocketClient(broker.port) as peer:
+            for number in range(5):
+                assert peer.confirm("orders", b"a", key=b"%d" % number) is None
+            os.truncate(log, int(log.stat().st_size * part))
+            if not is_idle:
+                peer.publish("orders", b"b", key=b"b")
+                assert peer.rest() == b""
+        assert broker.process is not None
+        assert broker.process.wait(30) == 74
+        assert json.loads((broker.data / "last_error.json").read_text())["error"] == (
+            "DatabaseReplacedError"
+        )
+        assert f"{log} was truncated while" in broker.log.read_text()
+
+
+def test_broker_goes_on_after_another_program_checkpointed_its_log(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data", "--admin", "none") as broker:
+        with SocketClient(broker.port) as peer:
+            for number in range(50):
+                assert peer.confirm("orders", b"a", key=b"%d" % number) is None
+                if number % 5 == 0:
+                    with closing(sqlite3.connect(broker.data / DATABASE)) as other:
+                        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert broker.process is not None
+        assert broker.process.poll() is None
 
 
 def test_broker_does_not_confirm_a_repeated_key_of_a_lost_file(tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ class Writer(StoreWriter):
             BatchRefusedError: raised by the future; nothing is stored.
         """
         steps = batch_statements(batch) if batch.stores else []
+        self._check(self.files.check_log)
         store = self._store
         is_large = _is_large(batch)
         if steps and is_large and _suits_process(batch):
@@ -374,6 +375,7 @@ class Writer(StoreWriter):
 
         Also end the writer process if it has not been used for a minute.
         """
+        self._check(self.files.check_log)  # before a checkpoint copies what is left
         if is_idle:
             if self._large_batches:
                 self._large_batches, self._used_ms = 0, now.steady_ms
@@ -387,8 +389,11 @@ class Writer(StoreWriter):
         Raises:
             DatabaseReplacedError: the data is elsewhere, and ``on_fatal`` was called.
         """
+        self._check(self.files.check)
+
+    def _check(self, check: Callable[[], None]) -> None:
         try:
-            self.files.check()
+            check()
         except DatabaseReplacedError as error:
             self._fail(error)
             raise
