@@ -6,7 +6,8 @@ import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from struct import Struct
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import OrderedSet
@@ -156,11 +157,17 @@ class MemoryLimiter:
             session.pause_reading(REASON)
 
 
-_INFO_BYTES: Final = 128
-_ACKED: Final = slice(120, 128)  # tcpi_bytes_acked, since Linux 4.1; new fields are only appended
-_PROBES: Final = 3  # tcpi_probes, a byte
-_UNACKED: Final = slice(24, 28)  # tcpi_unacked, in packets
-_ANSWERED: Final = slice(56, 60)  # tcpi_last_ack_recv, in milliseconds before now
+# The fields of Linux's tcp_info in ``_TcpInfo``; new ones are only appended.
+_TCP_INFO: Final = Struct("=3xB20xI28xI60xQ")
+
+
+class _TcpInfo(NamedTuple):
+    """What the kernel knows of a TCP connection."""
+
+    probes: int
+    unacked: int  # number of packets
+    last_ack_ms: int  # time since the last acknowledgement
+    acked_bytes: int
 
 
 class WriteProgress:
@@ -189,7 +196,7 @@ class WriteProgress:
 def acked_bytes(transport: asyncio.Transport) -> int | None:
     """Return how many bytes the peer's system has acknowledged, or None if this is unknown."""
     info = _tcp_info(transport)
-    return None if info is None else int.from_bytes(info[_ACKED], sys.byteorder)
+    return None if info is None else info.acked_bytes
 
 
 def is_unanswered(transport: asyncio.Transport) -> bool:
@@ -199,20 +206,20 @@ def is_unanswered(transport: asyncio.Transport) -> bool:
     makes no difference between them, is not used: a handler may take longer than that.
     """
     info = _tcp_info(transport)
-    if info is None or not (info[_PROBES] > 1 or any(info[_UNACKED])):
+    if info is None or not (info.probes > 1 or info.unacked):
         return False
-    return int.from_bytes(info[_ANSWERED], sys.byteorder) > UNACKNOWLEDGED_MS
+    return info.last_ack_ms > UNACKNOWLEDGED_MS
 
 
-def _tcp_info(transport: asyncio.Transport) -> bytes | None:
+def _tcp_info(transport: asyncio.Transport) -> _TcpInfo | None:
     used = transport.get_extra_info("socket")
     if used is None or sys.platform != "linux":
         return None
     try:
-        info: bytes = used.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        info: bytes = used.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     except (OSError, ValueError):  # not TCP, or just closed (uvloop raises ValueError)
         return None
-    return info if len(info) == _INFO_BYTES else None
+    return _TcpInfo(*_TCP_INFO.unpack(info)) if len(info) == _TCP_INFO.size else None
 
 
 # Reasons for closing a connection that exceeded a limit.
