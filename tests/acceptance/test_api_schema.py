@@ -18,7 +18,7 @@ from tests.fuzz.api import FLAGS, Asked, operations_of, store_flags, wait_until_
 from tests.support.engine_stores import ENGINES
 from tests.support.fork_server import BrokerProcess, broker_process
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(300)]
 
 EXAMPLES = int(os.environ.get("PHPMQ_API_EXAMPLES", "12"))
 

@@ -468,7 +468,7 @@ class BrokerAtLength(BrokerAgainstModel):
 
 TestBroker = BrokerAgainstModel.TestCase
 TestBroker.settings = settings(stateful_step_count=settings().stateful_step_count * 2)
-TestBrokerAtLength = pytest.mark.slow(BrokerAtLength.TestCase)
+TestBrokerAtLength = pytest.mark.slow(pytest.mark.timeout(400)(BrokerAtLength.TestCase))
 TestBrokerAtLength.settings = settings(
     max_examples=min(6 * settings().max_examples, max(360, settings().max_examples)),
     stateful_step_count=settings().stateful_step_count * 2,
