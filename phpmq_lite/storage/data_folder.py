@@ -652,8 +652,9 @@ class OpenedFiles:
         self._database = str(database)
         self._logs = f"{database}-wal", f"{database}-shm"
         self._opened: dict[str, _OpenedFile] = {}
-        # Never closed here: closing a descriptor of the index would release SQLite's locks on it.
+        # Open until the end: closing a descriptor of the index would release SQLite's locks on it.
         self._log_and_index: list[FileIO] = []
+        self._descriptors: list[int] = []  # of the WAL and its index; empty while unchecked
         self._frames = 0  # number of frames in the WAL at the last check
 
     def note_database(self) -> None:
@@ -708,7 +709,7 @@ class OpenedFiles:
         Raises:
             DatabaseReplacedError: it was truncated.
         """
-        if not self._log_and_index:
+        if not self._descriptors:
             return
         log, index = self._descriptors
         page, frames = _INDEX.unpack(os.pread(index, 20, 0))
@@ -733,7 +734,7 @@ class OpenedFiles:
         """
         for path in self._logs:
             self._opened.pop(path, None)
-        self._log_and_index = []
+        self._descriptors = []
         self.check()
 
     def _note(self, path: str) -> None:
