@@ -178,8 +178,9 @@ def _split(whole: str, name: str, part: str, part_name: str) -> _OfQueue:
 
 
 def _deaths(queue: QueueSeries, _now_ms: int) -> _Values:
-    died = {key.removeprefix("dead ") for key in queue.counts if key.startswith("dead ")}
-    return {reason: queue.counts[f"dead {reason}"] for reason in died.union(_KNOWN_DEATHS)}
+    died = (key.removeprefix("dead ") for key in queue.counts if key.startswith("dead "))
+    reasons = dict.fromkeys((*_KNOWN_DEATHS, *died))  # a set would change their order at each start
+    return {reason: queue.counts[f"dead {reason}"] for reason in reasons}
 
 
 def _spans(counts: Sequence[int]) -> _Values:
