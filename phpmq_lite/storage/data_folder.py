@@ -19,12 +19,12 @@ import signal
 import stat
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from io import FileIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
+from weakref import finalize
 
 from phpmq_lite.errors import DatabaseReplacedError, DataDamagedError, StartRefusedError
 from phpmq_lite.storage.atomic_files import (
@@ -646,15 +646,16 @@ class OpenedFiles:
     ``note_log`` once the WAL exists.  Any thread can use this class.
     """
 
-    __slots__ = ("_database", "_descriptors", "_frames", "_log_and_index", "_logs", "_opened")
+    __slots__ = (
+        "__weakref__", "_close", "_database", "_descriptors", "_frames", "_logs", "_opened",
+    )  # fmt: skip
 
     def __init__(self, database: Path) -> None:
         self._database = str(database)
         self._logs = f"{database}-wal", f"{database}-shm"
         self._opened: dict[str, _OpenedFile] = {}
-        # Open until the end: closing a descriptor of the index would release SQLite's locks on it.
-        self._log_and_index: list[FileIO] = []
         self._descriptors: list[int] = []  # of the WAL and its index; empty while unchecked
+        self._close: Callable[[], object] = lambda: None
         self._frames = 0  # number of frames in the WAL at the last check
 
     def note_database(self) -> None:
@@ -674,9 +675,22 @@ class OpenedFiles:
             self._note(self._database)
         for path in self._logs:
             self._note(path)
-        with suppress(FileNotFoundError):
-            self._log_and_index = [FileIO(path) for path in self._logs]
-            self._descriptors = [file.fileno() for file in self._log_and_index]
+        self.close()
+        found: list[int] = []
+        with suppress(FileNotFoundError), ExitStack() as stack:
+            for path in self._logs:
+                found.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                stack.callback(os.close, found[-1])
+            self._descriptors = found
+            self._close = finalize(self, stack.pop_all().close)
+
+    def close(self) -> None:
+        """Close the WAL and its index.
+
+        Call this after SQLite has: closing any descriptor of the index releases SQLite's locks.
+        """
+        self._close()
+        self._descriptors = []
 
     def check(self) -> None:
         """Compare the files on disk with those that were opened.

@@ -414,6 +414,7 @@ class Writer(StoreWriter):
                 # A running Litestream has the database open, so closing does not checkpoint.
                 await self._connection.close()
             self._connection = self._store = None
+            self.files.close()
 
 
 class _InProcess(NamedTuple):
