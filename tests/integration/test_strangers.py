@@ -63,5 +63,5 @@ async def test_refusals_of_a_stranger_share_a_row_by_address_and_action(
                 await stranger.request(route.method, route.path, json={})
     found = await rows_of(home, actor="nobody")
     actions = [row["action"] for row in found]
-    assert len(actions) > 20
+    assert len(actions) >= BOUNDS["refusals"]  # retention may have removed others
     assert sorted(actions) == sorted({*actions})
