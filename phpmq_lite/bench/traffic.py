@@ -244,8 +244,26 @@ def publish(
         return sent
 
 
+def publish_number(
+    address: Address, queue: str, size: int, number: int
+) -> Generator[None, None, int]:
+    """Publish ``number`` confirmed messages, rounded up to full writes; return the actual number.
+
+    No message is marked as the last, because more may follow.
+    """
+    stream = PublishStream(queue, size)
+    with connect(address) as link:
+        yield
+        return _publish_confirmed(link, stream, size, lambda sent: sent >= number, marks_last=False)
+
+
 def _publish_confirmed(
-    link: socket.socket, stream: PublishStream, size: int, is_finished: Callable[[int], bool]
+    link: socket.socket,
+    stream: PublishStream,
+    size: int,
+    is_finished: Callable[[int], bool],
+    *,
+    marks_last: bool = True,
 ) -> int:
     per_write, limit = publishes_per_write(size), unconfirmed_limit(size)
     sent = confirmed = 0
@@ -253,7 +271,7 @@ def _publish_confirmed(
     while not is_last or confirmed < sent:
         if not is_last and sent - confirmed <= limit - per_write:
             is_last = is_finished(sent + per_write)
-            link.sendall(stream.encode(per_write, is_last=is_last))
+            link.sendall(stream.encode(per_write, is_last=is_last and marks_last))
             sent += per_write
         else:
             confirmed += stream.feed(receive(link))

@@ -38,7 +38,7 @@ from tests.support.socket_client import SocketClient
 
 CAGE_BYTES: Final = 1 << 30
 MOST_BYTES: Final = 400_000_000
-RETRY_S: Final = 60.0  # an honest user retries for this time
+RETRY_S: Final = 180.0  # an honest user retries for this time
 LINES: Final = 100_000
 CGROUPS: Final = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
