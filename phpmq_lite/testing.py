@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from phpmq_lite.broker_process import BrokerProcess, StartFailedError, broker_process
 from phpmq_lite.clock import Clock
@@ -22,6 +22,8 @@ __all__ = [
     "running_service",
     "settings_for",
 ]
+
+_NO_LIMIT: Final = 1 << 40  # bytes, the largest size that a setting can have
 
 
 class FakeClock(Clock):
@@ -58,7 +60,8 @@ def settings_for(data: Path, **sections: Any) -> Settings:
     tcp = {"listen": ["127.0.0.1:0"], "legacy_listen": ["127.0.0.1:0"]} | sections.pop("tcp", {})
     admin = {"listen": ["127.0.0.1:0"]} | sections.pop("admin", {})
     storage = {"ballast_bytes": 0} | sections.pop("storage", {})  # no reserve: tests share one disk
-    return Settings(data=data, tcp=tcp, admin=admin, storage=storage, **sections)
+    limits = {"memory": _NO_LIMIT} | sections.pop("limits", {})  # the process is that of the tests
+    return Settings(data=data, tcp=tcp, admin=admin, storage=storage, limits=limits, **sections)
 
 
 @asynccontextmanager

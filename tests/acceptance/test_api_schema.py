@@ -33,6 +33,8 @@ def broker(
         made = stack.enter_context(broker_process(data, *flags))
         wait_until_active(made)
         yield made
+        assert made.process is not None
+        assert made.process.poll() is None, made.log.read_text(encoding="utf-8")[-4_000:]
 
 
 @pytest.fixture(scope="module")

@@ -98,6 +98,7 @@ def test_there_are_enough_strings() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 async def test_hostile_strings_do_nothing_on_any_page(
     hostile: Site, chromium: Any, figure: Callable[[str], None]
 ) -> None:

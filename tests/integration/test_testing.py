@@ -1,11 +1,14 @@
-"""Brokers of tests: no two of them are given the same port, started or not."""
+"""Brokers of tests: no two share a port, and the memory of the tests slows none."""
 
+import asyncio
 import secrets
 from pathlib import Path
 
 import pytest
 
-from phpmq_lite.testing import broker_process
+from phpmq_lite.client.async_client import connect
+from phpmq_lite.server import watchdog
+from phpmq_lite.testing import broker_process, running_service
 
 
 def test_stopped_broker_keeps_its_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +24,17 @@ def test_port_is_reused_after_its_broker(tmp_path: Path, monkeypatch: pytest.Mon
     broker = broker_process(tmp_path / "first")
     del broker
     assert "127.0.0.1:20009" in broker_process(tmp_path / "second").command
+
+
+async def test_publisher_does_not_wait_for_the_memory_of_the_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resident = 64 << 30
+    monkeypatch.setattr(watchdog, "resident_bytes", lambda: resident)
+    async with running_service(tmp_path) as running:
+        brake = running.service.handle.brake
+        async with connect(running.host, running.port) as client:
+            while brake.resident_bytes != resident:
+                await client.publish_confirmed("orders", b"1")
+                await asyncio.sleep(0.01)
+        assert brake.limit_hits == 0

@@ -470,6 +470,6 @@ TestBroker = BrokerAgainstModel.TestCase
 TestBroker.settings = settings(stateful_step_count=settings().stateful_step_count * 2)
 TestBrokerAtLength = pytest.mark.slow(pytest.mark.timeout(400)(BrokerAtLength.TestCase))
 TestBrokerAtLength.settings = settings(
-    max_examples=min(6 * settings().max_examples, max(360, settings().max_examples)),
+    max_examples=min(3 * settings().max_examples, max(180, settings().max_examples)),
     stateful_step_count=settings().stateful_step_count * 2,
 )
