@@ -9,8 +9,10 @@ in files of the same names.  They contain statements like this one, each ending 
 
 ``{rows:X}`` is replaced by one X per row, separated by commas, and ``{n}`` in X by the number of
 the row, from 0.  ``{NAME}`` is replaced by the text under ``-- part: NAME``, which several
-statements of a file can share; a shared statement can contain a part that differs.  What is
-shared is written for SQLite, and ``_DIALECTS`` replaces what an engine writes differently.
+statements of a file can share; a shared statement can contain a part that differs.  A statement
+or part with a line ``-- twin: NAME`` is two, such as the pages before and after a row: of
+``{A | B}``, the first has A and its twin has B.  What is shared is written for SQLite, and
+``_DIALECTS`` replaces what an engine writes differently.
 """
 
 import re
@@ -22,7 +24,8 @@ from typing import Any, Final
 SIZES: Final = (500, 100, 20, 5, 1)  # only a few, so that all statements stay in SQLite's cache
 
 _FOLDER = Path(__file__).parent / "sql"
-_NAME = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
+_NAME = re.compile(r"^-- (name|part): (\w+)(?:\n-- twin: (\w+))?$", re.MULTILINE)
+_CHOICE = re.compile(r"\{((?:[^{}|]|\{\w+\})+?)\s+\|\s+((?:[^{}|]|\{\w+\})+)\}")
 _PART = re.compile(r"\{(\w+)\}")
 _ROWS = re.compile(r"\{rows:((?:[^{}]|\{n\})*)\}")
 _OWN = re.compile(r"\?(?!\d)")  # a parameter of one row
@@ -48,6 +51,7 @@ _DIALECTS: Final = {
                 r"printf\('%016x%016x', ([\w.]+), ([\w.]+)\)",
                 r"lpad(to_hex(\1), 16, '0') || lpad(to_hex(\2), 16, '0')",
             ),
+            (r"printf\('%016x', ([\w.]+)\) <", r"""lpad(to_hex(\1), 16, '0') COLLATE "C" <"""),
             (r"printf\('%016x', ([:\w.]+)\)", r"lpad(to_hex(\1::bigint), 16, '0')"),
         )
     ),
@@ -71,11 +75,14 @@ def _read(name: str, engine: str) -> tuple[dict[str, str], dict[str, str]]:
     for folder in (_FOLDER, _FOLDER / engine):
         path = folder / f"{name}.sql"
         pieces = _NAME.split(path.read_text(encoding="utf-8") if path.exists() else "")
-        for kind, title, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
-            bare = re.sub(r"--[^\n]*", "", text).strip().rstrip(";")
-            for pattern, replacement in _DIALECTS[engine] if folder == _FOLDER else ():
-                bare = pattern.sub(replacement, bare)
-            (parts if kind == "part" else statements)[title] = bare
+        for kind, title, twin, text in zip(*(pieces[at::4] for at in (1, 2, 3, 4)), strict=True):
+            found = parts if kind == "part" else statements
+            found[title] = bare = re.sub(r"--[^\n]*", "", text).strip().rstrip(";")
+            if twin:
+                found[title], found[twin] = _CHOICE.sub(r"\1", bare), _CHOICE.sub(r"\2", bare)
+            for each in filter(None, (title, twin)):
+                for pattern, replacement in _DIALECTS[engine] if folder == _FOLDER else ():
+                    found[each] = pattern.sub(replacement, found[each])
 
     def fill(text: str) -> str:
         return _PART.sub(lambda part: fill(parts[part[1]]) if part[1] in parts else part[0], text)

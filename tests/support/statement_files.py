@@ -25,5 +25,7 @@ def comments(file: str, engine: str) -> dict[str, str]:
         )
         for kind, name, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
             if kind == "name":
-                found[name] = "\n".join(re.findall(r"^--.*$", text, flags=re.M))
+                comment = "\n".join(re.findall(r"^--.*$", text, flags=re.M))
+                for each in (name, *re.findall(r"^-- twin: (\w+)$", comment, flags=re.M)):
+                    found[each] = comment
     return found

@@ -86,13 +86,11 @@ class AuditLog(RowReader):
         rows: list[AuditRow] = []
         ends_s = self._timer() + _LIMIT_S
         while (place < last if is_newer else place > first) and len(rows) <= limit:
-            given = {"limit": limit + 1 - len(rows), **wanted.parameters()}
-            if is_newer:
-                end = min(last, place + _SLICE)
-                rows += await self._all(AuditRow, "newer", after=place, ceiling=end, **given)
-            else:
-                end = max(first, place - _SLICE)
-                rows += await self._all(AuditRow, "older", before=place, floor=end, **given)
+            end = min(last, place + _SLICE) if is_newer else max(first, place - _SLICE)
+            rows += await self._all(
+                AuditRow, "newer" if is_newer else "older",
+                start=place, stop=end, limit=limit + 1 - len(rows), **wanted.parameters(),
+            )  # fmt: skip
             place = end
             if self._timer() > ends_s:
                 break

@@ -19,20 +19,13 @@ audit_id, at_ms, actor, source, address, action, target, count, reason, result, 
 SELECT (SELECT min(audit_id) FROM audit), (SELECT max(audit_id) FROM audit);
 
 -- name: older
--- Rows below an audit_id, newest first.
--- parameters: before (audit_id, exclusive), floor (inclusive), limit; filter (NULL matches any)
+-- twin: newer
+-- Rows below or above an audit_id, the nearest first.
+-- parameters: start (exclusive), stop (inclusive): audit_ids; limit; filter (NULL matches any)
 -- index: PRIMARY KEY
 SELECT {columns} FROM audit
-WHERE audit_id < :before AND audit_id >= :floor AND {filter}
-ORDER BY audit_id DESC LIMIT :limit;
-
--- name: newer
--- Rows above an audit_id, oldest first.
--- parameters: after (audit_id, exclusive), ceiling (inclusive), limit; filter (NULL matches any)
--- index: PRIMARY KEY
-SELECT {columns} FROM audit
-WHERE audit_id > :after AND audit_id <= :ceiling AND {filter}
-ORDER BY audit_id LIMIT :limit;
+WHERE audit_id {< | >} :start AND audit_id {>= | <=} :stop AND {filter}
+ORDER BY audit_id {DESC | ASC} LIMIT :limit;
 
 -- name: newest_of_target
 -- The newest row with a given target.

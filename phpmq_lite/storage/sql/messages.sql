@@ -115,72 +115,58 @@ FROM history AS m
 WHERE m.seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: history_older
--- Settled messages before an offset, newest first.
+-- twin: history_newer
+-- Settled messages before or after an offset, the nearest first.
 -- parameters: start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
 SELECT {settled_columns}
 FROM history AS m
 {joins}
-WHERE m."offset" < :start AND m."offset" >= :stop
-ORDER BY m."offset" DESC
-LIMIT :limit;
-
--- name: history_newer
--- Settled messages after an offset, oldest first.
--- parameters: start (exclusive), stop (inclusive): offsets; limit
--- columns: those of messages.MessageRow
-SELECT {settled_columns}
-FROM history AS m
-{joins}
-WHERE m."offset" > :start AND m."offset" <= :stop
-ORDER BY m."offset"
+WHERE m."offset" {< | >} :start AND m."offset" {>= | <=} :stop
+ORDER BY m."offset" {DESC | ASC}
 LIMIT :limit;
 
 -- name: outcome_older
--- Messages with one outcome other than acked, before an offset, newest first.
+-- twin: outcome_newer
+-- Messages with one outcome other than acked, before or after an offset, the nearest first.
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
 -- columns: those of messages.MessageRow
 -- index: history_unusual
 SELECT {settled_columns}
 FROM history AS m INDEXED BY history_unusual
 {joins}
-WHERE m.outcome <> 2 AND m.outcome = :outcome AND m."offset" < :start AND m."offset" >= :stop
-ORDER BY m."offset" DESC
-LIMIT :limit;
-
--- name: outcome_newer
--- Messages with one outcome other than acked, after an offset, oldest first.
--- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
--- columns: those of messages.MessageRow
--- index: history_unusual
-SELECT {settled_columns}
-FROM history AS m INDEXED BY history_unusual
-{joins}
-WHERE m.outcome <> 2 AND m.outcome = :outcome AND m."offset" > :start AND m."offset" <= :stop
-ORDER BY m."offset"
+WHERE m.outcome <> 2 AND m.outcome = :outcome
+  AND m."offset" {< | >} :start AND m."offset" {>= | <=} :stop
+ORDER BY m."offset" {DESC | ASC}
 LIMIT :limit;
 
 -- name: acked_older
--- Acked messages, newest first.  They make up most of the history, so its rows are scanned.
+-- twin: acked_newer
+-- Acked messages before or after an offset, the nearest first.  They make up most of the history,
+-- so its rows are scanned.
 -- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
 -- columns: those of messages.MessageRow
 SELECT {settled_columns}
 FROM history AS m NOT INDEXED
 {joins}
-WHERE m.outcome = :outcome AND m."offset" < :start AND m."offset" >= :stop
-ORDER BY m."offset" DESC
+WHERE m.outcome = :outcome AND m."offset" {< | >} :start AND m."offset" {>= | <=} :stop
+ORDER BY m."offset" {DESC | ASC}
 LIMIT :limit;
 
--- name: acked_newer
--- Acked messages, oldest first.
--- parameters: start (exclusive), stop (inclusive): offsets; outcome; limit
--- columns: those of messages.MessageRow
-SELECT {settled_columns}
-FROM history AS m NOT INDEXED
-{joins}
-WHERE m.outcome = :outcome AND m."offset" > :start AND m."offset" <= :stop
-ORDER BY m."offset"
-LIMIT :limit;
+-- name: newest_deleted
+-- Deleted messages that have not been restored, newest first; :looked rows are read.
+-- parameters: start (offset, exclusive); queues (a JSON array, NULL for all); looked
+-- columns: offset, seq, whether the message is in the trash
+-- index: history_unusual
+SELECT m."offset", m.seq,
+  (CAST(:queues AS text) IS NULL OR m.queue_id IN (SELECT value FROM json_each(:queues)))
+  AND NOT EXISTS (SELECT 1 FROM event AS e WHERE e.seq = m.seq AND e.kind = 'restore'
+    AND printf('%016x', m.seq) < substr(e.detail, 1, 16))
+  AND EXISTS (SELECT 1 FROM body AS b WHERE b.seq = m.seq)
+FROM history AS m INDEXED BY history_unusual
+WHERE m.outcome <> 2 AND m.outcome = 5 AND m."offset" < :start
+ORDER BY m."offset" DESC
+LIMIT :looked;
 
 -- name: settled_at
 -- Time when the message at an offset, or the next message, was settled.

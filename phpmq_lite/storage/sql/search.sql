@@ -36,35 +36,21 @@ FROM message AS m INDEXED BY message_held {join}
 WHERE m.state = 1 AND m.seq > :low AND m.seq < :high
 
 -- part: ready_queues
--- Ready messages in certain queues, by position.
--- index: message_place
+-- twin: held_queues
+-- Ready or dispatched messages in certain queues, by position.
+-- index: message_place, or message_held
 SELECT m.position AS place, {columns}
-FROM message AS m INDEXED BY message_place {join}
-WHERE m.state = 0 AND m.queue_id IN (SELECT value FROM json_each(:queues))
-  AND m.position > :low AND m.position < :high
-
--- part: held_queues
--- Dispatched messages in certain queues, by position.
--- index: message_held
-SELECT m.position AS place, {columns}
-FROM message AS m INDEXED BY message_held {join}
-WHERE m.state = 1 AND m.queue_id IN (SELECT value FROM json_each(:queues))
+FROM message AS m INDEXED BY {message_place | message_held} {join}
+WHERE m.state = {0 | 1} AND m.queue_id IN (SELECT value FROM json_each(:queues))
   AND m.position > :low AND m.position < :high
 
 -- part: ready_numbers
--- Ready messages in certain queues that are at their original position, by number.
--- index: message_place
+-- twin: held_numbers
+-- Ready or dispatched messages in certain queues that are at their original position, by number.
+-- index: message_place, or message_held
 SELECT m.position AS place, {columns}
-FROM message AS m INDEXED BY message_place {join}
-WHERE m.state = 0 AND m.queue_id {these} AND m.position > :low AND m.position < :high
-  AND m.position = m.seq
-
--- part: held_numbers
--- Dispatched messages in certain queues that are at their original position, by number.
--- index: message_held
-SELECT m.position AS place, {columns}
-FROM message AS m INDEXED BY message_held {join}
-WHERE m.state = 1 AND m.queue_id {these} AND m.position > :low AND m.position < :high
+FROM message AS m INDEXED BY {message_place | message_held} {join}
+WHERE m.state = {0 | 1} AND m.queue_id {these} AND m.position > :low AND m.position < :high
   AND m.position = m.seq
 
 -- part: alive_moved
@@ -99,10 +85,8 @@ WHERE m.outcome <> 2 AND m.outcome IN (SELECT value FROM json_each(:outcomes))
 LEFT JOIN body AS b ON b.seq = m.seq
 
 -- part: newest
-ORDER BY place DESC LIMIT :limit
-
--- part: oldest
-ORDER BY place LIMIT :limit
+-- twin: oldest
+ORDER BY place {DESC | ASC} LIMIT :limit
 
 -- part: these_queues
 IN (SELECT value FROM json_each(:queues))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.storage.statements import SIZES, MultiRowStatement, load, many
+from phpmq_lite.storage.statements import SIZES, MultiRowStatement, load, many, parts
 
 
 class Recorder:
@@ -41,6 +41,17 @@ def test_shared_statement_is_adapted_to_each_engine() -> None:
     texts = "".join(load("messages", "postgres").values())
     assert "INDEXED" not in texts
     assert "json_each" not in texts
+
+
+def test_twin_of_a_statement_has_the_other_of_each_two_choices() -> None:
+    for engine in ("sqlite", "postgres"):
+        older, newer = (load("audit", engine)[name] for name in ("older", "newer"))
+        assert "audit_id < :start AND audit_id >= :stop" in older
+        assert older.endswith("ORDER BY audit_id DESC LIMIT :limit")
+        assert "audit_id > :start AND audit_id <= :stop" in newer
+        assert newer.endswith("ORDER BY audit_id ASC LIMIT :limit")
+        texts = {**load("messages", engine), **parts("messages", engine), **parts("search", engine)}
+        assert [name for name, text in texts.items() if " | " in text] == []
 
 
 def test_statement_without_repeated_rows_is_refused() -> None:

@@ -2,6 +2,7 @@
 nullif(substr(b.content, 1, 480), '')
 
 -- name: messages_after
+-- twin: messages_before
 -- index: message_place
 -- index: message_held
 SELECT {live_columns}
@@ -9,136 +10,65 @@ FROM (
   (
     SELECT * FROM message
     WHERE state = 0 AND coalesce(:state::bigint, 0) = 0
-      AND queue_id = :queue_id AND position > :position
-    ORDER BY position LIMIT :limit
+      AND queue_id = :queue_id AND position {> | <} :position
+    ORDER BY position {ASC | DESC} LIMIT :limit
   )
   UNION ALL
   (
     SELECT * FROM message
     WHERE state = 1 AND coalesce(:state::bigint, 1) = 1
-      AND queue_id = :queue_id AND position > :position
-    ORDER BY position LIMIT :limit
+      AND queue_id = :queue_id AND position {> | <} :position
+    ORDER BY position {ASC | DESC} LIMIT :limit
   )
-  ORDER BY position LIMIT :limit
+  ORDER BY position {ASC | DESC} LIMIT :limit
 ) AS m
 {joins}
-ORDER BY m.position;
-
--- name: messages_before
--- index: message_place
--- index: message_held
-SELECT {live_columns}
-FROM (
-  (
-    SELECT * FROM message
-    WHERE state = 0 AND coalesce(:state::bigint, 0) = 0
-      AND queue_id = :queue_id AND position < :position
-    ORDER BY position DESC LIMIT :limit
-  )
-  UNION ALL
-  (
-    SELECT * FROM message
-    WHERE state = 1 AND coalesce(:state::bigint, 1) = 1
-      AND queue_id = :queue_id AND position < :position
-    ORDER BY position DESC LIMIT :limit
-  )
-  ORDER BY position DESC LIMIT :limit
-) AS m
-{joins}
-ORDER BY m.position DESC;
+ORDER BY m.position {ASC | DESC};
 
 -- part: older_rows
+-- twin: newer_rows
 -- Offsets of a queue's settled messages with one outcome; the page reads other columns.
 SELECT "offset" FROM history
-    WHERE queue_id = :queue_id AND "offset" < :start AND "offset" >= :stop AND outcome
+    WHERE queue_id = :queue_id AND "offset" {< | >} :start AND "offset" {>= | <=} :stop AND outcome
 
 -- part: newest
-ORDER BY "offset" DESC LIMIT :limit
-
--- part: newer_rows
-SELECT "offset" FROM history
-    WHERE queue_id = :queue_id AND "offset" > :start AND "offset" <= :stop AND outcome
-
--- part: oldest
-ORDER BY "offset" LIMIT :limit
+-- twin: oldest
+ORDER BY "offset" {DESC | ASC} LIMIT :limit
 
 -- name: queue_older
--- Settled messages of a queue, newest first.  The index is read by outcome.
+-- twin: queue_newer
+-- Settled messages of a queue, newest or oldest first.  The index is read by outcome.
 -- index: history_place
 SELECT {settled_columns}
 FROM history AS m
 {joins}
 WHERE m."offset" = ANY (ARRAY(
   SELECT "offset" FROM (
-    ({older_rows} = 2 {newest})
+    ({{older_rows | newer_rows}} = 2 {{newest | oldest}})
     UNION ALL
-    ({older_rows} = 3 {newest})
+    ({{older_rows | newer_rows}} = 3 {{newest | oldest}})
     UNION ALL
-    ({older_rows} = 4 {newest})
+    ({{older_rows | newer_rows}} = 4 {{newest | oldest}})
     UNION ALL
-    ({older_rows} = 5 {newest})
+    ({{older_rows | newer_rows}} = 5 {{newest | oldest}})
   ) AS place
-  {newest}
+  {{newest | oldest}}
 ))
-ORDER BY m."offset" DESC;
-
--- name: queue_newer
--- index: history_place
-SELECT {settled_columns}
-FROM history AS m
-{joins}
-WHERE m."offset" = ANY (ARRAY(
-  SELECT "offset" FROM (
-    ({newer_rows} = 2 {oldest})
-    UNION ALL
-    ({newer_rows} = 3 {oldest})
-    UNION ALL
-    ({newer_rows} = 4 {oldest})
-    UNION ALL
-    ({newer_rows} = 5 {oldest})
-  ) AS place
-  {oldest}
-))
-ORDER BY m."offset";
+ORDER BY m."offset" {DESC | ASC};
 
 -- name: queue_outcome_older
+-- twin: queue_outcome_newer
 -- index: history_place
 SELECT {settled_columns}
 FROM history AS m
 {joins}
 WHERE m."offset" = ANY (ARRAY(
   SELECT "offset" FROM (
-    ({older_rows} = :outcome {newest})
+    ({{older_rows | newer_rows}} = :outcome {{newest | oldest}})
   ) AS place
-  {newest}
+  {{newest | oldest}}
 ))
-ORDER BY m."offset" DESC;
-
--- name: queue_outcome_newer
--- index: history_place
-SELECT {settled_columns}
-FROM history AS m
-{joins}
-WHERE m."offset" = ANY (ARRAY(
-  SELECT "offset" FROM (
-    ({newer_rows} = :outcome {oldest})
-  ) AS place
-  {oldest}
-))
-ORDER BY m."offset";
-
--- name: newest_deleted
--- columns: offset, seq, whether the message is in the trash
--- index: history_unusual
-SELECT m."offset", m.seq,
-  (:queues::text IS NULL OR m.queue_id = ANY (ids(:queues)))
-  AND NOT EXISTS (SELECT 1 FROM event AS e WHERE e.seq = m.seq AND e.kind = 'restore'
-    AND substr(e.detail, 1, 16) > lpad(to_hex(m.seq), 16, '0') COLLATE "C")
-  AND EXISTS (SELECT 1 FROM body AS b WHERE b.seq = m.seq)
-FROM history AS m
-WHERE m.outcome <> 2 AND m.outcome = 5 AND m."offset" < :start
-ORDER BY m."offset" DESC
-LIMIT :looked;
+ORDER BY m."offset" {DESC | ASC};
 
 -- name: dead_letter_queues
 SELECT queue_id, name, live_count FROM queue

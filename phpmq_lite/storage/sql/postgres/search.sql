@@ -16,17 +16,11 @@ FROM history AS m {join}
 WHERE m.queue_id {these} AND m.seq > :low AND m.seq < :high
 
 -- part: alive_traces
--- Live messages with certain traces, by number.
--- index: message_trace
+-- twin: settled_traces
+-- Live or settled messages with certain traces, by number.
+-- index: message_trace, or history_trace
 SELECT m.seq AS place, {columns}
-FROM message AS m {join}
-WHERE m.trace_id IN ({traces}) AND m.seq > :low AND m.seq < :high
-
--- part: settled_traces
--- Settled messages with certain traces, by number.
--- index: history_trace
-SELECT m.seq AS place, {columns}
-FROM history AS m {join}
+FROM {message | history} AS m {join}
 WHERE m.trace_id IN ({traces}) AND m.seq > :low AND m.seq < :high
 
 -- part: in_outcomes

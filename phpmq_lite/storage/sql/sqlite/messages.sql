@@ -4,7 +4,8 @@ CASE WHEN m.size <= 65536 THEN substr(b.content, 1, 480)
     WHEN b.seq IS NOT NULL THEN body_part(m.seq, 0, 480) END
 
 -- name: messages_after
--- A page of a queue's messages after a position, in order.
+-- twin: messages_before
+-- A page of a queue's messages after or before a position, the nearest first.
 -- parameters: queue_id; position (exclusive); state (NULL for both); limit
 -- columns: those of messages.MessageRow
 -- index: message_place
@@ -12,31 +13,15 @@ CASE WHEN m.size <= 65536 THEN substr(b.content, 1, 480)
 SELECT {live_columns}
 FROM message AS m
 {joins}
-WHERE m.state = 0 AND coalesce(:state, 0) = 0 AND m.queue_id = :queue_id AND m.position > :position
+WHERE m.state = 0 AND coalesce(:state, 0) = 0
+  AND m.queue_id = :queue_id AND m.position {> | <} :position
 UNION ALL
 SELECT {live_columns}
 FROM message AS m
 {joins}
-WHERE m.state = 1 AND coalesce(:state, 1) = 1 AND m.queue_id = :queue_id AND m.position > :position
-ORDER BY 6  -- the position
-LIMIT :limit;
-
--- name: messages_before
--- A page of a queue's messages before a position, in reverse order.
--- parameters: queue_id; position (exclusive); state (NULL for both); limit
--- columns: those of messages.MessageRow
--- index: message_place
--- index: message_held
-SELECT {live_columns}
-FROM message AS m
-{joins}
-WHERE m.state = 0 AND coalesce(:state, 0) = 0 AND m.queue_id = :queue_id AND m.position < :position
-UNION ALL
-SELECT {live_columns}
-FROM message AS m
-{joins}
-WHERE m.state = 1 AND coalesce(:state, 1) = 1 AND m.queue_id = :queue_id AND m.position < :position
-ORDER BY 6 DESC  -- the position
+WHERE m.state = 1 AND coalesce(:state, 1) = 1
+  AND m.queue_id = :queue_id AND m.position {> | <} :position
+ORDER BY 6 {ASC | DESC}  -- the position
 LIMIT :limit;
 
 -- part: indexed_upto
@@ -44,40 +29,28 @@ LIMIT :limit;
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
 -- part: older_rows
+-- twin: newer_rows
 -- Offsets of a queue's settled messages; the page reads other columns.  Blocks are each found from
 -- the previous block.
 SELECT m."offset" AS place FROM history_run CROSS JOIN history AS m
-      ON m."offset" >= max(first_offset, :stop) AND m."offset" < min(first_offset + length, :start)
+      ON m."offset" {>= max(first_offset, :stop) | > max(first_offset - 1, :start)}
+        AND m."offset" < min(first_offset + length, {:start | :stop + 1})
     WHERE history_run.queue_id = :queue_id AND block IN (
       WITH RECURSIVE near (block) AS (
-        SELECT (SELECT block FROM history_run WHERE block >= :stop >> 16 ORDER BY block LIMIT 1)
+        SELECT (
+          SELECT block FROM history_run WHERE block >= {:stop | :start} >> 16 ORDER BY block LIMIT 1)
         UNION ALL
         SELECT (SELECT block FROM history_run WHERE block > near.block ORDER BY block LIMIT 1)
-        FROM near WHERE near.block < :start >> 16
+        FROM near WHERE near.block < {:start | :stop} >> 16
       )
       SELECT block FROM near WHERE block IS NOT NULL
-    ) AND first_offset < :start AND first_offset + length > :stop AND history_run.outcome
-
--- part: newest
-ORDER BY block DESC, first_offset DESC, m."offset" DESC LIMIT :limit
-
--- part: newer_rows
-SELECT m."offset" AS place FROM history_run CROSS JOIN history AS m
-      ON m."offset" > max(first_offset - 1, :start)
-        AND m."offset" < min(first_offset + length, :stop + 1)
-    WHERE history_run.queue_id = :queue_id AND block IN (
-      WITH RECURSIVE near (block) AS (
-        SELECT (SELECT block FROM history_run WHERE block >= :start >> 16 ORDER BY block LIMIT 1)
-        UNION ALL
-        SELECT (SELECT block FROM history_run WHERE block > near.block ORDER BY block LIMIT 1)
-        FROM near WHERE near.block < :stop >> 16
-      )
-      SELECT block FROM near WHERE block IS NOT NULL
-    ) AND first_offset >= :start >> 10 << 10 AND first_offset + length - 1 > :start
+    ) AND {first_offset < :start AND first_offset + length > :stop
+      | first_offset >= :start >> 10 << 10 AND first_offset + length - 1 > :start}
       AND history_run.outcome
 
--- part: oldest
-ORDER BY block, first_offset, m."offset" LIMIT :limit
+-- part: newest
+-- twin: oldest
+ORDER BY block {DESC | ASC}, first_offset {DESC | ASC}, m."offset" {DESC | ASC} LIMIT :limit
 
 -- part: from_stop
 -- No run crosses a multiple of 1,024 offsets.
@@ -95,15 +68,15 @@ first_offset <= min(:stop, (
       ))
 
 -- part: older_tail
+-- twin: newer_tail
 SELECT "offset" AS place FROM history NOT INDEXED
-    WHERE queue_id = :queue_id AND "offset" < :start AND "offset" > max(:stop - 1, {indexed_upto})
-
--- part: newer_tail
-SELECT "offset" AS place FROM history NOT INDEXED
-    WHERE queue_id = :queue_id AND "offset" > max(:start, {indexed_upto}) AND "offset" <= :stop
+    WHERE queue_id = :queue_id AND {
+      "offset" < :start AND "offset" > max(:stop - 1, {indexed_upto})
+      | "offset" > max(:start, {indexed_upto}) AND "offset" <= :stop}
 
 -- name: queue_older
--- Settled messages of a queue, newest first.  The index is read by outcome, then the tail.
+-- twin: queue_newer
+-- Settled messages of a queue, newest or oldest first.  The index is read by outcome, then the tail.
 -- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
 -- index: history_run USING PRIMARY KEY
@@ -111,51 +84,28 @@ SELECT {settled_columns}
 FROM history AS m
 {joins}
 WHERE m."offset" IN (
-  WITH acked AS MATERIALIZED ({older_rows} = 2 AND {from_stop} {newest})
+  WITH acked AS MATERIALIZED (
+    {{older_rows | newer_rows}} = 2 AND {{from_stop} | first_offset <= :stop} {{newest | oldest}}
+  )
   SELECT place FROM (
     SELECT * FROM acked
     UNION ALL
-    SELECT * FROM ({older_rows} = 3 AND {from_acked} {newest})
+    SELECT * FROM ({{older_rows | newer_rows}} = 3 AND {{from_acked | upto_acked}} {{newest | oldest}})
     UNION ALL
-    SELECT * FROM ({older_rows} = 4 AND {from_acked} {newest})
+    SELECT * FROM ({{older_rows | newer_rows}} = 4 AND {{from_acked | upto_acked}} {{newest | oldest}})
     UNION ALL
-    SELECT * FROM ({older_rows} = 5 AND {from_acked} {newest})
+    SELECT * FROM ({{older_rows | newer_rows}} = 5 AND {{from_acked | upto_acked}} {{newest | oldest}})
     UNION ALL
-    SELECT * FROM ({older_tail}
-      ORDER BY "offset" DESC LIMIT :limit)
+    SELECT * FROM ({{older_tail | newer_tail}}
+      ORDER BY "offset" {DESC | ASC} LIMIT :limit)
   )
-  ORDER BY place DESC LIMIT :limit
+  ORDER BY place {DESC | ASC} LIMIT :limit
 )
-ORDER BY m."offset" DESC;
-
--- name: queue_newer
--- Settled messages of a queue, oldest first.
--- parameters: queue_id; start (exclusive), stop (inclusive): offsets; limit
--- columns: those of messages.MessageRow
--- index: history_run USING PRIMARY KEY
-SELECT {settled_columns}
-FROM history AS m
-{joins}
-WHERE m."offset" IN (
-  WITH acked AS MATERIALIZED ({newer_rows} = 2 AND first_offset <= :stop {oldest})
-  SELECT place FROM (
-    SELECT * FROM acked
-    UNION ALL
-    SELECT * FROM ({newer_rows} = 3 AND {upto_acked} {oldest})
-    UNION ALL
-    SELECT * FROM ({newer_rows} = 4 AND {upto_acked} {oldest})
-    UNION ALL
-    SELECT * FROM ({newer_rows} = 5 AND {upto_acked} {oldest})
-    UNION ALL
-    SELECT * FROM ({newer_tail}
-      ORDER BY "offset" LIMIT :limit)
-  )
-  ORDER BY place LIMIT :limit
-)
-ORDER BY m."offset";
+ORDER BY m."offset" {DESC | ASC};
 
 -- name: queue_outcome_older
--- Settled messages of a queue with one outcome, before an offset, newest first.
+-- twin: queue_outcome_newer
+-- Settled messages of a queue with one outcome, before or after an offset, the nearest first.
 -- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
 -- columns: those of messages.MessageRow
 -- index: history_run USING PRIMARY KEY
@@ -164,48 +114,16 @@ FROM history AS m
 {joins}
 WHERE m."offset" IN (
   SELECT place FROM (
-    SELECT * FROM ({older_rows} = :outcome AND {from_stop} {newest})
+    SELECT * FROM (
+      {{older_rows | newer_rows}} = :outcome AND {{from_stop} | first_offset <= :stop} {{newest | oldest}}
+    )
     UNION ALL
-    SELECT * FROM ({older_tail} AND outcome = :outcome
-      ORDER BY "offset" DESC LIMIT :limit)
+    SELECT * FROM ({{older_tail | newer_tail}} AND outcome = :outcome
+      ORDER BY "offset" {DESC | ASC} LIMIT :limit)
   )
-  ORDER BY place DESC LIMIT :limit
+  ORDER BY place {DESC | ASC} LIMIT :limit
 )
-ORDER BY m."offset" DESC;
-
--- name: queue_outcome_newer
--- Settled messages of a queue with one outcome, after an offset, oldest first.
--- parameters: queue_id; outcome; start (exclusive), stop (inclusive): offsets; limit
--- columns: those of messages.MessageRow
--- index: history_run USING PRIMARY KEY
-SELECT {settled_columns}
-FROM history AS m
-{joins}
-WHERE m."offset" IN (
-  SELECT place FROM (
-    SELECT * FROM ({newer_rows} = :outcome AND first_offset <= :stop {oldest})
-    UNION ALL
-    SELECT * FROM ({newer_tail} AND outcome = :outcome
-      ORDER BY "offset" LIMIT :limit)
-  )
-  ORDER BY place LIMIT :limit
-)
-ORDER BY m."offset";
-
--- name: newest_deleted
--- Deleted messages that have not been restored, newest first; :looked rows are read.
--- parameters: start (offset, exclusive); queues (a JSON array, NULL for all); looked
--- columns: offset, seq, 1 if the message is in the trash
--- index: history_unusual
-SELECT m."offset", m.seq,
-  (:queues IS NULL OR m.queue_id IN (SELECT value FROM json_each(:queues)))
-  AND NOT EXISTS (SELECT 1 FROM event AS e WHERE e.seq = m.seq AND e.kind = 'restore'
-    AND substr(e.detail, 1, 16) > printf('%016x', m.seq))
-  AND EXISTS (SELECT 1 FROM body AS b WHERE b.seq = m.seq)
-FROM history AS m INDEXED BY history_unusual
-WHERE m.outcome <> 2 AND m.outcome = 5 AND m."offset" < :start
-ORDER BY m."offset" DESC
-LIMIT :looked;
+ORDER BY m."offset" {DESC | ASC};
 
 -- name: dead_letter_queues
 -- Dead-letter queues that are not empty, by name.
