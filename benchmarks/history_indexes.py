@@ -22,6 +22,7 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage import retention
 from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
 from phpmq_lite.storage.sqlite.migrate import migrate
+from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import many
 
 COMMIT: Final = 1_000
@@ -30,7 +31,6 @@ CHECKPOINT: Final = 20_000  # messages
 VARIANTS: Final = {
     "now": (),
     "first schema": (
-        "DROP TRIGGER history_leaves_traces",
         "DROP TABLE history_run",
         "DROP TABLE trace_place",
         "DROP INDEX message_moved",
@@ -110,9 +110,10 @@ def place(connection: sqlite3.Connection, slices_ms: list[float]) -> float:
 
 def remove(connection: sqlite3.Connection, number: int) -> float:
     """Remove all but one row as retention does; return the seconds it took."""
+    store = SqliteStore(connection)
     bounds = retention.RetentionBounds(rows=1, deleted_share=0, age_ms=1 << 60)
     since, began_s = 0, time.perf_counter()
-    while removed := retention.remove_expired(connection, bounds, 0).rows:
+    while removed := retention.remove_expired(store, bounds, 0).rows:
         since += removed
         if since >= CHECKPOINT:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

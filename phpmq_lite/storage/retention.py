@@ -109,6 +109,7 @@ class RetentionSlice:
     runs: list[tuple[int, int]] = field(default_factory=list)  # of seqs, if these are not listed
     rows: int = 0
     bytes: int = 0
+    has_traces: bool = True  # whether one of the rows may have a trace
 
     def may_take(self, rows: int, size: int, newest_at: int | None) -> bool:
         """Return whether the next rows, of which these are sums, can be removed together."""
@@ -116,12 +117,16 @@ class RetentionSlice:
         is_old = newest_at is None or newest_at - self.steps.smallest < self.cutoff_ms
         return (is_over or is_old) and size <= _BYTES_AT_ONCE
 
+    def is_old(self, offset: int, settled_at: int) -> bool:
+        """Return whether a row was settled too long ago."""
+        return settled_at - self.steps.at_offset(offset) < self.cutoff_ms
+
     def take(self, rows: Iterable[Row]) -> None:
         """Add rows in order until one must be kept or the bodies total about 1 MiB."""
         for offset, seq, size, settled_at, is_passed in rows:
             if not is_passed:
                 is_over = self.excess_rows > 0 or self.excess_bytes > 0
-                if not is_over and settled_at - self.steps.at_offset(offset) >= self.cutoff_ms:
+                if not is_over and not self.is_old(offset, settled_at):
                     return
                 if self.offsets and self.bytes + size > _BYTES_AT_ONCE:
                     return
@@ -161,7 +166,8 @@ def remove_in_batch(store: Store, bounds: RetentionBounds, now_ms: int, settled:
 
     At most twice as many as ``settled``, the messages settled since the last call, so that the
     removal is spread evenly and catches up.  In transactions of their own, the same rows kept the
-    writer, and with it the event loop, from a third of the flow.
+    writer, and with it the event loop, from a third of the flow.  Only whole ranges are removed,
+    because smaller ones write the same pages several times; ``remove_expired`` removes the rest.
     """
     step = _RetentionStep(store, time.monotonic, 2 * settled, _RANGE_ROWS)
     step.trim_history(bounds, now_ms - bounds.age_ms)
@@ -234,6 +240,8 @@ class _RetentionStep:
         while room := self._rows_left:
             part = RetentionSlice(lo, rows - most[0], size - most[1], cutoff_ms, self._steps)
             excess = max(part.excess_rows, part.excess_bytes * rows // max(1, size))
+            if not self._is_enough(pick, part, excess):
+                return False
             # If no bound is exceeded, look at one row first: usually, it is not too old.
             is_check = not is_old and part.excess_rows <= 0 >= part.excess_bytes
             limit = 1 if is_check else excess if excess > 0 else self._rows_at_once
@@ -253,6 +261,15 @@ class _RetentionStep:
             lo, rows, size = part.lo, rows - part.rows, size - part.bytes
         return False
 
+    def _is_enough(self, pick: str, part: RetentionSlice, excess: int) -> bool:
+        """Return whether a whole range of rows exceeds a bound, if this step is part of a batch."""
+        if self._rows_at_once < _RANGE_ROWS or excess >= _RANGE_ROWS:
+            return True
+        given = {"lo": part.lo + _RANGE_ROWS - 1, "limit": 1}
+        found = self._execute(self._sql[pick], given).fetchone()
+        is_old = found is not None and part.is_old(*found[::3])
+        return is_old or part.excess_bytes >= _BYTES_AT_ONCE
+
     def _remove_newest_body(self, cutoff_ms: int, others: bool, deleted: bool) -> None:
         """Remove the newest row's body if it exceeds a bound; the row itself stays."""
         given = {"cutoff": cutoff_ms, "others": others, "deleted": deleted}
@@ -265,14 +282,14 @@ class _RetentionStep:
         """Add all of the next rows to ``part`` if all may go: a third of the time of ``take``."""
         execute, sql = self._execute, self._sql
         sums = execute(sql["settled_range"], given).fetchone()
-        last, rows, records, low, high, size, newest_at = sums
+        last, rows, records, traces, low, high, size, newest_at = sums
         if last is None or records or not part.may_take(rows, size, newest_at):
             return False
         seqs: Sequence[int] = range(low or 0, (high or -1) + 1)
         if len(seqs) > rows:
             found = execute(sql["seqs_of_range"], {"lo": part.lo, "end": last + 1})
             seqs = [seq for (seq,) in found]
-        part.lo, part.rows, part.bytes = last + 1, rows, size
+        part.lo, part.rows, part.bytes, part.has_traces = last + 1, rows, size, traces > 0
         part.runs = number_runs(seqs) if rows else []
         if len(part.runs) * MIN_RUN > rows:
             part.seqs, part.runs = [*seqs], []
@@ -298,12 +315,14 @@ class _RetentionStep:
         if part.rows:
             execute(sql["store_next_number"])
             self._remove_by_seq("remove_bodies", "remove_bodies_run", part)
+            kind = "_range"
+            given: dict[str, Any] = {"lo": lo, "end": part.lo}
             if part.offsets:
-                offsets = {"offsets": json.dumps(part.offsets)}
-                execute(sql["remove_originals"], offsets)
-                execute(sql["remove_settled"], offsets)
-            else:
-                execute(sql["remove_settled_range"], {"lo": lo, "end": part.lo})
+                kind, given = "", {"offsets": json.dumps(part.offsets)}
+                execute(sql["remove_originals"], given)
+            if part.has_traces and "remove_traces" in sql:  # only SQLite's are in their own table
+                execute(sql[f"remove_traces{kind}"], given)
+            execute(sql[f"remove_settled{kind}"], given)
             self._count(f"{name}_rows", -part.rows)
             self._count(f"{name}_bytes", -part.bytes)
             self._count("retention_removed", part.rows)

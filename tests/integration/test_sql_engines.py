@@ -27,6 +27,7 @@ ONE_ENGINE_FILES: Final = {
     "scrub": "PostgreSQL verifies its pages by their checksums",
 }
 _RUNS: Final = "SQLite indexes the history in runs; PostgreSQL has an index of rows"
+_TRACES: Final = "SQLite indexes traces in their own table; PostgreSQL has an index of rows"
 _TAIL: Final = "SQLite indexes the newest rows later; PostgreSQL does at once"
 _FOLDER_STATE: Final = "for SQLite, the data folder says that it has been copied"
 ONE_ENGINE: Final = {
@@ -52,6 +53,8 @@ ONE_ENGINE: Final = {
     ("migrate", "statements"): "PostgreSQL stores no text of its schema",
     ("migrate", "wait_for_others"): "an SQLite file has one broker",
     ("retention", "remove_runs"): _RUNS,
+    ("retention", "remove_traces"): _TRACES,
+    ("retention", "remove_traces_range"): _TRACES,
     ("database_check", "inconsistent_index"): _RUNS,
     ("messages", "from_stop"): _RUNS,
     ("messages", "from_acked"): _RUNS,

@@ -45,13 +45,13 @@ WHERE "offset" >= :lo AND {removable} ORDER BY "offset" LIMIT :limit;
 -- name: settled_range
 -- Sums of the next rows in order, without deleted rows.
 -- parameters: lo (offset, inclusive); limit
--- columns: last offset, NULL if there are no rows; rows, and records among them; lowest and highest
---   seq; bytes; settled_at of the newest
+-- columns: last offset, NULL if there are no rows; rows, and those with a source or trace; lowest
+--   and highest seq; bytes; settled_at of the newest
 -- index: PRIMARY KEY
-SELECT max(last), count(seq), count(source_seq), min(seq), max(seq),
+SELECT max(last), count(seq), count(source_seq), count(trace_id), min(seq), max(seq),
   CAST(coalesce(sum(size), 0) AS bigint), max(settled_at)
 FROM (
-  SELECT "offset" AS last, source_seq, CASE WHEN outcome <> 5 THEN seq END AS seq,
+  SELECT "offset" AS last, source_seq, trace_id, CASE WHEN outcome <> 5 THEN seq END AS seq,
     CASE WHEN outcome <> 5 THEN size END AS size,
     CASE WHEN outcome <> 5 THEN settled_at END AS settled_at
   FROM history WHERE "offset" >= :lo AND {removable} ORDER BY "offset" LIMIT :limit) AS next;
@@ -82,19 +82,15 @@ DELETE FROM event WHERE event_id IN (
     AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = event.seq)
   LIMIT :limit);
 
--- part: is_unused
--- Whether a body is neither that of a live message nor referred to by a live record.
-NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
-  AND NOT EXISTS (
-    SELECT 1 FROM message WHERE source_seq = body.seq AND size < length(body.content))
-
 -- name: remove_bodies
 -- Removes bodies of removed messages, but not those of live messages, or of live dead-letter
 -- records, which are smaller than the body if they only refer to it.
 -- parameters: seqs (JSON list)
 -- index: PRIMARY KEY
 DELETE FROM body WHERE seq IN (SELECT value FROM json_each(:seqs))
-  AND {is_unused};
+  AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
+  AND NOT EXISTS (
+    SELECT 1 FROM message WHERE source_seq = body.seq AND size < length(body.content));
 
 -- name: remove_originals
 -- Removes bodies that stayed only because removed dead-letter records referred to them.
@@ -121,7 +117,10 @@ DELETE FROM event WHERE event_id IN (
 -- parameters: first, last (seq, inclusive)
 -- index: PRIMARY KEY
 DELETE FROM body WHERE seq BETWEEN :first AND :last
-  AND {is_unused};
+  AND seq NOT IN (SELECT seq FROM message WHERE seq BETWEEN :first AND :last)
+  AND seq NOT IN (
+    SELECT source_seq FROM message WHERE source_seq BETWEEN :first AND :last
+      AND size < (SELECT length(content) FROM body AS original WHERE original.seq = source_seq));
 
 -- name: remove_settled_range
 -- Removes the rows of a settled_range.
@@ -141,7 +140,6 @@ WHERE "offset" = (SELECT max("offset") FROM history)
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = history.seq);
 
 -- name: remove_settled
--- The trigger history_leaves_traces removes the rows of the trace index.
 -- parameters: offsets (JSON list)
 -- index: PRIMARY KEY
 DELETE FROM history WHERE "offset" IN (SELECT value FROM json_each(:offsets));

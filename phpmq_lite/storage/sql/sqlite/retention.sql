@@ -22,6 +22,16 @@ DELETE FROM history_run WHERE (block, queue_id, outcome, first_offset) IN (
   WHERE block < (SELECT min("offset") >> 16 FROM history) LIMIT :limit
 );
 
+-- name: remove_traces
+-- twin: remove_traces_range
+-- Removes the rows of the trace index of history rows that are removed next.
+-- parameters: offsets (JSON list), or lo (inclusive) and end (exclusive)
+-- index: trace_place USING PRIMARY KEY
+DELETE FROM trace_place WHERE (block, trace_id, seq) IN (
+  SELECT seq >> 14, trace_id, seq FROM history
+  WHERE { "offset" IN (SELECT value FROM json_each(:offsets)) | {range} } AND trace_id IS NOT NULL
+);
+
 -- name: receipt_ends
 -- Oldest and newest receipts; no row if there are none.
 -- columns: n of the oldest; n and at_ms (steady) of the newest
