@@ -50,6 +50,11 @@ SELECT
   coalesce((SELECT max("offset") FROM history), 0) AS hi,
   coalesce((SELECT value FROM counter WHERE name = 'deleted_lo' AND value > 0), 1) - 1 AS lo_deleted;
 
+-- part: is_settled_before
+-- Within a segment, the wall clock may be 4 s off the clock's step, in both directions.
+coalesce((SELECT settled_at FROM history WHERE "offset" >= (low + high) / 2 AND "offset" < ends
+  ORDER BY "offset" LIMIT 1) < CAST(:at_ms AS bigint) - 8000, 1 = 1)
+
 -- name: offset_at
 -- Offset before the first message settled at or after a given time.  Times only grow between two
 -- clock steps, so each segment is searched by bisection.

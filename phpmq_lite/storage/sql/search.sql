@@ -141,6 +141,36 @@ m.deadline_ms + {step} - {ended} {sign} :{v}
 -- part: ttl_never
 m.deadline_ms IS NULL
 
+-- name: line
+-- Ranges of numbers to search; NULL if there is nothing to search.
+-- parameters: queues (a JSON array)
+-- columns: next number, first live seq, first settled seq, first and last offset, first position in
+--   these queues, live messages in all queues and in these, last indexed offset, live messages
+--   whose traces are not indexed
+SELECT
+  (SELECT next_number FROM line),
+  (SELECT seq FROM message ORDER BY seq LIMIT 1),
+  (SELECT seq FROM history INDEXED BY history_seq ORDER BY seq LIMIT 1),
+  (SELECT "offset" FROM history ORDER BY "offset" LIMIT 1),
+  (SELECT "offset" FROM history ORDER BY "offset" DESC LIMIT 1),
+  (
+    SELECT min({least}(
+      coalesce((
+        SELECT position FROM message WHERE queue_id = wanted.value AND state = 0
+        ORDER BY position LIMIT 1
+      ), 4611686018427387904),
+      coalesce((
+        SELECT position FROM message WHERE queue_id = wanted.value AND state = 1
+        ORDER BY position LIMIT 1
+      ), 4611686018427387904)
+    ))
+    FROM json_each(:queues) AS wanted
+  ),
+  (SELECT CAST(sum(live_count) AS bigint) FROM queue),
+  (SELECT CAST(sum(live_count) AS bigint) FROM queue WHERE queue_id IN (SELECT value FROM json_each(:queues))),
+  {indexed_upto},
+  {untraced};
+
 -- name: names
 -- Names of the given queues.
 -- parameters: queues (a JSON array)

@@ -79,30 +79,14 @@ json_scalar(json_member(b.content, json_steps(:{p}))) = :{v}
 -- part: member_compared
 json_number(json_member(b.content, json_steps(:{p}))) {sign} :{v}
 
--- name: line
-SELECT
-  (SELECT next_number FROM line),
-  (SELECT seq FROM message ORDER BY seq LIMIT 1),
-  (SELECT seq FROM history ORDER BY seq LIMIT 1),
-  (SELECT "offset" FROM history ORDER BY "offset" LIMIT 1),
-  (SELECT "offset" FROM history ORDER BY "offset" DESC LIMIT 1),
-  (
-    SELECT min(least(
-      coalesce((
-        SELECT position FROM message WHERE queue_id = wanted.queue_id AND state = 0
-        ORDER BY position LIMIT 1
-      ), 4611686018427387904),
-      coalesce((
-        SELECT position FROM message WHERE queue_id = wanted.queue_id AND state = 1
-        ORDER BY position LIMIT 1
-      ), 4611686018427387904)
-    ))
-    FROM unnest(ids(:queues)) AS wanted (queue_id)
-  ),
-  (SELECT sum(live_count)::bigint FROM queue),
-  (SELECT sum(live_count)::bigint FROM queue WHERE queue_id = ANY (ids(:queues))),
-  coalesce((SELECT "offset" FROM history ORDER BY "offset" DESC LIMIT 1), 0),
-  0;
+-- part: least
+least
+
+-- part: indexed_upto
+coalesce((SELECT "offset" FROM history ORDER BY "offset" DESC LIMIT 1), 0)
+
+-- part: untraced
+0
 
 -- name: next_seq
 -- index: history_number

@@ -87,12 +87,13 @@ SELECT name, value FROM (
 ON CONFLICT (name) DO UPDATE SET value = value + excluded.value;
 
 -- name: index_traces
--- Indexes settled messages by trace; some were already indexed while live.
--- parameters: count (of offsets)
+-- twin: index_live_traces
+-- Indexes settled or live messages by trace; some settled ones were already indexed while live.
+-- parameters: count (of offsets); of live messages: after (seq, exclusive), upto (inclusive)
 -- index: INTEGER PRIMARY KEY
 INSERT OR IGNORE INTO trace_place (block, trace_id, seq)
-SELECT seq >> 14, trace_id, seq FROM history NOT INDEXED
-WHERE {slice} AND trace_id IS NOT NULL
+SELECT seq >> 14, trace_id, seq FROM {history | message} NOT INDEXED
+WHERE {{slice} | seq > :after AND seq <= :upto} AND trace_id IS NOT NULL
 ORDER BY 1, 2, 3;
 
 -- name: next_live_numbers
@@ -103,15 +104,6 @@ ORDER BY 1, 2, 3;
 SELECT max(seq), count(*) FROM (
   SELECT seq FROM message WHERE seq > :after ORDER BY seq LIMIT :limit
 );
-
--- name: index_live_traces
--- Indexes live messages by trace.
--- parameters: after (seq, exclusive); upto (inclusive)
--- index: INTEGER PRIMARY KEY
-INSERT OR IGNORE INTO trace_place (block, trace_id, seq)
-SELECT seq >> 14, trace_id, seq FROM message NOT INDEXED
-WHERE seq > :after AND seq <= :upto AND trace_id IS NOT NULL
-ORDER BY 1, 2, 3;
 
 -- name: advance_traced
 -- parameters: upto (seq, inclusive)

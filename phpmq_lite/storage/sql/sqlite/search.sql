@@ -3,33 +3,24 @@
 coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0)
 
 -- part: near_offsets
--- Runs between two offsets, in blocks that are each found from the previous block.  No run crosses
--- a multiple of 1,024 offsets.
-history_run.block IN (
+-- twin: near_numbers
+-- Runs between two offsets or two numbers, in blocks that are each found from the previous block.
+-- No run crosses a multiple of 1,024 offsets, or of 4,096 numbers.
+{history_run.block | seq_block} IN (
   WITH RECURSIVE near (block) AS (
-    SELECT (SELECT block FROM history_run WHERE block >= :low >> 16 ORDER BY block LIMIT 1)
+    SELECT (
+      SELECT {block | seq_block} FROM history_run WHERE {block | seq_block} >= :low >> 16
+      ORDER BY {block | seq_block} LIMIT 1)
     UNION ALL
-    SELECT (SELECT block FROM history_run WHERE block > near.block ORDER BY block LIMIT 1)
+    SELECT (
+      SELECT {block | seq_block} FROM history_run WHERE {block | seq_block} > near.block
+      ORDER BY {block | seq_block} LIMIT 1)
     FROM near WHERE near.block < :high >> 16
   )
   SELECT block FROM near WHERE block IS NOT NULL
-) AND first_offset >= :low >> 10 << 10 AND first_offset < :high
-  AND first_offset + length - 1 > :low
-
--- part: near_numbers
--- Runs between two numbers, in blocks that are each found from the previous block.  No run crosses
--- a multiple of 4,096 numbers.
-seq_block IN (
-  WITH RECURSIVE near (block) AS (
-    SELECT (
-      SELECT seq_block FROM history_run WHERE seq_block >= :low >> 16 ORDER BY seq_block LIMIT 1)
-    UNION ALL
-    SELECT (
-      SELECT seq_block FROM history_run WHERE seq_block > near.block ORDER BY seq_block LIMIT 1)
-    FROM near WHERE near.block < :high >> 16
-  )
-  SELECT block FROM near WHERE block IS NOT NULL
-) AND first_seq >= :low >> 12 << 12 AND first_seq < :high
+) AND {
+  first_offset >= :low >> 10 << 10 AND first_offset < :high AND first_offset + length - 1 > :low
+  | first_seq >= :low >> 12 << 12 AND first_seq < :high}
 
 -- part: settled_queues
 -- Indexed settled messages in certain queues, by offset.
@@ -88,10 +79,12 @@ FROM trace_place CROSS JOIN message AS m ON m.seq = trace_place.seq {join}
 WHERE trace_place.trace_id IN ({traces}) AND {near}
 
 -- part: alive_untraced
--- Live messages that are not indexed by trace yet.
+-- twin: settled_untraced
+-- Live or settled messages that are not indexed yet; some settled ones were indexed while live.
 SELECT m.seq AS place, {columns}
-FROM message AS m NOT INDEXED {join}
-WHERE m.seq > max(:low, {traced}) AND m.seq < :high AND m.trace_id IN ({traces})
+FROM {message | history} AS m NOT INDEXED {join}
+WHERE {m.seq > max(:low, {traced}) | m."offset" > {placed} AND m.seq > :low}
+  AND m.seq < :high AND m.trace_id IN ({traces})
 
 -- part: settled_traces
 -- Indexed settled messages with certain traces, by number.
@@ -100,12 +93,6 @@ WHERE m.seq > max(:low, {traced}) AND m.seq < :high AND m.trace_id IN ({traces})
 SELECT m.seq AS place, {columns}
 FROM trace_place CROSS JOIN history AS m INDEXED BY history_seq ON m.seq = trace_place.seq {join}
 WHERE trace_place.trace_id IN ({traces}) AND {near} AND m."offset" <= {placed}
-
--- part: settled_untraced
--- Settled messages that are not indexed yet; some were already indexed while live.
-SELECT m.seq AS place, {columns}
-FROM history AS m NOT INDEXED {join}
-WHERE m."offset" > {placed} AND m.seq > :low AND m.seq < :high AND m.trace_id IN ({traces})
 
 -- part: in_outcomes
 history_run.outcome IN (SELECT value FROM json_each(:outcomes))
@@ -175,37 +162,19 @@ json_type(CAST(b.content AS TEXT), :{p}) = :{v}
 json_type(CAST(b.content AS TEXT), :{p}) IN ('integer', 'real')
   AND json_extract(CAST(b.content AS TEXT), :{p}) {sign} :{v}
 
--- name: line
--- Ranges of numbers to search; NULL if there is nothing to search.
--- parameters: queues (a JSON array)
--- columns: next number, first live seq, first settled seq, first and last offset, first position in
---   these queues, live messages in all queues and in these, last indexed offset, live messages
---   whose traces are not indexed
-SELECT
-  (SELECT next_number FROM line),
-  (SELECT seq FROM message ORDER BY seq LIMIT 1),
-  (SELECT seq FROM history INDEXED BY history_seq ORDER BY seq LIMIT 1),
-  (SELECT "offset" FROM history ORDER BY "offset" LIMIT 1),
-  (SELECT "offset" FROM history ORDER BY "offset" DESC LIMIT 1),
-  (
-    SELECT min(min(
-      coalesce((
-        SELECT position FROM message WHERE queue_id = wanted.value AND state = 0
-        ORDER BY position LIMIT 1
-      ), 1 << 62),
-      coalesce((
-        SELECT position FROM message WHERE queue_id = wanted.value AND state = 1
-        ORDER BY position LIMIT 1
-      ), 1 << 62)
-    ))
-    FROM json_each(:queues) AS wanted
-  ),
-  (SELECT sum(live_count) FROM queue),
-  (SELECT sum(live_count) FROM queue WHERE queue_id IN (SELECT value FROM json_each(:queues))),
-  {placed},
-  1 + (SELECT max(seq) FROM message) - (
+-- part: least
+-- The function that returns the smaller of two values.
+min
+
+-- part: indexed_upto
+-- The last indexed offset; PostgreSQL indexes a row with its transaction.
+{placed}
+
+-- part: untraced
+-- Live messages, from the first of those whose traces are not indexed.
+1 + (SELECT max(seq) FROM message) - (
     SELECT seq FROM message WHERE seq > {traced} ORDER BY seq LIMIT 1
-  );
+  )
 
 -- name: next_seq
 -- No message in certain queues within a range has a higher seq; NULL if there is none.
