@@ -84,35 +84,21 @@ FROM (
 GROUP BY queue_id;
 
 -- name: by_seq
--- A live or settled message.  One statement reads both tables so that no settlement is missed.
--- parameters: seq
+-- twin: by_seqs
+-- A live or settled message, or several.  One statement reads both tables so that no settlement is
+-- missed.
+-- parameters: seq; or seqs (a JSON array)
 -- columns: those of messages.MessageRow
 -- index: history_seq
 SELECT {live_columns}
 FROM message AS m
 {joins}
-WHERE m.seq = :seq
+WHERE m.seq {= :seq | IN (SELECT value FROM json_each(:seqs))}
 UNION ALL
 SELECT {settled_columns}
 FROM history AS m
 {joins}
-WHERE m.seq = :seq
-LIMIT 1;
-
--- name: by_seqs
--- Several messages, live or settled.
--- parameters: seqs (a JSON array)
--- columns: those of messages.MessageRow
--- index: history_seq
-SELECT {live_columns}
-FROM message AS m
-{joins}
-WHERE m.seq IN (SELECT value FROM json_each(:seqs))
-UNION ALL
-SELECT {settled_columns}
-FROM history AS m
-{joins}
-WHERE m.seq IN (SELECT value FROM json_each(:seqs));
+WHERE m.seq {= :seq LIMIT 1 | IN (SELECT value FROM json_each(:seqs))};
 
 -- name: history_older
 -- twin: history_newer
@@ -199,16 +185,12 @@ ORDER BY event_id + 0  -- otherwise, PostgreSQL might read all events in order
 LIMIT :limit;
 
 -- name: body
--- A complete body.
--- parameters: seq
--- columns: content
-SELECT content FROM body WHERE seq = :seq;
-
--- name: bodies
--- Complete bodies of several messages.
--- parameters: seqs (a JSON array)
--- columns: seq, content
-SELECT seq, content FROM body WHERE seq IN (SELECT value FROM json_each(:seqs));
+-- twin: bodies
+-- The complete body of a message, or those of several.
+-- parameters: seq; or seqs (a JSON array)
+-- columns: seq (of several), content
+SELECT {content | seq, content} FROM body
+WHERE seq {= :seq | IN (SELECT value FROM json_each(:seqs))};
 
 -- name: events
 -- The events of a message, in order.
