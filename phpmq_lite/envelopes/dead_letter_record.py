@@ -184,12 +184,9 @@ def _has_other_attempts(content: bytes, found: list[JsonMember], written: bytes)
     for member in reversed(found):
         if member.name == "attempts":
             value = content[member.value_start : member.end]
-            return value != written and INTEGER.match(value) is not None and _is_64_bits(value)
+            is_short_integer = INTEGER.match(value) is not None and len(value) <= 20
+            return value != written and is_short_integer and INT64_MIN <= int(value) <= INT64_MAX
     return False
-
-
-def _is_64_bits(digits: bytes) -> bool:
-    return len(digits) <= 20 and INT64_MIN <= int(digits) <= INT64_MAX
 
 
 def _unwrap(content: bytes, found: list[JsonMember]) -> bytes | None:

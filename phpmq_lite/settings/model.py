@@ -35,11 +35,6 @@ def _split_list(value: object) -> object:
     return value
 
 
-def _none_if_empty(value: object) -> object:
-    """Return None for an empty path, because TOML has no null."""
-    return None if value == "" else value
-
-
 def _base_path(value: str) -> str:
     path = value.strip("/")
     return f"/{path}" if path else ""
@@ -62,7 +57,9 @@ def _on_expire(value: str) -> str:
 
 Texts = Annotated[list[str], BeforeValidator(_split_list)]
 Networks = Annotated[list[IPvAnyNetwork], BeforeValidator(_split_list)]
-PathOrNone = Annotated[Path | None, BeforeValidator(_none_if_empty)]
+PathOrNone = Annotated[  # an empty path is None, because TOML has no null
+    Path | None, BeforeValidator(lambda value: None if value == "" else value)
+]
 Number = Annotated[int, Field(ge=1, le=10**9)]
 NumberOrOff = Annotated[int, Field(ge=0, le=10**12)]
 Seconds = Annotated[int, Field(ge=1, le=10**9)]

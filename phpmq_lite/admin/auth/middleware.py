@@ -159,7 +159,8 @@ async def check_change(request: web.Request, route: Route) -> None:
     if identity.kind in ("control", "token"):
         return  # other sites cannot make a browser authenticate in these ways
     public_url = context.settings.admin.public_url
-    if route.is_api and identity.kind == "local" and _is_program(request):
+    is_browser = not {"Cookie", "Sec-Fetch-Site", "Sec-Fetch-Mode"}.isdisjoint(request.headers)
+    if route.is_api and identity.kind == "local" and not is_browser:
         browser_security.check_site(request, needs_origin=False, public_url=public_url)
         return
     browser_security.check_site(request, needs_origin=True, public_url=public_url)
@@ -168,11 +169,6 @@ async def check_change(request: web.Request, route: Route) -> None:
         browser_security.check_header(request, token)
     else:
         await browser_security.check_form(request, token)
-
-
-def _is_program(request: web.Request) -> bool:
-    """Return whether the request lacks the cookies and Sec-Fetch headers that browsers send."""
-    return not ({"Cookie", "Sec-Fetch-Site", "Sec-Fetch-Mode"} & set(request.headers))
 
 
 # -- streams

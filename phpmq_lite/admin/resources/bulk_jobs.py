@@ -130,22 +130,18 @@ async def live_bulk(request: web.Request, argument: str, _ids: object) -> dict[s
     found = find_job(request, int(argument)) if argument.isdecimal() else None
     if found is None:
         return {"shown": {}, "points": {}, "new": 0, "says": ""}
+    left_s = job_time_left_s(context, found)
+    left = "" if left_s is None else f"about {formats.format_duration(round(left_s * 1_000))} left"
     shown = {
         "bulk.done": formats.format_number(found.done),
         "bulk.handled": formats.format_number(found.handled),
         "bulk.state": str(found.state).capitalize(),
         "bulk.skipped": flash_messages.describe_skipped(found.skipped),
-        "bulk.left": _time_left(job_time_left_s(context, found)),
+        "bulk.left": left,
     }
     is_over = found.state is not BulkJobState.RUNNING
     says = f"{shown['bulk.handled']} of {formats.format_number(found.total)}, {found.state}"
     return {"shown": shown, "points": {}, "new": int(is_over), "says": says}
-
-
-def _time_left(seconds: float | None) -> str:
-    return (
-        "" if seconds is None else f"about {formats.format_duration(round(seconds * 1_000))} left"
-    )
 
 
 class BulkInput(StrictInput):

@@ -100,7 +100,9 @@ async def import_definitions(request: web.Request, asked: DefinitionsInput) -> D
         for member, kind in _KINDS.items()
         for name, content in _checked(member, getattr(asked, member)).items()
     ]
-    await _check_saved(request, asked)
+    for member in ("views", "templates"):  # the caller's queue limits may forbid a change
+        for name, content in getattr(asked, member).items():
+            await saved_items.check_item_change(request, _KINDS[member], name, content or {})
     queue_operations.check_rows(rows)  # check all rows before the batch changes anything
 
     def run(core: Broker, reply: Reply) -> None:
@@ -114,13 +116,6 @@ async def import_definitions(request: web.Request, asked: DefinitionsInput) -> D
 
     await context.engine.run(run)
     return await export_definitions(request)
-
-
-async def _check_saved(request: web.Request, asked: DefinitionsInput) -> None:
-    """Reject changes to views and templates if the caller's queue limits forbid the changes."""
-    for member in ("views", "templates"):
-        for name, content in getattr(asked, member).items():
-            await saved_items.check_item_change(request, _KINDS[member], name, content or {})
 
 
 def _check_circles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:

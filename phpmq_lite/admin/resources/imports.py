@@ -192,7 +192,8 @@ async def _store(request: web.Request, context: Context, lines: Sequence[ImportL
     stored = 0
     entry = audit_entry(request, target=", ".join(list(dict.fromkeys(q for q, _ in lines))[:10]))
     while stored < len(lines):
-        runs = _group_by_queue(lines[stored : stored + SLICE])
+        of_each = groupby(lines[stored : stored + SLICE], itemgetter(0))  # consecutive messages
+        runs = [(queue, [message for _, message in run]) for queue, run in of_each]
         try:
             stored += await context.engine.run(_publish, entry, runs)
         except RefusedError as error:
@@ -205,13 +206,6 @@ async def _store(request: web.Request, context: Context, lines: Sequence[ImportL
                 field="queue", headers={STORED: str(stored)},
             ) from error  # fmt: skip
     return stored
-
-
-def _group_by_queue(lines: Sequence[ImportLine]) -> list[ImportRun]:
-    """Group consecutive messages for the same queue."""
-    return [
-        (queue, [message for _, message in run]) for queue, run in groupby(lines, itemgetter(0))
-    ]
 
 
 def _publish(

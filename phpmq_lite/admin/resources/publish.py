@@ -267,16 +267,13 @@ async def _attempt(request: web.Request, form: Form, row: MessageRow | None) -> 
         problem = problem_of(error)
         if problem is None:
             raise
-        draft.errors[_field_of(problem)], draft.code = problem.detail, problem.code
+        field = "body" if problem.field == "content" else problem.field or "form"
+        draft.errors[field], draft.code = problem.detail, problem.code
         audit_entry(request).result = problem.code
         return await _show(request, draft, row, problem.status)
     # By default, show the form again, because users often publish several messages in a row.
     again = context_of(request).urls.to("publish", queue=draft.queue, template=draft.template)
     raise web.HTTPSeeOther(own_path_or(form.raw("next"), again))
-
-
-def _field_of(problem: Problem) -> str:
-    return "body" if problem.field == "content" else problem.field or "form"
 
 
 async def _publish(

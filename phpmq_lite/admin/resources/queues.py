@@ -175,7 +175,8 @@ async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
             422, "invalid", "Select at least one queue.", field="queue", bound="at least one queue"
         )
     to = own_path_or(form.raw("next"), context.urls.to("queues"))
-    entry = audit_entry(request, target=_quote_names(names), reason=form.reason())
+    target = names[0] if len(names) == 1 else json.dumps(names, ensure_ascii=False)[:1_000]
+    entry = audit_entry(request, target=target, reason=form.reason())
     entry.action = "selection.make" if action == "purge" else f"queue.{action}"
     if action == "purge":  # a purge must be previewed first
         selection = await bulk.freeze_selection(request, _ready_in(names))
@@ -198,10 +199,6 @@ async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
 def _ready_in(names: Sequence[str]) -> SearchQuery:
     queues = (term for name in names for term in queue_search(name).terms)
     return SearchQuery((*queues, SearchTerm("state", "ready")))
-
-
-def _quote_names(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else json.dumps(names, ensure_ascii=False)[:1_000]
 
 
 async def pause_queues(

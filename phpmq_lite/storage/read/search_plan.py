@@ -355,7 +355,8 @@ class _ConditionBuilder:
     def _condition(self, term: SearchTerm) -> str:
         match term.kind:
             case "text":
-                return self._text_condition(term.value)
+                spellings = json_spellings(term.value)
+                return " OR ".join(self.part("text", spelling) for spelling in spellings)
             case "data":
                 return self._member_condition(term)
             case "id":
@@ -371,9 +372,6 @@ class _ConditionBuilder:
                 return self.parts["ttl_never"]
             case _:
                 return self.part(term.kind, term.number).replace("{sign}", term.sign)
-
-    def _text_condition(self, text: str) -> str:
-        return " OR ".join(self.part("text", spelling) for spelling in json_spellings(text))
 
     def _member_condition(self, term: SearchTerm) -> str:
         plain = unescape_pattern(term.value)
