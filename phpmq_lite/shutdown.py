@@ -39,10 +39,9 @@ def fail_stop(folder: DataFolder, error: BaseException) -> None:
     reason.
     """
     try:
-        limit = threading.Timer(LOG_REASON_S, os._exit, (os.EX_IOERR,))
+        limit = threading.Timer(LOG_REASON_S, _exit, (folder,), {"waits": False})
         limit.daemon = True
         limit.start()
-        folder.kill_writer()
         if isinstance(
             error, EpochEndedError
         ):  # nothing is wrong, so the next start reports nothing
@@ -56,5 +55,16 @@ def fail_stop(folder: DataFolder, error: BaseException) -> None:
         sys.stderr.flush()
     except MemoryError:
         os.write(sys.stderr.fileno(), _LAST_WORDS)
+    finally:
+        _exit(folder)
+
+
+def _exit(folder: DataFolder, *, waits: bool = True) -> None:
+    """Exit after killing the writer process, which would keep the lock while it is stopped.
+
+    Its end would be another reason to fail, so the first one is written before.
+    """
+    try:
+        folder.kill_writer(waits=waits)
     finally:
         os._exit(os.EX_IOERR)

@@ -188,13 +188,14 @@ class DataFolder:
         os.pwrite(self._lock, b"%d\n%d\n" % (os.getpid(), pid), 0)
         self._writer_pid = pid
 
-    def kill_writer(self) -> None:
-        """Kill that process if it still runs: while it is stopped, it would keep the lock."""
+    def kill_writer(self, *, waits: bool = True) -> None:
+        """Kill that process if it still runs, and wait until it has released the lock."""
         if self._writer_pid:
             with suppress(ChildProcessError):  # it has been awaited
                 os.waitid(os.P_PID, self._writer_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 os.kill(self._writer_pid, signal.SIGKILL)
-                os.waitpid(self._writer_pid, 0)
+                if waits:
+                    os.waitpid(self._writer_pid, 0)
 
     @property
     def database(self) -> Path:
