@@ -17,7 +17,6 @@ from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import (
     Column,
-    Command,
     columns,
     number_columns,
     output_option,
@@ -179,13 +178,11 @@ def publish_items(
     return is_stored
 
 
-def journal_option(command: Command) -> Command:
-    """Add ``--journal``."""
-    return click.option(
-        "--journal", "journal_path", type=FILE,
-        metavar="FILE",
-        help="Record stored messages in FILE for later imports to skip. Use one file per broker.",
-    )(command)  # fmt: skip
+_journal_option = click.option(
+    "--journal", "journal_path", type=FILE,
+    metavar="FILE",
+    help="Record stored messages in FILE for later imports to skip. Use one file per broker.",
+)  # fmt: skip
 
 
 def open_journal(path: Path | None) -> AbstractContextManager[ImportJournal | None]:
@@ -234,7 +231,7 @@ def import_() -> None:
     help="Publish jobs from TUBE to QUEUE. Repeatable.  [default: the name of the tube]",
 )  # fmt: skip
 @click.option("--move", is_flag=True, help="Delete each job from beanstalkd once it is stored.")
-@journal_option
+@_journal_option
 @click.option("--dry-run", is_flag=True, help="Count what would be published without publishing.")
 @output_option
 @client_options
@@ -387,7 +384,7 @@ def column_mapping(value: str) -> tuple[str, str]:
     metavar="DURATION",
     help="Skip jobs that a worker reserved within this time.",
 )  # fmt: skip
-@journal_option
+@_journal_option
 @click.option("--dry-run", is_flag=True, help="Count what would be published; requires no broker.")
 @output_option
 @client_options

@@ -58,14 +58,12 @@ def add_options(command: Command, *options: Callable[[Any], Any]) -> Command:
     return command
 
 
-def output_option(command: Command) -> Command:
-    """Add ``-o``; without it, the output is a table on a terminal, otherwise JSON lines."""
-    return click.option(
-        "-o",
-        "--output",
-        type=click.Choice(FORMATS),
-        help="Output format.  [default: table on a terminal, else jsonl]",
-    )(command)
+output_option: Final = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(FORMATS),
+    help="Output format.  [default: table on a terminal, else jsonl]",
+)
 
 
 def output_format(style: str | None) -> str:
@@ -211,9 +209,7 @@ def is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def yes_option(command: Command) -> Command:
-    """Add ``--yes``, which skips the confirmation prompt."""
-    return click.option("--yes", is_flag=True, help="Do not ask for confirmation.")(command)
+yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 def confirm(question: str, *, is_yes: bool) -> None:

@@ -306,13 +306,7 @@ class Accounts:
 
     def _sessions_over_limit(self, user: User, now_ms: int) -> list[LoginSession]:
         over = [one for one in self.sessions.values() if has_session_ended(one, now_ms)]
-        own = [
-            one
-            for one in self.sessions.values()
-            if one.user_id == user.user_id and not has_session_ended(one, now_ms)
-        ]
-        own.sort(key=lambda one: one.seen_at)
-        return over + own[: max(len(own) - SESSIONS_PER_USER + 1, 0)]
+        return over + self.sessions_of(user, now_ms)[SESSIONS_PER_USER - 1 :]
 
     def session_numbered(self, number: int) -> LoginSession:
         """Return a session by number; raise a 404 ``Problem`` if it does not exist."""
@@ -324,7 +318,7 @@ class Accounts:
     def open_sessions(self, now_ms: int) -> list[LoginSession]:
         """Return the open sessions, most recently used first."""
         found = (one for one in self.sessions.values() if not has_session_ended(one, now_ms))
-        return sorted(found, key=lambda one: -one.seen_at)
+        return sorted(found, key=lambda one: (one.seen_at, one.session_id), reverse=True)
 
     def sessions_of(self, user: User, now_ms: int) -> list[LoginSession]:
         """Return a user's open sessions, most recently used first."""

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from phpmq_lite.admin.base.problems import Problem
@@ -104,11 +105,9 @@ class HttpMemory:
 
     async def _change(self) -> None:
         self._freed.clear()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_S):
                 await self._freed.wait()
-        except TimeoutError:
-            pass
 
     def _refusal(self, hold: "MemoryReservation", more: int) -> Problem:
         self.refused += 1

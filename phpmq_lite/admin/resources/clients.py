@@ -204,11 +204,15 @@ async def _ask_to_disconnect(
     return await render_page(request, "confirm.html", ask=ask)
 
 
-def _frames(request: web.Request, recorder: FrameRecorder | None) -> list[dict[str, Any]]:
+def _frames(
+    request: web.Request, recorder: FrameRecorder | None, after: int = 0
+) -> list[dict[str, Any]]:
+    """Return the recorded frames whose number is greater than ``after``."""
     if recorder is None:
         return []
+    row = partial(frame_inspector.frame_row, began_at=recorder.began_at)
     may_see = partial(may_use, request)
-    return [frame_inspector.frame_row(one, recorder.began_at, may_see) for one in recorder.frames]
+    return [row(one, may_see=may_see) for one in recorder.frames if one.number > after]
 
 
 async def live_client(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
@@ -244,12 +248,7 @@ def _new_frames(
     context.live.states[key] = _RecordingPosition(
         recorder.began_at, recorder.count, recorder.skipped
     )
-    may_see = partial(may_use, request)
-    rows = [
-        frame_inspector.frame_row(one, recorder.began_at, may_see)
-        for one in recorder.frames
-        if one.number > count
-    ]
+    rows = _frames(request, recorder, count)
     return rows, recorder.count - count - len(rows) + recorder.skipped - missed
 
 

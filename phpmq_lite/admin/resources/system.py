@@ -62,8 +62,9 @@ class ClockDecisionInput(BaseModel):
     reason: str = Field("", description="reason for the audit log")
 
 
-async def read_clock(context: Context) -> ClockView:
-    """Read the clock, and count the messages that expire if the downtime is counted."""
+async def get_clock(request: web.Request) -> ClockView:
+    """Return the state of the clock, and whether it needs a decision."""
+    context = context_of(request)
     status = context.engine.summary()
     doubt_ms, would_expire = status.clock_doubt_ms, None
     if doubt_ms:
@@ -79,11 +80,6 @@ async def read_clock(context: Context) -> ClockView:
     )
 
 
-async def get_clock(request: web.Request) -> ClockView:
-    """Return the state of the clock, and whether it needs a decision."""
-    return await read_clock(context_of(request))
-
-
 async def decide_clock(request: web.Request, asked: ClockDecisionInput) -> ClockView:
     """Decide whether a clock that was far ahead at startup is correct, so that downtime counts."""
     identity = identity_of(request)
@@ -92,7 +88,7 @@ async def decide_clock(request: web.Request, asked: ClockDecisionInput) -> Clock
                       bound=", ".join(identity.queues))  # fmt: skip
     entry = audit_entry(request, target=asked.decision, reason=asked.reason[:1_000])
     await context_of(request).engine.decide_clock(entry, is_right=asked.decision == "expire")
-    return await read_clock(context_of(request))
+    return await get_clock(request)
 
 
 _DECIDED: Final = {
@@ -176,7 +172,7 @@ async def _health(request: web.Request, _query: SystemPageQuery) -> dict[str, An
     stored, disk = await _measured(context)
     reached = limits.list_limits(context, status)
     return {
-        "clock": await _clock(context) if status.clock_doubt_ms else None,
+        "clock": await _clock(request) if status.clock_doubt_ms else None,
         "may_decide": _is_for_all(request, Role.OPERATOR),
         "checks": await run_checks(context, status),
         "times": system_view.process_facts(status, now_ms),
@@ -193,9 +189,9 @@ async def _health(request: web.Request, _query: SystemPageQuery) -> dict[str, An
     }
 
 
-async def _clock(context: Context) -> ClockView | None:
+async def _clock(request: web.Request) -> ClockView | None:
     try:
-        return await read_clock(context)
+        return await get_clock(request)
     except StorageError:
         return None
 

@@ -385,16 +385,13 @@ async def _stored_events(context: Context, queue: QueueStatus) -> list[TailEvent
 def _events_of_row(row: MessageRow) -> list[TailEvent]:
     preview = MessagePreview(row.seq, row.token, row.queue_id, row.size, row.preview)
     made = [TailEvent("publish", row.published_at, row.seq, "", row.publisher, preview)]
-    if row.last_dispatched_at is not None:
+    if (at_ms := row.last_dispatched_at) is not None:
         detail = _delivery(row.deliveries)
-        made.insert(
-            0,
-            TailEvent("dispatch", row.last_dispatched_at, row.seq, detail, row.consumer, preview),
-        )
+        made.append(TailEvent("dispatch", at_ms, row.seq, detail, row.consumer, preview))
     if row.settled_at is not None:
         kind = _OUTCOMES.get(row.state, "settled")
-        made.insert(0, TailEvent(kind, row.settled_at, row.seq, row.reason or "", None, preview))
-    return made
+        made.append(TailEvent(kind, row.settled_at, row.seq, row.reason or "", None, preview))
+    return made[::-1]
 
 
 def _event_of_row(row: MessageEvent, queue_id: int) -> TailEvent:
