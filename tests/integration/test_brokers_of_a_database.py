@@ -37,8 +37,24 @@ def start(stack: ExitStack, nodes: ReplicatedPostgres, folder: Path) -> BrokerPr
 def start_active(stack: ExitStack, nodes: ReplicatedPostgres, folder: Path) -> BrokerProcess:
     """Start a broker, and wait until it is active; one that starts meanwhile could be first."""
     broker = start(stack, nodes, folder)
-    wait_until(lambda: get(broker, "/readyz")[1].startswith("ready"))
+    wait_for_role(broker, "ready")
     return broker
+
+
+def wait_for_role(broker: BrokerProcess, role: str) -> None:
+    """Wait until a broker's readiness begins with a word; a failure has its answer and its log."""
+    answer = ""
+
+    def has_role() -> bool:
+        nonlocal answer
+        answer = get(broker, "/readyz")[1]
+        return answer.startswith(role)
+
+    try:
+        wait_until(has_role)
+    except (AssertionError, OSError) as error:
+        log = broker.log.read_text(encoding="utf-8")[-4_000:]
+        raise AssertionError(f"not {role}: {answer}\n{log}") from error
 
 
 def get(broker: BrokerProcess, path: str, data: bytes | None = None) -> tuple[int, str]:
@@ -70,10 +86,10 @@ def test_clients_use_any_broker_and_outlive_the_active_one(
     with ExitStack() as stack:
         first = start_active(stack, nodes, tmp_path / "first")
         second = start(stack, nodes, tmp_path / "second")
-        wait_until(lambda: get(second, "/readyz")[1].startswith("standby"))
+        wait_for_role(second, "standby")
         publish(second, b"1")
         first.kill()
-        wait_until(lambda: get(second, "/readyz")[1].startswith("ready"))
+        wait_for_role(second, "ready")
         publish(second, b"2")
         bodies = []
         with (
@@ -113,7 +129,7 @@ def test_standby_ends_at_once_and_pages_show_a_replica_while_no_broker_is_active
         first = start_active(stack, nodes, tmp_path / "first")
         second = start(stack, nodes, tmp_path / "second")
         publish(first, b"shown")
-        wait_until(lambda: get(second, "/readyz")[1].startswith("standby"))
+        wait_for_role(second, "standby")
         lost = nodes.primary
         nodes.kill(lost)
         first.kill()
