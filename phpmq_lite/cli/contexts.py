@@ -66,7 +66,10 @@ def save_contexts(current: str | None, contexts: dict[str, BrokerContext]) -> No
     """Atomically replace the file that contains the contexts."""
     path = contexts_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    rows = {name: _row(context) for name, context in sorted(contexts.items())}
+    rows = {
+        name: {key: str(value) for key, value in asdict(one).items() if value and key != "name"}
+        for name, one in sorted(contexts.items())
+    }
     new = path.with_suffix(".new")
     new.touch(mode=0o600)
     new.write_text(json.dumps({"current": current, "contexts": rows}, indent=2), encoding="utf-8")
@@ -81,10 +84,6 @@ def current_context() -> BrokerContext | None:
         print_message(f"warning: {error}; no context is used")
         return None
     return contexts.get(name) if name else None
-
-
-def _row(context: BrokerContext) -> dict[str, str]:
-    return {key: str(value) for key, value in asdict(context).items() if value and key != "name"}
 
 
 COLUMNS: Final = (*columns("name", "in_use", "where", connect="PHPMQ"), *columns("token_file"))

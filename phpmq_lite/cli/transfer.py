@@ -142,7 +142,8 @@ async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandErro
 
     Raises CommandError if the broker did not report how many were stored.
     """
-    async with admin.open("POST", "/import", _request_body(part)) as response:
+    body = b'{"messages": [' + b",\n".join(part) + b"]}"
+    async with admin.open("POST", "/import", body) as response:
         status, content = response.status, await response.read()
         stored = response.headers.get("X-Stored-Count")
     try:
@@ -182,10 +183,6 @@ def _encode(message: dict[str, Any]) -> bytes:
         other = message | {"content": b64encode(content).decode(), "encoding": "base64"}
         text = min(text, json.dumps(other, ensure_ascii=False), key=lambda one: len(one.encode()))
     return text.encode()
-
-
-def _request_body(part: list[bytes]) -> bytes:
-    return b'{"messages": [' + b",\n".join(part) + b"]}"
 
 
 def _read_messages(

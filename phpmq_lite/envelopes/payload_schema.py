@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
+from phpmq_lite.envelopes.strict_json import refuse_constant
 from phpmq_lite.envelopes.validation import EnvelopeProblem
 from phpmq_lite.errors import PhpmqError
 
@@ -118,7 +119,7 @@ def read_json(content: bytes) -> Any:
         read = json.loads(
             content.decode("utf-8"),
             object_pairs_hook=_unique_members,
-            parse_constant=_reject_constant,
+            parse_constant=refuse_constant,
             parse_float=_parse_finite,
         )
         if b"\\u" in content:
@@ -141,10 +142,6 @@ def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise SchemaError(f"member {name!r} is repeated in the same object")
         found[name] = value
     return found
-
-
-def _reject_constant(text: str) -> Any:
-    raise SchemaError(f"{text} is not valid JSON")
 
 
 def _parse_finite(text: str) -> float:

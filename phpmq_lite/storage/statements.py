@@ -46,7 +46,7 @@ _DIALECTS: Final = {
             (r"NOT IN \(SELECT value FROM json_each\((:[{\w}]+)\)\)", r"<> ALL (ids(\1))"),
             (r"IN \(SELECT value FROM json_each\((:[{\w}]+)\)\)", r"= ANY (ids(\1))"),
             (r"json_each\((:\w+)\) AS (\w+)", r"unnest(ids(\1)) AS \2 (value)"),
-            (r"GLOB (:\{v\})", r"LIKE like_pattern(\1)"),
+            (r"GLOB (:\{v\}|\(:\{v\}[^)]*\))", r"LIKE like_pattern(\1)"),
             (
                 r"printf\('%016x%016x', ([\w.]+), ([\w.]+)\)",
                 r"lpad(to_hex(\1), 16, '0') || lpad(to_hex(\2), 16, '0')",

@@ -51,7 +51,17 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
     length = formats.format_duration(span.step_s * 1_000)
     until = f"{datetime.fromtimestamp(now_s, UTC):%b %-d, %H:%M} UTC"
     when = f"The {span.title} up to {until}, in steps of {length}."
-    flow, loss = _flow_series(sums), _loss_series(sums)
+    flow = [
+        ChartSeries("in", "Published", _counted(sums, "published"), has_area=True),
+        ChartSeries("given", "Dispatched", _counted(sums, "dispatched")),
+        ChartSeries("out", "Acked", _counted(sums, "acked")),
+    ]
+    loss = [
+        ChartSeries("dead", "Dead", _counted(sums, "dead")),
+        ChartSeries("expired", "Expired", _counted(sums, "expired")),
+        ChartSeries("deleted", "Deleted", _counted(sums, "deleted")),
+        ChartSeries("again", "Redelivered", _counted(sums, "redelivered"), is_dashed=True),
+    ]
     waits, holds = _times(sums, "wait"), _times(sums, "hold")
     drawn = (
         charts.draw_lines("flow", f"Messages per {length}", trend, flow, when=when),
@@ -87,23 +97,6 @@ class _BucketSums:
 
 def _counted(sums: Sequence[_BucketSums], name: str) -> list[float | None]:
     return [one.counts[name] for one in sums]
-
-
-def _flow_series(sums: Sequence[_BucketSums]) -> list[ChartSeries]:
-    return [
-        ChartSeries("in", "Published", _counted(sums, "published"), has_area=True),
-        ChartSeries("given", "Dispatched", _counted(sums, "dispatched")),
-        ChartSeries("out", "Acked", _counted(sums, "acked")),
-    ]
-
-
-def _loss_series(sums: Sequence[_BucketSums]) -> list[ChartSeries]:
-    return [
-        ChartSeries("dead", "Dead", _counted(sums, "dead")),
-        ChartSeries("expired", "Expired", _counted(sums, "expired")),
-        ChartSeries("deleted", "Deleted", _counted(sums, "deleted")),
-        ChartSeries("again", "Redelivered", _counted(sums, "redelivered"), is_dashed=True),
-    ]
 
 
 _LINES: Final = (("p50", "Median"), ("p95", "95 %"), ("p99", "99 %"), ("max", "Longest"))

@@ -82,23 +82,20 @@ def _title(start: Start) -> str:
 def _found_at_start(start: Start) -> list[SystemFact]:
     """Return the duration of a startup and the facts that apply to it."""
     report = start.report
-    number = formats.format_number
     found = []
     if report.last_error:
         found.append(SystemFact("Stopped because", report.last_error, level="bad"))
-    if report.wal_dropped:
-        text = count_of(report.wal_dropped, "commit", "commits")
-        found.append(SystemFact("Lost", text, "after damage in the write-ahead log", "bad"))
-    if report.wal_commits:
-        text = count_of(report.wal_commits, "commit", "commits")
-        note = f"{number(report.wal_frames)} frames of the write-ahead log"
-        found.append(SystemFact("Recovered", text, note))
-    if report.returned:
-        text = count_of(report.returned, "message", "messages")
-        found.append(SystemFact("Returned", text, "held by consumers; returned to their positions"))
-    if report.expired:
-        text = count_of(report.expired, "message", "messages")
-        found.append(SystemFact("Expired while stopped", text, "handled as each queue specifies"))
+    frames = f"{formats.format_number(report.wal_frames)} frames of the write-ahead log"
+    for name, count, what, note, level in (
+        ("Lost", report.wal_dropped, "commit", "after damage in the write-ahead log", "bad"),
+        ("Recovered", report.wal_commits, "commit", frames, ""),
+        ("Returned", report.returned, "message",
+         "held by consumers; returned to their positions", ""),
+        ("Expired while stopped", report.expired, "message",
+         "handled as each queue specifies", ""),
+    ):  # fmt: skip
+        if count:
+            found.append(SystemFact(name, count_of(count, what, f"{what}s"), note, level))
     if report.clock_doubt_ms:
         text = f"{formats.format_duration(report.clock_doubt_ms)} ahead"
         found.append(

@@ -19,7 +19,6 @@ from phpmq_lite.admin.monitoring.live_feeds import (
     EvaluateFeed,
     FeedData,
     FeedStream,
-    FeedUpdate,
     parse_position,
 )
 from phpmq_lite.admin.resources.bulk_jobs import live_bulk
@@ -139,16 +138,13 @@ async def _send(request: web.Request, stream: FeedStream) -> web.StreamResponse:
         async with response:
             retry: int | None = RETRY_MS
             while (update := await stream.next()) is not None:
-                await response.send(_text(update), id=str(update.seen), retry=retry)
+                text = json.dumps(update.data, ensure_ascii=False, separators=(",", ":"))
+                await response.send(text, id=str(update.seen), retry=retry)
                 retry = None
             await response.send(json.dumps({"reason": stream.reason}), event="bye")
     except (ConnectionResetError, TimeoutError):
         pass  # the browser has disconnected or stopped reading
     return response
-
-
-def _text(update: FeedUpdate) -> str:
-    return json.dumps(update.data, ensure_ascii=False, separators=(",", ":"))
 
 
 async def poll_changes(request: web.Request) -> web.StreamResponse:

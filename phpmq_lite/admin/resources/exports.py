@@ -101,34 +101,24 @@ async def export_messages(request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     if request.method == "HEAD":
         return response
+    count, hold = 0, memory_hold_of(request)
     try:
-        await _write_all(request, response, frozen.seqs, frozen.is_complete, is_csv=is_csv)
+        hold.begin(lambda: abort_response(request))
+        if is_csv:
+            await _write(hold, response, csv_line(ExportView.model_fields).encode())
+        async for pairs in _messages(context, hold, frozen.seqs):
+            lines = await asyncio.to_thread(_lines, pairs, is_csv=is_csv)  # 4 MiB take 50 ms
+            await _write(hold, response, lines)
+            count += len(pairs)
+        if not is_csv:
+            last = {"complete": frozen.is_complete, "count": count}
+            await _write(hold, response, json_line(last).encode())
+        await response.write_eof()
     except Exception as error:  # the search is not logged, because it may contain parts of bodies
         if not is_quiet("export_broken"):
             _log.warning("export_broken", reason=repr(error)[:200])
         abort_response(request)
     return response
-
-
-async def _write_all(
-    request: web.Request,
-    response: web.StreamResponse,
-    seqs: "array[int]",
-    is_complete: bool,
-    *,
-    is_csv: bool,
-) -> None:
-    count, hold = 0, memory_hold_of(request)
-    hold.begin(lambda: abort_response(request))
-    if is_csv:
-        await _write(hold, response, csv_line(ExportView.model_fields).encode())
-    async for pairs in _messages(context_of(request), hold, seqs):
-        lines = await asyncio.to_thread(_lines, pairs, is_csv=is_csv)  # 4 MiB take 50 ms
-        await _write(hold, response, lines)
-        count += len(pairs)
-    if not is_csv:
-        await _write(hold, response, json_line({"complete": is_complete, "count": count}).encode())
-    await response.write_eof()
 
 
 def _lines(pairs: list[MessageWithBody], *, is_csv: bool) -> bytes:

@@ -20,7 +20,7 @@ from phpmq_lite.admin.monitoring.connections import (
 )
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.server import frame_explanation
-from phpmq_lite.server.frame_recorder import FramePiece, ProtocolErrorRecord, RecordedFrame
+from phpmq_lite.server.frame_recorder import ProtocolErrorRecord, RecordedFrame
 
 # -- frame inspector
 
@@ -175,9 +175,8 @@ def _frame(recorded: RecordedFrame, may_see: Callable[[str], bool]) -> FrameView
         kind=frame.kind,
         queue=None if is_hidden else frame.queue,
         size=frame.size,
-        pieces=[] if is_hidden else [_piece(piece) for piece in frame.pieces],
+        pieces=[
+            FramePieceView(bytes=piece.raw.hex(), cut=piece.cut, meaning=piece.meaning)
+            for piece in (() if is_hidden else frame.pieces)
+        ],
     )
-
-
-def _piece(piece: FramePiece) -> FramePieceView:
-    return FramePieceView(bytes=piece.raw.hex(), cut=piece.cut, meaning=piece.meaning)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth.permissions import allowed_queues
 from phpmq_lite.admin.auth.request_audit import audit_entry
@@ -14,6 +14,7 @@ from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
     FormatQuery,
     JsonFormatQuery,
+    StrictInput,
     path_name,
     read_form,
 )
@@ -93,10 +94,8 @@ class SchemaDetailView(SchemaView):
     document: Any = Field(description="the JSON Schema from the file")
 
 
-class SchemaCheckInput(BaseModel):
+class SchemaCheckInput(StrictInput):
     """The new version of a schema, to compare with the registered version."""
-
-    model_config = ConfigDict(extra="forbid")
 
     document: Any = Field(None, description="the new schema: an object, true or false")
 

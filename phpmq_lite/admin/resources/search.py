@@ -163,12 +163,11 @@ def actions_for_rows(rows: Sequence[MessageRow], others: frozenset[str] = frozen
     ``others`` contains the dead-letter queues named in queue settings.
     """
     states = {State(row.state).name.lower() for row in rows}
-    is_record = any(row.is_alive and _is_record(row, others) for row in rows)
+    is_record = any(
+        row.is_alive and (row.source_seq is not None or has_records(row.queue or "", others))
+        for row in rows
+    )
     return [str(action) for action in fitting_actions(states, may_redrive=is_record)]
-
-
-def _is_record(row: MessageRow, others: frozenset[str]) -> bool:
-    return row.source_seq is not None or has_records(row.queue or "", others)
 
 
 async def submit_view(request: web.Request) -> web.StreamResponse:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from phpmq_lite import logs, settings
 from phpmq_lite.admin.actions.confirmation import Confirmation, check_typed_text
@@ -17,6 +17,7 @@ from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
     JsonFormatQuery,
     QueryModel,
+    StrictInput,
     read_form,
     read_next_path,
     read_query,
@@ -53,10 +54,8 @@ class ClockView(BaseModel):
     )
 
 
-class ClockDecisionInput(BaseModel):
+class ClockDecisionInput(StrictInput):
     """A decision on whether the clock can be trusted."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     decision: ClockDecision = Field(description="expire if the time counts, keep if it does not")
     reason: str = Field("", description="reason for the audit log")

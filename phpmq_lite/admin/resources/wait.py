@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from phpmq_lite.admin.auth.permissions import allowed_queues
 from phpmq_lite.admin.base import responses
 from phpmq_lite.admin.base import search_query as queries
-from phpmq_lite.admin.base.context import Context, context_of, forget_status
+from phpmq_lite.admin.base.context import context_of, forget_status
 from phpmq_lite.admin.base.input import read_query
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import json_response
@@ -201,7 +201,7 @@ async def wait_for_message(request: web.Request) -> web.StreamResponse:
             lambda: _queues(request),
             context.search,
             RecentActivity(context.readers),
-            lambda: _is_over(request, context),
+            lambda: context.live.is_closed or request.transport is None,
             lambda: read_interval_s(context.live),
         )
         found = await waiting.first(woken, asked.timeout)
@@ -216,10 +216,6 @@ async def wait_for_message(request: web.Request) -> web.StreamResponse:
 def _queues(request: web.Request) -> frozenset[int] | None:
     forget_status(request)  # a queue may have been created since the last read
     return allowed_queues(request)
-
-
-def _is_over(request: web.Request, context: Context) -> bool:
-    return context.live.is_closed or request.transport is None
 
 
 ROUTES: Final = (

@@ -148,8 +148,25 @@ def draw_history(
     top, scale = linear_scale(max(map(sum, known), default=0), least_step=1)
     width = (100 - INSET) / len(cut)
     word = outcome or "settled"
+
+    def column(x: float, one: HistorySlice, counts: Sequence[int] | None) -> HistoryColumn:
+        when = format_period(one.start_s * 1_000, one.end_s * 1_000, now_s * 1_000)
+        said = "no data" if counts is None else f"{formats.format_number(sum(counts))} {word}"
+        bars, below = [], 100.0
+        for key, count in zip(outcomes, counts or [0] * len(outcomes), strict=True):
+            if count:
+                height = max(_LEAST, 100 * count / top)
+                below -= height
+                place = x + _GAP * width, below, width * (1 - 2 * _GAP), height
+                bars.append(HistoryBar(key, *place))
+        return HistoryColumn(
+            x, width, when, f"{when}: {said}", _text(one.start_s), _text(one.end_s), bars,
+            [formats.format_number(count) for count in counts or ()],
+            chosen == (one.start_s * 1_000, one.end_s * 1_000),
+        )  # fmt: skip
+
     columns = [
-        _column(one, counts, INSET + at * width, width, outcomes, top, word, now_s, chosen)
+        column(INSET + at * width, one, counts)
         for at, (one, counts) in enumerate(zip(cut, picked, strict=True))
     ]
     sums = [sum(column) for column in zip(*known, strict=True)] or [0] * len(outcomes)
@@ -157,32 +174,6 @@ def draw_history(
         span, outcomes, [formats.format_number(count) for count in sums], columns, scale,
         _times(cut, span), _shade(cut, chosen), _about(columns, outcomes, sums, picked),
         _nothing(known, word),
-    )  # fmt: skip
-
-
-def _column(
-    one: HistorySlice,
-    counts: Sequence[int] | None,
-    x: float,
-    width: float,
-    outcomes: Sequence[str],
-    top: float,
-    word: str,
-    now_s: int,
-    chosen: ChosenPeriod,
-) -> HistoryColumn:
-    when = format_period(one.start_s * 1_000, one.end_s * 1_000, now_s * 1_000)
-    said = "no data" if counts is None else f"{formats.format_number(sum(counts))} {word}"
-    bars, below = [], 100.0
-    for key, count in zip(outcomes, counts or [0] * len(outcomes), strict=True):
-        if count:
-            height = max(_LEAST, 100 * count / top)
-            below -= height
-            bars.append(HistoryBar(key, x + _GAP * width, below, width * (1 - 2 * _GAP), height))
-    return HistoryColumn(
-        x, width, when, f"{when}: {said}", _text(one.start_s), _text(one.end_s), bars,
-        [formats.format_number(count) for count in counts or ()],
-        chosen == (one.start_s * 1_000, one.end_s * 1_000),
     )  # fmt: skip
 
 

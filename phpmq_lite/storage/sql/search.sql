@@ -123,6 +123,14 @@ m.meta_id GLOB :{v}
 m.{why} GLOB :{v} AND m.{why} IN {reasons}
   OR m.source_reason GLOB :{v} AND m.source_reason IN {reasons}
 
+-- part: clients
+-- Clients with an address, with any port, or with a number.
+SELECT client FROM client WHERE address GLOB :{v} OR address GLOB (:{v} || ':*')
+    OR CAST(client AS text) = :{v}
+
+-- part: client
+coalesce(m.publisher IN ({clients}), false) OR coalesce(m.consumer IN ({clients}), false)
+
 -- part: attempts
 m.attempts {sign} :{v}
 

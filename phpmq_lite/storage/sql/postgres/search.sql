@@ -46,15 +46,6 @@ coalesce(m.{why} LIKE like_pattern(:{v}), false)
 -- part: origin
 m.source_queue_id = ANY (ARRAY(SELECT queue_id FROM queue WHERE name LIKE like_pattern(:{v})))
 
--- part: client
-coalesce(m.publisher IN (
-  SELECT client FROM client WHERE address LIKE like_pattern(:{v})
-    OR address LIKE like_pattern(:{v}) || ':%' OR client::text = :{v}
-), false) OR coalesce(m.consumer IN (
-  SELECT client FROM client WHERE address LIKE like_pattern(:{v})
-    OR address LIKE like_pattern(:{v}) || ':%' OR client::text = :{v}
-), false)
-
 -- part: text
 position(:{v} IN b.content) > 0
 
