@@ -83,6 +83,23 @@ async def _accept(
 ) -> None:
     """Accept connections until this task is cancelled, then cancel all pending handshakes."""
     loop = asyncio.get_running_loop()
+
+    async def secure(connection: socket.socket, host: str, protocol: asyncio.Protocol) -> None:
+        """Reserve a place, perform the TLS handshake, and start handling requests."""
+        name, place = limits.name_of(host), Handshake()
+        refusal = limits.gate.reserve(name, place)
+        if refusal is not None:
+            connection.close()
+            limits.log_refusal(name, refusal)
+            return
+        with ExitStack() as failure, suppress(OSError):  # SSLError and TimeoutError are subclasses
+            failure.callback(limits.gate.cancel_reservation, name, place)
+            await loop.connect_accepted_socket(
+                lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=limits.timeouts.head_s
+            )
+            failure.pop_all()
+            limits.gate.end_handshake(place)
+
     listening.setblocking(False)
     async with asyncio.TaskGroup() as handshakes:
         while True:
@@ -92,30 +109,7 @@ async def _accept(
                 await asyncio.sleep(_RETRY_S)
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            handshakes.create_task(_secure(connection, peer[0], tls, accept(), limits))
-
-
-async def _secure(
-    connection: socket.socket,
-    host: str,
-    tls: ssl.SSLContext,
-    protocol: asyncio.Protocol,
-    limits: ConnectionLimits,
-) -> None:
-    """Reserve a place for a connection, perform the TLS handshake, and start handling requests."""
-    name, place = limits.name_of(host), Handshake()
-    refusal = limits.gate.reserve(name, place)
-    if refusal is not None:
-        connection.close()
-        limits.log_refusal(name, refusal)
-        return
-    with ExitStack() as failure, suppress(OSError):  # SSLError and TimeoutError are subclasses
-        failure.callback(limits.gate.cancel_reservation, name, place)
-        await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=limits.timeouts.head_s
-        )
-        failure.pop_all()
-        limits.gate.end_handshake(place)
+            handshakes.create_task(secure(connection, peer[0], accept()))
 
 
 async def _end(task: "asyncio.Task[None]") -> None:

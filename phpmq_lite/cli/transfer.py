@@ -142,8 +142,7 @@ async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandErro
 
     Raises CommandError if the broker did not report how many were stored.
     """
-    body = b'{"messages": [' + b",\n".join(part) + b"]}"
-    async with admin.open("POST", "/import", body) as response:
+    async with admin.open("POST", "/import", _request_body(part)) as response:
         status, content = response.status, await response.read()
         stored = response.headers.get("X-Stored-Count")
     try:
@@ -183,6 +182,10 @@ def _encode(message: dict[str, Any]) -> bytes:
         other = message | {"content": b64encode(content).decode(), "encoding": "base64"}
         text = min(text, json.dumps(other, ensure_ascii=False), key=lambda one: len(one.encode()))
     return text.encode()
+
+
+def _request_body(part: list[bytes]) -> bytes:
+    return b'{"messages": [' + b",\n".join(part) + b"]}"
 
 
 def _read_messages(

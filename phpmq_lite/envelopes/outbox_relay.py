@@ -83,9 +83,7 @@ class Relay:
 
     def _send_rows(self, queue: str, rows: list[OutboxRow], result: RelayPass) -> bool:
         """Send one batch of rows; return whether the queue accepts more rows."""
-        outcomes = self._send(
-            [KeyedMessage(row.queue, row.body, row.ttl_s, row.row_id.encode()) for row in rows]
-        )
+        outcomes = self._send([_keyed_message(row) for row in rows])
         if len(rows) > 1 and any(_is_lost(outcome) for outcome in outcomes):
             # Send rows one by one to find which one makes the broker close the connection.
             self._settle(rows, outcomes, result, is_blamed=False)
@@ -129,6 +127,10 @@ class Relay:
         last_s = self._pauses.get(queue, (0.0, 0.0))[1]
         pause_s = min(max(PAUSE_FIRST_S, 2 * last_s), PAUSE_MAX_S)
         self._pauses[queue] = (self._now_s() + pause_s, pause_s)
+
+
+def _keyed_message(row: OutboxRow) -> KeyedMessage:
+    return KeyedMessage(row.queue, row.body, row.ttl_s, row.row_id.encode())
 
 
 def _is_lost(outcome: PublishOutcome) -> bool:

@@ -24,12 +24,7 @@ from phpmq_lite.protocol.frames import (
 )
 from phpmq_lite.protocol.frames import Frame as Parsed
 from phpmq_lite.protocol.revisions import DESCRIPTIONS, Revision
-from phpmq_lite.server.frame_recorder import (
-    CONTEXT_BYTES,
-    DissectedFrame,
-    Dissector,
-    expected_syntax,
-)
+from phpmq_lite.server.frame_recorder import DissectedFrame, Dissector, WrongByte
 
 Encoding = Literal["auto", "raw", "hex", "base64"]
 _HEX: Final = re.compile(rb"(?:(?:0[xX]|\\x)?[0-9a-fA-F]{2}[\s:,]*)+")
@@ -40,18 +35,6 @@ _BROKER_TYPES: Final = (b"003", b"007")
 
 class UnreadableError(PhpmqError):
     """The text is not valid in the given encoding; the message says why."""
-
-
-@dataclass(slots=True, frozen=True)
-class WrongByte:
-    """A syntax error; ``found`` begins with the wrong byte."""
-
-    code: str
-    detail: str
-    expected: str
-    offset: int
-    before: bytes  # at most ``CONTEXT_BYTES`` long
-    found: bytes  # at most ``CONTEXT_BYTES`` long
 
 
 @dataclass(slots=True, frozen=True)
@@ -127,7 +110,7 @@ def explain_bytes(data: bytes, limits: WireLimits | None = None) -> Explanation:
         frames,
         tuple(_outcome(frame) for frame in parsed[: len(frames)]),
         dissector.incomplete(),
-        None if error is None else _wrong(error, data),
+        None if error is None else WrongByte.of(error, data),
         _conclusion(error, side.partial_bytes, is_from_broker=is_from_broker, is_empty=not data),
     )
 
@@ -202,18 +185,6 @@ _HELD: Final = (
 
 def _text(raw: bytes) -> str:
     return raw.decode(errors="backslashreplace")
-
-
-def _wrong(error: RemoteProtocolError, data: bytes) -> WrongByte:
-    at = error.offset
-    return WrongByte(
-        error.code,
-        error.detail,
-        expected_syntax(error.code),
-        at,
-        data[max(0, at - CONTEXT_BYTES) : at],
-        data[at : at + CONTEXT_BYTES],
-    )
 
 
 def _conclusion(

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.protocol import frames
@@ -259,18 +259,40 @@ class RecordedFrame:
 
 
 @dataclass(slots=True, frozen=True)
-class ProtocolErrorRecord:
+class WrongByte:
     """A protocol error: its position, what was expected and what was found."""
 
-    at_ms: int  # Unix ms
-    client: int | None
-    address: str
     code: str
     detail: str
     expected: str
     offset: int  # position of the first wrong byte in the connection
     before: bytes  # correct bytes that arrived before the wrong byte in the same read
     found: bytes  # the wrong byte and the bytes after it; empty if it arrived in an earlier read
+
+    @classmethod
+    def of(cls, error: RemoteProtocolError, data: bytes, read_at: int = 0, **where: Any) -> Self:
+        """Describe an error with the bytes around it.
+
+        ``data`` is the last read; ``read_at`` is the offset of its first byte in the connection.
+        """
+        at = error.offset - read_at
+        is_here = 0 <= at < len(data)
+        return cls(
+            code=error.code, detail=error.detail, expected=expected_syntax(error.code),
+            offset=error.offset,
+            before=data[max(0, at - CONTEXT_BYTES) : at] if is_here else b"",
+            found=data[at : at + CONTEXT_BYTES] if is_here else b"",
+            **where,
+        )  # fmt: skip
+
+
+@dataclass(slots=True, frozen=True)
+class ProtocolErrorRecord(WrongByte):
+    """A protocol error on a connection."""
+
+    at_ms: int  # Unix ms
+    client: int | None
+    address: str
 
 
 class FrameRecorder:
@@ -447,25 +469,9 @@ class Inspector:
         data: bytes,
         read_at: int,
     ) -> None:
-        """Record a protocol error with the bytes around it.
-
-        ``data`` is the last read; ``read_at`` is the offset of its first byte in the connection.
-        """
-        at = error.offset - read_at
-        is_here = 0 <= at < len(data)
-        self.errors.append(
-            ProtocolErrorRecord(
-                at_ms=_wall_ms(),
-                client=client,
-                address=address,
-                code=error.code,
-                detail=error.detail,
-                expected=expected_syntax(error.code),
-                offset=error.offset,
-                before=data[max(0, at - CONTEXT_BYTES) : at] if is_here else b"",
-                found=data[at : at + CONTEXT_BYTES] if is_here else b"",
-            )
-        )
+        """Record a protocol error; ``data`` and ``read_at`` are those of ``WrongByte.of``."""
+        where = {"at_ms": _wall_ms(), "client": client, "address": address}
+        self.errors.append(ProtocolErrorRecord.of(error, data, read_at, **where))
 
 
 def watch_client(
