@@ -279,9 +279,7 @@ class Rollups:
 
     def _add_to_group(self, number: int, happened: RollupSum, ready: int) -> None:
         """Add the activity of one queue to a sum over several queues."""
-        whole = self._slot.get(number)
-        if whole is None:
-            whole = self._slot[number] = RollupSum()
+        whole = self._slot.setdefault(number, RollupSum())
         whole.add(happened)
         _, held, size, _ = happened.gauges
         gauges = whole.gauges
@@ -358,10 +356,7 @@ class Rollups:
 
     @staticmethod
     def _append(sums: dict[int, RollupSum], queue_id: int, later: RollupSum) -> None:
-        known = sums.get(queue_id)
-        if known is None:
-            known = sums[queue_id] = RollupSum()
-        known.append(later)
+        sums.setdefault(queue_id, RollupSum()).append(later)
 
     # -- once a minute
 

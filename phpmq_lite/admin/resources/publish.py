@@ -329,24 +329,21 @@ def _check_envelopes(context: Context, queue: QueueStatus | None, made: Sequence
         is_strict=settings is not None and settings.schema_mode == "quarantine",
         schemas=context.schemas.registry,
     )
+    cut = envelope_card.shorten
     for body in dict.fromkeys(made[:JUDGED_MAX]):
-        card = (
-            envelope_card.make_card(body, asked) if len(body) <= envelope_card.CARD_BYTES else None
-        )
-        if card is None:
+        if len(body) > envelope_card.CARD_BYTES:
+            continue
+        if (card := envelope_card.make_card(body, asked)) is None:
             continue
         found = card.verdict.problem
         if policy == "envelope" and found is not None:
-            why = f"{found.reason}, {envelope_card.shorten(found.detail)}"
+            why = f"{found.reason}, {cut(found.detail)}"
             raise Problem(
                 422, "bad_envelope", f"The envelope would be quarantined: {why}.", field="envelope"
             )
         mismatch = next((one for one in card.problems if one.reason == MISMATCH), None)
         if mismatch is not None:
-            urn, why = (
-                envelope_card.shorten(card.index.urn or ""),
-                envelope_card.shorten(mismatch.detail),
-            )
+            urn, why = cut(card.index.urn or ""), cut(mismatch.detail)
             raise Problem(
                 422, MISMATCH, f"The data does not match the schema for {urn}: {MISMATCH}, {why}.",
                 field="envelope",

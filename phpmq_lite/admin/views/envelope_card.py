@@ -139,7 +139,9 @@ def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
     verdict = validate(original, asked.empty_list_data)
     if not (asked.is_meant or block is not None or looks_like_envelope(verdict.index)):
         return None
-    is_wrapped = block is not None and original != content and _is_wrapper(content)
+    # A wrapper's first member is ``raw``, which contains the original message.
+    is_wrapper = content.lstrip(b" \t\r\n{")[:5] == b'"raw"'
+    is_wrapped = block is not None and original != content and is_wrapper
     read = _read(original if is_wrapped else content) if verdict.index is not None else {}
     problems = list(lint(original, asked.empty_list_data))
     index, first = verdict.index or IndexedFields(None, None, None, None), verdict.problem
@@ -172,15 +174,12 @@ def _mismatch(
     return schemas.check(index.urn, data, is_on_wire=True)
 
 
-def _is_wrapper(content: bytes) -> bool:
-    """Return whether a record's first member is ``raw``, which contains the original message."""
-    return content.lstrip(b" \t\r\n{")[:5] == b'"raw"'
-
-
 def _read(content: bytes) -> dict[str, Any]:
     """Parse a body, or return an empty dict if it is not a JSON object."""
     try:
-        read = json.loads(content.decode(), parse_int=_integer)
+        read = json.loads(  # a very long integer stays text
+            content.decode(), parse_int=lambda text: int(text) if len(text) <= 19 else text
+        )
     except (ValueError, RecursionError):
         return {}
     return read if isinstance(read, dict) else {}
@@ -189,11 +188,6 @@ def _read(content: bytes) -> dict[str, Any]:
 def _meta_texts(meta: Any) -> dict[str, Any]:
     found = meta if isinstance(meta, dict) else {}
     return {name: _plain(found.get(name)) for name in MEMBERS}
-
-
-def _integer(text: str) -> int | str:
-    """Parse an integer; return a very long integer as text."""
-    return int(text) if len(text) <= 19 else text
 
 
 def _plain(value: Any) -> Any:

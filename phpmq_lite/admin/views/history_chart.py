@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context
+from phpmq_lite.admin.views import trends
 from phpmq_lite.admin.views.charts import AxisMark, linear_scale, time_marks
 from phpmq_lite.admin.views.trends import (
     Trend,
@@ -19,15 +20,8 @@ from phpmq_lite.admin.views.trends import (
 from phpmq_lite.storage.read.rollups import Point, UptimeSpan
 
 OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
-SPANS: Final = {
-    span.key: span
-    for span in (
-        TrendPeriod("1h", "1 h", 3_600, 180),
-        TrendPeriod("24h", "24 h", 86_400, 3_600),
-        TrendPeriod("7d", "7 d", 7 * 86_400, 6 * 3_600),
-        TrendPeriod("30d", "30 d", 30 * 86_400, 86_400),
-    )
-}
+_STEPS_S: Final = {"1h": 180, "24h": 3_600, "7d": 6 * 3_600, "30d": 86_400}
+SPANS: Final = {key: trends.SPANS[key]._replace(step_s=step) for key, step in _STEPS_S.items()}
 INSET: Final = 5.0  # percentage of the width occupied by the axis labels on the left
 _GAP: Final = 0.12  # space on each side of a column, as a fraction of the slice's width
 _LEAST: Final = 1.0  # minimum height of a nonzero bar, as a percentage

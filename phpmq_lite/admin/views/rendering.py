@@ -103,13 +103,10 @@ class PageTemplates:
         return self._environment.get_template(name)
 
     def _make(self, name: str) -> None:
-        shared = () if self._ready else self._environment.list_templates(filter_func=_is_shared)
+        known = () if self._ready else self._environment.list_templates()
+        shared = [one for one in known if one == "base.html" or one.startswith("_partials/")]
         for each in (*shared, name):
             self._environment.get_template(each)
-
-
-def _is_shared(name: str) -> bool:
-    return name == "base.html" or name.startswith("_partials/")
 
 
 class StaticFiles:

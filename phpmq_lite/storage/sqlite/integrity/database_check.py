@@ -64,11 +64,15 @@ def check_all(
     ]
     if checks[-1].problems:
         return checks  # the tables are not ours, so the other checks do not apply
+    execute, sql = connection.execute, load("database_check")
     return [
         *checks,
-        _run_check("bodies", connection, _check_bodies),
-        _run_check("tables", connection, _check_tables),
-    ]
+        _run_check("bodies", connection, lambda _, check: check_bodies(execute, sql, check)),
+        _run_check(
+            "tables", connection,
+            lambda one, check: check_tables(execute, sql, check, _version(one)),
+        ),
+    ]  # fmt: skip
 
 
 # -- checks
@@ -123,14 +127,6 @@ def _check_schema(migrations: Path, connection: sqlite3.Connection, check: Datab
     check.problems += schema_problems(connection, migrations)
     if waiting:
         check.found += f"; a start will migrate it to {waiting[-1].number}"
-
-
-def _check_bodies(connection: sqlite3.Connection, check: DatabaseCheck) -> None:
-    check_bodies(connection.execute, load("database_check"), check)
-
-
-def _check_tables(connection: sqlite3.Connection, check: DatabaseCheck) -> None:
-    check_tables(connection.execute, load("database_check"), check, _version(connection))
 
 
 def _run_check(
