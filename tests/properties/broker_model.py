@@ -164,14 +164,19 @@ class Model:
                 assert m.is_ready or m.dying is not None
                 self._settle(m, State.DEAD, "crc")
             elif m.dying is not None:
-                assert (outcome, reason) == (State.DEAD, m.dying)
+                assert outcome is State.DEAD
+                if reason != m.dying:  # used up and overdue at once
+                    assert {reason, m.dying} == {"max_deliveries", "expired"}
+                    m.dying = None
+                    self._assert_may_die(m, str(reason))
+                    m.dying = reason
                 self._bury(m)
             elif outcome is State.EXPIRED:
                 self._assert_expires(m, "history", "forward:" + m.queue)
                 self._settle(m, State.EXPIRED, None)
-            elif (outcome, reason) == (State.DEAD, "expired"):
-                self._assert_expires(m, "dead_letter")
-                m.dying = "expired"
+            elif outcome is State.DEAD and reason in ("expired", "max_deliveries"):
+                self._assert_may_die(m, reason)
+                m.dying = reason
                 self._bury(m)
             elif outcome is State.DELETED:
                 self._sweep(m, str(reason))
@@ -182,8 +187,15 @@ class Model:
         for seq in look.dying:
             m = self.alive[seq]
             if m.dying is None and m.holder is None:
-                self._assert_expires(m, "dead_letter")
-                m.dying = "expired"
+                reason = "max_deliveries" if self._is_used_up(m) else "expired"
+                self._assert_may_die(m, reason)
+                m.dying = reason
+
+    def _assert_may_die(self, m: Copy, reason: str) -> None:
+        if reason == "expired":
+            self._assert_expires(m, "dead_letter")
+        else:
+            assert self._is_used_up(m)
 
     def _assert_expires(self, m: Copy, *policies: str) -> None:
         assert m.is_due(self.now_ms), f"{m} is not due"
@@ -328,7 +340,8 @@ class Model:
         was_held = m.holder is not None
         m.holder = None
         self.events["requeue"] += 1
-        if was_held and self._is_poison(m):
+        m.charged += was_held
+        if self._is_used_up(m):
             m.dying = "max_deliveries"
             return
         m.position = command.number
@@ -363,14 +376,14 @@ class Model:
     def _set_ttl(self, m: Copy, ttl_s: int) -> None:
         m.deadline_ms = self._deadline(m.queue, ttl_s)
 
-    def _is_poison(self, m: Copy) -> bool:
-        m.charged += 1
+    def _is_used_up(self, m: Copy) -> bool:
         return 0 < self.settings(m.queue).max_deliveries <= m.charged
 
     def _give_back(self, m: Copy, *, is_charged: bool, is_event: bool = True) -> None:
         m.holder = None
         self.events["return"] += is_event
-        if is_charged and self._is_poison(m):
+        m.charged += is_charged
+        if self._is_used_up(m):
             m.dying = "max_deliveries"
 
     def _take_back(self, seq: int) -> None:
@@ -378,6 +391,8 @@ class Model:
         if m is not None and m.holder is not None:
             m.holder = None
             m.deliveries -= 1
+            if self._is_used_up(m):
+                m.dying = "max_deliveries"
 
     def _settle(self, m: Copy, outcome: State, reason: str | None) -> None:
         del self.alive[m.seq]
@@ -423,6 +438,7 @@ class Model:
             client = clients[message.consumer or 0]
             assert m is self.ready(m.queue)[0], "not its turn"
             assert not m.is_due(self.now_ms), "past its deadline"
+            assert not self._is_used_up(m), "delivered too often"
             assert message.body == m.body
             assert message.deadline_ms == m.deadline_ms
             assert not self.settings(m.queue).delivery_paused
