@@ -137,6 +137,8 @@ async def test_broker_without_users_is_not_open_behind_a_plain_proxy(
                 assert answer.status == 401, (path, answer.status)
                 assert "Decide who may" in answer.text
                 assert "user create" in answer.text
+                if path == "/queues":
+                    assert "/setup\">Create the first user</a>" in answer.text
             answer = await stranger.call("POST", "/queues/a/messages", {"content": "x"})
             assert (answer.status, json.loads(answer.text)["code"]) == (401, "forwarded")
             assert (await stranger.get("/readyz")).status == 200
