@@ -315,14 +315,15 @@ class _RetentionStep:
         if part.rows:
             execute(sql["store_next_number"])
             self._remove_by_seq("remove_bodies", "remove_bodies_run", part)
-            kind = "_range"
             given: dict[str, Any] = {"lo": lo, "end": part.lo}
+            remove_traces, remove_rows = "remove_traces_range", "remove_settled_range"
             if part.offsets:
-                kind, given = "", {"offsets": json.dumps(part.offsets)}
+                given = {"offsets": json.dumps(part.offsets)}
+                remove_traces, remove_rows = "remove_traces", "remove_settled"
                 execute(sql["remove_originals"], given)
-            if part.has_traces and "remove_traces" in sql:  # only SQLite's are in their own table
-                execute(sql[f"remove_traces{kind}"], given)
-            execute(sql[f"remove_settled{kind}"], given)
+            if part.has_traces and remove_traces in sql:  # only SQLite's have their own table
+                execute(sql[remove_traces], given)
+            execute(sql[remove_rows], given)
             self._count(f"{name}_rows", -part.rows)
             self._count(f"{name}_bytes", -part.bytes)
             self._count("retention_removed", part.rows)

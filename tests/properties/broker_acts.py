@@ -291,6 +291,7 @@ class Acts:
                 queue_id, m.position = options.places[seq]
                 m.queue = model.queue_names[queue_id]
         model.events[str(action)] += 1
+        m.is_placed |= action in (Action.REQUEUE, Action.MOVE, Action.PLACE)
         if action in (Action.REQUEUE, Action.MOVE):
             assert outcome.places[seq] == place
             m.position = turn.begun.moved[seq][1]

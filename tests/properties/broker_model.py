@@ -38,6 +38,7 @@ class Copy:
     charged: int = 0
     is_damaged: bool = False  # its body, on disk
     dying: str | None = None  # the reason: it cannot be dispatched, but its row still exists
+    is_placed: bool = False  # by an operator or expiry, since its last dispatch: may have another
 
     @property
     def message_id(self) -> bytes:
@@ -204,7 +205,7 @@ class Model:
     def _forward(self, m: Copy, target: str, position: int) -> None:
         self._assert_expires(m, "forward:" + target)
         assert position >= self.number
-        m.queue, m.position = target, position
+        m.queue, m.position, m.is_placed = target, position, True
         self._set_ttl(m, self.settings(target).default_ttl_s)
         self.events["forward"] += 1
 
@@ -438,7 +439,7 @@ class Model:
             client = clients[message.consumer or 0]
             assert m is self.ready(m.queue)[0], "not its turn"
             assert not m.is_due(self.now_ms), "past its deadline"
-            assert not self._is_used_up(m), "delivered too often"
+            assert m.is_placed or not self._is_used_up(m), "delivered too often"
             assert message.body == m.body
             assert message.deadline_ms == m.deadline_ms
             assert not self.settings(m.queue).delivery_paused
@@ -450,6 +451,7 @@ class Model:
             for sweep in self.sweeps:
                 sweep.is_untouched.discard(m)
             m.deliveries += 1
+            m.is_placed = False
             got.setdefault(client, []).append(m.seq)
         sends = turn.batch.sends.items()
         assert got == {c.peer: [m.seq for m in sent] for c, (sent, _) in sends if sent}
