@@ -138,7 +138,7 @@ async def test_broker_without_users_is_not_open_behind_a_plain_proxy(
                 assert "Decide who may" in answer.text
                 assert "user create" in answer.text
                 if path == "/queues":
-                    assert "/setup\">Create the first user</a>" in answer.text
+                    assert '/setup">Create the first user</a>' in answer.text
             answer = await stranger.call("POST", "/queues/a/messages", {"content": "x"})
             assert (answer.status, json.loads(answer.text)["code"]) == (401, "forwarded")
             assert (await stranger.get("/readyz")).status == 200
