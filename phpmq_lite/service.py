@@ -353,6 +353,7 @@ class Service:
     def _relay_to(self, epoch: int, broker: str, *, is_released: bool) -> None:
         """Relay to the broker that the row of the epoch describes, or to none."""
         if self._relay is not None:
+            self._relay.end_dead(asyncio.get_running_loop().time())
             self._relay.set_active(epoch, None if is_released else json.loads(broker).get("relay"))
 
     async def _close_relay(self) -> None:

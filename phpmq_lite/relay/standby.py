@@ -25,7 +25,7 @@ from phpmq_lite.relay.handshake import (
 )
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 from phpmq_lite.server.admission import Admission
-from phpmq_lite.server.backpressure import WriteProgress
+from phpmq_lite.server.backpressure import UNANSWERED, WriteProgress, is_unanswered
 from phpmq_lite.server.counters import RelayCounters
 from phpmq_lite.server.listeners import Kind
 from phpmq_lite.server.tls import certificate_subject
@@ -39,6 +39,7 @@ _RETRY_S: Final = 0.1
 _WRITE_S: Final = 30.0  # time in which a client must read something
 _MAX_HANDSHAKES: Final = 16  # at a time
 _READ_BYTES: Final = 256 << 10
+_CHECK_S: Final = 15.0  # between two checks for clients whose machines are gone
 _log = get_logger(__name__)
 
 Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]  # a connection to the active broker
@@ -66,6 +67,7 @@ class Relay:
         self._tls = secret.client_context()
         self._changed = asyncio.Event()
         self._handshakes = asyncio.Semaphore(_MAX_HANDSHAKES)
+        self._checked_at_s = 0.0
 
     def set_active(self, epoch: int, address: str | None) -> None:
         """Set the active broker; ``address`` is None if no broker is active.
@@ -80,6 +82,15 @@ class Relay:
             _log.info("relayed_connections_closed", count=len(closed), epoch=epoch, active=address)
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def end_dead(self, now_s: float) -> None:
+        """Close connections to machines that no longer answer; does nothing for 15 s after that."""
+        if now_s < self._checked_at_s + _CHECK_S:
+            return
+        self._checked_at_s = now_s
+        for one in [one for one in self.connections if is_unanswered(one.transport)]:
+            _log.info("relayed_connection_closed", address=one.address, reason=UNANSWERED)
+            one.abort()
 
     async def end(self) -> None:
         """Close the relayed connections; this broker, active now, serves those that wait."""

@@ -205,6 +205,25 @@ async def test_reset_client_leaves_the_active_broker(tmp_path: Path) -> None:
         await wait_until(lambda: not brokers.relay.connections)
 
 
+async def test_client_whose_machine_is_gone_leaves_both_brokers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with relayed_brokers(tmp_path) as brokers:
+        relay, seen = brokers.relay, []
+        monkeypatch.setattr(standby, "is_unanswered", lambda one: seen.append(one) or True)
+        peer = await in_thread(lambda: SocketClient(brokers.port))
+        await wait_until(lambda: relay.counters.open == 1)
+        relay.end_dead(100.0)
+        await wait_until(lambda: not (relay.counters.open or brokers.listener.counters.open))
+        assert len(seen) == 1
+        await in_thread(lambda: assert_closed_without_reply(peer))
+        peer.close()
+        with await in_thread(lambda: SocketClient(brokers.port)):
+            await wait_until(lambda: relay.counters.open == 1)
+            relay.end_dead(114.0)  # not yet
+            assert len(seen) == 1
+
+
 # -- the active broker changes
 
 
