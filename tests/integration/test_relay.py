@@ -209,8 +209,14 @@ async def test_client_whose_machine_is_gone_leaves_both_brokers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with relayed_brokers(tmp_path) as brokers:
-        relay, seen = brokers.relay, []
-        monkeypatch.setattr(standby, "is_unanswered", lambda one: seen.append(one) or True)
+        relay = brokers.relay
+        seen: list[asyncio.Transport] = []
+
+        def is_unanswered(transport: asyncio.Transport) -> bool:
+            seen.append(transport)
+            return True
+
+        monkeypatch.setattr(standby, "is_unanswered", is_unanswered)
         peer = await in_thread(lambda: SocketClient(brokers.port))
         await wait_until(lambda: relay.counters.open == 1)
         relay.end_dead(100.0)
