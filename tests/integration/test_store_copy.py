@@ -207,7 +207,7 @@ def test_copy_is_continued_after_each_interruption(
         while True:
             attempts += 1
             try:
-                copy(source, target, interrupt_after(1))
+                copy(source, target, interrupt_after(1 + attempts % 5))
             except InterruptedError:
                 pass
             else:
