@@ -211,7 +211,6 @@ class Broker:
         state.batch_limited.clear()
         if (due_ms := state.next_deadline_ms) is not None and due_ms <= now.steady_ms:
             batch.due_at = None if state.pending.is_full else now.steady_ms
-            batch.due_from = due_ms
         if (drop_ms := self.staging.due_ms) is not None and drop_ms <= now.steady_ms:
             self.staging.drop_old(state)
         return batch
@@ -244,6 +243,8 @@ class Broker:
             batch.replies.append((self._on_drained, None))
         if batch.dispatched:
             self.ack_timeouts.watch(state.by_id, batch.dispatched, state.now.steady_ms)
+        if batch.due_at is not None and state.next_deadline_ms is not None:
+            batch.due_from = state.next_deadline_ms  # of one that returned in this batch, perhaps
         if batch.keys and self.publish_keys.evicted_rows:
             batch.evicted_keys, batch.cut_keys = self.publish_keys.take_evicted()
         if not batch.implies_next_number(state.next_number):

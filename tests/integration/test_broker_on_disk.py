@@ -6,7 +6,7 @@ from phpmq_lite.broker.broker import Broker, CommandResult
 from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
 from phpmq_lite.broker.publish_keys import expand_run
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.model import Limits
+from phpmq_lite.model import Limits, State
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage import store as stores
 from tests.support.core_and_store import Client, Driver, MakeDriver, run_operation
@@ -316,6 +316,21 @@ def test_all_expire_however_many_are_due_at_once(make: MakeDriver, on_expire: st
     if target is not None:
         assert driver.live(target) == (count, count)
         assert driver.rows("SELECT count(*) FROM message") == [(count,)]
+
+
+def test_overdue_message_that_returns_while_a_later_one_expires_expires_too(
+    driver: Driver,
+) -> None:
+    worker = driver.consume(1)
+    driver.publish(b"held", ttl_s=1)
+    driver.clock.advance(1)
+    driver.step()
+    driver.publish(b"waits", ttl_s=1)
+    driver.clock.advance(1)
+    worker.disconnect()
+    driver.step()
+    assert driver.live() == (0, 0)
+    assert [outcome for *_, outcome, _ in driver.outcomes()] == [State.EXPIRED] * 2
 
 
 # -- damage
