@@ -191,6 +191,8 @@ REACHED: dict[str, Callable[[BrokerProcess, str], None]] = {
 @pytest.mark.parametrize("limit", REACHED)
 def test_exceeded_limit_is_counted(broker: BrokerProcess, queue: str, limit: str) -> None:
     admin, sample = AdminApi(broker.admin[0]), f'phpmq_limit_reached_total{{limit="{limit}"}}'
+    with SocketClient(broker.port) as peer:
+        peer.barrier()  # makes its queue, which max_queues would refuse below
     before = admin.metrics()[sample]
     REACHED[limit](broker, queue)
     while admin.metrics()['phpmq_limit_used{limit="connections"}']:
