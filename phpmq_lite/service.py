@@ -351,7 +351,7 @@ class Service:
         return json.dumps(about | {"relay": self._relay_listener.address})
 
     def _relay_to(self, epoch: int, broker: str, *, is_released: bool) -> None:
-        """Relay to the broker that the row of the epoch describes, or to none."""
+        """Relay to the broker that the row of the epoch, polled often, describes, or to none."""
         if self._relay is not None:
             self._relay.end_dead(asyncio.get_running_loop().time())
             self._relay.set_active(epoch, None if is_released else json.loads(broker).get("relay"))

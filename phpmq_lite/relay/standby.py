@@ -84,7 +84,7 @@ class Relay:
         self._changed = asyncio.Event()
 
     def end_dead(self, now_s: float) -> None:
-        """Close connections to machines that no longer answer; does nothing for 15 s after that."""
+        """Close connections to machines that no longer answer; looks at most every 15 s."""
         if now_s < self._checked_at_s + _CHECK_S:
             return
         self._checked_at_s = now_s
