@@ -263,7 +263,7 @@ FULL = {
 async def test_batch_removes_what_it_settles_when_the_history_is_full(
     served: Writer, bound: str, is_in_turn: bool
 ) -> None:
-    """In the same transaction and the process: maintenance would keep the writer from batches."""
+    """After its reply, in the process: maintenance would keep the writer from batches."""
     store = served._store
     assert store is not None
     bounds, _ = FULL[bound]
@@ -277,6 +277,7 @@ async def test_batch_removes_what_it_settles_when_the_history_is_full(
         if is_in_turn:
             both.settled[int(State.EXPIRED), None] = seqs[1::2]
         await served.commit(both)
+        await until(lambda: served._removal is None)
         [(kept, first, last, counted)] = rows(
             served,
             'SELECT count(*), min("offset"), max("offset"),'
@@ -287,6 +288,79 @@ async def test_batch_removes_what_it_settles_when_the_history_is_full(
                     f" AND seq >= {SETTLED}") == [(0,)]  # fmt: skip
     assert kept == SETTLED
     assert seen == []
+
+
+async def settle(one: Writer, number: int) -> None:
+    """Store and settle as many messages as fill the history, in one batch."""
+    seqs = [*range(SETTLED * number, SETTLED * (number + 1))]
+    both = large(batch_of_new(*seqs))
+    both.settled[int(State.ACKED), None] = seqs
+    await one.commit(both)
+
+
+async def test_work_and_batches_wait_for_a_removal_in_their_order(served: Writer) -> None:
+    store = served._store
+    assert store is not None
+    store.retention = FULL["rows"]
+    await settle(served, 1)
+    await settle(served, 2)
+    assert served._removal is not None
+    order: list[str] = []
+    works = [
+        served.start(lambda _store: order.append("before")),
+        served.commit(large(batch_of_new(10_000))),
+        served.start(lambda _store: order.append(f"after {newest(served)}")),
+    ]
+    assert order == []
+    await asyncio.gather(*works)
+    assert order == ["before", "after 10000"]
+    assert rows(served, "SELECT count(*) FROM history") == [(SETTLED,)]
+
+
+async def test_batch_does_not_wait_for_a_removal(served: Writer) -> None:
+    store = served._store
+    assert store is not None
+    store.retention = FULL["rows"]
+    for number in range(1, 5):
+        await settle(served, number)
+        assert served._removal is not None
+    await until(lambda: served._removal is None)
+    assert rows(served, "SELECT count(*) FROM history") == [(SETTLED,)]
+    assert served._last is not None
+    assert served._last.done()
+
+
+async def test_rows_are_not_removed_before_their_bounds_are_known(served: Writer) -> None:
+    """The first bounds come with maintenance; the defaults may be lower than the settings."""
+    store = served._store
+    assert store is not None
+    assert store.retention is None
+    await settle(served, 1)
+    assert served._removal is None
+
+
+async def test_writer_that_closes_does_not_wait_for_a_removal(served: Writer) -> None:
+    store = served._store
+    assert store is not None
+    store.retention = FULL["rows"]
+    await settle(served, 1)
+    await settle(served, 2)
+    assert served._removal is not None
+    await served.close()
+    assert rows(served, "SELECT count(*) FROM message WHERE seq >= 1000") == [(0,)]
+
+
+async def test_process_that_is_killed_while_it_removes_is_a_failure(
+    served: Writer, failures: list[Fatal]
+) -> None:
+    store = served._store
+    assert store is not None
+    store.retention = FULL["rows"]
+    await settle(served, 1)
+    await settle(served, 2)
+    os.kill(process_of(served).pid, signal.SIGKILL)
+    await until(lambda: failures)
+    assert rows(served, 'SELECT max("offset") FROM history') == [(2 * SETTLED,)]
 
 
 async def test_process_waits_for_other_programs_in_the_thread(served: Writer) -> None:

@@ -167,6 +167,25 @@ class SqliteStore(Store):
             self.execute("COMMIT")
             return perf_counter() - began_at
 
+    def remove_after_batch(self, bounds: RetentionBounds, now_ms: int) -> None:
+        """Remove old rows of the history, as ``finish`` does, in a transaction of their own.
+
+        It is not synced: the next batch syncs what is before it in the WAL, and rows that a power
+        cut brings back are removed again.
+
+        Raises:
+            StorageFullError, NotWritableError: nothing is removed.
+            OutcomeUnknownError: as for ``begin``.
+        """
+        self.execute("PRAGMA synchronous=NORMAL")
+        try:
+            with self.transaction():
+                remove_in_batch(self, bounds, now_ms, self.indexer.batch_rows)
+        finally:
+            self.execute("PRAGMA synchronous=FULL")
+        if self.execute("PRAGMA synchronous").fetchone() != (_PRAGMAS["synchronous"],):
+            raise OutcomeUnknownError("PRAGMA synchronous is not FULL again")
+
     def count(self, batch: Batch, commit_s: float, index_bytes: int = 0) -> None:
         """Add a stored batch to the average of COMMIT's durations and the estimated WAL size."""
         self.commit_s += (commit_s - self.commit_s) / _COMMITS

@@ -84,6 +84,10 @@ class Writer(StoreWriter):
         self._used_ms = 0  # when the engine last paused after large batches, in steady ms
         self._in_process: _InProcess | None = None  # the batch that the process stores
         self._after_process: list[Callable[[], None]] = []  # work that waits for this batch
+        self._removes = False  # whether the process will then remove old rows
+        # This removal, for which only work in this process has to wait, and this work.
+        self._removal: asyncio.Future[None] | None = None
+        self._after_removal: list[Callable[[], None]] = []
 
     async def open(self, cache_bytes: int) -> None:
         """Open the database for writing and set its pragmas."""
@@ -226,10 +230,12 @@ class Writer(StoreWriter):
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._last = done
         start = partial(self._connection.hop, partial(self._checked, work), self._store, done)
-        if self._in_process is None:
-            start()
-        else:
+        if self._in_process is not None:
             self._after_process.append(start)
+        elif self._removal is not None:
+            self._after_removal.append(start)
+        else:
+            start()
         return done
 
     def _checked(self, work: Callable[[SqliteStore], T], store: SqliteStore) -> T:
@@ -262,7 +268,7 @@ class Writer(StoreWriter):
         done: asyncio.Future[LoadedRows | None] = asyncio.get_running_loop().create_future()
         last, self._last = self._last, done
         self._in_process = one = _InProcess(encoded, steps, batch, done)
-        if last is None or last.done():
+        if last is None or last.done() or last is self._removal:
             self._send(one)
         else:
             last.add_done_callback(lambda _: self._send(one))
@@ -288,7 +294,9 @@ class Writer(StoreWriter):
             return
         store = self._store
         rows = store.indexer.batch_rows if store.needs_index(one.batch) else 0
-        self._process.send(one.encoded, rows, store.retention)
+        retention = store.retention if rows else None
+        self._removes = retention is not None
+        self._process.send(one.encoded, rows, retention)
 
     def poll(self) -> None:
         """Handle the process's reply to a batch now if it has arrived.
@@ -318,7 +326,9 @@ class Writer(StoreWriter):
                 _log.warning("writer_process_not_started", reason=end)
                 return
             reply = Reply(Outcome.UNKNOWN, error=end)
-        if self._in_process is not None:
+        if reply.outcome is Outcome.REMOVED:
+            self._end_removal()
+        elif self._in_process is not None:
             self._finish_in_process(reply, self._in_process)
             self._leave_process()
         elif reply.outcome is Outcome.UNKNOWN:
@@ -330,6 +340,18 @@ class Writer(StoreWriter):
         """Start the work that has waited for the process's batch."""
         self._in_process = None
         waiting, self._after_process = self._after_process, []
+        if self._removal is not None:
+            self._after_removal = waiting
+            return
+        for start in waiting:
+            start()
+
+    def _end_removal(self) -> None:
+        """Start the work that has waited for the removal of old rows."""
+        removal, self._removal = self._removal, None
+        waiting, self._after_removal = self._after_removal, []
+        if removal is not None:
+            removal.set_result(None)
         for start in waiting:
             start()
 
@@ -346,6 +368,10 @@ class Writer(StoreWriter):
             retry = partial(self._store_with_retry, steps=steps, batch=batch)
             connection.hop(partial(self._checked, retry), store, done)
             return
+        if self._removes:
+            self._removal = asyncio.get_running_loop().create_future()
+            if self._last is done:
+                self._last = self._removal
         store.count(batch, reply.commit_s, reply.index_bytes)
         self.space.note_stored()
         if batch.loads:
@@ -365,6 +391,7 @@ class Writer(StoreWriter):
         if process is not None:
             asyncio.get_running_loop().remove_reader(process.socket)
             await asyncio.to_thread(process.close)
+            self._end_removal()
 
     def _fail(self, error: Fatal) -> None:
         self._failed = error

@@ -1,11 +1,14 @@
 """A second process that stores large batches while the event loop prepares the next ones.
 
 Each of the two processes has one write connection, and the loop decides which of them writes: this
-process writes only between a request and its reply.  Maintenance and checkpoints run in the broker
-process, never in this one.
+process writes only between a request and its last reply.  Maintenance and checkpoints run in the
+broker process, never in this one.
 
-A request consists of the steps of a batch in shared memory, and a message with their length.  The
-process ends without closing SQLite, which would checkpoint or remove the WAL, as soon as the
+A request consists of the steps of a batch in shared memory, and a message with their length.  If
+it gives bounds of the history and the batch is stored, a second reply follows once old rows are
+removed; the next request need not wait for it.
+
+The process ends without closing SQLite, which would checkpoint or remove the WAL, as soon as the
 broker's end of the socket is closed.  It shares the folder's lock, so that no other broker starts
 before it has ended.
 """
@@ -33,9 +36,9 @@ from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.sqlite.store import SqliteStore
 
 MEMORY_BYTES: Final = 32 << 20  # larger batches are stored in the thread
-# Length of the steps; settled messages to index, or 0; the bounds of the history: steady time
-# before which rows are too old, rows, bytes, share of deleted messages.
-_REQUEST: Final = struct.Struct("<QQqQQd")
+# Length of the steps; settled messages to index, or 0; whether to remove old rows; bounds of the
+# history: steady time before which rows are too old, rows, bytes, share of deleted messages.
+_REQUEST: Final = struct.Struct("<QQ?qQQd")
 _REPLY: Final = struct.Struct("<BdQ160s")  # the fields of Reply
 _READY: Final = b"r"
 _END_S: Final = 5.0  # maximum wait for the end of the process, which has nothing left to do
@@ -47,6 +50,7 @@ class Outcome(IntEnum):
     STORED = 0
     NOT_STORED = 1  # the disk is full, or the database is not writable or refused the batch
     UNKNOWN = 2
+    REMOVED = 3  # not of a batch: old rows are removed, or will be later
 
 
 class Reply(NamedTuple):
@@ -96,10 +100,10 @@ class WriterProcess:
         ``receive`` then returns None.  The other arguments are as in ``SqliteStore``.
         """
         self._memory[: len(steps)] = steps
-        bounds, now_ms = retention or (RetentionBounds(age_ms=1 << 62), 0)
-        share = bounds.rows, bounds.bytes, bounds.deleted_share
+        bounds, now_ms = retention or (RetentionBounds(), 0)
+        share = now_ms - bounds.age_ms, bounds.rows, bounds.bytes, bounds.deleted_share
         with suppress(OSError):
-            self.socket.send(_REQUEST.pack(len(steps), index_rows, now_ms - bounds.age_ms, *share))
+            self.socket.send(_REQUEST.pack(len(steps), index_rows, retention is not None, *share))
 
     def receive(self) -> Reply | None:
         """Receive a reply without waiting, or return None if the process has ended.
@@ -192,12 +196,19 @@ def main(arguments: Sequence[str]) -> None:
         request = batches.recv(_REQUEST.size)
         if len(request) < _REQUEST.size:
             os._exit(0)
-        length, store.indexer.batch_rows, cutoff_ms, *share = _REQUEST.unpack(request)
-        store.retention = RetentionBounds(0, *share), cutoff_ms
-        reply = _store(store, steps[:length], with_index=store.indexer.batch_rows > 0)
-        batches.send(_REPLY.pack(*reply[:3], reply.error.encode()))
-        if reply.outcome is Outcome.UNKNOWN:
-            os._exit(1)
+        length, rows, removes, cutoff_ms, *share = _REQUEST.unpack(request)
+        store.indexer.batch_rows = rows
+        reply = _store(store, steps[:length], with_index=rows > 0)
+        _answer(batches, reply)
+        if removes and reply.outcome is Outcome.STORED:
+            _answer(batches, _remove(store, RetentionBounds(0, *share), cutoff_ms))
+
+
+def _answer(batches: socket.socket, reply: Reply) -> None:
+    """Send a reply, and end the process if the state of the disk is unknown."""
+    batches.send(_REPLY.pack(*reply[:3], reply.error.encode()))
+    if reply.outcome is Outcome.UNKNOWN:
+        os._exit(1)
 
 
 def _store(store: SqliteStore, steps: memoryview, *, with_index: bool) -> Reply:
@@ -211,3 +222,14 @@ def _store(store: SqliteStore, steps: memoryview, *, with_index: bool) -> Reply:
     except Exception as error:
         return Reply(Outcome.UNKNOWN, error=str(error) or type(error).__name__)
     return Reply(Outcome.STORED, commit_s, store.indexer.wal_bytes if with_index else 0)
+
+
+def _remove(store: SqliteStore, bounds: RetentionBounds, cutoff_ms: int) -> Reply:
+    """Remove old rows of the history."""
+    try:
+        store.remove_after_batch(bounds, cutoff_ms)
+    except (StorageFullError, NotWritableError):  # the next batch, or maintenance, tries again
+        return Reply(Outcome.REMOVED)
+    except Exception as error:
+        return Reply(Outcome.UNKNOWN, error=str(error) or type(error).__name__)
+    return Reply(Outcome.REMOVED)
