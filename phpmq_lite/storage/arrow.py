@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Self
 
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.model import checksum
-from phpmq_lite.storage.statements import compiled, load, parts
+from phpmq_lite.storage.statements import compiled, load, parts, postgres_value
 
 BUSY_MS: Final = 5_000  # maximum time to wait for a lock, in ms; ADBC sets no timeout of its own
 RANGE_SLICE: Final = 10_000  # maximum number of offsets or claims per statement
@@ -143,6 +143,10 @@ class _PostgresDatabase(_AdbcDatabase):
             self._connection = dbapi.connect(url, autocommit=True)
         except dbapi.Error as error:
             raise StorageError(f"cannot connect to the database: {error}") from error
+
+    def read_table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
+        storable = {name: postgres_value(value) for name, value in values.items()}
+        return super().read_table(text, storable, columns)
 
 
 def _cast(table: Any, schema: Any) -> Any:

@@ -184,3 +184,8 @@ def compiled(text: str) -> tuple[str, tuple[str, ...]]:
         return f"${names.index(name) + 1}"
 
     return _TOKEN.sub(number, text), tuple(names)
+
+
+def postgres_value(value: Any) -> Any:
+    """Return a parameter without NUL, which PostgreSQL's texts cannot contain."""
+    return value.replace("\0", "\ufffd") if isinstance(value, str) else value

@@ -306,7 +306,7 @@ async def test_work_and_batches_wait_for_a_removal_in_their_order(served: Writer
     await settle(served, 2)
     assert served._removal is not None
     order: list[str] = []
-    works = [
+    works: list[asyncio.Future[Any]] = [
         served.start(lambda _store: order.append("before")),
         served.commit(large(batch_of_new(10_000))),
         served.start(lambda _store: order.append(f"after {newest(served)}")),

@@ -16,7 +16,7 @@ from psycopg.pq import DiagnosticField, ExecStatus
 from phpmq_lite.storage.batch_sql import OPTIONAL, Step
 from phpmq_lite.storage.postgres.quorum import QUORUM_SQL, ConnectionBrokenError, Quorum, failure_of
 from phpmq_lite.storage.postgres.store import BEGIN_BATCH, SHARD, PostgresStore
-from phpmq_lite.storage.statements import compiled, load
+from phpmq_lite.storage.statements import compiled, load, postgres_value
 
 _BYTEA_OID: Final = 17
 _ARRAY: Final = struct.Struct(">IIIII")  # dimensions, has NULLs, type, length, lower bound
@@ -87,8 +87,7 @@ def encode_rows(flat: Sequence[Any], width: int, before: Sequence[Any]) -> Param
 
 def _text(value: Any) -> bytes:
     if isinstance(value, str):
-        # PostgreSQL's texts contain neither NUL nor lone surrogates.
-        return value.replace("\0", "\ufffd").encode("utf-8", "replace")
+        return str(postgres_value(value)).encode("utf-8", "replace")  # may have lone surrogates
     return b"%d" % value
 
 

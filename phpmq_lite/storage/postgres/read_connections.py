@@ -17,7 +17,7 @@ from phpmq_lite.errors import ReadTooLongError, StorageError
 from phpmq_lite.storage.postgres.quorum import summary
 from phpmq_lite.storage.postgres.store import disconnect
 from phpmq_lite.storage.read.read_pool import ReadPool, Row
-from phpmq_lite.storage.statements import compiled
+from phpmq_lite.storage.statements import compiled, postgres_value
 
 _GRACE_S: Final = 1.0  # a server that has not answered this long after the limit is lost
 # Each statement reads a few rows by an index, and its parameters decide by which one.  Without
@@ -88,7 +88,7 @@ class PostgresReaders(ReadPool[Callable[[], str], Connection]):
         self, connection: Connection, name: str, text: str, parameters: Mapping[str, Any]
     ) -> list[Row]:
         statement, names = compiled(text)
-        values = [_storable(parameters[name]) for name in names]
+        values = [postgres_value(parameters[name]) for name in names]
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self.limit_s + _GRACE_S, disconnect, connection)
         closes, ends_s = self.closes, loop.time() + self.limit_s
@@ -105,11 +105,6 @@ class PostgresReaders(ReadPool[Callable[[], str], Connection]):
             raise kind(f"cannot read {name}: {summary(error)}") from error
         finally:
             timer.cancel()
-
-
-def _storable(value: Any) -> Any:
-    """Replace NUL, which PostgreSQL cannot store in a text, by a character that is as unlikely."""
-    return value.replace("\0", "\ufffd") if isinstance(value, str) else value
 
 
 def _url(conninfo: str, servers: str) -> str:
