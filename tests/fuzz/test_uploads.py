@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.fuzz.api import store_flags, wait_until_active
 from tests.fuzz.mutate import mutant
 from tests.fuzz.test_fuzz import SEED
 from tests.fuzz.uploads import UPLOADS
@@ -26,13 +27,18 @@ KEYS = ("a", "a", "b", "k" * 255, "ä" * 100)
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 @pytest.mark.parametrize("uploads", [300, pytest.param(UPLOADS_MOST, marks=pytest.mark.slow)])
 def test_broker_answers_hostile_uploads_and_goes_on(
-    tmp_path: Path, figure: Callable[[str], None], uploads: int
+    tmp_path: Path, figure: Callable[[str], None], engine: str, uploads: int
 ) -> None:
     """None ends it, leaves a traceback in its log, or is answered with 500 or 502."""
     dice, statuses = Random(SEED), Counter[str]()
-    with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as broker:
+    with (
+        store_flags(engine) as flags,
+        broker_process(tmp_path / "data", "--admin", "127.0.0.1:0", *flags) as broker,
+    ):
+        wait_until_active(broker)
         host = urlsplit(broker.admin[0]).netloc or broker.admin[0]
         connection = HTTPConnection(host, timeout=60)
 
@@ -69,7 +75,7 @@ def test_broker_answers_hostile_uploads_and_goes_on(
         assert publish("last", "last", 1)[1]["published"] == 2
         connection.close()
         log = broker.log.read_text(encoding="utf-8")
-    figure(f"hostile uploads: {dict(statuses)}, seed {SEED}")
+    figure(f"hostile uploads, {engine}: {dict(statuses)}, seed {SEED}")
     assert statuses["stage 200"] > uploads // 50
     assert statuses["stage 422"] > uploads // 4
     assert "Traceback" not in log
