@@ -1,4 +1,4 @@
-"""The compiled wheel: which of them a release has; and tests of all suites, on one of them.
+"""The compiled wheel: what a release has; and the tests of its compiled modules, on one of them.
 
 It is built as users build it, but not optimized.
 """
@@ -20,13 +20,20 @@ from tests.support.builds import NEEDS_SOURCES
 
 PACKAGE = ROOT / "phpmq_lite"
 CORES = ("broker/", "protocol/")
+# What drives the compiled modules: the core, the protocol and the settings of queues.
 SAMPLE = (
     "tests/unit/broker", "tests/unit/protocol", "tests/unit/server",
     "tests/integration/test_broker_on_disk.py", "tests/integration/test_heap.py",
     "tests/integration/test_operations_on_disk.py", "tests/integration/test_pipeline_kill.py",
     "tests/integration/test_service.py", "tests/properties", "tests/conformance",
-    "tests/acceptance", "tests/browser/test_journey.py", "tests/docs/test_snippets.py",
-    "tests/faults", "tests/fuzz", "tests/soak", "tests/spark/test_source_queue.py",
+    *(f"tests/acceptance/test_{name}.py" for name in (
+        "hostile", "limits", "order_and_ttl", "session", "worker",
+    )),
+    *(f"tests/faults/test_{name}.py" for name in (
+        "bulk_kill", "clock", "dead_brokers", "hostile_peers", "kill", "poison", "power",
+        "slow_disk", "writer_process",
+    )),
+    "tests/browser/test_journey.py", "tests/fuzz/test_fuzz.py", "tests/soak",
 )  # fmt: skip
 
 pytestmark = pytest.mark.timeout(400)
@@ -154,7 +161,7 @@ def test_installed_wheel_is_compiled(wheel: Path, tmp_path: Path) -> None:
 @NEEDS_SOURCES
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_sample_of_every_suite_passes_on_the_compiled_build(
+def test_tests_of_the_compiled_modules_pass_with_them(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HYPOTHESIS_PROFILE", "brief")
