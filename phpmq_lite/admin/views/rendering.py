@@ -94,12 +94,15 @@ class PageTemplates:
     def __init__(self, folder: Path) -> None:
         self._environment = make_environment(folder)
         self._ready: set[str] = set()
+        self._making = asyncio.Lock()  # else the first requests compile the same templates at once
 
     async def get(self, name: str) -> jinja2.Template:
         """Return a template after compiling it and the templates that it includes."""
         if name not in self._ready:
-            await asyncio.to_thread(self._make, name)
-            self._ready.add(name)
+            async with self._making:
+                if name not in self._ready:
+                    await asyncio.to_thread(self._make, name)
+                    self._ready.add(name)
         return self._environment.get_template(name)
 
     def _make(self, name: str) -> None:

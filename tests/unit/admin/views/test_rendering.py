@@ -1,4 +1,4 @@
-"""Long work in slices that let other tasks run, and static files."""
+"""Long work in slices that let other tasks run, templates, and static files."""
 
 import asyncio
 import re
@@ -138,3 +138,12 @@ def test_static_files_load_nothing_from_elsewhere() -> None:
     for name, text in TEXTS.items():
         own = text.replace("http://www.w3.org/2000/svg", "")
         assert re.findall(r"https?://|@import|url\(", own) == [], name
+
+
+async def test_first_requests_compile_the_templates_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 90 did, in threads at once, while the event loop waited for the GIL."""
+    templates = rendering.PageTemplates(templates_folder())
+    compiled: list[str] = []
+    monkeypatch.setattr(templates, "_make", compiled.append)
+    await asyncio.gather(*(templates.get("error.html") for _ in range(90)))
+    assert compiled == ["error.html"]
