@@ -15,10 +15,10 @@ from phpmq_lite.storage.store import Store, note_clock
 
 _log = get_logger(__name__)
 T = TypeVar("T")
-_RETENTION_EVERY_MS: Final = 1_000
-# The same after a step that found nothing.  Its 25 statements take 40 ms beside a busy event loop,
-# for whose GIL each of them waits; once a second, that was the p99 of confirmed publishing.
-_RETENTION_IDLE_MS: Final = 10_000
+RETENTION_EVERY_MS: Final = 1_000
+# The pause doubles up to this while nothing is found.  The 25 statements take 40 ms beside a busy
+# event loop, for whose GIL each of them waits; once a second, that was the p99 of publishing.
+_RETENTION_MOST_MS: Final = 10_000
 _CLOCK_EVERY_MS: Final = 60_000  # maximum time between two stored clock states
 
 
@@ -72,12 +72,15 @@ class StoreMaintenance:
     startup knows the downtime.
     """
 
+    _most_pause_ms = _RETENTION_MOST_MS
+
     def __init__(
         self, bounds: RetentionBounds, counters: Callable[[ClockReading], Mapping[str, int]]
     ) -> None:
         self.bounds = bounds
         self._counters = counters
         self._retention_due_ms = 0  # when retention is next due, in steady ms
+        self._pause_ms = RETENTION_EVERY_MS // 2  # between the last two steps
         self._clock_due_ms = 0  # when the clocks must next be stored, in steady ms
 
     def _store_clocks(self, store: Store, now: ClockReading) -> None:
@@ -94,6 +97,7 @@ class StoreMaintenance:
             return True
         removed, has_more = retention.remove_expired(store, self.bounds, now.steady_ms)
         if not has_more:
-            pause_ms = _RETENTION_EVERY_MS if removed else _RETENTION_IDLE_MS
-            self._retention_due_ms = now.steady_ms + pause_ms
+            longer_ms = min(2 * self._pause_ms, self._most_pause_ms)
+            self._pause_ms = RETENTION_EVERY_MS if removed else longer_ms
+            self._retention_due_ms = now.steady_ms + self._pause_ms
         return has_more

@@ -21,7 +21,7 @@ from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.start_report import StartRecorder
 from phpmq_lite.storage.store_status import StoreStatus
-from phpmq_lite.storage.store_writer import StoreMaintenance
+from phpmq_lite.storage.store_writer import RETENTION_EVERY_MS, StoreMaintenance
 
 _log = get_logger(__name__)
 _OFFSETS_AT_ONCE: Final = 10_000
@@ -156,6 +156,8 @@ class PostgresBackend:
 
 class PostgresMaintenance(StoreMaintenance):
     """Maintenance that the engine runs in the writer's thread."""
+
+    _most_pause_ms = RETENTION_EVERY_MS  # settled messages are counted as often
 
     def __call__(self, store: PostgresStore, now: ClockReading, _is_idle: bool) -> bool:
         """Do the work that is due; return True if more work is due soon."""
