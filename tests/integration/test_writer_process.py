@@ -298,12 +298,16 @@ async def settle(one: Writer, number: int) -> None:
     await one.commit(both)
 
 
+async def fill(one: Writer) -> None:
+    """Settle twice as many messages as the history may have."""
+    assert one._store is not None
+    one._store.retention = FULL["rows"]
+    await settle(one, 1)
+    await settle(one, 2)
+
+
 async def test_work_and_batches_wait_for_a_removal_in_their_order(served: Writer) -> None:
-    store = served._store
-    assert store is not None
-    store.retention = FULL["rows"]
-    await settle(served, 1)
-    await settle(served, 2)
+    await fill(served)
     assert served._removal is not None
     order: list[str] = []
     works: list[asyncio.Future[Any]] = [
@@ -340,11 +344,7 @@ async def test_rows_are_not_removed_before_their_bounds_are_known(served: Writer
 
 
 async def test_writer_that_closes_does_not_wait_for_a_removal(served: Writer) -> None:
-    store = served._store
-    assert store is not None
-    store.retention = FULL["rows"]
-    await settle(served, 1)
-    await settle(served, 2)
+    await fill(served)
     assert served._removal is not None
     await served.close()
     assert rows(served, "SELECT count(*) FROM message WHERE seq >= 1000") == [(0,)]
@@ -353,11 +353,7 @@ async def test_writer_that_closes_does_not_wait_for_a_removal(served: Writer) ->
 async def test_process_that_is_killed_while_it_removes_is_a_failure(
     served: Writer, failures: list[Fatal]
 ) -> None:
-    store = served._store
-    assert store is not None
-    store.retention = FULL["rows"]
-    await settle(served, 1)
-    await settle(served, 2)
+    await fill(served)
     os.kill(process_of(served).pid, signal.SIGKILL)
     await until(lambda: failures)
     assert rows(served, 'SELECT max("offset") FROM history') == [(2 * SETTLED,)]
