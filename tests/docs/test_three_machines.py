@@ -3,9 +3,7 @@
 import os
 import re
 import shutil
-import socket
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +11,7 @@ import pytest
 
 from tests.docs.pages import COMMANDS, ROOT, blocks
 from tests.docs.snippets import BIN, in_terminal, skip_where_lacking
+from tests.support.free_ports import free_ports
 from tests.support.postgres_server import PROGRAMS, PostgresServer
 
 TUTORIAL: Final = "docs/start/tutorial.md"
@@ -39,18 +38,11 @@ wait $last
 """
 
 
-def free_ports() -> dict[str, str]:
-    """Return a free port for each of the page's."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
-        return {old: str(new.getsockname()[1]) for old, new in zip(PORTS, sockets, strict=True)}
-
-
 @pytest.mark.acceptance
 @pytest.mark.skipif(PROGRAMS is None, reason="PostgreSQL 15 is missing: apt install postgresql-15")
 def test_shop_moves_and_returns_without_a_change(postgres: PostgresServer, tmp_path: Path) -> None:
     skip_where_lacking(TUTORIAL)
-    ports = free_ports()
+    ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
 
     def ours(text: str) -> str:
         return re.sub(r"\b9[123]0[01]\b", lambda found: ports[found[0]], text)

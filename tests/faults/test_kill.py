@@ -59,7 +59,7 @@ async def test_broker_loses_nothing_when_it_is(
         (kill.killed, "ForgetsKeys", 40, False),
         (kill.killed, "ForgetsKeys", 40, True),
         (kill.killed, "RepliesBeforeCommit", 40, True),
-        (kill.terminated, "LeavesAtOnce", 20, False),
+        (kill.terminated, "LeavesAtOnce", 60, False),
         (kill.held_up, "CountsFromTheFirstDispatch", 12, False),
         (kill.held_up, "CountsGapsTwice", 1, False),
     ],

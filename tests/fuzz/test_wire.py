@@ -20,4 +20,5 @@ def test_broker_goes_on_after_connections_with_any_bytes(
     figure(f"any bytes on {CONNECTIONS:,} connections, {engine}: {dict(outcomes)}, seed {SEED}")
     assert tracebacks == []
     assert outcomes.total() == CONNECTIONS
+    assert not outcomes["wrong, and left open"]
     assert min(outcomes["closed by the broker"], outcomes["left open"]) > CONNECTIONS // 20

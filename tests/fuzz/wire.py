@@ -2,7 +2,8 @@
 
 ``python -m tests.fuzz.wire --connections 100000`` opens that many, sends an input of the target
 ``parser`` in one to three pieces on each, and ends with 1 if the broker ended, left a traceback in
-its log, or no longer confirms and dispatches a message.  ``--seed`` repeats the inputs of a run,
+its log, did not close a connection whose bytes are wrong, or no longer confirms and dispatches a
+message.  ``--seed`` repeats the inputs of a run,
 but not their order.
 """
 
@@ -20,6 +21,8 @@ from typing import Final
 
 import click
 
+from phpmq_lite.protocol.connection import ServerSide
+from phpmq_lite.protocol.frames import WireLimits
 from tests.fuzz.api import store_flags, wait_until_active
 from tests.fuzz.mutate import mutant
 from tests.fuzz.streams import PARSER
@@ -28,7 +31,8 @@ from tests.support.frame_bytes import split_at
 from tests.support.socket_client import SocketClient
 
 AT_ONCE: Final = 32
-QUIET_S: Final = 0.02  # the broker waits for more bytes if it says nothing for so long
+CLOSED_S: Final = 30.0  # time limit for the end of a connection whose bytes are wrong
+QUIET_S: Final = 0.02  # another one is left alone after so long; the broker may close it as well
 _RESET: Final = struct.pack("ii", 1, 0)
 
 
@@ -50,18 +54,21 @@ async def attack(port: int, connections: int, seed: int) -> Counter[str]:
 
 
 async def send(port: int, data: bytes, dice: Random) -> str:
-    """Send an input on a new connection; return whether the broker closed it."""
+    """Send an input on a new connection; return whether the broker closed it, or should have."""
+    side = ServerSide(WireLimits())
+    side.receive(data)
+    is_wrong = side.error is not None
     local = f"127.0.{dice.randrange(1, 250)}.{dice.randrange(1, 250)}", 0
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=local)
     try:
         for piece in split_at(data, [dice.randrange(1 << 16) for _ in range(dice.randrange(3))]):
             writer.write(piece)
             await writer.drain()
-        while await asyncio.wait_for(reader.read(1 << 16), QUIET_S):
+        while await asyncio.wait_for(reader.read(1 << 16), CLOSED_S if is_wrong else QUIET_S):
             pass
         outcome = "closed by the broker"
     except TimeoutError:
-        outcome = "left open"
+        outcome = "wrong, and left open" if is_wrong else "left open"
     except ConnectionError:
         outcome = "reset"
     if dice.random() < 0.5 and not writer.is_closing():
@@ -103,7 +110,7 @@ def main(connections: int, engine: str, seed: int | None) -> None:
     outcomes, tracebacks = run(engine, connections, seed)
     click.echo(f"wire, {engine}: {dict(outcomes)}, {len(tracebacks)} tracebacks, seed {seed}")
     click.echo("\n".join(tracebacks[:5]), nl=bool(tracebacks))
-    sys.exit(bool(tracebacks))
+    sys.exit(bool(tracebacks or outcomes["wrong, and left open"]))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.docs.pages import blocks
+from tests.support.free_ports import free_ports
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture
-from tests.support.postgres_server import free_port
 
 PAGE: Final = "docs/operate/proxy.md"
 PROXIES: Final = ("nginx", "caddy", "haproxy")
@@ -58,7 +58,7 @@ def documented(name: str) -> str:
 @asynccontextmanager
 async def proxy(name: str, folder: Path, config: str) -> AsyncIterator[str]:
     """Run a proxy with a configuration; yield the URL at which it listens."""
-    port, file = free_port(), folder / f"{name}.conf"
+    (port,), file = free_ports(1), folder / f"{name}.conf"
     config = config.replace("127.0.0.1:8080", f"127.0.0.1:{port}")
     file.write_text(FRAME[name].format(folder=folder, port=port, config=config))
     options = {

@@ -7,7 +7,6 @@ import atexit
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -22,6 +21,7 @@ import psycopg
 import pytest
 
 from tests.docs.pages import ROOT
+from tests.support.free_ports import free_ports
 from tests.support.node_network import NodeNetwork, TemporaryServers, kill_all
 
 BIN: Final = Path("/usr/lib/postgresql/15/bin")
@@ -64,7 +64,7 @@ class ReplicatedPostgres(TemporaryServers):
         self.network = network
         self.folder = shared_folder(self._cleanup)
         self.hosts = network.addresses if network else ["127.0.0.1"] * 3
-        self.ports = [5432] * 3 if network else _free_ports(3)
+        self.ports = [5432] * 3 if network else free_ports(3)
         self._shared_settings = dict(settings or {})
         self._settings: list[dict[str, str]] = [{}, {}, {}]  # of each node, beyond the shared ones
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -373,12 +373,6 @@ def give_away(path: Path) -> None:
     """Let PostgreSQL's user own a file or a folder and everything in it."""
     if os.geteuid() == 0:
         subprocess.run(["chown", "-R", "postgres:postgres", path], check=True)
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
 
 
 @cache

@@ -7,7 +7,6 @@ of bytes, so that a statement which relies on the order of bytes without saying 
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import pytest
 
 from phpmq_lite.storage.postgres.migrate import create_schema
 from phpmq_lite.storage.postgres.store import PostgresStore, connect
+from tests.support.free_ports import free_ports
 
 _NEWEST: Final = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
 PROGRAMS: Final = next((path for path in _NEWEST if int(path.parent.name) >= 15), None)
@@ -127,11 +127,6 @@ def _account() -> dict[str, Any]:
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
     """Run a server whose template database is migrated; skip the test if there is none."""
@@ -141,7 +136,8 @@ def postgres_server() -> Iterator[PostgresServer]:
     folder = Path(tempfile.mkdtemp(prefix="phpmq_pg_"))
     if os.geteuid() == 0:
         shutil.chown(folder, "postgres", "postgres")
-    server = PostgresServer(folder, free_port())
+    (port,) = free_ports(1)
+    server = PostgresServer(folder, port)
     try:
         run_as_postgres(
             [str(PROGRAMS / "initdb"), "-D", str(server.data), "-U", "postgres", "-A", "trust",
