@@ -19,13 +19,11 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-WORKLOADS = "publish,flow,latency"
 
-
-def measure(python: str, seconds: float, folder: str) -> dict[str, float]:
+def measure(python: str, workloads: str, seconds: float, folder: str) -> dict[str, float]:
     """Run the benchmark once; return each figure by name."""
     command = [
-        python, "-m", "phpmq_lite", "bench", "--workloads", WORKLOADS, "--seconds", str(seconds),
+        python, "-m", "phpmq_lite", "bench", "--workloads", workloads, "--seconds", str(seconds),
         "--data", ".", "-o", "json",
     ]  # fmt: skip
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
@@ -47,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("before")
     parser.add_argument("after")
+    parser.add_argument("--workloads", default="publish,flow,latency")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=2.0)
     options = parser.parse_args()
@@ -56,7 +55,7 @@ def main() -> None:
         found = {}
         with tempfile.TemporaryDirectory(dir=".") as folder:
             for python in pair if number % 2 == 0 else reversed(pair):
-                found[python] = measure(python, options.seconds, folder)
+                found[python] = measure(python, options.workloads, options.seconds, folder)
         for name, value in found[options.after].items():
             if found[options.before].get(name):
                 ratios.setdefault(name, []).append(value / found[options.before][name])

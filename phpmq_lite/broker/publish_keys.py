@@ -40,6 +40,8 @@ class _QueueKeys:
     size: int = 0  # number of names
     bound: int = 0  # at least ``size``; as in the queue's valid entry in ``_sizes``
     since: int = 0  # number of the row that was added when the queue had no keys
+    cut_row: int = 0  # number of the row that was cut last
+    cut_seq: int = 0  # it is cut again when the keys before this seq are evicted
 
 
 class PublishKeys:
@@ -82,10 +84,17 @@ class PublishKeys:
         ``newest`` is the number of the newest key in the table, which may have expired.
         """
         self._number = newest
+        again = set[int]()  # queues of which a key was used again, so no older one is remembered
         for row in rows:
             number, queue_id, seq, at_ms = row[:4]
             names = [b"%d:%b" % (queue_id, key) for _, key, _, _ in expand_run(row)]
-            if not self._seen.keys().isdisjoint(names):  # these keys have been used again
+            if queue_id not in again and not self._seen.keys().isdisjoint(names):
+                again.add(queue_id)
+                used = max(at for at, name in enumerate(names, 1) if name in self._seen)
+                seq, names = seq + used, names[used:]
+            elif queue_id in again:
+                names = []
+            if not names:
                 self.evicted_rows[number] = queue_id
                 continue
             first = (number << _TIME_BITS | seq) << _TIME_BITS | at_ms
@@ -97,6 +106,7 @@ class PublishKeys:
             self._raise_bound(queue_id, queue)
             heappush(self._ages, (self._seen[queue.names[0]] & _TIME, queue_id))
         self._make_room()
+        self.evicted = 0  # they were before
 
     def find(self, queue_id: int, key: bytes, now_ms: int) -> int | None:
         """Return the seq stored under ``key`` for this queue in the last ``window_ms``, or None."""
@@ -157,23 +167,31 @@ class PublishKeys:
     def take_evicted(self) -> tuple[list[int], list[Any]]:
         """Return the numbers of rows to remove, and what is left of them as a flat list of KeyRun.
 
-        Covers all evictions since the last call.
+        Covers all evictions since the last call.  A row that was cut is cut again when half of it
+        is evicted, so one eviction writes two keys on average, not the thousands of its row; until
+        then the table has keys that are not remembered, at most as many as ``limit``.
         """
+        removed: list[int] = []
         rest: list[Any] = []
         for number, queue_id in self.evicted_rows.items():
-            keys: list[bytes] = []
-            entry = 0
-            for name in self._queues[queue_id].names if queue_id in self._queues else ():
-                if self._seen[name] >> _NUMBER_AT != number:
-                    break
-                entry = entry or self._seen[name]
-                keys.append(name[name.index(b":") + 1 :])
-            if keys:
-                seq, at_ms = entry >> _TIME_BITS & _SEQ, entry & _TIME
+            queue = self._queues.get(queue_id)
+            oldest = self._seen[queue.names[0]] if queue is not None and queue.names else 0
+            if queue is not None and oldest >> _NUMBER_AT == number:
+                seq, at_ms = oldest >> _TIME_BITS & _SEQ, oldest & _TIME
+                if number == queue.cut_row and seq < queue.cut_seq:
+                    continue
+                keys = list(self._keys_of_oldest_row(queue, number))
+                queue.cut_row, queue.cut_seq = number, seq + (len(keys) + 1) // 2
                 rest += (number, queue_id, seq, at_ms, len(keys[0]), b"".join(keys))
-        removed = [*self.evicted_rows]
+            removed.append(number)
         self.evicted_rows.clear()
         return removed, rest
+
+    def _keys_of_oldest_row(self, queue: _QueueKeys, number: int) -> Iterator[bytes]:
+        for name in queue.names:
+            if self._seen[name] >> _NUMBER_AT != number:
+                return
+            yield name[name.index(b":") + 1 :]
 
     def _store(self, names: list[bytes], rows: Sequence[Any], now_ms: int) -> None:
         """Add new keys, which ``rows``, a flat list of KeyRun, has too."""

@@ -45,6 +45,12 @@ class ReceiptsAgainstLists(RuleBasedStateMachine):
             for queue_id, key, seq, at_ms in expand_run(row):
                 self.known[queue_id].append((key, seq, at_ms))
                 self.next_seq = seq + 1
+        self.evict()
+        (*_, newest), queue_id = [*expand_run(rows[-1])], rows[-1][1]
+        assert self.seq_of(queue_id, newest[1]) == newest[2]
+
+    def evict(self) -> None:
+        """Remove what is not remembered, and check that it is the oldest of the largest queues."""
         excess = sum(map(len, self.known.values())) - LIMIT
         lost: set[int] = set()
         for queue_id, some in self.known.items():
@@ -58,8 +64,6 @@ class ReceiptsAgainstLists(RuleBasedStateMachine):
         assert not lost or excess == 0, "more than needed"
         most = max(map(len, self.known.values()))
         assert all(len(self.known[queue_id]) >= most - 1 for queue_id in lost)
-        (*_, newest), queue_id = [*expand_run(rows[-1])], rows[-1][1]
-        assert self.seq_of(queue_id, newest[1]) == newest[2]
 
     @rule(queue_id=queue_ids, key=keys)
     def publish(self, queue_id: int, key: bytes) -> None:
@@ -105,6 +109,8 @@ class ReceiptsAgainstLists(RuleBasedStateMachine):
         assert not self.table.keys() & {row[0] for row in left}
         self.table |= {row[0]: row for row in left}
         self.batch = []
+        alive = sum(map(len, self.known.values()))
+        assert sum(len([*expand_run(row)]) for row in self.unexpired()) <= 2 * alive
 
     @rule(ms=st.sampled_from([1, 40, 99, 100, 500]))
     def pass_time(self, ms: int) -> None:
@@ -112,15 +118,30 @@ class ReceiptsAgainstLists(RuleBasedStateMachine):
         for queue_id, some in self.known.items():
             self.known[queue_id] = [k for k in some if self.now_ms - k[2] < WINDOW_MS]
 
+    def unexpired(self) -> list[KeyRun]:
+        """Return the rows of the table that the store loads, newest first."""
+        some = (row for row in self.table.values() if self.now_ms - row[3] < WINDOW_MS)
+        return sorted(some, reverse=True)
+
     @rule()
     def restart(self) -> None:
-        """Load the rows that the store would, newest first: all that have not expired."""
+        """Load the rows; evicted keys that are still in the table may be remembered again."""
         self.store()
         self.receipts = PublishKeys(LIMIT, WINDOW_MS)
-        some = (row for row in self.table.values() if self.now_ms - row[3] < WINDOW_MS)
-        self.receipts.load(sorted(some, reverse=True), self.newest)
-        assert len(self.receipts) == sum(map(len, self.known.values()))
+        self.receipts.load(self.unexpired(), self.newest)
         assert self.receipts.evicted == 0
+        remembered = self.known
+        self.known = {queue_id: [] for queue_id in QUEUES}
+        for row in reversed(self.unexpired()):
+            for queue_id, key, seq, at_ms in expand_run(row):
+                some = self.known[queue_id]
+                names = [name for name, _, _ in some]
+                if key in names:  # used again after it was evicted, as all older ones were
+                    del some[: names.index(key) + 1]
+                some.append((key, seq, at_ms))
+        for queue_id, some in remembered.items():
+            assert self.known[queue_id][len(self.known[queue_id]) - len(some) :] == some
+        self.evict()
 
     @invariant()
     def memory_is_bounded(self) -> None:

@@ -1,14 +1,21 @@
 """Keys of confirmed publishes."""
 
+from typing import Any
+
 import pytest
 
 from phpmq_lite.broker.publish_keys import PublishKeys
+from phpmq_lite.model import KeyRun
 
 WINDOW_MS = 600_000
 
 
 def known(keys: PublishKeys, queue_id: int, *some: bytes, now_ms: int = 0) -> list[bytes]:
     return [key for key in some if keys.find(queue_id, key, now_ms) is not None]
+
+
+def rows_of(flat: list[Any]) -> list[KeyRun]:
+    return list(zip(*[iter(flat)] * 6, strict=True))
 
 
 def numbered(letter: str, count: int) -> list[bytes]:
@@ -113,3 +120,24 @@ def test_time_of_the_other_queues_is_kept_by_a_queue_that_gets_nothing_more() ->
         alive = [a for a in range(0, at + 1, 10) if at - a < 100]
         assert len(keys) == len(alive)
         assert all(keys.find(a % 30, b"%d" % a, at) == a + 1 for a in alive)
+
+
+def test_keys_evicted_one_by_one_do_not_rewrite_their_row_each_time() -> None:
+    """A row of 5,000 keys was written again for each of them, 12.5 million keys."""
+    keys = PublishKeys(5_000, WINDOW_MS)
+    keys.add_new([(1, numbered("a", 5_000))], 1, 0)
+    written = 0
+    for seq, key in enumerate(numbered("b", 5_000), 5_001):
+        keys.add(1, key, seq, 1)
+        written += sum(len(some) // size for *_, size, some in rows_of(keys.take_evicted()[1]))
+        assert len(keys) == 5_000
+    assert written <= 10_000
+
+
+def test_key_used_again_is_the_oldest_of_its_queue_after_a_restart() -> None:
+    """The table has keys of cut rows that are not remembered; one of them was used again."""
+    keys = PublishKeys(10, WINDOW_MS)
+    keys.load([(7, 1, 9, 5, 1, b"c"), (6, 1, 4, 0, 1, b"abcde"), (1, 1, 1, 0, 1, b"x")], 7)
+    assert [keys.find(1, key, 5) for key in (b"c", b"d", b"e")] == [9, 7, 8]
+    assert known(keys, 1, b"a", b"b", b"x") == []
+    assert keys.take_evicted() == ([1], [])
