@@ -19,6 +19,7 @@ from phpmq_lite.admin import listeners as admin_listeners
 from phpmq_lite.admin.auth.setup_token import SetupToken
 from phpmq_lite.admin.monitoring import processes
 from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.publish_keys import STORED_FACTOR
 from phpmq_lite.clock import Clock
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas, RegistryError
@@ -511,7 +512,8 @@ class Service:
 
     def _read_state(self, store: Store, *, clock: Clock) -> RecoveredState:
         receipts = self.settings.receipts
-        return store.recover(clock.now(), receipts.window_s * 1_000, receipts.limit)
+        stored = STORED_FACTOR * receipts.limit
+        return store.recover(clock.now(), receipts.window_s * 1_000, stored)
 
     async def _load_core(self, writer: StoreWriter, clock: Clock) -> Broker:
         """Create the core from what is stored, after the database has refused a batch."""

@@ -245,7 +245,7 @@ class Broker:
             self.ack_timeouts.watch(state.by_id, batch.dispatched, state.now.steady_ms)
         if batch.due_at is not None and state.next_deadline_ms is not None:
             batch.due_from = state.next_deadline_ms  # of one that returned in this batch, perhaps
-        if batch.keys and self.publish_keys.evicted_rows:
+        if batch.keys:
             batch.evicted_keys, batch.cut_keys = self.publish_keys.take_evicted()
         if not batch.implies_next_number(state.next_number):
             batch.counters["next_number"] = state.next_number

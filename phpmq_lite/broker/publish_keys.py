@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import count, groupby
+from itertools import count, groupby, islice, takewhile
 from typing import Any, Final
 
 from phpmq_lite.model import KeyRun
@@ -12,9 +12,10 @@ from phpmq_lite.model import KeyRun
 _TIME_BITS: Final = 44  # enough for 500 years in milliseconds
 _TIME: Final = (1 << _TIME_BITS) - 1
 _STEP: Final = 1 << _TIME_BITS  # from an entry to that of the next key of a row
-_SEQ: Final = _TIME
-_NUMBER_AT: Final = 2 * _TIME_BITS
+_SIZE_BITS: Final = 24  # a batch has fewer keys
+_SIZE: Final = (1 << _SIZE_BITS) - 1
 
+STORED_FACTOR: Final = 4  # maximum ratio of the keys in the table to those that are remembered
 KEY_BYTES: Final = 64
 _LAST: Final = b":last"  # appended to a key padded to 64 bytes, so it cannot equal a client's key
 
@@ -40,8 +41,26 @@ class _QueueKeys:
     size: int = 0  # number of names
     bound: int = 0  # at least ``size``; as in the queue's valid entry in ``_sizes``
     since: int = 0  # number of the row that was added when the queue had no keys
-    cut_row: int = 0  # number of the row that was cut last
-    cut_seq: int = 0  # it is cut again when the keys before this seq are evicted
+    rows: deque[int] = field(default_factory=deque)  # packed (number, keys) of rows, oldest first
+    gone: int = 0  # number of keys of the oldest row that are not among the names
+
+    def forget(self, seen: dict[bytes, int], number: int) -> list[int]:
+        """Forget the oldest keys; return the numbers of the rows of which no key is left."""
+        take, rows = self.names.popleft, self.rows
+        for _ in range(number):
+            del seen[take()]
+        self.size -= number
+        self.gone += number
+        gone_rows: list[int] = []
+        while rows and self.gone >= rows[0] & _SIZE:
+            self.gone -= rows[0] & _SIZE
+            gone_rows.append(rows.popleft() >> _SIZE_BITS)
+        return gone_rows
+
+    @property
+    def wastes(self) -> bool:
+        """Whether most keys of the oldest row are gone."""
+        return bool(self.rows) and 4 * self.gone >= 3 * (self.rows[0] & _SIZE)
 
 
 class PublishKeys:
@@ -64,15 +83,15 @@ class PublishKeys:
         self._limit = limit
         self._window_ms = window_ms
         self._number = 0  # number of the newest key; keys are numbered without gaps
-        self._seen: dict[bytes, int] = {}  # packed (queue_id, key) -> packed (row, seq, time)
+        self._seen: dict[bytes, int] = {}  # packed (queue_id, key) -> packed (seq, time)
         self._until_copy = limit // 2  # number of keys that can be added before _seen is copied
         self._queues: dict[int, _QueueKeys] = {}  # keyed by queue_id
         # Heap of (-bound, since, queue_id); entries that differ from their queue are outdated.
         self._sizes: list[tuple[int, int, int]] = []
         # Heap with one entry for each queue: (time, queue_id); its keys are not older than that.
         self._ages: list[tuple[int, int]] = []
-        # Number -> queue_id of the rows of which keys were evicted since ``take_evicted``.
-        self.evicted_rows: dict[int, int] = {}
+        self._evicted_rows: list[int] = []  # numbers of rows without a key since ``take_evicted``
+        self._wasteful: set[int] = set()  # queue_id of those that may need a cut
         self.evicted = 0  # number of keys evicted before the end of their window
 
     def __len__(self) -> int:
@@ -88,18 +107,19 @@ class PublishKeys:
         for row in rows:
             number, queue_id, seq, at_ms = row[:4]
             names = [b"%d:%b" % (queue_id, key) for _, key, _, _ in expand_run(row)]
-            if queue_id not in again and not self._seen.keys().isdisjoint(names):
+            used = len(names) if queue_id in again else 0
+            if not self._seen.keys().isdisjoint(names):
                 again.add(queue_id)
                 used = max(at for at, name in enumerate(names, 1) if name in self._seen)
-                seq, names = seq + used, names[used:]
-            elif queue_id in again:
-                names = []
-            if not names:
-                self.evicted_rows[number] = queue_id
+            if used == len(names):
+                self._evicted_rows.append(number)
                 continue
-            first = (number << _TIME_BITS | seq) << _TIME_BITS | at_ms
-            self._seen.update(zip(names, count(first, _STEP), strict=False))
             queue = self._queues.setdefault(queue_id, _QueueKeys(since=number))
+            queue.rows.appendleft(number << _SIZE_BITS | len(names))
+            queue.gone, names = used, names[used:]
+            self._seen.update(
+                zip(names, count((seq + used) << _TIME_BITS | at_ms, _STEP), strict=False)
+            )
             queue.names.extendleft(reversed(names))
             queue.size += len(names)
         for queue_id, queue in self._queues.items():
@@ -113,7 +133,7 @@ class PublishKeys:
         entry = self._seen.get(b"%d:%b" % (queue_id, key))
         if entry is None or now_ms - (entry & _TIME) >= self._window_ms:
             return None
-        return entry >> _TIME_BITS & _SEQ
+        return entry >> _TIME_BITS
 
     def add(self, queue_id: int, key: bytes, seq: int, now_ms: int) -> KeyRun:
         """Add ``key`` and return its row; evict keys that are expired or exceed the limit.
@@ -167,31 +187,25 @@ class PublishKeys:
     def take_evicted(self) -> tuple[list[int], list[Any]]:
         """Return the numbers of rows to remove, and what is left of them as a flat list of KeyRun.
 
-        Covers all evictions since the last call.  A row that was cut is cut again when half of it
-        is evicted, so one eviction writes two keys on average, not the thousands of its row; until
-        then the table has keys that are not remembered, at most as many as ``limit``.
+        Covers all evictions since the last call.  A row is cut when three quarters of its keys are
+        evicted, not for each of them: it may have thousands.  So the table has at most
+        ``STORED_FACTOR`` times as many keys as are remembered.
         """
-        removed: list[int] = []
+        removed, self._evicted_rows = self._evicted_rows, []
         rest: list[Any] = []
-        for number, queue_id in self.evicted_rows.items():
+        for queue_id in self._wasteful:
             queue = self._queues.get(queue_id)
-            oldest = self._seen[queue.names[0]] if queue is not None and queue.names else 0
-            if queue is not None and oldest >> _NUMBER_AT == number:
-                seq, at_ms = oldest >> _TIME_BITS & _SEQ, oldest & _TIME
-                if number == queue.cut_row and seq < queue.cut_seq:
-                    continue
-                keys = list(self._keys_of_oldest_row(queue, number))
-                queue.cut_row, queue.cut_seq = number, seq + (len(keys) + 1) // 2
-                rest += (number, queue_id, seq, at_ms, len(keys[0]), b"".join(keys))
+            if queue is None or not queue.wastes:
+                continue
+            number, size = divmod(queue.rows[0], 1 << _SIZE_BITS)
+            names = [*islice(queue.names, size - queue.gone)]
+            keys = [name[name.index(b":") + 1 :] for name in names]
+            seq, at_ms = divmod(self._seen[names[0]], 1 << _TIME_BITS)
             removed.append(number)
-        self.evicted_rows.clear()
+            rest += (number, queue_id, seq, at_ms, len(keys[0]), b"".join(keys))
+            queue.rows[0], queue.gone = number << _SIZE_BITS | len(keys), 0
+        self._wasteful.clear()
         return removed, rest
-
-    def _keys_of_oldest_row(self, queue: _QueueKeys, number: int) -> Iterator[bytes]:
-        for name in queue.names:
-            if self._seen[name] >> _NUMBER_AT != number:
-                return
-            yield name[name.index(b":") + 1 :]
 
     def _store(self, names: list[bytes], rows: Sequence[Any], now_ms: int) -> None:
         """Add new keys, which ``rows``, a flat list of KeyRun, has too."""
@@ -208,8 +222,9 @@ class PublishKeys:
                 heappush(self._ages, (now_ms, queue_id))
             if not queue.size:
                 queue.since, queue.bound = number, 0
-            entry = (number << _TIME_BITS | seq) << _TIME_BITS | now_ms
+            entry = seq << _TIME_BITS | now_ms
             end = at + number - before
+            queue.rows.append(number << _SIZE_BITS | end - at)
             if end == at + 1:
                 seen[names[at]] = entry
                 queue.names.append(names[at])
@@ -241,9 +256,8 @@ class PublishKeys:
             queue_id = heappop(self._ages)[1]
             queue = self._queues[queue_id]
             names = queue.names
-            while names and seen[names[0]] & _TIME <= oldest_ms:
-                del seen[names.popleft()]
-            queue.size = len(names)
+            old = takewhile(lambda name: seen[name] & _TIME <= oldest_ms, names)
+            queue.forget(seen, sum(1 for _ in old))  # retention removes the rows
             if names:
                 heappush(self._ages, (seen[names[0]] & _TIME, queue_id))
             else:
@@ -270,8 +284,7 @@ class PublishKeys:
             self.evicted += number
 
     def _evict(self, queue_id: int, queue: _QueueKeys, number: int) -> None:
-        """Forget the oldest keys of a queue, and note their rows."""
-        take, forget, rows = queue.names.popleft, self._seen.pop, self.evicted_rows
-        for _ in range(number):
-            rows[forget(take()) >> _NUMBER_AT] = queue_id
-        queue.size -= number
+        """Forget the oldest keys of a queue, and note what becomes of their rows."""
+        self._evicted_rows += queue.forget(self._seen, number)
+        if queue.wastes:
+            self._wasteful.add(queue_id)

@@ -140,12 +140,11 @@ class Store(ABC):
         return self.execute(self.sql("accounts")["users"]).fetchone() is not None
 
     def _receipts(self, after_ms: int, limit: int) -> Iterator[KeyRun]:
-        """Yield the rows added after ``after_ms``, newest first, until they have enough keys.
+        """Yield the rows added after ``after_ms``, newest first, until they have ``limit`` keys.
 
-        The table has at most twice as many as are remembered (``PublishKeys.take_evicted``).
         Receipts are read in slices, because reading 100,000 in one go took 26 MB more.
         """
-        before, limit = 1 << 62, 2 * limit
+        before = 1 << 62
         while limit > 0 and (some := self.query("receipts", (before, after_ms, _RECEIPTS_AT_ONCE))):
             yield from some
             before = some[-1][0]

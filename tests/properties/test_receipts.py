@@ -7,7 +7,7 @@ choice after checking it: a queue that has lost keys has at most one less than t
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from phpmq_lite.broker.publish_keys import PublishKeys, expand_run
+from phpmq_lite.broker.publish_keys import STORED_FACTOR, PublishKeys, expand_run
 from phpmq_lite.model import KeyRun
 
 WINDOW_MS = 100
@@ -110,7 +110,7 @@ class ReceiptsAgainstLists(RuleBasedStateMachine):
         self.table |= {row[0]: row for row in left}
         self.batch = []
         alive = sum(map(len, self.known.values()))
-        assert sum(len([*expand_run(row)]) for row in self.unexpired()) <= 2 * alive
+        assert sum(len([*expand_run(row)]) for row in self.unexpired()) <= STORED_FACTOR * alive
 
     @rule(ms=st.sampled_from([1, 40, 99, 100, 500]))
     def pass_time(self, ms: int) -> None:
