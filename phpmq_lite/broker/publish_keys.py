@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, heapreplace
-from itertools import count, groupby, islice, takewhile
+from heapq import heappop, heappush
+from itertools import count, groupby, islice, pairwise, takewhile
 from typing import Any, Final
 
 from phpmq_lite.model import KeyRun
@@ -38,9 +38,6 @@ class _QueueKeys:
     """The remembered keys of one queue."""
 
     names: deque[bytes] = field(default_factory=deque)  # keys of ``_seen``, oldest first
-    size: int = 0  # number of names
-    bound: int = 0  # at least ``size``; as in the queue's valid entry in ``_sizes``
-    since: int = 0  # number of the row that was added when the queue had no keys
     rows: deque[int] = field(default_factory=deque)  # packed (number, keys) of rows, oldest first
     gone: int = 0  # number of keys of the oldest row that are not among the names
 
@@ -49,7 +46,6 @@ class _QueueKeys:
         take, rows = self.names.popleft, self.rows
         for _ in range(number):
             del seen[take()]
-        self.size -= number
         self.gone += number
         gone_rows: list[int] = []
         while rows and self.gone >= rows[0] & _SIZE:
@@ -66,10 +62,12 @@ class _QueueKeys:
 class PublishKeys:
     """The most recent publish keys, limited by count and age.
 
-    While there are more than ``limit`` keys, the queue that has most loses its oldest one.  So a
+    If there are more than ``limit`` keys, the queues that have most lose their oldest ones.  So a
     queue can use all places that others leave free, but it cannot push out fewer keys than its own.
+    To compare all queues seldom, a 64th more is evicted than is needed.
 
-    Times are in ms on the steady clock.  Each call is O(log queues) on average.  The table
+    Times are in ms on the steady clock.  Each call is O(1) on average, unless there are thousands
+    of queues.  The table
     ``receipt`` is the source of truth; this is its in-memory copy, loaded at startup.  Keys that
     lose their place are removed from it in the same batch, and expired keys by retention.
 
@@ -85,9 +83,7 @@ class PublishKeys:
         self._number = 0  # number of the newest key; keys are numbered without gaps
         self._seen: dict[bytes, int] = {}  # packed (queue_id, key) -> packed (seq, time)
         self._until_copy = limit // 2  # number of keys that can be added before _seen is copied
-        self._queues: dict[int, _QueueKeys] = {}  # keyed by queue_id
-        # Heap of (-bound, since, queue_id); entries that differ from their queue are outdated.
-        self._sizes: list[tuple[int, int, int]] = []
+        self._queues: dict[int, _QueueKeys] = {}  # keyed by queue_id; in order of their first keys
         # Heap with one entry for each queue: (time, queue_id); its keys are not older than that.
         self._ages: list[tuple[int, int]] = []
         self._evicted_rows: list[int] = []  # numbers of rows without a key since ``take_evicted``
@@ -114,16 +110,15 @@ class PublishKeys:
             if used == len(names):
                 self._evicted_rows.append(number)
                 continue
-            queue = self._queues.setdefault(queue_id, _QueueKeys(since=number))
+            queue = self._queues.setdefault(queue_id, _QueueKeys())
             queue.rows.appendleft(number << _SIZE_BITS | len(names))
             queue.gone, names = used, names[used:]
             self._seen.update(
                 zip(names, count((seq + used) << _TIME_BITS | at_ms, _STEP), strict=False)
             )
             queue.names.extendleft(reversed(names))
-            queue.size += len(names)
+        self._queues = dict(reversed(self._queues.items()))
         for queue_id, queue in self._queues.items():
-            self._raise_bound(queue_id, queue)
             heappush(self._ages, (self._seen[queue.names[0]] & _TIME, queue_id))
         self._make_room()
         self.evicted = 0  # they were before
@@ -212,42 +207,33 @@ class PublishKeys:
         if self._until_copy <= 0:
             self._until_copy = self._limit // 2
             self._seen = dict(self._seen)
-        seen, queues = self._seen, self._queues
-        at, before = 0, self._number
-        for number, queue_id, seq in zip(rows[::6], rows[1::6], rows[2::6], strict=True):
-            if queue_id in queues:
-                queue = queues[queue_id]
-            else:
-                queue = queues[queue_id] = _QueueKeys()
-                heappush(self._ages, (now_ms, queue_id))
-            if not queue.size:
-                queue.since, queue.bound = number, 0
-            entry = seq << _TIME_BITS | now_ms
-            end = at + number - before
-            queue.rows.append(number << _SIZE_BITS | end - at)
-            if end == at + 1:
-                seen[names[at]] = entry
-                queue.names.append(names[at])
-            else:
-                some = names[at:end]
-                seen.update(zip(some, count(entry, _STEP), strict=False))
-                queue.names.extend(some)
-            queue.size += end - at
-            if queue.size > queue.bound:
-                self._raise_bound(queue_id, queue)
-            at, before = end, number
-        self._number = before
-        self._until_copy -= at
-        if len(seen) > self._limit:
-            self._make_room()
+        if len(names) == 1:
+            self._add_row(rows[1], names, rows[2], now_ms)
+        else:
+            at = 0
+            for number, queue_id, seq in zip(rows[::6], rows[1::6], rows[2::6], strict=True):
+                end = at + number - self._number
+                self._add_row(queue_id, names[at:end], seq, now_ms)
+                at = end
+        self._until_copy -= len(names)
+        self._make_room()
 
-    def _raise_bound(self, queue_id: int, queue: _QueueKeys) -> None:
-        """Raise the bound to an eighth above the number of keys, so that this is rarely needed."""
-        queue.bound = queue.size * 9 // 8
-        heappush(self._sizes, (-queue.bound, queue.since, queue_id))
-        if len(self._sizes) > 2 * len(self._queues) + 64:
-            self._sizes = [(-q.bound, q.since, n) for n, q in self._queues.items() if q.size]
-            heapify(self._sizes)
+    def _add_row(self, queue_id: int, names: list[bytes], seq: int, now_ms: int) -> None:
+        queue = self._queues.get(queue_id)
+        if queue is None:
+            queue = self._queues[queue_id] = _QueueKeys()
+            heappush(self._ages, (now_ms, queue_id))
+        elif not queue.names:
+            self._queues[queue_id] = self._queues.pop(queue_id)
+        size, entry = len(names), seq << _TIME_BITS | now_ms
+        number = self._number = self._number + size
+        queue.rows.append(number << _SIZE_BITS | size)
+        if size == 1:
+            self._seen[names[0]] = entry
+            queue.names.append(names[0])
+        else:
+            self._seen.update(zip(names, count(entry, _STEP), strict=False))
+            queue.names.extend(names)
 
     def _expire(self, oldest_ms: int) -> None:
         """Forget all keys that are not younger than ``oldest_ms``."""
@@ -264,24 +250,22 @@ class PublishKeys:
                 del self._queues[queue_id]
 
     def _make_room(self) -> None:
-        """Evict the oldest keys of the largest queue while the limit is exceeded."""
-        sizes = self._sizes
-        while (excess := len(self._seen) - self._limit) > 0:
-            bound, since, queue_id = sizes[0]
-            queue = self._queues.get(queue_id)
-            if queue is None or queue.bound != -bound or queue.since != since:
-                heappop(sizes)  # outdated
-                continue
-            size = queue.size
-            if size < queue.bound:
-                queue.bound = size
-                heapreplace(sizes, (-size, since, queue_id))
-                continue
-            # Stop at the second largest queue, or where it is if all have lost the same number.
-            second = -min(sizes[1:3], default=(0,))[0] if excess > 1 else size
-            number = min(excess, max(1, size - second, excess // len(self._queues)))
-            self._evict(queue_id, queue, number)
-            self.evicted += number
+        """Evict the oldest keys of the largest queues if there are too many."""
+        if len(self._seen) <= self._limit:
+            return
+        self.evicted += (excess := len(self._seen) - self._limit + self._limit // 64)
+        sizes = sorted((len(queue.names) for queue in self._queues.values()), reverse=True)
+        level = freed = 0  # level: what the largest queues keep
+        for number, (size, smaller) in enumerate(pairwise([*sizes, 0]), 1):
+            freed += number * (size - smaller)
+            if freed >= excess:
+                level = smaller + (freed - excess) // number
+                break
+        more = excess - sum(size - level - 1 for size in sizes if size > level)  # lose one more
+        for queue_id, queue in self._queues.items():
+            if (number := len(queue.names) - level - 1) >= 0:
+                self._evict(queue_id, queue, number + (more > 0))
+                more -= 1
 
     def _evict(self, queue_id: int, queue: _QueueKeys, number: int) -> None:
         """Forget the oldest keys of a queue, and note what becomes of their rows."""
