@@ -67,9 +67,9 @@ class PublishKeys:
     To compare all queues seldom, a 64th more is evicted than is needed.
 
     Times are in ms on the steady clock.  Each call is O(1) on average, unless there are thousands
-    of queues.  The table
-    ``receipt`` is the source of truth; this is its in-memory copy, loaded at startup.  Keys that
-    lose their place are removed from it in the same batch, and expired keys by retention.
+    of queues.  The table ``receipt`` is the source of truth; this is its in-memory copy, loaded at
+    startup.  Keys that lose their place are removed from it in the same batch, and expired keys by
+    retention.
 
     There may be 100,000 keys, so each is stored as one bytes object and one number, which takes 170
     bytes instead of 340 in an ordered dictionary of tuples.  A dictionary does not reuse the slots
