@@ -120,7 +120,8 @@ class PublishKeys:
         self._queues = dict(reversed(self._queues.items()))
         for queue_id, queue in self._queues.items():
             heappush(self._ages, (self._seen[queue.names[0]] & _TIME, queue_id))
-        self._make_room()
+        if len(self._seen) > self._limit:
+            self._make_room()
         self.evicted = 0  # they were before
 
     def find(self, queue_id: int, key: bytes, now_ms: int) -> int | None:
@@ -207,33 +208,31 @@ class PublishKeys:
         if self._until_copy <= 0:
             self._until_copy = self._limit // 2
             self._seen = dict(self._seen)
-        if len(names) == 1:
-            self._add_row(rows[1], names, rows[2], now_ms)
-        else:
-            at = 0
-            for number, queue_id, seq in zip(rows[::6], rows[1::6], rows[2::6], strict=True):
-                end = at + number - self._number
-                self._add_row(queue_id, names[at:end], seq, now_ms)
-                at = end
-        self._until_copy -= len(names)
-        self._make_room()
+        seen, queues = self._seen, self._queues
+        at, before = 0, self._number
+        for number, queue_id, seq in zip(rows[::6], rows[1::6], rows[2::6], strict=True):
+            queue = queues[queue_id] if queue_id in queues else self._add_queue(queue_id, now_ms)
+            if not queue.names:
+                queues[queue_id] = queues.pop(queue_id)
+            end, entry = at + number - before, seq << _TIME_BITS | now_ms
+            queue.rows.append(number << _SIZE_BITS | end - at)
+            if end == at + 1:
+                seen[names[at]] = entry
+                queue.names.append(names[at])
+            else:
+                some = names[at:end]
+                seen.update(zip(some, count(entry, _STEP), strict=False))
+                queue.names.extend(some)
+            at, before = end, number
+        self._number = before
+        self._until_copy -= at
+        if len(seen) > self._limit:
+            self._make_room()
 
-    def _add_row(self, queue_id: int, names: list[bytes], seq: int, now_ms: int) -> None:
-        queue = self._queues.get(queue_id)
-        if queue is None:
-            queue = self._queues[queue_id] = _QueueKeys()
-            heappush(self._ages, (now_ms, queue_id))
-        elif not queue.names:
-            self._queues[queue_id] = self._queues.pop(queue_id)
-        size, entry = len(names), seq << _TIME_BITS | now_ms
-        number = self._number = self._number + size
-        queue.rows.append(number << _SIZE_BITS | size)
-        if size == 1:
-            self._seen[names[0]] = entry
-            queue.names.append(names[0])
-        else:
-            self._seen.update(zip(names, count(entry, _STEP), strict=False))
-            queue.names.extend(names)
+    def _add_queue(self, queue_id: int, now_ms: int) -> _QueueKeys:
+        queue = self._queues[queue_id] = _QueueKeys()
+        heappush(self._ages, (now_ms, queue_id))
+        return queue
 
     def _expire(self, oldest_ms: int) -> None:
         """Forget all keys that are not younger than ``oldest_ms``."""
@@ -250,9 +249,7 @@ class PublishKeys:
                 del self._queues[queue_id]
 
     def _make_room(self) -> None:
-        """Evict the oldest keys of the largest queues if there are too many."""
-        if len(self._seen) <= self._limit:
-            return
+        """Evict the oldest keys of the largest queues, if there are too many."""
         self.evicted += (excess := len(self._seen) - self._limit + self._limit // 64)
         sizes = sorted((len(queue.names) for queue in self._queues.values()), reverse=True)
         level = freed = 0  # level: what the largest queues keep

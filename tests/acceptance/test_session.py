@@ -225,7 +225,7 @@ def test_key_is_known_also_after_a_restart_when_a_neighbour_publishes_with_many(
     tmp_path: Path,
 ) -> None:
     """The neighbour's keys within its share are known too, and all others are forgotten."""
-    limit, own, many = 200, [b"own-%d" % n for n in range(50)], [b"n-%d" % n for n in range(1_000)]
+    limit, own, many = 60, [b"own-%d" % n for n in range(15)], [b"n-%d" % n for n in range(1_000)]
     share = many[len(own) - limit :]
     flags = ("--admin", "127.0.0.1:0", "--set", f"receipts.limit={limit}")
     with broker_process(tmp_path / "data", *flags) as broker:
