@@ -103,8 +103,10 @@ class PublishKeys:
         for row in rows:
             number, queue_id, seq, at_ms = row[:4]
             names = [b"%d:%b" % (queue_id, key) for _, key, _, _ in expand_run(row)]
-            used = len(names) if queue_id in again else 0
-            if not self._seen.keys().isdisjoint(names):
+            used = 0  # number of names that are not remembered
+            if queue_id in again:
+                used = len(names)
+            elif not self._seen.keys().isdisjoint(names):
                 again.add(queue_id)
                 used = max(at for at, name in enumerate(names, 1) if name in self._seen)
             if used == len(names):
@@ -122,7 +124,7 @@ class PublishKeys:
             heappush(self._ages, (self._seen[queue.names[0]] & _TIME, queue_id))
         if len(self._seen) > self._limit:
             self._make_room()
-        self.evicted = 0  # they were before
+        self.evicted = 0  # most were evicted, and counted, before the restart
 
     def find(self, queue_id: int, key: bytes, now_ms: int) -> int | None:
         """Return the seq stored under ``key`` for this queue in the last ``window_ms``, or None."""
@@ -212,7 +214,7 @@ class PublishKeys:
         at, before = 0, self._number
         for number, queue_id, seq in zip(rows[::6], rows[1::6], rows[2::6], strict=True):
             queue = queues[queue_id] if queue_id in queues else self._add_queue(queue_id, now_ms)
-            if not queue.names:
+            if not queue.names:  # now the last to lose its only key
                 queues[queue_id] = queues.pop(queue_id)
             end, entry = at + number - before, seq << _TIME_BITS | now_ms
             queue.rows.append(number << _SIZE_BITS | end - at)
@@ -249,7 +251,7 @@ class PublishKeys:
                 del self._queues[queue_id]
 
     def _make_room(self) -> None:
-        """Evict the oldest keys of the largest queues, if there are too many."""
+        """Evict the oldest keys of the largest queues, down to a 64th below the limit."""
         self.evicted += (excess := len(self._seen) - self._limit + self._limit // 64)
         sizes = sorted((len(queue.names) for queue in self._queues.values()), reverse=True)
         level = freed = 0  # level: what the largest queues keep

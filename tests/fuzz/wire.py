@@ -3,8 +3,7 @@
 ``python -m tests.fuzz.wire --connections 100000`` opens that many, sends an input of the target
 ``parser`` in one to three pieces on each, and ends with 1 if the broker ended, left a traceback in
 its log, did not close a connection whose bytes are wrong, or no longer confirms and dispatches a
-message.  ``--seed`` repeats the inputs of a run,
-but not their order.
+message.  ``--seed`` repeats the inputs of a run, but not their order.
 """
 
 import asyncio

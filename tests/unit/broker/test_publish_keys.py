@@ -136,7 +136,7 @@ def test_keys_evicted_one_by_one_do_not_rewrite_their_row_each_time() -> None:
 def test_key_used_again_is_the_oldest_of_its_queue_after_a_restart() -> None:
     """The table has keys of cut rows that are not remembered; one of them was used again."""
     keys = PublishKeys(10, WINDOW_MS)
-    keys.load([(7, 1, 9, 5, 1, b"c"), (6, 1, 4, 0, 1, b"abcde"), (1, 1, 1, 0, 1, b"x")], 7)
+    keys.load([(7, 1, 9, 5, 1, b"c"), (6, 1, 4, 0, 1, b"abcde"), (1, 1, 1, 0, 1, b"dx")], 7)
     assert [keys.find(1, key, 5) for key in (b"c", b"d", b"e")] == [9, 7, 8]
     assert known(keys, 1, b"a", b"b", b"x") == []
     assert keys.take_evicted() == ([1], [])
