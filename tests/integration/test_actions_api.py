@@ -135,8 +135,28 @@ async def test_redrive_and_its_undo(site: HttpSite) -> None:
     assert await site.contents("orders") == ["a"]
     assert await site.ready("orders.dlq") == 1
     assert (await site.ok("GET", f"/messages/{made['new_id']}"))["deadline_at"] is not None
-    await site.ok("POST", f"/undo/{made['undo']}")
+    job = await site.ok("POST", f"/undo/{made['undo']}")
+    assert (job["done"], job["skipped"]) == (1, {})
     assert await site.contents("orders") == []
+    assert await site.ready("orders.dlq") == 2
+    assert "The trash is empty" in (await site.get("/trash")).text
+    again = await site.ok("POST", "/dead/orders/redrive")
+    assert again["redriven"] == 2
+    assert sorted(await site.contents("orders")) == ["a", "b"]
+
+
+async def test_undo_of_a_redrive_takes_back_what_was_not_consumed(site: HttpSite) -> None:
+    await site.dead_letter("orders", *"abcde")
+    records = await site.contents("orders.dlq")
+    made = await site.bulk("queue:orders.dlq", "redrive")
+    async with site.client() as client, client.consume("orders", credit=1) as consumer:
+        (await anext(consumer)).ack()
+        held = await anext(consumer)
+        job = await site.ok("POST", f"/undo/{made['undo']}")
+        assert (job["done"], job["skipped"]) == (3, {"consumed": 1, "dispatched": 1})
+        held.ack()
+    assert await site.contents("orders") == []
+    assert await site.contents("orders.dlq") == records[2:]
 
 
 async def test_release_takes_a_message_back_from_its_consumer(site: HttpSite) -> None:

@@ -216,7 +216,7 @@ async def _slice(act: RunSlice, job: BulkJob, undo: UndoRecord | None) -> None:
     end = min(start + size, job.total)
     options = order.options
     if order.undo is not None:
-        options = replace(options, places=order.undo.positions_of(start, end))
+        options = order.undo.complete(options, start, end)
     job.entry.result = str(BulkJobState.DONE if end >= job.total else BulkJobState.RUNNING)
     outcome = await act(job.entry, order.action, order.seqs[start:end], options)
     job.handled = end

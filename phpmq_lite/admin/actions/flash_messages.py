@@ -21,12 +21,16 @@ DONE: Final = {
     Action.RESTORE: "restored",
     Action.ERASE: "erased",
     Action.PLACE: "put back",
+    Action.TAKE_BACK: "taken back",
 }
-VERBS: Final = {action: action.capitalize() for action in Action} | {Action.PLACE: "Put back"}
+VERBS: Final = {action: action.replace("_", " ").capitalize() for action in Action} | {
+    Action.PLACE: "Put back"
+}
 
 # maps a skip reason to its wording for several messages and its wording for a single message
 REASONS: Final[dict[str, tuple[str, str]]] = {
     "gone": ("already settled", "It has already been settled, so there is nothing to act on."),
+    "consumed": ("already consumed", "Its message has already been consumed."),
     "dispatched": (
         "held by a consumer",
         "A consumer holds it. Release the message first, or wait until it returns.",

@@ -1,13 +1,13 @@
 """Undo records, each of which stores an opposite action and the messages to apply it to."""
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from secrets import token_urlsafe
 from typing import Final
 
 from phpmq_lite.admin.actions.selections import OwnedStore
-from phpmq_lite.broker.operator.message_actions import Action, ActionOutcome
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
 
 LIFE_MS: Final = 3_600_000
 _SEQ_DIGITS: Final = 16  # number of hex digits that encode the seq in a message id
@@ -18,13 +18,16 @@ OPPOSITES: Final = {
     Action.REQUEUE: Action.PLACE,
     Action.MOVE: Action.PLACE,
     Action.RESTORE: Action.DELETE,
-    Action.REDRIVE: Action.DELETE,
+    Action.REDRIVE: Action.TAKE_BACK,
 }
 
 
 @dataclass(slots=True)
 class UndoRecord:
-    """An undo action and its messages in order, with their old positions if the action is PLACE."""
+    """An undo action and its messages in order.
+
+    With their old positions for PLACE, or what was made from them for TAKE_BACK.
+    """
 
     action: Action
     owner: str
@@ -32,33 +35,37 @@ class UndoRecord:
     seqs: "array[int]" = field(default_factory=lambda: array("Q"))
     queue_ids: "array[int]" = field(default_factory=lambda: array("q"))
     positions: "array[int]" = field(default_factory=lambda: array("q"))
+    made: "array[int]" = field(default_factory=lambda: array("Q"))
     expires_at: int = 0  # in Unix ms; set when the record is stored
 
     @property
     def size(self) -> int:
         """The record's size in bytes."""
-        return 8 * (len(self.seqs) + len(self.queue_ids) + len(self.positions))
+        return 8 * sum(map(len, (self.seqs, self.queue_ids, self.positions, self.made)))
 
     def note(self, outcome: ActionOutcome) -> None:
         """Add the messages that a slice changed or created."""
         if self.action is Action.DELETE:  # undo deletes the messages that the action created
-            self.seqs.extend(int(made[:_SEQ_DIGITS], 16) for made in outcome.new_ids.values())
+            self.seqs.extend(_seqs(outcome.new_ids.values()))
             return
         self.seqs.extend(outcome.done)
+        if self.action is Action.TAKE_BACK:
+            self.made.extend(_seqs(outcome.new_ids[seq] for seq in outcome.done))
         if self.action is Action.PLACE:
             for seq in outcome.done:
                 queue_id, position = outcome.places[seq]
                 self.queue_ids.append(queue_id)
                 self.positions.append(position)
 
-    def positions_of(self, start: int, end: int) -> dict[int, tuple[int, int]]:
-        """Return the old (queue_id, position) of each message in a slice, keyed by seq."""
-        if self.action is not Action.PLACE:
-            return {}
-        return {
-            self.seqs[at]: (self.queue_ids[at], self.positions[at])
-            for at in range(start, min(end, len(self.seqs)))
-        }
+    def complete(self, options: ActionOptions, start: int, end: int) -> ActionOptions:
+        """Return the options with what is known of the messages in a slice."""
+        some, seqs = slice(start, end), self.seqs[start:end]
+        places = zip(self.queue_ids[some], self.positions[some], strict=True)
+        return replace(
+            options,
+            places=dict(zip(seqs, places, strict=False)),
+            made=dict(zip(seqs, self.made[some], strict=False)),
+        )
 
 
 def make_undo(action: Action, owner: str, target: str) -> UndoRecord | None:
@@ -69,8 +76,11 @@ def make_undo(action: Action, owner: str, target: str) -> UndoRecord | None:
 
 def make_publish_undo(ids: Sequence[str], owner: str, target: str) -> UndoRecord:
     """Return an undo record that deletes the published messages."""
-    seqs = array("Q", (int(message_id[:_SEQ_DIGITS], 16) for message_id in ids))
-    return UndoRecord(Action.DELETE, owner, target, seqs)
+    return UndoRecord(Action.DELETE, owner, target, array("Q", _seqs(ids)))
+
+
+def _seqs(ids: Iterable[str]) -> Iterator[int]:
+    return (int(message_id[:_SEQ_DIGITS], 16) for message_id in ids)
 
 
 class UndoStore(OwnedStore[UndoRecord]):

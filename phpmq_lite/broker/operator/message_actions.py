@@ -35,6 +35,8 @@ class Action(StrEnum):
     RESTORE = "restore"  # deleted messages: publish again at the old position
     ERASE = "erase"  # settled messages: remove the body but keep the row
     PLACE = "place"  # ready messages: undo a requeue or move by restoring the position
+    # Redriven records: undo by restoring those whose message is still ready, which is deleted.
+    TAKE_BACK = "take_back"
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,6 +54,8 @@ class ActionOptions:
     queues: frozenset[int] | None = None
     # for the action ``place``: seq -> (queue_id, position)
     places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    # for the action ``take_back``: seq of the record -> seq of its message
+    made: Mapping[int, int] = field(default_factory=dict)
     is_dry_run: bool = False  # whether a redrive only reports what would happen
 
 
@@ -67,9 +71,9 @@ class ActionOutcome:
     poisoned: Counter[str] = field(default_factory=Counter)  # number invalid (redrive), by reason
 
 
-_WITH_BODIES: Final = frozenset({Action.REDRIVE, Action.RESTORE})
+_WITH_BODIES: Final = frozenset({Action.REDRIVE, Action.RESTORE, Action.TAKE_BACK})
 _READ_AHEAD: Final = "read ahead"  # not done yet, because a thread must read the large content
-_SETTLED: Final = frozenset({Action.RESTORE, Action.ERASE})
+_SETTLED: Final = frozenset({Action.RESTORE, Action.ERASE, Action.TAKE_BACK})
 
 
 class PagedAction:
@@ -88,6 +92,7 @@ class PagedAction:
         self._changed_queues: dict[int, Queue] = {}  # queues whose windows received messages
         self._do: Callable[[Message, bytes | None], str | None] = getattr(self, f"_{action}")
         self._reads: dict[int, redrive.RedriveContent] = {}
+        self._made: dict[int, Message] = {}  # live messages made by a redrive
         self._left: int | None = None  # messages left to act on; None means no limit
         self._done = 0
         self.outcome = ActionOutcome()
@@ -255,6 +260,21 @@ class PagedAction:
         self.outcome.new_ids[old.seq] = made.message_id.decode()
         return None
 
+    def _take_back(self, record: Message, body: bytes | None) -> str | None:
+        state, seq = self._state, self._options.made.get(record.seq, 0)
+        message = state.messages.get(seq, self._made.get(seq))
+        if message is None or seq in state.pending or seq in state.transitioned:
+            return "consumed"
+        if self._is_held(message):
+            return "dispatched"
+        if (reason := self._restore(record, body)) is not None:
+            return reason
+        # As if it had been restored as the record, so that the trash does not offer it, too.
+        state.record_event(message, "restore", self.outcome.new_ids[record.seq])
+        transitions.delete(state, message, "taken back")
+        state.transitioned.add(seq)
+        return None
+
     def _erase(self, message: Message, _body: bytes | None) -> str | None:
         transitions.erase(self._state, message, self._detail)
         return None
@@ -287,6 +307,8 @@ class MessageAction(PagedAction):
         if not seqs:
             self._end(0)
             return
+        if made := tuple(map(self._options.made.__getitem__, seqs)) if self._options.made else ():
+            self._state.batch.rows.append(RowsRequest(self._note_made, made))
         self._state.batch.rows.append(
             RowsRequest(
                 self.process_page,
@@ -295,6 +317,9 @@ class MessageAction(PagedAction):
                 settled=self._action in _SETTLED,
             )
         )
+
+    def _note_made(self, page: list[Message], _is_last: bool) -> None:
+        self._made = {message.seq: message for message in page}
 
     def _request_rest(self, row: Message, *, with_row: bool) -> None:
         at = self._asked.index(row.seq)

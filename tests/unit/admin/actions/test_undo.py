@@ -1,6 +1,7 @@
 """Which actions can be undone, and how."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from phpmq_lite.admin.actions.undo import (
     make_undo,
 )
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.broker.operator.message_actions import Action, ActionOutcome
+from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
 from tests.unit.admin.actions.made import new_id
 
 
@@ -27,7 +28,7 @@ def undo(action: Action, *outcomes: ActionOutcome) -> UndoRecord:
 def test_delete_is_undone_by_restoring_the_same_messages() -> None:
     made = undo(Action.DELETE, ActionOutcome([3, 1]), ActionOutcome([2]))
     assert (made.action, list(made.seqs)) == (Action.RESTORE, [3, 1, 2])
-    assert made.positions_of(0, 3) == {}
+    assert made.complete(ActionOptions(), 0, 3) == ActionOptions()
 
 
 @pytest.mark.parametrize("action", [Action.REQUEUE, Action.MOVE])
@@ -35,14 +36,23 @@ def test_requeue_and_move_are_undone_by_their_old_positions(action: Action) -> N
     first = ActionOutcome([1, 2], places={1: (5, 10), 2: (6, 20)})
     made = undo(action, first, ActionOutcome([3], places={3: (5, -30)}))
     assert made.action is Action.PLACE
-    assert made.positions_of(0, 2) == {1: (5, 10), 2: (6, 20)}
-    assert made.positions_of(2, 500) == {3: (5, -30)}
+    options = ActionOptions(ttl_s=5)
+    assert made.complete(options, 0, 2) == replace(options, places={1: (5, 10), 2: (6, 20)})
+    assert made.complete(options, 2, 500) == replace(options, places={3: (5, -30)})
 
 
-@pytest.mark.parametrize("action", [Action.REDRIVE, Action.RESTORE])
-def test_action_that_created_messages_is_undone_by_deleting_them(action: Action) -> None:
-    made = undo(action, ActionOutcome([1, 2], {1: new_id(1), 2: new_id(2)}, Counter(gone=1)))
+RESTORED = ActionOutcome([1, 2], {1: new_id(1), 2: new_id(2)}, Counter(gone=1))
+
+
+def test_restore_is_undone_by_deleting_the_new_messages() -> None:
+    made = undo(Action.RESTORE, RESTORED)
     assert (made.action, list(made.seqs)) == (Action.DELETE, [1_001, 1_002])
+
+
+def test_redrive_is_undone_by_taking_the_messages_back() -> None:
+    made = undo(Action.REDRIVE, RESTORED, ActionOutcome([3], {3: new_id(3)}))
+    assert (made.action, list(made.seqs)) == (Action.TAKE_BACK, [1, 2, 3])
+    assert made.complete(ActionOptions(), 1, 500).made == {2: 1_002, 3: 1_003}
 
 
 def test_publish_is_undone_by_deleting() -> None:
