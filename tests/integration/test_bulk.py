@@ -71,8 +71,24 @@ async def test_token_is_the_idempotency_key(site: HttpSite) -> None:
     first = await site.ok("POST", "/bulk", asked)
     assert (await site.ok("POST", "/bulk", asked))["job"] == first["job"]
     assert len(await site.audit("message.requeue")) == 1
-    other = await site.ok("POST", "/bulk", asked | {"action": "delete"})
-    assert (other["job"], other["action"]) == (first["job"], "requeue")
+    status, problem = await site.api("POST", "/bulk", asked | {"action": "delete"})
+    assert (status, problem["code"]) == (409, "selection_used")
+    assert "used before: 3 messages requeued." in problem["detail"]
+    assert await site.ready("orders") == 3
+
+
+async def test_used_selection_says_what_happened_before(site: HttpSite) -> None:
+    await site.publish_many("orders", 3)
+    made = await site.select("queue:orders")
+    path = f"/selections/{made['token']}/apply"
+    page = await site.submit(path, action="requeue", next="/queues/orders")
+    assert "3 messages requeued." in page.text
+    assert "used before" not in page.text
+    page = await site.submit(path, action="requeue", next="/queues/orders")
+    assert "Nothing more was done, because this selection was used before: 3 messages" in page.text
+    refused = await site.post(path, action="delete", next="/queues/orders")
+    assert refused.status == 409
+    assert "Nothing was done, because this selection was used before" in refused.text
 
 
 async def test_unknown_token_is_gone(site: HttpSite) -> None:

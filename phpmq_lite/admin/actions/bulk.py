@@ -73,14 +73,31 @@ def texts_to_type_for(request: web.Request, selection: MessageSelection) -> tupl
     return confirmation.texts_to_type(settings, selection.count, selection.frozen.by_queue)
 
 
+def earlier_job(request: web.Request, token: str, action: Action) -> BulkJob | None:
+    """Return the job that has used a selection, or None.
+
+    Raises:
+        Problem: 409 if it was used for another action.
+    """
+    known = context_of(request).actions.jobs.of_selection(token, identity_of(request).actor)
+    if known is not None and known.order.action is not action:
+        raise Problem(
+            409, "selection_used",
+            f"Nothing was done, because this selection was used before: {job_message(known).text} "
+            "Select the messages again.",
+            field="token",
+        )  # fmt: skip
+    return known
+
+
 async def apply_to_selection(request: web.Request, token: str, asked: BulkRequest) -> BulkJob:
     """Start a bulk job on a selection; repeated calls with the same token return the same job.
 
     Raises:
-        Problem: 410 if the selection has expired, 422 if the action is not confirmed.
+        Problem: 409 if the selection was used for another action, 410 if it has expired, 422 if the
+            action is not confirmed.
     """
-    context, owner = context_of(request), identity_of(request).actor
-    known = context.actions.jobs.of_selection(token, owner)
+    known = earlier_job(request, token, asked.action)
     if known is not None:
         return known
     selection = find_selection(request, token)
@@ -172,9 +189,13 @@ def _detail(asked: BulkRequest, total: int) -> str:
     return json.dumps({key: value for key, value in members.items() if value is not None})
 
 
-def job_message(job: BulkJob, link: tuple[str, str] | None = None) -> FlashMessage:
+def job_message(
+    job: BulkJob, link: tuple[str, str] | None = None, *, is_earlier: bool = False
+) -> FlashMessage:
     """Return a flash message that describes a finished bulk job and contains its undo token."""
     text = flash_messages.describe_result(job.order.action, job.done, job.skipped)
+    if is_earlier:
+        text = f"Nothing more was done, because this selection was used before: {text}"
     if job.state is BulkJobState.STOPPED:
         text = f"{text} The job stopped: {job.error}"
     elif job.state is BulkJobState.CANCELLED:

@@ -77,13 +77,15 @@ class BulkJobView(ResponseModel):
         )
 
 
-def next_page_after(request: web.Request, job: BulkJob, to: str) -> str:
+def next_page_after(
+    request: web.Request, job: BulkJob, to: str, *, is_earlier: bool = False
+) -> str:
     """Return ``to`` if the job is already done, otherwise the URL of the job's progress page."""
     context = context_of(request)
     progress = context.urls.to("bulk-job", job=job.number, next=to)
     if job.state is BulkJobState.RUNNING or not to:
         return progress
-    store_message(request, bulk.job_message(job, (progress, "Details")))
+    store_message(request, bulk.job_message(job, (progress, "Details"), is_earlier=is_earlier))
     return to
 
 

@@ -135,8 +135,11 @@ async def submit_bulk_action(request: web.Request) -> web.StreamResponse:
         action, read_options(form), form.number("rate", 1, RATE_MAX), form.reason(),
         form.raw("confirm"),
     )  # fmt: skip
-    job = await bulk.apply_to_selection(request, request.match_info["token"], asked)
-    raise web.HTTPSeeOther(next_page_after(request, job, own_path_or(form.raw("next"), "")))
+    token = request.match_info["token"]
+    is_earlier = bulk.earlier_job(request, token, action) is not None
+    job = await bulk.apply_to_selection(request, token, asked)
+    to = own_path_or(form.raw("next"), "")
+    raise web.HTTPSeeOther(next_page_after(request, job, to, is_earlier=is_earlier))
 
 
 class SelectionInput(StrictInput):
