@@ -179,10 +179,11 @@ def restore(
 ) -> None:
     """Replace the database of a stopped broker with BACKUP.
 
-    BACKUP is the id of one of this broker's backups, a backup folder, or a database file such as
-    the before-migration-NNNN.db from an upgrade. The previous files are moved to replaced-<time>/
-    in the data folder; nothing is deleted. Sessions end and API tokens are disabled unless the
-    replaced database shows that they are still valid; --keep-tokens keeps them.
+    BACKUP is the id of one of this broker's backups, a backup folder, or a database file; the
+    before-migration-NNNN.db from an upgrade is also found in the data folder. The previous files
+    are moved to replaced-<time>/ in the data folder; nothing is deleted. Sessions end and API
+    tokens are disabled unless the replaced database shows that they are still valid;
+    --keep-tokens keeps them.
     """
     settings = settings_args.load().settings
     require_file(settings, _TOOLS)
@@ -251,9 +252,12 @@ def _print_withdrawn(withdrawn: WithdrawnAccess) -> None:
 
 
 def _find(source: str, settings: Settings) -> Path:
-    path = Path(source)
-    if not path.exists() and backups.is_id(source):
-        path = settings.backups_folder / source
-    if not path.exists():
-        raise click.BadParameter(f"{path} does not exist", param_hint="BACKUP")
-    return path
+    places = [Path(source)]
+    if Path(source).name == source:
+        places += settings.backups_folder / source, settings.data / source
+    found = next((path for path in places if path.exists()), None)
+    if found is None:
+        looked = ", ".join(str(path.parent) for path in places[1:])
+        where = f", nor in {looked}; `phpmq-lite backup list` shows the backups" if looked else ""
+        raise click.BadParameter(f"{source} does not exist{where}", param_hint="BACKUP")
+    return found

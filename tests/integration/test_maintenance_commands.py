@@ -146,6 +146,29 @@ def test_stopped_broker_is_verified_backed_up_and_restored(tmp_path: Path) -> No
         assert peer.bodies(1) == [b"mine"]
 
 
+def test_copy_of_an_upgrade_is_found_in_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the page on operations says: with its bare name, from any folder."""
+    data = tmp_path / "data"
+    with broker_process(data) as it, SocketClient(it.port) as peer:
+        peer.store("orders", b"mine")
+        it.terminate()
+    copy = "before-migration-0005.db"
+    (data / copy).write_bytes((data / "phpmq.db").read_bytes())
+    (data / "phpmq.db").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    run = cli_runner(it)
+    run("backup", "test", copy)
+    run("backup", "restore", copy, "--yes")
+    with broker_process(data) as it, SocketClient(it.port) as peer:
+        peer.consume("orders", 1)
+        assert peer.bodies(1) == [b"mine"]
+        it.terminate()
+    missing = run("backup", "test", "before-migration-0004.db", code=2).stderr
+    assert f"before-migration-0004.db does not exist, nor in {data}/backups, {data}" in missing
+
+
 def test_missing_folder_is_an_error(tmp_path: Path) -> None:
     for arguments, code in (
         (["backup", "restore", "20260101T000000Z"], 2),
