@@ -3,12 +3,15 @@
 import re
 import shutil
 import subprocess
+from configparser import RawConfigParser
+from inspect import signature
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from phpmq_lite.cli.errors import exit_code_of
+from phpmq_lite.envelopes.worker_app import connect
 from phpmq_lite.errors import (
     DataDamagedError,
     NotWritableError,
@@ -97,3 +100,19 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
         [program, "verify", str(unit)], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_unit_of_a_worker_runs_it_until_its_message_is_finished() -> None:
+    unit = RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(ROOT / "deploy" / "phpmq-lite-worker@.service", encoding="utf-8")
+    service = unit["Service"]
+    program, *words = service["ExecStart"].replace("%I", "mails").split()
+    assert Path(program).name == "phpmq-lite"
+    assert_accepted(words)
+    assert (
+        float(service["TimeoutStopSec"].rstrip("s"))
+        > signature(connect).parameters["shutdown_timeout_s"].default
+    )
+    guide = (ROOT / "docs" / "guides" / "workers.md").read_text(encoding="utf-8")
+    assert "deploy/phpmq-lite-worker@.service" in guide
